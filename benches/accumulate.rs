@@ -68,7 +68,7 @@ fn accumulated(deltas: &[Delta]) -> ResponseAssembler {
     for delta in deltas {
         black_box(response.push(delta));
     }
-    response.end(true);
+    response.seal_all();
     response
 }
 

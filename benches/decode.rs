@@ -32,7 +32,7 @@ fn decode_and_accumulate(wire: Wire, framing: Framing, body: &[u8]) -> ResponseA
     }
     decoder.finish(&mut deltas).unwrap();
     deltas.iter().for_each(|delta| drop(response.push(delta)));
-    response.end(true);
+    response.seal_all();
     response
 }
 

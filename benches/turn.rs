@@ -156,7 +156,7 @@ async fn bare_run(client: ModelClient, execution: Execution) -> String {
                 response.push(&delta);
             }
         }
-        response.end(true);
+        response.seal_all();
         if response.calls().is_empty() {
             return response.text().to_owned();
         }

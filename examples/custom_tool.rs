@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use callsheet::prelude::*;
-use callsheet::tool::testing::ToolTest;
+use callsheet::testing::ToolTest;
 use serde_json::json;
 
 /// The arguments of a call.

@@ -20,7 +20,7 @@ async fn ask(
     question: String,
 ) -> Result<EventStream, HostError> {
     let session = host.get_or_open_session(session.as_str()).await?;
-    Ok(server::sse(session.start_run(question).await?))
+    Ok(EventStream::from(session.start_run(question).await?))
 }
 
 #[tokio::main]

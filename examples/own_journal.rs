@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use callsheet::journal::{
-    AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError, JournalStatus,
-    SessionQuery, SessionSummary,
+    AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError, SessionQuery,
+    SessionSummary,
 };
 use callsheet::prelude::*;
 use callsheet::{Seq, SessionId};
@@ -113,7 +113,7 @@ impl Journal for FileJournal {
         let entries = lines.map(|(line, seq)| {
             let (time, body) = line.split_once(' ').unwrap_or_default();
             let time = time.parse().unwrap_or_default();
-            Ok(JournalEntry::read(session, Seq(seq), time, body)?)
+            JournalEntry::from_body(session, Seq(seq), time, body)
         });
         entries.collect()
     }
@@ -160,10 +160,6 @@ impl Journal for FileJournal {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(read_error(error)),
         }
-    }
-
-    fn status(&self) -> JournalStatus {
-        JournalStatus::default()
     }
 
     fn close(&self) {

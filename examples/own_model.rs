@@ -2,8 +2,7 @@
 //!
 //! Retries, time limits, permits, the circuit breaker and the journal stay those of the host.
 
-use callsheet::message::Message;
-use callsheet::model::{ModelReply, ModelRequest, ModelSource, ModelStream};
+use callsheet::model::{Message, ModelReply, ModelRequest, ModelSource, ModelStream};
 use callsheet::prelude::*;
 use serde_json::json;
 

@@ -13,6 +13,8 @@ use crate::journal::Journal;
 use crate::runtime::model::ModelSource;
 use crate::runtime::{Host, HostError, HostSetup, ModelSources, ToolSources};
 use crate::telemetry::{LiveHook, MetricsOptions, RegisteredLiveHooks};
+#[cfg(feature = "tools")]
+use crate::tool::BuiltinOptions;
 use crate::tool::{Hook, HookRule, RegisteredHook, Tool, ToolRegistry, ToolSource};
 
 impl Host {
@@ -48,6 +50,9 @@ impl Host {
 pub struct HostBuilder {
     config: Config,
     tools: ToolRegistry,
+    /// True if the start registers the tools and hooks of the configuration.
+    #[cfg(feature = "tools")]
+    configured_tools: bool,
     /// The names of the tools that every agent is offered.
     offered: Vec<String>,
     /// The hooks of the program, which are asked after those of the registry.
@@ -67,6 +72,8 @@ impl HostBuilder {
         Self {
             config,
             tools: ToolRegistry::new(),
+            #[cfg(feature = "tools")]
+            configured_tools: false,
             offered: Vec::new(),
             hooks: Vec::new(),
             live_hooks: RegisteredLiveHooks::default(),
@@ -169,8 +176,54 @@ impl HostBuilder {
         self
     }
 
-    /// Replaces the registered tools, for example by the built-in ones. Each agent is offered those
-    /// that its [`tools`](AgentConfig::tools) name.
+    /// Registers `calculator`, `clock`, `get_variable`, `http_get`, `set_variable` and, if it has a root,
+    /// `read_file`. Each agent is offered those that its [`tools`](AgentConfig::tools) name.
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    /// use callsheet::tool::BuiltinOptions;
+    ///
+    /// let options = BuiltinOptions::default().with(|options| {
+    ///     options.http_get_allow = vec!["localhost:8080".to_owned()];
+    /// });
+    /// let agent = AgentConfig::new("rehearsal").tools(["calculator", "http_get"]);
+    /// let host = Host::builder().builtin_tools(&options).agent("helper", agent).start().await?;
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    #[cfg(feature = "tools")]
+    pub fn builtin_tools(mut self, options: &BuiltinOptions) -> Self {
+        if let Err(error) = self.tools.register_builtin(options) {
+            self.error.get_or_insert(error.to_string());
+        }
+        self
+    }
+
+    /// Registers what the configuration defines, at the start: the tables `[tools.NAME]` with `kind`, servers
+    /// of tools, and the hooks of `[[hooks]]`. Tools that run programs need
+    /// [`run_if_launched`](crate::launcher::run_if_launched) first in `main`.
+    ///
+    /// ```no_run
+    /// use callsheet::config::Config;
+    /// use callsheet::prelude::*;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let text = std::fs::read_to_string("callsheet.toml")?;
+    /// let config = Config::parse(&text, "callsheet.toml", &|name| std::env::var(name).ok())?;
+    /// let host = Host::builder().config(config).configured_tools().start().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "tools")]
+    pub fn configured_tools(self) -> Self {
+        Self { configured_tools: true, ..self }
+    }
+
+    /// Replaces the registered tools. Each agent is offered those that its
+    /// [`tools`](AgentConfig::tools) name.
+    #[doc(hidden)]
     pub fn tools(self, tools: ToolRegistry) -> Self {
         Self { tools, ..self }
     }
@@ -260,6 +313,8 @@ impl HostBuilder {
         let Self {
             mut config,
             mut tools,
+            #[cfg(feature = "tools")]
+            configured_tools,
             offered,
             hooks,
             live_hooks,
@@ -272,6 +327,11 @@ impl HostBuilder {
         } = self;
         if let Some(error) = error {
             return Err(HostError::Config(error));
+        }
+        #[cfg(feature = "tools")]
+        if configured_tools {
+            let registered = tools.register_configured(&config);
+            registered.map_err(|errors| HostError::Config(errors.to_string()))?;
         }
         for name in model_sources.0.keys() {
             config.models.entry(name.clone()).or_insert_with(|| ModelConfig::for_source(name));

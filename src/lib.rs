@@ -116,19 +116,20 @@ pub mod types;
 pub mod wire;
 
 pub use builder::HostBuilder;
+#[doc(hidden)]
 pub use context::Variables;
 pub use journal::{SessionQuery, SessionSummary};
 #[doc(hidden)]
 pub use record::RequestKey;
 pub use record::StopMode;
 pub use runtime::{
-    ApprovalQuestion, CallReport, ClientCall, ClientResultError, CurrentRun, ErrorKind, Host,
-    HostError, OpenSession, PendingApproval, PendingClientCall, QueuedInput, RunEvent, RunFailed,
-    RunReport, RunRequest, SessionHandle, SessionSnapshot, SessionState, StartedRun, StatsReport,
-    ToolListChange, TypedRun, TypedRunError,
+    ApprovalQuestion, CallReport, ClientCall, CurrentRun, ErrorKind, Host, HostError, OpenSession,
+    PendingApproval, PendingClientCall, QueuedInput, RunEvent, RunFailed, RunReport, RunRequest,
+    SessionHandle, SessionSnapshot, SessionState, StartedRun, StatsReport, ToolListChange,
+    TypedRun, TypedRunError,
 };
 #[doc(hidden)]
-pub use runtime::{HostCounts, ModelStatus, StoredResult};
+pub use runtime::{ClientResultError, HostCounts, ModelStatus, StoredResult};
 #[doc(hidden)]
 pub use turn::ApprovalDecision;
 pub use types::{
@@ -140,6 +141,7 @@ pub use types::{CallKey, Judgement};
 
 /// Requests to models and their responses, without a host; models of one's own.
 pub mod model {
+    pub use crate::config::ToolChoice;
     pub use crate::message::{Message, MessageList, ResponseMessage, ResultContent};
     #[doc(hidden)]
     pub use crate::response::{ResponseAssembler, decode_body};
@@ -154,12 +156,12 @@ pub mod model {
     pub use crate::wire::CallKind;
     #[doc(hidden)]
     pub use crate::wire::Framing;
-    pub use crate::wire::{CallDelta, Delta, ToolChoice, ToolDefinition};
+    pub use crate::wire::{CallDelta, Delta, ToolDefinition};
 }
 
 /// The events of a session, in the form of the HTTP API.
 pub mod events {
-    pub use crate::event::{EventId, PublicEvent, PublishedEvent, ServerToolsChange};
+    pub use crate::event::{EventId, PublicEvent, PublishedEvent};
     pub use crate::runtime::SessionEvents;
     #[doc(hidden)]
     pub use crate::telemetry::Subscription;

@@ -7,13 +7,13 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use callsheet::config::Limits;
+use callsheet::config::{Config, JournalEngine, Limits};
 use callsheet::message::Message;
 use callsheet::model::{ModelReply, ModelRequest, ModelSource, ModelStream};
 use callsheet::prelude::*;
 use callsheet::server::{ServerOptions, serve};
 use callsheet::testing::FakeModel;
-use callsheet::tool::{ApprovalPolicy, ToolSource, ToolSourceContext};
+use callsheet::tool::{ApprovalPolicy, BuiltinOptions, ToolSource, ToolSourceContext};
 use callsheet::types::{ProviderError, ProviderErrorKind};
 use callsheet::wire::Delta;
 use callsheet::{SessionQuery, SessionState};
@@ -75,6 +75,67 @@ async fn mistakes_are_errors_of_the_start() {
     assert!(error(models).await.contains("several models but no agent"));
     let found = error(Host::builder().agent("a", AgentConfig::new("main"))).await;
     assert!(found.contains("agents.a.model: no model is called \"main\""), "{found}");
+    let no_root =
+        BuiltinOptions::default().with(|new| new.read_file_root = Some("/no/root".into()));
+    let found = error(Host::builder().builtin_tools(&no_root)).await;
+    assert!(found.starts_with("start the host: open read_file.root /no/root: "), "{found}");
+    // This program is no launcher.
+    let program = "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"true\"]\n";
+    let found = error(Host::builder().config(parsed(program)).configured_tools()).await;
+    assert!(found.contains("callsheet.toml:") && found.contains(" tools.t."), "{found}");
+}
+
+fn parsed(text: &str) -> Config {
+    Config::parse(text, "callsheet.toml", &|_| None).unwrap()
+}
+
+#[tokio::test]
+async fn built_in_and_configured_tools_are_registered() {
+    let mut config = parsed(
+        "[agents.default]\ntools = [\"calculator\", \"weather\"]\n[tools.weather]\nkind = \"http\"\n\
+         description = \"d\"\nurl = \"https://example.com/\"\n",
+    );
+    config.journal.engine = JournalEngine::Memory;
+    // They are registered at the start, so the configuration may follow.
+    let configured = Host::builder().configured_tools().config(config.clone());
+    let builtin = Host::builder().builtin_tools(&BuiltinOptions::default()).config(config);
+    let error = configured.clone().start().await.unwrap_err().to_string();
+    assert!(error.contains("no tool is called \"calculator\""), "{error}");
+    let error = builtin.clone().start().await.unwrap_err().to_string();
+    assert!(error.contains("is not registered: call HostBuilder::configured_tools"), "{error}");
+    let host = builtin.configured_tools().start().await.unwrap();
+    host.shutdown().await;
+}
+
+#[test]
+fn methods_set_what_keys_of_the_configuration_file_set() {
+    let file = parsed(
+        "[console]\nenabled = false\nrequests = true\n\
+         [journal]\ndurability = \"relaxed\"\nresume = \"manual\"\n\
+         [models.m]\nbase_url = \"http://127.0.0.1:9/v1\"\nmodel = \"m\"\nprompt_cache = \"off\"\n\
+         [agents.searches]\nmodel = \"m\"\ntool_loading = \"search\"\n\
+         [agents.searches.context]\nhistory = \"compact\"\n\
+         [agents.searches.limits]\non_excess = \"truncate\"\n\
+         [agents.offers]\nmodel = \"m\"\ntool_loading = \"all\"\n\
+         [agents.offers.limits]\non_excess = \"fail\"\n",
+    );
+    let config = Config::default().with(|config| {
+        config.set_console(false);
+        config.set_console_requests(true);
+        config.journal.set_relaxed_durability(true);
+        config.journal.set_manual_resume(true);
+    });
+    assert_eq!((config.console, config.journal), (file.console, file.journal));
+    let model = unreachable_model();
+    assert_ne!(model.prompt_cache, file.models["m"].prompt_cache);
+    assert_eq!(model.without_prompt_cache().prompt_cache, file.models["m"].prompt_cache);
+    let searches = AgentConfig::new("m")
+        .search_tools(true)
+        .limits(Limits::default().truncate_excess())
+        .with(|agent| agent.context.set_compact_history(true));
+    assert_eq!(searches, file.agents["searches"]);
+    let offers = AgentConfig::new("m").search_tools(false);
+    assert_eq!(offers.limits(Limits::default().fail_on_excess()), file.agents["offers"]);
 }
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]

@@ -159,13 +159,24 @@ fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
         (vec!["serve", "--config", "agent.toml", "--check"], no_agent),
         (vec!["serve", "--config", "agent.toml"], no_agent),
         (vec!["run", "--config", "agent.toml", "x"], no_agent),
-        (vec!["serve", "--config", "schema.toml", "--check"], "agent \"default\": output_schema: "),
+        (
+            vec!["serve", "--config", "schema.toml", "--check"],
+            "schema.toml:2: agents.default.output_schema: not a valid JSON schema: ",
+        ),
         (vec!["--listen", "0.0.0.0:0"], "is not loopback and needs a token"),
         (vec!["--listen", "nowhere"], "must be an address with a port"),
         (vec!["--listen", &used], "another program uses this address"),
         (vec!["--log-format", "xml"], "a log format is \"text\" or \"json\""),
         (vec!["decode", "--wire", "smoke"], "invalid value 'smoke' for '--wire <WIRE>'"),
         (vec!["run", "--wire", "openai-chat", "x"], "--wire needs --base-url or --rehearsal"),
+        (vec!["sessions", "list"], "name the data_dir of a host"),
+        (vec!["sessions", "list", "--data-dir", "none"], "name the --data-dir of a host"),
+        (vec!["replay", "s", "--data-dir", "none"], "name the --data-dir of a host"),
+        (
+            vec!["serve", "--listen", "127.0.0.1:0", "--data-dir", "typo.toml"],
+            "set --data-dir to another path",
+        ),
+        (vec!["replay", "a b"], "'<ID>': a session id has 1 to 64 characters"),
         (vec!["decode", "--wire", "openai-chat", "none.sse"], "none.sse"),
     ] {
         let output = folder.run(&args);
@@ -176,6 +187,31 @@ fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
         assert_eq!(stdout(&output), "", "{args:?}");
     }
     drop(other);
+}
+
+#[test]
+fn a_wrong_number_of_a_flag_is_named_with_the_numbers_that_are_allowed() {
+    let folder = Folder::new("numbers");
+    for (command, flag, allowed) in [
+        (&["run", "x"][..], "--max-output-tokens", "a whole number from 1 to 4294967295"),
+        (&["run", "x"], "--temperature", "a number from 0 to 2"),
+        (&["sessions", "list"], "--limit", "a whole number from 0 to "),
+        (&["load", "--rehearsal"], "--sessions", "a whole number from 1 to "),
+        (&["load", "--rehearsal"], "--runs", "a whole number from 1 to "),
+        (&["load", "--rehearsal"], "--renew-after", "a whole number from 0 to 4294967295"),
+        (&["load", "--rehearsal"], "--threads", "a whole number from 1 to 1024"),
+        (&["load", "--rehearsal"], "--calls", "a whole number from 0 to 64"),
+        (&["load", "--rehearsal"], "--texts", "a whole number from 1 to 100000"),
+        (&["load", "--base-url", "h"], "--expect-calls", "a whole number from 0 to "),
+    ] {
+        for value in ["abc", "-1", "99999999999999999999"] {
+            let output = folder.run(&[command, &[flag, value]].concat());
+            let err = stderr(&output);
+            assert_eq!((output.status.code(), err.lines().count()), (Some(2), 1), "{err}");
+            let start = format!("callsheet: invalid value '{value}' for '{flag} <");
+            assert!(err.starts_with(&start) && err.contains(allowed), "{err}");
+        }
+    }
 }
 
 #[test]
@@ -254,6 +290,28 @@ async fn the_error_of_a_service_is_printed_as_one_harmless_line() {
     let line = printed.lines().find(|line| line.starts_with("callsheet: ")).unwrap();
     assert!(line.ends_with("bad \\u{202e}\\u{200b} [31m thing line two"), "{printed}");
     assert!(!printed.contains(['\u{1b}', '\u{202e}']), "{printed:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_key_is_named_with_its_variable_and_address() {
+    let refused = json!({"status": 401, "error": {"error": {"message": "boom"}}});
+    let script = json!({"responses": [refused, refused]});
+    let script: Script = serde_json::from_value(script).unwrap();
+    let model = Rehearsal::with_script(script).await.unwrap();
+    let (folder, url) = (Folder::new("refused-key"), model.base_url());
+    let missing =
+        format!("no key was sent to {url}; name the variable of the key with --api-key-env");
+    for (flags, hint) in [
+        (&["--api-key-env", "A_KEY"][..], format!("the key in A_KEY was sent to {url}")),
+        (&[], missing),
+    ] {
+        let args = ["run", "--base-url", &url, "--model", "m"];
+        let mut command = folder.command(&[&args[..], flags, &["x"]].concat());
+        let output = command.env("A_KEY", "secret-1").output().unwrap();
+        let printed = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{printed}");
+        assert!(printed.ends_with(&format!(": boom ({hint})\n")), "{printed}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -678,7 +736,7 @@ fn a_tool_is_called_as_a_session_would_call_it() {
     for (args, expected) in [
         (&["nothing"][..], "no tool is called \"nothing\" (known: calculator, "),
         (&["calculator", "x"], "\"x\" is not KEY=VALUE; use --input for a JSON object"),
-        (&["calculator", "--input", "{"], "--input: EOF while parsing"),
+        (&["calculator", "--input", "{"], "--input: it is not JSON: EOF while parsing"),
         (&["calculator", "--input", "[]"], "--input: must be a JSON object such as"),
         (&["calculator", "--agent", "x"], "--agent: no agent is called \"x\" (known: default)"),
     ] {
@@ -721,17 +779,19 @@ async fn run_prints_a_typed_answer_and_sends_what_its_flags_ask_for() {
 #[test]
 fn what_a_run_cannot_ask_for_is_wrong_usage() {
     let folder = Folder::new("asks").with("bad.json", "{").with("type.json", "{\"type\": 7}");
+    let child = format!("--session sub_{}", "0".repeat(32));
     for (args, part) in [
-        ("--tool-choice nope", "tool_choice: the run offers no tool \"nope\" (offered: calculator"),
+        ("--tool-choice nope", "--tool-choice: the run offers no tool \"nope\" (offered: calc"),
         ("--temperature 3", "temperature must be a number from 0 to 2, not 3"),
         ("--temperature warm", "must be a number from 0 to 2"),
-        ("--max-output-tokens 0", "number would be zero"),
+        ("--max-output-tokens 0", "must be a whole number from 1 to 4294967295"),
         ("--metadata user", "--metadata: must have the form NAME=VALUE"),
         ("--metadata =u", "--metadata: a name in metadata has 1 to 64 bytes, not 0"),
         ("--output-schema none.json", "--output-schema: none.json: No such file"),
-        ("--output-schema bad.json", "--output-schema: bad.json: EOF while parsing"),
-        ("--output-schema type.json", "output.schema: not a valid JSON schema"),
-        ("--into=", "into: a variable's name has 1 to 128 bytes, not 0"),
+        ("--output-schema bad.json", "--output-schema: bad.json: it is not JSON: EOF while"),
+        ("--output-schema type.json", "--output-schema: not a valid JSON schema"),
+        ("--into=", "--into: a variable's name has 1 to 128 bytes, not 0"),
+        (child.as_str(), "--session: sub_ and 32 hexadecimal digits are the id of a child session"),
     ] {
         let args = ["run"].into_iter().chain(args.split_whitespace()).chain(["x"]);
         let output = folder.run(&args.collect::<Vec<_>>());

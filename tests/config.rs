@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use callsheet::config::{
@@ -10,7 +10,10 @@ use callsheet::config::{
     ModelConfig, OnExcess, REHEARSAL, Resume, StartPolicy, TOKEN_ENV, ToolEffect, ToolOverride,
     ToolPattern, Wire,
 };
+use callsheet::runtime::AgentRules;
+use callsheet::tool::ToolRegistry;
 use callsheet::types::Execution;
+use serde_json::json;
 
 fn environment(name: &str) -> Option<String> {
     match name {
@@ -642,6 +645,33 @@ fn agents_as_tools_are_checked_before_the_start() {
         let error = tool(keys).expect_err("refuse").to_string();
         assert_eq!(error, format!("callsheet.toml:{expected}"));
     }
+}
+
+#[tokio::test]
+async fn an_output_schema_is_checked_before_the_start() {
+    let folder = format!("config-schema-{}", std::process::id());
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("callsheet.toml").display().to_string();
+    let twice = |nth: usize| {
+        let before = json!({"$ref": format!("#/$defs/d{}", nth - 1)});
+        (format!("d{nth}"), json!({"allOf": [before, before]}))
+    };
+    let mut definitions: serde_json::Map<_, _> = (1..=26).map(twice).collect();
+    definitions.insert("d0".to_owned(), json!({}));
+    for (schema, problem) in [
+        (json!({"type": 7}), "not a valid JSON schema: "),
+        (json!({"$ref": "https://example.com/schema.json"}), "not a valid JSON schema: "),
+        (json!({"$defs": definitions}), "the JSON schema is too large: "),
+    ] {
+        std::fs::write(folder.join("answer.json"), schema.to_string()).unwrap();
+        let text = "[agents.a]\n\noutput_schema = 'answer.json'\n";
+        let config = Config::parse(text, &file, &environment).unwrap();
+        let error = AgentRules::new(&config, ToolRegistry::new()).expect_err("refuse");
+        let expected = format!("{file}:3: agents.a.output_schema: {problem}");
+        assert!(error.to_string().contains(&expected), "{error}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]

@@ -77,7 +77,10 @@ impl State {
         self.decoder.finish(&mut deltas).unwrap();
         deltas.iter().for_each(|delta| drop(self.response.push(delta)));
         let well = ended_well(&self.response);
-        self.response.end(well);
+        self.response.drop_nameless_call();
+        if well {
+            self.response.seal_all();
+        }
         self.response
     }
 }
@@ -244,7 +247,10 @@ fn recordings_decode_equally_with_templates_of_other_responses() {
             decoder.finish(&mut deltas).unwrap();
             deltas.iter().for_each(|delta| drop(response.push(delta)));
             let well = ended_well(&response);
-            response.end(well);
+            response.drop_nameless_call();
+            if well {
+                response.seal_all();
+            }
             assert!(response == whole, "{file} in pieces of {pieces}");
             templates = decoder.into_templates();
         }

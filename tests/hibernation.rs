@@ -7,6 +7,7 @@ mod support;
 
 use std::sync::Arc;
 
+use callsheet::SessionState;
 use callsheet::event::EventId;
 use callsheet::runtime::RunRequest;
 use client::post;
@@ -159,9 +160,11 @@ fn is_idle(snapshot: &Value) -> bool {
 #[tokio::test]
 async fn a_run_that_waits_for_approval_hibernates_until_the_decision() {
     let (directory, served, waiting) = session_waiting_for_approval(SLEEPY, ASKING).await;
+    let session = served.host.session(&id("s"));
     for _ in 0..3 {
         served.asleep().await;
         assert_eq!(served.host.counts().runs, 0);
+        assert_eq!(session.state(), SessionState::Running, "its run is open");
         let listed = served.get("/v1/sessions").await.json();
         assert_eq!(listed["sessions"][0]["state"], "running");
         assert_eq!(served.snapshot("s").await, waiting, "the approval request is unchanged");
@@ -175,6 +178,7 @@ async fn a_run_that_waits_for_approval_hibernates_until_the_decision() {
     assert_eq!(ended["history"].as_array().unwrap().len(), 4);
     assert_eq!(directory.control.log(), ["start a", "end a"]);
     served.asleep().await;
+    assert_eq!(session.state(), SessionState::Hibernated, "its run has ended");
     assert_eq!(
         served.post(&path, approve).await.status,
         200,

@@ -618,7 +618,7 @@ async fn a_hook_that_is_not_registered_stops_the_start() {
     let host = Host::builder().config(config).model_source("fake", FakeModel::replies([])).start();
     let error = host.await.unwrap_err().to_string();
     assert!(
-        error.contains("hooks[0].kind: is not registered: call ToolRegistry::register_configured"),
+        error.contains("hooks[0].kind: is not registered: call HostBuilder::configured_tools"),
         "{error}"
     );
     let rules = [

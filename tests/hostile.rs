@@ -155,7 +155,10 @@ fn read(wire: Wire, mut events: impl Iterator<Item = String>) -> ReadResult {
             }
         }
         let well = ended_well(&response);
-        response.end(well);
+        response.drop_nameless_call();
+        if well {
+            response.seal_all();
+        }
     });
     ReadResult { response, peak: allocated.bytes_max }
 }

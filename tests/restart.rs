@@ -5,6 +5,7 @@ mod client;
 mod host_directory;
 mod support;
 
+use callsheet::SessionState;
 use callsheet::record::Record;
 use client::{ended_runs, reproducible_lines};
 use host_directory::{HostDirectory, HostServer, decision, within};
@@ -227,7 +228,9 @@ async fn suspended_run() -> (HostDirectory, HostServer) {
     directory.model.gate_reached("middle").await;
     served.crash().await;
     let served = directory.start("idle_after = \"1ms\"", MANUAL).await;
+    let session = served.host.session(&host_directory::id("s"));
     for _ in 0..2 {
+        assert_eq!(session.state(), SessionState::Running, "it sleeps, and its run is open");
         let suspended = served.snapshot("s").await;
         assert_eq!(suspended["state"], "running", "{suspended}");
         assert_eq!(suspended["current_run"]["suspended"], true, "{suspended}");

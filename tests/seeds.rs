@@ -256,8 +256,8 @@ async fn opening_messages_work_over_http() {
             "messages[0]: call \\\"b\\\" must have a result",
         ),
         (json!(["hi"]), "invalid_messages", "messages[0]: must be an object"),
-        (json!({"role": "user"}), "invalid_request", "expected a sequence"),
-        (json!("hi"), "invalid_request", "expected a sequence"),
+        (json!({"role": "user"}), "invalid_request", "must be a list, not "),
+        (json!("hi"), "invalid_request", "must be a list, not "),
     ] {
         let answer = service.post("/v1/sessions", json!({"messages": messages})).await;
         assert_eq!(answer.error(), (400, code.to_owned()), "{messages}");

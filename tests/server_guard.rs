@@ -104,7 +104,7 @@ async fn bodies_must_be_json_with_known_members_and_limited_size() {
     ] {
         let answer = service.post(&format!("{path}?wait=true"), body.clone()).await;
         assert_eq!(answer.error(), (400, "invalid_request".to_owned()), "{path}");
-        assert!(answer.body.contains("unknown field `wait`"), "{answer:?}");
+        assert!(answer.body.contains("unknown parameter `wait`"), "{answer:?}");
         if path == "/v1/sessions" {
             assert_eq!(service.post(path, body).await.status, 201);
         }

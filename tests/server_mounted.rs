@@ -155,7 +155,7 @@ async fn a_router_has_the_limits_of_its_options() {
         options.body_bytes_max = 20;
         options.allowed_hosts = vec!["api.example.com".to_owned()];
     });
-    let api = server::router_with(&host, &options).layer(Guard::from(&options));
+    let api = options.router(&host).layer(Guard::from(&options));
     let addr = serve(Router::new().nest("/agents", api)).await;
     let long = json!({"id": "a-long-session-id"}).to_string();
     let refused = send(addr, &post("/agents/v1/sessions", "", &long)).await;
@@ -190,12 +190,12 @@ async fn ask(
     question: String,
 ) -> Result<EventStream, HostError> {
     let id = SessionId::parse(&id).map_err(|_| HostError::InvalidSessionId)?;
-    Ok(server::sse(host.session(&id).start_run(question).await?))
+    Ok(EventStream::from(host.session(&id).start_run(question).await?))
 }
 
 async fn watch(State(host): State<Host>, Path(id): Path<String>) -> Result<EventStream, HostError> {
     let id = SessionId::parse(&id).map_err(|_| HostError::InvalidSessionId)?;
-    Ok(server::sse(host.session(&id).watch_from_now().await?))
+    Ok(EventStream::from(host.session(&id).watch_from_now().await?))
 }
 
 #[tokio::test]
@@ -247,7 +247,7 @@ async fn the_events_of_a_repeated_request_are_complete() {
     let request = || RunRequest::from("hello").with_idempotency_key("k");
     session.run(request()).await.unwrap();
     let run = session.start_run(request()).await.unwrap();
-    let body = server::sse(run).into_response().into_body();
+    let body = EventStream::from(run).into_response().into_body();
     let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
     let events = parse_events(std::str::from_utf8(&body).unwrap());
     assert!(events.iter().any(|event| event.kind == "content_delta"), "{events:?}");

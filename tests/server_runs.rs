@@ -145,15 +145,26 @@ async fn stop_ends_the_run() {
 async fn errors_name_unknown_members_of_a_run_request() {
     let service = service(json!({})).await;
     for (body, key) in [
-        (json!({"input": "x", "waits": true}), "`waits`"),
-        (json!({"wait": true}), "`input`"),
+        (json!({"input": "x", "waits": true}), "unknown member `waits` (known: `input`, `wait`, "),
+        (json!({"wait": true}), "`input` is missing"),
         (json!({"input": 3}), "column"),
-        (json!({"input": "x", "limits": [1, 2]}), "expected an object"),
-        (json!({"input": "x", "limits": null}), "expected an object"),
+        (json!({"input": "x", "limits": [1, 2]}), "must be an object, not a list"),
+        (json!({"input": "x", "limits": null}), "must be an object, not null"),
+        (json!({"input": "x", "limits": {"max_turns": "2"}}), "from 0 to 4294967295, not "),
+        (json!({"input": "x", "max_output_tokens": 0}), "from 1 to 4294967295, not 0"),
+        (json!({"input": "x", "wait": 1}), "must be true or false, not 1"),
+        (json!({"input": "x", "tools": "a"}), "must be a list, not "),
+        (json!({"input": "x", "metadata": {"a": true}}), "metadata: must be a string, not true"),
+        (json!({"input": "x", "client_tools": [7]}), "must be an object, not 7"),
+        (json!({"input": "x", "temperature": "warm"}), "must be a number, not "),
+        (json!({"input": "x", "output": {"schema": {}, "mode": "best"}}), "not `best`"),
     ] {
         let answer = service.post("/v1/sessions/s/runs", body.clone()).await;
         assert_eq!(answer.error(), (400, "invalid_request".to_owned()), "{body}");
         assert!(answer.body.contains(key), "{answer:?}");
+        for word in ["invalid type", "invalid value", "expected", "field", "variant", "u32"] {
+            assert!(!answer.body.contains(word), "{answer:?}");
+        }
     }
     assert_eq!(service.model.received(), 0);
 }

@@ -3,7 +3,7 @@
 mod client;
 
 use callsheet::server::ServerOptions;
-use client::Service;
+use client::{HttpResponse, Service};
 use serde_json::json;
 
 #[tokio::test]
@@ -94,9 +94,37 @@ async fn sessions_are_listed_page_by_page() {
         }
         assert_eq!(page, expected, "{query}");
     }
-    for query in ["?limit=0", "?limit=1001", "?limit=x", "?state=asleep"] {
+    for (query, reason) in [
+        ("?limit=0", "limit: must be a number from 1 to 1000"),
+        ("?limit=1001", "limit: must be a number from 1 to 1000"),
+        ("?limit=x", "invalid query: limit: must be a whole number"),
+        ("?limit=99999999999999999999", "invalid query: limit: the number is too large"),
+        ("?children=maybe", "invalid query: children: must be true or false"),
+        ("?state=asleep", ", not `asleep`"),
+        ("?limt=5", "invalid query: unknown parameter `limt` (known: `state`, `limit`, "),
+    ] {
         let answer = service.get(&format!("/v1/sessions{query}")).await;
         assert_eq!(answer.error(), (400, "invalid_request".to_owned()), "{query}");
+        assert!(answer.body.contains(reason), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_without_parameters_refuses_a_query() {
+    let service = Service::start(json!({})).await;
+    assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
+    let refused = |answer: HttpResponse| {
+        assert_eq!(answer.error(), (400, "invalid_request".to_owned()));
+        assert!(answer.body.contains("unknown parameter `x`: this request has none"), "{answer:?}");
+    };
+    for path in ["/v1/sessions/s/context", "/v1/sessions/s/turns/1/request", "/v1/host/models"] {
+        refused(service.get(&format!("{path}?x=1")).await);
+    }
+    refused(service.delete("/v1/sessions/s?x=1").await);
+    assert_eq!(service.get("/v1/sessions/s").await.status, 200);
+    for path in ["/v1/host/models", "/healthz", "/readyz", "/metrics", "/", "/console/"] {
+        let query = if path.starts_with("/v1") { "?" } else { "?x=1" };
+        assert_eq!(service.get(&format!("{path}{query}")).await.status, 200, "{path}");
     }
 }
 

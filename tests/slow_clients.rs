@@ -192,8 +192,11 @@ async fn answers_that_clients_do_not_read_share_a_bounded_memory() {
     let refused = tokio::time::timeout(SOON, refusal).await.expect("the memory is taken");
     assert_eq!(refused.error().1, "too_many_large_answers");
     assert_eq!(refused.header("retry-after"), Some("1"));
-    // Small answers need no room.
+    // Small answers need no room, and pages of metrics have room of their own.
     assert_eq!(service.get("/v1/sessions/large?after=0").await.status, 200);
+    let page = service.get("/metrics").await;
+    assert_eq!(page.status, 200);
+    assert!(page.body.len() > 32 << 10, "the page is not small: {}", page.body.len());
     drop(unread);
     let freed = async {
         while service.get("/v1/sessions/large").await.status != 200 {

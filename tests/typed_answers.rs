@@ -340,8 +340,9 @@ async fn an_answer_goes_into_a_variable_and_is_kept_by_a_fork() {
     within(world.session.run(typed(OutputMode::Auto).into_variable("sum"))).await.unwrap();
     within(world.session.run(RunRequest::from("And?").into_variable("text"))).await.unwrap();
     let snapshot = world.session.snapshot().await.unwrap();
-    assert_eq!(snapshot.variables.get("sum"), Some(&json!({"sum": 5})));
-    assert_eq!(snapshot.variables.get("text"), Some(&json!("Plain.")));
+    assert_eq!(snapshot.variable("sum"), Some(&json!({"sum": 5})));
+    let all: Vec<_> = snapshot.variables().collect();
+    assert_eq!(all, [("sum", &json!({"sum": 5})), ("text", &json!("Plain."))]);
     let last = world.session.records(Seq(0)).await.unwrap().last().unwrap().seq;
     let fork = world.host.fork(&world.session, last, None).await.unwrap();
     let forked = fork.snapshot().await.unwrap();

@@ -280,7 +280,10 @@ fn read(wire: Wire, framing: Framing, body: &[u8], cuts: &[Index]) -> ResponseAs
     decoder.finish(&mut deltas).unwrap();
     deltas.iter().for_each(|delta| drop(response.push(delta)));
     let well = ended_well(&response);
-    response.end(well);
+    response.drop_nameless_call();
+    if well {
+        response.seal_all();
+    }
     response
 }
 

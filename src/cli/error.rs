@@ -19,4 +19,12 @@ impl CommandError {
     pub(super) fn failed(error: impl std::fmt::Display) -> Self {
         Self { status: 1, message: error.to_string() }
     }
+
+    /// Names `--data-dir` instead of the configuration's key, if the flag has set the directory.
+    pub(super) fn of_data_dir(mut self, is_flag: bool) -> Self {
+        if is_flag && let Some((before, after)) = self.message.rsplit_once(" data_dir") {
+            self.message = format!("{before} --data-dir{after}");
+        }
+        self
+    }
 }

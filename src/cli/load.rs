@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::error::CommandError;
 use super::output;
 use super::screen::is_dumb;
-use super::setup::{number_in, whole_number};
+use super::setup::{number_in, refused_key};
 use super::signals::Signals;
 use crate::config::{ApiKey, BaseUrl, REHEARSAL, parse_duration};
 use crate::load::{
@@ -51,13 +51,16 @@ pub(super) struct LoadArgs {
     #[command(flatten)]
     workload: WorkloadArgs,
     /// Number of sessions that run at once.
-    #[arg(long, value_name = "S", default_value_t = 1, value_parser = number_in(1..=SESSIONS_MAX))]
+    #[arg(long, value_name = "S", default_value_t = 1, allow_negative_numbers = true,
+        value_parser = number_in(1..=SESSIONS_MAX))]
     sessions: u32,
     /// Number of runs of each session, one after the other.
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = number_in(1..=RUNS_MAX))]
+    #[arg(long, value_name = "N", default_value_t = 10, allow_negative_numbers = true,
+        value_parser = number_in(1..=RUNS_MAX))]
     runs: u32,
     /// Number of runs after which a new session replaces the old one; 0: never.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole_number::<u32>)]
+    #[arg(long, value_name = "N", default_value_t = 4, allow_negative_numbers = true,
+        value_parser = number_in(0..=u32::MAX))]
     renew_after: u32,
     /// Execution of tool calls: sequential, parallel or parallel:N.
     #[arg(long, value_name = "MODE", default_value_t = Execution::Sequential)]
@@ -80,13 +83,15 @@ pub(super) struct LoadArgs {
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Threads that run tasks [default: one for each processor]
-    #[arg(long, value_name = "T", value_parser = number_in(1..=1024_u16))]
+    #[arg(long, value_name = "T", allow_negative_numbers = true,
+        value_parser = number_in(1..=1024_u16))]
     threads: Option<u16>,
     /// Maximum time of the whole test.
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     max_time: Duration,
     /// Number of calls that each run has to make.
-    #[arg(long, value_name = "N", value_parser = whole_number::<usize>)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true,
+        value_parser = number_in(0..=usize::MAX))]
     expect_calls: Option<usize>,
     /// The text that each run has to end with.
     #[arg(long, value_name = "TEXT")]
@@ -101,7 +106,7 @@ pub(super) struct LoadArgs {
 pub(super) struct WorkloadArgs {
     /// With --rehearsal: number of calls of each run.
     #[arg(long, value_name = "N", default_value_t = 4, conflicts_with = "base_url",
-        value_parser = number_in(0..=64_u32))]
+        allow_negative_numbers = true, value_parser = number_in(0..=64_u32))]
     calls: u32,
     /// With --rehearsal: duration of each call.
     #[arg(long, value_name = "TIME", default_value = "0ms", conflicts_with = "base_url",
@@ -109,7 +114,7 @@ pub(super) struct WorkloadArgs {
     work: Duration,
     /// With --rehearsal: number of text pieces of each answer.
     #[arg(long, value_name = "N", default_value_t = 32, conflicts_with = "base_url",
-        value_parser = number_in(1..=100_000_u32))]
+        allow_negative_numbers = true, value_parser = number_in(1..=100_000_u32))]
     texts: u32,
     /// With --rehearsal: the pause between two pieces of an answer.
     #[arg(long, value_name = "TIME", default_value = "0ms", conflicts_with = "base_url",
@@ -212,7 +217,11 @@ pub(super) async fn run(args: LoadArgs) -> Result<ExitCode, CommandError> {
         output::to_stderr("\r\x1b[K");
     }
     drop(service);
-    let report = report.map_err(failure)?;
+    let mut report = report.map_err(|error| failure(error).of_data_dir(args.data_dir.is_some()))?;
+    let (base_url, api_key_env) = (args.base_url.as_deref(), args.api_key_env.as_deref());
+    for tally in report.errors_by_kind.values_mut() {
+        tally.example = refused_key(&tally.example, base_url, api_key_env);
+    }
     let text = if args.json {
         let line = serde_json::to_string(&report).map_err(CommandError::failed)?;
         format!("{line}\n")

@@ -41,6 +41,8 @@ pub(super) struct RunProgress {
     first_model: String,
     /// The name of the model that is asked.
     model: String,
+    /// The number of the turn's last attempt.
+    attempt: u32,
     /// The number and the start of the attempt that is waited for.
     retry: Option<(u32, Duration)>,
     /// The servers that the run waits for, in words. Empty if it waits for its model.
@@ -133,6 +135,10 @@ impl RunProgress {
             Event::ServiceCallChanged { call, status } => {
                 service_line(call, *status).map(ScreenItem::Line)
             }
+            Event::AttemptStarted { attempt, reason, .. } if self.is_recovered(*attempt) => {
+                let failed = self.failed_attempt(*attempt, reason);
+                Some(ScreenItem::Line(format!("{failed}; the part that has arrived is used")))
+            }
             Event::AttemptStarted { attempt, model, reason, wait, rollback, fallback, .. } => {
                 let failed = self.failed_attempt(attempt.saturating_sub(1).max(1), reason);
                 let next = if *fallback {
@@ -190,6 +196,12 @@ impl RunProgress {
         };
         self.follow_model(now, event);
         item
+    }
+
+    /// Returns true if an event about this attempt announces no other one. It is the last attempt, of which a part
+    /// is used: its actor died, or the host stopped, when calls with effects had started.
+    fn is_recovered(&self, attempt: u32) -> bool {
+        attempt <= self.attempt.max(1)
     }
 
     /// Removes the calls of an attempt that failed, and returns the beginning of its line.
@@ -259,11 +271,16 @@ impl RunProgress {
             }
             Event::TurnStarted => {
                 self.servers.clear();
-                self.model_index = 0;
+                (self.attempt, self.model_index) = (1, 0);
                 self.model.clone_from(&self.first_model);
                 (self.silent_since, self.is_thinking) = (Some(now), false);
             }
+            Event::AttemptStarted { attempt, .. } if self.is_recovered(*attempt) => {
+                (self.silent_since, self.is_wait_reported) = (None, false);
+                self.retry = None;
+            }
             Event::AttemptStarted { attempt, model, wait, fallback, .. } => {
+                self.attempt = *attempt;
                 self.model_index += usize::from(*fallback);
                 self.model = self.model_name(self.model_index, model);
                 let start = now + *wait;
@@ -897,6 +914,27 @@ mod tests {
         let line = line_of(progress.handle_event(Duration::ZERO, &second));
         assert_eq!(line, "! attempt 1 with m failed: it broke; attempt 2 follows in 300 ms");
         assert!(progress.open_call_lines(Duration::ZERO).is_empty());
+    }
+
+    #[test]
+    fn an_attempt_of_which_a_part_is_used_is_followed_by_no_other() {
+        let mut progress = asking_models(&["main"]);
+        let mut line = |event: &Event| line_of(progress.handle_event(Duration::ZERO, event));
+        let recovered = attempt(1, "the host stopped", Duration::ZERO, false);
+        let expected =
+            "! attempt 1 with main failed: the host stopped; the part that has arrived is used";
+        assert_eq!(line(&recovered), expected);
+        let second = line(&attempt(2, "500: boom", Duration::ZERO, false));
+        assert_eq!(second, "! attempt 1 with main failed: 500: boom; attempt 2 follows");
+        let recovered = line(&attempt(2, "the host stopped", Duration::ZERO, false));
+        assert_eq!(recovered, expected.replace("attempt 1", "attempt 2"));
+        // No model is waited for.
+        assert!(progress.open_call_lines(Duration::from_secs(5)).is_empty());
+        // The attempts of each turn are counted from 1.
+        progress.handle_event(Duration::ZERO, &Event::TurnStarted);
+        let mut line = |event: &Event| line_of(progress.handle_event(Duration::ZERO, event));
+        let second = line(&attempt(2, "500: boom", Duration::ZERO, false));
+        assert!(second.ends_with("; attempt 2 follows"), "{second}");
     }
 
     #[test]

@@ -19,8 +19,8 @@ use crate::types::{SessionId, harmless};
 #[derive(Debug, clap::Args)]
 pub(super) struct ReplayArgs {
     /// Id of the session.
-    #[arg(value_name = "ID")]
-    session: String,
+    #[arg(value_name = "ID", value_parser = SessionId::parse)]
+    session: SessionId,
     #[arg(long, value_name = "DIR", help = DATA_DIR_HELP)]
     data_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -29,15 +29,16 @@ pub(super) struct ReplayArgs {
 
 /// Replays the session. The exit status is 1 if the replay differs from the records.
 pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, CommandError> {
-    let session = SessionId::parse(&args.session).map_err(CommandError::usage)?;
+    let session = &args.session;
     let LoadedConfig { config, .. } = args.config.load()?;
     let tools = setup::tools(&config)?;
     let dir = args.data_dir.as_ref().unwrap_or(&config.host.data_dir);
     let rules = AgentRules::new(&config, tools).map_err(CommandError::usage)?;
-    let journal = JournalReader::open(dir).map_err(CommandError::usage)?;
-    let entries = journal.read(&session, Seq(0)).map_err(CommandError::failed)?;
+    let journal = JournalReader::open(dir)
+        .map_err(|error| CommandError::usage(error).of_data_dir(args.data_dir.is_some()))?;
+    let entries = journal.read(session, Seq(0)).map_err(CommandError::failed)?;
     if entries.is_empty() {
-        return Err(unknown_session(dir, &session));
+        return Err(unknown_session(dir, session));
     }
     let replayed = replay(&entries, |agent, overrides, frozen| {
         let read = |sha256: &str| journal.document(&frozen_tools_key(sha256));
@@ -45,8 +46,8 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, CommandError> {
         rules.rules(agent, overrides, tools.as_deref()).map_err(|error| error.to_string())
     });
     let (text, status) = match replayed {
-        Ok(replayed) => (describe_equal(&session, &replayed), ExitCode::SUCCESS),
-        Err(difference) => (describe_difference(&session, &difference), ExitCode::FAILURE),
+        Ok(replayed) => (describe_equal(session, &replayed), ExitCode::SUCCESS),
+        Err(difference) => (describe_difference(session, &difference), ExitCode::FAILURE),
     };
     output::to_stdout(&text).map_err(|error| output::write_error(&error))?;
     Ok(status)

@@ -16,10 +16,19 @@ use crate::config::{
     ToolPattern,
 };
 use crate::journal::{JournalError, JournalReader};
-use crate::runtime::{ErrorKind, Host, OpenSession, RunReport, RunRequest};
+use crate::runtime::{ErrorKind, Host, HostError, OpenSession, RunReport, RunRequest};
 use crate::telemetry::{self, LogFormat};
 use crate::tool::{ToolRegistry, ToolServer};
 use crate::types::{Execution, Metadata, RunEnd, SessionId, ToolChoice};
+
+/// The parts of a request that flags set: the beginning of the host's error, and the flag.
+const FLAGS: [(&str, &str); 5] = [
+    ("into", "--into"),
+    ("invalid session id", "--session"),
+    ("max_output_tokens", "--max-output-tokens"),
+    ("output.schema", "--output-schema"),
+    ("tool_choice", "--tool-choice"),
+];
 
 /// Flags of `callsheet run`.
 #[derive(Debug, clap::Args)]
@@ -56,10 +65,12 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
     /// The sampling temperature, from 0 to 2 [default: the model's]
-    #[arg(long, value_name = "NUMBER", value_parser = parse_temperature)]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true,
+        value_parser = parse_temperature)]
     temperature: Option<Temperature>,
     /// Maximum length of a response in tokens [default: the model's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true,
+        value_parser = setup::number_in(NonZeroU32::MIN..=NonZeroU32::MAX))]
     max_output_tokens: Option<NonZeroU32>,
     /// Metadata of the run. It appears in lists, events, logs and exports. Can be repeated.
     #[arg(long, value_name = "NAME=VALUE")]
@@ -110,8 +121,9 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
     if rehearsal.is_some() {
         announce_rehearsal(&config);
     }
+    let host = Host::builder().config(config).tools(tools).start().await;
     let host =
-        Host::builder().config(config).tools(tools).start().await.map_err(setup::start_error)?;
+        host.map_err(|error| setup::start_error(error).of_data_dir(args.data_dir.is_some()))?;
     let open = OpenSession { agent: Some(agent), id: args.session.clone(), ..Default::default() };
     let report = run_on(&host, &args, open, is_stored, request, &mut signals).await;
     // The host also closes its journal after an error.
@@ -123,7 +135,7 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
     if !args.json
         && let Some(error) = &report.error
     {
-        output::error(&error.message);
+        output::error(&args.config.model_error(&error.message));
     }
     Ok(ExitCode::from(exit_status(report.run_end)))
 }
@@ -145,7 +157,8 @@ impl RunSetup {
                 if let Some(dir) = &args.data_dir {
                     config.host.data_dir.clone_from(dir);
                 }
-                find_stored_agent(&config, id)?
+                find_stored_agent(&config, id)
+                    .map_err(|error| error.of_data_dir(args.data_dir.is_some()))?
             }
             None => {
                 // Without a session nothing is stored.
@@ -182,17 +195,28 @@ async fn run_on(
 ) -> Result<RunReport, CommandError> {
     let session = match &open.id {
         Some(id) if is_stored => host.session(&session_id(id)?),
-        Some(_) | None => host.open_session(open).await.map_err(CommandError::failed)?,
+        Some(_) | None => host.open_session(open).await.map_err(request_error)?,
     };
-    let run = session.start_run(request).await.map_err(|error| {
-        let is_usage = error.kind() == ErrorKind::InvalidRequest;
-        if is_usage { CommandError::usage(error) } else { CommandError::failed(error) }
-    })?;
+    let run = session.start_run(request).await.map_err(request_error)?;
     let mode = ApprovalMode::from_flags(args.approve, args.json);
     if args.json {
         watch::as_json(&session, run, mode, signals).await
     } else {
         watch::on_screen(host, &session, run, ShownPart::Run, mode, signals).await
+    }
+}
+
+/// Maps the error of a request. Names the flag that has set the wrong part.
+fn request_error(error: HostError) -> CommandError {
+    let text = error.to_string();
+    let of_flag = |(name, flag): (&str, &str)| {
+        let problem = text.strip_prefix(name)?.strip_prefix(": ")?;
+        Some(format!("{flag}: {problem}"))
+    };
+    let message = FLAGS.into_iter().find_map(of_flag).unwrap_or(text);
+    match error.kind() == ErrorKind::InvalidRequest {
+        true => CommandError::usage(message),
+        false => CommandError::failed(message),
     }
 }
 
@@ -202,8 +226,10 @@ fn overrides(args: &RunArgs) -> Result<RunOverrides, CommandError> {
         let schema_error = |error: &dyn std::fmt::Display| {
             CommandError::usage(format!("--output-schema: {}: {error}", path.display()))
         };
-        let text = std::fs::read_to_string(path).map_err(|error| schema_error(&error))?;
-        serde_json::from_str(&text).map(OutputRequest::new).map_err(|error| schema_error(&error))
+        let text = std::fs::read(path).map_err(|error| schema_error(&error))?;
+        serde_json::from_slice(&text)
+            .map(OutputRequest::new)
+            .map_err(|error| schema_error(&format_args!("it is not JSON: {error}")))
     };
     let output = args.output_schema.as_ref().map(schema).transpose()?;
     Ok(RunOverrides::default().with(|new| {

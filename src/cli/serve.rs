@@ -43,8 +43,8 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
     if let Some(listen) = args.listen {
         config.set_listen(listen).map_err(CommandError::usage)?;
     }
-    if let Some(dir) = args.data_dir {
-        config.host.data_dir = dir;
+    if let Some(dir) = &args.data_dir {
+        config.host.data_dir.clone_from(dir);
     }
     let tools = setup::tools(&config)?;
     let source = file.map_or_else(|| "the defaults".to_owned(), |file| file.display().to_string());
@@ -74,7 +74,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
         .journal_holder(format!("listening on {listen}"))
         .start()
         .await
-        .map_err(setup::start_error)?;
+        .map_err(|error| setup::start_error(error).of_data_dir(args.data_dir.is_some()))?;
     // Returns at once. Connections are served in the background.
     let http_server =
         server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;

@@ -32,8 +32,8 @@ pub(super) enum SessionsCommand {
         #[command(flatten)]
         location: JournalLocation,
         /// Maximum number of sessions; 0 means no limit.
-        #[arg(long, value_name = "N", default_value_t = 0,
-            value_parser = setup::whole_number::<usize>)]
+        #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true,
+            value_parser = setup::number_in(0..=usize::MAX))]
         limit: usize,
         /// Only sessions in this state: idle or running.
         #[arg(long, value_name = "STATE", value_parser = state_parser())]
@@ -118,7 +118,8 @@ impl JournalLocation {
             Some(dir) => dir.clone(),
             None => setup::load(self.config.as_deref())?.config.host.data_dir,
         };
-        let reader = JournalReader::open(&dir).map_err(CommandError::usage)?;
+        let reader = JournalReader::open(&dir)
+            .map_err(|error| CommandError::usage(error).of_data_dir(self.data_dir.is_some()))?;
         Ok(OpenJournal { reader, dir })
     }
 }

@@ -19,6 +19,9 @@ const DEFAULT_FILE: &str = "callsheet.toml";
 /// Name of the model that flags define; not a valid name in a configuration file.
 const FLAGS_MODEL: &str = "(flags)";
 
+/// The end of the error of a service that refuses the key of a configured model.
+const REFUSED_KEY_HINT: &str = "(see the model's api_key_env)";
+
 /// The help of `--config`.
 pub(super) const CONFIG_HELP: &str =
     "The configuration file [default: ./callsheet.toml, if it exists]";
@@ -104,6 +107,29 @@ impl ConfigArgs {
         config.use_model(FLAGS_MODEL, from_flags);
         Ok(())
     }
+
+    /// Returns the error of a model with a hint that names the flags, if flags define the model.
+    pub(super) fn model_error(&self, message: &str) -> String {
+        refused_key(message, self.base_url.as_deref(), self.api_key_env.as_deref())
+    }
+}
+
+/// Replaces the hint of a service that refuses the key by one about the flags `--base-url` and `--api-key-env`.
+pub(super) fn refused_key(
+    message: &str,
+    base_url: Option<&str>,
+    api_key_env: Option<&str>,
+) -> String {
+    let (Some(problem), Some(base_url)) = (message.strip_suffix(REFUSED_KEY_HINT), base_url) else {
+        return message.to_owned();
+    };
+    match api_key_env {
+        Some(name) => format!("{problem}(the key in {name} was sent to {base_url})"),
+        None => format!(
+            "{problem}(no key was sent to {base_url}; name the variable of the key with \
+             --api-key-env)"
+        ),
+    }
 }
 
 /// Maps the error of starting a host. A journal error counts as a configuration error, because the
@@ -186,14 +212,6 @@ fn read(file: &Path) -> Result<String, CommandError> {
 /// Returns an environment variable. A value that is not UTF-8 counts as unset.
 fn env(name: &str) -> Option<String> {
     std::env::var(name).ok()
-}
-
-/// Parses a whole number of the command line.
-pub(super) fn whole_number<T: FromStr>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| match !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
-        true => "is too large".to_owned(),
-        false => "must be a whole number".to_owned(),
-    })
 }
 
 /// Returns a parser for whole numbers of a range.

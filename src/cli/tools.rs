@@ -16,14 +16,10 @@ use super::setup::{self, CONFIG_HELP};
 use super::signals::Signals;
 use super::watch::{self, ShownPart};
 use crate::config::{Config, JournalEngine, ModelConfig, ToolPattern};
-use crate::message::Message;
 use crate::runtime::model::{ModelReply, ModelRequest};
-use crate::runtime::{Host, OpenSession};
+use crate::runtime::{CALLER, Host, OpenSession, model_that_calls};
 use crate::tool::{AgentTools, ListedServer, ListedTool, NOT_NAMED, ToolRegistry, ToolServer};
 use crate::types::{READ_VAR, RunEnd, ToolStatus, one_line, printable};
-
-/// Name of the model that asks for the call of `tools call`; not a valid name in a configuration file.
-const CALLER: &str = "(tools call)";
 
 /// Maximum size of an OpenAPI document.
 const SPEC_BYTES_MAX: u64 = 32 << 20;
@@ -162,19 +158,11 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
     }
     config.agents.extend(called);
     let rehearsal = setup::start_rehearsal(&mut config).await?;
-    let name = args.name.clone();
     // Known when the host runs, because a server describes its tools then.
     let arguments = Arc::new(OnceLock::<Value>::new());
     let given = Arc::clone(&arguments);
-    let caller = move |request: ModelRequest| {
-        let reply = match request.messages.last().map(|message| &**message) {
-            Some(Message::Tool { content, .. }) => ModelReply::text(content.to_string()),
-            Some(Message::User { .. } | Message::Summary { .. } | Message::Assistant(_)) | None => {
-                ModelReply::call(name.clone(), given.get().cloned().unwrap_or_default())
-            }
-        };
-        reply.into_stream()
-    };
+    let input = move || given.get().cloned().unwrap_or_default();
+    let caller = model_that_calls(args.name.clone(), input);
     let mut signals = Signals::new().map_err(CommandError::failed)?;
     let host = Host::builder().config(config).tools(registry).model_source(CALLER, caller);
     let host = host.start().await.map_err(setup::start_error)?;
@@ -238,7 +226,8 @@ fn import(file: &Path, filter: &OperationFilter) -> Result<ExitCode, CommandErro
 
 fn parse_input(json: &str) -> Result<Value, CommandError> {
     let parsed = serde_json::from_str::<Value>(json);
-    let value = parsed.map_err(|error| CommandError::usage(format!("--input: {error}")))?;
+    let value =
+        parsed.map_err(|error| CommandError::usage(format!("--input: it is not JSON: {error}")))?;
     if value.is_object() {
         return Ok(value);
     }

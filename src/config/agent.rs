@@ -37,6 +37,7 @@ pub struct AgentConfig {
     #[doc(hidden)]
     pub tools: Vec<ToolPattern>,
     /// The way in which tools are offered to the model.
+    #[doc(hidden)]
     pub tool_loading: ToolLoading,
     /// True if a response may have more than one tool call. If not, only the first is kept.
     pub multi_tool_calls: bool,
@@ -108,6 +109,15 @@ impl AgentConfig {
     #[must_use]
     pub fn tools<T: Into<String>>(self, patterns: impl IntoIterator<Item = T>) -> Self {
         Self { tools: patterns.into_iter().map(ToolPattern::new).collect(), ..self }
+    }
+
+    /// Lets the model find the tools that a pattern with `*` or `?` matches (`find_tools`, `use_tool`), or
+    /// offers all tools in each request. By default, an agent with more than 30 tools lets the model find
+    /// them.
+    #[must_use]
+    pub fn search_tools(self, on: bool) -> Self {
+        let tool_loading = if on { ToolLoading::Search } else { ToolLoading::All };
+        Self { tool_loading, ..self }
     }
 
     /// Sets the limits of its runs.

@@ -113,6 +113,17 @@ impl Config {
         if errors.is_empty() { Ok(()) } else { Err(ConfigErrors::new(errors)) }
     }
 
+    /// Creates an error about a value of `[agents.NAME]`, with its line.
+    pub(crate) fn agent_error(
+        &self,
+        agent: &str,
+        key: &str,
+        message: impl Into<String>,
+    ) -> ConfigErrors {
+        let key = format!("agents.{agent}.{key}");
+        ConfigErrors::new(vec![self.origins.error(&key, message.into())])
+    }
+
     /// Returns the keys of invalid values of an agent as a tool, with the reason. `policy` holds the changes of the
     /// configuration to the policy of the tool.
     pub(crate) fn agent_tool_mistakes(
@@ -208,7 +219,7 @@ impl Config {
         for name in unknown.filter(|name| !is_of_server(name)) {
             let is_defined = self.tools.get(name).is_some_and(|tool| tool.definition.is_some());
             let message = if is_defined {
-                "is not registered: call ToolRegistry::register_configured".to_owned()
+                "is not registered: call HostBuilder::configured_tools".to_owned()
             } else {
                 let hint = did_you_mean(name, registered.iter().copied());
                 format!("no tool is called {name:?}{hint}")
@@ -387,7 +398,7 @@ mod tests {
         let define = |config: &mut Config| {
             config.tools.insert("nothing".to_owned(), tool);
         };
-        let expected = "tools.nothing: is not registered: call ToolRegistry::register_configured";
+        let expected = "tools.nothing: is not registered: call HostBuilder::configured_tools";
         check(define, &[expected]);
     }
 

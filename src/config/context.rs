@@ -3,15 +3,16 @@
 /// The rules that keep the context of an agent's sessions within the window of its model.
 ///
 /// ```
-/// use callsheet::config::{AgentConfig, HistoryForm};
+/// use callsheet::config::AgentConfig;
 ///
-/// let agent = AgentConfig::new("main").with(|agent| agent.context.history = HistoryForm::Compact);
+/// let agent = AgentConfig::new("main").with(|agent| agent.context.set_compact_history(true));
 /// assert_eq!(agent.context.keep_results, 8);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct ContextPolicy {
     /// The form in which runs that ended stay in the history.
+    #[doc(hidden)]
     pub history: HistoryForm,
     /// The share of the window above which old results are replaced by a line with their reference.
     /// Zero: never.
@@ -28,6 +29,14 @@ pub struct ContextPolicy {
     pub keep_user_tokens: u64,
     /// True if results can be read with the tool `read_var` and referred to in arguments.
     pub references: bool,
+}
+
+impl ContextPolicy {
+    /// Keeps of each run that ended its answer with a log of its tool calls, as one message. By default all
+    /// messages stay in the history.
+    pub fn set_compact_history(&mut self, on: bool) {
+        self.history = if on { HistoryForm::Compact } else { HistoryForm::Full };
+    }
 }
 
 impl Default for ContextPolicy {

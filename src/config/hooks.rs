@@ -36,6 +36,7 @@ pub struct HookRule {
     /// The time limit of an answer.
     pub timeout: Duration,
     /// The verdict of a hook that has failed.
+    #[doc(hidden)]
     pub on_failure: HookFailure,
 }
 
@@ -90,6 +91,7 @@ impl HookRule {
 ///
 /// [`HookRule`] has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum HookFailure {
     /// Refuse.
     #[default]

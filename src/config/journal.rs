@@ -5,11 +5,11 @@ use std::time::Duration;
 /// The configuration of the journal.
 ///
 /// ```
-/// use callsheet::config::{Config, Durability, Resume};
+/// use callsheet::config::Config;
 ///
 /// let config = Config::default().with(|config| {
-///     config.journal.durability = Durability::Relaxed;
-///     config.journal.resume = Resume::Manual;
+///     config.journal.set_relaxed_durability(true);
+///     config.journal.set_manual_resume(true);
 /// });
 /// assert!(config.journal.keep_idle.is_none());
 /// ```
@@ -20,14 +20,30 @@ pub struct JournalConfig {
     #[doc(hidden)]
     pub engine: JournalEngine,
     /// The durability that a run waits for.
+    #[doc(hidden)]
     pub durability: Durability,
     /// The handling of runs that were in progress when the host ended.
+    #[doc(hidden)]
     pub resume: Resume,
     /// Sessions without activity for this time are deleted. `None` means never.
     pub keep_idle: Option<Duration>,
     /// Bytes of the disk that are kept free, so that sessions can be deleted when it is full. Default: 4
     /// MiB. 0 means none.
     pub reserve_bytes: u64,
+}
+
+impl JournalConfig {
+    /// Lets a run continue as soon as its records survive a crash of the process. By default it waits until
+    /// they survive a crash of the machine, as watchers and clients that wait for an answer always do.
+    pub fn set_relaxed_durability(&mut self, on: bool) {
+        self.durability = if on { Durability::Relaxed } else { Durability::Strict };
+    }
+
+    /// Resumes interrupted runs on request, by [`SessionHandle::resume`](crate::SessionHandle::resume). By
+    /// default they are resumed when the host starts.
+    pub fn set_manual_resume(&mut self, on: bool) {
+        self.resume = if on { Resume::Manual } else { Resume::Auto };
+    }
 }
 
 /// A storage engine.

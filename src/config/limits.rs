@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-/// The limits of a run and its turns. `None` means no limit, except for the hard limits of the
-/// decoder. Each limit that is reached is published as the event `limit_reached`.
+/// The limits of a run and its turns. `None` means no limit. Whatever is set here, a response has at most
+/// 1024 calls, and at most `max_response_bytes` of its model. Each limit that is reached is published as the
+/// event `limit_reached`.
 ///
 /// ```
 /// use callsheet::prelude::*;
@@ -23,30 +24,33 @@ pub struct Limits {
     /// reached, the run ends as `all_tools_failed`.
     pub max_failed_turns: Option<u32>,
     /// The token budget of a run: maximum number of input and output tokens, including failed
-    /// attempts. Default: no limit. When the service reports more, the run ends as `budget`.
+    /// attempts, summaries and child sessions. Default: no limit. When the service reports more, the run
+    /// ends as `budget`.
     pub max_tokens_per_run: Option<u64>,
-    /// Maximum number of calls of a run that are kept in the history. Default: no limit. When a
-    /// further call opens, the run is stopped and ends as `budget`.
+    /// Maximum number of calls of a run that are kept in the history, including those of child
+    /// sessions. Default: no limit. When a further call opens, the run is stopped and ends as `budget`.
     pub max_tool_calls_per_run: Option<u32>,
     /// Number of consecutive turns with the same calls and results after which the model receives a
     /// note. Default: 3. After twice as many turns the run ends as `loop_detected`.
     pub repeat_limit: Option<u32>,
-    /// Maximum number of calls of a response. Default: 64. [`Self::on_excess`] says how further
-    /// calls are handled.
+    /// Maximum number of calls of a response. Default: 64. Further calls are answered without running,
+    /// unless [`Self::truncate_excess`] or [`Self::fail_on_excess`] says otherwise.
     pub max_tool_calls_per_turn: Option<u32>,
     /// The handling of calls above `max_tool_calls_per_turn`. Default: `answer`.
+    #[doc(hidden)]
     pub on_excess: OnExcess,
     /// The time limit of a call whose tool has none of its own. Default: 30 seconds. After it, the
-    /// call is stopped and its outcome is a timeout.
+    /// call is stopped and its outcome is a timeout. Time in which the call only waits for people does not
+    /// count.
     pub tool_timeout: Option<Duration>,
     /// The time that a stopped call has to end by itself. Default: 1 second. After it, the call's
     /// actor is killed.
     pub cancel_grace: Duration,
     /// The time limit of a run. Default: 10 minutes. After it, the run is stopped and ends as
-    /// `timed_out`.
+    /// `timed_out`. Time in which the run only waits for people does not count.
     pub run_timeout: Option<Duration>,
-    /// Maximum size of a call's arguments in bytes. Default: 1 MiB. A call with more is not run, and
-    /// its outcome is an error.
+    /// Maximum size of a call's arguments in bytes. Default: 1 MiB. A call with larger ones is not run,
+    /// and its outcome is an error.
     pub max_arguments_bytes: usize,
     /// Maximum size in bytes of the part of a result that the model receives. Default: 64 KiB. The
     /// rest of a longer result is only in the journal.
@@ -58,6 +62,7 @@ pub struct Limits {
 
 impl Limits {
     /// The configuration keys of the limits that can be reached.
+    #[doc(hidden)]
     pub const NAMES: [&str; 11] = [
         "max_turns",
         "max_failed_turns",
@@ -71,6 +76,19 @@ impl Limits {
         "max_result_bytes",
         "max_variables_bytes",
     ];
+
+    /// Removes calls above `max_tool_calls_per_turn` from the response.
+    #[must_use]
+    pub fn truncate_excess(self) -> Self {
+        Self { on_excess: OnExcess::Truncate, ..self }
+    }
+
+    /// Cancels a response with more than `max_tool_calls_per_turn` calls: none of them runs, and the run
+    /// ends as `failed`.
+    #[must_use]
+    pub fn fail_on_excess(self) -> Self {
+        Self { on_excess: OnExcess::Fail, ..self }
+    }
 }
 
 impl Default for Limits {
@@ -99,11 +117,11 @@ impl Default for Limits {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnExcess {
-    /// Calls above the limit are answered without running. At most as many as the limit are answered
-    /// this way, and further ones are removed.
+    /// Calls above the limit are kept and answered without running, at most as many again as the limit.
+    /// Further ones are removed.
     #[default]
     Answer,
-    /// The calls are removed from the response.
+    /// Calls above the limit are removed from the response.
     Truncate,
     /// The response is cancelled, none of its calls runs, and the run ends as `failed`.
     Fail,

@@ -29,37 +29,43 @@ mod tools;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-pub use crate::types::Execution;
-pub use crate::types::ToolProtocol;
+pub use crate::types::{Execution, ToolChoice, ToolProtocol, Wire};
 #[doc(hidden)]
-pub use crate::types::UnknownWire;
-pub use crate::types::Wire;
-pub use crate::types::{OutputMode, ToolChoice};
+pub use crate::types::{OutputMode, UnknownWire};
+pub use agent::AgentConfig;
 #[doc(hidden)]
-pub use agent::ToolPattern;
-pub use agent::{AgentConfig, ToolLoading};
+pub use agent::{ToolLoading, ToolPattern};
+#[doc(hidden)]
 pub use agent_tool::{AgentEvents, AgentToolConfig};
 pub use client_tools::ClientTool;
+#[doc(hidden)]
 pub use console::ConsoleConfig;
-pub use context::{ContextPolicy, HistoryForm, Share};
+#[doc(hidden)]
+pub use context::HistoryForm;
+pub use context::{ContextPolicy, Share};
 #[doc(hidden)]
 pub use duration::parse_duration;
 #[doc(hidden)]
 pub use error::ConfigError;
 pub use error::ConfigErrors;
+pub use hooks::HookRule;
 #[doc(hidden)]
-pub use hooks::{HookConfig, HookKind};
-pub use hooks::{HookFailure, HookRule};
+pub use hooks::{HookConfig, HookFailure, HookKind};
 pub use host::HostConfig;
 #[doc(hidden)]
 pub use host::{TOKEN_ENV, parse_listen};
+pub use journal::JournalConfig;
 #[doc(hidden)]
-pub use journal::JournalEngine;
-pub use journal::{Durability, JournalConfig, Resume};
-pub use limits::{Limits, OnExcess};
+pub use journal::{Durability, JournalEngine, Resume};
+pub use limits::Limits;
+#[doc(hidden)]
+pub use limits::OnExcess;
 #[doc(hidden)]
 pub use mcp::{McpConfig, McpPin, McpShare, McpTransport, McpTrust};
-pub use model::{ApiKey, BaseUrl, ModelConfig, PromptCache};
+#[doc(hidden)]
+pub use model::PromptCache;
+pub use model::{ApiKey, BaseUrl, ModelConfig};
+#[doc(hidden)]
 pub use output::{OutputRequest, Temperature};
 #[doc(hidden)]
 pub use overrides::OverrideTooHigh;
@@ -71,9 +77,9 @@ pub use tool_definition::{
     CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, HttpBody, HttpConfig, HttpMethod,
     ProcessConfig, SandboxLevel, ToolInput, ToolKind,
 };
-pub use tools::{ApprovalPolicy, CallRate};
+pub use tools::ApprovalPolicy;
 #[doc(hidden)]
-pub use tools::{AskedCalls, StartPolicy, ToolEffect, ToolOverride};
+pub use tools::{AskedCalls, CallRate, StartPolicy, ToolEffect, ToolOverride};
 
 use error::Origins;
 
@@ -109,6 +115,7 @@ pub struct Config {
     /// The journal.
     pub journal: JournalConfig,
     /// The console.
+    #[doc(hidden)]
     pub console: ConsoleConfig,
     /// Models by name.
     pub models: BTreeMap<String, ModelConfig>,
@@ -167,6 +174,17 @@ impl Config {
         for model in self.models.values_mut() {
             model.stream = on;
         }
+    }
+
+    /// Switches the console, the web page of the HTTP server, on or off. Default: on.
+    pub fn set_console(&mut self, on: bool) {
+        self.console.enabled = on;
+    }
+
+    /// Keeps the requests to models for the console, or stops keeping them. They may hold secrets. Default:
+    /// off.
+    pub fn set_console_requests(&mut self, on: bool) {
+        self.console.requests = on;
     }
 
     /// Switches multiple tool calls per response on or off for every agent.

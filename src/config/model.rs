@@ -63,6 +63,7 @@ pub struct ModelConfig {
     /// The context window of the model in tokens: input and output together. `None` if it is not known.
     pub context_window: Option<u64>,
     /// The rule for asking the service to cache the prompt.
+    #[doc(hidden)]
     pub prompt_cache: PromptCache,
     /// The form of tool calls: that of the wire format, or one in the text, for models without tool calling.
     pub tool_protocol: ToolProtocol,
@@ -142,6 +143,13 @@ impl ModelConfig {
             }
     }
 
+    /// Never asks the service to cache the prompt. By default, services are asked that are known to accept
+    /// it.
+    #[must_use]
+    pub fn without_prompt_cache(self) -> Self {
+        Self { prompt_cache: PromptCache::Off, ..self }
+    }
+
     /// Creates the built-in offline model at an address.
     #[must_use]
     pub fn rehearsal(base_url: BaseUrl) -> Self {
@@ -159,6 +167,7 @@ impl ModelConfig {
 /// The rule for caching prompts at the service of a [`ModelConfig`], so that the next request of a session is
 /// cheaper.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum PromptCache {
     /// Anthropic Messages: always. Chat Completions and Responses: if the service is known to accept
     /// `prompt_cache_key`, or runs on this machine. Other services may refuse unknown members.

@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 
 use super::client_tools::ClientTool;
 use super::duration::parse_duration;
 use super::limits::Limits;
 use super::output::{OutputRequest, Temperature};
 use super::tools::ApprovalPolicy;
-use crate::types::{Execution, ToolChoice};
+use crate::types::{Execution, InvalidValue, ToolChoice};
 
 /// The changes of one run to its agent's configuration. `None` means no change.
 ///
@@ -60,12 +61,14 @@ pub struct RunOverrides {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
     /// The sampling temperature. Requires `allow_overrides`.
+    #[doc(hidden)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<Temperature>,
     /// The maximum length of a response in tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_output_tokens: Option<NonZeroU32>,
     /// The form of the answer.
+    #[doc(hidden)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<OutputRequest>,
     /// Tools that the client runs, in addition to those of the session and of the agent.
@@ -144,6 +147,42 @@ impl OverrideTooHigh {
 }
 
 impl RunOverrides {
+    /// Sets the sampling temperature. Requires `allow_overrides`.
+    ///
+    /// # Errors
+    /// If it is not a number from 0 to 2.
+    pub fn with_temperature(self, temperature: f64) -> Result<Self, InvalidValue> {
+        Ok(Self { temperature: Some(Temperature::new(temperature)?), ..self })
+    }
+
+    /// Asks for an answer that matches a JSON schema: [`RunReport::output`](crate::RunReport::output).
+    /// [`SessionHandle::run_typed`](crate::SessionHandle::run_typed) does so for a type.
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use callsheet::model::ModelReply;
+    /// # use callsheet::testing::FakeModel;
+    /// use callsheet::config::RunOverrides;
+    /// use callsheet::prelude::*;
+    /// use serde_json::json;
+    ///
+    /// # let model = FakeModel::replies([ModelReply::text("Five."), ModelReply::text(r#"{"sum": 5}"#)]);
+    /// # let host = Host::builder().model_source("fake", model).start().await?;
+    /// # let session = host.open_session("demo").await?;
+    /// let schema = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]});
+    /// let overrides = RunOverrides::default().with_output_schema(schema);
+    /// let request = RunRequest::from("What is 2 + 3?").with(|new| new.overrides = overrides);
+    /// let report = session.run(request).await?;
+    /// assert_eq!(report.output.as_deref(), Some(&json!({"sum": 5})));
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn with_output_schema(self, schema: Value) -> Self {
+        Self { output: Some(OutputRequest::new(schema)), ..self }
+    }
+
     /// Returns whether there are no changes.
     #[must_use]
     pub fn is_none(&self) -> bool {
@@ -371,6 +410,15 @@ mod tests {
 
     fn parsed(json: &str) -> Result<RunOverrides, String> {
         serde_json::from_str(json).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn methods_set_the_temperature_and_the_form_of_the_answer() {
+        let overrides = RunOverrides::default().with_temperature(0.5).unwrap();
+        let schema = serde_json::json!({"type": "object"});
+        let json = r#"{"temperature": 0.5, "output": {"schema": {"type": "object"}}}"#;
+        assert_eq!(Ok(overrides.with_output_schema(schema)), parsed(json));
+        assert!(RunOverrides::default().with_temperature(2.5).is_err());
     }
 
     #[track_caller]

@@ -156,6 +156,10 @@ pub struct CallRate {
 }
 
 impl CallRate {
+    pub(crate) fn per(calls: NonZeroU32, period: Duration) -> Self {
+        Self { calls, period }
+    }
+
     /// Returns the time between two calls.
     #[must_use]
     pub fn interval(self) -> Duration {

@@ -1,4 +1,5 @@
-//! The changes that make a context smaller, planned from its messages and applied to them.
+//! The changes that make a context smaller, planned from its messages and applied to them. `session::context` decides
+//! when, and has the whole rule in a table.
 //!
 //! - Clearing: the results of old calls become one line each.
 //! - Formatting: the messages of a run that ended become one message with a log of its calls.

@@ -95,10 +95,10 @@ impl History {
         self.initial_calls.as_deref()
     }
 
-    /// Adds a user's input directly after the turn `after_turn`: at once if that turn is committed,
+    /// Adds a user's input directly after the turn `follows_turn`: at once if that turn is committed,
     /// or when it is. Never before the results of the initial calls.
-    pub fn steer(&mut self, after_turn: u32, input: Content) {
-        if self.turns >= after_turn && self.initial_calls.is_none() {
+    pub fn steer(&mut self, follows_turn: u32, input: Content) {
+        if self.turns >= follows_turn && self.initial_calls.is_none() {
             self.push_input(input);
         } else {
             self.pending_inputs.push(input);

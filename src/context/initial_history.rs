@@ -313,8 +313,6 @@ fn check_keys(
     }
 }
 
-/// Returns the content, which must be a string or a list of text parts. Parts are joined by line
-/// feeds. `None` if the content is `null` or missing.
 /// Parses the result of a call: a text, or a list of texts and images.
 fn parse_result_content(fields: &Map<String, Value>) -> Result<ResultContent, MessageProblem> {
     let is_image = |part: &Value| part.get("type").is_some_and(|kind| kind == "image_url");
@@ -333,6 +331,8 @@ fn parse_result_content(fields: &Map<String, Value>) -> Result<ResultContent, Me
     }
 }
 
+/// Returns the content, which must be a string or a list of text parts. Parts are joined by line
+/// feeds. `None` if the content is `null` or missing.
 fn parse_text_content(fields: &Map<String, Value>) -> Result<Option<String>, MessageProblem> {
     match fields.get("content") {
         None | Some(Value::Null) => Ok(None),

@@ -55,8 +55,9 @@ impl ToolListChange {
     }
 }
 
-/// A change of the list of a server of tools. Programs receive it as a [`RunEvent`](crate::RunEvent).
+/// A change of the list of a server of tools.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[non_exhaustive]
 pub struct ServerToolsChange {
     /// The server's name in the configuration.
     pub server: String,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::record::UnreadableRecord;
+use crate::record::{JournalEntry, Seq, UnreadableRecord};
 use crate::types::SessionId;
 
 /// An error of storing or reading records.
@@ -21,6 +21,7 @@ pub enum JournalError {
     },
     /// The journal cannot be opened.
     #[error("open the journal {}: {reason}", .path.display())]
+    #[non_exhaustive]
     Open {
         /// The file or directory.
         path: PathBuf,
@@ -41,7 +42,11 @@ pub enum JournalError {
     Read(String),
     /// A record cannot be read.
     #[error(transparent)]
-    Unreadable(#[from] UnreadableRecord),
+    Unreadable(
+        #[doc(hidden)]
+        #[from]
+        UnreadableRecord,
+    ),
     /// The queue is full.
     #[error("write the journal: the queue is full")]
     Overloaded,
@@ -55,5 +60,20 @@ impl JournalError {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Full | Self::Overloaded | Self::Write(_))
+    }
+}
+
+impl JournalEntry {
+    /// Parses a stored entry from its sequence number, its time and its [body](Self::body).
+    ///
+    /// # Errors
+    /// If the body is broken, has a later version, or contains unknown fields.
+    pub fn from_body(
+        session: &SessionId,
+        seq: Seq,
+        time: u64,
+        body: &str,
+    ) -> Result<Self, JournalError> {
+        Ok(Self::read(session, seq, time, body)?)
     }
 }

@@ -37,6 +37,7 @@ use serde::Serialize;
 pub use crate::record::JournalEntry;
 #[doc(hidden)]
 pub use crate::record::Record;
+#[doc(hidden)]
 pub use crate::record::UnreadableRecord;
 #[doc(hidden)]
 pub use crate::transcript::{Breach, Invariant};
@@ -60,8 +61,7 @@ use crate::record::Seq;
 use crate::types::Metadata;
 use crate::types::{SessionId, SessionState, is_child_session};
 
-/// A storage engine for records. All methods except `append`, `flush` and `status` may block on a
-/// disk.
+/// A storage engine for records. All methods except `append` and `flush` may block on a disk.
 ///
 /// `examples/own_journal.rs` is an engine in 150 lines. [`check_journal`]
 /// tests an engine.
@@ -157,8 +157,11 @@ pub trait Journal: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Returns the current status of the engine.
-    fn status(&self) -> JournalStatus;
+    /// Returns the current status of the engine, for metrics. Never blocks.
+    #[doc(hidden)]
+    fn status(&self) -> JournalStatus {
+        JournalStatus::default()
+    }
 
     /// Returns the error of the last write, until a write succeeds: the journal cannot be written now. An
     /// engine tries again by itself.
@@ -404,8 +407,7 @@ impl SessionQuery {
 crate::types::impl_with!(SessionQuery);
 
 /// The status of an engine.
-///
-/// Returned by [`Journal::status`]; [`MemoryJournal`] is an engine.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JournalStatus {

@@ -53,7 +53,7 @@ struct Versioned {
 
 /// The error of a stored record that cannot be read.
 ///
-/// Returned by [`JournalEntry::read`]; [`Batch`](crate::journal::Batch) shows what is stored.
+/// Returned by [`JournalEntry::read`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read record {} of session {session}: {reason}", .seq.0)]
 #[non_exhaustive]
@@ -104,6 +104,7 @@ impl JournalEntry {
     ///
     /// # Errors
     /// If the body is broken, has a later version, or contains unknown fields.
+    #[doc(hidden)]
     pub fn read(
         session: &SessionId,
         seq: Seq,

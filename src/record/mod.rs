@@ -375,8 +375,10 @@ pub enum Record {
     Steered {
         /// The user's input.
         input: Content,
-        /// The turn in progress. The input follows it in the history.
-        after_turn: u32,
+        /// The last turn that has begun. The input follows it in the history. Unrelated to
+        /// [`StopMode::AfterTurn`] and [`HookPoint::AfterTurn`].
+        #[serde(rename = "after_turn")]
+        follows_turn: u32,
         /// The client's request.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         request: Option<RequestKey>,
@@ -464,15 +466,20 @@ pub(crate) fn frozen_tools_key(sha256: &str) -> String {
     format!("{FROZEN_TOOLS}{sha256}")
 }
 
-/// The mode of a stop. Queued runs stay, and start next.
+/// The mode of a stop: how the run in progress ends. Queued runs stay, and start next.
+///
+/// A run whose turn is over ends in both modes as `answered` if that turn gave the answer. `Now` still applies
+/// after `AfterTurn`; `AfterTurn` changes nothing after `Now`.
 ///
 /// [`SessionHandle::stop`](crate::SessionHandle::stop) shows its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopMode {
-    /// At once. Running calls are aborted.
+    /// At once: the turn in progress is cancelled, and its running calls are aborted. What the model has said and
+    /// the calls that have ended are kept. The run ends as `stopped`.
     Now,
-    /// After all calls of this turn have ended.
+    /// After the turn in progress: its response and all of its calls end as usual and are committed. Then the run ends
+    /// as `stopped`, unless that turn gave the answer.
     AfterTurn,
 }
 

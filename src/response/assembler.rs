@@ -104,17 +104,19 @@ impl ResponseAssembler {
         changes
     }
 
-    /// Handles the end of the response. Open calls are sealed if it ended well, and stay open
-    /// otherwise.
-    pub fn end(&mut self, well: bool) -> CallChanges {
-        let mut changes = CallChanges::new();
+    /// Handles the end of the response: a last call that has no name is dropped. Open calls stay open.
+    pub fn drop_nameless_call(&mut self) {
         if let Some(problem) = self.calls.end() {
             self.add_problem(problem);
         }
-        if well {
-            self.calls.seal_all(&mut changes);
-            collect_service_changes(&mut changes, |changes| self.service_calls.seal_all(changes));
-        }
+    }
+
+    /// Handles that the response ended well: also seals the open calls.
+    pub fn seal_all(&mut self) -> CallChanges {
+        self.drop_nameless_call();
+        let mut changes = CallChanges::new();
+        self.calls.seal_all(&mut changes);
+        collect_service_changes(&mut changes, |changes| self.service_calls.seal_all(changes));
         changes
     }
 
@@ -346,10 +348,10 @@ mod tests {
             ..CallDelta::default()
         });
         let mut ended = response(&[whole, call(1)]);
-        assert_eq!(ended.end(false), []);
+        ended.drop_nameless_call();
         assert_eq!(ended.calls().iter().map(|c| c.sealed).collect::<Vec<_>>(), [true, false]);
-        assert_eq!(ended.end(true), [CallChange::Sealed(1)]);
-        assert_eq!(ended.end(true), []);
+        assert_eq!(ended.seal_all(), [CallChange::Sealed(1)]);
+        assert_eq!(ended.seal_all(), []);
     }
 
     #[test]
@@ -383,8 +385,8 @@ mod tests {
         ] {
             assert_eq!(response.push(&delta), changes, "{delta:?}");
         }
-        assert_eq!(response.end(false), []);
-        assert_eq!(response.end(true), [CallChange::Sealed(0), CallChange::ServiceSealed(1)]);
+        response.drop_nameless_call();
+        assert_eq!(response.seal_all(), [CallChange::Sealed(0), CallChange::ServiceSealed(1)]);
         assert_eq!((response.calls().len(), response.service_calls().len()), (1, 2));
     }
 

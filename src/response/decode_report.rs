@@ -62,9 +62,9 @@ pub fn decode_body_with(
         response.push(delta);
     }
     // Drops a call without a name before `ended_well` classifies the response.
-    response.end(false);
+    response.drop_nameless_call();
     if ended_well(&response) {
-        response.end(true);
+        response.seal_all();
     }
     response
 }

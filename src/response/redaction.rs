@@ -297,7 +297,7 @@ mod tests {
             assert!(!format!("{delta:?}").contains(KEY), "{delta:?}");
             response.push(delta);
         }
-        response.end(true);
+        response.seal_all();
         assert_eq!(response.text(), "a [redacted] b sk-live-x [redacted][redacted]");
         assert_eq!(response.reasoning(), "hm [redacted]");
         let calls: Vec<_> = response.calls().iter().map(|call| call.raw.as_str()).collect();

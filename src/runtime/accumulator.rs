@@ -424,10 +424,10 @@ impl AccumulatorState {
                             event.displayed_bytes_after(current.displayed_bytes);
                         batch.push_event(event, &self.setup, current);
                     }
-                    Effect::Perform(action) => self.setup.perform(action, current, myself),
+                    Effect::Perform(action) => self.setup.perform_action(action, current, myself),
                 }
             }
-            if batch.records.is_empty() || !self.setup.store(batch, current, myself) {
+            if batch.records.is_empty() || !self.setup.append(batch, current, myself) {
                 break;
             }
             current.turn.handle_recorded(current.began.elapsed(), current.records);
@@ -476,9 +476,9 @@ impl AccumulatorState {
 
 impl AccumulatorSetup {
     /// Appends the records as one batch, and publishes the events that follow them. Returns true if
-    /// the turn may continue as if they were durable: they are durable, or the turn may commit
+    /// the turn may continue as if they were stored: they are stored, or the turn may commit
     /// early.
-    fn store(
+    fn append(
         &self,
         batch: &mut TurnBatch,
         current: &mut CurrentTurn,
@@ -557,7 +557,7 @@ impl AccumulatorSetup {
 
     /// Performs an action of the turn. If its receiver has ended, the session is notified of that
     /// and continues from the journal.
-    fn perform(
+    fn perform_action(
         &self,
         action: TurnAction,
         current: &mut CurrentTurn,
@@ -618,17 +618,18 @@ impl AccumulatorSetup {
                 let permit = current.permits.remove(&start.call.key);
                 let scope = Arc::clone(&current.scope);
                 let start = Box::new(StartTool { start, scope, permit });
+                // Commands are sent together, after the message is handled (`send_commands`).
                 current.commands.push(ToolCommand::Start(start));
             }
             TurnAction::Answer { key, number, answer } => {
                 current.commands.push(ToolCommand::Answer { key, number, answer });
             }
             TurnAction::Abort(key) => current.commands.push(ToolCommand::Abort(key)),
-            TurnAction::Commit(record) => {
+            TurnAction::Commit(turn) => {
                 current.request = None;
                 // The commit is the turn's last record.
                 let (epoch, seq) = (self.epoch, current.last_seq);
-                let _ = self.session.cast(SessionMessage::TurnCommitted { epoch, record, seq });
+                let _ = self.session.cast(SessionMessage::TurnCommitted { epoch, turn, seq });
             }
         }
     }

@@ -26,7 +26,8 @@ use crate::tool::{
 use crate::tool::{ListedTool, definition_tokens, list_tools};
 use crate::turn::{HookScope, OutputRules, TurnRules};
 use crate::types::{
-    FINAL_ANSWER, HookPoint, OutputMode, READ_VAR, RequestKind, Secrets, ToolChoice, Wire,
+    FINAL_ANSWER, HookPoint, InvalidValue, OutputMode, READ_VAR, RequestKind, Secrets, ToolChoice,
+    Wire,
 };
 use crate::wire::ToolDefinition;
 
@@ -76,25 +77,29 @@ impl Agent {
             };
             let fallbacks: Result<_, _> = agent.fallback_models.iter().map(find).collect();
             let models = ModelChain::new(find(&agent.model)?, fallbacks?);
-            let agent = Self::new(name, agent, models, configured, &registry)?;
-            Ok((name.clone(), Arc::new(agent)))
+            let agent = Self::new(name, agent, models, configured, &registry);
+            let agent = agent.map_err(|error| {
+                let error = config.agent_error(name, "output_schema", error.to_string());
+                HostError::Config(error.to_string())
+            });
+            Ok((name.clone(), Arc::new(agent?)))
         });
         agents.collect()
     }
 
+    /// Creates an agent. Fails if the schema of its answers is invalid.
     fn new(
         name: &str,
         agent: &AgentConfig,
         models: ModelChain,
         configured: &Arc<BTreeMap<String, Arc<Model>>>,
         registry: &Arc<ToolRegistry>,
-    ) -> Result<Self, HostError> {
-        let output = agent.output_schema.as_ref().map(|schema| {
-            OutputRules::new(schema, OutputMode::Auto, agent.output_retries).map_err(|error| {
-                HostError::Config(format!("agent {name:?}: output_schema: {error}"))
-            })
-        });
-        let output = output.transpose()?.map(Arc::new);
+    ) -> Result<Self, InvalidValue> {
+        let schema = agent.output_schema.as_ref();
+        let output = schema
+            .map(|schema| OutputRules::new(schema, OutputMode::Auto, agent.output_retries))
+            .transpose()?
+            .map(Arc::new);
         let hooks = registry.hooks().iter().filter(|hook| hook.rule.concerns_agent(name));
         let hooks: Arc<[RegisteredHook]> = hooks.cloned().collect();
         let tools = matching_tools(registry.iter(), &agent.tools);
@@ -458,7 +463,7 @@ impl Agent {
 
     /// Returns an agent of this name that has only one tool and one model. `None` if neither the host nor this
     /// agent has the tool.
-    pub(super) fn calling(&self, tool: &str, name: &str, model: Arc<Model>) -> Option<Self> {
+    pub(super) fn with_only_tool(&self, tool: &str, name: &str, model: Arc<Model>) -> Option<Self> {
         let is_reserved = RESERVED_NAMES.contains(&tool);
         let found = self.tools.get(tool).or_else(|| self.registry.tool(tool));
         let found = found.filter(|_| !is_reserved)?.clone();

@@ -192,7 +192,7 @@ impl AgentCallRunner {
     ) -> Result<RunReport, HostError> {
         // Subscribes first, so that no event is missed.
         let mut events = Some(child.watch_from_now().await?.only_run(run.clone()));
-        let started = self.start_run(child, run, context).await?;
+        let started = self.start_child_run(child, run, context).await?;
         let StartedChild { mut report, mut end_event_pending, mut waits_for_people } = started;
         let (mut is_stopped, mut is_waiting) = (false, false);
         let report = loop {
@@ -231,7 +231,7 @@ impl AgentCallRunner {
     }
 
     /// Starts the run of the child, or finds it.
-    async fn start_run(
+    async fn start_child_run(
         &self,
         child: &SessionHandle,
         run: &RunId,
@@ -239,7 +239,7 @@ impl AgentCallRunner {
     ) -> Result<StartedChild, HostError> {
         let input = context.arguments()["input"].as_str().unwrap_or_default();
         let mut request = RunRequest::from(input.to_owned());
-        request.request = Some(RequestKey::new(context.idempotency_key(), input));
+        request.request_key = Some(RequestKey::new(context.idempotency_key(), input));
         request.overrides.limits = self.limits();
         request.trace = context.trace().cloned();
         request.extensions = context.extensions().clone();

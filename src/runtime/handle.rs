@@ -89,12 +89,17 @@ impl SessionHandle {
         Ok(stored.agent)
     }
 
-    /// Returns the session's state, as far as it is known without waking the session.
+    /// Returns the session's state, as [`Host::sessions`] does, without waking the session or reading the journal.
+    /// It does not show whether the session exists.
     #[must_use]
     pub fn state(&self) -> SessionState {
         match self.link.shared.awake(&self.id) {
             Some(live) if live.activity.running.load(Ordering::Acquire) => SessionState::Running,
             Some(_) => SessionState::Idle,
+            // Its run waits for an approval or to be resumed.
+            None if self.link.shared.sleeping_runs.lock().contains(&self.id) => {
+                SessionState::Running
+            }
             None => SessionState::Hibernated,
         }
     }
@@ -124,7 +129,7 @@ impl SessionHandle {
     }
 
     /// Starts a run with a user's input: see [`RunRequest`]. Idempotent: if
-    /// [`RunRequest::request`] was seen before, returns the run that was started then.
+    /// [`RunRequest::request_key`] was seen before, returns the run that was started then.
     ///
     /// # Errors
     /// If the run asks for more than its agent may have, when the session has a run already (and
@@ -225,7 +230,7 @@ impl SessionHandle {
         new: &RunId,
         request: RunRequest,
     ) -> Result<(RunAccepted, Arc<AwakeSession>), HostError> {
-        let RunRequest { input, overrides, metadata, into, request, trace, queue, extensions } =
+        let RunRequest { input, overrides, metadata, into, request_key, trace, queue, extensions } =
             request;
         let run = RunInput {
             run_id: new.clone(),
@@ -237,7 +242,7 @@ impl SessionHandle {
         };
         let ask = |reply| SessionMessage::StartRun {
             run: Box::new(run.clone()),
-            request: request.clone(),
+            request_key: request_key.clone(),
             queue,
             extensions: extensions.clone(),
             reply,
@@ -362,12 +367,12 @@ impl SessionHandle {
     pub async fn steer_by(
         &self,
         input: impl Into<Content>,
-        request: Option<RequestKey>,
+        request_key: Option<RequestKey>,
     ) -> Result<Seq, HostError> {
         let input = input.into();
         let steer = |reply| {
-            let (input, request) = (input.clone(), request.clone());
-            SessionMessage::Steer { input, request, reply }
+            let (input, request_key) = (input.clone(), request_key.clone());
+            SessionMessage::Steer { input, request_key, reply }
         };
         let (seq, live) = self.link.request(&self.id, steer).await?;
         self.wait_stored(seq?, &live).await
@@ -483,7 +488,6 @@ impl SessionHandle {
     ///
     /// # Errors
     /// If a run is in progress, the session is closed, or the journal cannot be written.
-    #[doc(hidden)]
     pub async fn refresh_tools(&self) -> Result<ToolListChange, HostError> {
         let agent = self.agent().await?;
         let agent = self.link.shared.agents.get(&agent).ok_or(HostError::AgentGone(agent))?;
@@ -637,7 +641,7 @@ pub struct RunRequest {
     pub into: Option<String>,
     /// The idempotency key of the client's request: the same request again has no second effect.
     #[doc(hidden)]
-    pub request: Option<RequestKey>,
+    pub request_key: Option<RequestKey>,
     /// The trace context of the client, passed on to the run's requests and calls.
     pub trace: Option<TraceContext>,
     /// True if the input waits for an open run to end. Otherwise it is refused.
@@ -701,7 +705,7 @@ impl RunRequest {
             members.extend(metadata.map(|metadata| ("metadata".to_owned(), json!(metadata))));
             members.extend(self.into.as_ref().map(|into| ("into".to_owned(), json!(into))));
         }
-        self.request = Some(RequestKey::new(key, &request.to_string()));
+        self.request_key = Some(RequestKey::new(key, &request.to_string()));
         self
     }
 
@@ -734,7 +738,7 @@ impl RunRequest {
     /// # let host = Host::builder().model_source("fake", model).start().await?;
     /// let session = host.open_session("demo").await?;
     /// session.run(RunRequest::from("Say hello.").into_variable("greeting")).await?;
-    /// assert_eq!(session.snapshot().await?.variables.get("greeting"), Some(&"Hello.".into()));
+    /// assert_eq!(session.snapshot().await?.variable("greeting"), Some(&"Hello.".into()));
     /// # host.shutdown().await;
     /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
     /// ```
@@ -750,8 +754,9 @@ impl RunRequest {
     /// # struct Tenant(&'static str);
     /// use callsheet::RunRequest;
     ///
+    /// // A tool reads it with `context.extension::<Tenant>()`.
     /// let request = RunRequest::from("How many orders are open?").with_extension(Tenant("acme"));
-    /// assert_eq!(request.extensions.get::<Tenant>().map(|tenant| tenant.0), Some("acme"));
+    /// # let _ = request;
     /// ```
     #[must_use]
     pub fn with_extension<T: Send + Sync + 'static>(mut self, value: T) -> Self {

@@ -208,6 +208,7 @@ impl HostActorState {
         let deaths = self.deaths.entry(id.clone()).or_default();
         *deaths += 1;
         let ran = dead.activity.running.load(Ordering::Acquire);
+        self.link.shared.set_sleeping_run(&id, ran);
         let restarts = ran && *deaths <= RESTARTS_MAX && !self.link.shared.is_closing();
         let link = self.link.clone();
         dead.log.close();

@@ -71,6 +71,8 @@ pub(super) struct HostState {
     pub(super) next_list_search_ms: AtomicU64,
     /// Sessions with interrupted runs that wait for a manual resume.
     pub(super) suspended: Mutex<BTreeSet<SessionId>>,
+    /// Sessions whose runs had not ended when they left memory, or when the host started. Some are awake again.
+    pub(super) sleeping_runs: Mutex<BTreeSet<SessionId>>,
     pub(super) started: Instant,
     pub(super) closing: AtomicBool,
     /// True after a server or the program has looked for open approvals.
@@ -285,6 +287,16 @@ impl HostState {
             index.remove(id);
         }
         is_removed
+    }
+
+    /// Notes whether a session that leaves memory has a run that has not ended.
+    pub(super) fn set_sleeping_run(&self, id: &SessionId, has_run: bool) {
+        let mut sleeping_runs = self.sleeping_runs.lock();
+        if has_run {
+            sleeping_runs.insert(id.clone());
+        } else {
+            sleeping_runs.remove(id);
+        }
     }
 
     /// Ends the deletion of a session, also one that failed: removes its slot, its extensions and its kept requests.

@@ -8,8 +8,8 @@ use super::host_ref::{HostRef, HostState};
 use crate::journal::{JournalError, SessionQuery, SessionSummary};
 use crate::types::SessionState;
 
-/// Minimum number of sessions of one read. With a filter, a small limit would need many reads.
-const PAGE_MIN: usize = 64;
+/// Minimum number of sessions of one read with a filter, because a small limit would need many reads.
+const FILTERED_PAGE_MIN: usize = 64;
 
 /// Maximum number of sessions of one read.
 const PAGE_MAX: usize = 1000;
@@ -26,12 +26,14 @@ fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummar
     let mut after = query.after.clone();
     let SessionQuery { limit, .. } = query;
     let limit = if limit == 0 { usize::MAX } else { limit };
+    let has_filter = query.state.is_some() || query.touched_before.is_some();
+    let page_min = if has_filter { FILTERED_PAGE_MIN } else { 1 };
     let mut found = Vec::new();
     loop {
         // The journal does not filter, because what it knows of an awake session may be out of date.
         let listing = SessionQuery {
             after,
-            limit: limit.clamp(PAGE_MIN, PAGE_MAX),
+            limit: limit.clamp(page_min, PAGE_MAX),
             children: query.children,
             ..SessionQuery::default()
         };

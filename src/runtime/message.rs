@@ -29,8 +29,8 @@ use crate::response::ExchangeEnd;
 use crate::session::{RecordRange, RunInput, SummaryReply};
 use crate::tool::{Extensions, ToolServer};
 use crate::turn::{
-    ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, PermitReply,
-    StartedCalls, ToolCompletion, TurnRecord, TurnSpec,
+    ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, CommittedTurn,
+    PermitReply, StartedCalls, ToolCompletion, TurnSpec,
 };
 use crate::types::{
     Answer, CallKey, Content, HookDecision, HookPoint, ProviderError, Question, Reference,
@@ -64,7 +64,7 @@ pub(super) enum SessionMessage {
     /// Start a run with a user's input, or queue it.
     StartRun {
         run: Box<RunInput>,
-        request: Option<RequestKey>,
+        request_key: Option<RequestKey>,
         /// True if the input waits for an open run to end. Otherwise it is refused.
         queue: bool,
         extensions: Extensions,
@@ -73,7 +73,7 @@ pub(super) enum SessionMessage {
     /// Add a user message to the current run.
     Steer {
         input: Content,
-        request: Option<RequestKey>,
+        request_key: Option<RequestKey>,
         reply: RpcReplyPort<Result<Seq, HostError>>,
     },
     /// Continue the run that was open when the session was stored. Also sent when the time of a run is over that waits
@@ -98,7 +98,7 @@ pub(super) enum SessionMessage {
     /// Return the records that hold the value of a reference.
     Locate { reference: Reference, reply: RpcReplyPort<Result<RecordRange, ReferenceError>> },
     /// A turn was committed by the record `seq`. Counts only if it comes from the run's current actors.
-    TurnCommitted { epoch: u64, record: Box<TurnRecord>, seq: Seq },
+    TurnCommitted { epoch: u64, turn: Box<CommittedTurn>, seq: Seq },
     /// The pending approvals changed, or whether the turn waits only for people (`only_waits`), or whether none of
     /// its calls runs then (`is_resumable`).
     ApprovalsChanged {

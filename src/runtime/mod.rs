@@ -45,7 +45,7 @@
 //! | `agent`, `models`, `model/` | a configured agent; the configured models; the client of one model |
 //! | `model_limiter`, `tool_limiter`, `fair_semaphore` | limits and circuit breakers of models and of tools; the semaphore of both |
 //! | `model_tokens` | learnt windows and token ratios of models, in memory and in the journal |
-//! | `tool_call` | a call by hand |
+//! | `call_by_hand` | a call by hand |
 //! | `sent_requests` | the requests to models that are kept for the console |
 //! | `tool_servers`, `server_connections` | the servers of tools: frozen lists; connections |
 //! | `gauge`, `task`, `ids` | counts of live objects; tasks that end with their owner; new ids |
@@ -56,6 +56,7 @@ mod accumulator;
 mod agent;
 mod agent_trees;
 mod blocking;
+mod call_by_hand;
 mod child_sessions;
 mod client_call;
 mod error;
@@ -99,7 +100,6 @@ crate::types::impl_with!(OpenSession, RunRequest);
 #[cfg(test)]
 mod tests;
 mod tool;
-mod tool_call;
 mod tool_limiter;
 mod tool_servers;
 
@@ -118,6 +118,8 @@ pub use crate::event::ToolListChange;
 pub use crate::turn::BreakerState;
 pub use crate::types::SessionState;
 pub use agent::AgentRules;
+#[cfg(feature = "cli")]
+pub(crate) use call_by_hand::{CALLER, model_that_calls};
 pub use error::{ClientResultError, ErrorKind, HostError};
 pub use handle::{RunRequest, SessionHandle, StartedRun};
 #[doc(hidden)]
@@ -426,6 +428,7 @@ impl Host {
             last_deletion_search_ms: AtomicU64::new(0),
             next_list_search_ms: AtomicU64::new(0),
             suspended: parking_lot::Mutex::default(),
+            sleeping_runs: parking_lot::Mutex::new(unfinished.iter().cloned().collect()),
             started,
             closing: AtomicBool::new(false),
             approvals_are_read: AtomicBool::new(false),
@@ -784,8 +787,7 @@ impl Host {
 fn check_hooks_registered(config: &Config, tools: &ToolRegistry) -> Result<(), HostError> {
     for (at, configured) in config.hooks.iter().enumerate() {
         if !tools.hooks().iter().any(|hook| hook.rule == configured.rule) {
-            let message =
-                "is not registered: call ToolRegistry::register_configured (feature tools)";
+            let message = "is not registered: call HostBuilder::configured_tools (feature tools)";
             let error = config.hook_error(at, "kind", message);
             return Err(HostError::Config(error.to_string()));
         }

@@ -1,4 +1,5 @@
-//! Limits the requests to one model: a maximum number at the same time, and a circuit breaker.
+//! Limits the requests to one model: a maximum number at the same time, and a circuit breaker, whose rules are in
+//! `turn::breaker`. What a turn does when the breaker refuses its request is in `turn::retry`.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;

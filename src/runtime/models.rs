@@ -108,7 +108,7 @@ impl Model {
     }
 
     /// Creates a model that the program implements, besides the configured ones.
-    pub(super) fn of_program(
+    pub(super) fn from_source(
         name: &str,
         source: impl ModelSource,
         telemetry: &Telemetry,

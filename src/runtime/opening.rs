@@ -28,7 +28,10 @@ pub(super) fn requested_id(asked: Option<String>) -> Result<SessionId, HostError
     if is_child_session(&id) { Err(HostError::ReservedSessionId) } else { Ok(id) }
 }
 
-/// Returns an agent of the host: the named one, or else the default one.
+/// Returns the named agent; without a name `default`, or the only agent if there is no `default`.
+///
+/// # Errors
+/// [`HostError::UnknownAgent`] if there is none.
 pub(super) fn find_agent(host: &HostState, name: Option<String>) -> Result<Arc<Agent>, HostError> {
     let agents = &host.agents;
     let found = match &name {
@@ -43,14 +46,18 @@ pub(super) fn find_agent(host: &HostState, name: Option<String>) -> Result<Arc<A
 
 /// Opens a session with this id. `parent` is the call that opens a child session. The session is opened even if
 /// the future is dropped.
+///
+/// # Errors
+/// If the messages or client tools are invalid, the id is taken, the host is full or shuts down, or the journal
+/// fails.
 pub(super) async fn open(
     link: &HostRef,
     id: SessionId,
     agent: Arc<Agent>,
-    open: OpenSession,
+    options: OpenSession,
     parent: Option<Arc<ParentCall>>,
 ) -> Result<SessionHandle, HostError> {
-    task::to_its_end(open_reserved(link.clone(), id, agent, open, parent)).await
+    task::to_its_end(open_reserved(link.clone(), id, agent, options, parent)).await
 }
 
 /// Opens a session, whose id is reserved until it is open.
@@ -58,14 +65,16 @@ async fn open_reserved(
     link: HostRef,
     id: SessionId,
     agent: Arc<Agent>,
-    open: OpenSession,
+    options: OpenSession,
     parent: Option<Arc<ParentCall>>,
 ) -> Result<SessionHandle, HostError> {
-    let OpenSession { agent: _, id: _, messages, metadata, client_tools, extensions } = open;
+    let OpenSession { agent: _, id: _, messages, metadata, client_tools, extensions } = options;
+    // Only a check: the session keeps the values.
     InitialHistory::parse(&messages)?;
     let client_tools = Some(client_tools).filter(|tools| !tools.is_empty());
     let client_tools: Option<Arc<[ClientTool]>> = client_tools.map(Into::into);
     let declared = RunOverrides::default().with(|new| new.client_tools.clone_from(&client_tools));
+    // A new session inherits no tools.
     agent.check_client_tools(&declared, &[])?;
     let (waiter, waited) = oneshot::channel();
     let is_stored = async || {
@@ -74,30 +83,38 @@ async fn open_reserved(
         Ok::<_, HostError>(found.is_some())
     };
     if let Err(error) = link.shared.reserve_new(&id, waiter) {
-        // A full host refuses new sessions, not one that exists.
+        // For a stored session the error is `SessionExists`, also on a full host.
         let exists = matches!(error, HostError::Full(_)) && is_stored().await?;
         return Err(if exists { HostError::SessionExists } else { error });
     }
-    let opening = SessionStart {
+    let start = SessionStart {
         publisher: Publisher::new(id.clone(), link.shared.telemetry.clone(), Seq(0)),
         id: id.clone(),
         agent,
         tools: None,
         origin: SessionOrigin::New { messages, metadata, parent, client_tools },
     };
-    let opened = async {
+    let begin = async {
         if is_stored().await? {
             return Err(HostError::SessionExists);
         }
-        let begun = link.host.cast(HostMessage::Begin(Box::new(opening)));
+        let begun = link.host.cast(HostMessage::Begin(Box::new(start)));
         begun.map_err(|_| HostError::ShuttingDown)
     };
-    if let Err(error) = opened.await {
+    if let Err(error) = begin.await {
         link.shared.uncount_sessions(1);
+        // Frees the id, and fails requests that wait for the session.
         link.shared.fail_wake(&id, error.clone());
         return Err(error);
     }
-    let live = link.woken(waited).await?;
+    let live = match link.woken(waited).await {
+        Ok(live) => live,
+        Err(error) => {
+            // A source of tools panicked, before anything was recorded, or the host has ended.
+            link.shared.uncount_sessions(1);
+            return Err(error);
+        }
+    };
     if let Err(error) = live.log.wait_durable(live.log.last_seq()).await {
         link.shared.uncount_sessions(1);
         return Err(error.into());

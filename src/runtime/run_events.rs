@@ -9,7 +9,7 @@ use super::error::HostError;
 use super::handle::SessionHandle;
 use super::report::CallReport;
 use super::snapshot::{PendingApproval, PendingClientCall};
-use crate::event::{ChildEvent, Event, PublishedEvent, ServerToolsChange};
+use crate::event::{ChildEvent, Event, PublishedEvent, ToolListChange};
 use crate::tool::ToolOutput;
 use crate::turn::ApprovalDecision;
 use crate::types::{CallKey, Judgement, Verdict};
@@ -50,13 +50,20 @@ pub enum RunEvent {
         reason: String,
     },
     /// The run waits before its first turn: servers of tools are not connected yet.
+    #[non_exhaustive]
     WaitingForServers {
         /// The names of the servers.
         servers: Vec<String>,
     },
-    /// The tool list of a tool server has changed. The session keeps its own list; `SessionHandle::refresh_tools`
-    /// takes the new one over.
-    ToolsChanged(Arc<ServerToolsChange>),
+    /// The tool list of a tool server has changed. The session keeps its own list;
+    /// [`SessionHandle::refresh_tools`] takes the new one over.
+    #[non_exhaustive]
+    ToolsChanged {
+        /// The server's name in the configuration.
+        server: String,
+        /// The difference. Tools have the names under which they are offered.
+        change: ToolListChange,
+    },
     /// A tool call started.
     #[non_exhaustive]
     CallStarted {
@@ -204,7 +211,10 @@ impl RunEvent {
             Event::RunWaiting { waiting_for: _, servers } => {
                 Some(Self::WaitingForServers { servers: servers.clone() })
             }
-            Event::ToolsChanged { change } => Some(Self::ToolsChanged(Arc::clone(change))),
+            Event::ToolsChanged { change } => Some(Self::ToolsChanged {
+                server: change.server.clone(),
+                change: change.change.clone(),
+            }),
             Event::CallStarted { call, input_summary, .. } => Some(Self::CallStarted {
                 tool_id: call.key.to_string(),
                 tool_name: call.name.to_string(),

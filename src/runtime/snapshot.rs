@@ -50,6 +50,7 @@ pub struct SessionSnapshot {
     /// with are.
     pub history: Vec<Arc<Message>>,
     /// The variables by name.
+    #[doc(hidden)]
     pub variables: Variables,
     /// The run in progress.
     pub current_run: Option<CurrentRun>,
@@ -57,6 +58,19 @@ pub struct SessionSnapshot {
     pub queued: Vec<QueuedInput>,
     /// The usage of all runs, and of summaries between them.
     pub usage: Usage,
+}
+
+impl SessionSnapshot {
+    /// Returns the value of a variable.
+    #[must_use]
+    pub fn variable(&self, name: &str) -> Option<&Value> {
+        self.variables.get(name)
+    }
+
+    /// Returns the names and values of the variables, in the order of names.
+    pub fn variables(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.variables.iter()
+    }
 }
 
 /// A run in progress.

@@ -249,6 +249,9 @@ pub(super) async fn delete(
         link.shared.session_states.deleted(id);
     }
     link.shared.suspended.lock().remove(id);
+    if is_deleted {
+        link.shared.set_sleeping_run(id, false);
+    }
     link.shared.end_deletion(id);
     link.shared.update_counts();
     deleted?.0?;
@@ -308,6 +311,7 @@ async fn fork_reserved(
         link.shared.fail_wake(&id, error.clone());
         return Err(error);
     }
+    // If its start panicked, the copied records may be stored already: the fork stays counted.
     let live = link.woken(waited).await?;
     if let Err(error) = live.log.wait_durable(live.log.last_seq()).await {
         link.shared.uncount_sessions(1);

@@ -106,6 +106,7 @@ impl HostError {
         if *self == Self::SummaryFailed {
             return StatusCode::BAD_GATEWAY;
         }
+        // Their kind is `InvalidRequest`, but the body is well formed, so they are not 400.
         if matches!(self, Self::KeyReused | Self::NothingToCompact) {
             return StatusCode::UNPROCESSABLE_ENTITY;
         }

@@ -27,26 +27,20 @@ const WRITE_BYTES_MAX: usize = 8 * 1024;
 const SESSION_CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
                               \"message\":\"the session is closed\",\"transient\":false}";
 
-/// Answers with the events of a run or a session as Server-Sent Events, as the API does. The events of
-/// a run end with the run, those of a session when it is closed, and both when the host shuts down.
+/// A response with the events of a run or a session as Server-Sent Events, as the API sends them. The
+/// events of a run end with the run, those of a session when it is closed, and both when the host shuts
+/// down.
 ///
 /// ```
 /// use axum::extract::State;
 /// use callsheet::prelude::*;
-/// use callsheet::server::{EventStream, sse};
+/// use callsheet::server::EventStream;
 ///
 /// async fn ask(State(host): State<Host>, question: String) -> Result<EventStream, HostError> {
 ///     let session = host.open_session(OpenSession::default()).await?;
-///     Ok(sse(session.start_run(question).await?))
+///     Ok(EventStream::from(session.start_run(question).await?))
 /// }
 /// ```
-pub fn sse(events: impl Into<EventStream>) -> EventStream {
-    events.into()
-}
-
-/// A response with events as Server-Sent Events: see [`sse`].
-///
-/// Returned by [`sse`].
 #[must_use = "a response does nothing unless it is returned"]
 pub struct EventStream {
     items: BoxStream<'static, StreamItem>,

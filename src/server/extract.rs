@@ -13,17 +13,26 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header, request::Parts
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::error::Category;
 
 use super::error::ApiError;
 use super::state::AppState;
 use crate::record::RequestKey;
 use crate::runtime::SessionHandle;
-use crate::types::SessionId;
+use crate::types::{SessionId, excerpt};
 
-/// Maximum length of an `Idempotency-Key`.
+/// Maximum length of an `Idempotency-Key` in bytes.
 const KEY_BYTES_MAX: usize = 255;
 
-/// A JSON body without members that its type does not have.
+/// Maximum number of characters of a value or a name that an error quotes.
+const QUOTE_CHARS: usize = 100;
+
+/// The unsigned types of values, with the maximum of each, as errors of serde name them.
+const UNSIGNED_TYPES: [(&str, u64); 3] =
+    [("u32", u32::MAX as u64), ("u64", u64::MAX), ("usize", usize::MAX as u64)];
+
+/// A JSON object as the body. Unknown members are refused only if `T` has `#[serde(deny_unknown_fields)]`,
+/// which every type here must have.
 #[derive(Debug)]
 pub(super) struct JsonBody<T>(pub(super) T);
 
@@ -45,8 +54,7 @@ impl<T: DeserializeOwned> FromRequest<AppState> for KeyedBody<T> {
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         check_media_type(request.headers())?;
-        // The parameters of a request with a body are members of the body.
-        let EmptyBody {} = parse_query(request.uri())?;
+        refuse_query(request.uri())?;
         let keys: Vec<HeaderValue> =
             request.headers().get_all("idempotency-key").iter().cloned().collect();
         let uri = request.uri().clone();
@@ -65,18 +73,20 @@ impl FromRequest<AppState> for EmptyBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        let media_type = check_media_type(request.headers());
-        let Self {} = parse_query(request.uri())?;
+        // Counts only if there is a body.
+        let media_type_check = check_media_type(request.headers());
+        refuse_query(request.uri())?;
         let bytes = read_in_time(request, state).await?;
         if bytes.is_empty() {
             return Ok(Self {});
         }
-        media_type?;
+        media_type_check?;
         parse(&bytes)
     }
 }
 
-/// A JSON body as [`JsonBody`], whose size is that of a result: a larger one is reported as such.
+/// The body of a request that brings the result of a call: as [`JsonBody`], except that a too large one is the
+/// error `result_too_large`.
 #[derive(Debug)]
 pub(super) struct ResultBody<T>(pub(super) T);
 
@@ -148,6 +158,8 @@ fn request_key(
         );
         ApiError::bad_request("invalid_request", message)
     })?;
+    // Cannot fail: the body was parsed before. `Value` sorts members, as long as no crate enables serde_json's
+    // `preserve_order`.
     let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     Ok(Some(RequestKey::new(key, &format!("{} {body}", uri.path()))))
 }
@@ -187,17 +199,18 @@ impl FromRequestParts<AppState> for PathSession {
         // A path may have more parameters than the session's id.
         let parameters = PathParameters::from_request_parts(parts, state).await?;
         let Some(text) = parameters.get("id") else {
+            // Not reached: every route with this extractor has `{id}`.
             return Err(ApiError::no_such_session(""));
         };
         // A text that is not an id cannot name a session.
         SessionId::parse(text)
             .ok()
             .map(|id| Self(state.host.session(&id)))
-            .ok_or_else(|| ApiError::no_such_session(&crate::types::excerpt(text, 64)))
+            .ok_or_else(|| ApiError::no_such_session(&excerpt(text, 64)))
     }
 }
 
-/// A query without parameters that its type does not have.
+/// A query, with the same condition for `T` as [`JsonBody`].
 #[derive(Debug)]
 pub(super) struct StrictQuery<T>(pub(super) T);
 
@@ -209,12 +222,111 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for StrictQuery<T> {
     }
 }
 
+/// The query of a request that has no parameters.
+pub(super) type NoQuery = StrictQuery<EmptyBody>;
+
+/// Refuses a query with parameters: those of these requests are members of the body.
+fn refuse_query(uri: &Uri) -> Result<(), ApiError> {
+    parse_query::<EmptyBody>(uri).map(drop)
+}
+
 fn parse_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, ApiError> {
     Query::try_from_uri(uri).map(|Query(query)| query).map_err(|rejection| {
         let reason = std::error::Error::source(&rejection)
             .map_or_else(|| rejection.to_string(), ToString::to_string);
+        // The name of an unknown parameter stands before the reason, too.
+        let unknown = reason.find("unknown field ").and_then(|at| reason.get(at..));
+        let reason = plain_reason(unknown.unwrap_or(&reason), "parameter");
         ApiError::bad_request("invalid_request", format!("invalid query: {reason}"))
     })
+}
+
+/// Returns the reason why a value is refused in plain words, without those of serde and of Rust. `noun` names
+/// what an object has: members, or the parameters of a query.
+pub(super) fn plain_reason(reason: &str, noun: &str) -> String {
+    // The reason may follow the place of the value.
+    let starts = reason.match_indices(": ").map(|(at, colon)| at + colon.len());
+    let plain = std::iter::once(0).chain(starts).find_map(|start| {
+        let (place, problem) = reason.split_at_checked(start)?;
+        Some(format!("{place}{}", plain_problem(problem, noun)?))
+    });
+    plain.unwrap_or_else(|| reason.to_owned())
+}
+
+/// Returns `None` if the text is not of serde or of a parser of Rust.
+fn plain_problem(problem: &str, noun: &str) -> Option<String> {
+    match problem {
+        "invalid digit found in string" | "cannot parse integer from empty string" => {
+            return Some("must be a whole number".to_owned());
+        }
+        "number too large to fit in target type" => {
+            return Some("the number is too large".to_owned());
+        }
+        "provided string was not `true` or `false`" => {
+            return Some("must be true or false".to_owned());
+        }
+        _ => {}
+    }
+    if let Some(name) = problem.strip_prefix("missing field ") {
+        return Some(format!("{name} is missing"));
+    }
+    if let Some(name) = problem.strip_prefix("duplicate field ") {
+        return Some(format!("{name} is given twice"));
+    }
+    if let Some(field) = problem.strip_prefix("unknown field ") {
+        return Some(match field.rsplit_once(", expected ") {
+            Some((name, known)) => {
+                let known = known.strip_prefix("one of ").unwrap_or(known);
+                format!("unknown {noun} {} (known: {known})", excerpt(name, QUOTE_CHARS))
+            }
+            None => {
+                let name = field.strip_suffix(", there are no fields").unwrap_or(field);
+                format!("unknown {noun} {}: this request has none", excerpt(name, QUOTE_CHARS))
+            }
+        });
+    }
+    let kinds = ["unknown variant ", "invalid type: ", "invalid value: "];
+    let values = kinds.iter().find_map(|kind| problem.strip_prefix(*kind))?;
+    let (found, expected) = values.rsplit_once(", expected ")?;
+    Some(format!("must be {}, not {}", plain_expected(expected), plain_found(found)))
+}
+
+/// Names the values that serde expects.
+fn plain_expected(expected: &str) -> String {
+    let (least, kind) = match expected.strip_prefix("a nonzero ") {
+        Some(kind) => (1, kind),
+        None => (0, expected),
+    };
+    if let Some((_, most)) = UNSIGNED_TYPES.iter().find(|(name, _)| *name == kind) {
+        return format!("a whole number from {least} to {most}");
+    }
+    let objects = ["struct ", "internally tagged enum "];
+    match expected {
+        "f64" => "a number",
+        "a boolean" => "true or false",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        "unit" => "null",
+        "string or map" | "variant identifier" | "field identifier" => "a string",
+        _ if objects.iter().any(|object| expected.starts_with(*object)) => "an object",
+        other => other,
+    }
+    .to_owned()
+}
+
+/// Names the value that serde has found.
+fn plain_found(found: &str) -> String {
+    let literal = ["integer `", "floating point `", "boolean `"]
+        .iter()
+        .find_map(|kind| found.strip_prefix(*kind)?.strip_suffix('`'));
+    match found {
+        "sequence" => "a list".to_owned(),
+        "map" => "an object".to_owned(),
+        other => {
+            let value = literal.or_else(|| other.strip_prefix("string ")).unwrap_or(other);
+            excerpt(value, QUOTE_CHARS)
+        }
+    }
 }
 
 /// A JSON object. serde alone would also accept an array with the values of the fields.
@@ -244,29 +356,32 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for StrictObject<T> {
 /// Parses a body. The error names the line and column, and unknown or missing members.
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     serde_json::from_slice(bytes).map(|StrictObject(body)| body).map_err(|error| {
-        let invalid_request = |reason: String| {
-            ApiError::bad_request("invalid_request", format!("invalid body: {reason}"))
+        let is_json = match error.classify() {
+            Category::Data => true,
+            // serde_json also calls it a syntax error if valid JSON holds a value that it cannot read, such
+            // as a number that is too large.
+            Category::Syntax => serde_json::from_slice::<IgnoredAny>(bytes).is_ok(),
+            Category::Io | Category::Eof => false,
         };
-        match error.classify() {
-            serde_json::error::Category::Data => invalid_request(error.to_string()),
-            // serde also reports a syntax error if a value of valid JSON cannot be read, such as a
-            // number that is too large.
-            serde_json::error::Category::Syntax
-                if serde_json::from_slice::<IgnoredAny>(bytes).is_ok() =>
-            {
-                let reason = error.to_string();
-                // It says this if an enum's value is not a string.
-                invalid_request(match reason.strip_prefix("expected value at ") {
-                    Some(place) => format!("expected a string at {place}"),
-                    None => reason,
-                })
-            }
-            serde_json::error::Category::Io
-            | serde_json::error::Category::Syntax
-            | serde_json::error::Category::Eof => {
-                ApiError::bad_request("invalid_json", format!("the body is not JSON: {error}"))
-            }
+        let (line, column) = (error.line(), error.column());
+        let reason = error.to_string();
+        let end = format!(" at line {line} column {column}");
+        let reason = reason.strip_suffix(end.as_str()).unwrap_or(&reason);
+        let place = format!("line {line} column {column}");
+        if !is_json {
+            let reason = match reason.strip_prefix("EOF while parsing ") {
+                Some(part) => format!("it ends within {part}"),
+                None => reason.to_owned(),
+            };
+            let message = format!("the body is not JSON: {place}: {reason}");
+            return ApiError::bad_request("invalid_json", message);
         }
+        // "expected value" means that an enum's value is not a string.
+        let reason = match reason == "expected value" {
+            true => "must be a string".to_owned(),
+            false => plain_reason(reason, "member"),
+        };
+        ApiError::bad_request("invalid_request", format!("invalid body: {place}: {reason}"))
     })
 }
 
@@ -315,32 +430,67 @@ mod tests {
     #[test]
     fn errors_of_a_body_name_line_and_column() {
         for (text, code, part) in [
-            ("{\"input\":\"a\",\"inputs\":1}", "invalid_request", "unknown field `inputs`"),
-            ("{}", "invalid_request", "missing field `input`"),
-            ("{\"input\":1}", "invalid_request", "line 1 column 10"),
-            ("[1]", "invalid_request", "invalid type: sequence, expected an object"),
-            (" [\"a\"]", "invalid_request", "expected an object"),
-            ("\"a\"", "invalid_request", "expected an object"),
-            ("{\"input\":\"a\",\"inner\":[\"now\"]}", "invalid_request", "expected an object"),
             (
-                "{\"input\":\"a\",\"inner\":{\"mode\":5}}",
+                "{\"input\":\"a\",\"inputs\":1}",
                 "invalid_request",
-                "expected a string at line 1",
+                ": unknown member `inputs` (known: `input` or `inner`)",
             ),
+            ("{}", "invalid_request", ": `input` is missing"),
+            ("{\"input\":1}", "invalid_request", "line 1 column 10: must be a string, not 1"),
+            ("[1]", "invalid_request", ": must be an object, not a list"),
+            (" [\"a\"]", "invalid_request", ": must be an object"),
+            ("\"a\"", "invalid_request", ": must be an object"),
+            ("{\"input\":\"a\",\"inner\":[\"now\"]}", "invalid_request", ": must be an object"),
+            ("{\"input\":\"a\",\"inner\":{\"mode\":5}}", "invalid_request", ": must be a string"),
             (
                 "{\"input\":\"a\",\"inner\":{\"mode\":[true]}}",
                 "invalid_request",
-                "expected a string",
+                ": must be a string",
             ),
             ("{\"input\":\"a\",\"inner\":{\"x\":5}}", "invalid_request", "line 1 column 25"),
-            ("{\"input\":1e999}", "invalid_request", "number out of range at line 1 column"),
+            ("{\"input\":1e999}", "invalid_request", ": number out of range"),
             ("{\n\"input\" 1}", "invalid_json", "line 2 column 9"),
-            ("", "invalid_json", "line 1 column 0"),
+            ("", "invalid_json", "line 1 column 0: it ends within a value"),
             ("{\"input\":\"a\"} x", "invalid_json", "trailing"),
         ] {
             let error = parse::<Sample>(text.as_bytes()).expect_err("refuse");
             assert_eq!(error.status_and_code(), (400, code), "{text}");
             assert!(format!("{error:?}").contains(part), "{text}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn reasons_have_no_words_of_serde() {
+        for (reason, expected) in [
+            (
+                "invalid type: string \"x\", expected u32",
+                "must be a whole number from 0 to 4294967295, not \"x\"",
+            ),
+            (
+                "invalid value: integer `0`, expected a nonzero u32",
+                "must be a whole number from 1 to 4294967295, not 0",
+            ),
+            (
+                "invalid type: floating point `1.5`, expected a boolean",
+                "must be true or false, not 1.5",
+            ),
+            ("invalid type: map, expected a sequence", "must be a list, not an object"),
+            ("invalid type: null, expected struct Sample", "must be an object, not null"),
+            (
+                "metadata: invalid type: boolean `true`, expected a string",
+                "metadata: must be a string, not true",
+            ),
+            (
+                "unknown variant `later`, expected `now` or `after_turn`",
+                "must be `now` or `after_turn`, not `later`",
+            ),
+            ("unknown field `x`, there are no fields", "unknown member `x`: this request has none"),
+            ("unknown field `x`, expected one of `a`, `b`", "unknown member `x` (known: `a`, `b`)"),
+            ("metadata: duplicate field \"a\"", "metadata: \"a\" is given twice"),
+            ("limit: invalid digit found in string", "limit: must be a whole number"),
+            ("input: must be a string", "input: must be a string"),
+        ] {
+            assert_eq!(plain_reason(reason, "member"), expected);
         }
     }
 

@@ -24,7 +24,8 @@ use super::listener::LocalAddress;
 use super::state::ServerOptions;
 use crate::config::ApiKey;
 
-/// A layer that refuses requests of foreign web pages, and requests without the bearer token.
+/// A layer (`tower_layer::Layer`) that refuses requests of foreign web pages, and requests without the
+/// bearer token.
 ///
 /// A request must name this host in its `Host` header: by a loopback name, or by one of
 /// [`Guard::hosts`]. If it has an `Origin`, this must be the same host or one of [`Guard::hosts`].
@@ -201,6 +202,7 @@ impl From<&ServerOptions> for Guard {
     }
 }
 
+#[doc(hidden)]
 impl<S> Layer<S> for Guard {
     type Service = GuardedService<S>;
 

@@ -1,5 +1,6 @@
 //! The memory of answers that clients have not received yet: at most `max_large_answers` answers above 1 MiB,
-//! and at most [`HELD_BYTES_MAX`] bytes of all but small answers.
+//! and at most [`HELD_BYTES_MAX`] bytes of all but small answers. Pages of metrics have memory of their own,
+//! so that clients that do not read other answers do not keep the metrics from whoever collects them.
 
 use std::convert::Infallible;
 use std::io;
@@ -24,6 +25,9 @@ pub(super) const PIECE_BYTES: usize = 32 * 1024;
 /// them.
 const HELD_BYTES_MAX: usize = 48 * 1024 * 1024;
 
+/// Maximum of the bytes of all pages of metrics that are held at once.
+const METRICS_BYTES_MAX: usize = 8 * 1024 * 1024;
+
 /// Time for which the answer to a request that has acted waits for a permit.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
@@ -37,6 +41,7 @@ pub(super) struct LargeAnswers {
     answers: Arc<Semaphore>,
     /// One for each byte of the answers that hold more than [`PIECE_BYTES`].
     bytes: Arc<Semaphore>,
+    bytes_max: usize,
 }
 
 /// The permits of one answer, held until its body is sent or dropped. A small answer has none.
@@ -64,9 +69,19 @@ pub(super) struct AnswerText {
 struct AnswerSize(usize);
 
 impl LargeAnswers {
-    pub(super) fn new(maximum: usize) -> Self {
-        let answers = Arc::new(Semaphore::new(maximum.min(Semaphore::MAX_PERMITS)));
-        Self { answers, bytes: Arc::new(Semaphore::new(HELD_BYTES_MAX)) }
+    /// Returns the permits of all answers but pages of metrics.
+    pub(super) fn new(max_large_answers: usize) -> Self {
+        Self::with_bytes(max_large_answers, HELD_BYTES_MAX)
+    }
+
+    /// Returns the permits of pages of metrics.
+    pub(super) fn of_metrics(max_large_answers: usize) -> Self {
+        Self::with_bytes(max_large_answers, METRICS_BYTES_MAX)
+    }
+
+    fn with_bytes(max_large_answers: usize, bytes_max: usize) -> Self {
+        let answers = Arc::new(Semaphore::new(max_large_answers.min(Semaphore::MAX_PERMITS)));
+        Self { answers, bytes: Arc::new(Semaphore::new(bytes_max)), bytes_max }
     }
 
     /// Returns a permit for a small answer.
@@ -77,7 +92,7 @@ impl LargeAnswers {
     /// Acquires a permit for an answer of `size` bytes, of which at most `held` are in memory at once.
     pub(super) fn try_acquire(&self, size: usize, held: usize) -> Result<AnswerPermit, ApiError> {
         let mut permit = self.small();
-        if permit.try_grow(size, held) { Ok(permit) } else { Err(no_permit()) }
+        if permit.try_grow(size, held) { Ok(permit) } else { Err(self.no_permit()) }
     }
 
     /// Waits for a permit for an answer of `size` bytes.
@@ -100,7 +115,7 @@ impl LargeAnswers {
     /// Answers a request that only reads, with a value as JSON. The answer is refused at once if there is no
     /// permit.
     pub(super) fn json(&self, value: &impl Serialize) -> Result<Response, ApiError> {
-        self.encode(value, self.small())?.ok_or_else(no_permit)
+        self.encode(value, self.small())?.ok_or_else(|| self.no_permit())
     }
 
     /// Answers a request that has acted, with a value as JSON. The answer waits for a permit, because the
@@ -120,10 +135,27 @@ impl LargeAnswers {
             }
         }
         encoded.ok_or_else(|| {
-            let message = format!("{}; {done}", full());
+            let message = format!("{}; {done}", self.full());
             // It has no Retry-After, because the same request would act again.
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, NO_PERMIT, message)
         })
+    }
+
+    fn no_permit(&self) -> ApiError {
+        let message = format!(
+            "{}: try again later, or ask for less with limit if the request has one",
+            self.full()
+        );
+        ApiError::retry_later(StatusCode::SERVICE_UNAVAILABLE, NO_PERMIT, message)
+    }
+
+    /// Says that there is no permit.
+    fn full(&self) -> String {
+        let megabytes = self.bytes_max >> 20;
+        format!(
+            "too many answers have not been received by their clients yet (max_large_answers above \
+             1 MiB, or {megabytes} MiB in all)"
+        )
     }
 
     /// Encodes an answer. Returns `None` if it needs a larger permit than there is.
@@ -172,7 +204,7 @@ impl AnswerPermit {
             return 0;
         }
         let own = self.bytes.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        let missing = held.min(HELD_BYTES_MAX).saturating_sub(own);
+        let missing = held.min(self.permits.bytes_max).saturating_sub(own);
         u32::try_from(missing).unwrap_or(u32::MAX)
     }
 }
@@ -184,13 +216,13 @@ impl AnswerText {
 
     /// Appends a text. Fails if there is no permit for it.
     pub(super) fn append(&mut self, text: &str) -> Result<(), ApiError> {
-        io::Write::write_all(self, text.as_bytes()).map_err(|_| no_permit())
+        io::Write::write_all(self, text.as_bytes()).map_err(|_| self.permit.permits.no_permit())
     }
 
     /// Appends a value as JSON. Fails if there is no permit for it.
     pub(super) fn append_json(&mut self, value: &impl Serialize) -> Result<(), ApiError> {
-        serde_json::to_writer(self, value).map_err(|error| match error.is_io() {
-            true => no_permit(),
+        serde_json::to_writer(&mut *self, value).map_err(|error| match error.is_io() {
+            true => self.permit.permits.no_permit(),
             false => ApiError::internal(&error),
         })
     }
@@ -245,21 +277,6 @@ impl io::Write for AnswerSize {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
-}
-
-fn no_permit() -> ApiError {
-    let message =
-        format!("{}: try again later, or ask for less with limit if the request has one", full());
-    ApiError::retry_later(StatusCode::SERVICE_UNAVAILABLE, NO_PERMIT, message)
-}
-
-/// Says that there is no permit.
-fn full() -> String {
-    let megabytes = HELD_BYTES_MAX >> 20;
-    format!(
-        "too many answers have not been received by their clients yet (max_large_answers above \
-         1 MiB, or {megabytes} MiB in all)"
-    )
 }
 
 /// Returns a body that is sent in pieces, and holds the permit until then.

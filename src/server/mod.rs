@@ -2,7 +2,7 @@
 //!
 //! [`serve`] is the server of the binary. A program with an HTTP server of its own mounts the same
 //! routes with [`router`] and [`operations`], and puts a [`Guard`] around them if it wants one. Its
-//! own handlers answer with [`sse`] and with [`HostError`], which is a response.
+//! own handlers answer with [`EventStream`] and with [`HostError`], which are responses.
 //!
 //! Handlers are thin: each parses a request, calls the [`Host`], and turns the result into a
 //! response.
@@ -68,10 +68,12 @@ use crate::runtime::Host;
 use crate::runtime::HostError;
 
 use connections::Connections;
-pub use event_stream::{EventStream, sse};
-pub use guard::{Guard, GuardedService};
+pub use event_stream::EventStream;
+pub use guard::Guard;
+#[doc(hidden)]
+pub use guard::GuardedService;
 use large_answer::LargeAnswers;
-pub use routes::{operations, router, router_with};
+pub use routes::{operations, router};
 pub use state::ServerOptions;
 use state::{ApiState, JournalReads};
 
@@ -114,11 +116,13 @@ pub fn serve(
     let connections = Connections::new(host.clone(), options.max_connections);
     let limits = options.clone();
     let large_answers = LargeAnswers::new(options.max_large_answers);
+    let metrics_pages = LargeAnswers::of_metrics(options.max_large_answers);
     host.note_approvals_are_read();
     let state = ApiState {
         host,
         options,
         large_answers,
+        metrics_pages,
         reads: JournalReads::default(),
         closing: closing.clone(),
         is_server: true,

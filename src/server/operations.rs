@@ -46,7 +46,7 @@ pub(super) async fn metrics(State(state): State<AppState>) -> Result<Response, A
         let message = "this host has no metrics page: its metrics go to a recorder of the program";
         ApiError::not_found("no_metrics_page", message)
     })?;
-    let permit = state.large_answers.try_acquire(page.len(), page.len())?;
+    let permit = state.metrics_pages.try_acquire(page.len(), page.len())?;
     let body = large_answer::body(page.into(), permit);
     Ok(([(header::CONTENT_TYPE, Telemetry::CONTENT_TYPE)], body).into_response())
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::ApiError;
-use super::extract::{PathSession, ResultBody, StrictQuery};
+use super::extract::{PathSession, ResultBody, StrictQuery, plain_reason};
 use super::state::AppState;
 use crate::runtime::{HostError, StoredResult};
 use crate::tool::ToolOutput;
@@ -105,8 +105,10 @@ fn output(content: Value, structured: Option<Value>) -> Result<ToolOutput, Strin
         Value::Array(parts) => {
             let mut output = ToolOutput::default();
             for (index, part) in parts.into_iter().enumerate() {
-                let part = ResultPart::deserialize(part)
-                    .map_err(|error| format!("content: part {index}: {error}"))?;
+                let part = ResultPart::deserialize(part).map_err(|error| {
+                    let reason = plain_reason(&error.to_string(), "member");
+                    format!("content: part {index}: {reason}")
+                })?;
                 output = output.with_part(part);
             }
             (output, None)

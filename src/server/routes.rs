@@ -5,10 +5,12 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::OriginalUri;
 use axum::http::Method;
+use axum::middleware::from_extractor;
 use axum::routing::{MethodRouter, any, delete, get, post};
 use tokio_util::sync::CancellationToken;
 
 use super::error::ApiError;
+use super::extract::NoQuery;
 use super::large_answer::LargeAnswers;
 use super::mount::MountPath;
 use super::operations::{healthz, metrics, models, readyz};
@@ -45,36 +47,35 @@ type Route = (&'static str, &'static str, MethodRouter<AppState>);
 /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
 /// ```
 pub fn router<S: Clone + Send + Sync + 'static>(host: &Host) -> Router<S> {
-    router_with(host, &ServerOptions::default())
+    ServerOptions::default().router(host)
 }
 
-/// Returns the routes of [`router`] with other limits: the `body_bytes_max`, `body_timeout` and
-/// `keep_alive` of these options. `Guard::from(options)` has their access rules.
-///
-/// ```
-/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
-/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-/// use callsheet::prelude::*;
-/// use callsheet::server::{self, Guard, ServerOptions};
-///
-/// let host = Host::builder().start().await?;
-/// let options = ServerOptions::default().with(|options| options.body_bytes_max = 32 << 20);
-/// let api = server::router_with(&host, &options).layer(Guard::from(&options));
-/// let app: axum::Router = axum::Router::new().nest("/agents", api);
-/// # host.shutdown().await;
-/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
-/// ```
-pub fn router_with<S: Clone + Send + Sync + 'static>(
-    host: &Host,
-    options: &ServerOptions,
-) -> Router<S> {
-    let state = embedded_state(host, options);
-    with_routes(api_routes())
-        .merge(with_console_routes(&state))
-        // A fallback would be lost in a router that is nested twice, and would collide with the
-        // fallback of an application.
-        .route("/v1/{*path}", any(unknown_path))
-        .with_state(Arc::new(state))
+impl ServerOptions {
+    /// Returns the routes of [`router`] with the `body_bytes_max`, `body_timeout`, `keep_alive` and
+    /// `max_large_answers` of these options. `Guard::from(&options)` has their access rules.
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    /// use callsheet::server::{Guard, ServerOptions};
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let options = ServerOptions::default().with(|options| options.body_bytes_max = 32 << 20);
+    /// let api = options.router(&host).layer(Guard::from(&options));
+    /// let app: axum::Router = axum::Router::new().nest("/agents", api);
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    pub fn router<S: Clone + Send + Sync + 'static>(&self, host: &Host) -> Router<S> {
+        let state = embedded_state(host, self);
+        with_routes(api_routes())
+            .merge(with_console_routes(&state))
+            // A fallback would be lost in a router that is nested twice, and would collide with the
+            // fallback of an application.
+            .route("/v1/{*path}", any(unknown_path))
+            .with_state(Arc::new(state))
+    }
 }
 
 /// Returns the routes of an operator: `/healthz`, `/readyz` and `/metrics`. They can be mounted
@@ -110,6 +111,7 @@ fn embedded_state(host: &Host, options: &ServerOptions) -> ApiState {
     ApiState {
         host: host.clone(),
         large_answers: LargeAnswers::new(options.max_large_answers),
+        metrics_pages: LargeAnswers::of_metrics(options.max_large_answers),
         reads: JournalReads::default(),
         options: options.clone(),
         closing: CancellationToken::new(),
@@ -123,7 +125,7 @@ fn api_routes() -> Vec<Route> {
         ("POST", "/v1/sessions", post(sessions::open)),
         ("GET", "/v1/sessions", get(sessions::list)),
         ("GET", "/v1/sessions/{id}", get(sessions::snapshot)),
-        ("DELETE", "/v1/sessions/{id}", delete(sessions::close)),
+        ("DELETE", "/v1/sessions/{id}", without_query(delete(sessions::close))),
         ("POST", "/v1/sessions/{id}/fork", post(sessions::fork)),
         ("POST", "/v1/sessions/{id}/runs", post(runs::start)),
         ("GET", "/v1/sessions/{id}/events", get(events::watch)),
@@ -132,19 +134,24 @@ fn api_routes() -> Vec<Route> {
         ("POST", "/v1/sessions/{id}/resume", post(runs::resume)),
         ("POST", "/v1/sessions/{id}/tools/refresh", post(runs::refresh_tools)),
         ("POST", "/v1/sessions/{id}/compact", post(runs::compact)),
-        ("GET", "/v1/sessions/{id}/context", get(runs::context)),
+        ("GET", "/v1/sessions/{id}/context", without_query(get(runs::context))),
         ("POST", "/v1/sessions/{id}/approvals/{tool_id}", post(approvals::decide)),
         ("GET", "/v1/sessions/{id}/results/{tool_id}", get(results::show)),
         ("GET", "/v1/sessions/{id}/records", get(records::list)),
         ("POST", "/v1/sessions/{id}/verify", post(records::verify)),
-        ("GET", "/v1/sessions/{id}/turns/{turn}/request", get(records::request)),
+        ("GET", "/v1/sessions/{id}/turns/{turn}/request", without_query(get(records::request))),
         ("GET", "/v1/events", get(events::watch_many)),
         ("POST", "/v1/sessions/{id}/results/{tool_id}", post(results::answer)),
         ("GET", "/v1/tools", get(tools::list)),
         ("POST", "/v1/tools/{name}/call", post(tools::call)),
-        ("GET", "/v1/host/models", get(models)),
+        ("GET", "/v1/host/models", without_query(get(models))),
         ("POST", "/v1/ui/vitals", post(vitals::report)),
     ]
+}
+
+/// Refuses a query, because the request has no parameters. Requests with a body do so when they read it.
+fn without_query(handler: MethodRouter<AppState>) -> MethodRouter<AppState> {
+    handler.route_layer(from_extractor::<NoQuery>())
 }
 
 /// Returns the routes of the console, or none if it is not enabled.

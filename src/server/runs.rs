@@ -61,7 +61,7 @@ pub(super) async fn start(
     State(state): State<AppState>,
     PathSession(session): PathSession,
     headers: HeaderMap,
-    KeyedBody(body, request): KeyedBody<StartRunRequest>,
+    KeyedBody(body, request_key): KeyedBody<StartRunRequest>,
 ) -> Result<Response, ApiError> {
     let StartRunRequest {
         input,
@@ -103,7 +103,7 @@ pub(super) async fn start(
         .start_run(RunRequest {
             input,
             overrides,
-            request,
+            request_key,
             trace,
             queue,
             metadata,
@@ -185,9 +185,9 @@ pub(super) async fn context(PathSession(session): PathSession) -> Result<Respons
 
 pub(super) async fn steer(
     PathSession(session): PathSession,
-    KeyedBody(SteerRunRequest { input }, request): KeyedBody<SteerRunRequest>,
+    KeyedBody(SteerRunRequest { input }, request_key): KeyedBody<SteerRunRequest>,
 ) -> Result<Response, ApiError> {
-    let seq = session.steer_by(input, request).await?;
+    let seq = session.steer_by(input, request_key).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({"seq": seq}))).into_response())
 }
 

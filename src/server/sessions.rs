@@ -20,9 +20,12 @@ use crate::types::{Metadata, Seq, SessionId};
 /// Default of `limit`: the number of sessions on a page.
 const PAGE_LENGTH: usize = 100;
 
-/// Maximum number of sessions that are read at once. A longer page is read in parts, so that a large one is
-/// refused early.
-const READ_LENGTH_MAX: usize = PAGE_LENGTH + 1;
+/// Number of sessions of a page that are read first. Each further part of the page has twice as many, so that
+/// an answer for which there is no room is refused before much of it is read.
+const FIRST_PART_LENGTH: usize = 4;
+
+/// Maximum number of sessions that are read at once.
+const PART_LENGTH_MAX: usize = 128;
 
 /// Maximum of `limit`.
 const PAGE_LENGTH_MAX: usize = 1000;
@@ -80,18 +83,20 @@ pub(super) async fn list(
     let mut answer = shared.large_answers.text();
     answer.append("{\"sessions\":[")?;
     let (mut count, mut has_more) = (0, true);
+    let mut part = FIRST_PART_LENGTH;
     while has_more && count < limit {
+        part = part.min(limit - count);
         // One more than is shown tells whether there are more.
-        query.limit = READ_LENGTH_MAX.min(limit - count + 1);
+        query.limit = part + 1;
         let sessions = shared.host.sessions(query.clone()).await?;
-        let shown = sessions.len().min(query.limit - 1);
-        has_more = sessions.len() == query.limit;
-        for session in sessions.into_iter().take(shown) {
+        has_more = sessions.len() > part;
+        for session in sessions.into_iter().take(part) {
             answer.append(if count == 0 { "" } else { "," })?;
             answer.append_json(&session)?;
             count += 1;
             query.after = Some(session.id);
         }
+        part = PART_LENGTH_MAX.min(part * 2);
     }
     answer.append("],\"next\":")?;
     answer.append_json(&query.after.filter(|_| has_more))?;

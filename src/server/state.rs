@@ -13,7 +13,7 @@ use crate::runtime::Host;
 
 /// Access rules and limits of a server.
 ///
-/// Taken by [`serve`](crate::server::serve) and [`router_with`](crate::server::router_with).
+/// Taken by [`serve`](crate::server::serve); [`Self::router`] shows their use in a program.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerOptions {
@@ -82,6 +82,8 @@ pub(super) struct ApiState {
     pub(super) options: ServerOptions,
     /// The permits of answers that are being sent.
     pub(super) large_answers: LargeAnswers,
+    /// The permits of pages of metrics that are being sent.
+    pub(super) metrics_pages: LargeAnswers,
     pub(super) reads: JournalReads,
     /// Cancelled at shutdown, to end event streams.
     pub(super) closing: CancellationToken,

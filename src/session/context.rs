@@ -1,5 +1,23 @@
-//! The size of the context: when old results are cleared, when runs that ended are formatted, and when a
-//! summary is asked for.
+//! How the history is shortened when it is too long for the context window, and what is kept.
+//!
+//! Nothing is truncated or trimmed at a fixed length. The history is compacted by three changes
+//! ([`ContextChange`]), with the keys of `[agents.NAME.context]`:
+//!
+//! | change | when | what it replaces | what it keeps |
+//! | --- | --- | --- | --- |
+//! | clear old results (`Cleared`) | before a turn whose request is above `clear_at` of the window, if that saves `clear_at_least` | results of tools, each by one line with its reference | the newest `keep_results` results, errors, results of tools with `keep`, results as short as the line |
+//! | summarise (`Summarised`) | before a turn whose request is above `compact_at`; on request of a client | the first messages, by a text that a model writes | the last `keep_turns` turns, users' messages up to `keep_user_tokens`, the references of the newest results |
+//! | format compactly (`Formatted`) | once, when a run has ended, with `history = "compact"` | the messages of the run, by one with a log of its calls | the inputs of the run, summaries |
+//!
+//! Steps are decided in `step_before_turn`, `shrink_idle` (formatting, and summaries on request) and
+//! `step_after_overflow`. The last one makes a request smaller once a turn that was too large for its model, as the
+//! turn has found out (`turn::attempt`): it clears results, at last without `keep_results`, and then asks for a
+//! summary. `context::compaction` plans and applies the changes. While no window is known, only an
+//! overflow and a client lead to a change. A single result is cut to `max_result_bytes` before all this
+//! (`context::result_cut`).
+//!
+//! The word "compact": in `compact_at` and in the request of a client it means the summary, in `history = "compact"`
+//! the formatting, and in [`Record::Compacted`] and the event `context_compacted` any of the three.
 //!
 //! Each decision is a [`Record::Compacted`], which says exactly what is replaced by what. A session that
 //! wakes up applies the records and decides nothing again.
@@ -40,7 +58,7 @@ enum Step {
 impl Session {
     /// Returns about the number of tokens of the next request with these rules.
     pub fn request_tokens(&mut self, rules: &TurnRules) -> u64 {
-        self.meter().tokens(self.estimated_request(rules))
+        self.token_meter().tokens(self.estimated_request(rules))
     }
 
     /// Returns the tokens of the next request, by estimate alone.
@@ -62,7 +80,7 @@ impl Session {
     /// Returns the service's count of the last request, if it counts.
     #[must_use]
     pub fn counted_tokens(&self) -> Option<u64> {
-        self.context.meter.counted()
+        self.context.token_meter.counted()
     }
 
     /// Handles what the host has learnt of the first model of the next request. Only decisions that follow
@@ -77,8 +95,8 @@ impl Session {
         rules.models.first().context_window.or(self.context.model.window())
     }
 
-    fn meter(&self) -> TokenMeter {
-        self.context.meter.with_ratio_of(&self.context.model)
+    fn token_meter(&self) -> TokenMeter {
+        self.context.token_meter.with_ratio_of(&self.context.model)
     }
 
     /// Returns true if the session waits for a summary.
@@ -215,7 +233,7 @@ impl Session {
         let is_above = |share: Share| !share.is_zero() && tokens > share.part_of(window);
         if is_above(policy.clear_at) {
             let plan = self.clearing(rules, policy.keep_results);
-            let saved = self.meter().part(plan.saved);
+            let saved = self.token_meter().part(plan.saved);
             if saved > 0 && saved >= policy.clear_at_least.part_of(window) {
                 let references = policy.references;
                 return Step::Change(ContextChange::Cleared { calls: plan.calls, references });
@@ -270,7 +288,7 @@ impl Session {
             next.is_cleared = true;
             for keep_results in [policy.keep_results, 0] {
                 let plan = self.clearing(rules, keep_results);
-                let saved = self.meter().part(plan.saved);
+                let saved = self.token_meter().part(plan.saved);
                 let is_enough = overflow.tokens.saturating_sub(saved) <= goal;
                 if saved > 0 && (is_enough || keep_results == 0) {
                     let (calls, references) = (plan.calls, policy.references);
@@ -335,7 +353,7 @@ impl Session {
         let Some(fixed) = self.run.as_ref().map(|run| run.terms.fixed_tokens) else { return };
         if input_tokens > 0 {
             let estimated = fixed + self.history.estimated_tokens();
-            self.context.meter.handle_usage(estimated, input_tokens);
+            self.context.token_meter.handle_usage(estimated, input_tokens);
         }
     }
 
@@ -370,7 +388,7 @@ impl Session {
         let applied = prepared.map_or_else(|| self.applied(change), |prepared| prepared.1);
         let AppliedChange { messages, run_start, tokens } = applied;
         self.history.replace(messages.into(), tokens);
-        self.context.meter.handle_removal(estimated.saturating_sub(tokens.total()));
+        self.context.token_meter.handle_removal(estimated.saturating_sub(tokens.total()));
         match (&mut self.run, &mut self.context.ended_run) {
             (Some(run), _) => {
                 run.first_message = run_start;
@@ -414,7 +432,7 @@ impl Session {
 
     fn summary_plan(&mut self, rules: &TurnRules) -> Option<SummaryPlan> {
         let ContextPolicy { keep_turns, keep_user_tokens, .. } = &rules.context;
-        let (meter, window) = (self.meter(), self.window(rules).unwrap_or(u64::MAX));
+        let (meter, window) = (self.token_meter(), self.window(rules).unwrap_or(u64::MAX));
         let replaced_tokens_max = match self.can_send_all(rules) {
             true => u64::MAX,
             false => {
@@ -466,7 +484,7 @@ impl Session {
     fn sizes(&mut self, rules: &TurnRules, applied: &AppliedChange) -> (u64, u64) {
         let (before, estimated) = (self.request_tokens(rules), self.history.estimated_tokens());
         let left = applied.tokens.total();
-        let mut meter = self.context.meter;
+        let mut meter = self.context.token_meter;
         meter.handle_removal(estimated.saturating_sub(left));
         let meter = meter.with_ratio_of(&self.context.model);
         (before, meter.tokens(rules.fixed_tokens + left))

@@ -12,7 +12,7 @@ use crate::wire::PromptChange;
 /// The measurements and pending changes of the context.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct ContextState {
-    pub(super) meter: TokenMeter,
+    pub(super) token_meter: TokenMeter,
     /// The window and ratio of the first model, learnt by the host from all sessions. The host sets them, so they
     /// are not durable.
     pub(super) model: ModelTokens,

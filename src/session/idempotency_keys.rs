@@ -46,18 +46,18 @@ impl IdempotencyKeys {
     /// If the key was used with a different request.
     pub(super) fn find(
         &self,
-        request: Option<&RequestKey>,
+        key: Option<&RequestKey>,
     ) -> Result<Option<&SeenRequest>, SessionRefusal> {
-        let Some(request) = request else { return Ok(None) };
-        match self.seen.get(&request.key) {
-            Some(seen) if seen.digest != request.digest => Err(SessionRefusal::KeyReused),
+        let Some(RequestKey { key, digest }) = key else { return Ok(None) };
+        match self.seen.get(key) {
+            Some(seen) if seen.digest != *digest => Err(SessionRefusal::KeyReused),
             seen => Ok(seen),
         }
     }
 
     /// Remembers a request. Forgets the oldest one if there are too many.
-    pub(super) fn insert(&mut self, request: &RequestKey, seq: Seq, effect: RequestEffect) {
-        let RequestKey { key, digest } = request.clone();
+    pub(super) fn insert(&mut self, key: &RequestKey, seq: Seq, effect: RequestEffect) {
+        let RequestKey { key, digest } = key.clone();
         if self.seen.insert(key.clone(), SeenRequest { digest, seq, effect }).is_some() {
             return;
         }

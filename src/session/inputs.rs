@@ -9,10 +9,10 @@ use super::machine::{
     InputLimits, Lifecycle, Session, SessionEffect, SessionRecord, SessionRefusal,
 };
 use super::open_run::{RunInput, RunStage, TurnOrigin};
-use super::run::RunAnswer;
+use super::run_machine::RunAnswer;
 use crate::event::Event;
 use crate::record::{Record, RequestKey, Seq, StopMode};
-use crate::turn::{CancelReason, TurnRecord};
+use crate::turn::{CancelReason, CommittedTurn};
 use crate::types::{CallKey, Content, RunError, RunId};
 
 impl Session {
@@ -25,11 +25,11 @@ impl Session {
     pub fn handle_steer(
         &mut self,
         input: Content,
-        request: Option<RequestKey>,
+        request_key: Option<RequestKey>,
         limits: InputLimits,
     ) -> Result<Option<Seq>, SessionRefusal> {
         self.check_open()?;
-        if let Some(seen) = self.keys.find(request.as_ref())? {
+        if let Some(seen) = self.keys.find(request_key.as_ref())? {
             let is_steering = seen.effect == RequestEffect::Steered;
             return if is_steering { Ok(Some(seen.seq)) } else { Err(SessionRefusal::KeyReused) };
         }
@@ -43,7 +43,7 @@ impl Session {
         self.check_room(limits.inputs_max)?;
         limits.check(&input)?;
         let event = Event::RunSteered { input: input.clone() };
-        let record = Record::Steered { input, after_turn: self.turn, request };
+        let record = Record::Steered { input, follows_turn: self.turn, request: request_key };
         let record = self.run_record(&run.id, record, vec![event]);
         self.record(vec![record]);
         Ok(None)
@@ -156,7 +156,7 @@ impl Session {
         let Some(run) = self.run.as_deref_mut() else { return };
         if let RunStage::Turn(turn) = &mut run.stage {
             run.people += turn.rested(now);
-            *turn = super::OpenTurn::new(turn.plan, Some(TurnOrigin::Recorded));
+            *turn = super::OpenTurn::new(turn.request_kind, Some(TurnOrigin::Recorded));
         }
     }
 
@@ -164,11 +164,11 @@ impl Session {
     pub fn handle_run_failed(
         &mut self,
         now: Duration,
-        committed: Option<&TurnRecord>,
+        committed: Option<&CommittedTurn>,
         error: RunError,
     ) {
-        if let Some(record) = committed {
-            self.handle_turn_committed(record);
+        if let Some(turn) = committed {
+            self.handle_turn_committed(turn);
         }
         if self.run.is_some() {
             let failed = crate::types::RunEnd::Failed;

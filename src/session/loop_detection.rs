@@ -1,7 +1,7 @@
 //! Loop detection: consecutive turns of a run with identical calls and identical results.
 //!
 //! At `repeat_limit` such turns the model is warned by a note after the last result. At twice as many
-//! the run ends as `loop_detected`. [`run`](super::run) checks `max_failed_turns` first.
+//! the run ends as `loop_detected`. [`run_machine`](super::run_machine) checks `max_failed_turns` first.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

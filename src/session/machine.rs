@@ -14,7 +14,7 @@ use crate::context::{History, InitialHistory, ResultCut, Variables};
 use crate::event::{Event, RunStats};
 use crate::message::{MessageList, content_bytes};
 use crate::record::{Record, Seq, StopMode};
-use crate::turn::{CancelReason, TurnRecord, TurnSpec};
+use crate::turn::{CancelReason, CommittedTurn, TurnSpec};
 use crate::types::{
     COMPACT_AT, Content, Metadata, ParentCall, Reference, ReferenceError, RunEnd, RunError, RunId,
     Usage, VariableName, WriteSet,
@@ -63,7 +63,17 @@ pub struct Session {
     pub(super) frozen_tools: Option<Arc<str>>,
     /// The list was requested and has not arrived.
     pub(super) waits_for_tools: bool,
-    /// Nothing goes on until [`handle_resume`](Self::handle_resume).
+    /// Nothing goes on until [`handle_wake`](Self::handle_wake) or [`handle_resume`](Self::handle_resume). Set for each
+    /// session that is read from the journal with a run or a queue.
+    ///
+    /// Three words that are easily mixed up:
+    ///
+    /// - *Suspended*: this field. An awake session leaves the state at once, unless the run was interrupted by the end of
+    ///   its host and `journal.resume` is `manual`: then a client resumes it.
+    /// - *Resting*: the turn in progress waits only for people ([`handle_resting`](Self::handle_resting)). The session may
+    ///   hibernate meanwhile.
+    /// - *Resumable*: the turn rests and none of its calls runs
+    ///   ([`Turn::is_resumable`](crate::turn::Turn::is_resumable)). Its host may end without ending the run.
     pub(super) suspended: bool,
     pub(super) shutting_down: bool,
     pub(super) outbox: VecDeque<SessionEffect>,
@@ -301,7 +311,7 @@ impl Session {
                     self.keys.insert(request, at.seq, RequestEffect::Run(run_id.clone()));
                 }
                 let overrides = self.with_client_tools(overrides);
-                self.start_run(
+                self.apply_run_start(
                     at,
                     terms_of(&overrides),
                     RunInput {
@@ -314,18 +324,18 @@ impl Session {
                     },
                 );
             }
-            Record::Steered { input, after_turn, request } => {
+            Record::Steered { input, follows_turn, request } => {
                 if let Some(request) = request {
                     self.keys.insert(request, at.seq, RequestEffect::Steered);
                 }
                 let last = self.turn;
                 let run = self.open_run()?;
-                if *after_turn > last {
+                if *follows_turn > last {
                     run.skip_follow_up();
                 }
                 run.steer();
                 self.forget_failed_summaries();
-                self.history.steer(*after_turn, input.clone());
+                self.history.steer(*follows_turn, input.clone());
             }
             Record::StopAsked { mode } => self.open_run()?.stop(*mode),
             Record::LimitReached { limit, action, note, usage, .. } => {
@@ -396,28 +406,28 @@ impl Session {
 
     /// Commits a turn to the history and decides what follows. Returns false if the session does
     /// not wait for this turn.
-    pub fn handle_turn_committed(&mut self, record: &TurnRecord) -> bool {
+    pub fn handle_turn_committed(&mut self, turn: &CommittedTurn) -> bool {
         let Some(run) = self.run.as_deref() else { return false };
-        if run.turn().is_none() || record.number != self.turn {
+        if run.turn().is_none() || turn.number != self.turn {
             return false;
         }
-        let message = record.message.as_ref();
+        let message = turn.message.as_ref();
         let cut = ResultCut {
             bytes_max: run.terms.limits.max_result_bytes,
             references: run.terms.references,
         };
-        self.has_children |= record.results.iter().any(|result| result.outcome.child.is_some());
-        self.update_token_meter(record.request_tokens);
+        self.has_children |= turn.results.iter().any(|result| result.outcome.child.is_some());
+        self.update_token_meter(turn.request_tokens);
         self.forget_summary();
         if message.is_some() {
             self.context.unsent_change = None;
         }
         let steered = self.history.pending_inputs() > 0;
-        self.history.commit(record.number, message, &record.results, cut);
-        record.results.iter().for_each(|result| self.variables.apply(&result.writes));
-        self.usage += record.usage;
+        self.history.commit(turn.number, message, &turn.results, cut);
+        turn.results.iter().for_each(|result| self.variables.apply(&result.writes));
+        self.usage += turn.usage;
         if let Some(run) = &mut self.run {
-            run.commit(record, steered);
+            run.commit(turn, steered);
         }
         true
     }
@@ -444,7 +454,7 @@ impl Session {
         self.run.as_deref_mut().ok_or_else(|| "no run goes on".to_owned())
     }
 
-    fn start_run(&mut self, at: RecordedAt, terms: RunTerms, queued: RunInput) {
+    fn apply_run_start(&mut self, at: RecordedAt, terms: RunTerms, queued: RunInput) {
         self.forget_failed_summaries();
         self.queue.retain(|other| other.run_id != queued.run_id);
         let has_initial_calls = self.history.initial_calls().is_some();
@@ -463,8 +473,8 @@ impl Session {
             RunStage::Ready(_) if number <= last => {
                 Err(format!("it is of turn {number}, and turn {last} is over"))
             }
-            RunStage::Ready(plan) => {
-                let turn = OpenTurn::new(*plan, Some(TurnOrigin::Recorded));
+            RunStage::Ready(kind) => {
+                let turn = OpenTurn::new(*kind, Some(TurnOrigin::Recorded));
                 run.stage = RunStage::Turn(turn);
                 self.turn = number;
                 Ok(())

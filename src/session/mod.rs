@@ -7,15 +7,18 @@
 //! | --- | --- |
 //! | requests to start or to queue a run | `runs` |
 //! | other requests: steer, stop, resume, shut down, close | `inputs` |
+//! | stop: `now` ([`StopMode::Now`](crate::record::StopMode)) cancels the turn | `inputs` (`handle_stop`), `turn::response_end` |
+//! | stop: `after_turn` ends the run when its turn is over | `run_machine` (`follow_up_turn`), `runs` (`stops_before_turn`) |
+//! | suspended, resting, resumable: the meaning of the words | `machine` (`Session::suspended`) |
 //! | limits on waiting inputs and on the size of a session | `inputs`, `machine` |
 //! | requests for a new list of MCP tools (the list is frozen otherwise) | `inputs` |
 //! | conditions of hibernation in the machine (`may_hibernate`) | `inputs` |
 //! | idempotency keys of client requests (`Idempotency-Key`) | `idempotency_keys` |
 //! | the next turn, the records that follow a turn, the next queued run, the end of a run | `runs` |
-//! | end of a run after a turn: `max_turns`, `max_failed_turns`, token budget, request for a final answer | `run` |
-//! | forced call (`tool_choice`), typed answer: requests for it, `output_retries` | `run` |
-//! | size of the context: clearing of results, compact history, summary, overflow, learnt window | `context` |
-//! | use of a limit, and the note when half of it is used | `meter` |
+//! | end of a run after a turn: `max_turns`, `max_failed_turns`, token budget, request for a final answer | `run_machine` |
+//! | forced call (`tool_choice`), typed answer: requests for it, `output_retries` | `run_machine` |
+//! | a history that is too long (truncate, trim, shorten, compact): clearing of results, compact history, summary, overflow, learnt window | `context` |
+//! | use of a limit, and the note when half of it is used | `limit_meter` |
 //! | loop detection (`repeat_limit`) | `loop_detection` |
 //! | stage, usage and time of the current run | `open_run` |
 //! | limits that end a run before its next turn: `run_timeout`, tokens that a summary has used up | `open_run` |
@@ -34,14 +37,14 @@ mod context_state;
 mod explorer;
 mod idempotency_keys;
 mod inputs;
+mod limit_meter;
 mod loop_detection;
 mod machine;
-mod meter;
 mod open_run;
 mod past_run;
 mod reference_index;
 mod replay;
-mod run;
+mod run_machine;
 mod runs;
 mod stored;
 #[cfg(test)]
@@ -57,6 +60,6 @@ pub use open_run::{OpenRun, OpenTurn, RecordedAt, RunInput, RunStage, RunTerms, 
 pub use past_run::{PastRun, past_run};
 pub use reference_index::RecordRange;
 pub use replay::{Replayed, replay};
-pub use run::{FollowUp, Instruction, OUTPUT_INVALID, Run, RunAnswer, RunNext};
+pub use run_machine::{FollowUp, Instruction, OUTPUT_INVALID, RunAnswer, RunMachine, RunNext};
 pub use runs::RulesOf;
 pub use stored::{RebuildError, StoredSession};

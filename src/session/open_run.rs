@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::run::{FollowUp, Run, RunNext};
+use super::run_machine::{FollowUp, RunMachine, RunNext};
 use crate::config::{Limits, RunOverrides};
 use crate::event::RunStats;
 use crate::record::{Seq, StopMode};
-use crate::turn::{CancelReason, LimitHit, MAX_TOKENS, OutputRules, TurnRecord, TurnRules};
+use crate::turn::{CancelReason, CommittedTurn, LimitHit, MAX_TOKENS, OutputRules, TurnRules};
 use crate::types::{
     Content, Metadata, RequestKind, RunId, ToolChoice, TraceContext, Usage, VariableName, millis,
 };
@@ -68,7 +68,7 @@ pub struct OpenRun {
     pub stage: RunStage,
     /// The reason why the current turn, or the next one, is cancelled.
     pub cancel: Option<CancelReason>,
-    pub(super) machine: Run,
+    pub(super) machine: RunMachine,
     pub(super) terms: RunTerms,
     /// True if some of its messages were replaced.
     pub is_compacted: bool,
@@ -130,7 +130,7 @@ pub enum RunStage {
 /// A turn in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OpenTurn {
-    pub(super) plan: RequestKind,
+    pub(super) request_kind: RequestKind,
     /// Set while no accumulator owns the turn: it has to be handed out.
     pub(super) hand_out: Option<TurnOrigin>,
     /// Set while the context is made smaller, because a request of the turn was too large.
@@ -172,8 +172,8 @@ struct RunClock {
 }
 
 impl OpenTurn {
-    pub(super) fn new(plan: RequestKind, hand_out: Option<TurnOrigin>) -> Self {
-        Self { plan, hand_out, overflow: None, rests_since: None, rested: Duration::ZERO }
+    pub(super) fn new(request_kind: RequestKind, hand_out: Option<TurnOrigin>) -> Self {
+        Self { request_kind, hand_out, overflow: None, rests_since: None, rested: Duration::ZERO }
     }
 
     /// Returns true while people are all that the turn waits for.
@@ -202,9 +202,10 @@ impl OpenRun {
         has_initial_calls: bool,
         first_message: usize,
     ) -> Self {
-        let mut machine =
-            Run::new(&terms.limits).with_answer(terms.tool_choice.clone(), terms.output.clone());
-        let plan = if has_initial_calls { Run::plan_of_initial_calls() } else { machine.begin() };
+        let mut machine = RunMachine::new(&terms.limits)
+            .with_answer(terms.tool_choice.clone(), terms.output.clone());
+        let kind =
+            if has_initial_calls { RunMachine::kind_of_initial_calls() } else { machine.begin() };
         Self {
             id: run.run_id,
             overrides: run.overrides,
@@ -214,7 +215,7 @@ impl OpenRun {
             seq: at.seq,
             began: at.time,
             first_message,
-            stage: RunStage::Ready(plan),
+            stage: RunStage::Ready(kind),
             cancel: None,
             machine,
             terms,
@@ -231,7 +232,7 @@ impl OpenRun {
     pub(super) fn resume(&mut self, now: Duration) {
         self.clock = RunClock { elapsed: self.turns_duration, set_at: now };
         if let RunStage::Turn(turn) = &mut self.stage {
-            *turn = OpenTurn::new(turn.plan, Some(TurnOrigin::Stored));
+            *turn = OpenTurn::new(turn.request_kind, Some(TurnOrigin::Stored));
         }
     }
 
@@ -319,11 +320,11 @@ impl OpenRun {
     }
 
     /// Adds a committed turn to the sums and decides what follows it.
-    pub(super) fn commit(&mut self, record: &TurnRecord, steered: bool) {
-        self.stats.add(record.usage, record.results.len(), &record.times);
-        self.people += record.times.people;
-        self.turns_duration += record.times.total;
-        self.stage = RunStage::FollowUp(self.machine.handle_turn(record, steered));
+    pub(super) fn commit(&mut self, turn: &CommittedTurn, steered: bool) {
+        self.stats.add(turn.usage, turn.results.len(), &turn.times);
+        self.people += turn.times.people;
+        self.turns_duration += turn.times.total;
+        self.stage = RunStage::FollowUp(self.machine.handle_turn(turn, steered));
         self.skip_empty_follow_up();
     }
 
@@ -349,10 +350,10 @@ impl OpenRun {
 
     /// Goes on to the next turn if the follow-up has no limits to record.
     fn skip_empty_follow_up(&mut self) {
-        if let RunStage::FollowUp(FollowUp { limits, next: RunNext::Turn(plan) }) = &self.stage
+        if let RunStage::FollowUp(FollowUp { limits, next: RunNext::Turn(kind) }) = &self.stage
             && limits.is_empty()
         {
-            self.stage = RunStage::Ready(*plan);
+            self.stage = RunStage::Ready(*kind);
         }
     }
 
@@ -360,24 +361,24 @@ impl OpenRun {
     ///
     /// # Errors
     /// If a turn is in progress.
-    pub(super) fn instruct(&mut self, request: RequestKind) -> Result<(), String> {
+    pub(super) fn instruct(&mut self, kind: RequestKind) -> Result<(), String> {
         if self.turn().is_some() {
             return Err("a turn goes on".to_owned());
         }
-        self.machine.handle_instructed(request);
-        self.stage = RunStage::Ready(request);
+        self.machine.handle_instructed(kind);
+        self.stage = RunStage::Ready(kind);
         Ok(())
     }
 
     /// Goes on to the next turn, because a record of it exists.
     pub(super) fn skip_follow_up(&mut self) {
         let RunStage::FollowUp(FollowUp { next, .. }) = &self.stage else { return };
-        let plan = match next {
-            RunNext::Turn(plan) => *plan,
-            RunNext::Instruct(instruction) => instruction.request,
+        let kind = match next {
+            RunNext::Turn(kind) => *kind,
+            RunNext::Instruct(instruction) => instruction.request_kind,
             // By the current limits the run would have ended. They have changed since the record.
             RunNext::End { .. } => self.machine.begin(),
         };
-        self.stage = RunStage::Ready(plan);
+        self.stage = RunStage::Ready(kind);
     }
 }

@@ -9,7 +9,7 @@ use super::machine::{
     SessionRefusal, TurnBegin, answer_write,
 };
 use super::open_run::{OpenTurn, RunInput, RunStage, TurnOrigin};
-use super::run::{FollowUp, Instruction, RunAnswer, RunNext};
+use super::run_machine::{FollowUp, Instruction, RunAnswer, RunNext};
 use crate::config::RunOverrides;
 use crate::event::{CallLabel, Event, RunStats};
 use crate::record::{Record, RequestKey};
@@ -27,11 +27,11 @@ impl Session {
     pub fn admit_run(
         &self,
         input: &Content,
-        request: Option<&RequestKey>,
+        request_key: Option<&RequestKey>,
         may_queue: bool,
     ) -> Result<RunAdmission, SessionRefusal> {
         self.check_open()?;
-        if let Some(seen) = self.keys.find(request)? {
+        if let Some(seen) = self.keys.find(request_key)? {
             let RequestEffect::Run(run_id) = &seen.effect else {
                 return Err(SessionRefusal::KeyReused);
             };
@@ -57,7 +57,7 @@ impl Session {
     pub fn handle_run_request(
         &mut self,
         run: RunInput,
-        request: Option<RequestKey>,
+        request_key: Option<RequestKey>,
         limits: InputLimits,
         rules_of: RulesOf<'_>,
     ) -> Result<(), SessionRefusal> {
@@ -66,15 +66,22 @@ impl Session {
             return Err(SessionRefusal::ShuttingDown);
         }
         if self.run.is_none() && self.queue.is_empty() {
-            self.record_run_start(&run, request, rules_of);
+            self.record_run_start(&run, request_key, rules_of);
             return Ok(());
         }
         self.check_room(limits.inputs_max)?;
         let RunInput { run_id, input, overrides, trace, metadata, into } = run;
         let event = Event::InputQueued { input: input.clone(), waiting: self.queue.len() + 1 };
         let id = run_id.clone();
-        let record =
-            Record::InputQueued { run_id, input, overrides, request, trace, metadata, into };
+        let record = Record::InputQueued {
+            run_id,
+            input,
+            overrides,
+            request: request_key,
+            trace,
+            metadata,
+            into,
+        };
         self.record(vec![self.run_record(&id, record, vec![event])]);
         Ok(())
     }
@@ -90,8 +97,8 @@ impl Session {
     fn advance(&mut self, now: Duration, rules_of: RulesOf<'_>) {
         let Some(run) = self.run.as_deref_mut() else { return self.advance_idle(rules_of) };
         match &mut run.stage {
-            RunStage::Ready(plan) => {
-                let (plan, rules) = (*plan, rules_of(&run.overrides));
+            RunStage::Ready(kind) => {
+                let (kind, rules) = (*kind, rules_of(&run.overrides));
                 let is_cancelled = run.cancel.is_some();
                 // The time of a replayed run ends by its record.
                 let timed_out = run.run_timeout_reached(now).filter(|_| !self.context.is_replayed);
@@ -109,7 +116,7 @@ impl Session {
                 } else if self.stops_before_turn() {
                     self.forget_summary();
                     if let Some(run) = &mut self.run {
-                        run.machine.withdraw_turn(plan);
+                        run.machine.withdraw_turn(kind);
                     }
                     let answer = RunAnswer { text: self.history.last_text(), output: None };
                     return self.record_run_end(now, Vec::new(), RunEnd::Stopped, answer, None);
@@ -121,13 +128,13 @@ impl Session {
                         let batch = self.initial_calls_records(&run_id(self), calls);
                         self.record(batch);
                     }
-                    None => self.begin_turn(now, plan, rules),
+                    None => self.begin_turn(now, kind, rules),
                 }
             }
             RunStage::Turn(turn) => {
                 if let Some(origin) = turn.hand_out.take() {
-                    let (plan, rules) = (turn.plan, rules_of(&run.overrides));
-                    self.hand_out_turn(now, plan, origin, rules);
+                    let (kind, rules) = (turn.request_kind, rules_of(&run.overrides));
+                    self.hand_out_turn(now, kind, origin, rules);
                 } else if turn.overflow.is_some() {
                     let rules = rules_of(&run.overrides);
                     self.shrink_overflow(&rules);
@@ -140,8 +147,8 @@ impl Session {
                     limits.into_iter().map(|hit| self.limit_record(&id, hit)).collect();
                 match next {
                     RunNext::Turn(_) => self.record(limits),
-                    RunNext::Instruct(Instruction { request, text }) => {
-                        let record = Record::Instructed { request, text };
+                    RunNext::Instruct(Instruction { request_kind, text }) => {
+                        let record = Record::Instructed { request: request_kind, text };
                         let mut batch = limits;
                         batch.push(self.run_record(&id, record, Vec::new()));
                         self.record(batch);
@@ -178,11 +185,11 @@ impl Session {
     fn record_run_start(
         &mut self,
         run: &RunInput,
-        request: Option<RequestKey>,
+        request_key: Option<RequestKey>,
         rules_of: RulesOf<'_>,
     ) {
         let rules = rules_of(&self.with_client_tools(&run.overrides));
-        let mut batch = vec![self.run_start_record(run, request, &rules)];
+        let mut batch = vec![self.run_start_record(run, request_key, &rules)];
         let calls = self.initial_calls(&rules).filter(|_| !self.needs_tools(&rules));
         if let Some(calls) = calls {
             batch.extend(self.initial_calls_records(&run.run_id, calls));
@@ -193,7 +200,7 @@ impl Session {
     fn run_start_record(
         &self,
         run: &RunInput,
-        request: Option<RequestKey>,
+        request_key: Option<RequestKey>,
         rules: &TurnRules,
     ) -> SessionRecord {
         let RunInput { run_id, input, overrides, trace, metadata, into } = run.clone();
@@ -211,7 +218,7 @@ impl Session {
             overrides,
             model,
             execution,
-            request,
+            request: request_key,
             trace,
             metadata,
             into,
@@ -297,22 +304,22 @@ impl Session {
         records.map(|record| SessionRecord { turn, ..record }).collect()
     }
 
-    fn begin_turn(&mut self, now: Duration, plan: RequestKind, rules: Arc<TurnRules>) {
+    fn begin_turn(&mut self, now: Duration, kind: RequestKind, rules: Arc<TurnRules>) {
         self.turn += 1;
         if let Some(run) = &mut self.run {
-            run.stage = RunStage::Turn(OpenTurn::new(plan, None));
+            run.stage = RunStage::Turn(OpenTurn::new(kind, None));
         }
-        self.hand_out_turn(now, plan, TurnOrigin::New, rules);
+        self.hand_out_turn(now, kind, TurnOrigin::New, rules);
     }
 
     fn hand_out_turn(
         &mut self,
         now: Duration,
-        plan: RequestKind,
+        kind: RequestKind,
         origin: TurnOrigin,
         rules: Arc<TurnRules>,
     ) {
-        let Some(spec) = self.turn_spec(now, plan, rules) else { return };
+        let Some(spec) = self.turn_spec(now, kind, rules) else { return };
         let Some(run) = &self.run else { return };
         let begin = TurnBegin { run_id: run.id.clone(), spec, origin, cancel: run.cancel };
         self.outbox.push_back(SessionEffect::BeginTurn(Box::new(begin)));
@@ -322,14 +329,14 @@ impl Session {
     #[must_use]
     pub fn current_turn_spec(&self, now: Duration, rules_of: RulesOf<'_>) -> Option<TurnSpec> {
         let run = self.run.as_deref()?;
-        let plan = run.turn()?.plan;
-        self.turn_spec(now, plan, rules_of(&run.overrides))
+        let kind = run.turn()?.request_kind;
+        self.turn_spec(now, kind, rules_of(&run.overrides))
     }
 
     fn turn_spec(
         &self,
         now: Duration,
-        plan: RequestKind,
+        kind: RequestKind,
         rules: Arc<TurnRules>,
     ) -> Option<TurnSpec> {
         let run = self.run.as_deref()?;
@@ -337,7 +344,7 @@ impl Session {
             number: self.turn,
             turns_with_calls: self.history.turns_with_calls(),
             used_call_ids: self.history.used_call_ids(),
-            request: plan,
+            request_kind: kind,
             budget: run.machine.budget(),
             began: run.elapsed(now),
             run_time_left: run.time_left(now),

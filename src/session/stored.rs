@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::machine::{Session, TermsOf};
 use super::open_run::{OpenRun, RecordedAt, RunStage};
-use super::run::{FollowUp, RunNext};
+use super::run_machine::{FollowUp, RunNext};
 use crate::record::{JournalEntry, Record, Seq, StopMode};
 use crate::transcript::Transcript;
-use crate::turn::TurnRecord;
+use crate::turn::CommittedTurn;
 use crate::types::SessionId;
 
 /// A session that was read from its journal.
@@ -92,14 +92,14 @@ pub(super) struct SessionReader<'a> {
     bytes: u64,
     /// The records of the turn in progress.
     turn: Option<Vec<JournalEntry>>,
-    kept_back: Option<CommittedTurn>,
+    kept_back: Option<KeptBackTurn>,
     /// Messages stay that records replace.
     has_all_messages: bool,
 }
 
 /// A committed turn that the session may not have received yet.
-struct CommittedTurn {
-    record: TurnRecord,
+struct KeptBackTurn {
+    turn: CommittedTurn,
     /// A stop after the turn was recorded behind the commit.
     stopped: bool,
 }
@@ -137,7 +137,7 @@ impl<'a> SessionReader<'a> {
     pub(super) fn read(
         &mut self,
         entry: &JournalEntry,
-    ) -> Result<Option<&TurnRecord>, RebuildError> {
+    ) -> Result<Option<&CommittedTurn>, RebuildError> {
         let (seq, last) = (entry.seq, self.last.0);
         if last == 0 && !matches!(entry.record, Record::SessionOpened { .. }) {
             return Err(wrong(seq, NOT_OPENED));
@@ -152,7 +152,7 @@ impl<'a> SessionReader<'a> {
         self.bytes += entry.approximate_bytes();
         self.read_record(entry).map_err(|what| wrong(seq, what))?;
         let commits = matches!(entry.record, Record::TurnCommitted { .. });
-        Ok(self.kept_back.as_ref().filter(|_| commits).map(|kept_back| &kept_back.record))
+        Ok(self.kept_back.as_ref().filter(|_| commits).map(|kept_back| &kept_back.turn))
     }
 
     pub(super) fn session(&self) -> &Session {
@@ -186,8 +186,8 @@ impl<'a> SessionReader<'a> {
                 }
             }
             Record::StopAsked { mode: StopMode::Now } => {}
-            Record::Steered { after_turn, .. } => {
-                if *after_turn > self.session.turn {
+            Record::Steered { follows_turn, .. } => {
+                if *follows_turn > self.session.turn {
                     self.commit_kept_back(is_ready);
                 }
             }
@@ -244,9 +244,9 @@ impl<'a> SessionReader<'a> {
             let transcript = Transcript::read(entries.iter());
             let committed = transcript.runs.iter().flat_map(|run| run.committed()).next();
             let (turn, commit) = committed.ok_or("it is not the commit of the turn")?;
-            let record = TurnRecord::from_transcript(turn, commit)
+            let turn = CommittedTurn::from_transcript(turn, commit)
                 .map_err(|key| format!("call {key} of the turn has no outcome"))?;
-            self.kept_back = Some(CommittedTurn { record, stopped: false });
+            self.kept_back = Some(KeptBackTurn { turn, stopped: false });
             self.turn = None;
         }
         Ok(())
@@ -256,19 +256,19 @@ impl<'a> SessionReader<'a> {
     /// the stop may have reached the session first. `fits` returns true if the state then agrees
     /// with the next record; otherwise the session received the turn first.
     fn commit_kept_back(&mut self, fits: impl Fn(&OpenRun) -> bool) {
-        let Some(CommittedTurn { record, stopped }) = self.kept_back.take() else { return };
+        let Some(KeptBackTurn { turn, stopped }) = self.kept_back.take() else { return };
         let stop = |session: &mut Session| {
             session.run.iter_mut().for_each(|run| run.stop(StopMode::AfterTurn));
         };
         if !stopped {
-            self.session.handle_turn_committed(&record);
+            self.session.handle_turn_committed(&turn);
             return;
         }
         let mut stopped_later = self.session.clone();
         stop(&mut self.session);
-        self.session.handle_turn_committed(&record);
+        self.session.handle_turn_committed(&turn);
         if !self.session.run.as_deref().is_some_and(fits) {
-            stopped_later.handle_turn_committed(&record);
+            stopped_later.handle_turn_committed(&turn);
             stop(&mut stopped_later);
             self.session = stopped_later;
         }

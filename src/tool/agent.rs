@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
-use crate::config::AgentToolConfig;
+use crate::config::{AgentEvents, AgentToolConfig, Share};
 
 /// An agent as a tool. Its argument is a text, `input`. Its result is the final text of the child, or, where the
 /// agent has an `output_schema`, the JSON value. A child that failed is an error with the reason.
@@ -18,7 +18,6 @@ use crate::config::AgentToolConfig;
 /// ```
 /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-/// use callsheet::config::AgentToolConfig;
 /// use callsheet::model::ModelReply;
 /// use callsheet::prelude::*;
 /// use callsheet::testing::FakeModel;
@@ -27,7 +26,7 @@ use crate::config::AgentToolConfig;
 ///
 /// let ask = ModelReply::call("researcher", json!({ "input": "Who wrote Emma?" }));
 /// let model = FakeModel::replies([ask, ModelReply::text("Jane Austen."), ModelReply::text("It was her.")]);
-/// let researcher = AgentTool::new("researcher", "Finds facts.", AgentToolConfig::new("researcher"));
+/// let researcher = AgentTool::new("researcher", "Finds facts.", "researcher");
 /// let host = Host::builder()
 ///     .model_source("fake", model)
 ///     .agent("default", AgentConfig::new("fake").tools(["researcher"]))
@@ -57,13 +56,61 @@ struct AgentInput {
 }
 
 impl AgentTool {
-    /// Offers an agent under this name.
+    /// Offers the agent `agent` as the tool `name`.
+    #[must_use]
     pub fn new(
+        name: impl Into<String>,
+        description: impl Into<String>,
+        agent: impl Into<String>,
+    ) -> Self {
+        Self::with_config(name, description, AgentToolConfig::new(agent))
+    }
+
+    pub(crate) fn with_config(
         name: impl Into<String>,
         description: impl Into<String>,
         config: AgentToolConfig,
     ) -> Self {
         Self { name: name.into(), description: description.into(), config }
+    }
+
+    /// Sets the maximum number of such calls between the root and a child. Default: 1. It holds for the
+    /// whole tree: of several tools on the way to a child, the lowest number counts.
+    #[must_use]
+    pub fn max_depth(mut self, calls: u32) -> Self {
+        self.config.max_depth = calls;
+        self
+    }
+
+    /// Sets the maximum number of child sessions of one run of the root, with those of its children.
+    /// Default: 8.
+    #[must_use]
+    pub fn max_children(mut self, sessions: u32) -> Self {
+        self.config.max_children = sessions;
+        self
+    }
+
+    /// Sets the share that a child may use of what the run of its parent has left: of tokens, calls and
+    /// time. Not zero. Default: a half.
+    #[must_use]
+    pub fn share_of_budget(mut self, share: Share) -> Self {
+        self.config.share_of_budget = share;
+        self
+    }
+
+    /// Gives the watchers of the parent all events of the child. By default they receive those about tools
+    /// and limits, and open approvals.
+    #[must_use]
+    pub fn all_events(mut self) -> Self {
+        self.config.agent_events = AgentEvents::All;
+        self
+    }
+
+    /// Gives the watchers of the parent no events of the child but open approvals.
+    #[must_use]
+    pub fn no_events(mut self) -> Self {
+        self.config.agent_events = AgentEvents::None;
+        self
     }
 }
 

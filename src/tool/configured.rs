@@ -42,7 +42,8 @@ impl ToolRegistry {
                     registered.map_err(|error| DefinitionError::new("kind", error))
                 }),
                 ToolKind::Agent(agent) => {
-                    let tool = AgentTool::new(name, &definition.description, agent.clone());
+                    let description = &definition.description;
+                    let tool = AgentTool::with_config(name, description, agent.clone());
                     let registered = self.register_as(RegisteredKind::Agent, tool);
                     registered.map_err(|error| DefinitionError::new("kind", error))
                 }

@@ -28,14 +28,12 @@
 //!         Ok(Count { words: input.text.split_whitespace().count() })
 //!     }
 //! }
-//! # let mut registry = callsheet::tool::ToolRegistry::new();
-//! # registry.register(CountWords)?;
-//! # assert!(registry.tool("count_words").is_some());
-//! # Ok::<(), callsheet::tool::RegistryError>(())
+//! let builder = callsheet::Host::builder().tool(CountWords);
+//! # let _ = builder;
 //! ```
 //!
-//! [`ToolRegistry::register`] adds it to a host's tools, for example to the [`builtin`] ones.
-//! [`testing::ToolTest`] tests it without a host.
+//! [`HostBuilder::tool`](crate::HostBuilder::tool) offers it to the agents of a host.
+//! [`ToolTest`](crate::testing::ToolTest) tests it without a host.
 //!
 //! | file | what it holds |
 //! | --- | --- |
@@ -44,19 +42,20 @@
 //! | `output.rs` | [`ToolOutput`]: what the model reads: text, images, resources, or a value |
 //! | `error.rs` | [`ToolError`]: a message for the model, and its source for the log |
 //! | `spec.rs` | [`ToolSpec`]: name, input schema and scheduling policy of a tool |
-//! | `schema.rs` | [`InputSchema`]: a JSON schema with its compiled validator |
+//! | `schema.rs` | `InputSchema`: a JSON schema with its compiled validator |
+//! | `schema_recursion.rs` | the size of a schema, and the time and stack of a check if it refers to itself |
 //! | `context.rs` | [`ToolContext`]: what one call can read and do |
-//! | `extensions.rs` | [`Extensions`]: values of the embedding program for its tools |
-//! | `testing.rs` | [`testing::ToolTest`]: runs a tool without a host |
+//! | `extensions.rs` | `Extensions`: values of the embedding program for its tools |
+//! | `testing.rs` | `ToolTest`: runs a tool without a host |
 //! | `agent.rs` | [`AgentTool`]: an agent as a tool |
-//! | `registry.rs` | [`ToolRegistry`]: the tools of a host by name |
+//! | `registry.rs` | `ToolRegistry`: the tools of a host by name |
 //! | `read_var.rs` | `read_var`: reads parts of earlier results |
 //! | `hook/` | [`Hook`]: code that is asked before and after calls, and can forbid them |
 //! | `client_side.rs` | a tool that the client runs |
 //! | `search.rs` | search among many tools: `find_tools` |
 //! | `server.rs` | servers of tools: what the host needs of them |
 //! | `listing.rs` | feature `server`: the tools of an agent, for `callsheet tools list` and `GET /v1/tools` |
-//! | `retry_after.rs` | the wait that an HTTP service asks for before the next attempt |
+//! | `retry_after.rs` | `Retry-After`: the wait that an HTTP service asks for; also read by the model client |
 //! | `overrides.rs` | the `[tools.NAME]` overrides of the configuration, applied to specs |
 //! | `configured.rs` | feature `tools`: registers the tools that the configuration defines |
 //! | `command/` | feature `tools`: a tool that runs a program |
@@ -101,6 +100,7 @@ mod redaction;
 mod registry;
 mod retry_after;
 mod schema;
+mod schema_recursion;
 mod search;
 mod server;
 mod source;
@@ -125,16 +125,17 @@ pub use crate::config::ApprovalPolicy;
 pub use crate::config::{StartPolicy, ToolEffect};
 use crate::types::SessionId;
 #[cfg(feature = "tools")]
-pub use builtin::{BuiltinError, BuiltinOptions, builtin};
+pub use builtin::BuiltinOptions;
 
-pub use crate::config::{HookFailure, HookRule};
-pub use crate::types::{HookPoint, HookVerdict};
+pub use crate::config::HookRule;
+pub use crate::types::HookPoint;
 
 pub use crate::types::{Answer, Question, QuestionKind};
 #[cfg(feature = "tools")]
 #[doc(hidden)]
 pub use builtin::{
-    Calculator, Clock, GetVariable, HttpGet, HttpGetOptions, READ_BYTES_MAX, ReadFile, SetVariable,
+    BuiltinError, Calculator, Clock, GetVariable, HttpGet, HttpGetOptions, READ_BYTES_MAX,
+    ReadFile, SetVariable, builtin,
 };
 pub(crate) use client_side::ClientSideTool;
 pub use context::ToolContext;
@@ -159,9 +160,9 @@ pub use output::ToolOutput;
 pub(crate) use pinning::{LOCK_FILE, PinProblem, PinnedTools, ToolLock};
 pub(crate) use read_var::ReadVar;
 #[doc(hidden)]
-pub use registry::{RegisteredKind, RegisteredTool};
-pub use registry::{RegistryError, ToolRegistry};
+pub use registry::{RegisteredKind, RegisteredTool, RegistryError, ToolRegistry};
 pub(crate) use retry_after::retry_after;
+#[doc(hidden)]
 pub use schema::InputSchema;
 pub(crate) use search::{RESERVED_NAMES, find_tools, use_tool_spec};
 pub(crate) use server::{

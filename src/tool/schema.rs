@@ -1,31 +1,26 @@
 //! JSON schemas of tool arguments, compiled once.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use jsonschema::{Draft, Registry, Uri};
 use schemars::JsonSchema;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use super::schema_recursion::SchemaRecursion;
 use crate::types::InvalidValue;
 
-/// Maximum number of JSON values in a schema whose references are replaced by what they refer to. A check, and the
-/// list of its errors, may visit each of them.
-const PARTS_MAX: u64 = 100_000;
-
-/// Maximum depth of such a schema. A check is recursive.
-const DEPTH_MAX: u64 = 2_000;
-
-/// The keywords of references.
-const REFERENCES: [&str; 3] = ["$ref", "$dynamicRef", "$recursiveRef"];
+/// The violation of a value of which the errors are not listed.
+const NOT_LOCATED: &str =
+    "the value does not match the schema, which refers to itself in too many ways to say where";
 
 /// A JSON schema with its compiled validator. Equality compares the schemas only.
 #[derive(Clone)]
 pub struct InputSchema {
     schema: Arc<Value>,
     validator: Arc<jsonschema::Validator>,
+    /// The limits of checks, if the schema refers to itself.
+    recursion: Option<Arc<SchemaRecursion>>,
     /// The reason why the schema of a type is invalid. A tool with it cannot be registered.
     problem: Option<Arc<str>>,
 }
@@ -61,6 +56,7 @@ impl InputSchema {
         parsed.unwrap_or_else(|problem| Self {
             schema: Arc::new(value),
             validator: Arc::new(accept_everything()),
+            recursion: None,
             problem: Some(problem.into()),
         })
     }
@@ -79,17 +75,13 @@ impl InputSchema {
     ///
     /// # Errors
     /// If it is not a valid JSON schema, refers to another document, or is too large: it may have at most 100,000
-    /// values, with each reference replaced by what it refers to.
+    /// values, with each reference replaced by what it refers to. References that lead back to the same value must not
+    /// multiply.
     pub fn parse(schema: Value) -> Result<Self, InvalidValue> {
-        if is_too_large(&schema) == Some(true) {
-            return Err(InvalidValue::new(format!(
-                "the JSON schema is too large: with its references replaced it has more than \
-                 {PARTS_MAX} values or {DEPTH_MAX} levels"
-            )));
-        }
+        let recursion = SchemaRecursion::of(&schema)?.map(Arc::new);
         let invalid = |error| InvalidValue::new(format!("not a valid JSON schema: {error}"));
-        let validator = jsonschema::validator_for(&schema).map_err(invalid)?;
-        Ok(Self { schema: Arc::new(schema), validator: Arc::new(validator), problem: None })
+        let validator = Arc::new(jsonschema::validator_for(&schema).map_err(invalid)?);
+        Ok(Self { schema: Arc::new(schema), validator, recursion, problem: None })
     }
 
     /// Returns the schema as JSON.
@@ -110,13 +102,27 @@ impl InputSchema {
     }
 
     /// Describes the first violation of the schema in `arguments`, in one sentence. Returns `None` if
-    /// the arguments are valid.
+    /// the arguments are valid. Arguments of a schema that refers to itself are invalid if they have too many levels.
     #[must_use]
     pub fn first_violation(&self, arguments: &Value) -> Option<String> {
-        // `is_valid` is much faster than `validate`, and most arguments are valid. `iter_errors` would collect all
-        // errors before it returns the first one.
-        let valid = self.validator.is_valid(arguments);
-        let error = (!valid).then(|| self.validator.validate(arguments).err()).flatten()?;
+        let recursion = self.recursion.as_deref();
+        if let Some(recursion) = recursion
+            && recursion.has_too_many_levels(arguments)
+        {
+            let levels_max = recursion.levels_max;
+            return Some(format!(
+                "the value has more than {levels_max} levels, the maximum for this schema"
+            ));
+        }
+        // `is_valid` is much faster than `validate`, and most arguments are valid. It remembers the parts that it has
+        // checked. `iter_errors` would collect all errors before it returns the first one.
+        if self.validator.is_valid(arguments) {
+            return None;
+        }
+        // `validate` collects the errors of all alternatives of `anyOf` and `oneOf`, and remembers nothing.
+        let is_described = recursion.is_none_or(|recursion| recursion.can_list_errors(arguments));
+        let error = is_described.then(|| self.validator.validate(arguments).err()).flatten();
+        let Some(error) = error else { return Some(NOT_LOCATED.to_owned()) };
         let path = error.instance_path().to_string();
         Some(if path.is_empty() { error.to_string() } else { format!("{path}: {error}") })
     }
@@ -127,64 +133,6 @@ impl InputSchema {
     pub(super) fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
     }
-}
-
-/// A value of a schema, and the base URI of the references in it.
-type SchemaPart = (*const Value, Arc<Uri<String>>);
-
-/// Returns true if a schema has too many values or levels when each reference is replaced by what it refers to. A
-/// reference to a value that contains it counts as one value. Returns `None` if the library cannot read the
-/// schema: its compilation fails for the same reason.
-fn is_too_large(schema: &Value) -> Option<bool> {
-    let draft = Draft::default().detect(schema);
-    let id = draft.create_resource_ref(schema).id().unwrap_or_default().to_owned();
-    let mut base = jsonschema::uri::from_str(&id).ok()?;
-    base.set_fragment(None);
-    let builder = Registry::new().draft(draft).add(base.as_str(), schema).ok()?;
-    let registry = builder.prepare().ok()?;
-    // The number of values and levels of each part. Those of a part that is being counted are 1.
-    let mut sizes: HashMap<SchemaPart, (u64, u64)> = HashMap::new();
-    let mut size = (1, 1);
-    // A part with its children is counted when they are. A recursive function would overflow the stack.
-    let mut open = vec![(schema, registry.resolver(base), draft, None::<Vec<SchemaPart>>)];
-    while let Some((value, resolver, draft, children)) = open.pop() {
-        let part = (std::ptr::from_ref(value), resolver.base_uri());
-        if let Some(children) = children {
-            let children = children.iter().filter_map(|child| sizes.get(child));
-            let (parts, depth) = children.fold((1_u64, 0_u64), |(parts, depth), child| {
-                (parts.saturating_add(child.0), depth.max(child.1))
-            });
-            size = (parts, depth + 1);
-            sizes.insert(part, size);
-            continue;
-        }
-        if sizes.contains_key(&part) {
-            continue;
-        }
-        sizes.insert(part, (1, 1));
-        let items = value.as_array().into_iter().flatten();
-        let members = value.as_object().into_iter().flat_map(Map::values);
-        let within = items.chain(members).map(|child| {
-            let draft = draft.detect(child);
-            let within = resolver.in_subresource(draft.create_resource_ref(child));
-            (child, within.unwrap_or_else(|_| resolver.clone()), draft)
-        });
-        let references = REFERENCES.iter().filter_map(|keyword| value.get(keyword)?.as_str());
-        let targets = references.filter_map(|reference| {
-            let target = resolver.lookup(reference).ok()?;
-            Some(target.into_inner())
-        });
-        let nested: Vec<_> = within.chain(targets).collect();
-        let mut children = Vec::new();
-        for (child, resolver, _) in &nested {
-            children.push((std::ptr::from_ref(*child), resolver.base_uri()));
-        }
-        open.push((value, resolver, draft, Some(children)));
-        for (child, resolver, draft) in nested {
-            open.push((child, resolver, draft, None));
-        }
-    }
-    Some(size.0 > PARTS_MAX || size.1 > DEPTH_MAX)
 }
 
 fn accept_everything() -> jsonschema::Validator {
@@ -214,7 +162,7 @@ impl fmt::Debug for InputSchema {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Map, json};
 
     use super::*;
 
@@ -273,5 +221,123 @@ mod tests {
         let long = InputSchema::parse(long).unwrap();
         let violation = long.first_violation(&json!({"m1": "a", "m7": 7, "m8": 8}));
         assert_eq!(violation.as_deref(), Some("/m7: 7 is not of type \"string\""));
+    }
+
+    /// Returns a schema whose definition `n` refers to itself.
+    fn recursive(node: &Value) -> InputSchema {
+        InputSchema::parse(json!({"$defs": {"n": node}, "$ref": "#/$defs/n"})).unwrap()
+    }
+
+    /// Returns a value of this number of objects within each other, with `inner` in the last one.
+    fn nested(name: &str, levels: usize, inner: Value) -> Value {
+        (0..levels).fold(inner, |inner, _| json!({name: inner}))
+    }
+
+    #[test]
+    fn the_errors_of_alternatives_that_multiply_are_not_listed() {
+        let child = json!({"$ref": "#/$defs/n"});
+        for keyword in ["anyOf", "oneOf"] {
+            let node = json!({"type": "object", "properties": {"a": {keyword: [child, child]}}});
+            let schema = recursive(&node);
+            assert_eq!(schema.first_violation(&json!({})), None);
+            let violation = schema.first_violation(&nested("a", 2, json!(7))).unwrap();
+            assert!(violation.starts_with("/a: {\"a\":7} is not valid under any"), "{violation}");
+            let violation = schema.first_violation(&nested("a", 60, json!(7)));
+            assert_eq!(violation.as_deref(), Some(NOT_LOCATED));
+        }
+        let schema = recursive(&json!({"properties": {"a": {"anyOf": [child, child]}}}));
+        assert_eq!(schema.first_violation(&nested("a", 60, json!(7))), None);
+        let dynamic = json!({"$dynamicRef": "#t"});
+        let schema = InputSchema::parse(json!({
+            "$id": "http://a/root",
+            "$dynamicAnchor": "t",
+            "$ref": "inner",
+            "$defs": {"inner": {
+                "$id": "inner",
+                "type": "object",
+                "properties": {"a": {"anyOf": [dynamic, dynamic]}},
+                "$defs": {"any": {"$dynamicAnchor": "t"}},
+            }},
+        }));
+        let violation = schema.unwrap().first_violation(&nested("a", 60, json!(7)));
+        assert_eq!(violation.as_deref(), Some(NOT_LOCATED));
+    }
+
+    #[test]
+    fn the_errors_of_ordinary_recursive_schemas_name_the_place() {
+        let child = json!({"$ref": "#/$defs/n"});
+        let children = json!({"type": "array", "items": child});
+        let text = json!({"type": "string"});
+        let tree = json!({"type": "object", "properties": {"name": text, "children": children}});
+        let value = (0..20).fold(json!({"name": 7}), |inner, _| json!({"children": [{}, inner]}));
+        let violation = recursive(&tree).first_violation(&value).unwrap();
+        assert!(violation.ends_with("/1/name: 7 is not of type \"string\""), "{violation}");
+        // `Option<Box<T>>` as `schemars` derives it.
+        let child = json!({"anyOf": [child, {"type": "null"}]});
+        let properties = json!({"left": child, "right": child});
+        let binary = recursive(&json!({"type": "object", "properties": properties}));
+        let full = (0..8).fold(json!({}), |inner, _| json!({"left": inner, "right": inner}));
+        assert_eq!(binary.first_violation(&full), None);
+        let violation = binary.first_violation(&json!({"left": full, "right": 7})).unwrap();
+        assert!(violation.starts_with("/right: 7 is not valid under any"), "{violation}");
+        let violation = binary.first_violation(&nested("left", 40, json!(7))).unwrap();
+        assert!(violation.starts_with("/left: {"), "{violation}");
+        // An enumeration with variants of one and of two values.
+        let variant = |name: &str, content: Value| {
+            json!({
+                "type": "object", "properties": {name: content}, "required": [name],
+                "additionalProperties": false,
+            })
+        };
+        let child = json!({"$ref": "#/$defs/n"});
+        let two = json!({"type": "array", "prefixItems": [child, child], "minItems": 2});
+        let number = variant("Number", json!({"type": "number"}));
+        let node = json!({"oneOf": [number, variant("Not", child), variant("And", two)]});
+        let expression = recursive(&node);
+        let value = (0..8).fold(json!({"Number": 1}), |inner, _| json!({"And": [inner, inner]}));
+        assert_eq!(expression.first_violation(&value), None);
+        assert_eq!(expression.first_violation(&nested("Not", 40, value)), None);
+        let violation = expression.first_violation(&nested("Not", 40, json!(7))).unwrap();
+        assert!(violation.ends_with("listed in the 'oneOf' keyword"), "{violation}");
+    }
+
+    #[test]
+    fn the_depth_of_a_value_is_limited_by_the_levels_of_a_schema_that_refers_to_itself() {
+        let link = |nth: usize| {
+            let next = json!({"$ref": format!("#/$defs/d{}", nth + 1)});
+            (format!("d{nth}"), next)
+        };
+        let mut links: Map<String, Value> = (0..200).map(link).collect();
+        let back = json!({"properties": {"a": {"$ref": "#/$defs/d0"}}});
+        links.insert("d200".to_owned(), back);
+        let chain = InputSchema::parse(json!({"$defs": links, "$ref": "#/$defs/d0"})).unwrap();
+        assert_eq!(chain.first_violation(&nested("a", 2, json!(7))), None);
+        let violation = chain.first_violation(&nested("a", 20, json!(7)));
+        let expected = "the value has more than 9 levels, the maximum for this schema";
+        assert_eq!(violation.as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn references_back_to_the_same_value_may_not_multiply() {
+        let all_but = |nth: usize| {
+            let others = (0..10).filter(|other| *other != nth);
+            let others = others.map(|other| json!({"$ref": format!("#/$defs/d{other}")}));
+            (format!("d{nth}"), json!({"allOf": others.collect::<Vec<_>>()}))
+        };
+        let definitions: Map<String, Value> = (0..10).map(all_but).collect();
+        let schema = json!({"$defs": definitions, "$ref": "#/$defs/d0"});
+        let error = InputSchema::parse(schema).unwrap_err().to_string();
+        assert!(error.contains("lead back to the same value"), "{error}");
+        // A base that lists its subtypes, each of which refers to the base.
+        let subtype = |name: &str| {
+            let own = json!({"properties": {"kind": {"const": name}}, "required": ["kind"]});
+            json!({"allOf": [{"$ref": "#/$defs/n"}, own]})
+        };
+        let pets = recursive(&json!({"oneOf": [subtype("cat"), subtype("dog")]}));
+        assert_eq!(pets.first_violation(&json!({"kind": "cat"})), None);
+        assert!(pets.first_violation(&json!({"kind": "cow"})).is_some());
+        let own = InputSchema::parse(json!({"type": "object", "$ref": "#"})).unwrap();
+        let violation = own.first_violation(&json!(7));
+        assert_eq!(violation.as_deref(), Some("7 is not of type \"object\""));
     }
 }

@@ -4,11 +4,13 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
 use schemars::JsonSchema;
+use serde_json::Value;
 
 use super::InputSchema;
 use crate::config::{
     AgentToolConfig, ApprovalPolicy, AskedCalls, CallRate, StartPolicy, ToolEffect,
 };
+use crate::types::InvalidValue;
 
 /// Default of [`ToolSpec::approval_timeout`].
 const APPROVAL_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -25,6 +27,7 @@ pub struct ToolSpec {
     /// The description that the model reads.
     pub description: String,
     /// The JSON schema of the arguments.
+    #[doc(hidden)]
     pub input: InputSchema,
     /// Effects of a call outside this process.
     #[doc(hidden)]
@@ -57,6 +60,7 @@ pub struct ToolSpec {
     /// Maximum number of further attempts of a failed call, if it may be sent again.
     pub retries: u32,
     /// Maximum rate of its calls in the whole host; unlimited if `None`.
+    #[doc(hidden)]
     pub rate: Option<CallRate>,
     /// Number of failed calls in a row that open its circuit breaker; 0: it never opens.
     pub breaker_failures: u32,
@@ -89,6 +93,29 @@ impl ToolSpec {
     }
 
     /// Describes a tool as [`Self::new`] does, with an existing JSON schema.
+    ///
+    /// ```
+    /// use callsheet::tool::ToolSpec;
+    /// use serde_json::json;
+    ///
+    /// let schema = json!({ "type": "object", "properties": { "query": { "type": "string" } } });
+    /// let spec = ToolSpec::with_json_schema("search", "Searches the orders.", schema)?;
+    /// # let _ = spec;
+    /// # Ok::<(), callsheet::InvalidValue>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If it is not a valid JSON schema, refers to another document, or is too large.
+    pub fn with_json_schema(
+        name: impl Into<String>,
+        description: impl Into<String>,
+        schema: Value,
+    ) -> Result<Self, InvalidValue> {
+        Ok(Self::with_schema(name, description, InputSchema::parse(schema)?))
+    }
+
+    /// Describes a tool as [`Self::new`] does, with a compiled JSON schema.
+    #[doc(hidden)]
     #[must_use]
     pub fn with_schema(
         name: impl Into<String>,
@@ -202,8 +229,17 @@ impl ToolSpec {
         self
     }
 
-    /// Limits the rate of calls in the whole host: one starts in each interval, such as every 100 ms for
-    /// `10/s`. Further calls wait, and the sessions take turns.
+    /// Limits the rate of calls in the whole host, over all sessions: of 10 in a second, one starts every
+    /// 100 ms. Further calls wait, and the sessions take turns. 0 counts as 1.
+    #[must_use]
+    pub fn max_rate(mut self, calls: u32, period: Duration) -> Self {
+        let calls = NonZeroU32::new(calls).unwrap_or(NonZeroU32::MIN);
+        self.rate = Some(CallRate::per(calls, period));
+        self
+    }
+
+    /// Limits the rate of calls in the whole host, as [`Self::max_rate`] does.
+    #[doc(hidden)]
     #[must_use]
     pub fn rate(mut self, rate: CallRate) -> Self {
         self.rate = Some(rate);
@@ -282,6 +318,13 @@ impl ToolSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_maximum_rate_is_a_number_of_calls_in_a_period() {
+        let rate = |calls| ToolSpec::named("t", "").max_rate(calls, Duration::from_secs(60)).rate;
+        assert_eq!(rate(100), "100/m".parse::<CallRate>().ok());
+        assert_eq!(rate(0), "1/m".parse::<CallRate>().ok());
+    }
 
     #[test]
     fn approval_policies_ask_for_more_and_more_calls() {

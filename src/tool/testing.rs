@@ -1,7 +1,7 @@
 //! Tests of a tool without a host.
 //!
 //! ```
-//! use callsheet::tool::testing::ToolTest;
+//! use callsheet::testing::ToolTest;
 //! use callsheet::tool::{ToolContext, ToolError, ToolSpec, TypedTool};
 //! use serde_json::json;
 //!

@@ -188,7 +188,7 @@ pub struct SteeredInput<'a> {
     /// The user's input.
     pub input: &'a Content,
     /// The turn that was open: the input follows it in the history.
-    pub after_turn: u32,
+    pub follows_turn: u32,
 }
 
 /// A message of the host that leads to another turn.

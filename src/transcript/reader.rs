@@ -182,8 +182,8 @@ impl<'a> Transcript<'a> {
             Record::TurnCommitted { turn, end, summary } => {
                 self.add_commit(*turn, TurnCommit { at, end, summary });
             }
-            Record::Steered { input, after_turn, request: _ } => {
-                self.add_steer(SteeredInput { at, input, after_turn: *after_turn });
+            Record::Steered { input, follows_turn, request: _ } => {
+                self.add_steer(SteeredInput { at, input, follows_turn: *follows_turn });
             }
             Record::StopAsked { mode } => {
                 if let Some(run) = self.open_run_for(at) {
@@ -249,9 +249,9 @@ impl<'a> Transcript<'a> {
     }
 
     fn add_steer(&mut self, steer: SteeredInput<'a>) {
-        let SteeredInput { at, after_turn, .. } = steer;
-        if after_turn != self.last_turn && !self.may_begin(after_turn) {
-            let message = format!("the input follows turn {after_turn}, which does not exist");
+        let SteeredInput { at, follows_turn, .. } = steer;
+        if follows_turn != self.last_turn && !self.may_begin(follows_turn) {
+            let message = format!("the input follows turn {follows_turn}, which does not exist");
             self.breach(at, Invariant::Turn, message);
         }
         if let Some(run) = self.open_run_for(at) {

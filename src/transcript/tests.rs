@@ -43,7 +43,7 @@ fn records_are_read_as_runs_turns_attempts_and_calls() {
     let (start, end) = (first.start.unwrap(), first.end.unwrap());
     assert_eq!((start.at.seq, start.at.time), (Seq(2), entries[1].time));
     assert_eq!((end.end, end.waiting, end.is_given_up()), (RunEnd::Answered, 1, false));
-    assert_eq!(first.steers[0].after_turn, 1);
+    assert_eq!(first.steers[0].follows_turn, 1);
     assert_eq!(first.limits[0].note, Some("[callsheet: 1 of 2 turns is left]"));
     assert_eq!(second.stops[0].mode, StopMode::Now);
     let turn = &first.turns[0];

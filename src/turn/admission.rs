@@ -45,7 +45,7 @@ pub(super) enum CallRetention {
 
 /// Decides about the call at `index` when it opens.
 pub(super) fn decide_retention(index: u32, spec: &TurnSpec) -> CallRetention {
-    if spec.request.drops_calls() || spec.rules.tool_choice == ToolChoice::None {
+    if spec.request_kind.drops_calls() || spec.rules.tool_choice == ToolChoice::None {
         return CallRetention::Drop;
     }
     match retention_by_rules(index, &spec.rules) {

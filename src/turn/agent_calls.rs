@@ -1,8 +1,8 @@
 //! Calls of agents: the budget that a child may use, and the end of a call whose child has to end first.
 //!
 //! Lease: when the call starts, its child gets `share_of_budget` of what the run has left: tokens, tool calls and
-//! time. What calls that still run have been given is not available, and what ended children have used is spent.
-//! The intent of the call records the lease, so that a resumed turn gives the same.
+//! time. The leases of calls that still run are not available; what ended children have used is spent. The intent
+//! of the call records the lease, so that a resumed turn gives the child the same budget.
 //!
 //! People: while a child waits only for people, its call does too ([`people_wait`](super::people_wait)). There is no
 //! record of it: a call that is started again after a crash detects it again.
@@ -99,24 +99,24 @@ impl TurnCall {
     }
 
     /// Returns whether the call is aborted, and waits for the end of its child.
-    pub(super) fn is_cancelled_agent(&self) -> bool {
-        self.agent.cancelled.is_some() && self.outcome().is_none()
+    pub(super) fn waits_for_child_end(&self) -> bool {
+        self.agent_call.cancelled.is_some() && self.outcome().is_none()
     }
 }
 
 impl Turn {
-    /// Returns the budget of the child of a call, which stays the same once it is given. `None` if the tool is no
+    /// Decides the budget of the child when its call starts; returns the same again later. `None` if the tool is no
     /// agent.
-    pub(super) fn lease(&mut self, index: usize) -> Option<AgentLease> {
+    pub(super) fn grant_lease(&mut self, index: usize) -> Option<AgentLease> {
         let call = self.calls.get(index)?;
         let share = call.agent_tool()?.share_of_budget;
-        if call.agent.lease.is_some() {
-            return call.agent.lease;
+        if call.agent_call.lease.is_some() {
+            return call.agent_call.lease;
         }
         let open = self.open_leases();
         let budget = self.spec.budget;
         let tokens = budget.tokens_left.map(|left| {
-            // The sum holds the usage of a response once the response has ended.
+            // `usage` includes an ended response, which `tokens_used` would count twice.
             let own = match self.stage {
                 TurnStage::AwaitingResponse => self.tokens_used(),
                 TurnStage::ResponseEnded { .. } | TurnStage::Finished => {
@@ -133,17 +133,17 @@ impl Turn {
             u32::try_from(share.part_of(free)).unwrap_or(u32::MAX)
         });
         let lease = Some(AgentLease { tokens, calls });
-        self.calls.get_mut(index)?.agent.lease = lease;
+        self.calls.get_mut(index)?.agent_call.lease = lease;
         lease
     }
 
     /// Returns what children that have not ended may use.
     fn open_leases(&self) -> ChildrenUse {
         let is_open = |call: &&TurnCall| {
-            call.is_kept() && call.agent.child.is_none() && call.outcome().is_none()
+            call.is_kept() && call.agent_call.child.is_none() && call.outcome().is_none()
         };
         let open = self.calls.iter().filter(is_open);
-        open.filter_map(|call| call.agent.lease).fold(ChildrenUse::default(), |sum, lease| {
+        open.filter_map(|call| call.agent_call.lease).fold(ChildrenUse::default(), |sum, lease| {
             ChildrenUse {
                 tokens: sum.tokens.saturating_add(lease.tokens.unwrap_or_default()),
                 calls: sum.calls.saturating_add(lease.calls.unwrap_or_default()),
@@ -153,7 +153,7 @@ impl Turn {
 
     /// Returns what the children of this turn have used that have ended.
     pub(super) fn children_use(&self) -> ChildrenUse {
-        let children = self.calls.iter().filter_map(|call| call.agent.child.as_deref());
+        let children = self.calls.iter().filter_map(|call| call.agent_call.child.as_deref());
         children.fold(ChildrenUse::default(), ChildrenUse::plus)
     }
 
@@ -165,18 +165,21 @@ impl Turn {
         let left = self.spec.run_time_left.map(|left| left.saturating_sub(worked));
         let time = left.map(|left| {
             let millis = crate::types::millis(left);
+            // 0 would mean no limit.
             Duration::from_millis(share.part_of(millis).max(1))
         });
-        let lease = call.agent.lease.unwrap_or_default();
-        Some(Box::new(AgentCallStart { lease, time, is_cancelled: call.agent.cancelled.is_some() }))
+        // Always set here: an agent has effects, so its intent came before.
+        let lease = call.agent_call.lease.unwrap_or_default();
+        let is_cancelled = call.agent_call.cancelled.is_some();
+        Some(Box::new(AgentCallStart { lease, time, is_cancelled }))
     }
 
-    /// Handles that the child of a running call waits only for people, or does so no longer. Ignores it for a
+    /// Handles that the child of a running call begins (`waits`) or ceases to wait only for people. Ignores it for a
     /// cancelled call, whose child is being stopped.
     pub fn handle_child_waits(&mut self, now: Duration, key: CallKey, waits: bool) {
         self.clock.advance(now);
         let Some(index) = self.position(key) else { return };
-        let is_open = |call: &&TurnCall| call.agent_tool().is_some() && !call.is_cancelled_agent();
+        let is_open = |call: &&TurnCall| call.agent_tool().is_some() && !call.waits_for_child_end();
         let Some(call) = self.calls.get(index).filter(is_open) else { return };
         let has_changed = match (waits, call.child_waits_for_people()) {
             (true, false) => self.start_people_wait(index, PeopleWaitReason::Child),
@@ -199,18 +202,18 @@ impl Turn {
         else {
             return false;
         };
-        if call.agent.cancelled.is_some() {
+        if call.agent_call.cancelled.is_some() {
             return true;
         }
-        call.agent.cancelled =
+        call.agent_call.cancelled =
             Some(Box::new(CancelledAgent { outcome: outcome.clone(), time_limit }));
         let key = call.key();
         if call.is_running() {
             self.end_people_wait(index);
             self.set_phase(index, CallPhase::Running { deadline: None, wait: None });
             self.effects.perform(TurnAction::Abort(key));
-        } else if !matches!(call.phase, CallPhase::Intended) {
-            // The turn was resumed. The call does not wait for a permit of its tool to stop its child.
+        } else if matches!(call.phase, CallPhase::AwaitingPermit { .. }) {
+            // Resumed: the call may have a child. Its start finds and stops it, without a permit.
             self.release_tool_permit(index);
             self.start(index);
         }
@@ -220,9 +223,9 @@ impl Turn {
     /// Ends a cancelled call whose child has ended. Returns false if the call is not cancelled.
     pub(super) fn end_cancelled_agent(&mut self, index: usize, ended: &ToolOutcome) -> bool {
         let Some(call) = self.calls.get_mut(index) else { return false };
-        let Some(cancelled) = call.agent.cancelled.clone() else { return false };
+        let Some(cancelled) = call.agent_call.cancelled.clone() else { return false };
         let CancelledAgent { outcome, time_limit } = *cancelled;
-        call.agent.note_child(Some(ended));
+        call.agent_call.note_child(Some(ended));
         self.end_call(index, outcome);
         if let Some(limit) = time_limit {
             self.record_time_limit("tool_timeout", limit, "timed_out");

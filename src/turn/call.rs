@@ -1,4 +1,17 @@
 //! One call of a response, from its first bytes to its outcome.
+//!
+//! The stages of what a tool returns, in their order:
+//!
+//! | type | what it is | from, to |
+//! | --- | --- | --- |
+//! | `tool::ToolOutput` | what the code of the tool returns, if it succeeds | tool to `runtime::tool` |
+//! | `types::ToolOutcome` | status and text: also of a call that failed, timed out or never ran | part of all that follow |
+//! | `ToolCompletion` | the outcome, with the use of variables | tool supervisor to turn |
+//! | `ReportedOutcome` | the same in the turn, while earlier calls may still change what it rests on | in the turn |
+//! | `CallPhase::Ended` | the final outcome | in the turn |
+//! | `types::ToolResult` | the final outcome with its call, notes, times and writes | turn to history, events, reports |
+//!
+//! `StartedCall` is no stage: it is what the tool supervisor knows of a call, for a turn that is resumed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +51,7 @@ pub(super) enum CallPhase {
     Duplicate { of: CallKey },
     /// The call holds a permit of the turn and waits for a permit of its tool.
     AwaitingPermit { requested_at: Duration },
-    /// The call holds its permits and waits until its intent is durable.
+    /// The call holds its permits and waits until its intent is stored.
     Intended,
     /// The call waits for the approval to run.
     AwaitingApproval { until: Option<Duration> },
@@ -135,7 +148,7 @@ pub(super) struct TurnCall {
     /// True if the call started before the response ended.
     pub(super) early: bool,
     /// The call of an agent: its budget and its end.
-    pub(super) agent: AgentCall,
+    pub(super) agent_call: AgentCall,
 }
 
 impl TurnCall {
@@ -175,7 +188,7 @@ impl TurnCall {
             report_before_rerun: None,
             queue_wait: None,
             early: false,
-            agent: AgentCall::default(),
+            agent_call: AgentCall::default(),
         }
     }
 
@@ -240,7 +253,7 @@ impl TurnCall {
         self.needs_tool_permit() && self.holds_permit() && !self.is_running()
     }
 
-    /// Returns whether the tool was started, or will be started when the intent is durable.
+    /// Returns whether the tool was started, or will be started when the intent is stored.
     pub(super) fn has_started(&self) -> bool {
         self.started_at.is_some()
             || matches!(self.phase, CallPhase::Intended)

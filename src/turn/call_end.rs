@@ -25,7 +25,7 @@ impl Turn {
         self.release_tool_permit(index);
         self.withdraw_hooks(index);
         let Some(call) = self.calls.get_mut(index) else { return };
-        call.agent.add_child(&mut outcome);
+        call.agent_call.add_child(&mut outcome);
         call.phase = CallPhase::Ended { outcome: outcome.clone(), at: now };
         call.writes = writes.clone();
         let key = call.key();

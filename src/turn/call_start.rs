@@ -20,7 +20,7 @@
 //! calls.
 //!
 //! A tool with `max_concurrent`, `rate` or a server of the session needs a permit of the host. A call with effects starts after its
-//! intent is durable, so that a crash cannot hide that it may have run.
+//! intent is stored, so that a crash cannot hide that it may have run.
 //!
 //! Tool timeout: the `timeout` of the tool, or else `tool_timeout` of the agent. It counts from the
 //! start of the call; waits for a ticket, a permit, an approval or the answer to a question do not count. At the deadline
@@ -246,7 +246,7 @@ impl Turn {
             let key = call.key;
             let idempotency_key = self.spec.idempotency_key(key);
             let so_far = early.then(|| Box::new(self.response_so_far()));
-            let lease = self.lease(index);
+            let lease = self.grant_lease(index);
             self.record(Record::CallIntended { call, idempotency_key, so_far, lease });
             self.effects.defer(DeferredEffect::StartCall(key));
         } else {
@@ -254,7 +254,7 @@ impl Turn {
         }
     }
 
-    /// Runs a call whose intent is durable, or publishes that the client has to run it, unless it was answered in
+    /// Runs a call whose intent is stored, or publishes that the client has to run it, unless it was answered in
     /// the meantime.
     pub(super) fn start_intended(&mut self, index: usize) {
         let Some(call) = self.calls.get(index) else { return };

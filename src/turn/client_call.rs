@@ -1,7 +1,7 @@
 //! Calls that the client runs: a session or a run has declared their tools, and the host does not have them.
 //!
 //! Such a call is admitted, approved and scheduled like any other. When it may start, the request to the client
-//! is recorded, and published once the record is durable. The call then waits for its result like one that waits for an
+//! is recorded, and published once the record is stored. The call then waits for its result like one that waits for an
 //! approval: it holds no permit, the clocks of the turn stand still, and the session may hibernate. The
 //! result passes the hooks and the approval of results. Without a result within the tool's `approval_timeout` the call times out.
 //!
@@ -43,7 +43,7 @@ impl Turn {
         Ok(())
     }
 
-    /// Hands a call to the client: records that, and publishes it once the record is durable.
+    /// Hands a call to the client: records that, and publishes it once the record is stored.
     pub(super) fn hand_to_client(&mut self, index: usize) {
         let early = self.stage == TurnStage::AwaitingResponse;
         let until = self.approval_deadline(index, ApprovalPhase::Client);

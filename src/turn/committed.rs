@@ -7,9 +7,10 @@ use crate::record::{Record, ResponseMessage, TurnEnd};
 use crate::transcript::{CallTranscript, Transcript, TurnCommit, TurnTranscript};
 use crate::types::{CallKey, FinishKind, FinishReason, ToolResult, Usage};
 
-/// A turn that has ended.
+/// A turn that is committed, in memory: with the message and the results that the history gets. In the journal these
+/// are in several records, of which [`Record::TurnCommitted`] is the last.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct TurnRecord {
+pub struct CommittedTurn {
     /// The number of the turn in its session.
     pub number: u32,
     /// The end of the turn.
@@ -30,7 +31,7 @@ pub struct TurnRecord {
     pub times: TurnTimes,
 }
 
-impl TurnRecord {
+impl CommittedTurn {
     /// Returns whether the service paused its response. It continues when it is sent the message back,
     /// so that an empty message is not a pause.
     #[must_use]

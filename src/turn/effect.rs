@@ -1,5 +1,8 @@
 //! The inputs and effects of a turn, and the queue of its effects, some of which are deferred until
-//! records are durable.
+//! records are stored.
+//!
+//! A record is *stored* when it is as safe as `journal.durability` asks: synced to the disk (`strict`), or
+//! written, so that it survives the process (`relaxed`). Only a synced record is *durable*.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -8,7 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::Turn;
-use super::committed::TurnRecord;
+use super::committed::CommittedTurn;
 use super::started_calls::CallStartState;
 use crate::context::Variables;
 use crate::event::Event;
@@ -83,7 +86,7 @@ pub enum TurnAction {
     /// none: it gets its outcome when the child has ended, and is not killed.
     Abort(CallKey),
     /// Write the finished turn to the context. Only events about late outcomes can follow.
-    Commit(Box<TurnRecord>),
+    Commit(Box<CommittedTurn>),
 }
 
 /// The call that the hooks are asked about.
@@ -136,13 +139,13 @@ pub struct AgentCallStart {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct EffectQueue {
     ready: VecDeque<Effect>,
-    /// Each effect waits until this number of records is durable. The numbers are ascending.
+    /// Each effect waits until this number of records is stored. The numbers are ascending.
     deferred: VecDeque<(u64, DeferredEffect)>,
     /// The number of records that were queued.
     records: u64,
 }
 
-/// An effect that waits until a record is durable.
+/// An effect that waits until a record is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::large_enum_variant, reason = "nearly all are of the large kind")]
 pub(super) enum DeferredEffect {
@@ -166,12 +169,12 @@ impl EffectQueue {
         self.ready.push_back(Effect::Perform(action));
     }
 
-    /// Defers an effect until every record that was queued before it is durable.
+    /// Defers an effect until every record that was queued before it is stored.
     pub(super) fn defer(&mut self, effect: DeferredEffect) {
         self.deferred.push_back((self.records, effect));
     }
 
-    /// Queues the next deferred effect whose records are durable. Returns the call if the effect
+    /// Queues the next deferred effect whose records are stored. Returns the call if the effect
     /// is its start.
     fn handle_recorded(&mut self, upto: u64) -> Option<CallKey> {
         while self.deferred.front().is_some_and(|(records, _)| *records <= upto)
@@ -215,8 +218,8 @@ impl Turn {
         self.effects.poll()
     }
 
-    /// Handles that the first `upto` records of this machine are stored, as far as the journal's durability asks. Records from which it was
-    /// resumed do not count.
+    /// Handles that the first `upto` records of this machine are stored. Records from which it was resumed do not
+    /// count.
     pub fn handle_recorded(&mut self, now: Duration, upto: u64) {
         self.clock.advance(now);
         while let Some(key) = self.effects.handle_recorded(upto) {
@@ -227,14 +230,14 @@ impl Turn {
         self.advance();
     }
 
-    /// Returns whether an effect waits until records are durable: a start, a result or the commit.
+    /// Returns whether an effect waits until records are stored: a start, a result or the commit.
     #[must_use]
     pub fn waits_for_records(&self) -> bool {
         self.effects.deferred().len() > 0
     }
 
     /// Returns whether only the commit of a turn without calls waits for its record. Such a turn had
-    /// no external effects, and its end is not published before it is durable. The session may
+    /// no external effects, and its end is not published before it is stored. The session may
     /// therefore continue the run, so that the end of the run is stored in the same batch.
     #[must_use]
     pub fn may_commit_early(&self) -> bool {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Budget, ModelPlan, ModelPlans, TurnRecord, TurnRules, TurnSpec};
+use super::{Budget, CommittedTurn, ModelPlan, ModelPlans, TurnRules, TurnSpec};
 use crate::config::{AgentToolConfig, AskedCalls, ContextPolicy, Limits};
 use crate::context::{History, ResultCut, Variables};
 use crate::record::{JournalEntry, Record, Seq};
@@ -118,7 +118,7 @@ pub(crate) fn spec(rules: TurnRules) -> TurnSpec {
         number: 1,
         turns_with_calls: 0,
         used_call_ids: Arc::new(BTreeSet::new()),
-        request: crate::types::RequestKind::Ordinary,
+        request_kind: crate::types::RequestKind::Ordinary,
         budget: Budget::default(),
         began: Duration::ZERO,
         run_time_left: None,
@@ -191,7 +191,8 @@ pub(crate) fn committed(records: &[Record], limits: &Limits) -> (History, Variab
         turn.push((record, time));
         let [.., (Record::TurnCommitted { .. }, _)] = turn.as_slice() else { continue };
         let entries = entries(0, &std::mem::take(&mut turn));
-        let record = TurnRecord::from_records(entries.iter().map(|entry| &entry.record)).unwrap();
+        let record =
+            CommittedTurn::from_records(entries.iter().map(|entry| &entry.record)).unwrap();
         let cut = ResultCut { bytes_max: limits.max_result_bytes, references: true };
         history.commit(record.number, record.message.as_ref(), &record.results, cut);
         record.results.iter().for_each(|result| variables.apply(&result.writes));

@@ -72,7 +72,7 @@ impl Turn {
     ) {
         self.stop_tool_clock(index);
         let Some(call) = self.calls.get_mut(index) else { return };
-        call.agent.note_child(Some(&outcome));
+        call.agent_call.note_child(Some(&outcome));
         let VariablesUse { reads, writes } = used;
         let with_writer = |name: VariableName| {
             let writer = call.snapshot.get(&name).copied();

@@ -38,7 +38,7 @@
 //! | unanswered calls of a new session | `initial_calls` |
 //! | typed answer: its value in a response, the messages that ask for it | `output` |
 //! | rules, models and budget of a turn, idempotency key of a tool call | `spec` |
-//! | inputs and effects of a turn, effects that wait until records are durable | `effect` |
+//! | inputs and effects of a turn, effects that wait until records are stored | `effect` |
 //! | phases and times of a call | `call` |
 //! | committed turn, and how it is read from its records | `committed` |
 //! | replay of the records of a turn | `replay` |
@@ -95,7 +95,7 @@ pub use breaker::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState,
     ServiceSignal,
 };
-pub use committed::{TurnRecord, results_so_far};
+pub use committed::{CommittedTurn, results_so_far};
 pub use effect::{
     AgentCallStart, ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect,
     EndedTurn, HookRequest, PermitReply, TurnAction, TurnEnd,
@@ -132,8 +132,8 @@ use turn_hooks::TurnHooks;
 ///
 /// After each `handle_*` the owner calls [`poll`](Self::poll) until it returns `None`, appends the
 /// polled records as one batch, and calls [`handle_recorded`](Self::handle_recorded) when they are
-/// durable. Starts of calls with effects, results and the commit wait for that. The functions that
-/// queue, defer and release effects are in `effect`.
+/// stored. Starts of calls with effects, results and the commit wait for that. The functions that
+/// queue, defer and release effects are in `effect`, which says what "stored" means.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Turn {
     spec: Arc<TurnSpec>,
@@ -167,7 +167,7 @@ enum TurnStage {
         message: Option<Arc<ResponseMessage>>,
         cancelled: Option<CancelReason>,
     },
-    /// The turn has ended. Its commit may wait until its record is durable.
+    /// The turn has ended. Its commit may wait until its record is stored.
     Finished,
 }
 
@@ -230,13 +230,12 @@ impl Turn {
         if self.stage != TurnStage::AwaitingResponse {
             return;
         }
-        // A call without a name is not a call.
-        self.attempt.response.end(false);
+        self.attempt.response.drop_nameless_call();
         let ended = classify_ending(&self.attempt.response, end);
         match ended.and_then(|ending| self.check_silent_overflow(ending)) {
             Ok(ending) => {
                 if ending == ResponseEnding::Complete {
-                    let changes = self.attempt.response.end(true);
+                    let changes = self.attempt.response.seal_all();
                     self.handle_changes(changes);
                 }
                 self.end_response(ending, None);

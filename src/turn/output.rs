@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::committed::TurnRecord;
+use super::committed::CommittedTurn;
 use crate::tool::{InputSchema, ToolSpec};
 use crate::types::{FINAL_ANSWER, FinishKind, InvalidValue, OutputMode, ToolStatus, excerpt};
 
@@ -50,7 +50,7 @@ impl OutputRules {
     ///
     /// # Errors
     /// If there is none that matches the schema: says why.
-    pub fn value_of(&self, turn: &TurnRecord) -> Result<Arc<Value>, String> {
+    pub fn value_of(&self, turn: &CommittedTurn) -> Result<Arc<Value>, String> {
         let mut violation = None;
         for result in turn.results.iter().filter(|result| &*result.call.name == FINAL_ANSWER) {
             if result.outcome.status == ToolStatus::Ok {

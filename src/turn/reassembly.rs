@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::call::{CallPhase, TurnCall};
-use super::committed::TurnRecord;
+use super::committed::CommittedTurn;
 use super::effect::{CancelReason, DeferredEffect, Effect, TurnAction, TurnEnd};
 use super::{Turn, TurnStage};
 use crate::event::{Event, TurnSummary};
@@ -100,7 +100,7 @@ impl Turn {
         let results: Vec<_> =
             self.calls.iter().filter_map(|call| call.result(self.spec.began)).collect();
         let dropped_calls = std::mem::take(&mut self.attempt.dropped_calls);
-        let record = TurnRecord {
+        let record = CommittedTurn {
             number,
             end,
             message,
@@ -128,7 +128,7 @@ impl Turn {
         }
     }
 
-    fn summary(&self, record: &TurnRecord) -> TurnSummary {
+    fn summary(&self, record: &CommittedTurn) -> TurnSummary {
         TurnSummary {
             tool_names: record.results.iter().map(|result| result.call.name.clone()).collect(),
             dropped_calls: u32::try_from(record.dropped_calls.len()).unwrap_or(u32::MAX),

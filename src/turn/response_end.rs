@@ -4,6 +4,11 @@
 //! longer start are answered. Calls that are discarded leave the history. A cancellation (stop, timeout,
 //! shutdown) answers every running call at once and aborts its tool; the supervisor kills it after
 //! `cancel_grace`.
+//!
+//! Two texts of `model_messages` say that something was cut off. `cut_off_response` answers each call that had not started
+//! when the response reached its maximal length, whether its own arguments were complete or not: the model decides
+//! what it still needs. `cut_off_arguments` answers a call that the stream had sealed, or of a response that
+//! ended well, with incomplete arguments: the model has to send it again.
 
 use std::sync::Arc;
 
@@ -175,7 +180,7 @@ impl Turn {
     fn drop_calls_after_refusal(&mut self) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
-            // A call whose intent is not durable has not run, so it is dropped too.
+            // A call whose intent is not stored has not run, so it is dropped too.
             if call.is_kept() && !(call.has_effects() && call.started_at.is_some()) {
                 self.discard(index);
             }

@@ -243,7 +243,7 @@ impl Turn {
                 // Another result needs another decision.
                 restored.hooks.after = after.filter(|_| !runs_again).cloned();
             }
-            transcript.into_iter().for_each(|call| restored.agent.restore(call));
+            transcript.into_iter().for_each(|call| restored.agent_call.restore(call));
             let report = transcript.and_then(|call| call.reports.last());
             if let Some(ended) = transcript.and_then(CallTranscript::outcome) {
                 restored.restore_outcome(ended);

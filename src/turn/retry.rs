@@ -29,7 +29,8 @@ use crate::types::{ProviderError, ProviderErrorKind};
 const BACKOFF_FIRST: Duration = Duration::from_millis(500);
 /// The maximum of the full backoff.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// The longest `Retry-After` that the turn waits for. A longer one leads to the next model.
+/// The longest `Retry-After` that the turn waits for. A longer one means no retry with this model: the next model is
+/// requested at once, or the turn fails. (`RETRY_AFTER_READ_MAX` of `tool::retry_after` only bounds what is read.)
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 /// The number of broken streams of a model after which its attempts no longer stream.
 const BROKEN_STREAMS_MAX: u32 = 2;
@@ -105,7 +106,7 @@ impl RetryPolicy {
     ) -> Option<AttemptPlan> {
         let retry_after = error.retry_after.unwrap_or_default();
         if error.kind == ProviderErrorKind::Unavailable {
-            return self.after_refusal(retry_after);
+            return self.after_breaker_refusal(retry_after);
         }
         self.consecutive_refusals = 0;
         self.broken_streams += u32::from(was_streamed && is_broken_stream(error));
@@ -119,7 +120,7 @@ impl RetryPolicy {
 
     /// Plans the attempt after a refusal of the circuit breaker. `retry_after` is the time until the
     /// breaker may let a request through; zero while another session's probe is open.
-    fn after_refusal(&mut self, retry_after: Duration) -> Option<AttemptPlan> {
+    fn after_breaker_refusal(&mut self, retry_after: Duration) -> Option<AttemptPlan> {
         self.attempts_with_model = self.attempts_with_model.saturating_sub(1);
         if let Some(plan) = self.fall_back() {
             return Some(plan);

@@ -1,7 +1,7 @@
 //! Limits of a run: the token budget (`max_tokens_per_run`), `max_tool_calls_per_run` and
 //! `run_timeout`.
 //!
-//! The run counts calls and tokens over its turns (`session::run`, `session::meter`). Each turn
+//! The run counts calls and tokens over its turns (`session::run_machine`, `session::limit_meter`). Each turn
 //! receives the rest as its [`Budget`](super::Budget).
 //!
 //! - Token budget: the host disconnects from a response that exceeds it, and the turn ends

@@ -24,7 +24,7 @@ pub struct TurnSpec {
     /// The ids of the form `call_*` in the history. Generated ids differ from them.
     pub used_call_ids: Arc<BTreeSet<String>>,
     /// The kind of the turn's request.
-    pub request: RequestKind,
+    pub request_kind: RequestKind,
     /// The remaining budget of the run.
     pub budget: Budget,
     /// The time between the start of the run and that of the turn.
@@ -57,7 +57,7 @@ impl TurnSpec {
     pub(super) fn tool(&self, name: &str) -> Option<&Arc<ToolSpec>> {
         if name == FINAL_ANSWER {
             let output = self.rules.output.as_ref();
-            let is_asked = self.request == RequestKind::Output(OutputMode::Tool);
+            let is_asked = self.request_kind == RequestKind::Output(OutputMode::Tool);
             return output.filter(|_| is_asked).map(|output| &output.final_answer);
         }
         self.rules.tools.get(name)

@@ -12,6 +12,7 @@ use super::Secrets;
 /// [`ApprovalQuestion`](crate::ApprovalQuestion) has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ApprovalPhase {
     /// Before the call runs.
     Before,
@@ -41,6 +42,7 @@ impl ApprovalPhase {
 /// [`CallReport`](crate::CallReport) has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Verdict {
     /// Approved.
     Approved,
@@ -54,6 +56,7 @@ pub enum Verdict {
 
 impl Verdict {
     /// Every verdict.
+    #[doc(hidden)]
     pub const ALL: [Self; 4] = [Self::Approved, Self::Rejected, Self::Expired, Self::Withdrawn];
 
     /// Returns the name for clients, logs and metrics.
@@ -102,6 +105,7 @@ pub struct Question {
 /// The kind of the answer to a [`Question`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum QuestionKind {
     /// An object that is valid for this JSON schema.
     Form(Arc<Value>),

@@ -71,6 +71,7 @@ impl fmt::Display for HookPoint {
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum HookVerdict {
     /// The hook has no objection. Approvals that the tool needs are still requested.
     #[default]

@@ -170,14 +170,16 @@ impl fmt::Display for Seq {
 pub enum SessionState {
     /// The session waits for an input.
     Idle,
-    /// A run is in progress, or waits to be resumed.
+    /// A run is in progress, or waits to be resumed. While it waits only for people, the session need not be in
+    /// memory.
     Running,
-    /// The session is not in memory. The next request loads it.
+    /// The session has no run and is not in memory. The next request loads it.
     Hibernated,
 }
 
 impl SessionState {
     /// All states.
+    #[doc(hidden)]
     pub const ALL: [Self; 3] = [Self::Idle, Self::Running, Self::Hibernated];
 
     /// Returns the name for clients and metrics.
@@ -222,6 +224,7 @@ pub enum RunEnd {
 
 impl RunEnd {
     /// All run ends.
+    #[doc(hidden)]
     pub const ALL: [Self; 10] = [
         Self::Answered,
         Self::MaxTurns,

@@ -24,6 +24,7 @@ pub enum ToolProtocol {
 
 impl ToolProtocol {
     /// The protocols with their names in the configuration.
+    #[doc(hidden)]
     pub const WORDS: [(&'static str, Self); 6] = [
         ("native", Self::Native),
         ("hermes", Self::Hermes),

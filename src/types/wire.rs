@@ -25,6 +25,7 @@ pub enum Wire {
 
 impl Wire {
     /// The wires with their names in configuration, commands and metrics.
+    #[doc(hidden)]
     pub const WORDS: [(&'static str, Self); 5] = [
         ("openai-chat", Self::OpenaiChat),
         ("openai-responses", Self::OpenaiResponses),

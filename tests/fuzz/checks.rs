@@ -96,9 +96,9 @@ fn decode(wire: Wire, framing: Framing, pieces: &[&[u8]]) -> ResponseAssembler {
     for delta in &deltas {
         response.push(delta);
     }
-    response.end(false);
+    response.drop_nameless_call();
     if ended_well(&response) {
-        response.end(true);
+        response.seal_all();
     }
     response
 }

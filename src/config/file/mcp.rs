@@ -48,7 +48,7 @@ impl McpConfig {
         let pins = [("off", McpPin::Off), ("warn", McpPin::Warn), ("require", McpPin::Require)];
         let pin = section.read("pin", |value| values::word(value, &pins));
         config.pin = pin.unwrap_or_default();
-        config.lock_file = section.relative_to_file("callsheet-tools.lock");
+        config.lock_file = section.resolve_path("callsheet-tools.lock");
         let times = [
             ("start_timeout", &mut config.start_timeout),
             ("timeout", &mut config.timeout),

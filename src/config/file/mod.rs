@@ -96,7 +96,7 @@ impl Config {
             .into_iter()
             .filter_map(|section| HookConfig::read(&section, &agents, env))
             .collect();
-        root.finish_beside(&[host_table, journal_table, console_table]);
+        root.finish_with_hints(&[host_table, journal_table, console_table]);
         if agents.is_empty() {
             match AgentConfig::embedded(&models) {
                 Ok(agent) => {

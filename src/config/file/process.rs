@@ -25,7 +25,7 @@ impl ProcessConfig {
             section.add_error("env", format!("{name} is also in secret_env"));
         }
         Self {
-            cwd: section.path("cwd").unwrap_or_else(|| section.relative_to_file("")),
+            cwd: section.path("cwd").unwrap_or_else(|| section.resolve_path("")),
             env,
             env_pass: env_pass.unwrap_or_default(),
             secret_env,
@@ -54,7 +54,7 @@ pub(super) fn command(section: &Section<'_, '_>) -> Vec<String> {
     let mut command = command.unwrap_or_default();
     // A program with a path is relative to the configuration, a name is searched in PATH.
     if let Some(program) = command.first_mut().filter(|name| name.contains('/')) {
-        *program = section.relative_to_file(program).display().to_string();
+        *program = section.resolve_path(program).display().to_string();
     }
     command
 }

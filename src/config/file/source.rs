@@ -65,7 +65,7 @@ impl<'t> ConfigSource<'t> {
         ConfigErrors::new(self.errors.into_inner())
     }
 
-    fn locate(&self, key: &str, offset: usize) {
+    fn record_line(&self, key: &str, offset: usize) {
         self.origins.borrow_mut().lines.insert(key.to_owned(), line_number(self.text, offset));
     }
 }
@@ -74,24 +74,26 @@ impl<'t> ConfigSource<'t> {
 #[derive(Debug)]
 pub(super) struct Section<'s, 't> {
     source: &'s ConfigSource<'t>,
-    path: String,
+    key_path: String,
     table: Option<&'s DeTable<'t>>,
+    /// The keys that were asked for. Every other key of the table is unknown.
     known: RefCell<BTreeSet<&'static str>>,
 }
 
 impl<'s, 't> Section<'s, 't> {
-    fn new(source: &'s ConfigSource<'t>, path: String, table: Option<&'s DeTable<'t>>) -> Self {
-        Self { source, path, table, known: RefCell::default() }
+    fn new(source: &'s ConfigSource<'t>, key_path: String, table: Option<&'s DeTable<'t>>) -> Self {
+        Self { source, key_path, table, known: RefCell::default() }
     }
 
-    /// Parses the value of a key. `None` if it is missing or wrong.
+    /// Parses the value of a key. `None` if the key is missing, or if the value is wrong, which is recorded as an
+    /// error.
     pub(super) fn read<T>(
         &self,
         key: &'static str,
         parse: impl FnOnce(&DeValue<'t>) -> Parsed<T>,
     ) -> Option<T> {
         let value = self.value(key)?;
-        self.source.locate(&self.key(key), value.span().start);
+        self.source.record_line(&self.key(key), value.span().start);
         match parse(value.get_ref()) {
             Ok(parsed) => Some(parsed),
             Err(message) => {
@@ -101,14 +103,15 @@ impl<'s, 't> Section<'s, 't> {
         }
     }
 
-    /// Parses the items of a list. `None` if the key is missing.
+    /// Parses the items of a list. `None` if the key is missing or is no list. Wrong items are recorded as errors
+    /// and left out.
     pub(super) fn list<T>(
         &self,
         key: &'static str,
         mut parse: impl FnMut(&DeValue<'t>) -> Parsed<T>,
     ) -> Option<Vec<T>> {
         let value = self.value(key)?;
-        self.source.locate(&self.key(key), value.span().start);
+        self.source.record_line(&self.key(key), value.span().start);
         let Some(items) = value.get_ref().as_array() else {
             let message = values::wrong_type("a list", value.get_ref());
             self.source.add_error(Some(value.span().start), &self.key(key), message);
@@ -116,11 +119,11 @@ impl<'s, 't> Section<'s, 't> {
         };
         let mut parsed = Vec::new();
         for (at, item) in items.iter().enumerate() {
-            let path = format!("{}[{at}]", self.key(key));
-            self.source.locate(&path, item.span().start);
+            let key_path = format!("{}[{at}]", self.key(key));
+            self.source.record_line(&key_path, item.span().start);
             match parse(item.get_ref()) {
                 Ok(item) => parsed.push(item),
-                Err(message) => self.source.add_error(Some(item.span().start), &path, message),
+                Err(message) => self.source.add_error(Some(item.span().start), &key_path, message),
             }
         }
         Some(parsed)
@@ -128,36 +131,37 @@ impl<'s, 't> Section<'s, 't> {
 
     /// Reads a path, which is relative to the folder of the file.
     pub(super) fn path(&self, key: &'static str) -> Option<PathBuf> {
-        self.read(key, values::non_empty_string).map(|path| self.relative_to_file(&path))
+        self.read(key, values::non_empty_string).map(|path| self.resolve_path(&path))
     }
 
-    /// Returns a path relative to the folder of the file.
-    pub(super) fn relative_to_file(&self, path: &str) -> PathBuf {
+    /// Returns this path, resolved against the folder of the configuration file.
+    pub(super) fn resolve_path(&self, path: &str) -> PathBuf {
         let origins = self.source.origins.borrow();
         let folder = origins.file.as_deref().and_then(|file| Path::new(file).parent());
         folder.unwrap_or(Path::new("")).join(path)
     }
 
-    /// Parses the value of every key of a table whose keys are free.
+    /// Parses every value of this table, whose keys the user chooses. Does not count them as known, so it is not
+    /// followed by [`Self::finish`].
     pub(super) fn entries<T>(
         &self,
         mut parse: impl FnMut(&DeValue<'t>) -> Parsed<T>,
     ) -> BTreeMap<String, T> {
         let mut parsed = BTreeMap::new();
         for (key, value) in self.table.into_iter().flat_map(DeTable::iter) {
-            let (path, offset) = (self.key(key.get_ref()), value.span().start);
-            self.source.locate(&path, offset);
+            let (key_path, offset) = (self.key(key.get_ref()), value.span().start);
+            self.source.record_line(&key_path, offset);
             match parse(value.get_ref()) {
                 Ok(value) => {
                     parsed.insert(key.get_ref().to_string(), value);
                 }
-                Err(message) => self.source.add_error(Some(offset), &path, message),
+                Err(message) => self.source.add_error(Some(offset), &key_path, message),
             }
         }
         parsed
     }
 
-    /// Returns a table within this one. It is empty if it is missing.
+    /// Returns the table of a key. A missing key, or another value, which is an error, gives an empty one.
     pub(super) fn table(&self, key: &'static str) -> Self {
         let table = self.value(key).and_then(|value| {
             let table = value.get_ref().as_table();
@@ -175,17 +179,17 @@ impl<'s, 't> Section<'s, 't> {
         let group = self.table(key);
         let mut found = Vec::new();
         for (name, value) in group.table.into_iter().flat_map(DeTable::iter) {
-            let path = group.key(name.get_ref());
-            self.source.locate(&path, name.span().start);
+            let key_path = group.key(name.get_ref());
+            self.source.record_line(&key_path, name.span().start);
             let Some(table) = value.get_ref().as_table() else {
                 let message = values::wrong_type("a table", value.get_ref());
-                self.source.add_error(Some(value.span().start), &path, message);
+                self.source.add_error(Some(value.span().start), &key_path, message);
                 continue;
             };
             if let Err(message) = values::check_name(name.get_ref()) {
-                self.source.add_error(Some(name.span().start), &path, message);
+                self.source.add_error(Some(name.span().start), &key_path, message);
             }
-            let section = Section::new(self.source, path, Some(table));
+            let section = Section::new(self.source, key_path, Some(table));
             found.push((name.get_ref().to_string(), section));
         }
         found
@@ -194,23 +198,23 @@ impl<'s, 't> Section<'s, 't> {
     /// Returns the tables of a list, such as `[[hooks]]`.
     pub(super) fn table_list(&self, key: &'static str) -> Vec<Self> {
         let Some(value) = self.value(key) else { return Vec::new() };
-        let path = self.key(key);
-        self.source.locate(&path, value.span().start);
+        let key_path = self.key(key);
+        self.source.record_line(&key_path, value.span().start);
         let Some(items) = value.get_ref().as_array() else {
             let form = format!("a list of tables ([[{key}]])");
             let message = values::wrong_type(&form, value.get_ref());
-            self.source.add_error(Some(value.span().start), &path, message);
+            self.source.add_error(Some(value.span().start), &key_path, message);
             return Vec::new();
         };
         let mut found = Vec::new();
         for (at, item) in items.iter().enumerate() {
-            let path = format!("{path}[{at}]");
-            self.source.locate(&path, item.span().start);
+            let key_path = format!("{key_path}[{at}]");
+            self.source.record_line(&key_path, item.span().start);
             match item.get_ref().as_table() {
-                Some(table) => found.push(Section::new(self.source, path, Some(table))),
+                Some(table) => found.push(Section::new(self.source, key_path, Some(table))),
                 None => {
                     let message = values::wrong_type("a table", item.get_ref());
-                    self.source.add_error(Some(item.span().start), &path, message);
+                    self.source.add_error(Some(item.span().start), &key_path, message);
                 }
             }
         }
@@ -221,17 +225,18 @@ impl<'s, 't> Section<'s, 't> {
     pub(super) fn add_error(&self, key: &str, message: impl Into<String>) {
         let entry = self.table.and_then(|table| table.get_key_value(key));
         let offset = entry.map(|(key, _)| key.span().start);
-        let whole = || self.source.origins.borrow().lines.get(&self.path).copied();
-        let line = offset.map(|offset| line_number(self.source.text, offset)).or_else(whole);
+        let line_of_table = || self.source.origins.borrow().lines.get(&self.key_path).copied();
+        let line = offset.map(|offset| line_number(self.source.text, offset));
+        let line = line.or_else(line_of_table);
         let file = self.source.origins.borrow().file.clone();
         let error = ConfigError { file, line, key: self.key(key), message: message.into() };
         self.source.errors.borrow_mut().push(error);
     }
 
-    /// Records an error if a required key is missing. `missing` says whether there is no value; a
-    /// wrong value already has its error.
-    pub(super) fn require(&self, key: &'static str, missing: bool) {
-        if missing && !self.has(key) {
+    /// Records an error if a required key is missing. `has_no_value` is whether reading it gave nothing: without
+    /// it nothing is checked. A wrong value has its error already.
+    pub(super) fn require(&self, key: &'static str, has_no_value: bool) {
+        if has_no_value && !self.has(key) {
             self.add_error(key, "is missing");
         }
     }
@@ -240,7 +245,7 @@ impl<'s, 't> Section<'s, 't> {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
-    /// Records a specific error for an unknown key.
+    /// Records this error if the key is present, and counts the key as known.
     pub(super) fn forbid(&self, key: &'static str, message: &str) {
         if self.value(key).is_some() {
             self.add_error(key, message);
@@ -249,18 +254,18 @@ impl<'s, 't> Section<'s, 't> {
 
     /// Records an error for every key that was not read.
     pub(super) fn finish(&self) {
-        self.finish_beside(&[]);
+        self.finish_with_hints(&[]);
     }
 
-    /// Records an error for every key that was not read. The hint for a key of one of these tables names the table.
-    pub(super) fn finish_beside(&self, tables: &[Self]) {
+    /// As [`Self::finish`]. A key that one of `others` has read gets the hint that it belongs there.
+    pub(super) fn finish_with_hints(&self, others: &[Self]) {
         let known = self.known.borrow();
         for (key, _) in self.table.into_iter().flat_map(DeTable::iter) {
             let name: &str = key.get_ref();
             if !known.contains(name) {
-                let table = tables.iter().find(|table| table.known.borrow().contains(name));
-                let hint = match table {
-                    Some(table) => format!(" (did you mean {}?)", table.key(name)),
+                let other = others.iter().find(|other| other.known.borrow().contains(name));
+                let hint = match other {
+                    Some(other) => format!(" (did you mean {}?)", other.key(name)),
                     None => did_you_mean(name, known.iter().copied()),
                 };
                 let message = format!("unknown key{hint}");
@@ -275,12 +280,12 @@ impl<'s, 't> Section<'s, 't> {
     }
 
     fn key(&self, key: &str) -> String {
-        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+        if self.key_path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.key_path) }
     }
 }
 
-/// Returns the message of a text that is not TOML, on one line. Adds what the parser does not say: the key that is
-/// there twice, and that a text needs quotes.
+/// Returns the message of a syntax error, on one line. Adds the name of a duplicate key, and a hint if quotes are
+/// missing.
 fn syntax_message(text: &str, error: &toml::de::Error) -> String {
     let message = error.message().replace('\n', ", ");
     let message = message.trim_end_matches(", expected nothing");
@@ -288,10 +293,10 @@ fn syntax_message(text: &str, error: &toml::de::Error) -> String {
     if message == "duplicate key" {
         return format!("duplicate key {found}");
     }
-    let is_of_value = ["boolean", "date-time", "float", "integer"]
+    let is_bad_value = ["boolean", "date-time", "float", "integer"]
         .iter()
         .any(|kind| message.starts_with(&format!("invalid {kind}")));
-    let hint = if is_of_value { "; a text needs quotes, as in key = \"text\"" } else { "" };
+    let hint = if is_bad_value { "; a text needs quotes, as in key = \"text\"" } else { "" };
     format!("{message}{hint}")
 }
 

@@ -95,7 +95,7 @@ impl ToolInput {
             if value.as_str().is_none() {
                 return Err(values::wrong_type("the name of a file, or a JSON schema", value));
             }
-            Ok(Self::File(section.relative_to_file(&values::non_empty_string(value)?)))
+            Ok(Self::File(section.resolve_path(&values::non_empty_string(value)?)))
         });
         if section.has("input") && section.has("input_schema") {
             section.add_error("input_schema", "input and input_schema exclude each other");

@@ -159,7 +159,7 @@ impl TextLog {
         }
         run.turns.iter().for_each(|turn| self.turn(turn));
         for steer in &run.steers {
-            let line = format!("after turn {}: {}", steer.after_turn, content(steer.input));
+            let line = format!("after turn {}: {}", steer.follows_turn, content(steer.input));
             self.add(steer.at, "steered", vec![line]);
         }
         for instruction in &run.instructions {

@@ -173,11 +173,11 @@ impl SqliteJournal {
         let stored = query::count(&connection).map_err(|error| error.open_error(&path))?;
         let sessions = Arc::new(AtomicUsize::new(stored));
         let queue = Arc::new(WriteQueue::new(queue_max));
-        let store = WriteConnection::new(connection).map_err(|error| open_error(&error))?;
+        let database = WriteConnection::new(connection).map_err(|error| open_error(&error))?;
         let failure = Arc::new(Mutex::new(None));
         let readers = Arc::new(ReadConnections::new(path.clone()));
         let parts = WriterParts {
-            store,
+            database,
             readers: Arc::clone(&readers),
             queue: Arc::clone(&queue),
             observer,
@@ -192,8 +192,8 @@ impl SqliteJournal {
             path: path.clone(),
             reason: error.to_string(),
         };
-        let log = faults.synced_file.unwrap_or_else(|| data_directory::wal_path(&path));
-        let writer = JournalWriter::new(parts, path.clone(), log).map_err(io_error)?;
+        let wal = faults.synced_file.unwrap_or_else(|| data_directory::wal_path(&path));
+        let writer = JournalWriter::new(parts, path.clone(), wal).map_err(io_error)?;
         let thread = std::thread::Builder::new()
             .name("callsheet-journal".to_owned())
             .spawn(move || writer.run())
@@ -273,7 +273,7 @@ impl Journal for SqliteJournal {
         // The batches of other sessions are stored between the parts.
         while self.run_on_writer(WriterTask::RemoveHidden)? {}
         // The write-ahead log still contains the deleted rows.
-        self.run_on_writer(WriterTask::EmptyLog)?;
+        self.run_on_writer(WriterTask::EmptyWal)?;
         let pages =
             if sessions.is_empty() { Vec::new() } else { self.pages_with_copies(sessions)? };
         if !pages.is_empty() {

@@ -77,7 +77,7 @@ pub(super) enum WriterTask {
     /// Deletes some of the records of hidden sessions.
     RemoveHidden,
     /// Checkpoints the write-ahead log and empties it.
-    EmptyLog,
+    EmptyWal,
     /// Erases copies of deleted rows in these pages of the database.
     Erase(Vec<u64>),
 }

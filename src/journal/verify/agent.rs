@@ -187,9 +187,9 @@ impl<'a> Verifier<'_, 'a> {
                 Some(leased) => {
                     format!("the child of {key} may use {leased} {what}, and {left} are left")
                 }
-                None => {
-                    format!("the {what} of the child of {key} have no limit, those of the run have")
-                }
+                None => format!(
+                    "the {what} of the child of {key} have no limit, but those of the run do"
+                ),
             }
         });
     }
@@ -246,7 +246,7 @@ impl<'a> Verifier<'_, 'a> {
             let is_own = expected.as_ref() == Some(&child.session);
             let is_run = child_run_id(&child.session).as_ref() == Some(&child.run);
             self.require(is_own && is_run, ended.at, Invariant::Lease, || match expected {
-                Some(_) => format!("the child of {key} is not that which follows from its intent"),
+                Some(_) => format!("the child of {key} is not the one that its intent determines"),
                 None => format!("{key} has a child, and its intent has no lease"),
             });
         }

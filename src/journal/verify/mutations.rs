@@ -9,7 +9,7 @@ use crate::transcript::CLOCK_SETBACK_MAX_MS;
 use crate::transcript::fixtures::{entries, sample_records, session};
 use crate::types::{Seq, child_run_id, child_session_id};
 
-fn seen(entries: &[JournalEntry]) -> Vec<Invariant> {
+fn breached(entries: &[JournalEntry]) -> Vec<Invariant> {
     verify(&session(), entries).into_iter().map(|breach| breach.invariant).collect()
 }
 
@@ -19,15 +19,16 @@ fn kind(record: &Record) -> String {
 }
 
 /// Returns the index of the n-th record of this kind, from 0.
-fn at(records: &[Record], of: &str, nth: usize) -> usize {
-    let mut found = (0..records.len()).filter(|place| kind(&records[*place]) == of);
-    found.nth(nth).unwrap_or_else(|| panic!("there is no {of} {nth}"))
+fn at(records: &[Record], kind_of_record: &str, nth: usize) -> usize {
+    let mut found = (0..records.len()).filter(|place| kind(&records[*place]) == kind_of_record);
+    found.nth(nth).unwrap_or_else(|| panic!("there is no {kind_of_record} {nth}"))
 }
 
-/// Returns the journal, where the n-th record of this kind has another value at this JSON pointer.
-fn changed(of: &str, nth: usize, pointer: &str, value: Value) -> Vec<JournalEntry> {
+/// Returns the journal, where the n-th record of this kind has another value at this JSON pointer. If nothing is
+/// there, adds a member at the top of the record.
+fn changed(kind_of_record: &str, nth: usize, pointer: &str, value: Value) -> Vec<JournalEntry> {
     let mut records = sample_records();
-    let place = at(&records, of, nth);
+    let place = at(&records, kind_of_record, nth);
     let mut json = serde_json::to_value(&records[place]).unwrap();
     match json.pointer_mut(pointer) {
         Some(found) => *found = value,
@@ -62,12 +63,12 @@ fn a_missing_record_is_a_breach() {
         let mut gap = entries(whole.clone());
         gap.remove(place);
         let is_last = place + 1 == whole.len();
-        assert_eq!(seen(&gap).contains(&Invariant::Numbering), !is_last, "{place}");
+        assert_eq!(breached(&gap).contains(&Invariant::Numbering), !is_last, "{place}");
         let mut records = whole.clone();
         let dropped = kind(&records.remove(place));
         // A call without an intent could be one without effects, and the last run may be open.
-        let alone = alone.contains(&&*dropped) || dropped == "call_intended" || is_last;
-        assert_eq!(seen(&entries(records)).is_empty(), alone, "{place}: {dropped}");
+        let is_legal = alone.contains(&&*dropped) || dropped == "call_intended" || is_last;
+        assert_eq!(breached(&entries(records)).is_empty(), is_legal, "{place}: {dropped}");
     }
 }
 
@@ -88,7 +89,7 @@ fn a_repeated_record_is_a_breach() {
         let doubled = records[place].clone();
         records.insert(place, doubled.clone());
         let legal = repeatable.contains(&&*kind(&doubled));
-        assert_eq!(seen(&entries(records)).is_empty(), legal, "{place}: {}", kind(&doubled));
+        assert_eq!(breached(&entries(records)).is_empty(), legal, "{place}: {}", kind(&doubled));
     }
 }
 
@@ -112,7 +113,7 @@ fn exchanged_records_are_a_breach() {
         let mut records = sample_records();
         let (a, b) = (at(&records, one.0, one.1), at(&records, other.0, other.1));
         records.swap(a, b);
-        assert!(!seen(&entries(records)).is_empty(), "{one:?} and {other:?}");
+        assert!(!breached(&entries(records)).is_empty(), "{one:?} and {other:?}");
     }
 }
 
@@ -121,9 +122,8 @@ fn a_changed_field_is_a_breach() {
     use Invariant::{
         Approval, Commit, Intent, Outcome, Pairing, Response, Run, Session, Sums, Turn, Writes,
     };
-    let rejected = json!({"verdict": "rejected"});
     let nobody = json!({"turn": 1, "attempt": 2, "index": 9});
-    for (of, nth, pointer, value, expected) in [
+    for (kind_of_record, nth, pointer, value, expected) in [
         ("session_opened", 0, "/messages", json!([{"role": "tool", "content": "x"}]), Pairing),
         ("input_queued", 0, "/run_id", json!("run_1"), Run),
         ("input_queued", 0, "/input", json!("something else"), Run),
@@ -164,15 +164,27 @@ fn a_changed_field_is_a_breach() {
         ("call_ended", 0, "/call/name", json!("other"), Outcome),
         ("call_ended", 0, "/amended", json!(true), Outcome),
         ("call_ended", 0, "/started_ms", Value::Null, Outcome),
-        ("call_ended", 0, "/notes/before", rejected.clone(), Approval),
+        ("call_ended", 0, "/notes", json!({"before": {"verdict": "rejected"}}), Approval),
         ("call_ended", 0, "/outcome/content", json!("one"), Outcome),
-        ("call_ended", 0, "/outcome/kind", json!("tool_error"), Outcome),
+        (
+            "call_ended",
+            0,
+            "/outcome",
+            json!({"status": "success", "kind": "tool_error", "content": "x"}),
+            Outcome,
+        ),
         ("call_ended", 0, "/writes", json!({"x": 1}), Writes),
         ("call_ended", 1, "/notes/duplicate_of/index", json!(3), Outcome),
         ("call_ended", 2, "/outcome/kind", json!("host_stopped"), Intent),
         ("call_ended", 2, "/outcome/kind", json!("approval_expired"), Approval),
         ("call_ended", 3, "/notes", json!({}), Approval),
-        ("call_ended", 3, "/notes/writes_dropped", json!(true), Writes),
+        (
+            "call_ended",
+            3,
+            "/notes",
+            json!({"before": {"verdict": "approved"}, "writes_dropped": true}),
+            Writes,
+        ),
         ("steered", 0, "/after_turn", json!(5), Turn),
         ("turn_committed", 0, "/turn", json!(2), Turn),
         ("turn_committed", 0, "/end", json!("refused"), Commit),
@@ -188,27 +200,15 @@ fn a_changed_field_is_a_breach() {
         ("run_ended", 0, "/stats/tool_calls", json!(3), Sums),
         ("run_ended", 0, "/stats/input_tokens", json!(30), Sums),
     ] {
-        let entries = match (of, pointer) {
-            ("call_ended", "/notes/before") => {
-                changed(of, nth, "/notes", json!({"before": rejected.clone()}))
-            }
-            ("call_ended", "/notes/writes_dropped") => {
-                let before = json!({"verdict": "approved"});
-                changed(of, nth, "/notes", json!({"before": before, "writes_dropped": true}))
-            }
-            ("call_ended", "/outcome/kind") if nth == 0 => {
-                let outcome = json!({"status": "success", "kind": "tool_error", "content": "x"});
-                changed(of, nth, "/outcome", outcome)
-            }
-            _ => changed(of, nth, pointer, value.clone()),
-        };
-        let seen = seen(&entries);
-        assert!(seen.contains(&expected), "{of} {nth} {pointer} {value}: {seen:?}");
+        let entries = changed(kind_of_record, nth, pointer, value.clone());
+        let breached = breached(&entries);
+        let change = format!("{kind_of_record} {nth} {pointer} {value}");
+        assert!(breached.contains(&expected), "{change}: {breached:?}");
     }
     let forked = Record::SessionForked { from: session(), at: Seq(7) };
     let mut records = sample_records();
     records.push(forked);
-    assert!(seen(&entries(records)).contains(&Session));
+    assert!(breached(&entries(records)).contains(&Session));
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn a_request_for_a_final_answer_does_not_count_as_a_turn() {
         if let Record::RunEnded { stats, .. } = &mut records[end] {
             stats.turns = turns;
         }
-        seen(&entries(records))
+        breached(&entries(records))
     };
     let out_of_turns = |record: &mut Record| {
         if let Record::LimitReached { value, action, note, .. } = record {
@@ -263,38 +263,39 @@ fn an_empty_answer_is_followed_by_a_request_for_a_final_answer() {
             "text": "noon", "error": null, "stats": {"turns": turns, "tool_calls": 0,
                 "input_tokens": 0, "output_tokens": 0, "duration_ms": 0, "model_ms": 0,
                 "tools_ms": 0, "overhead_ms": 0, "overlap_saved_ms": 0}}));
-        let records: Vec<Record> = serde_json::from_value(Value::Array(records)).unwrap();
-        seen(&entries(records))
+        breached(&entries_from_json(records))
     };
     assert_eq!((run(1, false), run(2, false)), (vec![], vec![Invariant::Sums]));
     assert_eq!((run(2, true), run(1, true)), (vec![], vec![Invariant::Sums]));
 }
 
 #[test]
-fn numbers_and_times_rise() {
+fn numbers_and_times_must_rise() {
     let mut late = entries(sample_records());
     late[4].seq = Seq(9);
-    assert_eq!(seen(&late), [Invariant::Numbering]);
+    assert_eq!(breached(&late), [Invariant::Numbering]);
     let mut fallen = entries(sample_records());
     fallen[4].time -= CLOCK_SETBACK_MAX_MS;
-    assert_eq!(seen(&fallen), [], "a clock may be set right");
+    assert_eq!(breached(&fallen), [], "a clock may be set back by a day");
+    // The entry before is 1 s earlier, so this is 1 s too far.
     fallen[4].time -= 2_000;
-    assert_eq!(seen(&fallen), [Invariant::Time]);
+    assert_eq!(breached(&fallen), [Invariant::Time]);
     let mut with_displayed_bytes = entries(sample_records());
+    // The first record counts shown text, but no run is open.
     with_displayed_bytes[0].displayed_bytes = 7;
-    assert_eq!(seen(&with_displayed_bytes), [Invariant::Run]);
+    assert_eq!(breached(&with_displayed_bytes), [Invariant::Run]);
 }
 
 #[test]
 fn a_record_after_the_end_is_a_breach() {
     let mut records = sample_records();
     records.push(Record::SessionClosed);
-    assert_eq!(seen(&entries(records.clone())), []);
+    assert_eq!(breached(&entries(records.clone())), []);
     records.push(Record::SessionClosed);
-    assert_eq!(seen(&entries(records)), [Invariant::Session]);
+    assert_eq!(breached(&entries(records)), [Invariant::Session]);
     let mut open = sample_records();
     *open.last_mut().unwrap() = Record::SessionClosed;
-    assert_eq!(seen(&entries(open)), [Invariant::Run]);
+    assert_eq!(breached(&entries(open)), [Invariant::Run]);
 }
 
 #[test]
@@ -306,7 +307,7 @@ fn an_idempotency_key_begins_with_the_id_of_its_run() {
                 *idempotency_key = idempotency_key.replace("s1/", &format!("{scope}/"));
             }
         }
-        seen(&entries(records))
+        breached(&entries(records))
     };
     // Earlier versions used the session's id.
     assert_eq!((with_scope("run_1"), with_scope("s1")), (vec![], vec![]));
@@ -325,7 +326,8 @@ fn copied_records_keep_the_idempotency_keys_of_their_session() {
 }
 
 /// Returns a session whose run has 100 tokens and 20 calls, in JSON: its response has used 20 tokens and makes two
-/// calls of an agent, whose children use 9 tokens and 2 calls each.
+/// calls of an agent, whose children use 9 tokens and 2 calls each. Records 4 and 6 are the intents, 5 and 7 the
+/// outcomes; messages count from 1.
 fn with_agents() -> Vec<Value> {
     let usage = |input: u64| {
         json!({"input_tokens": input, "output_tokens": 0, "cached_tokens": 0,
@@ -369,12 +371,14 @@ fn with_agents() -> Vec<Value> {
     ]
 }
 
-fn typed_entries(records: Vec<Record>) -> Vec<JournalEntry> {
+fn entries_from_json(records: Vec<Value>) -> Vec<JournalEntry> {
+    let records: Vec<Record> = serde_json::from_value(Value::Array(records)).unwrap();
     entries(records)
 }
 
-/// Returns what is wrong with the records where the one at `place` has another value at this JSON pointer.
-fn leases_changed(changes: &[(usize, &str, Value)]) -> Vec<String> {
+/// Returns the breaches of [`with_agents`] after these changes: index of the record, JSON pointer, new value; null
+/// removes the member.
+fn breaches_after(changes: &[(usize, &str, Value)]) -> Vec<String> {
     let mut records = with_agents();
     for (place, pointer, value) in changes {
         let (parent, name) = pointer.rsplit_once('/').unwrap();
@@ -385,13 +389,12 @@ fn leases_changed(changes: &[(usize, &str, Value)]) -> Vec<String> {
             parent.insert(name.to_owned(), value.clone());
         }
     }
-    let records: Vec<Record> = serde_json::from_value(Value::Array(records)).unwrap();
-    verify(&session(), &entries(records)).iter().map(ToString::to_string).collect()
+    verify(&session(), &entries_from_json(records)).iter().map(ToString::to_string).collect()
 }
 
 #[test]
 fn a_child_gets_no_more_than_the_run_has_left() {
-    assert_eq!(leases_changed(&[]), [""; 0]);
+    assert_eq!(breaches_after(&[]), [""; 0]);
     for (change, expected) in [
         (
             (4, "/lease/tokens", json!(81)),
@@ -411,65 +414,61 @@ fn a_child_gets_no_more_than_the_run_has_left() {
         ),
         (
             (4, "/lease/tokens", Value::Null),
-            "record 5: the tokens of the child of t1a1c0 have no limit, those of the run have (lease)",
+            "record 5: the tokens of the child of t1a1c0 have no limit, but those of the run do (lease)",
         ),
         (
             (5, "/outcome/child/tokens", json!(10)),
             "record 7: the child of t1a1c1 may use 71 tokens, and 70 are left (lease)",
         ),
     ] {
-        assert_eq!(leases_changed(&[change]), [expected]);
+        assert_eq!(breaches_after(&[change]), [expected]);
     }
-    // Without a limit of the run nothing is known.
+    // Without limits of the run the lease cannot be checked.
     let unlimited = (1, "/overrides/limits", json!({}));
-    assert_eq!(leases_changed(&[unlimited, (4, "/lease/tokens", json!(1_000))]), [""; 0]);
+    assert_eq!(breaches_after(&[unlimited, (4, "/lease/tokens", json!(1_000))]), [""; 0]);
 }
 
 #[test]
-fn the_lease_of_an_open_call_is_not_left() {
+fn the_lease_of_an_open_call_is_not_available() {
     let mut records = with_agents();
     records.swap(5, 6);
-    let seen = |records: &[Value]| {
-        let records = serde_json::from_value(Value::Array(records.to_vec())).unwrap();
-        let entries = typed_entries(records);
+    let messages = |records: &[Value]| {
+        let entries = entries_from_json(records.to_vec());
         verify(&session(), &entries).iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     // The first child may have ended with 9 tokens before its outcome was recorded.
-    assert_eq!(seen(&records), [""; 0]);
+    assert_eq!(messages(&records), [""; 0]);
     records[5]["lease"]["tokens"] = json!(72);
-    assert_eq!(seen(&records).len(), 1);
+    assert_eq!(messages(&records).len(), 1);
     // While it runs, its lease counts.
     records.truncate(6);
     records[4]["lease"]["tokens"] = json!(40);
     records[5]["lease"] = json!({"tokens": 40, "calls": 0});
-    assert_eq!(seen(&records), [""; 0]);
+    assert_eq!(messages(&records), [""; 0]);
     records[5]["lease"]["tokens"] = json!(41);
     let expected = "record 6: the child of t1a1c1 may use 41 tokens, and 40 are left (lease)";
-    assert_eq!(seen(&records), [expected]);
+    assert_eq!(messages(&records), [expected]);
 }
 
 #[test]
 fn an_outcome_names_the_child_of_its_call() {
     let other = child_session_id(&session(), "run_1/t1a1c1");
     for (change, expected) in [
-        ((5, "/outcome/child/session", json!(other)), "is not that which follows from its intent"),
-        ((5, "/outcome/child/run", json!("run_2")), "is not that which follows from its intent"),
+        ((5, "/outcome/child/session", json!(other)), "is not the one that its intent determines"),
+        ((5, "/outcome/child/run", json!("run_2")), "is not the one that its intent determines"),
         ((4, "/lease", Value::Null), "has a child, and its intent has no lease"),
     ] {
-        let seen = leases_changed(&[change]);
-        assert!(seen.iter().any(|what| what.contains(expected)), "{seen:?}");
+        let breaches = breaches_after(&[change]);
+        assert!(breaches.iter().any(|breach| breach.contains(expected)), "{breaches:?}");
     }
     let mut again = with_agents();
     let mut intent = again[4].clone();
     again.insert(5, intent.clone());
-    let seen = |records: &[Value]| {
-        let records = serde_json::from_value(Value::Array(records.to_vec())).unwrap();
-        seen(&typed_entries(records))
-    };
-    assert_eq!(seen(&again), [], "a call of an agent is intended again after a crash");
+    let breached = |records: &[Value]| breached(&entries_from_json(records.to_vec()));
+    assert_eq!(breached(&again), [], "a call of an agent is intended again after a crash");
     intent["lease"]["tokens"] = json!(7);
     again[5] = intent;
-    assert_eq!(seen(&again), [Invariant::Lease]);
+    assert_eq!(breached(&again), [Invariant::Lease]);
 }
 
 #[test]
@@ -504,11 +503,9 @@ fn with_child(change: impl FnOnce(&mut Vec<Value>)) -> Vec<String> {
             "overlap_saved_ms": 0}}),
     ];
     change(&mut records);
-    let typed =
-        |records: Vec<Value>| typed_entries(serde_json::from_value(Value::Array(records)).unwrap());
     let mut children = ChildSessions::new(&session());
-    children.add(child, Ok(typed(records)));
-    let breaches = verify_children(&session(), &typed(with_agents()), &children);
+    children.add(child, Ok(entries_from_json(records)));
+    let breaches = verify_children(&session(), &entries_from_json(with_agents()), &children);
     breaches.iter().map(ToString::to_string).collect()
 }
 

@@ -210,7 +210,7 @@ fn requests_final_answer(
     let is_paused = commit.summary.finish_reason.as_ref().is_some_and(|finish| {
         finish.kind == FinishKind::Pause && message.is_some_and(|message| !message.is_blank())
     });
-    let is_steered = run.steers.iter().any(|steer| steer.after_turn == turn.number);
+    let is_steered = run.steers.iter().any(|steer| steer.follows_turn == turn.number);
     let is_empty = turn.kept_calls().is_empty() && message.is_none_or(|m| m.text.is_empty());
     let mut instructions = run.instructions.iter();
     let is_instructed = instructions

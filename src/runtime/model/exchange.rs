@@ -281,7 +281,7 @@ impl Exchange {
             }
         };
         if !response.status().is_success() {
-            return Err(refusal(response, deadline.at()).await);
+            return Err(read_http_error(response, deadline.at()).await);
         }
         error::check_encoding(response.headers())?;
         let hints = RetryHints::read(response.headers(), SystemTime::now());
@@ -471,7 +471,7 @@ fn page_error(begin: &[u8]) -> Option<ProviderError> {
 }
 
 /// Converts an unsuccessful response to an error. Includes the service's message from the body.
-async fn refusal(mut response: reqwest::Response, deadline: Instant) -> ProviderError {
+async fn read_http_error(mut response: reqwest::Response, deadline: Instant) -> ProviderError {
     let status = response.status().as_u16();
     let hints = RetryHints::read(response.headers(), SystemTime::now());
     let deadline = deadline.min(Instant::now() + ERROR_BODY_WAIT_MAX);

@@ -242,10 +242,11 @@ impl ModelClient {
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::config::{BaseUrl, ModelConfig};
     /// use callsheet::model::{Message, ModelClient, ModelRequest};
-    /// use callsheet::rehearsal::{Rehearsal, RehearsalOptions};
+    /// # use callsheet::rehearsal::{Rehearsal, RehearsalOptions};
     ///
-    /// let service = Rehearsal::start(RehearsalOptions::default()).await?;
-    /// let base_url = BaseUrl::parse(&service.base_url())?;
+    /// # let service = Rehearsal::start(RehearsalOptions::default()).await?;
+    /// # let address = service.base_url();
+    /// let base_url = BaseUrl::parse(&address)?;
     /// let client = ModelClient::new(&ModelConfig::new(base_url, "rehearsal"))?;
     /// let request = ModelRequest::new("rehearsal", vec![Message::user("Say hello.")].into());
     /// let response = client.complete(&request).await?;

@@ -148,7 +148,7 @@ impl Collector {
 
     /// Returns the response, if a turn would accept it too.
     pub(super) fn finish(mut self, end: ExchangeEnd) -> Result<ModelResponse, ProviderError> {
-        self.assembler.end(true);
+        self.assembler.seal_all();
         let response = &self.assembler;
         classify_ending(response, end)?;
         Ok(ModelResponse {

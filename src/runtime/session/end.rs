@@ -44,9 +44,10 @@ impl SessionActorState {
         }
         self.activity.leaving.store(true, Ordering::Release);
         self.log.close();
-        self.link.shared.replace(&self.id, myself.get_id(), None);
         // The journal has not recorded the end of a run.
         let was_running = self.activity.running.load(Ordering::Acquire);
+        self.link.shared.set_sleeping_run(&self.id, was_running);
+        self.link.shared.replace(&self.id, myself.get_id(), None);
         let state = if was_running { SessionState::Running } else { SessionState::Hibernated };
         self.link.shared.session_states.changed(&self.id, state);
         myself.stop(None);

@@ -43,6 +43,7 @@ impl SessionActorState {
         if !is_quiet || is_awaited || !self.session.may_hibernate() {
             return;
         }
+        let has_run = self.session.run().is_some();
         // Removal from the index and closing are one step for other requests: each request finds
         // this session or its successor.
         let leaves = self.link.shared.remove_awake_if(&self.id, myself.get_id(), || {
@@ -52,14 +53,16 @@ impl SessionActorState {
                 return false;
             }
             self.activity.leaving.store(leaves, Ordering::Release);
+            if leaves {
+                self.link.shared.set_sleeping_run(&self.id, has_run);
+            }
             leaves
         });
         if leaves {
             if let Some(until) = self.approvals_expire_at() {
                 self.link.shared.approval_expiries.lock().insert((until, self.id.clone()));
             }
-            let is_running = self.session.run().is_some();
-            let state = if is_running { SessionState::Running } else { SessionState::Hibernated };
+            let state = if has_run { SessionState::Running } else { SessionState::Hibernated };
             self.link.shared.session_states.changed(&self.id, state);
             // An open run continues from its records when the session wakes.
             myself.stop(None);
@@ -87,6 +90,9 @@ impl SessionActorState {
         let leaves = self.link.shared.remove_awake_if(&self.id, myself.get_id(), || {
             let leaves = self.log.close_if_durable();
             self.activity.leaving.store(leaves, Ordering::Release);
+            if leaves {
+                self.link.shared.set_sleeping_run(&self.id, true);
+            }
             leaves
         });
         if leaves {

@@ -53,7 +53,7 @@ use crate::session::{
 };
 use crate::telemetry::SourceRecord;
 use crate::tool::Extensions;
-use crate::turn::{ApprovalError, TurnRecord, TurnSpec};
+use crate::turn::{ApprovalError, CommittedTurn, TurnSpec};
 use crate::types::{CallKey, Content, RequestKind, RunId, SessionId, SessionState, child_run_id};
 use crate::wire::PromptChange;
 pub(super) use begin::spawn;
@@ -143,23 +143,23 @@ impl Actor for SessionActor {
             state.session.note_shutdown();
         }
         match message {
-            SessionMessage::StartRun { run, request, queue, extensions, reply } => {
+            SessionMessage::StartRun { run, request_key, queue, extensions, reply } => {
                 let accepted =
-                    Box::pin(state.start_run(&myself, *run, request, queue, extensions)).await;
+                    Box::pin(state.start_run(&myself, *run, request_key, queue, extensions)).await;
                 // The run starts even if its caller is gone.
                 let _ = reply.send(accepted);
             }
-            SessionMessage::Steer { input, request, reply } => {
-                let _ = reply.send(state.steer(&myself, input, request).await);
+            SessionMessage::Steer { input, request_key, reply } => {
+                let _ = reply.send(state.steer(&myself, input, request_key).await);
             }
             SessionMessage::Stop { mode, reply } => {
                 state.session.handle_stop(mode);
-                state.perform(&myself).await;
+                state.perform_effects(&myself).await;
                 state.resume_if_suspended();
-                state.perform(&myself).await;
+                state.perform_effects(&myself).await;
                 let _ = reply.send(state.log.last_seq());
             }
-            SessionMessage::ContinueRun => state.wake(),
+            SessionMessage::ContinueRun => state.continue_run(),
             SessionMessage::Resume { reply } => {
                 let _ = reply.send(state.resume(&myself).await);
             }
@@ -186,7 +186,7 @@ impl Actor for SessionActor {
             SessionMessage::Snapshot { reply } => state.callers.snapshots.push(reply),
             SessionMessage::Close { reply } => {
                 state.close(reply);
-                state.perform(&myself).await;
+                state.perform_effects(&myself).await;
                 state.resume_if_suspended();
             }
             SessionMessage::Locate { reference, reply } => {
@@ -194,9 +194,9 @@ impl Actor for SessionActor {
                 let _ = reply.send(state.session.locate(&reference));
                 return Ok(());
             }
-            SessionMessage::TurnCommitted { epoch, record, seq } => {
+            SessionMessage::TurnCommitted { epoch, turn, seq } => {
                 if epoch == state.actors.epoch && !state.is_recovering() {
-                    state.commit(*record, seq);
+                    state.commit(*turn, seq);
                 }
             }
             SessionMessage::ApprovalsChanged { epoch, approvals, only_waits, is_resumable } => {
@@ -219,7 +219,7 @@ impl Actor for SessionActor {
             }
             SessionMessage::Decide { key, decision, reply } => {
                 state.resume_if_suspended();
-                state.perform(&myself).await;
+                state.perform_effects(&myself).await;
                 state.hand_to_turn(key, reply, |reply| AccumulatorMessage::Decide {
                     key,
                     decision,
@@ -228,7 +228,7 @@ impl Actor for SessionActor {
             }
             SessionMessage::AnswerCall { key, outcome, reply } => {
                 state.resume_if_suspended();
-                state.perform(&myself).await;
+                state.perform_effects(&myself).await;
                 state.hand_to_turn(key, reply, |reply| AccumulatorMessage::AnswerCall {
                     key,
                     outcome,
@@ -256,7 +256,7 @@ impl Actor for SessionActor {
             }
             SessionMessage::RefreshTools { tools, reply } => {
                 let change = state.refresh_tools(tools);
-                state.perform(&myself).await;
+                state.perform_effects(&myself).await;
                 let _ = reply.send(change);
             }
             #[cfg(test)]
@@ -305,7 +305,7 @@ impl SessionActorState {
 
     /// Performs what follows from an input, and answers the callers that can be answered now.
     async fn proceed(&mut self, myself: &ActorRef<SessionMessage>) {
-        self.perform(myself).await;
+        self.perform_effects(myself).await;
         self.drop_unneeded_summary();
         self.set_run_timer(myself);
         if self.session.is_closed() && self.actors.ending.is_empty() {
@@ -319,11 +319,11 @@ impl SessionActorState {
         &mut self,
         myself: &ActorRef<SessionMessage>,
         run: RunInput,
-        request: Option<RequestKey>,
+        request_key: Option<RequestKey>,
         queue: bool,
         extensions: Extensions,
     ) -> Result<RunAccepted, HostError> {
-        let starts = match self.session.admit_run(&run.input, request.as_ref(), queue)? {
+        let starts = match self.session.admit_run(&run.input, request_key.as_ref(), queue)? {
             RunAdmission::Known { run_id, seq } => {
                 return Ok(RunAccepted { id: run_id, seq, report_receiver: None });
             }
@@ -350,13 +350,13 @@ impl SessionActorState {
         let agents = &self.agents;
         let rules_of = |overrides: &_| agents.rules(overrides);
         let limits = self.link.shared.input_limits(&self.log);
-        self.session.handle_run_request(run, request, limits, &rules_of)?;
+        self.session.handle_run_request(run, request_key, limits, &rules_of)?;
         self.slot = slot.or(self.slot.take());
         self.link.shared.extensions.add_to_run(&self.id, &id, extensions);
         let (report, receiver) = oneshot::channel();
         let counted = (!starts).then(|| self.link.shared.gauges.queued.increment());
         self.callers.runs.insert(id.clone(), RunCaller { report: Some(report), _counted: counted });
-        let seq = self.perform(myself).await.unwrap_or_else(|| self.log.last_seq());
+        let seq = self.perform_effects(myself).await.unwrap_or_else(|| self.log.last_seq());
         Ok(RunAccepted { id, seq, report_receiver: Some(receiver) })
     }
 
@@ -364,16 +364,16 @@ impl SessionActorState {
         &mut self,
         myself: &ActorRef<SessionMessage>,
         input: Content,
-        request: Option<RequestKey>,
+        request_key: Option<RequestKey>,
     ) -> Result<Seq, HostError> {
         let limits = self.link.shared.input_limits(&self.log);
-        let known = self.session.handle_steer(input, request, limits)?;
-        let recorded = self.perform(myself).await;
+        let known = self.session.handle_steer(input, request_key, limits)?;
+        let recorded = self.perform_effects(myself).await;
         Ok(known.or(recorded).unwrap_or_else(|| self.log.last_seq()))
     }
 
     /// Lets an interrupted run go on, unless it waits for a manual resume.
-    fn wake(&mut self) {
+    fn continue_run(&mut self) {
         // It goes on when the next host starts.
         if self.link.shared.is_closing() {
             return;
@@ -390,7 +390,7 @@ impl SessionActorState {
             return Err(SessionRefusal::NotSuspended.into());
         }
         self.resume_if_suspended();
-        self.perform(myself).await;
+        self.perform_effects(myself).await;
         Ok(self.log.last_seq())
     }
 
@@ -402,15 +402,15 @@ impl SessionActorState {
     }
 
     /// Commits a turn, and keeps the reports of its calls if a caller waits for them.
-    fn commit(&mut self, record: TurnRecord, seq: Seq) -> bool {
+    fn commit(&mut self, turn: CommittedTurn, seq: Seq) -> bool {
         let estimated = self.session.estimated_request(&self.agents.current().rules);
-        if !self.session.handle_turn_committed(&record) {
+        if !self.session.handle_turn_committed(&turn) {
             return false;
         }
-        self.learn_usage(&record, estimated);
-        self.session.handle_commit_recorded(record.number, seq);
+        self.learn_usage(&turn, estimated);
+        self.session.handle_commit_recorded(turn.number, seq);
         if let Some(run) = &mut self.run {
-            run.turn_committed(record);
+            run.turn_committed(turn);
         }
         true
     }
@@ -442,7 +442,7 @@ impl SessionActorState {
 
     /// Performs the effects of the machine until there are none. Returns the position of the first
     /// record that was appended.
-    async fn perform(&mut self, myself: &ActorRef<SessionMessage>) -> Option<Seq> {
+    async fn perform_effects(&mut self, myself: &ActorRef<SessionMessage>) -> Option<Seq> {
         let mut first = None;
         if self.run.is_none() {
             self.agents.read_tool_sources(&self.id, &self.link.shared);
@@ -464,7 +464,7 @@ impl SessionActorState {
                         self.fail_callers(&HostError::SessionClosed);
                         break;
                     }
-                    self.begin_turn(*begin);
+                    self.send_turn(*begin);
                 }
                 SessionEffect::ReadTools => self.read_tools(myself),
                 SessionEffect::RequestSummary(request) => self.request_summary(*request, myself),
@@ -577,7 +577,7 @@ impl SessionActorState {
     }
 
     /// Sends a turn to the accumulator.
-    fn begin_turn(&mut self, begin: TurnBegin) {
+    fn send_turn(&mut self, begin: TurnBegin) {
         let TurnBegin { run_id, mut spec, origin, cancel } = begin;
         let Some(run) = &mut self.run else { return };
         run.is_turn_cancelled = cancel.is_some();
@@ -599,7 +599,7 @@ impl SessionActorState {
             self.publisher.publish(&run_id, spec.number, Event::HistoryRepaired { repairs });
         }
         let known = self.session.requested_prompt();
-        let request = self.next_request(messages, spec.request);
+        let request = self.next_request(messages, spec.request_kind);
         spec.new_prompt = self.session.requested_prompt().filter(|hash| known != Some(*hash));
         if origin == TurnOrigin::New {
             let sizes = self.session.part_tokens(&spec.rules);

@@ -18,7 +18,9 @@ use crate::record::{JournalEntry, Record, Seq};
 use crate::runtime::child_sessions::stop_child;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage};
 use crate::telemetry::SourceRecord;
-use crate::turn::{CancelReason, Effect, ToolCompletion, Turn, TurnAction, TurnRecord, TurnSpec};
+use crate::turn::{
+    CancelReason, CommittedTurn, Effect, ToolCompletion, Turn, TurnAction, TurnSpec,
+};
 use crate::types::{FailureKind, RunError, RunId, ToolOutcome, ToolStatus, VariablesUse};
 
 /// The number of times that the actors of one run are replaced.
@@ -130,7 +132,7 @@ impl SessionActorState {
         spec: TurnSpec,
         run: &RunId,
         entries: &[Arc<JournalEntry>],
-    ) -> Option<(TurnRecord, Seq)> {
+    ) -> Option<(CommittedTurn, Seq)> {
         let number = spec.number;
         let mut turn = Turn::resume(spec, entries, unix_ms(), Some(CancelReason::Shutdown));
         let (mut committed, mut stored) = (None, 0);
@@ -177,9 +179,9 @@ impl SessionActorState {
 /// Returns the current turn if it was committed before its accumulator died, with the position of the
 /// record. The session may not have received the commit, because the end of an actor overtakes its last
 /// message.
-fn committed(entries: &[Arc<JournalEntry>]) -> Option<(TurnRecord, Seq)> {
+fn committed(entries: &[Arc<JournalEntry>]) -> Option<(CommittedTurn, Seq)> {
     let is_commit =
         |entry: &&Arc<JournalEntry>| matches!(entry.record, Record::TurnCommitted { .. });
     let seq = entries.iter().find(is_commit)?.seq;
-    Some((TurnRecord::from_records(entries.iter().map(|entry| &entry.record))?, seq))
+    Some((CommittedTurn::from_records(entries.iter().map(|entry| &entry.record))?, seq))
 }

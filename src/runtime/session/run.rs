@@ -35,7 +35,7 @@ use crate::runtime::tool_servers::FrozenTools;
 use crate::session::RunSummary;
 use crate::telemetry::TracedRun;
 use crate::tool::{Extensions, ToolSourceContext};
-use crate::turn::{TurnRecord, TurnRules};
+use crate::turn::{CommittedTurn, TurnRules};
 use crate::types::{
     Content, HookPoint, ParentCall, RequestKind, RunId, RunTrace, SessionId, TraceContext,
 };
@@ -207,7 +207,7 @@ impl ActiveRun {
         self.report.as_ref().is_some_and(|report| !report.is_closed())
     }
 
-    pub(super) fn turn_committed(&mut self, record: TurnRecord) {
+    pub(super) fn turn_committed(&mut self, record: CommittedTurn) {
         self.approvals.clear();
         self.approvals_unknown = false;
         self.is_resumable = false;

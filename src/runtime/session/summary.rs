@@ -21,7 +21,7 @@ use crate::runtime::publish::Publisher;
 use crate::runtime::report::CompactionReport;
 use crate::runtime::task::OwnedTask;
 use crate::session::{SummaryReply, SummaryRequest};
-use crate::turn::{AttemptPlan, RetryPolicy, TurnRecord};
+use crate::turn::{AttemptPlan, CommittedTurn, RetryPolicy};
 use crate::types::{ContextOverflow, ProviderError, RunId, Usage};
 
 /// The summary that a session waits for.
@@ -148,7 +148,7 @@ impl SessionActorState {
     }
 
     /// Learns from the service's count of the request of a turn. `estimated` is the estimate of the same request.
-    pub(super) fn learn_usage(&self, record: &TurnRecord, estimated: u64) {
+    pub(super) fn learn_usage(&self, record: &CommittedTurn, estimated: u64) {
         let Some(origin) = record.message.as_ref().and_then(|message| message.origin.as_ref())
         else {
             return;
@@ -184,7 +184,7 @@ impl SessionActorState {
             return;
         };
         let (messages, _) = self.session.history().request_messages();
-        let request = Some(self.next_request(messages, spec.request));
+        let request = Some(self.next_request(messages, spec.request_kind));
         self.send_to_accumulator(AccumulatorMessage::ContextReduced { request });
     }
 
@@ -251,7 +251,7 @@ impl Summariser {
                 None => break ExchangeEnd::Closed,
             }
         };
-        response.end(false);
+        response.drop_nameless_call();
         let ended = classify_ending(&response, end);
         let error = ended.as_ref().err();
         admission.breaker_permit.report_result(error);

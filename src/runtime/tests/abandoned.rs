@@ -12,6 +12,7 @@ use crate::journal::{
     AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError, MemoryJournal,
 };
 use crate::record::{Record, StopMode};
+use crate::tool::{ToolSource, ToolSourceContext};
 use crate::types::RunEnd;
 
 /// Returns an engine that fails the next batch with such a record, once `fails` is set.
@@ -58,6 +59,25 @@ async fn requests_are_carried_out_although_their_callers_are_gone() {
     until("one session is left", || host.counts().sessions == 1).await;
     timeout(SOON, host.open_session("a")).await.unwrap().unwrap();
     nothing_left(&host).await;
+}
+
+/// A source of tools that panics.
+struct PanickingSource;
+
+impl ToolSource for PanickingSource {
+    fn tools(&self, _: &ToolSourceContext<'_>) -> Vec<Arc<dyn Tool>> {
+        panic!("a source of tools panics")
+    }
+}
+
+#[tokio::test]
+async fn a_session_whose_start_panics_is_not_counted() {
+    let provider = Provider::answering("fine").await;
+    let mut setup = setup(&provider, ToolRegistry::new(), |_| ());
+    setup.tool_sources = ToolSources(vec![Arc::new(PanickingSource)]);
+    let host = Host::start(setup).await.unwrap();
+    assert!(timeout(SOON, host.open_session("a")).await.unwrap().is_err());
+    assert_eq!(host.counts().sessions, 0);
 }
 
 #[tokio::test]

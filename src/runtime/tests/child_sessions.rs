@@ -38,7 +38,7 @@ async fn chain(helper: impl Fn(&serde_json::Value) -> Reply + Send + Sync + 'sta
 
 pub(super) fn agent_tool(name: &str, change: impl FnOnce(&mut AgentToolConfig)) -> AgentTool {
     let config = AgentToolConfig::new(name).with(|config| config.max_depth = 3).with(change);
-    AgentTool::new(name, "for a test", config)
+    AgentTool::with_config(name, "for a test", config)
 }
 
 /// Returns the agents `default`, `worker` and `helper`, each of which may call the next one and `note`.
@@ -1336,7 +1336,7 @@ async fn agents_as_tools_are_checked_at_the_start() {
         let setup = family(&provider, [], [agent], change);
         async { Host::start(setup).await.unwrap_err().to_string() }
     };
-    let unknown = AgentTool::new("worker", "for a test", AgentToolConfig::new("wroker"));
+    let unknown = AgentTool::new("worker", "for a test", "wroker");
     let found = error(unknown, |_| ()).await;
     assert!(
         found.contains("tools.worker.agent: no agent is called \"wroker\" (known: default, "),

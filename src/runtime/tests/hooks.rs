@@ -169,6 +169,41 @@ async fn hooks_about_requests_and_turns_leave_a_valid_journal() {
     }
 }
 
+/// Adds a message of a user at the end of each request.
+struct Reminding;
+
+#[async_trait]
+impl Hook for Reminding {
+    async fn answer(&self, input: &HookInput) -> Result<HookAnswer, HookError> {
+        let messages = input.messages.as_deref().and_then(Value::as_array);
+        let mut messages = messages.cloned().unwrap_or_default();
+        messages.push(json!({"role": "user", "content": "Be careful."}));
+        Ok(HookAnswer::allow().with_messages(messages.into()))
+    }
+}
+
+#[tokio::test]
+async fn a_call_by_hand_runs_once_although_a_message_follows_its_result() {
+    let ran = Arc::new(AtomicUsize::new(0));
+    let count = tool(spec("count"), {
+        let ran = Arc::clone(&ran);
+        move |_| {
+            ran.fetch_add(1, Ordering::SeqCst);
+            async { Ok("counted".into()) }
+        }
+    });
+    let mut registry = registry([count]);
+    let rule = HookRule::new("reminding", HookPoint::BeforeRequest);
+    registry.add_hook(RegisteredHook { rule, hook: Arc::new(Reminding) });
+    let provider = Provider::answering("no model is asked").await;
+    let host = host(&provider, registry, |_| ()).await;
+    let call = host.call_tool(None, "count", serde_json::Map::new(), false);
+    let report = timeout(SOON, call).await.unwrap().unwrap();
+    assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "counted"));
+    assert_eq!((ran.load(Ordering::SeqCst), report.calls.len(), provider.count()), (1, 1, 0));
+    nothing_left(&host).await;
+}
+
 /// A live hook that keeps what it receives, after a permit for each event.
 struct Follower {
     received: Mutex<Vec<(PublishedEvent, u64)>>,

@@ -74,7 +74,7 @@ async fn steer_while_recording(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + S
             actor
                 .cast(SessionMessage::Steer {
                     input: input.into(),
-                    request: None,
+                    request_key: None,
                     reply: reply.into(),
                 })
                 .unwrap();

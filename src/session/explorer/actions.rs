@@ -86,7 +86,7 @@ impl World {
         may(awaits, &[Action::Summarise(true), Action::Summarise(false)]);
         may(left.compactions, &[Action::Compact]);
         let has_deadline = session.deadline_before_turn().is_some();
-        may(if has_deadline { left.timeouts } else { 0 }, &[Action::TimeOut]);
+        may(if has_deadline { left.timeouts_before_turn } else { 0 }, &[Action::TimeOut]);
         if left.crashes > 0 {
             let prefixes = (self.batch_from + 1).min(self.log.len())..=self.log.len();
             actions.extend(prefixes.map(Action::Crash));
@@ -292,7 +292,7 @@ impl World {
                 assert!(compacted.is_err() || is_idle, "{compacted:?}");
             }
             Action::TimeOut => {
-                self.left.timeouts -= 1;
+                self.left.timeouts_before_turn -= 1;
                 let deadline = self.session.deadline_before_turn().unwrap();
                 self.perform_at(deadline);
                 let cancel = self.turn.as_ref().and_then(|turn| turn.cancel);

@@ -60,7 +60,7 @@ impl World {
                 Record::TurnCommitted { turn, .. } => committed = *turn,
                 // The queue belongs to the session that was forked.
                 Record::SessionForked { .. } => queued.clear(),
-                Record::Steered { after_turn, .. } => steered = *after_turn,
+                Record::Steered { follows_turn, .. } => steered = *follows_turn,
                 Record::RunEnded { run_id, end, waiting, error, .. } => {
                     assert_eq!(open.take(), Some(run_id), "another run ends");
                     let is_invalid =
@@ -389,8 +389,10 @@ impl World {
 fn durable_part(mut run: OpenRun, has_records: bool) -> OpenRun {
     run.cancel = run.cancel.filter(|reason| *reason == CancelReason::Stop);
     run.stage = match run.stage {
-        RunStage::Turn(turn) if has_records => RunStage::Turn(OpenTurn::new(turn.plan, None)),
-        RunStage::Turn(turn) => RunStage::Ready(turn.plan),
+        RunStage::Turn(turn) if has_records => {
+            RunStage::Turn(OpenTurn::new(turn.request_kind, None))
+        }
+        RunStage::Turn(turn) => RunStage::Ready(turn.request_kind),
         other => other,
     };
     run

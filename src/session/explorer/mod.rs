@@ -1,8 +1,8 @@
-//! Visits the states of [`Session`](super::Session) that its surroundings can bring about, not the
-//! paths to them, and checks the invariants in each: inputs, stops, approvals, hibernation,
-//! crashes at every record, lost actors, forks, shutdown and deletion in any order.
+//! Visits every state that a [`Session`](super::Session) can get into, each once, and checks the invariants
+//! in it. Inputs, stops, approvals, hibernation, crashes at every record, lost actors, forks, shutdown and
+//! deletion come in any order.
 //!
-//! A turn is represented by its records and by its commit.
+//! The turn machine does not run here: a turn is the records that it could write.
 #![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
 
 mod actions;
@@ -14,8 +14,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use world::{Scenario, World};
 
+/// A scenario with more states takes too long.
 const STATES_MAX: usize = 400_000;
 
+/// Returns 128 bits, so that two states are practically never taken for one.
 fn fingerprint(world: &World) -> (u64, u64) {
     let mut hasher = DefaultHasher::new();
     world.hash(&mut hasher);
@@ -24,25 +26,26 @@ fn fingerprint(world: &World) -> (u64, u64) {
     (first, hasher.finish())
 }
 
-/// Visits every state of a scenario and prints their number.
+/// Visits every state of a scenario and prints their number. See [`Scenario`] for the fields: numbers say how
+/// often an input may arrive.
 fn explore(name: &str, scenario: &Scenario) {
     let first = World::open(scenario);
     let mut seen = HashSet::from([fingerprint(&first)]);
-    let mut open = VecDeque::from([first]);
-    let mut runs = 0;
-    while let Some(world) = open.pop_front() {
+    let mut unvisited = VecDeque::from([first]);
+    let mut most_reported = 0;
+    while let Some(world) = unvisited.pop_front() {
         world.check();
-        runs = runs.max(world.reported.len());
+        most_reported = most_reported.max(world.reported.len());
         for action in world.actions() {
             let mut next = world.clone();
             next.act(action);
             if seen.insert(fingerprint(&next)) {
                 assert!(seen.len() <= STATES_MAX, "{name}: too many states");
-                open.push_back(next);
+                unvisited.push_back(next);
             }
         }
     }
-    assert!(runs > 0, "{name}: no run has ended");
+    assert!(most_reported > 0, "{name}: no run has ended");
     println!("{name}: {} states", seen.len());
 }
 
@@ -128,23 +131,16 @@ fn shutdown_and_deletion() {
 
 #[test]
 fn tools_of_servers() {
-    let scenario = Scenario {
-        starts: 2,
-        stops: 1,
-        servers: true,
-        refreshes: 1,
-        max_turns: 1,
-        ..Scenario::default()
-    };
-    explore("tools of servers", &scenario);
-    let scenario = Scenario { starts: 1, steers: 1, crashes: 1, shutdowns: 1, ..scenario };
+    let base = Scenario { starts: 1, servers: true, max_turns: 1, ..Scenario::default() };
+    let initial = Scenario { steers: 1, refreshes: 1, crashes: 1, initial_call: true, ..base };
+    explore("tools of servers", &Scenario { starts: 2, stops: 1, refreshes: 1, ..base });
+    let scenario = Scenario { steers: 1, stops: 1, refreshes: 1, crashes: 1, shutdowns: 1, ..base };
     explore("tools of servers, a crash, a shutdown", &scenario);
-    let scenario = Scenario { initial_call: true, shutdowns: 0, closes: 1, ..scenario };
+    let scenario = Scenario { stops: 1, closes: 1, ..initial };
     explore("tools of servers, initial calls, a crash, deletion", &scenario);
-    let scenario = Scenario { stops: 0, closes: 0, timeouts: 1, ..scenario };
+    let scenario = Scenario { timeouts_before_turn: 1, ..initial };
     explore("tools of servers that come too late, initial calls, a crash", &scenario);
-    let scenario = Scenario { initial_call: false, steers: 0, refreshes: 0, ..scenario };
-    let scenario = Scenario { stops: 1, shutdowns: 1, ..scenario };
+    let scenario = Scenario { stops: 1, crashes: 1, shutdowns: 1, timeouts_before_turn: 1, ..base };
     explore("tools of servers that come too late, a stop, a crash, a shutdown", &scenario);
 }
 
@@ -164,12 +160,12 @@ fn initial_calls() {
 }
 
 #[test]
-fn typed_answers() {
-    let one = Scenario { starts: 1, max_turns: 2, output: true, ..Scenario::default() };
+fn typed_answers_that_never_match() {
+    let one = Scenario { starts: 1, max_turns: 2, unmet_schema: true, ..Scenario::default() };
     explore("a typed answer, a stop, a crash", &Scenario { stops: 1, crashes: 1, ..one });
     let scenario = Scenario { steers: 1, losses: 1, shutdowns: 1, ..one };
     explore("a typed answer, steering, a lost turn, a shutdown", &scenario);
-    let two = Scenario { starts: 2, max_turns: 1, output: true, ..Scenario::default() };
+    let two = Scenario { starts: 2, max_turns: 1, unmet_schema: true, ..Scenario::default() };
     explore("typed answers, a fork, hibernation", &Scenario { forks: 1, hibernations: 1, ..two });
 }
 
@@ -184,10 +180,11 @@ fn small_windows() {
     let scenario = Scenario { compactions: 1, crashes: 1, hibernations: 1, ..two };
     explore("a small window, a request to compact, a crash, hibernation", &scenario);
     explore("a small window, a fork, deletion", &Scenario { forks: 1, closes: 1, ..two });
-    let scenario = Scenario { timeouts: 1, stops: 1, crashes: 1, ..one };
+    let scenario = Scenario { timeouts_before_turn: 1, stops: 1, crashes: 1, ..one };
     explore("a small window, a summary that comes too late, a stop, a crash", &scenario);
     let scenario = Scenario { max_tokens: Some(6), max_turns: 3, crashes: 1, ..one };
     explore("a small window, few tokens, a crash", &scenario);
-    let scenario = Scenario { crashes: 0, steers: 1, losses: 1, timeouts: 1, ..scenario };
+    let scenario =
+        Scenario { crashes: 0, steers: 1, losses: 1, timeouts_before_turn: 1, ..scenario };
     explore("a small window, few tokens, steering, a lost turn, a timeout", &scenario);
 }

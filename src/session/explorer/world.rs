@@ -14,7 +14,7 @@ use crate::session::{
     TurnOrigin,
 };
 use crate::turn::fixtures::{model, rules};
-use crate::turn::{CancelReason, ModelPlan, ModelPlans, OutputRules, TurnRecord, TurnRules};
+use crate::turn::{CancelReason, CommittedTurn, ModelPlan, ModelPlans, OutputRules, TurnRules};
 use crate::types::{Execution, OutputMode, RunId, ToolCall};
 
 /// The budget of a run, which no run uses half of, unless its scenario has fewer tokens.
@@ -52,9 +52,9 @@ pub(super) struct Scenario {
     /// The tokens of each run, if they are fewer than usual. A turn has three, and so has a summary.
     pub(super) max_tokens: Option<u64>,
     /// The time of a run may end so many times while it waits before a turn.
-    pub(super) timeouts: u32,
+    pub(super) timeouts_before_turn: u32,
     /// The answer must match a schema that no answer matches.
-    pub(super) output: bool,
+    pub(super) unmet_schema: bool,
 }
 
 impl Scenario {
@@ -141,7 +141,7 @@ pub(super) fn rules_with(scenario: &Scenario) -> Arc<TurnRules> {
     thread_local! {
         static RULES: RefCell<HashMap<RulesKey, Arc<TurnRules>>> = RefCell::default();
     }
-    let Scenario { max_turns, servers: has_servers, window, output, .. } = *scenario;
+    let Scenario { max_turns, servers: has_servers, window, unmet_schema, .. } = *scenario;
     let max_tokens = scenario.max_tokens();
     let make = || {
         let max_turns = Some(max_turns);
@@ -159,14 +159,14 @@ pub(super) fn rules_with(scenario: &Scenario) -> Arc<TurnRules> {
         Arc::new(TurnRules {
             limits,
             has_servers,
-            output: output.then(|| Arc::new(output_rules())),
+            output: unmet_schema.then(|| Arc::new(output_rules())),
             context: policy,
             models: Arc::new(ModelPlans::new(model, Vec::new())),
             ..rules(Execution::Sequential)
         })
     };
     RULES.with_borrow_mut(|rules| {
-        let key = (max_turns, has_servers, window, output, max_tokens);
+        let key = (max_turns, has_servers, window, unmet_schema, max_tokens);
         Arc::clone(rules.entry(key).or_insert_with(make))
     })
 }
@@ -246,9 +246,9 @@ impl World {
         progress
     }
 
-    pub(super) fn turn_record(&self, number: u32) -> TurnRecord {
+    pub(super) fn turn_record(&self, number: u32) -> CommittedTurn {
         let of_turn = self.log.iter().filter(|record| record_turn(record) == Some(number));
-        TurnRecord::from_records(of_turn).unwrap()
+        CommittedTurn::from_records(of_turn).unwrap()
     }
 
     /// Notes the position of the commit of a turn in the running session.
@@ -377,7 +377,7 @@ impl World {
             matches!(record, Record::Instructed { .. } | Record::TurnCommitted { .. })
         });
         let is_instructed = matches!(steps.next(), Some(Record::Instructed { .. }));
-        let drops_calls = spec.request.drops_calls();
+        let drops_calls = spec.request_kind.drops_calls();
         assert_eq!(drops_calls, is_out_of_turns || is_instructed, "the request for a final answer");
         let (calls, tokens) = of_run.iter().fold((0, 0), |(calls, tokens), record| match record {
             Record::TurnCommitted { turn, summary, .. } => {

@@ -13,7 +13,7 @@ use crate::session::{
     InputLimits, RecordedAt, RunInput, RunStage, RunTerms, Session, SessionEffect, TurnBegin,
 };
 use crate::turn::replay::{Difference, Mismatch, Recording, ReplayEnd, TurnReplay, same};
-use crate::turn::{TurnRecord, TurnRules};
+use crate::turn::{CommittedTurn, TurnRules};
 use crate::types::{COMPACT_AT, RunEnd};
 
 type ReplayRulesOf<'t> =
@@ -279,7 +279,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
     /// Hands a committed turn to the machine behind the inputs before the record `received`. The
     /// inputs behind the record of a commit may have reached the session before or after the
     /// commit itself: each order is tried, until one leads to the records that follow.
-    fn commit(&mut self, turn: &TurnRecord, received: usize) -> Result<NextTurn> {
+    fn commit(&mut self, turn: &CommittedTurn, received: usize) -> Result<NextTurn> {
         let mut trial = self.clone();
         let next = trial.handle_inputs_before(received).and_then(|()| {
             trial.session.handle_turn_committed(turn);
@@ -310,7 +310,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
     }
 
     /// Ends the run as failed, by the record at `end`.
-    fn give_up(&mut self, end: usize, committed: Option<&TurnRecord>) -> Result<NextTurn> {
+    fn give_up(&mut self, end: usize, committed: Option<&CommittedTurn>) -> Result<NextTurn> {
         self.handle_inputs_before(end)?;
         let error = self.recording.run_end(end).and_then(|end| end.error);
         if let Some(error) = error {

@@ -91,11 +91,11 @@ fn limits(max_turns: Option<u32>) -> Limits {
 /// Returns the response of the model in a turn.
 fn response(spec: &TurnSpec, is_slow: bool) -> Vec<Delta> {
     let names: &[&str] = match spec.number {
-        _ if spec.request == RequestKind::Output(OutputMode::Tool) => match spec.number % 2 {
+        _ if spec.request_kind == RequestKind::Output(OutputMode::Tool) => match spec.number % 2 {
             0 => &["pure", "final_answer"],
             _ => &[],
         },
-        _ if spec.request.drops_calls() => &[],
+        _ if spec.request_kind.drops_calls() => &[],
         1 if is_slow => &["pure", "seal", "put", "eager", "effect"],
         2 if is_slow => &["effect", "asked", "both", "idempotent"],
         1 | 6 => &["pure", "idempotent", "pure"],
@@ -105,7 +105,7 @@ fn response(spec: &TurnSpec, is_slow: bool) -> Vec<Delta> {
         5 => return vec![usage(10), finish(FinishKind::Stop)],
         _ => &[],
     };
-    let is_object = spec.request.drops_calls() && spec.number.is_multiple_of(2);
+    let is_object = spec.request_kind.drops_calls() && spec.number.is_multiple_of(2);
     let words = format!("turn {}", spec.number);
     let words = if is_object && spec.rules.output.is_some() { "{}" } else { &words };
     let mut deltas = vec![text(words)];

@@ -12,7 +12,7 @@ use crate::session::{
     SummaryReply, TurnBegin,
 };
 use crate::turn::fixtures::{model, rules};
-use crate::turn::{CancelReason, ModelPlan, ModelPlans, TurnRecord, TurnRules};
+use crate::turn::{CancelReason, CommittedTurn, ModelPlan, ModelPlans, TurnRules};
 use crate::types::{Execution, RequestKind, RunId, ToolChoice, Usage};
 use crate::wire::PromptChange;
 
@@ -156,8 +156,8 @@ impl Recorded {
         let commit = Record::TurnCommitted { turn, end: TurnEnd::Finished, summary };
         self.append(now, &attempt);
         self.append(now, &commit);
-        let record = TurnRecord::from_records([&attempt, &commit]).unwrap();
-        let record = TurnRecord { message, ..record };
+        let record = CommittedTurn::from_records([&attempt, &commit]).unwrap();
+        let record = CommittedTurn { message, ..record };
         assert!(self.session.handle_turn_committed(&record));
     }
 }
@@ -305,7 +305,7 @@ fn an_input_before_the_request_for_a_final_answer_makes_it_an_ordinary_one() {
     recorded.commit(None, Duration::ZERO);
     recorded.session.handle_steer("more".into(), None, InputLimits::inputs(9)).unwrap();
     recorded.perform(Duration::ZERO);
-    let request = |recorded: &Recorded| recorded.began.as_ref().unwrap().spec.request;
+    let request = |recorded: &Recorded| recorded.began.as_ref().unwrap().spec.request_kind;
     assert_eq!(request(&recorded), RequestKind::Ordinary);
     assert_eq!(recorded.session.run().unwrap().machine.turns(), 2);
     let stored = StoredSession::read(&recorded.log, &|_| limits().into()).unwrap();

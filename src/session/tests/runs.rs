@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use crate::config::Limits;
 use crate::event::TurnTimes;
 use crate::record::{ResponseMessage, TurnEnd};
-use crate::session::{Run, RunNext};
-use crate::turn::{CancelReason, TurnRecord};
+use crate::session::{RunMachine, RunNext};
+use crate::turn::{CancelReason, CommittedTurn};
 use crate::types::{
     CallKey, FailureKind, FinishKind, FinishReason, ResultNotes, RunEnd, ToolCall, ToolOutcome,
     ToolResult, ToolStatus, Usage,
@@ -28,7 +28,7 @@ struct Brief {
 }
 
 impl Brief {
-    fn record(&self) -> TurnRecord {
+    fn record(&self) -> CommittedTurn {
         let results = self.calls.iter().zip(0..).map(|((what, ok), index)| ToolResult {
             call: ToolCall {
                 key: CallKey { turn: 1, attempt: 1, index },
@@ -51,7 +51,7 @@ impl Brief {
             writes: crate::types::WriteSet::default(),
         });
         let text = if self.text { "so".to_owned() } else { String::new() };
-        TurnRecord {
+        CommittedTurn {
             number: 1,
             end: if self.cancelled {
                 TurnEnd::Cancelled(CancelReason::Budget)
@@ -101,7 +101,7 @@ fn limits() -> impl Strategy<Value = Limits> {
 proptest! {
     #[test]
     fn a_run_keeps_to_its_limits(limits in limits(), briefs in briefs()) {
-        let mut run = Run::new(&limits);
+        let mut run = RunMachine::new(&limits);
         run.begin();
         let (mut tokens, mut requests, mut final_requests) = (0, 1, 0);
         let mut counts: BTreeMap<(&str, &str), u32> = BTreeMap::new();
@@ -124,9 +124,9 @@ proptest! {
                 prop_assert!(hit.note.is_none() || !record.results.is_empty());
             }
             match step.next {
-                RunNext::Turn(plan) => {
+                RunNext::Turn(kind) => {
                     requests += 1;
-                    final_requests += u32::from(plan == crate::types::RequestKind::FinalAnswer);
+                    final_requests += u32::from(kind == crate::types::RequestKind::FinalAnswer);
                     let left = run.budget().tokens_left;
                     prop_assert_eq!(left, limits.max_tokens_per_run.map(|max| max - tokens));
                     prop_assert!(left != Some(0), "a request that nothing is left for");

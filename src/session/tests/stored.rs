@@ -173,9 +173,9 @@ impl LiveAndRecorded {
         self.live.begin_run(input.into());
     }
 
-    fn steer(&mut self, after_turn: u32, input: &str) {
-        self.records.push(Record::Steered { input: input.into(), after_turn, request: None });
-        self.live.steer(after_turn, input.into());
+    fn steer(&mut self, follows_turn: u32, input: &str) {
+        self.records.push(Record::Steered { input: input.into(), follows_turn, request: None });
+        self.live.steer(follows_turn, input.into());
     }
 
     fn respond(&mut self, turn: u32) {

@@ -3,6 +3,10 @@
 //! A subscriber that does not read costs one counter update for each event: it has no queue of its own,
 //! and it is woken only while it waits. If many wait, they are woken in small groups with a pause
 //! between the groups, so that the runs of the host go on meanwhile.
+//!
+//! A subscriber that is too far behind is removed. It then receives [`FeedItem::Lagged`], which HTTP clients get as
+//! the event `resync` (`server::event_stream`). A client whose connection takes no bytes for `write_timeout` is
+//! disconnected (`server::listener`), which drops its subscription.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -27,7 +27,7 @@ pub use variables::{GetVariable, SetVariable};
 
 /// Configuration of the built-in tools.
 ///
-/// Taken by [`builtin`].
+/// Taken by [`HostBuilder::builtin_tools`](crate::HostBuilder::builtin_tools).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BuiltinOptions {
@@ -39,42 +39,37 @@ pub struct BuiltinOptions {
     pub http_get_allow: Vec<String>,
 }
 
-/// Makes a registry with `calculator`, `clock`, `get_variable`, `http_get`, `set_variable` and, if
-/// it has a root, `read_file`.
-///
-/// ```
-/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
-/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-/// use callsheet::prelude::*;
-/// use callsheet::tool::{BuiltinOptions, builtin};
-///
-/// let options = BuiltinOptions::default().with(|options| {
-///     options.http_get_allow = vec!["localhost:8080".to_owned()];
-/// });
-/// let agent = AgentConfig::new("rehearsal").tools(["calculator", "http_get"]);
-/// let host = Host::builder().tools(builtin(&options)?).agent("helper", agent).start().await?;
-/// # host.shutdown().await;
-/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
-/// ```
+/// Makes a registry with the built-in tools.
 ///
 /// # Errors
 /// If the directory cannot be opened, an allow rule is invalid, or the HTTP client cannot be
 /// built.
 pub fn builtin(options: &BuiltinOptions) -> Result<ToolRegistry, BuiltinError> {
     let mut registry = ToolRegistry::new();
-    registry.register(Calculator)?;
-    registry.register(Clock::new())?;
-    registry.register(GetVariable)?;
-    registry.register(SetVariable)?;
-    let allow = options.http_get_allow.iter().map(|rule| rule.parse());
-    let allow = allow.collect::<Result<_, _>>()?;
-    registry.register(HttpGet::new(HttpGetOptions { allow, ..HttpGetOptions::default() })?)?;
-    if let Some(root) = &options.read_file_root {
-        let tool = ReadFile::new(root, READ_BYTES_MAX)
-            .map_err(|source| BuiltinError::ReadFileRoot { root: root.clone(), source })?;
-        registry.register(tool)?;
-    }
+    registry.register_builtin(options)?;
     Ok(registry)
+}
+
+impl ToolRegistry {
+    /// Registers the built-in tools.
+    pub(crate) fn register_builtin(
+        &mut self,
+        options: &BuiltinOptions,
+    ) -> Result<(), BuiltinError> {
+        self.register(Calculator)?;
+        self.register(Clock::new())?;
+        self.register(GetVariable)?;
+        self.register(SetVariable)?;
+        let allow = options.http_get_allow.iter().map(|rule| rule.parse());
+        let allow = allow.collect::<Result<_, _>>()?;
+        self.register(HttpGet::new(HttpGetOptions { allow, ..HttpGetOptions::default() })?)?;
+        if let Some(root) = &options.read_file_root {
+            let tool = ReadFile::new(root, READ_BYTES_MAX)
+                .map_err(|source| BuiltinError::ReadFileRoot { root: root.clone(), source })?;
+            self.register(tool)?;
+        }
+        Ok(())
+    }
 }
 
 /// The reason why the built-in tools cannot be made as configured.
@@ -85,6 +80,7 @@ pub fn builtin(options: &BuiltinOptions) -> Result<ToolRegistry, BuiltinError> {
 pub enum BuiltinError {
     /// `read_file.root` cannot be opened as a directory.
     #[error("open read_file.root {}: {source}", .root.display())]
+    #[non_exhaustive]
     ReadFileRoot {
         /// The directory as configured.
         root: PathBuf,

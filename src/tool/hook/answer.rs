@@ -14,10 +14,12 @@ const MESSAGE_CHARS_MAX: usize = 2000;
 /// The answer of a hook.
 ///
 /// ```
-/// use callsheet::tool::{HookAnswer, HookVerdict};
+/// use callsheet::tool::HookAnswer;
 /// use serde_json::json;
 ///
-/// assert_eq!(HookAnswer::refuse("no deletions").verdict, HookVerdict::Refuse);
+/// let refused = HookAnswer::refuse("no deletions");
+/// assert_eq!(refused.message.as_deref(), Some("no deletions"));
+/// assert_ne!(refused, HookAnswer::allow());
 /// let changed = HookAnswer::allow().with_arguments(json!({ "path": "./work" }));
 /// assert_eq!(changed.arguments.unwrap()["path"], "./work");
 /// ```
@@ -26,6 +28,7 @@ const MESSAGE_CHARS_MAX: usize = 2000;
 #[non_exhaustive]
 pub struct HookAnswer {
     /// The verdict.
+    #[doc(hidden)]
     pub verdict: HookVerdict,
     /// A message for the model: the reason of a refusal.
     #[serde(default)]

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use super::http::HttpHook;
 #[cfg(target_os = "linux")]
 use super::program::ProgramHook;
-use super::service::ServiceHook;
 use super::{Hook, RegisteredHook};
 use crate::config::{HookConfig, HookKind, ProcessConfig};
 use crate::tool::defined_input::DefinitionError;
@@ -18,7 +18,7 @@ impl RegisteredHook {
         let hook: Arc<dyn Hook> = match &config.kind {
             HookKind::Command { command, process } => program(command, process)?,
             HookKind::Http { url, headers, secret_headers, allow } => {
-                Arc::new(ServiceHook::new(url, headers, secret_headers, allow)?)
+                Arc::new(HttpHook::new(url, headers, secret_headers, allow)?)
             }
         };
         Ok(Self { rule: config.rule.clone(), hook })

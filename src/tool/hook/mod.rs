@@ -9,16 +9,16 @@
 //! | `mod.rs` | the [`Hook`] trait, and what a hook is given |
 //! | `answer.rs` | the answer of a hook, and its failure |
 //! | `configured.rs` | feature `tools`: makes the hooks of the configuration |
+//! | `http.rs` | feature `tools`: a hook that sends an HTTP request |
 //! | `program.rs` | feature `tools`: a hook that runs a program |
-//! | `service.rs` | feature `tools`: a hook that sends an HTTP request |
 
 mod answer;
 #[cfg(feature = "tools")]
 mod configured;
+#[cfg(feature = "tools")]
+mod http;
 #[cfg(all(feature = "tools", target_os = "linux"))]
 mod program;
-#[cfg(feature = "tools")]
-mod service;
 
 use std::fmt;
 use std::sync::Arc;

@@ -20,7 +20,7 @@ impl World {
     pub(super) fn is_child_open(&self, key: CallKey) -> bool {
         let call = self.call(key);
         let is_agent = call.tool.as_ref().is_some_and(|tool| tool.agent.is_some());
-        is_agent && self.running.contains(&key) && !call.is_cancelled_agent()
+        is_agent && self.running.contains(&key) && !call.waits_for_child_end()
     }
 
     /// Returns the calls whose children may begin to wait for people, or go on.

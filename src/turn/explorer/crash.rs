@@ -94,7 +94,7 @@ impl World {
     /// Returns whether the log holds the commit, which the turn had not performed. Checks that both
     /// are equal.
     fn is_commit_recorded(&mut self) -> bool {
-        let Some(record) = TurnRecord::from_records(&self.log) else { return false };
+        let Some(record) = CommittedTurn::from_records(&self.log) else { return false };
         let deferred_commit =
             self.turn.effects.deferred().find_map(|(_, deferred)| match deferred {
                 DeferredEffect::Queue(Effect::Perform(TurnAction::Commit(record))) => {

@@ -235,7 +235,7 @@ impl World {
 
     pub(super) fn may_start(&self, call: &TurnCall, rules: &TurnRules) -> bool {
         // A child that was opened before the crash has to be stopped.
-        if call.is_cancelled_agent() && self.crashes > 0 {
+        if call.waits_for_child_end() && self.crashes > 0 {
             return true;
         }
         let (ending, cancelled) = match &self.turn.stage {
@@ -257,7 +257,7 @@ impl World {
     }
 
     /// Checks a commit: each call has a result, nothing runs, and the reason of the end is right.
-    pub(super) fn check_commit(&self, record: &crate::turn::TurnRecord, scenario: &Scenario) {
+    pub(super) fn check_commit(&self, record: &crate::turn::CommittedTurn, scenario: &Scenario) {
         let empty = Vec::new();
         let calls = record.message.as_ref().map_or(&empty, |message| &message.calls);
         let result_keys: Vec<_> = record.results.iter().map(|r| r.call.key).collect();
@@ -298,7 +298,7 @@ impl World {
     }
 
     /// Checks that the log rebuilds the same history, and that a request can be made of it.
-    pub(super) fn check_journal(&self, record: &crate::turn::TurnRecord) {
+    pub(super) fn check_journal(&self, record: &crate::turn::CommittedTurn) {
         let cut = crate::context::ResultCut { bytes_max: 1 << 20, references: true };
         let mut live = History::new();
         live.begin_run("go".into());

@@ -24,8 +24,8 @@ use std::time::Duration;
 use super::call::{CallPhase, TurnCall};
 use super::fixtures::{call, finish, model, more, rules, spec, text, usage};
 use super::{
-    AttemptPlan, CallStart, CancelReason, Effect, ModelPlans, PermitReply, StartedCall,
-    StartedCalls, ToolCompletion, Turn, TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec,
+    AttemptPlan, CallStart, CancelReason, CommittedTurn, Effect, ModelPlans, PermitReply,
+    StartedCall, StartedCalls, ToolCompletion, Turn, TurnAction, TurnEnd, TurnRules, TurnSpec,
     TurnStage,
 };
 use crate::config::OnExcess;
@@ -371,7 +371,7 @@ fn limits_flags_and_last_requests() {
     late.early_start = false;
     scenarios.push(scenario_with("no early start", late, mix));
     let mut last = scenario("last request", Execution::Sequential, mix);
-    last.spec.request = crate::types::RequestKind::FinalAnswer;
+    last.spec.request_kind = crate::types::RequestKind::FinalAnswer;
     scenarios.push(last);
     let crashing = scenarios.clone().into_iter().map(|mut scenario| {
         scenario.crashes = 1;

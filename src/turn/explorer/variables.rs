@@ -102,7 +102,7 @@ impl World {
 
     /// Checks that the variables after the turn are those of a sequential execution. A call that kept
     /// its result in spite of a conflict wrote nothing and has a note.
-    pub(super) fn check_serial(&self, record: &crate::turn::TurnRecord) {
+    pub(super) fn check_serial(&self, record: &crate::turn::CommittedTurn) {
         let results = &record.results;
         let cut_short = self.cancelled
             || matches!(record.end, TurnEnd::Cancelled(_))

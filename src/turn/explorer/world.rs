@@ -593,7 +593,7 @@ impl World {
             Effect::Perform(TurnAction::Abort(key)) => {
                 assert!(self.running.contains(&key), "a call that does not run was aborted");
                 let call = self.turn.calls.iter().find(|call| call.key() == key);
-                if call.is_some_and(TurnCall::is_cancelled_agent) {
+                if call.is_some_and(TurnCall::waits_for_child_end) {
                     // The call of an agent goes on until its child has ended.
                     assert!(self.stopping.insert(key), "a child was stopped twice");
                     self.waiting_children.remove(&key);

@@ -118,7 +118,8 @@ fn a_call_over_max_tool_calls_per_run_ends_the_turn_when_it_opens() {
 #[test]
 fn dropped_calls_use_no_budget() {
     let two = || [call(0, "pure", "{}"), call(1, "pure", "{\"n\":1}")];
-    let mut last = calls_left(0, |spec, _| spec.request = crate::types::RequestKind::FinalAnswer);
+    let mut last =
+        calls_left(0, |spec, _| spec.request_kind = crate::types::RequestKind::FinalAnswer);
     last.receive(two()).end_well().assert_end(&TurnEnd::Finished);
     let mut single = calls_left(1, |_, rules| rules.multi_tool_calls = false);
     single.receive(two()).end_well().finish_call(0, "").assert_end(&TurnEnd::Finished);

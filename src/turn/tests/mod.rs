@@ -27,8 +27,8 @@ use std::time::Duration;
 
 use super::fixtures::{call, entries, finish, more, rules, spec, text};
 use super::{
-    CancelReason, Effect, HookRequest, PermitReply, ToolCompletion, Turn, TurnAction, TurnEnd,
-    TurnRecord, TurnRules, TurnSpec,
+    CancelReason, CommittedTurn, Effect, HookRequest, PermitReply, ToolCompletion, Turn,
+    TurnAction, TurnEnd, TurnRules, TurnSpec,
 };
 use crate::config::OnExcess;
 use crate::context::Variables;
@@ -65,7 +65,7 @@ struct Driver {
     reductions: u32,
     answers: Vec<(u32, u32, Answer)>,
     events: Vec<Event>,
-    commit: Option<TurnRecord>,
+    commit: Option<CommittedTurn>,
 }
 
 /// The records of a turn. Replays them when it is dropped: the replay must make the same records.

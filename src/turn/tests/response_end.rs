@@ -233,7 +233,7 @@ fn without_multi_tool_calls_only_the_first_call_is_kept() {
 #[test]
 fn the_calls_of_a_last_request_are_dropped() {
     let mut driver = Driver::new(TurnSpec {
-        request: crate::types::RequestKind::FinalAnswer,
+        request_kind: crate::types::RequestKind::FinalAnswer,
         ..spec(rules(PARALLEL))
     });
     driver.receive([text("so"), call(0, "pure", "{}")]).end_well().assert_started(&[]);

@@ -89,14 +89,14 @@ impl AnthropicDialect {
         let mut repaired = None;
         let (_, mut message) = read_or_repair::<EventPayload<'_>>(raw, &mut repaired);
         self.read_blocks(message.content, out);
-        out.extend(self.counts.add(message.usage));
+        out.extend(self.counts.merge(message.usage));
         self.start_finish = take(&mut message.stop_reason).into_text();
     }
 
     fn message_delta(&mut self, event: &mut EventPayload<'_>, out: &mut Vec<Delta>) {
         let outer = take(&mut event.stop_reason).into_text();
         self.finish(take(&mut event.delta.stop_reason).into_text().or(outer), out);
-        out.extend(self.counts.add(event.usage));
+        out.extend(self.counts.merge(event.usage));
     }
 
     fn message_stop(&mut self, event: &EventPayload<'_>, out: &mut Vec<Delta>) {
@@ -105,7 +105,7 @@ impl AnthropicDialect {
             self.finish(word, out);
         }
         self.close(out);
-        out.extend(self.counts.add(event.usage));
+        out.extend(self.counts.merge(event.usage));
         out.push(Delta::Done);
     }
 
@@ -126,7 +126,7 @@ impl AnthropicDialect {
     fn message(&mut self, message: &mut EventPayload<'_>, out: &mut Vec<Delta>) {
         self.read_blocks(message.content, out);
         self.finish(take(&mut message.stop_reason).into_text(), out);
-        out.extend(self.counts.add(message.usage));
+        out.extend(self.counts.merge(message.usage));
     }
 
     fn read_blocks(&mut self, content: Option<&RawValue>, out: &mut Vec<Delta>) {

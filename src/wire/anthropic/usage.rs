@@ -12,8 +12,9 @@ use crate::wire::repair::parse_value;
 /// The counts of one message so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct UsageCounts {
-    /// The counts as the wire sent them. Later ones replace earlier ones.
+    /// All members as the wire sent them. Later values replace earlier ones, even higher ones.
     raw: Map<String, Value>,
+    // In tokens. Input is `uncached + written_to_cache + cached`; `reasoning` is part of `output`.
     uncached: u64,
     written_to_cache: u64,
     cached: u64,
@@ -22,8 +23,9 @@ pub(super) struct UsageCounts {
 }
 
 impl UsageCounts {
-    /// Adds counts. Returns all counts so far, or `None` if there are no new ones.
-    pub(super) fn add(&mut self, raw: Option<&RawValue>) -> Option<Delta> {
+    /// Takes over counts that are higher than before. Returns the totals of the message so far, which replace
+    /// earlier ones; `None` if `raw` is not an object with members.
+    pub(super) fn merge(&mut self, raw: Option<&RawValue>) -> Option<Delta> {
         let Value::Object(more) = parse_value(raw?.get())? else { return None };
         if more.is_empty() {
             return None;
@@ -58,12 +60,12 @@ impl UsageCounts {
 mod tests {
     use super::*;
 
-    /// Adds the counts in order. The last result must have these values.
+    /// Merges the counts in order. The last result must have these values.
     #[track_caller]
     fn check(texts: &[&str], [input, output, cached, reasoning]: [u64; 4], raw: Value) {
         let mut counts = UsageCounts::default();
         let last =
-            texts.iter().filter_map(|text| counts.add(Some(serde_json::from_str(text).unwrap())));
+            texts.iter().filter_map(|text| counts.merge(Some(serde_json::from_str(text).unwrap())));
         let Some(Delta::Usage { usage, raw: found }) = last.last() else { panic!("no counts") };
         let expected = Usage {
             input_tokens: input,
@@ -116,10 +118,10 @@ mod tests {
         );
         for nothing in ["{}", "null", "[]", "7"] {
             assert_eq!(
-                UsageCounts::default().add(Some(serde_json::from_str(nothing).unwrap())),
+                UsageCounts::default().merge(Some(serde_json::from_str(nothing).unwrap())),
                 None
             );
         }
-        assert_eq!(UsageCounts::default().add(None), None);
+        assert_eq!(UsageCounts::default().merge(None), None);
     }
 }

@@ -33,16 +33,18 @@ const SYNC_WAIT: Duration = Duration::from_millis(100);
 const RETRY_PERIOD: Duration = Duration::from_secs(1);
 
 /// Stores the batches of the queue.
+///
+/// `wal` is the write-ahead log of SQLite. The log of a session is its list of records ([`LogPosition`]).
 pub(super) struct JournalWriter {
-    store: WriteConnection,
+    database: WriteConnection,
     queue: Arc<WriteQueue>,
     observer: Arc<dyn JournalObserver>,
     /// Number of stored sessions.
     sessions: Arc<AtomicUsize>,
     durability: Durability,
     file: PathBuf,
-    log_path: PathBuf,
-    log: File,
+    wal_path: PathBuf,
+    wal: File,
     readers: Arc<ReadConnections>,
     unsynced: Vec<UnsyncedBatch>,
     unsynced_since: Option<Instant>,
@@ -70,7 +72,7 @@ struct UnsyncedBatch {
 
 /// The parts of a writer.
 pub(super) struct WriterParts {
-    pub(super) store: WriteConnection,
+    pub(super) database: WriteConnection,
     pub(super) readers: Arc<ReadConnections>,
     pub(super) queue: Arc<WriteQueue>,
     pub(super) observer: Arc<dyn JournalObserver>,
@@ -92,15 +94,15 @@ impl Drop for AbandonOnDrop {
 }
 
 impl JournalWriter {
-    /// Creates the writer of the database `file`. `log_path` is its write-ahead log, whose directory entry is
-    /// durable afterwards.
+    /// Creates the writer of the database `file`. `wal_path` is the path of its write-ahead log, whose directory entry
+    /// is durable afterwards.
     pub(super) fn new(
         parts: WriterParts,
         file: PathBuf,
-        log_path: PathBuf,
+        wal_path: PathBuf,
     ) -> std::io::Result<Self> {
         let WriterParts {
-            store,
+            database,
             readers,
             queue,
             observer,
@@ -111,7 +113,7 @@ impl JournalWriter {
             reporter,
             lock,
         } = parts;
-        let log = File::open(&log_path)?;
+        let wal = File::open(&wal_path)?;
         // Without space for the reserve, sessions can still be read and deleted.
         let filled = if reserve.is_missing() { reserve.fill() } else { Ok(()) };
         let retry_at = filled.is_err().then(|| Instant::now() + RETRY_PERIOD);
@@ -119,14 +121,14 @@ impl JournalWriter {
         sync_parent(&file)?;
         let (unsynced, unsynced_since, broken) = (Vec::new(), None, None);
         let mut writer = Self {
-            store,
+            database,
             queue,
             observer,
             sessions,
             durability,
             file,
-            log_path,
-            log,
+            wal_path,
+            wal,
             readers,
             unsynced,
             unsynced_since,
@@ -148,7 +150,7 @@ impl JournalWriter {
     pub(super) fn run(mut self) {
         let _abandons = AbandonOnDrop(Arc::clone(&self.queue), self.reporter.clone());
         // The host may have ended while sessions were being deleted.
-        while self.store.remove_hidden().unwrap_or(false) {}
+        while self.database.remove_hidden().unwrap_or(false) {}
         loop {
             let due = self.unsynced_since.map(|since| since + SYNC_WAIT);
             let work = self.queue.next_work(due.into_iter().chain(self.retry_at).min());
@@ -177,10 +179,10 @@ impl JournalWriter {
             return self.fail(batches, &error);
         }
         let began = Instant::now();
-        let mut stored = self.store.store(&batches);
-        if stored.as_ref().is_err_and(errors::may_lack_space) && self.empty_log().is_ok() {
-            // The log has given its space back.
-            stored = self.store.store(&batches);
+        let mut stored = self.database.store(&batches);
+        if stored.as_ref().is_err_and(errors::may_lack_space) && self.empty_wal().is_ok() {
+            // The write-ahead log has given its space back.
+            stored = self.database.store(&batches);
         }
         match stored {
             Ok(outcomes) => self.stored(batches, outcomes, began.elapsed()),
@@ -208,7 +210,7 @@ impl JournalWriter {
         if self.only_deletions { Err(errors::only_deletions()) } else { Ok(()) }
     }
 
-    /// Checks that the database is at its path, and that its log could be synced.
+    /// Checks that the database is at its path, and that its write-ahead log could be synced.
     fn check_usable(&mut self) -> Result<(), JournalError> {
         if self.broken.is_none()
             && let Err(error) = self.lock.opened().check()
@@ -286,7 +288,7 @@ impl JournalWriter {
     /// Makes all written batches durable.
     ///
     /// With `synchronous=NORMAL`, SQLite appends a transaction to the write-ahead log without an
-    /// fsync. After a crash it recovers the log's transactions up to the first wrong checksum. So a
+    /// fsync. After a crash it recovers the transactions of that log up to the first wrong checksum. So a
     /// transaction is durable once the log up to its end is synced, and one fdatasync of the log
     /// serves all of them. A checkpoint syncs the log before and the database after it moves pages,
     /// and a restarted log syncs its header (`walCheckpoint` and `walWriteFrames` in sqlite3.c;
@@ -299,7 +301,7 @@ impl JournalWriter {
             return;
         }
         let began = Instant::now();
-        if self.sync_log().is_ok() {
+        if self.sync_wal().is_ok() {
             self.observer.synced(began.elapsed());
             let durable = |batch: UnsyncedBatch| (batch.on_status, BatchStatus::Durable);
             let unsynced = std::mem::take(&mut self.unsynced);
@@ -307,10 +309,10 @@ impl JournalWriter {
         }
     }
 
-    /// Syncs the log. If it fails, so do all batches that were not synced, and everything after them: the system
-    /// dropped pages of the log that SQLite considers written, and reports this only once.
-    fn sync_log(&mut self) -> Result<(), JournalError> {
-        let Err(error) = self.log.sync_data() else { return Ok(()) };
+    /// Syncs the write-ahead log. If it fails, so do all batches that were not synced, and everything after them: the
+    /// system dropped pages of the log that SQLite considers written, and reports this only once.
+    fn sync_wal(&mut self) -> Result<(), JournalError> {
+        let Err(error) = self.wal.sync_data() else { return Ok(()) };
         let unsynced = std::mem::take(&mut self.unsynced);
         let reason = format!("its log cannot be synced ({error}): look at the disk");
         let error = JournalError::Write(reason);

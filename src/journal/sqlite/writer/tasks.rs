@@ -18,12 +18,12 @@ use crate::types::SessionId;
 
 /// Number of pages of the write-ahead log from which the writer checkpoints it: with an empty
 /// queue, and always.
-const LOG_PAGES_SOFT: i64 = 2_000;
-const LOG_PAGES_HARD: i64 = 8_000;
+const WAL_PAGES_SOFT: i64 = 2_000;
+const WAL_PAGES_HARD: i64 = 8_000;
 
 /// Number of pages of the log from which it is checkpointed while the disk has little space or sessions are
 /// deleted: the database can then take them in the space of the reserve.
-const LOG_PAGES_SHORT_OF_SPACE: i64 = 500;
+const WAL_PAGES_SHORT_OF_SPACE: i64 = 500;
 
 /// Free bytes of the disk below which it has little space: twice the longest log.
 const LITTLE_SPACE_BYTES: u64 = 64 << 20;
@@ -35,24 +35,26 @@ impl JournalWriter {
         match task {
             WriterTask::PutDocument(key, text) => {
                 self.check_writable()?;
-                let written = self.store.put_document(&key, &text);
+                let written = self.database.put_document(&key, &text);
                 written.map_err(|error| errors::write_error(&error))?;
-                self.sync_log()?;
+                self.sync_wal()?;
             }
             WriterTask::RemoveDocuments(prefix, stored_before) => {
-                self.make_room(|store| store.remove_unused_documents(&prefix, stored_before))?;
+                self.make_room(|database| {
+                    database.remove_unused_documents(&prefix, stored_before)
+                })?;
             }
             WriterTask::Hide(sessions) => {
-                let hidden = self.make_room(|store| store.hide(&sessions))?;
+                let hidden = self.make_room(|database| database.hide(&sessions))?;
                 self.sessions.fetch_sub(hidden, Ordering::AcqRel);
-                self.sync_log()?;
+                self.sync_wal()?;
             }
             WriterTask::RemoveHidden => {
                 let more = self.make_room(WriteConnection::remove_hidden)?;
-                self.checkpoint_from(LOG_PAGES_SHORT_OF_SPACE);
+                self.checkpoint_from(WAL_PAGES_SHORT_OF_SPACE);
                 return Ok(more);
             }
-            WriterTask::EmptyLog => self.empty_log_of_deleted()?,
+            WriterTask::EmptyWal => self.empty_wal_of_deleted()?,
             WriterTask::Erase(pages) => self.erase(&pages)?,
         }
         Ok(false)
@@ -63,11 +65,11 @@ impl JournalWriter {
         &mut self,
         write: impl Fn(&mut WriteConnection) -> rusqlite::Result<T>,
     ) -> Result<T, JournalError> {
-        let mut written = write(&mut self.store);
+        let mut written = write(&mut self.database);
         if written.as_ref().is_err_and(errors::may_lack_space) && self.release_reserve() {
             // It fails if the log is in use, and the write is tried anyway.
-            let _ = self.empty_log();
-            written = write(&mut self.store);
+            let _ = self.empty_wal();
+            written = write(&mut self.database);
         }
         written.map_err(|error| errors::write_error(&error))
     }
@@ -85,8 +87,8 @@ impl JournalWriter {
 
     /// Erases copies of deleted rows in the file, which the empty log leaves to this thread alone.
     fn erase(&mut self, pages: &[u64]) -> Result<(), JournalError> {
-        self.empty_log_of_deleted()?;
-        let connection = &self.store.connection;
+        self.empty_wal_of_deleted()?;
+        let connection = &self.database.connection;
         let page_size = database::page_size(connection);
         // The cached pages would be written with the copies.
         let shrunk = connection.execute_batch("PRAGMA shrink_memory");
@@ -96,15 +98,15 @@ impl JournalWriter {
     }
 
     /// Empties the write-ahead log.
-    pub(super) fn empty_log(&self) -> Result<(), JournalError> {
-        let busy = self.store.truncate_log().map_err(|error| errors::write_error(&error))?;
+    pub(super) fn empty_wal(&self) -> Result<(), JournalError> {
+        let busy = self.database.truncate_wal().map_err(|error| errors::write_error(&error))?;
         self.check_emptied(busy)
     }
 
     /// Empties the write-ahead log, which still contains the deleted rows. On a full disk it uses the reserve, because
     /// the database may grow.
-    fn empty_log_of_deleted(&mut self) -> Result<(), JournalError> {
-        let busy = self.make_room(|store| store.truncate_log())?;
+    fn empty_wal_of_deleted(&mut self) -> Result<(), JournalError> {
+        let busy = self.make_room(|database| database.truncate_wal())?;
         self.check_emptied(busy)
     }
 
@@ -114,7 +116,7 @@ impl JournalWriter {
                        program reads the database: end that one and delete them again";
             return Err(JournalError::Write(reason.to_owned()));
         }
-        self.log.sync_all().map_err(|error| JournalError::Write(error.to_string()))
+        self.wal.sync_all().map_err(|error| JournalError::Write(error.to_string()))
     }
 
     /// Checkpoints the write-ahead log if it is long and the queue is empty, or if it is very long. If the
@@ -122,22 +124,22 @@ impl JournalWriter {
     /// database.
     pub(super) fn checkpoint(&self) {
         self.checkpoint_from(if self.has_little_space() {
-            LOG_PAGES_SHORT_OF_SPACE
+            WAL_PAGES_SHORT_OF_SPACE
         } else if self.queue.len() == 0 {
-            LOG_PAGES_SOFT
+            WAL_PAGES_SOFT
         } else {
-            LOG_PAGES_HARD
+            WAL_PAGES_HARD
         });
     }
 
     fn has_little_space(&self) -> bool {
-        let found = rustix::fs::fstatvfs(&self.log);
+        let found = rustix::fs::fstatvfs(&self.wal);
         found.is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < LITTLE_SPACE_BYTES)
     }
 
     /// Checkpoints the write-ahead log if it has at least `allowed` pages.
     fn checkpoint_from(&self, allowed: i64) {
-        let connection = &self.store.connection;
+        let connection = &self.database.connection;
         let pages = connection
             .prepare_cached("PRAGMA wal_checkpoint(NOOP)")
             .and_then(|mut pragma| pragma.query_row([], |row| row.get::<_, i64>(1)));
@@ -160,7 +162,7 @@ impl JournalWriter {
             let failure = if self.only_deletions {
                 Some(errors::only_deletions())
             } else {
-                self.store.probe().err().map(|error| errors::write_error(&error))
+                self.database.probe().err().map(|error| errors::write_error(&error))
             };
             self.set_failure(failure);
         }
@@ -182,17 +184,17 @@ impl JournalWriter {
         let readers = Arc::clone(&self.readers);
         readers.while_closed(|| {
             let write_error = |error: rusqlite::Error| errors::write_error(&error);
-            let connection = &self.store.connection;
+            let connection = &self.database.connection;
             connection
                 .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
-                .and_then(|_| self.store.close())
+                .and_then(|_| self.database.close())
                 .map_err(write_error)?;
             let connection = database::open(&self.file)?;
             let stored = query::count(&connection).map_err(|error| error.open_error(&self.file))?;
-            self.store.connection = connection;
+            self.database.connection = connection;
             let io_error = |error: std::io::Error| JournalError::Write(error.to_string());
-            self.log = File::open(&self.log_path).map_err(io_error)?;
-            self.empty_log()?;
+            self.wal = File::open(&self.wal_path).map_err(io_error)?;
+            self.empty_wal()?;
             sync_parent(&self.file).map_err(io_error)?;
             self.sessions.store(stored, Ordering::Release);
             Ok(())
@@ -255,7 +257,7 @@ impl WriteConnection {
 
     /// Moves the write-ahead log to the database. Returns true if the log is not empty then, because another
     /// program reads it.
-    fn truncate_log(&self) -> rusqlite::Result<bool> {
+    fn truncate_wal(&self) -> rusqlite::Result<bool> {
         self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))
     }
 

@@ -139,7 +139,7 @@ impl TurnReplay<'_, '_> {
         if call.waits_for_client() {
             return is_tool_outcome.then_some(ReplayInput::ClientResult(key, completion.outcome));
         }
-        let is_expected = is_tool_outcome || call.is_cancelled_agent();
+        let is_expected = is_tool_outcome || call.waits_for_child_end();
         (call.is_running() && is_expected).then_some(ReplayInput::Outcome(key, completion))
     }
 

@@ -19,7 +19,7 @@ use super::response::{self, ReplayStep};
 use crate::record::{Record, ResponseEnding};
 use crate::response::ExchangeEnd;
 use crate::turn::call::{CallPhase, TurnCall};
-use crate::turn::committed::TurnRecord;
+use crate::turn::committed::CommittedTurn;
 use crate::turn::effect::DeferredEffect;
 use crate::turn::effect::{ApprovalDecision, CancelReason, Effect, PermitReply};
 use crate::turn::spec::TurnSpec;
@@ -35,7 +35,7 @@ use crate::wire::Delta;
 #[derive(Debug)]
 pub(crate) enum ReplayEnd {
     /// The turn was committed.
-    Committed(Box<TurnRecord>),
+    Committed(Box<CommittedTurn>),
     /// The session gave up the run.
     GivenUp,
     /// The recording ends before the turn does.
@@ -72,7 +72,7 @@ pub(crate) struct TurnReplay<'t, 'a> {
     needs_context: bool,
     /// The index at which the host was last assumed to have stopped.
     resumed_at: Option<usize>,
-    committed: Option<Box<TurnRecord>>,
+    committed: Option<Box<CommittedTurn>>,
     /// True if the machine has made a record after the end of the recording.
     recording_ended: bool,
     /// True if the machine has made a record that belongs to the other session of a fork.

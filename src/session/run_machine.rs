@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::limit_meter::LimitMeter;
 use super::loop_detection::{LoopDetector, LoopVerdict};
-use super::meter::Meter;
 use crate::config::Limits;
 use crate::turn::{
-    Budget, CancelReason, ChildrenUse, LimitHit, MAX_CALLS, MAX_TOKENS, OutputRules,
-    PROVIDER_ERROR, TurnEnd, TurnRecord,
+    Budget, CancelReason, ChildrenUse, CommittedTurn, LimitHit, MAX_CALLS, MAX_TOKENS, OutputRules,
+    PROVIDER_ERROR, TurnEnd,
 };
 use crate::types::{
     OutputMode, RequestKind, RunEnd, RunError, ToolChoice, ToolResult, ToolStatus, Usage,
@@ -24,17 +24,18 @@ const FORCED_REQUESTS_MAX: u32 = 2;
 /// The code of the error of a run whose answer does not match its output schema.
 pub const OUTPUT_INVALID: &str = "OUTPUT_INVALID";
 
-/// A run, from one user input to its end. [`handle_turn`](Self::handle_turn) decides after each
-/// committed turn whether another turn follows or the run ends.
+/// The machine of a run, from one user input to its end. [`handle_turn`](Self::handle_turn) decides after
+/// each committed turn whether another turn follows or the run ends. The data of the run are in
+/// [`OpenRun`](super::OpenRun).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Run {
+pub struct RunMachine {
     /// Turns that have begun, without requests for a final answer and without a turn of initial
     /// calls.
-    turns: Meter,
+    turns: LimitMeter,
     /// Calls in the history.
-    calls: Meter,
+    calls: LimitMeter,
     /// Tokens of all attempts.
-    tokens: Meter,
+    tokens: LimitMeter,
     loops: LoopDetector,
     max_failed_turns: Option<u32>,
     /// Consecutive turns in which every call failed.
@@ -43,7 +44,7 @@ pub struct Run {
     /// The run end that follows the request for a final answer, while that request is open.
     end_after_final_answer: Option<RunEnd>,
     /// The kind of the last request.
-    request: RequestKind,
+    request_kind: RequestKind,
     /// The rule for calling tools.
     tool_choice: ToolChoice,
     /// Number of requests that forced a call.
@@ -68,7 +69,7 @@ struct OutputRequests {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Instruction {
     /// The kind of the request.
-    pub request: RequestKind,
+    pub request_kind: RequestKind,
     /// The message.
     pub text: String,
 }
@@ -109,24 +110,24 @@ pub enum RunNext {
     },
 }
 
-impl Run {
-    /// Creates a run that has not begun.
+impl RunMachine {
+    /// Creates the machine of a run that has not begun.
     #[must_use]
     pub fn new(limits: &Limits) -> Self {
         Self {
-            turns: Meter::new("max_turns", "turns", limits.max_turns.map(u64::from)),
-            calls: Meter::new(
+            turns: LimitMeter::new("max_turns", "turns", limits.max_turns.map(u64::from)),
+            calls: LimitMeter::new(
                 MAX_CALLS,
                 "tool calls",
                 limits.max_tool_calls_per_run.map(u64::from),
             ),
-            tokens: Meter::new(MAX_TOKENS, "tokens", limits.max_tokens_per_run),
+            tokens: LimitMeter::new(MAX_TOKENS, "tokens", limits.max_tokens_per_run),
             loops: LoopDetector::new(limits.repeat_limit),
             max_failed_turns: limits.max_failed_turns,
             failed_turns: 0,
             stop_after_turn: false,
             end_after_final_answer: None,
-            request: RequestKind::Ordinary,
+            request_kind: RequestKind::Ordinary,
             tool_choice: ToolChoice::Auto,
             forced_requests: 0,
             output: None,
@@ -148,25 +149,25 @@ impl Run {
     /// Begins the first turn.
     pub fn begin(&mut self) -> RequestKind {
         self.turns.add(1);
-        self.request = RequestKind::Ordinary;
+        self.request_kind = RequestKind::Ordinary;
         if self.tool_choice.forces_call() && self.forced_requests == 0 {
             self.forced_requests = 1;
-            self.request = RequestKind::ForcedCall;
+            self.request_kind = RequestKind::ForcedCall;
         }
-        self.request
+        self.request_kind
     }
 
-    /// Returns the plan of a turn of the calls that the session was opened with. The turn makes no
+    /// Returns the kind of a turn of the calls that the session was opened with. The turn makes no
     /// request and does not count; [`begin`](Self::begin) counts the one after it.
     #[must_use]
-    pub const fn plan_of_initial_calls() -> RequestKind {
+    pub const fn kind_of_initial_calls() -> RequestKind {
         RequestKind::Ordinary
     }
 
     /// Notes that a message of the host is recorded, which this request follows.
-    pub fn handle_instructed(&mut self, request: RequestKind) {
-        self.request = request;
-        if matches!(request, RequestKind::Output(_)) {
+    pub fn handle_instructed(&mut self, kind: RequestKind) {
+        self.request_kind = kind;
+        if matches!(kind, RequestKind::Output(_)) {
             self.end_after_final_answer.get_or_insert(RunEnd::Answered);
         }
     }
@@ -179,7 +180,7 @@ impl Run {
     /// Handles an input before the next turn. Returns what follows instead, if that turn was to ask again for an
     /// answer that was empty.
     pub fn handle_steer(&mut self) -> Option<FollowUp> {
-        let asks_again = self.request == RequestKind::FinalAnswer
+        let asks_again = self.request_kind == RequestKind::FinalAnswer
             && self.end_after_final_answer == Some(RunEnd::Answered);
         if !asks_again {
             return None;
@@ -189,8 +190,8 @@ impl Run {
     }
 
     /// Withdraws the next turn, which has not begun.
-    pub fn withdraw_turn(&mut self, request: RequestKind) {
-        if request == RequestKind::Ordinary {
+    pub fn withdraw_turn(&mut self, kind: RequestKind) {
+        if kind == RequestKind::Ordinary {
             self.turns.subtract(1);
         }
     }
@@ -211,7 +212,7 @@ impl Run {
     pub fn budget(&self) -> Budget {
         let calls_left = self.calls.left().map(|left| u32::try_from(left).unwrap_or(u32::MAX));
         // The call that gives the answer is always kept.
-        let least = u32::from(self.request == RequestKind::Output(OutputMode::Tool));
+        let least = u32::from(self.request_kind == RequestKind::Output(OutputMode::Tool));
         let calls_left = calls_left.map(|left| left.max(least));
         Budget { tokens_left: self.tokens.left(), calls_left }
     }
@@ -219,7 +220,7 @@ impl Run {
     /// Decides what follows a committed turn. `steered` means that a user's input arrived during the
     /// turn. The history then ends with that input, so the model is requested again. The model is
     /// also requested again after a response that its service paused.
-    pub fn handle_turn(&mut self, turn: &TurnRecord, steered: bool) -> FollowUp {
+    pub fn handle_turn(&mut self, turn: &CommittedTurn, steered: bool) -> FollowUp {
         let children = ChildrenUse::of(&turn.results);
         self.tokens.add(turn.usage.total().saturating_add(children.tokens));
         if self.turns.used() > 0 {
@@ -242,7 +243,7 @@ impl Run {
         follow_up
     }
 
-    fn follow_up(&mut self, turn: &TurnRecord, text: String, steered: bool) -> FollowUp {
+    fn follow_up(&mut self, turn: &CommittedTurn, text: String, steered: bool) -> FollowUp {
         match &turn.end {
             TurnEnd::Cancelled(CancelReason::Stop) => end(RunEnd::Stopped, text),
             TurnEnd::Cancelled(CancelReason::RunTimeout) => end(RunEnd::TimedOut, text),
@@ -270,7 +271,12 @@ impl Run {
         u32::try_from(self.turns.used()).unwrap_or(u32::MAX)
     }
 
-    fn follow_up_finished(&mut self, turn: &TurnRecord, text: String, steered: bool) -> FollowUp {
+    fn follow_up_finished(
+        &mut self,
+        turn: &CommittedTurn,
+        text: String,
+        steered: bool,
+    ) -> FollowUp {
         match self.end_after_final_answer {
             // The final answer was requested because of the text before, not because of a limit.
             Some(RunEnd::Answered) if steered => {
@@ -281,14 +287,14 @@ impl Run {
             None => {}
         }
         let needs_turn = steered || turn.is_paused() || !turn.results.is_empty();
-        if self.request == RequestKind::ForcedCall && !needs_turn {
+        if self.request_kind == RequestKind::ForcedCall && !needs_turn {
             return self.follow_up_without_call(turn, text);
         }
         self.follow_up_turn(turn, text, needs_turn)
     }
 
     /// Follows up a turn whose request forced a call, and that has none.
-    fn follow_up_without_call(&mut self, turn: &TurnRecord, text: String) -> FollowUp {
+    fn follow_up_without_call(&mut self, turn: &CommittedTurn, text: String) -> FollowUp {
         let may_ask = !self.stop_after_turn && self.tokens.used_up("ended").is_none();
         if may_ask && self.forced_requests < FORCED_REQUESTS_MAX {
             self.forced_requests += 1;
@@ -310,7 +316,7 @@ impl Run {
         follow_up
     }
 
-    fn follow_up_turn(&mut self, turn: &TurnRecord, text: String, needs_turn: bool) -> FollowUp {
+    fn follow_up_turn(&mut self, turn: &CommittedTurn, text: String, needs_turn: bool) -> FollowUp {
         if !needs_turn && !text.is_empty() {
             return self.conclude(RunEnd::Answered, turn, text);
         }
@@ -332,7 +338,7 @@ impl Run {
 
     /// Ends the run with an answer, or asks for it in the form of the output schema. The answer is kept even
     /// where the tokens are used up.
-    fn conclude(&mut self, run_end: RunEnd, turn: &TurnRecord, text: String) -> FollowUp {
+    fn conclude(&mut self, run_end: RunEnd, turn: &CommittedTurn, text: String) -> FollowUp {
         let output = match self.output.as_ref().map(|output| output.rules.value_of(turn)) {
             None => None,
             Some(Ok(value)) => Some(value),
@@ -378,7 +384,7 @@ impl Run {
     /// Returns true if the service may have refused the field of its wire, and a prompt may follow.
     fn may_prompt_after(&self, error: &RunError) -> bool {
         let Some(output) = &self.output else { return false };
-        self.request == RequestKind::Output(OutputMode::Native)
+        self.request_kind == RequestKind::Output(OutputMode::Native)
             && output.rules.mode == OutputMode::Auto
             && output.made <= output.rules.retries
             && !error.transient
@@ -401,8 +407,8 @@ impl Run {
             OutputMode::Prompt => (OutputMode::Prompt, true),
         };
         self.end_after_final_answer = Some(end);
-        self.request = RequestKind::Output(mode);
-        instruct(self.request, rules.instruction(mode, violation, with_schema))
+        self.request_kind = RequestKind::Output(mode);
+        instruct(self.request_kind, rules.instruction(mode, violation, with_schema))
     }
 
     /// Follows up a turn with calls, a turn that a user's input steered, or a paused turn.
@@ -436,11 +442,11 @@ impl Run {
         // Checked before the next turn is counted. A note needs a result to stand behind.
         if !results.is_empty() {
             let meters = [&mut self.turns, &mut self.calls, &mut self.tokens];
-            limits.extend(meters.into_iter().filter_map(Meter::half_used));
+            limits.extend(meters.into_iter().filter_map(LimitMeter::half_used));
         }
         self.turns.add(1);
-        self.request = RequestKind::Ordinary;
-        FollowUp { limits, next: RunNext::Turn(self.request) }
+        self.request_kind = RequestKind::Ordinary;
+        FollowUp { limits, next: RunNext::Turn(self.request_kind) }
     }
 
     fn request_final_answer(&mut self, end: RunEnd) -> FollowUp {
@@ -448,13 +454,13 @@ impl Run {
             return self.request_output(end, None);
         }
         self.end_after_final_answer = Some(end);
-        self.request = RequestKind::FinalAnswer;
-        FollowUp { limits: Vec::new(), next: RunNext::Turn(self.request) }
+        self.request_kind = RequestKind::FinalAnswer;
+        FollowUp { limits: Vec::new(), next: RunNext::Turn(self.request_kind) }
     }
 }
 
-fn instruct(request: RequestKind, text: String) -> FollowUp {
-    let next = RunNext::Instruct(Instruction { request, text });
+fn instruct(request_kind: RequestKind, text: String) -> FollowUp {
+    let next = RunNext::Instruct(Instruction { request_kind, text });
     FollowUp { limits: Vec::new(), next }
 }
 
@@ -484,7 +490,7 @@ mod tests {
     };
     use std::time::Duration;
 
-    fn turn(text: &str, calls: u32) -> TurnRecord {
+    fn turn(text: &str, calls: u32) -> CommittedTurn {
         let results = (0..calls).map(|index| ToolResult {
             call: ToolCall {
                 key: CallKey { turn: 1, attempt: 1, index },
@@ -502,7 +508,7 @@ mod tests {
             duration: Duration::ZERO,
             writes: crate::types::WriteSet::default(),
         });
-        TurnRecord {
+        CommittedTurn {
             number: 1,
             end: TurnEnd::Finished,
             message: Some(
@@ -517,8 +523,8 @@ mod tests {
         }
     }
 
-    fn run(max_turns: u32) -> Run {
-        let mut run = Run::new(&Limits { max_turns: Some(max_turns), ..Limits::default() });
+    fn run(max_turns: u32) -> RunMachine {
+        let mut run = RunMachine::new(&Limits { max_turns: Some(max_turns), ..Limits::default() });
         assert_eq!(run.begin(), RequestKind::Ordinary);
         run
     }
@@ -528,11 +534,11 @@ mod tests {
     }
 
     fn another(final_answer_request: bool) -> FollowUp {
-        let request = match final_answer_request {
+        let kind = match final_answer_request {
             true => RequestKind::FinalAnswer,
             false => RequestKind::Ordinary,
         };
-        FollowUp { limits: Vec::new(), next: RunNext::Turn(request) }
+        FollowUp { limits: Vec::new(), next: RunNext::Turn(kind) }
     }
 
     fn hit(limit: &'static str, value: u64, maximum: u64, action: &'static str) -> LimitHit {
@@ -544,7 +550,7 @@ mod tests {
     }
 
     /// Returns a turn with calls that differ from those of other numbers.
-    fn new_calls(number: u64, calls: u32) -> TurnRecord {
+    fn new_calls(number: u64, calls: u32) -> CommittedTurn {
         let mut turn = turn("", calls);
         for result in &mut turn.results {
             result.call.arguments = serde_json::json!({"n": number}).into();
@@ -552,12 +558,12 @@ mod tests {
         turn
     }
 
-    fn costing(turn: TurnRecord, tokens: u64) -> TurnRecord {
+    fn costing(turn: CommittedTurn, tokens: u64) -> CommittedTurn {
         let usage = Usage { input_tokens: tokens - 1, output_tokens: 1, ..Usage::default() };
-        TurnRecord { usage, ..turn }
+        CommittedTurn { usage, ..turn }
     }
 
-    fn failed(calls: u32) -> TurnRecord {
+    fn failed(calls: u32) -> CommittedTurn {
         let mut turn = turn("", calls);
         for result in &mut turn.results {
             result.outcome =
@@ -595,7 +601,7 @@ mod tests {
     #[test]
     fn consecutive_failed_turns_end_the_run() {
         let mut run = run(20);
-        let mixed = TurnRecord {
+        let mixed = CommittedTurn {
             results: [failed(1).results, turn("", 1).results].concat(),
             ..turn("", 0)
         };
@@ -605,10 +611,11 @@ mod tests {
         let limits = vec![hit("max_failed_turns", 3, 3, "ended")];
         let over = FollowUp { limits, ..ended(RunEnd::AllToolsFailed, ALL_FAILED) };
         assert_eq!(run.handle_turn(&failed(1), false), over);
-        let mut at_once = Run::new(&Limits { max_failed_turns: Some(1), ..Limits::default() });
+        let mut at_once =
+            RunMachine::new(&Limits { max_failed_turns: Some(1), ..Limits::default() });
         at_once.begin();
         assert_eq!(at_once.handle_turn(&failed(1), false).next, over.next);
-        let mut never = Run::new(&Limits {
+        let mut never = RunMachine::new(&Limits {
             max_turns: None,
             max_failed_turns: None,
             repeat_limit: None,
@@ -624,7 +631,7 @@ mod tests {
     fn tokens_that_are_used_up_end_the_run_and_an_answer_stands() {
         let limits = Limits { max_tokens_per_run: Some(100), ..Limits::default() };
         let begun = || {
-            let mut run = Run::new(&limits);
+            let mut run = RunMachine::new(&limits);
             run.begin();
             run
         };
@@ -645,13 +652,14 @@ mod tests {
         let step = FollowUp { limits: over(100, "ended"), ..ended(RunEnd::Budget, "") };
         assert_eq!(begun().handle_turn(&costing(turn("", 0), 100), false), step);
         let cancelled = TurnEnd::Cancelled(CancelReason::Budget);
-        let cut = costing(TurnRecord { end: cancelled, ..turn("part", 1) }, 120);
+        let cut = costing(CommittedTurn { end: cancelled, ..turn("part", 1) }, 120);
         assert_eq!(begun().handle_turn(&cut, false), ended(RunEnd::Budget, "part"));
     }
 
     #[test]
     fn calls_are_counted_over_the_run_and_the_model_is_told_once_what_is_left() {
-        let mut run = Run::new(&Limits { max_tool_calls_per_run: Some(5), ..Limits::default() });
+        let mut run =
+            RunMachine::new(&Limits { max_tool_calls_per_run: Some(5), ..Limits::default() });
         run.begin();
         assert_eq!(run.handle_turn(&new_calls(1, 2), false), another(false));
         let mut all_at_once = run.clone();
@@ -671,7 +679,7 @@ mod tests {
     fn turns_that_repeat_themselves_are_told_and_then_end_the_run() {
         let begun = |repeat_limit| {
             let limits = Limits { max_turns: None, repeat_limit, ..Limits::default() };
-            let mut run = Run::new(&limits);
+            let mut run = RunMachine::new(&limits);
             run.begin();
             run
         };
@@ -726,7 +734,7 @@ mod tests {
             (CancelReason::Shutdown, RunEnd::Interrupted),
             (CancelReason::Budget, RunEnd::Budget),
         ] {
-            let cancelled = TurnRecord { end: TurnEnd::Cancelled(reason), ..turn("part", 1) };
+            let cancelled = CommittedTurn { end: TurnEnd::Cancelled(reason), ..turn("part", 1) };
             assert_eq!(run(3).handle_turn(&cancelled, false), ended(end, "part"));
         }
     }
@@ -742,9 +750,9 @@ mod tests {
     }
 
     /// Returns a turn that its service paused.
-    fn paused(turn: TurnRecord) -> TurnRecord {
+    fn paused(turn: CommittedTurn) -> CommittedTurn {
         let reason = FinishReason { kind: FinishKind::Pause, raw: "pause_turn".into() };
-        TurnRecord { finish_reason: Some(reason), ..turn }
+        CommittedTurn { finish_reason: Some(reason), ..turn }
     }
 
     #[test]
@@ -753,7 +761,7 @@ mod tests {
             parts: vec![crate::types::MessagePart::Raw { json: "{}".into() }],
             ..ResponseMessage::default()
         };
-        let raw = TurnRecord { message: Some(raw.into()), ..turn("", 0) };
+        let raw = CommittedTurn { message: Some(raw.into()), ..turn("", 0) };
         for record in [turn("so far", 0), turn("so far", 1), raw] {
             let mut run = run(3);
             assert_eq!(run.handle_turn(&paused(record), false), another(false));
@@ -764,7 +772,7 @@ mod tests {
 
     #[test]
     fn a_paused_response_without_text_is_an_empty_answer() {
-        for record in [turn("", 0), TurnRecord { message: None, ..turn("", 0) }] {
+        for record in [turn("", 0), CommittedTurn { message: None, ..turn("", 0) }] {
             assert_eq!(run(3).handle_turn(&paused(record), false), another(true));
         }
     }
@@ -780,7 +788,7 @@ mod tests {
         stopped.handle_stop_after_turn();
         assert_eq!(stopped.handle_turn(&part(), false), ended(RunEnd::Stopped, "part"));
         let limits = Limits { max_tokens_per_run: Some(100), ..Limits::default() };
-        let mut over_budget = Run::new(&limits);
+        let mut over_budget = RunMachine::new(&limits);
         over_budget.begin();
         let limits = vec![hit(MAX_TOKENS, 100, 100, "ended")];
         let over = FollowUp { limits, ..ended(RunEnd::Budget, "part") };
@@ -815,7 +823,7 @@ mod tests {
             stopped.handle_stop_after_turn();
             assert_eq!(stopped.handle_turn(&record, true), ended(RunEnd::Stopped, &text));
         }
-        let refused = TurnRecord { end: TurnEnd::Refused, ..turn("no", 0) };
+        let refused = CommittedTurn { end: TurnEnd::Refused, ..turn("no", 0) };
         assert_eq!(run(5).handle_turn(&refused, true), ended(RunEnd::Refused, "no"));
         let mut failing = run(5);
         for _ in 0..2 {
@@ -839,12 +847,12 @@ mod tests {
     #[test]
     fn the_turn_of_initial_calls_counts_towards_no_limit() {
         let limits = Limits { max_turns: Some(1), max_failed_turns: Some(1), ..Limits::default() };
-        let mut run = Run::new(&limits);
+        let mut run = RunMachine::new(&limits);
         assert_eq!(run.turns(), 0, "the run begins with the initial calls");
         assert_eq!(run.handle_turn(&failed(2), true), another(false));
         assert_eq!(run.handle_turn(&turn("noon", 0), false), ended(RunEnd::Answered, "noon"));
         assert_eq!(run.turns(), 1);
-        let mut stopped = Run::new(&limits);
+        let mut stopped = RunMachine::new(&limits);
         stopped.handle_stop_after_turn();
         assert_eq!(stopped.handle_turn(&turn("", 1), true), ended(RunEnd::Stopped, ""));
     }

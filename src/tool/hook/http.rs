@@ -1,7 +1,7 @@
 //! A hook that sends an HTTP request: `[[hooks]]` with `kind = "http"`.
 //!
-//! The service receives one JSON object by POST. An answer with a status from 200 to 299 has the verdict.
-//! Everything else is a failure, redirects too.
+//! The service receives one JSON object by POST. A response with a status from 200 to 299 holds the answer. Any
+//! other one, also a redirect, is a failure. The caller limits the time.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::tool::http::{HttpClient, HttpError};
 use crate::tool::http_request::{check_headers, read_secret_headers, service_client};
 use crate::types::excerpt;
 
-/// Maximum size of an answer.
+/// Maximum size of an answer in bytes: 8 MiB.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 
 /// Maximum number of characters of an answer that an error quotes.
@@ -24,18 +24,20 @@ const QUOTED_CHARS_MAX: usize = 200;
 
 /// A hook that sends an HTTP request.
 #[derive(Debug)]
-pub(super) struct ServiceHook {
+pub(super) struct HttpHook {
     client: HttpClient,
     url: Url,
     headers: HeaderMap,
+    /// Secret headers, each with the environment variable that holds its value.
     secret_headers: BTreeMap<String, String>,
 }
 
-impl ServiceHook {
-    /// Checks the URL and the headers of a hook.
+impl HttpHook {
+    /// Checks the URL and the headers of a hook. `allow` holds hosts and networks that may be reached besides the
+    /// host of the URL.
     ///
     /// # Errors
-    /// The first problem.
+    /// If the URL, a header or a rule of `allow` is invalid. Reports the first.
     pub(super) fn new(
         url: &str,
         headers: &BTreeMap<String, String>,
@@ -47,21 +49,25 @@ impl ServiceHook {
         Ok(Self { client, url, headers, secret_headers: secret_headers.clone() })
     }
 
-    async fn send(&self, input: &HookInput, secrets: HeaderMap) -> Result<Response, HttpError> {
+    async fn send(
+        &self,
+        input: &HookInput,
+        secret_headers: HeaderMap,
+    ) -> Result<Response, HttpError> {
         let body = serde_json::to_string(input);
         let body = body.map_err(|error| HttpError::Transport(error.to_string()))?;
         let request = self.client.client_for(&self.url)?.post(self.url.clone());
         let request = request.header(CONTENT_TYPE, "application/json").body(body);
-        Ok(request.headers(self.headers.clone()).headers(secrets).send().await?)
+        Ok(request.headers(self.headers.clone()).headers(secret_headers).send().await?)
     }
 }
 
 #[async_trait]
-impl Hook for ServiceHook {
+impl Hook for HttpHook {
     async fn answer(&self, input: &HookInput) -> Result<HookAnswer, HookError> {
-        let secrets = read_secret_headers(&self.secret_headers);
-        let (headers, secrets) = secrets.map_err(|error| HookError::new(error.message()))?;
-        let response = self.send(input, headers).await.map_err(HookError::new)?;
+        let read = read_secret_headers(&self.secret_headers);
+        let (secret_headers, secrets) = read.map_err(|error| HookError::new(error.message()))?;
+        let response = self.send(input, secret_headers).await.map_err(HookError::new)?;
         let status = response.status();
         let body = LimitedBody::read(response, ANSWER_BYTES_MAX).await.map_err(HookError::new)?;
         if !status.is_success() {

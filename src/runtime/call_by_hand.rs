@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::error::HostError;
 use super::handle::SessionHandle;
-use super::model::{ModelReply, ModelRequest};
+use super::model::{ModelReply, ModelRequest, ModelStream};
 use super::models::Model;
 use super::report::RunReport;
 use super::run_events::RunEvent;
@@ -20,7 +20,7 @@ use crate::types::ApprovalPhase;
 
 /// The name of the agent and of the model of such calls; not a valid name in a configuration file. After a
 /// crash of the host no agent has it, so that the run is not continued.
-pub(super) const CALLER: &str = "(tools call)";
+pub(crate) const CALLER: &str = "(tools call)";
 
 /// The input of the run, which no model reads.
 const INPUT: &str = "call the tool";
@@ -28,9 +28,10 @@ const INPUT: &str = "call the tool";
 const NOT_APPROVED: &str = "the caller has not approved the call";
 
 impl Host {
-    /// Calls a tool once, with the limits of an agent, by default the default one. The tool is any of the host's
-    /// own, or one of a server that the agent names. A call that needs approval is rejected unless it is
-    /// `approved`; a question of the tool is declined. The call goes on if the future is dropped.
+    /// Calls a tool once, as the agent named `agent` would (`None`: `default`, or the only agent). The tool may be
+    /// any that is registered with the host, or one of an MCP server that this agent names. A call that needs
+    /// approval is rejected unless `approved` is true; a question of the tool is always declined. The call runs to
+    /// its end even if the future is dropped.
     ///
     /// # Errors
     /// If there is no such agent or tool, or the host is full or shuts down.
@@ -44,22 +45,25 @@ impl Host {
     ) -> Result<RunReport, HostError> {
         let (agent, link) = (self.agent(agent)?, &self.inner.link);
         let servers = &link.shared.tool_servers;
-        let used = servers.used_by(link, None, |server| agent.names_server(server));
-        let frozen = servers.freeze(&agent, &used).await?;
-        let model = Model::of_program(
+        // Without a session: a server that sessions do not share is connected for this call.
+        let connected = servers.used_by(link, None, |server| agent.names_server(server));
+        let frozen = servers.freeze(&agent, &connected).await?;
+        let input = Value::Object(input);
+        let model = Model::from_source(
             CALLER,
-            model_that_calls(tool.to_owned(), input),
+            model_that_calls(tool.to_owned(), move || input.clone()),
             &link.shared.telemetry,
             link.shared.secrets.clone(),
         );
-        let caller = frozen.agent.calling(tool, CALLER, Arc::new(model));
-        let caller = caller.ok_or_else(|| HostError::UnknownTool(tool.to_owned()))?;
+        let agent_with_tool = frozen.agent.with_only_tool(tool, CALLER, Arc::new(model));
+        let agent = agent_with_tool.ok_or_else(|| HostError::UnknownTool(tool.to_owned()))?;
+        // Cannot fail: the id is well formed.
         let id = ids::call_session_id().ok_or(HostError::InvalidSessionId)?;
-        let (caller, new) = (Arc::new(caller), OpenSession::default());
+        let (agent, options) = (Arc::new(agent), OpenSession::default());
         let link = link.clone();
         let call = async move {
-            let session = opening::open(&link, id, caller, new, None).await?;
-            let report = run(&session, approved).await;
+            let session = opening::open(&link, id, agent, options, None).await?;
+            let report = run_call(&session, approved).await;
             if let Err(error) = session.close().await {
                 tracing::warn!(session = %session.id(), %error, "tool_call_session_not_deleted");
             }
@@ -69,24 +73,27 @@ impl Host {
     }
 }
 
-/// Returns a model that asks for the call, and answers with its result.
-fn model_that_calls(
+/// Returns a model that asks for the call, and answers with its result. `input` returns the arguments.
+pub(crate) fn model_that_calls(
     tool: String,
-    input: Map<String, Value>,
-) -> impl Fn(ModelRequest) -> super::model::ModelStream + Send + Sync + 'static {
-    let input = Value::Object(input);
-    move |request| {
-        let reply = match request.messages.last().map(|message| &**message) {
-            Some(Message::Tool { content, .. }) => ModelReply::text(content.to_string()),
-            Some(Message::User { .. } | Message::Summary { .. } | Message::Assistant(_)) | None => {
-                ModelReply::call(tool.clone(), input.clone())
-            }
+    input: impl Fn() -> Value + Send + Sync + 'static,
+) -> impl Fn(ModelRequest) -> ModelStream + Send + Sync + 'static {
+    move |request: ModelRequest| {
+        // Messages may follow the result: a hook adds them to the request, a client steers the run.
+        let result = request.messages.iter().rev().find_map(|message| match &**message {
+            Message::Tool { content, .. } => Some(content.to_string()),
+            Message::User { .. } | Message::Summary { .. } | Message::Assistant(_) => None,
+        });
+        let reply = match result {
+            Some(text) => ModelReply::text(text),
+            None => ModelReply::call(tool.clone(), input()),
         };
         reply.into_stream()
     }
 }
 
-async fn run(session: &SessionHandle, approved: bool) -> Result<RunReport, HostError> {
+/// Runs the call. Answers its approvals by `approved`, and declines every other question.
+async fn run_call(session: &SessionHandle, approved: bool) -> Result<RunReport, HostError> {
     let mut run = session.start_run(INPUT).await?;
     while let Some(event) = run.next_event().await? {
         let RunEvent::ApprovalRequested(question) = event else { continue };
@@ -98,7 +105,7 @@ async fn run(session: &SessionHandle, approved: bool) -> Result<RunReport, HostE
             }
         };
         match decided {
-            // The call has ended meanwhile.
+            // The question is not open any more: the call has ended.
             Ok(()) | Err(HostError::Approval(_)) => {}
             Err(error) => return Err(error),
         }

@@ -4,7 +4,7 @@ use crate::turn::LimitHit;
 
 /// The use of one limit of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Meter {
+pub(super) struct LimitMeter {
     /// The limit's name in the configuration.
     limit: &'static str,
     /// The unit in the plural, for the note to the model.
@@ -15,7 +15,7 @@ pub(super) struct Meter {
     half_used_reported: bool,
 }
 
-impl Meter {
+impl LimitMeter {
     pub(super) fn new(limit: &'static str, unit: &'static str, maximum: Option<u64>) -> Self {
         Self { limit, unit, maximum, used: 0, half_used_reported: false }
     }
