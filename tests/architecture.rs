@@ -218,14 +218,6 @@ fn machines_know_no_runtime() {
     assert!(wrong.is_empty(), "machines that are not pure:\n{}", wrong.join("\n"));
 }
 
-#[test]
-fn only_the_runtime_names_ractor() {
-    for source in sources().iter().filter(|source| source.top() != "runtime") {
-        let named = source.code.iter().any(|line| line.contains("ractor::"));
-        assert!(!named, "{} names ractor", source.path.display());
-    }
-}
-
 /// Returns the name of the type that a line defines at the top level of its file.
 fn defined_type(line: &str) -> Option<&str> {
     let mut rest = line;

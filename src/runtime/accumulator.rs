@@ -8,10 +8,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ractor::rpc::CallResult;
-use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
+use super::actor::{Actor, ActorRef};
 use super::gauge::{CountGuard, Gauges};
 use super::hooks::{HookQuestion, changed_request};
 use super::message::{
@@ -38,10 +37,6 @@ use crate::types::{ApprovalPhase, CallKey, ParentCall};
 /// the ends may be among what it has not handled yet.
 const LATE_TIMER_GRACE: Duration = Duration::from_millis(500);
 
-/// The actor that owns the current turn of a run. Each turn has a new [`Turn`].
-#[derive(Debug)]
-pub(super) struct AccumulatorActor;
-
 /// The arguments of an accumulator.
 pub(super) struct AccumulatorSetup {
     /// Number of the session's set of actors that this accumulator belongs to.
@@ -59,7 +54,8 @@ pub(super) struct AccumulatorSetup {
     pub(super) parent: Option<Arc<ParentCall>>,
 }
 
-pub(super) struct AccumulatorState {
+/// The actor that owns the current turn of a run. Each turn has a new [`Turn`].
+pub(super) struct AccumulatorActor {
     setup: AccumulatorSetup,
     /// True if the tool supervisor reports to this accumulator. It is set at the start of the first
     /// turn.
@@ -142,47 +138,21 @@ impl TurnTimer {
 }
 
 impl Actor for AccumulatorActor {
-    type Msg = AccumulatorMessage;
-    type State = AccumulatorState;
-    type Arguments = AccumulatorSetup;
+    type Message = AccumulatorMessage;
 
-    async fn pre_start(
-        &self,
-        _: ActorRef<AccumulatorMessage>,
-        setup: AccumulatorSetup,
-    ) -> Result<AccumulatorState, ActorProcessingErr> {
-        let held = setup.gauges.actors.increment();
-        Ok(AccumulatorState {
-            setup,
-            is_attached: false,
-            completions: CompletionQueue::default(),
-            current: None,
-            batch: TurnBatch::default(),
-            timer: None,
-            _held: held,
-        })
-    }
-
-    async fn handle(
-        &self,
-        myself: ActorRef<AccumulatorMessage>,
-        message: AccumulatorMessage,
-        state: &mut AccumulatorState,
-    ) -> Result<(), ActorProcessingErr> {
+    async fn handle(&mut self, myself: &ActorRef<AccumulatorMessage>, message: AccumulatorMessage) {
         if let AccumulatorMessage::BeginTurn(start) = message {
             let resumed_turn = start.resume.is_some().then_some(start.spec.number);
-            let started = if state.is_attached {
+            let started = if self.is_attached {
                 StartedCalls::default()
             } else {
-                // Boxed, because the actor library moves the future with each message.
-                Box::pin(state.attach(resumed_turn, &myself)).await
+                self.attach(resumed_turn, myself).await
             };
-            state.begin_turn(*start, started, &myself);
+            self.begin_turn(*start, started, myself);
         } else {
-            state.handle(message, &myself);
+            self.handle_in_turn(message, myself);
         }
-        state.send_commands();
-        Ok(())
+        self.send_commands();
     }
 }
 
@@ -237,7 +207,20 @@ impl CurrentTurn {
     }
 }
 
-impl AccumulatorState {
+impl AccumulatorActor {
+    pub(super) fn new(setup: AccumulatorSetup) -> Self {
+        let held = setup.gauges.actors.increment();
+        Self {
+            setup,
+            is_attached: false,
+            completions: CompletionQueue::default(),
+            current: None,
+            batch: TurnBatch::default(),
+            timer: None,
+            _held: held,
+        }
+    }
+
     fn begin_turn(
         &mut self,
         start: TurnStart,
@@ -266,14 +249,15 @@ impl AccumulatorState {
             resumed_turn,
             reply,
         };
-        match self.setup.supervisor.call(attach, None).await {
-            Ok(CallResult::Success(started)) => started,
-            // The supervisor has died with its calls. The session replaces this actor too.
-            Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => StartedCalls::default(),
-        }
+        // If the supervisor has died with its calls, the session replaces this actor too.
+        self.setup.supervisor.call(attach).await.unwrap_or_default()
     }
 
-    fn handle(&mut self, message: AccumulatorMessage, myself: &ActorRef<AccumulatorMessage>) {
+    fn handle_in_turn(
+        &mut self,
+        message: AccumulatorMessage,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) {
         match message {
             AccumulatorMessage::BeginTurn(_) => return,
             AccumulatorMessage::DeltasReceived { turn, attempt, sent, batch, reply } => {
@@ -376,7 +360,7 @@ impl AccumulatorState {
                 let _ = reply.send(());
                 return;
             }
-            AccumulatorMessage::Finish => return myself.stop(None),
+            AccumulatorMessage::Finish => return myself.stop(),
         }
         self.perform_effects(myself);
     }
@@ -515,7 +499,7 @@ impl AccumulatorSetup {
         let accumulator = myself.clone();
         let tool = current.scope.agent.tools.get(name);
         let ready = tool.and_then(|registered| registered.tool.ready(self.publisher.session()));
-        let session = self.session.get_id();
+        let session = self.session.id();
         let (reply, request) = self.tool_limiters.request_permit(name, session, ready, move || {
             let _ = accumulator.cast(AccumulatorMessage::ToolPermitGranted { key });
         });

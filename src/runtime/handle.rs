@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ractor::rpc::CallResult;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::Host;
+use super::actor::CallError;
 use super::error::HostError;
 use super::host_ref::{AwakeSession, HostRef, REQUEST_TRIES_MAX};
 use super::ids;
@@ -468,12 +468,12 @@ impl SessionHandle {
     ) -> Result<(Result<(), ApprovalError>, Arc<AwakeSession>), HostError> {
         for _ in 0..DECIDE_TRIES {
             let live = self.link.awake_session(&self.id).await?;
-            match live.actor.call(&ask, None).await {
-                Ok(CallResult::Success(decided)) => return Ok((decided, live)),
+            match live.actor.call(&ask).await {
+                Ok(decided) => return Ok((decided, live)),
                 // The accumulator died and is being replaced. If it had accepted the decision, sending it
                 // again is not an error.
-                Ok(CallResult::SenderError) => tokio::time::sleep(DECIDE_AGAIN).await,
-                Ok(CallResult::Timeout) | Err(_) => {
+                Err(CallError::NoReply) => tokio::time::sleep(DECIDE_AGAIN).await,
+                Err(CallError::Ended) => {
                     if !live.activity.leaving.load(Ordering::Acquire) {
                         break;
                     }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::time::Instant;
 
+use super::actor::{self, Actor, ActorId, ActorRef, ChildEnd, EndCause};
 use super::gauge::Gauge;
 use super::host_ref::{AwakeSession, HostRef, HostState, SessionSlot};
 use super::maintenance;
 use super::message::{HostMessage, ServerAudience, SessionMessage};
-use super::server_connections::{ToolServerActor, ToolServerArguments};
+use super::server_connections::ToolServerActor;
 use super::session;
 use super::session_start::SessionStart;
 use super::task::{self, OwnedTask, blocking};
@@ -29,10 +29,7 @@ const LAG_PERIOD: Duration = Duration::from_millis(100);
 const RESTARTS_MAX: u32 = 3;
 
 /// Starts sessions and receives their ends.
-#[derive(Debug)]
-pub(super) struct HostActor;
-
-pub(super) struct HostActorState {
+pub(super) struct HostActor {
     link: HostRef,
     sessions: HashMap<ActorId, (SessionId, Arc<AwakeSession>)>,
     /// The number of deaths by session.
@@ -42,16 +39,9 @@ pub(super) struct HostActorState {
     _lag: OwnedTask,
 }
 
-impl Actor for HostActor {
-    type Msg = HostMessage;
-    type State = HostActorState;
-    type Arguments = Arc<HostState>;
-
-    async fn pre_start(
-        &self,
-        myself: ActorRef<HostMessage>,
-        shared: Arc<HostState>,
-    ) -> Result<HostActorState, ActorProcessingErr> {
+impl HostActor {
+    pub(super) fn new(myself: &ActorRef<HostMessage>, shared: Arc<HostState>) -> Self {
+        let myself = myself.clone();
         let link = HostRef { shared, host: myself.clone() };
         let idle = link.shared.idle_after.unwrap_or(MAINTENANCE_PERIOD_MAX);
         let period = (idle / 2).clamp(Duration::from_millis(50), MAINTENANCE_PERIOD_MAX);
@@ -67,74 +57,55 @@ impl Actor for HostActor {
         let lag = OwnedTask::spawn(&Gauge::default(), measure_lag(Arc::clone(&link.shared)));
         let (sessions, deaths, servers) = (HashMap::new(), HashMap::new(), HashMap::new());
         let (_maintenance, _lag) = (maintenance, lag);
-        let mut state = HostActorState { link, sessions, deaths, servers, _maintenance, _lag };
-        let host = state.link.host.clone();
-        let servers = Vec::from_iter(state.link.shared.tool_servers.iter().cloned());
+        Self { link, sessions, deaths, servers, _maintenance, _lag }
+    }
+}
+
+impl Actor for HostActor {
+    type Message = HostMessage;
+
+    async fn start(&mut self, myself: &ActorRef<HostMessage>) {
+        let servers = Vec::from_iter(self.link.shared.tool_servers.iter().cloned());
         for server in servers.into_iter().filter(|server| !server.is_per_session()) {
-            state.begin_server(&host, server, ServerAudience::Sessions, false).await;
+            self.begin_server(myself, server, ServerAudience::Sessions, false);
         }
-        Ok(state)
     }
 
-    async fn handle(
-        &self,
-        myself: ActorRef<HostMessage>,
-        message: HostMessage,
-        state: &mut HostActorState,
-    ) -> Result<(), ActorProcessingErr> {
+    async fn handle(&mut self, myself: &ActorRef<HostMessage>, message: HostMessage) {
         match message {
-            HostMessage::Begin(start) => state.begin(&myself, *start).await,
+            HostMessage::Begin(start) => self.begin(myself, *start),
             HostMessage::BeginServer { server, audience } => {
-                state.begin_server(&myself, server, audience, false).await;
+                self.begin_server(myself, server, audience, false);
             }
             HostMessage::RunMaintenance { sent } => {
-                state.link.shared.telemetry.metrics().host().mailbox_wait(sent.elapsed());
-                maintenance::run(&state.link);
+                self.link.shared.telemetry.metrics().host().mailbox_wait(sent.elapsed());
+                maintenance::run(&self.link);
             }
         }
-        Ok(())
     }
 
     /// Closes the journal of a host that was dropped, although handles of its sessions may still exist.
-    async fn post_stop(
-        &self,
-        _: ActorRef<HostMessage>,
-        state: &mut HostActorState,
-    ) -> Result<(), ActorProcessingErr> {
+    async fn stopped(&mut self) {
         // A shutdown closes it after the last session has ended.
-        if !state.link.shared.is_closing() {
-            let journal = Arc::clone(&state.link.shared.journal);
+        if !self.link.shared.is_closing() {
+            let journal = Arc::clone(&self.link.shared.journal);
             // A panic of an engine ends nothing else.
             let _ = blocking(move || journal.close()).await;
         }
-        Ok(())
     }
 
-    async fn handle_supervisor_evt(
-        &self,
-        myself: ActorRef<HostMessage>,
-        event: SupervisionEvent,
-        state: &mut HostActorState,
-    ) -> Result<(), ActorProcessingErr> {
-        match event {
-            SupervisionEvent::ActorTerminated(cell, boxed, _) => {
-                drop(boxed);
-                state.servers.remove(&cell.get_id());
-                state.ended(cell.get_id());
+    async fn handle_child_end(&mut self, myself: &ActorRef<HostMessage>, end: ChildEnd) {
+        let server = self.servers.remove(&end.actor);
+        if let EndCause::Panicked(error) = end.cause {
+            if let Some((session, _)) = self.sessions.get(&end.actor) {
+                tracing::error!(%session, %error, "session_died");
             }
-            SupervisionEvent::ActorFailed(cell, error) => {
-                if let Some((session, _)) = state.sessions.get(&cell.get_id()) {
-                    tracing::error!(%session, %error, "session_died");
-                }
-                if let Some((server, audience)) = state.servers.remove(&cell.get_id()) {
-                    tracing::error!(server = server.name(), %error, "tool_server_died");
-                    state.begin_server(&myself, server, audience, true).await;
-                }
-                state.ended(cell.get_id());
+            if let Some((server, audience)) = server {
+                tracing::error!(server = server.name(), %error, "tool_server_died");
+                self.begin_server(myself, server, audience, true);
             }
-            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
         }
-        Ok(())
+        self.ended(end.actor);
     }
 }
 
@@ -149,13 +120,13 @@ async fn measure_lag(host: Arc<HostState>) {
     }
 }
 
-impl HostActorState {
-    async fn begin(&mut self, myself: &ActorRef<HostMessage>, start: SessionStart) {
+impl HostActor {
+    fn begin(&mut self, myself: &ActorRef<HostMessage>, start: SessionStart) {
         let (id, shared) = (start.id.clone(), Arc::clone(&self.link.shared));
         let (has_work, is_stored) = (start.has_work(), start.is_stored());
-        match session::spawn(start, self.link.clone(), myself.get_cell()).await {
+        match session::spawn(start, self.link.clone(), myself.cell()) {
             Ok(live) => {
-                self.sessions.insert(live.actor.get_id(), (id.clone(), Arc::clone(&live)));
+                self.sessions.insert(live.actor.id(), (id.clone(), Arc::clone(&live)));
                 if has_work {
                     // This is the session's first message: no request can reach it before.
                     let _ = live.actor.cast(SessionMessage::ContinueRun);
@@ -172,7 +143,7 @@ impl HostActorState {
     }
 
     /// Starts the actor of a server of tools.
-    async fn begin_server(
+    fn begin_server(
         &mut self,
         myself: &ActorRef<HostMessage>,
         server: Arc<dyn ToolServer>,
@@ -185,11 +156,8 @@ impl HostActorState {
             telemetry.metrics().mcp_operation(method, error, duration);
         };
         let observer: RequestObserver = Arc::new(observer);
-        let arguments = ToolServerArguments { server, link, audience, observer, wait };
-        // It cannot fail: its first state is its arguments.
-        let started =
-            Actor::spawn_linked(None, ToolServerActor, arguments, myself.get_cell()).await;
-        self.servers.extend(started.ok().map(|(actor, _)| (actor.get_id(), kept)));
+        let server = ToolServerActor { server, link, audience, observer, wait };
+        self.servers.insert(actor::spawn_child(myself.cell(), server).id(), kept);
     }
 
     fn ended(&mut self, actor: ActorId) {

@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use super::actor::{ActorId, ActorRef, ReplyPort};
 use parking_lot::Mutex;
-use ractor::rpc::CallResult;
-use ractor::{ActorId, ActorRef, ActorStatus, RpcReplyPort};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::Instant;
 
@@ -261,7 +260,7 @@ impl HostState {
     ) -> bool {
         let mut index = self.index.lock();
         let is_current =
-            matches!(index.get(id), Some(SessionSlot::Awake(live)) if live.actor.get_id() == actor);
+            matches!(index.get(id), Some(SessionSlot::Awake(live)) if live.actor.id() == actor);
         if is_current {
             match slot {
                 Some(slot) => index.insert(id.clone(), slot),
@@ -281,7 +280,7 @@ impl HostState {
     ) -> bool {
         let mut index = self.index.lock();
         let is_current =
-            matches!(index.get(id), Some(SessionSlot::Awake(live)) if live.actor.get_id() == actor);
+            matches!(index.get(id), Some(SessionSlot::Awake(live)) if live.actor.id() == actor);
         let is_removed = is_current && may_remove();
         if is_removed {
             index.remove(id);
@@ -388,11 +387,7 @@ pub(super) struct HostRef {
 impl HostRef {
     /// Returns whether the host accepts sessions and runs.
     pub(super) fn is_ready(&self) -> bool {
-        let running = matches!(
-            self.host.get_status(),
-            ActorStatus::Starting | ActorStatus::Running | ActorStatus::Upgrading
-        );
-        running && !self.shared.is_closing()
+        !self.host.has_ended() && !self.shared.is_closing()
     }
 
     /// Returns the awake session; wakes it if necessary.
@@ -435,7 +430,7 @@ impl HostRef {
         tokio::select! {
             biased;
             woken = waiting => woken.unwrap_or(Err(HostError::ShuttingDown)),
-            _ = self.host.wait(None) => Err(HostError::ShuttingDown),
+            () = self.host.ended() => Err(HostError::ShuttingDown),
         }
     }
 
@@ -443,13 +438,13 @@ impl HostRef {
     pub(super) async fn request<T: Send + 'static>(
         &self,
         id: &SessionId,
-        message: impl Fn(RpcReplyPort<T>) -> SessionMessage,
+        message: impl Fn(ReplyPort<T>) -> SessionMessage,
     ) -> Result<(T, Arc<AwakeSession>), HostError> {
         for _ in 0..REQUEST_TRIES_MAX {
             let live = self.awake_session(id).await?;
-            match live.actor.call(&message, None).await {
-                Ok(CallResult::Success(answer)) => return Ok((answer, live)),
-                Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => {
+            match live.actor.call(&message).await {
+                Ok(answer) => return Ok((answer, live)),
+                Err(_) => {
                     if !live.activity.leaving.load(Ordering::Acquire) {
                         break;
                     }

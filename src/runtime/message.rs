@@ -3,14 +3,15 @@
 //! Commands are imperative, facts are in the past tense, and a reply port is the last field. Actors
 //! import messages, not each other. Data flows by an awaited `call`, control by `cast`.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ractor::{ActorId, ActorRef, RpcReplyPort};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::actor::{ActorId, ActorRef, ReplyPort};
 use super::agent::Agent;
 use super::error::HostError;
 use super::model::ModelRequest;
@@ -68,19 +69,19 @@ pub(super) enum SessionMessage {
         /// True if the input waits for an open run to end. Otherwise it is refused.
         queue: bool,
         extensions: Extensions,
-        reply: RpcReplyPort<Result<RunAccepted, HostError>>,
+        reply: ReplyPort<Result<RunAccepted, HostError>>,
     },
     /// Add a user message to the current run.
     Steer {
         input: Content,
         request_key: Option<RequestKey>,
-        reply: RpcReplyPort<Result<Seq, HostError>>,
+        reply: ReplyPort<Result<Seq, HostError>>,
     },
     /// Continue the run that was open when the session was stored. Also sent when the time of a run is over that waits
     /// before its next turn.
     ContinueRun,
     /// Resume a suspended run on request.
-    Resume { reply: RpcReplyPort<Result<Seq, HostError>> },
+    Resume { reply: ReplyPort<Result<Seq, HostError>> },
     /// Release the actors of runs, if no run is open.
     ReleaseActors,
     /// Hibernate, if the session was idle for this time.
@@ -88,15 +89,15 @@ pub(super) enum SessionMessage {
     /// A record could not be stored.
     JournalFailed { error: JournalError },
     /// End the current run, if there is one.
-    Stop { mode: StopMode, reply: RpcReplyPort<Seq> },
+    Stop { mode: StopMode, reply: ReplyPort<Seq> },
     /// Start no more turns. With `now`, also end the run at once.
     Interrupt { now: bool },
     /// Return a snapshot of the session.
-    Snapshot { reply: RpcReplyPort<SessionSnapshot> },
+    Snapshot { reply: ReplyPort<SessionSnapshot> },
     /// Stop the run, then close the session and delete its records.
-    Close { reply: RpcReplyPort<Result<(), HostError>> },
+    Close { reply: ReplyPort<Result<(), HostError>> },
     /// Return the records that hold the value of a reference.
-    Locate { reference: Reference, reply: RpcReplyPort<Result<RecordRange, ReferenceError>> },
+    Locate { reference: Reference, reply: ReplyPort<Result<RecordRange, ReferenceError>> },
     /// A turn was committed by the record `seq`. Counts only if it comes from the run's current actors.
     TurnCommitted { epoch: u64, turn: Box<CommittedTurn>, seq: Seq },
     /// The pending approvals changed, or whether the turn waits only for people (`only_waits`), or whether none of
@@ -110,7 +111,7 @@ pub(super) enum SessionMessage {
     /// The rebuilt turn has reported everything that its records contain.
     TurnResumed { epoch: u64 },
     /// Replies true if a person or a program may answer the approvals of the run and of its children.
-    FindReader { reply: RpcReplyPort<bool> },
+    FindReader { reply: ReplyPort<bool> },
     /// Reject the open approvals: the run at the root of this child session has no reader.
     RejectApprovals,
     /// Decide about a call.
@@ -122,11 +123,11 @@ pub(super) enum SessionMessage {
     /// A server of tools has another list.
     ServerToolsChanged { change: Arc<ServerToolsChange> },
     /// Replace the frozen list of the servers' tools. Reply with the difference.
-    RefreshTools { tools: Arc<FrozenTools>, reply: RpcReplyPort<Result<ToolListChange, HostError>> },
+    RefreshTools { tools: Arc<FrozenTools>, reply: ReplyPort<Result<ToolListChange, HostError>> },
     /// Make the context smaller. Reply with what was done.
     Compact { reply: CompactReply },
     /// Return what fills the window of the model.
-    ReportContext { reply: RpcReplyPort<ContextReport> },
+    ReportContext { reply: ReplyPort<ContextReport> },
     /// A model has answered this request for a summary, or none will.
     SummaryMade { request: u64, reply: SummaryReply },
     /// The request of the current turn was larger than the window of its model. The turn waits for
@@ -139,7 +140,7 @@ pub(super) enum SessionMessage {
     },
     /// Return the actors of runs: stream, accumulator, tool supervisor.
     #[cfg(test)]
-    NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 3]>> },
+    NameActors { reply: ReplyPort<Option<[super::actor::ActorCell; 3]>> },
 }
 
 /// A run that was started or queued, or one that an earlier request started.
@@ -153,7 +154,7 @@ pub(super) struct RunAccepted {
 }
 
 /// Receives the result of a request to make the context smaller.
-pub(super) type CompactReply = RpcReplyPort<Result<CompactionReport, HostError>>;
+pub(super) type CompactReply = ReplyPort<Result<CompactionReport, HostError>>;
 
 /// The report of a run for its caller, and the sequence number of the run's last record. `None` if only the
 /// journal has all messages of the run.
@@ -173,7 +174,7 @@ pub(super) enum StreamMessage {
     /// Drop the open exchange, or the wait before it.
     Disconnect,
     /// The task that reads the response has panicked.
-    ReadLoopDied,
+    ReadLoopPanicked(Box<dyn Any + Send>),
 }
 
 /// The moment at which a request to a model was sent.
@@ -196,7 +197,7 @@ pub(super) enum AccumulatorMessage {
         attempt: u32,
         sent: Option<Box<RequestSent>>,
         batch: Vec<Delta>,
-        reply: RpcReplyPort<()>,
+        reply: ReplyPort<()>,
     },
     /// The request of an exchange waits for a permit of its model, or has received it.
     ModelPermitReplied { turn: u32, attempt: u32, permit: PermitReply },
@@ -231,7 +232,7 @@ pub(super) enum AccumulatorMessage {
     /// End a call with the result of the client.
     AnswerCall { key: CallKey, outcome: Box<ToolOutcome>, reply: DecisionReply },
     /// Reply when all earlier messages are handled, and the records that follow from them are appended.
-    Flush { reply: RpcReplyPort<()> },
+    Flush { reply: ReplyPort<()> },
 }
 
 /// The end of an exchange.
@@ -256,7 +257,7 @@ pub(super) enum ToolSupervisorMessage {
         accumulator: AccumulatorRef,
         completions: CompletionQueue,
         resumed_turn: Option<u32>,
-        reply: RpcReplyPort<StartedCalls>,
+        reply: ReplyPort<StartedCalls>,
     },
     /// Ask a question of a running call's tool.
     Ask { key: CallKey, question: Question, reply: oneshot::Sender<Answer> },
@@ -322,4 +323,4 @@ pub(super) struct TurnStart {
 }
 
 /// Receives the result of a decision.
-pub(super) type DecisionReply = RpcReplyPort<Result<(), ApprovalError>>;
+pub(super) type DecisionReply = ReplyPort<Result<(), ApprovalError>>;

@@ -1,4 +1,4 @@
-//! The actors: the only folder that uses ractor.
+//! The actors.
 //!
 //! A [`Host`] supervises sessions. A session owns its history and, for its runs, three actors. The
 //! stream actor reads the model's responses. The accumulator owns the turn. The tool supervisor runs
@@ -32,6 +32,7 @@
 //!
 //! | file | content |
 //! | --- | --- |
+//! | `actor` | what an actor is: its mailbox, its supervisor, its end |
 //! | `host` | the actor that supervises all sessions |
 //! | `host_ref` | the state that the sessions of a host share; finding and waking a session |
 //! | `session/`, `session_start` | the session actor, with the actors of its runs; the values that it starts with |
@@ -53,6 +54,7 @@
 //! | `error` | the errors of a host and its sessions |
 
 mod accumulator;
+mod actor;
 mod agent;
 mod agent_trees;
 mod blocking;
@@ -108,7 +110,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ractor::Actor;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
@@ -444,9 +445,7 @@ impl Host {
             session_states: SessionStates::default(),
             agent_trees: AgentTrees::default(),
         });
-        let (actor, _) = Actor::spawn(None, HostActor, Arc::clone(&shared))
-            .await
-            .map_err(|error| HostError::Config(error.to_string()))?;
+        let actor = actor::spawn_root(|myself| HostActor::new(myself, Arc::clone(&shared)));
         let shutdown_grace = config.host.shutdown_grace;
         let cancel_grace = cancel_grace.unwrap_or_default();
         let link = HostRef { shared, host: actor };
@@ -672,8 +671,8 @@ impl Host {
         // Each hook has its own time limit.
         shared.gauges.hook_notes.wait_zero().await;
         shared.tool_servers.close().await;
-        // A host actor that is gone was shut down before.
-        let _ = link.host.stop_and_wait(None, Some(END_MAX)).await;
+        link.host.stop();
+        let _ = timeout(END_MAX, link.host.ended()).await;
         let _ = timeout(END_MAX, shared.gauges.awake.wait_zero()).await;
         shared.index.lock().clear();
         shared.session_states.end();
@@ -821,6 +820,6 @@ fn log_tools_not_offered(config: &Config, registered: &[&str]) {
 impl Drop for HostInner {
     fn drop(&mut self) {
         // The end of the host actor kills the sessions, and they kill their actors.
-        self.link.host.stop(None);
+        self.link.host.stop();
     }
 }

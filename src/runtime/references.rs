@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use ractor::ActorRef;
-use ractor::rpc::CallResult;
 
+use super::actor::ActorRef;
 use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
@@ -51,12 +50,8 @@ impl SessionReferences {
 impl ReferenceReader for SessionReferences {
     async fn read(&self, reference: &Reference) -> Result<ReferencedValue, ReferenceError> {
         let locate = |reply| SessionMessage::Locate { reference: reference.clone(), reply };
-        let located = match self.session.call(locate, None).await {
-            Ok(CallResult::Success(located)) => located?,
-            Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => {
-                return Err(ReferenceError::Unreadable("the session has ended".to_owned()));
-            }
-        };
+        let ended = |_| ReferenceError::Unreadable("the session has ended".to_owned());
+        let located = self.session.call(locate).await.map_err(ended)??;
         let records = read_range(&self.link, &self.id, &self.log, located, reference).await;
         let records = records.map_err(|error| ReferenceError::Unreadable(error.to_string()))?;
         stored_value(&records, reference)

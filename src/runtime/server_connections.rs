@@ -1,11 +1,11 @@
 //! The connections to servers of tools: one for each server, or one for each session. Each is run by an actor
 //! below the host's.
 
+use std::convert::Infallible;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ractor::{Actor, ActorProcessingErr, ActorRef};
-
+use super::actor::{Actor, ActorRef};
 use super::agent::Agent;
 use super::host_ref::HostRef;
 use super::message::{HostMessage, ServerAudience, SessionMessage};
@@ -123,51 +123,33 @@ fn tell_list_changed(
 
 /// Keeps a server connected, and its last list stored. A panic of the server ends this actor, and the
 /// host starts another one.
-#[derive(Debug)]
-pub(super) struct ToolServerActor;
-
-impl Actor for ToolServerActor {
-    type Msg = ();
-    type State = Option<ToolServerArguments>;
-    type Arguments = ToolServerArguments;
-
-    async fn pre_start(
-        &self,
-        _: ActorRef<()>,
-        arguments: ToolServerArguments,
-    ) -> Result<Option<ToolServerArguments>, ActorProcessingErr> {
-        Ok(Some(arguments))
-    }
-
-    async fn post_start(
-        &self,
-        myself: ActorRef<()>,
-        state: &mut Option<ToolServerArguments>,
-    ) -> Result<(), ActorProcessingErr> {
-        let Some(ToolServerArguments { server, link, audience, observer, wait }) = state.take()
-        else {
-            return Ok(());
-        };
-        if wait {
-            tokio::time::sleep(RESTART_WAIT).await;
-        }
-        tokio::select! {
-            () = server.run(observer) => {}
-            () = link.shared.tool_servers.follow(&*server, &link, &audience) => {}
-        }
-        myself.stop(None);
-        Ok(())
-    }
-}
-
-/// The arguments of a [`ToolServerActor`].
-pub(super) struct ToolServerArguments {
+pub(super) struct ToolServerActor {
     pub(super) server: Arc<dyn ToolServer>,
     pub(super) link: HostRef,
     pub(super) audience: ServerAudience,
     pub(super) observer: RequestObserver,
     /// True if the last actor of the server died.
     pub(super) wait: bool,
+}
+
+impl Actor for ToolServerActor {
+    type Message = Infallible;
+
+    async fn start(&mut self, myself: &ActorRef<Infallible>) {
+        let Self { server, link, audience, observer, wait } = self;
+        if *wait {
+            tokio::time::sleep(RESTART_WAIT).await;
+        }
+        tokio::select! {
+            () = server.run(Arc::clone(observer)) => {}
+            () = link.shared.tool_servers.follow(&**server, link, audience) => {}
+        }
+        myself.stop();
+    }
+
+    async fn handle(&mut self, _: &ActorRef<Infallible>, message: Infallible) {
+        match message {}
+    }
 }
 
 fn log_state(server: &str, status: &ServerStatus) {

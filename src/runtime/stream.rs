@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use futures::FutureExt as _;
 use parking_lot::Mutex;
-use ractor::rpc::CallResult;
-use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
+use super::actor::{Actor, ActorId, ActorRef};
 use super::gauge::{CountGuard, Gauges};
 use super::message::{
     AccumulatorMessage, AccumulatorRef, RequestSent, ResponseEnded, StreamMessage,
@@ -22,11 +21,6 @@ use crate::response::ExchangeEnd;
 use crate::turn::AttemptPlan;
 use crate::types::TraceContext;
 
-/// Makes one exchange at a time. The read loop is a task of its own, so that the actor handles a
-/// disconnect while the model is silent. The task is aborted with the actor.
-#[derive(Debug)]
-pub(super) struct StreamActor;
-
 /// The values that a stream actor needs.
 pub(super) struct StreamSetup {
     pub(super) session: ActorId,
@@ -35,7 +29,9 @@ pub(super) struct StreamSetup {
     pub(super) requests: Option<SessionRequests>,
 }
 
-pub(super) struct StreamState {
+/// Makes one exchange at a time. The read loop is a task of its own, so that the actor handles a
+/// disconnect while the model is silent. The task is aborted with the actor.
+pub(super) struct StreamActor {
     setup: StreamSetup,
     reading: Option<OwnedTask>,
     /// The cache that is passed from one read loop to the next.
@@ -43,49 +39,40 @@ pub(super) struct StreamState {
     _held: CountGuard,
 }
 
-impl Actor for StreamActor {
-    type Msg = StreamMessage;
-    type State = StreamState;
-    type Arguments = StreamSetup;
-
-    async fn pre_start(
-        &self,
-        _: ActorRef<StreamMessage>,
-        setup: StreamSetup,
-    ) -> Result<StreamState, ActorProcessingErr> {
+impl StreamActor {
+    pub(super) fn new(setup: StreamSetup) -> Self {
         let held = setup.gauges.actors.increment();
-        Ok(StreamState { setup, reading: None, cache: Arc::default(), _held: held })
+        Self { setup, reading: None, cache: Arc::default(), _held: held }
     }
+}
 
-    async fn handle(
-        &self,
-        myself: ActorRef<StreamMessage>,
-        message: StreamMessage,
-        state: &mut StreamState,
-    ) -> Result<(), ActorProcessingErr> {
+impl Actor for StreamActor {
+    type Message = StreamMessage;
+
+    async fn handle(&mut self, myself: &ActorRef<StreamMessage>, message: StreamMessage) {
         match message {
             StreamMessage::Request { turn, plan, model, request, trace, to } => {
                 let read_loop = ReadLoop {
                     model,
-                    session: state.setup.session,
+                    session: self.setup.session,
                     turn,
                     attempt: plan.attempt,
                     trace,
                     accumulator: to,
-                    cache: Arc::clone(&state.cache),
-                    requests: state.setup.requests.clone(),
+                    cache: Arc::clone(&self.cache),
+                    requests: self.setup.requests.clone(),
                 };
-                state.reading = Some(OwnedTask::spawn(&state.setup.gauges.tasks, async move {
+                let myself = myself.clone();
+                self.reading = Some(OwnedTask::spawn(&self.setup.gauges.tasks, async move {
                     let read = AssertUnwindSafe(read_loop.read(plan, request));
-                    if read.catch_unwind().await.is_err() {
-                        let _ = myself.cast(StreamMessage::ReadLoopDied);
+                    if let Err(panic) = read.catch_unwind().await {
+                        let _ = myself.cast(StreamMessage::ReadLoopPanicked(panic));
                     }
                 }));
             }
-            StreamMessage::Disconnect => state.reading = None,
-            StreamMessage::ReadLoopDied => return Err("the read loop panicked".into()),
+            StreamMessage::Disconnect => self.reading = None,
+            StreamMessage::ReadLoopPanicked(panic) => std::panic::resume_unwind(panic),
         }
-        Ok(())
     }
 }
 
@@ -129,12 +116,10 @@ impl ReadLoop {
                 None => break ExchangeEnd::Closed,
             };
             let sent = sent.take();
-            let handled = self.accumulator.call(
-                |reply| AccumulatorMessage::DeltasReceived { turn, attempt, sent, batch, reply },
-                None,
-            );
+            let deltas =
+                |reply| AccumulatorMessage::DeltasReceived { turn, attempt, sent, batch, reply };
             // If the accumulator has ended, this task is aborted.
-            let Ok(CallResult::Success(())) = handled.await else { return };
+            let Ok(()) = self.accumulator.call(deltas).await else { return };
         };
         self.cache.lock().keep_templates(exchange);
         // The permit is released first, so that the next request need not wait for the turn.

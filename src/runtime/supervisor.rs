@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, SupervisionEvent};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::actor::{self, Actor, ActorCell, ActorId, ChildEnd, EndCause};
 use super::blocking::BlockingPool;
 use super::child_sessions::{AgentCallRunner, ChildSlot};
 use super::gauge::{CountGuard, Gauges};
@@ -25,7 +25,7 @@ use super::message::{
 use super::publish::Publisher;
 use super::references::SessionReferences;
 use super::task::OwnedTask;
-use super::tool::{OutcomeSlot, ToolActor, ToolAttempts, ToolSetup, failed};
+use super::tool::{OutcomeSlot, ToolActor, ToolAttempts, failed};
 use super::tool_limiter::ToolLimiters;
 use crate::context::VariablesTransaction;
 use crate::event::Event;
@@ -48,10 +48,6 @@ const PROGRESS_CHARS_MAX: usize = 500;
 /// The number of questions that one call may ask; further ones are declined.
 const QUESTIONS_PER_CALL_MAX: u32 = 100;
 
-/// The actor that starts and stops calls, and alone determines their outcomes.
-#[derive(Debug)]
-pub(super) struct ToolSupervisor;
-
 /// The arguments of a tool supervisor.
 pub(super) struct ToolSupervisorSetup {
     pub(super) session: SessionId,
@@ -67,7 +63,8 @@ pub(super) struct ToolSupervisorSetup {
     pub(super) parent: Option<Arc<ParentCall>>,
 }
 
-pub(super) struct ToolSupervisorState {
+/// The actor that starts and stops calls, and alone determines their outcomes.
+pub(super) struct ToolSupervisor {
     session: SessionId,
     /// A tool that keeps its context beyond the session's life does not keep this alive.
     publisher: Arc<Publisher>,
@@ -133,15 +130,62 @@ struct SupervisedQuestion {
 }
 
 impl Actor for ToolSupervisor {
-    type Msg = ToolSupervisorMessage;
-    type State = ToolSupervisorState;
-    type Arguments = ToolSupervisorSetup;
+    type Message = ToolSupervisorMessage;
 
-    async fn pre_start(
-        &self,
-        _: ToolSupervisorRef,
-        setup: ToolSupervisorSetup,
-    ) -> Result<ToolSupervisorState, ActorProcessingErr> {
+    async fn handle(&mut self, myself: &ToolSupervisorRef, message: ToolSupervisorMessage) {
+        match message {
+            ToolSupervisorMessage::Execute(commands) => {
+                for command in commands {
+                    match command {
+                        ToolCommand::Start(start) => self.start(*start, myself),
+                        ToolCommand::Answer { key, number, answer } => {
+                            self.answer(key, number, answer);
+                        }
+                        ToolCommand::Abort(key) => self.abort(key, myself),
+                    }
+                }
+            }
+            ToolSupervisorMessage::Attach { accumulator, completions, resumed_turn, reply } => {
+                let started = self.attach((accumulator, completions), resumed_turn);
+                // The accumulator may have died.
+                let _ = reply.send(started);
+            }
+            ToolSupervisorMessage::Ask { key, question, reply } => self.ask(key, question, reply),
+            ToolSupervisorMessage::WithdrawQuestion { key } => self.withdraw_question(key),
+            ToolSupervisorMessage::ChildWaits { key, waits } => self.child_waits(key, waits),
+            ToolSupervisorMessage::GraceOver { call } => {
+                let is_it = |running: &&mut RunningCall| running.actor.id() == call;
+                if let Some(running) = self.running.iter_mut().find(is_it) {
+                    running.killed = true;
+                    running.actor.kill();
+                }
+            }
+            ToolSupervisorMessage::Finish => {
+                self.finishing = true;
+                let keys: Vec<_> = self.running.iter().map(|running| running.key).collect();
+                for key in keys {
+                    self.abort(key, myself);
+                }
+            }
+        }
+        self.stop_if_finished(myself);
+    }
+
+    async fn handle_child_end(&mut self, myself: &ToolSupervisorRef, end: ChildEnd) {
+        self.handle_end(end.actor, || match end.cause {
+            EndCause::Stopped | EndCause::Killed => {
+                failed(FailureKind::Killed, "the tool was killed")
+            }
+            EndCause::Panicked(panic) => {
+                failed(FailureKind::Panic, &format!("the tool panicked: {panic}"))
+            }
+        });
+        self.stop_if_finished(myself);
+    }
+}
+
+impl ToolSupervisor {
+    pub(super) fn new(setup: ToolSupervisorSetup) -> Self {
         let ToolSupervisorSetup {
             session,
             publisher,
@@ -153,7 +197,7 @@ impl Actor for ToolSupervisor {
             link,
             parent,
         } = setup;
-        Ok(ToolSupervisorState {
+        Self {
             session,
             publisher: Arc::new(publisher),
             pool,
@@ -169,79 +213,9 @@ impl Actor for ToolSupervisor {
             accumulator: None,
             inherited_turn: None,
             finishing: false,
-        })
-    }
-
-    async fn handle(
-        &self,
-        myself: ToolSupervisorRef,
-        message: ToolSupervisorMessage,
-        state: &mut ToolSupervisorState,
-    ) -> Result<(), ActorProcessingErr> {
-        match message {
-            ToolSupervisorMessage::Execute(commands) => {
-                for command in commands {
-                    match command {
-                        ToolCommand::Start(start) => Box::pin(state.start(start, &myself)).await,
-                        ToolCommand::Answer { key, number, answer } => {
-                            state.answer(key, number, answer);
-                        }
-                        ToolCommand::Abort(key) => state.abort(key, &myself),
-                    }
-                }
-            }
-            ToolSupervisorMessage::Attach { accumulator, completions, resumed_turn, reply } => {
-                let started = state.attach((accumulator, completions), resumed_turn);
-                // The accumulator may have died.
-                let _ = reply.send(started);
-            }
-            ToolSupervisorMessage::Ask { key, question, reply } => state.ask(key, question, reply),
-            ToolSupervisorMessage::WithdrawQuestion { key } => state.withdraw_question(key),
-            ToolSupervisorMessage::ChildWaits { key, waits } => state.child_waits(key, waits),
-            ToolSupervisorMessage::GraceOver { call } => {
-                let is_it = |running: &&mut RunningCall| running.actor.get_id() == call;
-                if let Some(running) = state.running.iter_mut().find(is_it) {
-                    running.killed = true;
-                    running.actor.kill();
-                }
-            }
-            ToolSupervisorMessage::Finish => {
-                state.finishing = true;
-                let keys: Vec<_> = state.running.iter().map(|running| running.key).collect();
-                for key in keys {
-                    state.abort(key, &myself);
-                }
-            }
         }
-        state.stop_if_finished(&myself);
-        Ok(())
     }
 
-    async fn handle_supervisor_evt(
-        &self,
-        myself: ToolSupervisorRef,
-        event: SupervisionEvent,
-        state: &mut ToolSupervisorState,
-    ) -> Result<(), ActorProcessingErr> {
-        match event {
-            SupervisionEvent::ActorTerminated(cell, _, _) => {
-                let killed = || failed(FailureKind::Killed, "the tool was killed");
-                state.handle_end(cell.get_id(), killed);
-            }
-            SupervisionEvent::ActorFailed(cell, error) => {
-                let died = || failed(FailureKind::Panic, &format!("the tool panicked: {error}"));
-                state.handle_end(cell.get_id(), died);
-            }
-            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {
-                return Ok(());
-            }
-        }
-        state.stop_if_finished(&myself);
-        Ok(())
-    }
-}
-
-impl ToolSupervisorState {
     /// Makes this the accumulator that receives the ends of calls. Returns the calls of the turn
     /// that it resumes.
     fn attach(
@@ -260,8 +234,8 @@ impl ToolSupervisorState {
         StartedCalls { calls: calls.collect(), is_complete: self.inherited_turn != resumed_turn }
     }
 
-    async fn start(&mut self, start: Box<StartTool>, myself: &ToolSupervisorRef) {
-        let StartTool { start, scope, permit } = *start;
+    fn start(&mut self, start: StartTool, myself: &ToolSupervisorRef) {
+        let StartTool { start, scope, permit } = start;
         let CallStart { call, variables, state, agent: child_start } = start;
         let agent = &scope.agent;
         let view = VariablesTransaction::new(variables, agent.limits().max_variables_bytes);
@@ -319,43 +293,35 @@ impl ToolSupervisorState {
             tool: Arc::clone(&registered.tool),
             spec: Arc::clone(&registered.spec),
             context,
-            session: myself.get_id(),
+            session: myself.id(),
             limiter,
             pool: registered.spec.blocking.then(|| self.pool.clone()),
             permit: permit.map(Arc::new),
         };
-        let work = Box::new(ToolSetup {
+        let tool = ToolActor {
             attempts,
             slot: Arc::clone(&slot),
             secrets: self.secrets.clone(),
-            counted: [self.gauges.actors.increment(), self.gauges.tools.increment()],
+            _counted: [self.gauges.actors.increment(), self.gauges.tools.increment()],
+        };
+        let actor = actor::spawn_child(myself.cell(), tool);
+        self.running.push(RunningCall {
+            key,
+            started,
+            state,
+            actor: actor.cell(),
+            slot,
+            questions: 0,
+            wait: None,
+            people_wait: Duration::ZERO,
+            view,
+            _over: cancellation.clone().drop_guard(),
+            cancellation,
+            grace: agent.limits().cancel_grace,
+            kill_timer: None,
+            child,
+            killed: false,
         });
-        match Actor::spawn_linked(None, ToolActor, work, myself.get_cell()).await {
-            Ok((actor, _)) => {
-                let running = RunningCall {
-                    key,
-                    started,
-                    state,
-                    actor: actor.get_cell(),
-                    slot,
-                    questions: 0,
-                    wait: None,
-                    people_wait: Duration::ZERO,
-                    view,
-                    _over: cancellation.clone().drop_guard(),
-                    cancellation,
-                    grace: agent.limits().cancel_grace,
-                    kill_timer: None,
-                    child,
-                    killed: false,
-                };
-                self.running.push(running);
-            }
-            Err(error) => {
-                let refused = failed(FailureKind::Killed, &format!("not started: {error}"));
-                self.report(key, not_started(state, refused));
-            }
-        }
     }
 
     /// Returns the callback that publishes a call's progress while the call is open.
@@ -395,7 +361,7 @@ impl ToolSupervisorState {
         if running.child.is_some() {
             return;
         }
-        let (supervisor, grace, call) = (myself.clone(), running.grace, running.actor.get_id());
+        let (supervisor, grace, call) = (myself.clone(), running.grace, running.actor.id());
         running.kill_timer = Some(OwnedTask::spawn(&self.gauges.tasks, async move {
             tokio::time::sleep(grace).await;
             let _ = supervisor.cast(ToolSupervisorMessage::GraceOver { call });
@@ -467,7 +433,7 @@ impl ToolSupervisorState {
 
     /// Reports the end of a call whose actor has ended. An empty slot means that the actor died.
     fn handle_end(&mut self, actor: ActorId, died: impl FnOnce() -> ToolOutcome) {
-        let found = self.running.iter().position(|running| running.actor.get_id() == actor);
+        let found = self.running.iter().position(|running| running.actor.id() == actor);
         let Some(running) = found.map(|at| self.running.swap_remove(at)) else { return };
         let mut outcome = running.slot.lock().take().unwrap_or_else(died);
         let mut used = running.view.lock().take();
@@ -512,7 +478,7 @@ impl ToolSupervisorState {
     /// tool that never awaits.
     fn stop_if_finished(&self, myself: &ToolSupervisorRef) {
         if self.finishing && self.running.iter().all(|running| running.killed) {
-            myself.stop(None);
+            myself.stop();
         }
     }
 }

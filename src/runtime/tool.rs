@@ -6,14 +6,15 @@
 //! ten seconds; the wait that a service asks for wins. All attempts are one call with one outcome and one
 //! idempotency key.
 
+use std::convert::Infallible;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
+use super::actor::{Actor, ActorId, ActorRef};
 use super::blocking::BlockingPool;
 use super::gauge::CountGuard;
 use super::tool_limiter::{CallPermit, ToolLimiter};
@@ -31,46 +32,29 @@ pub(super) type OutcomeSlot = Arc<Mutex<Option<ToolOutcome>>>;
 
 /// Runs one call when it starts, and receives no messages. A kill of the actor drops the tool's
 /// future, and a panic ends only this call.
-#[derive(Debug)]
-pub(super) struct ToolActor;
-
-/// The values that a call needs.
-pub(super) struct ToolSetup {
+pub(super) struct ToolActor {
     pub(super) attempts: ToolAttempts,
     pub(super) slot: OutcomeSlot,
     /// The secrets of the host, which are replaced in the log.
     pub(super) secrets: Secrets,
-    pub(super) counted: [CountGuard; 2],
+    pub(super) _counted: [CountGuard; 2],
 }
 
 impl Actor for ToolActor {
-    type Msg = ();
-    type State = Option<Box<ToolSetup>>;
-    /// Boxed, because the actor library moves it several times.
-    type Arguments = Box<ToolSetup>;
+    type Message = Infallible;
 
-    async fn pre_start(
-        &self,
-        _: ActorRef<()>,
-        work: Box<ToolSetup>,
-    ) -> Result<Option<Box<ToolSetup>>, ActorProcessingErr> {
-        Ok(Some(work))
-    }
-
-    async fn post_start(
-        &self,
-        myself: ActorRef<()>,
-        state: &mut Option<Box<ToolSetup>>,
-    ) -> Result<(), ActorProcessingErr> {
-        let Some(work) = state.take() else { return Ok(()) };
-        let ToolSetup { attempts: call, slot, secrets, counted: _counted } = *work;
+    async fn start(&mut self, myself: &ActorRef<Infallible>) {
+        let call = &self.attempts;
         let (result, attempts) = call.run().await;
-        let mut outcome = outcome(&call.context, result, &secrets);
+        let mut outcome = outcome(&call.context, result, &self.secrets);
         outcome.attempts = NonZeroU32::new(attempts).filter(|attempts| attempts.get() > 1);
         outcome.max_bytes = call.spec.max_result_bytes;
-        *slot.lock() = Some(outcome);
-        myself.stop(None);
-        Ok(())
+        *self.slot.lock() = Some(outcome);
+        myself.stop();
+    }
+
+    async fn handle(&mut self, _: &ActorRef<Infallible>, message: Infallible) {
+        match message {}
     }
 }
 

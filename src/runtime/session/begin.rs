@@ -1,18 +1,19 @@
 //! The start of a session actor, for a new, stored or forked session.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use ractor::{Actor, ActorCell, ActorRef};
 use tokio::time::Instant;
 
 use super::run::{ActiveRun, RunAgents, RunCaller, SessionActors};
 use super::summary::AwaitedSummary;
-use super::{Callers, SessionActor, SessionActorState};
+use super::{Callers, SessionActor};
 use crate::config::RunOverrides;
 use crate::journal::SessionLog;
 use crate::record::{JournalEntry, Seq};
+use crate::runtime::actor::{self, ActorCell, ActorRef};
 use crate::runtime::error::HostError;
 use crate::runtime::host_ref::{AwakeSession, HostRef, SessionActivity};
 use crate::runtime::message::SessionMessage;
@@ -30,7 +31,7 @@ pub(in crate::runtime) struct SessionArguments {
 }
 
 /// Starts the actor of a session.
-pub(in crate::runtime) async fn spawn(
+pub(in crate::runtime) fn spawn(
     start: SessionStart,
     link: HostRef,
     supervisor: ActorCell,
@@ -39,14 +40,14 @@ pub(in crate::runtime) async fn spawn(
     let feed_access = start.publisher.feed_access();
     // This access does not keep the feed alive, so subscribers' streams end with the session.
     let feed_of_log = feed_access.clone();
-    let actor: Arc<OnceLock<ActorRef<SessionMessage>>> = Arc::default();
+    let session_ref: Arc<OnceLock<ActorRef<SessionMessage>>> = Arc::default();
     let journal = Arc::clone(&link.shared.journal);
     let (last, bytes) = match &start.origin {
         SessionOrigin::Stored(stored) => (stored.last, stored.bytes),
         SessionOrigin::Forked(stored, _) => (Seq(0), stored.bytes),
         SessionOrigin::New { .. } => (Seq(0), 0),
     };
-    let failure_receiver = Arc::clone(&actor);
+    let failure_receiver = Arc::clone(&session_ref);
     let log = SessionLog::new(start.id.clone(), journal, last, move |durable| {
         let failed = durable.as_ref().err().cloned();
         feed_of_log.handle_journal(durable);
@@ -59,17 +60,18 @@ pub(in crate::runtime) async fn spawn(
     let (log, activity) = (Arc::new(log), Arc::new(SessionActivity::of(&start.id)));
     let arguments =
         SessionArguments { start, link, log: Arc::clone(&log), activity: Arc::clone(&activity) };
-    let (spawned, _) = Actor::spawn_linked(None, SessionActor, arguments, supervisor)
-        .await
-        .map_err(|_| HostError::ShuttingDown)?;
-    let _ = actor.set(spawned.clone());
+    // A panic may end only this session, not its supervisor.
+    let session = catch_unwind(AssertUnwindSafe(|| SessionActor::new(arguments)));
+    let session = session.map_err(|_| HostError::ShuttingDown)?;
+    let spawned = actor::spawn_child(supervisor, session);
+    let _ = session_ref.set(spawned.clone());
     if let Some(error) = log.failure() {
         let _ = spawned.cast(SessionMessage::JournalFailed { error });
     }
     Ok(Arc::new(AwakeSession { agent, actor: spawned, feed_access, log, activity }))
 }
 
-impl SessionActorState {
+impl SessionActor {
     pub(super) fn new(arguments: SessionArguments) -> Self {
         let SessionArguments { start, link, log, activity } = arguments;
         let SessionStart { id, agent, tools, origin, publisher } = start;

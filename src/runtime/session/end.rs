@@ -3,11 +3,10 @@
 
 use std::sync::atomic::Ordering;
 
-use ractor::ActorRef;
-
-use super::SessionActorState;
+use super::SessionActor;
 use super::run::RunActors;
 use crate::journal::JournalError;
+use crate::runtime::actor::ActorRef;
 use crate::runtime::error::HostError;
 use crate::runtime::host_ref::SessionSlot;
 use crate::runtime::message::SessionMessage;
@@ -15,7 +14,7 @@ use crate::runtime::stored_sessions;
 use crate::runtime::task;
 use crate::types::SessionState;
 
-impl SessionActorState {
+impl SessionActor {
     /// Ends the session because a record could not be stored. The state in memory may be ahead of
     /// the journal, so the next request reads the session from the journal again.
     pub(super) fn fail(&mut self, myself: &ActorRef<SessionMessage>, error: JournalError) {
@@ -47,21 +46,17 @@ impl SessionActorState {
         // The journal has not recorded the end of a run.
         let was_running = self.activity.running.load(Ordering::Acquire);
         self.link.shared.set_sleeping_run(&self.id, was_running);
-        self.link.shared.replace(&self.id, myself.get_id(), None);
+        self.link.shared.replace(&self.id, myself.id(), None);
         let state = if was_running { SessionState::Running } else { SessionState::Hibernated };
         self.link.shared.session_states.changed(&self.id, state);
-        myself.stop(None);
+        myself.stop();
     }
 
     /// Deletes the records of the closed session.
     pub(super) fn delete_session(&mut self, myself: &ActorRef<SessionMessage>) {
         self.release_actors();
         self.log.close();
-        self.link.shared.replace(
-            &self.id,
-            myself.get_id(),
-            Some(SessionSlot::Deleting(Vec::new())),
-        );
+        self.link.shared.replace(&self.id, myself.id(), Some(SessionSlot::Deleting(Vec::new())));
         let waiting = std::mem::take(&mut self.callers.close);
         let (link, id) = (self.link.clone(), self.id.clone());
         let has_children = self.session.has_children();

@@ -13,22 +13,20 @@
 //! - Neither the session is closing nor the host is shutting down.
 //!
 //! At the shutdown of the host, a session whose run waits only for people leaves memory in the same way
-//! ([`leave_at_shutdown`](SessionActorState::leave_at_shutdown)).
+//! ([`leave_at_shutdown`](SessionActor::leave_at_shutdown)).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ractor::ActorRef;
-use ractor::rpc::CallResult;
-
-use super::SessionActorState;
+use super::SessionActor;
 use super::run::{ActiveRun, RunActors, RunCaller};
+use crate::runtime::actor::ActorRef;
 use crate::runtime::error::HostError;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage};
 use crate::session::open_approvals;
 use crate::types::SessionState;
 
-impl SessionActorState {
+impl SessionActor {
     /// Hibernates, if the last request is at least `idle` old and the other conditions hold.
     pub(super) fn hibernate(&mut self, myself: &ActorRef<SessionMessage>, idle: Duration) {
         let idle_ms = crate::types::millis(idle);
@@ -46,7 +44,7 @@ impl SessionActorState {
         let has_run = self.session.run().is_some();
         // Removal from the index and closing are one step for other requests: each request finds
         // this session or its successor.
-        let leaves = self.link.shared.remove_awake_if(&self.id, myself.get_id(), || {
+        let leaves = self.link.shared.remove_awake_if(&self.id, myself.id(), || {
             let leaves = self.publisher.close_if_unwatched();
             if leaves && !self.log.close_if_durable() {
                 self.publisher.reopen();
@@ -65,7 +63,7 @@ impl SessionActorState {
             let state = if has_run { SessionState::Running } else { SessionState::Hibernated };
             self.link.shared.session_states.changed(&self.id, state);
             // An open run continues from its records when the session wakes.
-            myself.stop(None);
+            myself.stop();
         }
     }
 
@@ -79,7 +77,7 @@ impl SessionActorState {
         }
         let Some(accumulator) = self.accumulator() else { return false };
         let flush = |reply| AccumulatorMessage::Flush { reply };
-        if !matches!(accumulator.call(flush, None).await, Ok(CallResult::Success(()))) {
+        if accumulator.call(flush).await.is_err() {
             return false;
         }
         // If a record cannot be stored, the message about that ends the session.
@@ -87,7 +85,7 @@ impl SessionActorState {
         if !is_durable || self.is_decision_recorded() {
             return false;
         }
-        let leaves = self.link.shared.remove_awake_if(&self.id, myself.get_id(), || {
+        let leaves = self.link.shared.remove_awake_if(&self.id, myself.id(), || {
             let leaves = self.log.close_if_durable();
             self.activity.leaving.store(leaves, Ordering::Release);
             if leaves {
@@ -103,7 +101,7 @@ impl SessionActorState {
                 run.fail(HostError::ShuttingDown);
             }
             self.fail_callers(&HostError::ShuttingDown);
-            myself.stop(None);
+            myself.stop();
         }
         leaves
     }

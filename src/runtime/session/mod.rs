@@ -26,10 +26,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::actor::{Actor, ActorRef, ChildEnd, ReplyPort};
 use super::error::HostError;
 use super::gauge::CountGuard;
 use super::host_ref::{HostRef, SessionActivity};
@@ -61,11 +61,7 @@ use run::{ActiveRun, RunAgents, RunCaller, SessionActors};
 use summary::AwaitedSummary;
 
 /// Runs a session.
-#[derive(Debug)]
-pub(super) struct SessionActor;
-
-/// The state of a session actor.
-pub(super) struct SessionActorState {
+pub(super) struct SessionActor {
     id: SessionId,
     /// The name of its prompt in the caches of services.
     prompt_cache_key: Arc<str>,
@@ -104,32 +100,17 @@ struct Callers {
     /// Those of runs that have not started, by run.
     runs: HashMap<RunId, RunCaller>,
     /// Those that wait for the session to be deleted.
-    close: Vec<RpcReplyPort<Result<(), HostError>>>,
+    close: Vec<ReplyPort<Result<(), HostError>>>,
     /// Those that wait for a snapshot.
-    snapshots: Vec<RpcReplyPort<SessionSnapshot>>,
+    snapshots: Vec<ReplyPort<SessionSnapshot>>,
 }
 
 impl Actor for SessionActor {
-    type Msg = SessionMessage;
-    type State = SessionActorState;
-    type Arguments = begin::SessionArguments;
+    type Message = SessionMessage;
 
-    async fn pre_start(
-        &self,
-        _: ActorRef<SessionMessage>,
-        arguments: begin::SessionArguments,
-    ) -> Result<SessionActorState, ActorProcessingErr> {
-        Ok(SessionActorState::new(arguments))
-    }
-
-    // An actor has room for the largest future of its handlers as long as it lives. The futures that
-    // start and recover runs are boxed, so that an idle session needs little memory.
-    async fn handle(
-        &self,
-        myself: ActorRef<SessionMessage>,
-        message: SessionMessage,
-        state: &mut SessionActorState,
-    ) -> Result<(), ActorProcessingErr> {
+    // An actor has room for the largest future of its handlers as long as it lives. The one at a shutdown is boxed,
+    // so that an idle session needs little memory.
+    async fn handle(&mut self, myself: &ActorRef<SessionMessage>, message: SessionMessage) {
         let is_maintenance = matches!(
             message,
             SessionMessage::ReleaseActors
@@ -137,162 +118,146 @@ impl Actor for SessionActor {
                 | SessionMessage::ServerToolsChanged { .. }
         );
         if !is_maintenance {
-            state.activity.touched_ms.store(state.link.shared.clock_ms(), Ordering::Relaxed);
+            self.activity.touched_ms.store(self.link.shared.clock_ms(), Ordering::Relaxed);
         }
-        if state.link.shared.is_closing() {
-            state.session.note_shutdown();
+        if self.link.shared.is_closing() {
+            self.session.note_shutdown();
         }
         match message {
             SessionMessage::StartRun { run, request_key, queue, extensions, reply } => {
-                let accepted =
-                    Box::pin(state.start_run(&myself, *run, request_key, queue, extensions)).await;
+                let accepted = self.start_run(myself, *run, request_key, queue, extensions);
                 // The run starts even if its caller is gone.
                 let _ = reply.send(accepted);
             }
             SessionMessage::Steer { input, request_key, reply } => {
-                let _ = reply.send(state.steer(&myself, input, request_key).await);
+                let _ = reply.send(self.steer(myself, input, request_key));
             }
             SessionMessage::Stop { mode, reply } => {
-                state.session.handle_stop(mode);
-                state.perform_effects(&myself).await;
-                state.resume_if_suspended();
-                state.perform_effects(&myself).await;
-                let _ = reply.send(state.log.last_seq());
+                self.session.handle_stop(mode);
+                self.perform_effects(myself);
+                self.resume_if_suspended();
+                self.perform_effects(myself);
+                let _ = reply.send(self.log.last_seq());
             }
-            SessionMessage::ContinueRun => state.continue_run(),
+            SessionMessage::ContinueRun => self.continue_run(),
             SessionMessage::Resume { reply } => {
-                let _ = reply.send(state.resume(&myself).await);
+                let _ = reply.send(self.resume(myself));
             }
             SessionMessage::ReleaseActors => {
-                if state.session.run().is_none() {
-                    state.release_actors();
+                if self.session.run().is_none() {
+                    self.release_actors();
                 }
-                return Ok(());
+                return;
             }
             SessionMessage::Hibernate { idle } => {
-                state.hibernate(&myself, idle);
-                return Ok(());
+                self.hibernate(myself, idle);
+                return;
             }
             SessionMessage::JournalFailed { error } => {
-                state.fail(&myself, error);
-                return Ok(());
+                self.fail(myself, error);
+                return;
             }
             SessionMessage::Interrupt { now } => {
-                if Box::pin(state.leave_at_shutdown(&myself)).await {
-                    return Ok(());
+                if Box::pin(self.leave_at_shutdown(myself)).await {
+                    return;
                 }
-                state.session.handle_shutdown(now);
+                self.session.handle_shutdown(now);
             }
-            SessionMessage::Snapshot { reply } => state.callers.snapshots.push(reply),
+            SessionMessage::Snapshot { reply } => self.callers.snapshots.push(reply),
             SessionMessage::Close { reply } => {
-                state.close(reply);
-                state.perform_effects(&myself).await;
-                state.resume_if_suspended();
+                self.close(reply);
+                self.perform_effects(myself);
+                self.resume_if_suspended();
             }
             SessionMessage::Locate { reference, reply } => {
                 // The caller may be gone.
-                let _ = reply.send(state.session.locate(&reference));
-                return Ok(());
+                let _ = reply.send(self.session.locate(&reference));
+                return;
             }
             SessionMessage::TurnCommitted { epoch, turn, seq } => {
-                if epoch == state.actors.epoch && !state.is_recovering() {
-                    state.commit(*turn, seq);
+                if epoch == self.actors.epoch && !self.is_recovering() {
+                    self.commit(*turn, seq);
                 }
             }
             SessionMessage::ApprovalsChanged { epoch, approvals, only_waits, is_resumable } => {
-                let noted = state.note_approvals(epoch, approvals, is_resumable);
-                if noted && Box::pin(state.leave_at_shutdown(&myself)).await {
-                    return Ok(());
+                let noted = self.note_approvals(epoch, approvals, is_resumable);
+                if noted && Box::pin(self.leave_at_shutdown(myself)).await {
+                    return;
                 }
                 if noted {
-                    state.approvals_changed(only_waits);
+                    self.approvals_changed(only_waits);
                 }
             }
-            SessionMessage::TurnResumed { epoch } => state.turn_resumed(epoch),
+            SessionMessage::TurnResumed { epoch } => self.turn_resumed(epoch),
             SessionMessage::FindReader { reply } => {
-                let _ = reply.send(state.can_answer_approvals());
-                return Ok(());
+                let _ = reply.send(self.can_answer_approvals());
+                return;
             }
             SessionMessage::RejectApprovals => {
-                state.reject_approvals();
-                return Ok(());
+                self.reject_approvals();
+                return;
             }
             SessionMessage::Decide { key, decision, reply } => {
-                state.resume_if_suspended();
-                state.perform_effects(&myself).await;
-                state.hand_to_turn(key, reply, |reply| AccumulatorMessage::Decide {
+                self.resume_if_suspended();
+                self.perform_effects(myself);
+                self.hand_to_turn(key, reply, |reply| AccumulatorMessage::Decide {
                     key,
                     decision,
                     reply,
                 });
             }
             SessionMessage::AnswerCall { key, outcome, reply } => {
-                state.resume_if_suspended();
-                state.perform_effects(&myself).await;
-                state.hand_to_turn(key, reply, |reply| AccumulatorMessage::AnswerCall {
+                self.resume_if_suspended();
+                self.perform_effects(myself);
+                self.hand_to_turn(key, reply, |reply| AccumulatorMessage::AnswerCall {
                     key,
                     outcome,
                     reply,
                 });
             }
-            SessionMessage::ToolsRead { tools } => state.tools_read(tools),
+            SessionMessage::ToolsRead { tools } => self.tools_read(tools),
             SessionMessage::ServerToolsChanged { change } => {
-                state.server_tools_changed(change);
-                return Ok(());
+                self.server_tools_changed(change);
+                return;
             }
             SessionMessage::Compact { reply } => {
-                state.give_model_tokens();
-                state.compact(reply);
+                self.give_model_tokens();
+                self.compact(reply);
             }
             SessionMessage::ReportContext { reply } => {
-                let _ = reply.send(state.context_report());
-                return Ok(());
+                let _ = reply.send(self.context_report());
+                return;
             }
-            SessionMessage::SummaryMade { request, reply } => state.summary_made(request, reply),
+            SessionMessage::SummaryMade { request, reply } => self.summary_made(request, reply),
             SessionMessage::ContextOverflowed { epoch, model, error } => {
-                if epoch == state.actors.epoch {
-                    state.context_overflowed(model, &error);
+                if epoch == self.actors.epoch {
+                    self.context_overflowed(model, &error);
                 }
             }
             SessionMessage::RefreshTools { tools, reply } => {
-                let change = state.refresh_tools(tools);
-                state.perform_effects(&myself).await;
+                let change = self.refresh_tools(tools);
+                self.perform_effects(myself);
                 let _ = reply.send(change);
             }
             #[cfg(test)]
             SessionMessage::NameActors { reply } => {
-                let actors = state.actors.current.as_ref().filter(|_| state.run.is_some());
+                let actors = self.actors.current.as_ref().filter(|_| self.run.is_some());
                 let _ = reply.send(actors.map(run::RunActors::cells));
             }
         }
-        state.proceed(&myself).await;
-        Ok(())
+        self.proceed(myself);
     }
 
-    async fn handle_supervisor_evt(
-        &self,
-        myself: ActorRef<SessionMessage>,
-        event: SupervisionEvent,
-        state: &mut SessionActorState,
-    ) -> Result<(), ActorProcessingErr> {
-        if state.link.shared.is_closing() {
-            state.session.note_shutdown();
+    async fn handle_child_end(&mut self, myself: &ActorRef<SessionMessage>, end: ChildEnd) {
+        if self.link.shared.is_closing() {
+            self.session.note_shutdown();
         }
-        match event {
-            SupervisionEvent::ActorTerminated(cell, _, reason) => {
-                state.handle_actor_end(&myself, &cell, reason.unwrap_or_default()).await;
-            }
-            SupervisionEvent::ActorFailed(cell, error) => {
-                state.handle_actor_end(&myself, &cell, error.to_string()).await;
-            }
-            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
-        }
-        state.proceed(&myself).await;
-        Ok(())
+        self.handle_actor_end(myself, end);
+        self.proceed(myself);
     }
 }
 
-impl SessionActorState {
+impl SessionActor {
     /// Returns the time on the machine's clock.
     fn now(&self) -> Duration {
         self.started.elapsed()
@@ -304,18 +269,18 @@ impl SessionActorState {
     }
 
     /// Performs what follows from an input, and answers the callers that can be answered now.
-    async fn proceed(&mut self, myself: &ActorRef<SessionMessage>) {
-        self.perform_effects(myself).await;
+    fn proceed(&mut self, myself: &ActorRef<SessionMessage>) {
+        self.perform_effects(myself);
         self.drop_unneeded_summary();
         self.set_run_timer(myself);
         if self.session.is_closed() && self.actors.ending.is_empty() {
-            myself.stop(None);
+            myself.stop();
         }
         self.send_snapshots();
         self.publish_wait();
     }
 
-    async fn start_run(
+    fn start_run(
         &mut self,
         myself: &ActorRef<SessionMessage>,
         run: RunInput,
@@ -345,7 +310,7 @@ impl SessionActorState {
             if starts { Some(self.link.shared.acquire_run_slot(is_child_run)?) } else { None };
         if starts {
             self.agents.set_current(all, agent);
-            self.spawn_actors(myself).await.map_err(|_| self.link.shared.gone())?;
+            self.spawn_actors(myself);
         }
         let agents = &self.agents;
         let rules_of = |overrides: &_| agents.rules(overrides);
@@ -356,11 +321,11 @@ impl SessionActorState {
         let (report, receiver) = oneshot::channel();
         let counted = (!starts).then(|| self.link.shared.gauges.queued.increment());
         self.callers.runs.insert(id.clone(), RunCaller { report: Some(report), _counted: counted });
-        let seq = self.perform_effects(myself).await.unwrap_or_else(|| self.log.last_seq());
+        let seq = self.perform_effects(myself).unwrap_or_else(|| self.log.last_seq());
         Ok(RunAccepted { id, seq, report_receiver: Some(receiver) })
     }
 
-    async fn steer(
+    fn steer(
         &mut self,
         myself: &ActorRef<SessionMessage>,
         input: Content,
@@ -368,7 +333,7 @@ impl SessionActorState {
     ) -> Result<Seq, HostError> {
         let limits = self.link.shared.input_limits(&self.log);
         let known = self.session.handle_steer(input, request_key, limits)?;
-        let recorded = self.perform_effects(myself).await;
+        let recorded = self.perform_effects(myself);
         Ok(known.or(recorded).unwrap_or_else(|| self.log.last_seq()))
     }
 
@@ -385,12 +350,12 @@ impl SessionActorState {
         }
     }
 
-    async fn resume(&mut self, myself: &ActorRef<SessionMessage>) -> Result<Seq, HostError> {
+    fn resume(&mut self, myself: &ActorRef<SessionMessage>) -> Result<Seq, HostError> {
         if !self.session.is_suspended() {
             return Err(SessionRefusal::NotSuspended.into());
         }
         self.resume_if_suspended();
-        self.perform_effects(myself).await;
+        self.perform_effects(myself);
         Ok(self.log.last_seq())
     }
 
@@ -430,7 +395,7 @@ impl SessionActorState {
         }
     }
 
-    fn close(&mut self, reply: RpcReplyPort<Result<(), HostError>>) {
+    fn close(&mut self, reply: ReplyPort<Result<(), HostError>>) {
         if self.session.is_closed() {
             // The caller waits for the end of the deletion.
             let _ = reply.send(Err(HostError::SessionClosed));
@@ -442,7 +407,7 @@ impl SessionActorState {
 
     /// Performs the effects of the machine until there are none. Returns the position of the first
     /// record that was appended.
-    async fn perform_effects(&mut self, myself: &ActorRef<SessionMessage>) -> Option<Seq> {
+    fn perform_effects(&mut self, myself: &ActorRef<SessionMessage>) -> Option<Seq> {
         let mut first = None;
         if self.run.is_none() {
             self.agents.read_tool_sources(&self.id, &self.link.shared);
@@ -459,11 +424,7 @@ impl SessionActorState {
                 }
                 SessionEffect::BeginTurn(begin) => {
                     self.open_connections(myself);
-                    if Box::pin(self.spawn_actors(myself)).await.is_err() {
-                        // The session itself is ending.
-                        self.fail_callers(&HostError::SessionClosed);
-                        break;
-                    }
+                    self.spawn_actors(myself);
                     self.send_turn(*begin);
                 }
                 SessionEffect::ReadTools => self.read_tools(myself),

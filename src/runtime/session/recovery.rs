@@ -9,12 +9,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ractor::{ActorCell, ActorId, ActorRef};
-
-use super::SessionActorState;
+use super::SessionActor;
 use super::run::RunActors;
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{JournalEntry, Record, Seq};
+use crate::runtime::actor::{ActorCell, ActorRef, ChildEnd, EndCause};
 use crate::runtime::child_sessions::stop_child;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage};
 use crate::telemetry::SourceRecord;
@@ -29,21 +28,16 @@ const RECOVERIES_MAX: u32 = 3;
 /// The error of a run whose actors died more often.
 const DIED: &str = "the run's actors died too often";
 
-impl SessionActorState {
+impl SessionActor {
     /// Handles the end of an actor of this session.
-    pub(super) async fn handle_actor_end(
-        &mut self,
-        myself: &ActorRef<SessionMessage>,
-        cell: &ActorCell,
-        reason: String,
-    ) {
-        match self.actors.ending.remove(&cell.get_id()) {
-            None => Box::pin(self.recover(myself, cell.get_id(), &reason)).await,
+    pub(super) fn handle_actor_end(&mut self, myself: &ActorRef<SessionMessage>, end: ChildEnd) {
+        match self.actors.ending.remove(&end.actor) {
+            None => self.recover(myself, end),
             Some(None) => {}
             // The message is behind the last outcomes of the supervisor.
             Some(Some(accumulator)) => {
                 if accumulator.cast(AccumulatorMessage::Finish).is_ok() {
-                    self.actors.ending.insert(accumulator.get_id(), None);
+                    self.actors.ending.insert(accumulator.id(), None);
                 }
             }
         }
@@ -51,9 +45,10 @@ impl SessionActorState {
 
     /// Handles the death of an actor. If it was one of the run's actors, replaces it and continues the
     /// run.
-    async fn recover(&mut self, myself: &ActorRef<SessionMessage>, gone: ActorId, why: &str) {
+    fn recover(&mut self, myself: &ActorRef<SessionMessage>, end: ChildEnd) {
+        let ChildEnd { actor: gone, cause } = end;
         let Some(cells) = self.actors.current.as_ref().map(RunActors::cells) else { return };
-        if !cells.iter().any(|cell| cell.get_id() == gone) {
+        if !cells.iter().any(|cell| cell.id() == gone) {
             return;
         }
         let Some(run) = self.run.as_mut() else {
@@ -63,13 +58,17 @@ impl SessionActorState {
             return;
         };
         let waiting = run.recovering.get_or_insert_with(|| {
+            let why = match cause {
+                EndCause::Stopped => "stopped".to_owned(),
+                EndCause::Killed => "killed".to_owned(),
+                EndCause::Panicked(panic) => panic,
+            };
             tracing::error!(session = %self.id, run = %run.id, why, "run_actor_died");
             let [_, accumulator, supervisor] = &cells;
-            let calls_survive = gone == accumulator.get_id();
-            let replaced = cells
-                .iter()
-                .filter(|cell| !(calls_survive && cell.get_id() == supervisor.get_id()));
-            replaced.inspect(|cell| cell.kill()).map(ActorCell::get_id).collect()
+            let calls_survive = gone == accumulator.id();
+            let replaced =
+                cells.iter().filter(|cell| !(calls_survive && cell.id() == supervisor.id()));
+            replaced.inspect(|cell| cell.kill()).map(ActorCell::id).collect()
         });
         waiting.remove(&gone);
         if !waiting.is_empty() {
@@ -81,24 +80,20 @@ impl SessionActorState {
         let supervisor = self.forget_actors().and_then(|actors| actors.living_supervisor());
         if is_too_often {
             if let Some(supervisor) = supervisor {
-                supervisor.kill();
+                supervisor.cell().kill();
             }
             self.give_up("internal_error", DIED);
             return;
         }
-        match self.spawn_actors_with(myself, supervisor).await {
-            Ok(()) => {
-                let Some(run) = self.run.as_mut() else { return };
-                run.approvals.clear();
-                run.approvals_unknown = false;
-                run.is_resumable = false;
-                let entries = self.log.entries_since(run.turn_after);
-                let committed = committed(&entries);
-                if !committed.is_some_and(|(record, seq)| self.commit(record, seq)) {
-                    self.session.handle_turn_lost(self.now());
-                }
-            }
-            Err(_) => self.give_up("internal_error", DIED),
+        self.spawn_actors_with(myself, supervisor);
+        let Some(run) = self.run.as_mut() else { return };
+        run.approvals.clear();
+        run.approvals_unknown = false;
+        run.is_resumable = false;
+        let entries = self.log.entries_since(run.turn_after);
+        let committed = committed(&entries);
+        if !committed.is_some_and(|(record, seq)| self.commit(record, seq)) {
+            self.session.handle_turn_lost(self.now());
         }
     }
 

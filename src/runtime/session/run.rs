@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ractor::{Actor, ActorCell, ActorId, ActorRef, ActorStatus, SpawnErr};
 use tokio::sync::oneshot;
 
-use super::SessionActorState;
+use super::SessionActor;
 use crate::config::RunOverrides;
 use crate::journal::SessionLog;
 use crate::record::Seq;
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
+use crate::runtime::actor::{self, ActorCell, ActorId, ActorRef};
 use crate::runtime::agent::Agent;
 use crate::runtime::error::HostError;
 use crate::runtime::gauge::CountGuard;
@@ -237,7 +237,7 @@ pub(super) struct RunActors {
 impl RunActors {
     /// Spawns the actors as children of the session's actor. A given tool supervisor, which has
     /// survived its accumulator, is used again.
-    async fn spawn(
+    fn spawn(
         session: &ActorRef<SessionMessage>,
         epoch: u64,
         log: &Arc<SessionLog>,
@@ -245,9 +245,9 @@ impl RunActors {
         link: &HostRef,
         parent: Option<&Arc<ParentCall>>,
         supervisor: Option<ToolSupervisorRef>,
-    ) -> Result<Self, SpawnErr> {
+    ) -> Self {
         let host = &link.shared;
-        let (cell, gauges) = (session.get_cell(), &host.gauges);
+        let gauges = &host.gauges;
         let references = Arc::new(SessionReferences {
             id: publisher.session().clone(),
             session: session.clone(),
@@ -258,8 +258,8 @@ impl RunActors {
             session: publisher.session().clone(),
             all: Arc::clone(all),
         });
-        let setup = StreamSetup { session: session.get_id(), gauges: gauges.clone(), requests };
-        let (stream, _) = Actor::spawn_linked(None, StreamActor, setup, cell.clone()).await?;
+        let setup = StreamSetup { session: session.id(), gauges: gauges.clone(), requests };
+        let stream = actor::spawn_child(session.cell(), StreamActor::new(setup));
         let supervisor = match supervisor {
             Some(supervisor) => supervisor,
             None => {
@@ -274,7 +274,7 @@ impl RunActors {
                     link: link.clone(),
                     parent: parent.cloned(),
                 };
-                Actor::spawn_linked(None, ToolSupervisor, setup, cell.clone()).await?.0
+                actor::spawn_child(session.cell(), ToolSupervisor::new(setup))
             }
         };
         let setup = AccumulatorSetup {
@@ -290,22 +290,22 @@ impl RunActors {
             stalls: host.stalls.clone(),
             parent: parent.cloned(),
         };
-        let (accumulator, _) = Actor::spawn_linked(None, AccumulatorActor, setup, cell).await?;
-        Ok(Self { stream, accumulator, supervisor })
+        let accumulator = actor::spawn_child(session.cell(), AccumulatorActor::new(setup));
+        Self { stream, accumulator, supervisor }
     }
 
     pub(super) fn cells(&self) -> [ActorCell; 3] {
-        [self.stream.get_cell(), self.accumulator.get_cell(), self.supervisor.get_cell()]
+        [self.stream.cell(), self.accumulator.cell(), self.supervisor.cell()]
     }
 
     /// Returns the tool supervisor if it is alive.
     pub(super) fn living_supervisor(&self) -> Option<ToolSupervisorRef> {
-        (self.supervisor.get_status() == ActorStatus::Running).then(|| self.supervisor.clone())
+        (!self.supervisor.has_ended()).then(|| self.supervisor.clone())
     }
 
     /// Returns true if no tool runs, also none that was cancelled.
     pub(super) fn run_no_tool(&self) -> bool {
-        self.supervisor.get_children().is_empty()
+        !self.supervisor.has_children()
     }
 
     /// Ends the stream actor, and the tool supervisor after the last call. Calls that still run are
@@ -313,12 +313,12 @@ impl RunActors {
     /// receives late outcomes until the supervisor has ended.
     fn finish(self) -> Option<(ActorId, AccumulatorRef)> {
         let Self { stream, accumulator, supervisor } = self;
-        stream.stop(None);
+        stream.stop();
         if supervisor.cast(ToolSupervisorMessage::Finish).is_err() {
-            accumulator.stop(None);
+            accumulator.stop();
             return None;
         }
-        Some((supervisor.get_id(), accumulator))
+        Some((supervisor.id(), accumulator))
     }
 }
 
@@ -334,32 +334,26 @@ pub(super) struct SessionActors {
     pub(super) ending: HashMap<ActorId, Option<AccumulatorRef>>,
 }
 
-impl SessionActorState {
+impl SessionActor {
     /// Spawns the actors of runs if there are none.
-    pub(super) async fn spawn_actors(
-        &mut self,
-        myself: &ActorRef<SessionMessage>,
-    ) -> Result<(), SpawnErr> {
-        if self.actors.current.is_some() {
-            return Ok(());
+    pub(super) fn spawn_actors(&mut self, myself: &ActorRef<SessionMessage>) {
+        if self.actors.current.is_none() {
+            self.spawn_actors_with(myself, None);
         }
-        self.spawn_actors_with(myself, None).await
     }
 
     /// Spawns the actors of runs. A given tool supervisor is used again.
-    pub(super) async fn spawn_actors_with(
+    pub(super) fn spawn_actors_with(
         &mut self,
         myself: &ActorRef<SessionMessage>,
         supervisor: Option<ToolSupervisorRef>,
-    ) -> Result<(), SpawnErr> {
+    ) {
         self.actors.epoch += 1;
         let Self { actors: SessionActors { epoch, .. }, log, publisher, link, .. } = &*self;
         let parent = self.session.parent();
-        let actors =
-            RunActors::spawn(myself, *epoch, log, publisher, link, parent, supervisor).await?;
+        let actors = RunActors::spawn(myself, *epoch, log, publisher, link, parent, supervisor);
         self.actors.current = Some(actors);
         self.activity.has_actors.store(true, Ordering::Release);
-        Ok(())
     }
 
     /// Ends the actors of runs. Tools that still run are cancelled and have their grace period; the

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::SessionActorState;
+use super::SessionActor;
 use crate::context::tokens::part_of;
 use crate::event::{ApprovalRequest, WaitingFor};
 use crate::journal::unix_ms;
@@ -23,7 +23,7 @@ use crate::types::{
     Verdict,
 };
 
-impl SessionActorState {
+impl SessionActor {
     /// Answers the callers that wait for a snapshot, unless the approvals of a resumed turn are
     /// still unknown.
     pub(super) fn send_snapshots(&mut self) {
@@ -214,13 +214,12 @@ impl SessionActorState {
         for approval in &run.approvals {
             let Ok(key) = approval.tool_id.parse::<CallKey>() else { continue };
             let nobody = "nobody can be asked: nobody reads the events of this run";
-            let (reply, _) = ractor::concurrency::oneshot();
+            let (reply, _) = tokio::sync::oneshot::channel();
             let message = match approval.phase {
                 ApprovalPhase::Client => {
                     let what = "no client runs it: nobody reads the events of this run. Answer \
                                 client calls: see SessionHandle::start_run";
                     let outcome = Box::new(failed(FailureKind::ToolError, what));
-                    let reply = reply.into();
                     let answer = AccumulatorMessage::AnswerCall { key, outcome, reply };
                     self.send_to_accumulator(answer);
                     continue;
@@ -238,7 +237,7 @@ impl SessionActorState {
             let (phase, sha256) = (Some(approval.phase), approval.arguments_sha256.clone());
             let decision =
                 ApprovalDecision { phase, judgement, arguments_sha256: sha256, content: None };
-            let (decision, reply) = (Box::new(decision), reply.into());
+            let decision = Box::new(decision);
             self.send_to_accumulator(AccumulatorMessage::Decide { key, decision, reply });
         }
     }

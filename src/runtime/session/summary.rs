@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ractor::{ActorId, ActorRef};
 use tokio::time::Instant;
 
-use super::SessionActorState;
+use super::SessionActor;
 use crate::config::RunOverrides;
 use crate::event::Event;
 use crate::record::{Record, ResponseEnding};
 use crate::response::{ExchangeEnd, ResponseAssembler, ResponseLimits, classify_ending};
+use crate::runtime::actor::{ActorId, ActorRef};
 use crate::runtime::agent::Agent;
 use crate::runtime::error::HostError;
 use crate::runtime::ids;
@@ -38,7 +38,7 @@ pub(super) struct AwaitedSummary {
     timer: Option<(Duration, OwnedTask)>,
 }
 
-impl SessionActorState {
+impl SessionActor {
     /// Makes the context smaller, on request of a client.
     pub(super) fn compact(&mut self, reply: CompactReply) {
         let agents = &self.agents;
@@ -66,7 +66,7 @@ impl SessionActorState {
                 ..agent.summary_request(messages)
             },
             agent,
-            session: myself.get_id(),
+            session: myself.id(),
             run: run_id,
             turn: self.session.turn(),
             seed: ids::turn_seed(&self.id, self.session.turn()),

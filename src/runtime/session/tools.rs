@@ -2,17 +2,16 @@
 
 use std::sync::Arc;
 
-use ractor::ActorRef;
-
-use super::SessionActorState;
+use super::SessionActor;
 use crate::event::{Event, ServerToolsChange, ToolListChange, WaitingFor};
+use crate::runtime::actor::ActorRef;
 use crate::runtime::error::HostError;
 use crate::runtime::message::SessionMessage;
 use crate::runtime::task;
 use crate::runtime::tool_servers::FrozenTools;
 use crate::types::RunId;
 
-impl SessionActorState {
+impl SessionActor {
     /// Reads the tools of servers. The session receives them as [`SessionMessage::ToolsRead`].
     pub(super) fn read_tools(&mut self, myself: &ActorRef<SessionMessage>) {
         self.open_connections(myself);

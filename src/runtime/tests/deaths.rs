@@ -1,7 +1,6 @@
 //! Tests that kill an actor at a chosen record.
 
-use ractor::ActorCell;
-
+use super::super::actor::ActorCell;
 use super::engine::{Engine, entries};
 use super::provider::{Reply, answer_with, calls_to, text};
 use super::recovery::{ACCUMULATOR, SUPERVISOR, actors, kill, refused};

@@ -69,14 +69,10 @@ async fn steer_while_recording(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + S
     let steer = {
         let actor = session.link.shared.awake(session.id()).unwrap().actor.clone();
         move || {
-            let (reply, _) = ractor::concurrency::oneshot();
+            let (reply, _) = tokio::sync::oneshot::channel();
             let input = "more".to_owned();
             actor
-                .cast(SessionMessage::Steer {
-                    input: input.into(),
-                    request_key: None,
-                    reply: reply.into(),
-                })
+                .cast(SessionMessage::Steer { input: input.into(), request_key: None, reply })
                 .unwrap();
         }
     };

@@ -1,7 +1,6 @@
 //! Tests that a run survives the death of any of its actors.
 
-use ractor::ActorCell;
-
+use super::super::actor::ActorCell;
 use super::provider::{Reply, answer_with, calls_to, text};
 use super::*;
 use crate::event::Event;
@@ -234,7 +233,7 @@ async fn the_death_of_a_tool_actor_ends_only_its_call() {
     })
     .await;
     let supervisor = actors(&session).await[SUPERVISOR].clone();
-    for call in supervisor.get_children() {
+    for call in supervisor.children() {
         call.kill();
     }
     let report = timeout(SOON, run.report).await.unwrap().unwrap();

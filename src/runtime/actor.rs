@@ -1,0 +1,624 @@
+//! Actors: a task with a mailbox and a supervisor, as in Erlang.
+//!
+//! - An actor handles one message at a time. Its mailbox has no limit, so data moves by an awaited
+//!   [`ActorRef::call`], and only control messages are sent by [`ActorRef::cast`].
+//! - The supervisor of an actor receives its end ([`ChildEnd`]) before all messages that wait, also before the
+//!   last ones of that actor.
+//! - A stop takes effect after the current message: the messages that wait are dropped. A kill takes effect at the
+//!   next await of the actor, also within a message.
+//! - A panic ends only the actor itself. The end of an actor kills its children.
+//!
+//! An actor is one allocation for its task and one for its mailbox, besides what waits in it. Most of the memory and
+//! time that a general actor library takes goes into separate channels for messages, supervision, stop and kill.
+
+use std::any::Any;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Poll, Waker};
+
+use futures::FutureExt as _;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::AbortHandle;
+
+/// An empty mailbox gives its memory back if it had room for more messages than this.
+const KEPT_CAPACITY: usize = 32;
+
+/// The state of an actor, and how it handles what it receives.
+pub(super) trait Actor: Send + 'static {
+    type Message: Send + 'static;
+
+    /// Called first. No message is handled before it has returned.
+    fn start(&mut self, _: &ActorRef<Self::Message>) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+
+    fn handle(
+        &mut self,
+        myself: &ActorRef<Self::Message>,
+        message: Self::Message,
+    ) -> impl Future<Output = ()> + Send;
+
+    /// Handles the end of a child.
+    fn handle_child_end(
+        &mut self,
+        _: &ActorRef<Self::Message>,
+        _: ChildEnd,
+    ) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+
+    /// Called last, when the actor was stopped; not when it was killed or has panicked.
+    fn stopped(&mut self) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+}
+
+/// The identity of an actor, unique in the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct ActorId(pub(super) u64);
+
+/// A reference to an actor. The actor lives on when all are dropped.
+pub(super) struct ActorRef<M> {
+    mailbox: Arc<Mailbox<M>>,
+}
+
+/// A reference to an actor whatever its messages are.
+#[derive(Clone)]
+pub(super) struct ActorCell(Arc<dyn AnyMailbox>);
+
+/// The end of a child.
+#[derive(Debug)]
+pub(super) struct ChildEnd {
+    pub(super) actor: ActorId,
+    pub(super) cause: EndCause,
+}
+
+/// The cause of an actor's end.
+#[derive(Debug)]
+pub(super) enum EndCause {
+    Stopped,
+    Killed,
+    /// It panicked with this message.
+    Panicked(String),
+}
+
+/// The receiver of the message of a [`ActorRef::call`] replies here.
+pub(super) type ReplyPort<T> = oneshot::Sender<T>;
+
+/// The reason why a call has no reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallError {
+    /// The actor had ended, and has not received the message.
+    Ended,
+    /// The reply port was dropped.
+    NoReply,
+}
+
+struct Mailbox<M> {
+    id: ActorId,
+    inbox: Mutex<Inbox<M>>,
+    ended: Notify,
+}
+
+struct Inbox<M> {
+    messages: VecDeque<M>,
+    child_ends: VecDeque<ChildEnd>,
+    children: BTreeMap<ActorId, ActorCell>,
+    phase: ActorPhase,
+    /// Kills the task. `None` until it is spawned.
+    task: Option<AbortHandle>,
+    /// Set while the actor waits for a message.
+    waker: Option<Waker>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ActorPhase {
+    Running,
+    Stopping,
+    Killed,
+    Ended,
+}
+
+/// What an actor handles next.
+enum NextItem<M> {
+    Message(M),
+    ChildEnd(ChildEnd),
+    Stop,
+}
+
+/// A mailbox whatever its messages are.
+trait AnyMailbox: Send + Sync {
+    fn id(&self) -> ActorId;
+    fn kill(&self);
+    /// Adds a child. Returns false if the actor has ended.
+    fn adopt(&self, child: ActorCell) -> bool;
+    fn child_ended(&self, end: ChildEnd);
+    #[cfg(test)]
+    fn children(&self) -> Vec<ActorCell>;
+}
+
+/// Ends the actor when it is dropped, which happens after the actor's state was dropped.
+struct EndGuard<M: Send + 'static> {
+    mailbox: Arc<Mailbox<M>>,
+    supervisor: Option<ActorCell>,
+    cause: EndCause,
+}
+
+/// Spawns an actor without a supervisor.
+pub(super) fn spawn_root<A: Actor>(
+    actor: impl FnOnce(&ActorRef<A::Message>) -> A,
+) -> ActorRef<A::Message> {
+    let myself = ActorRef::new();
+    let actor = actor(&myself);
+    spawn(actor, myself, None)
+}
+
+/// Spawns an actor as a child of its supervisor. If that has ended, the actor is killed at once.
+pub(super) fn spawn_child<A: Actor>(supervisor: ActorCell, actor: A) -> ActorRef<A::Message> {
+    spawn(actor, ActorRef::new(), Some(supervisor))
+}
+
+#[expect(clippy::disallowed_methods, reason = "the task of an actor ends with it")]
+fn spawn<A: Actor>(
+    actor: A,
+    myself: ActorRef<A::Message>,
+    supervisor: Option<ActorCell>,
+) -> ActorRef<A::Message> {
+    let cell = myself.cell();
+    let is_orphan = supervisor.as_ref().is_some_and(|supervisor| !supervisor.0.adopt(cell));
+    if is_orphan {
+        myself.mailbox.kill();
+    }
+    let mailbox = Arc::clone(&myself.mailbox);
+    let end = EndGuard { mailbox, supervisor, cause: EndCause::Killed };
+    let task = tokio::spawn(live(end, actor, myself.clone())).abort_handle();
+    myself.mailbox.set_task(task);
+    myself
+}
+
+/// The life of an actor. `end` is the first argument, so that it is dropped last.
+async fn live<A: Actor>(mut end: EndGuard<A::Message>, actor: A, myself: ActorRef<A::Message>) {
+    let ran = AssertUnwindSafe(handle_all(actor, &myself)).catch_unwind().await;
+    end.cause = match ran {
+        Ok(()) => EndCause::Stopped,
+        Err(panic) => EndCause::Panicked(panic_message(&*panic)),
+    };
+}
+
+async fn handle_all<A: Actor>(mut actor: A, myself: &ActorRef<A::Message>) {
+    actor.start(myself).await;
+    loop {
+        // Lets other tasks run if there are messages without an end.
+        tokio::task::coop::consume_budget().await;
+        match myself.mailbox.next().await {
+            NextItem::Message(message) => actor.handle(myself, message).await,
+            NextItem::ChildEnd(end) => actor.handle_child_end(myself, end).await,
+            NextItem::Stop => break,
+        }
+    }
+    actor.stopped().await;
+}
+
+fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+/// Returns the message of a panic.
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a panic without a message").to_owned()
+}
+
+impl<M: Send + 'static> ActorRef<M> {
+    fn new() -> Self {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let inbox = Inbox {
+            messages: VecDeque::new(),
+            child_ends: VecDeque::new(),
+            children: BTreeMap::new(),
+            phase: ActorPhase::Running,
+            task: None,
+            waker: None,
+        };
+        let id = ActorId(NEXT_ID.fetch_add(1, Ordering::Relaxed));
+        let mailbox = Mailbox { id, inbox: Mutex::new(inbox), ended: Notify::new() };
+        Self { mailbox: Arc::new(mailbox) }
+    }
+
+    pub(super) fn id(&self) -> ActorId {
+        self.mailbox.id
+    }
+
+    pub(super) fn cell(&self) -> ActorCell {
+        ActorCell(Arc::clone(&self.mailbox) as Arc<dyn AnyMailbox>)
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// If the actor has ended.
+    pub(super) fn cast(&self, message: M) -> Result<(), CallError> {
+        let waker = {
+            let mut inbox = self.mailbox.inbox.lock();
+            if inbox.phase == ActorPhase::Ended {
+                return Err(CallError::Ended);
+            }
+            inbox.messages.push_back(message);
+            inbox.waker.take()
+        };
+        wake(waker);
+        Ok(())
+    }
+
+    /// Sends a message, and waits for the reply.
+    ///
+    /// # Errors
+    /// If the actor has ended, or drops the reply port.
+    pub(super) async fn call<T>(
+        &self,
+        message: impl FnOnce(ReplyPort<T>) -> M,
+    ) -> Result<T, CallError> {
+        let (port, reply) = oneshot::channel();
+        self.cast(message(port))?;
+        reply.await.map_err(|_| CallError::NoReply)
+    }
+
+    /// Ends the actor after its current message.
+    pub(super) fn stop(&self) {
+        let waker = {
+            let mut inbox = self.mailbox.inbox.lock();
+            if inbox.phase == ActorPhase::Running {
+                inbox.phase = ActorPhase::Stopping;
+            }
+            inbox.waker.take()
+        };
+        wake(waker);
+    }
+
+    /// Waits until the actor has ended.
+    pub(super) async fn ended(&self) {
+        let ended = self.mailbox.ended.notified();
+        if self.has_ended() {
+            return;
+        }
+        ended.await;
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.mailbox.inbox.lock().phase == ActorPhase::Ended
+    }
+
+    pub(super) fn has_children(&self) -> bool {
+        !self.mailbox.inbox.lock().children.is_empty()
+    }
+}
+
+impl ActorCell {
+    pub(super) fn id(&self) -> ActorId {
+        self.0.id()
+    }
+
+    /// Ends the actor at its next await. Its supervisor receives the end.
+    pub(super) fn kill(&self) {
+        self.0.kill();
+    }
+
+    /// Returns the living children.
+    #[cfg(test)]
+    pub(super) fn children(&self) -> Vec<Self> {
+        self.0.children()
+    }
+}
+
+#[cfg(test)]
+impl PartialEq for ActorCell {
+    fn eq(&self, other: &Self) -> bool {
+        self.id() == other.id()
+    }
+}
+
+impl<M> Mailbox<M> {
+    fn set_task(&self, task: AbortHandle) {
+        let mut inbox = self.inbox.lock();
+        if inbox.phase == ActorPhase::Killed {
+            task.abort();
+        }
+        inbox.task = Some(task);
+    }
+
+    async fn next(&self) -> NextItem<M> {
+        poll_fn(|context| {
+            let mut inbox = self.inbox.lock();
+            match inbox.phase {
+                ActorPhase::Running => {}
+                ActorPhase::Stopping => return Poll::Ready(NextItem::Stop),
+                // The task is about to be dropped.
+                ActorPhase::Killed | ActorPhase::Ended => return Poll::Pending,
+            }
+            if let Some(end) = inbox.child_ends.pop_front() {
+                return Poll::Ready(NextItem::ChildEnd(end));
+            }
+            if let Some(message) = inbox.messages.pop_front() {
+                if inbox.messages.is_empty() && inbox.messages.capacity() > KEPT_CAPACITY {
+                    inbox.messages = VecDeque::new();
+                }
+                return Poll::Ready(NextItem::Message(message));
+            }
+            inbox.waker = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+impl<M: Send> AnyMailbox for Mailbox<M> {
+    fn id(&self) -> ActorId {
+        self.id
+    }
+
+    fn kill(&self) {
+        let mut inbox = self.inbox.lock();
+        if inbox.phase == ActorPhase::Ended {
+            return;
+        }
+        inbox.phase = ActorPhase::Killed;
+        if let Some(task) = &inbox.task {
+            task.abort();
+        }
+    }
+
+    fn adopt(&self, child: ActorCell) -> bool {
+        let mut inbox = self.inbox.lock();
+        let is_alive = inbox.phase != ActorPhase::Ended;
+        if is_alive {
+            inbox.children.insert(child.id(), child);
+        }
+        is_alive
+    }
+
+    fn child_ended(&self, end: ChildEnd) {
+        let (child, waker) = {
+            let mut inbox = self.inbox.lock();
+            let child = inbox.children.remove(&end.actor);
+            if inbox.phase == ActorPhase::Ended {
+                return;
+            }
+            inbox.child_ends.push_back(end);
+            (child, inbox.waker.take())
+        };
+        drop(child);
+        wake(waker);
+    }
+
+    #[cfg(test)]
+    fn children(&self) -> Vec<ActorCell> {
+        self.inbox.lock().children.values().cloned().collect()
+    }
+}
+
+impl<M: Send + 'static> Drop for EndGuard<M> {
+    fn drop(&mut self) {
+        let (messages, child_ends, children) = {
+            let mut inbox = self.mailbox.inbox.lock();
+            inbox.phase = ActorPhase::Ended;
+            inbox.task = None;
+            inbox.waker = None;
+            (
+                std::mem::take(&mut inbox.messages),
+                std::mem::take(&mut inbox.child_ends),
+                std::mem::take(&mut inbox.children),
+            )
+        };
+        // Dropped without the lock, because a message may hold the last reference of something that uses it.
+        drop((messages, child_ends));
+        children.values().for_each(ActorCell::kill);
+        self.mailbox.ended.notify_waiters();
+        if let Some(supervisor) = &self.supervisor {
+            let cause = std::mem::replace(&mut self.cause, EndCause::Stopped);
+            supervisor.0.child_ended(ChildEnd { actor: self.mailbox.id, cause });
+        }
+    }
+}
+
+impl<M> Clone for ActorRef<M> {
+    fn clone(&self) -> Self {
+        Self { mailbox: Arc::clone(&self.mailbox) }
+    }
+}
+
+impl<M> fmt::Debug for ActorRef<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ActorRef").field(&self.mailbox.id.0).finish()
+    }
+}
+
+impl fmt::Debug for ActorCell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ActorCell").field(&self.id().0).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(30);
+
+    /// What an [`Observer`] has received, in order.
+    type Seen = Arc<Mutex<Vec<String>>>;
+
+    enum Order {
+        Note(&'static str),
+        Reply(ReplyPort<u8>),
+        DropPort(ReplyPort<u8>),
+        /// Handle no other message until this is sent, or its sender is dropped.
+        Wait(oneshot::Receiver<()>),
+        Spawn(ReplyPort<ActorRef<Self>>),
+        Panic,
+    }
+
+    struct Observer(Seen);
+
+    impl Actor for Observer {
+        type Message = Order;
+
+        async fn handle(&mut self, myself: &ActorRef<Order>, message: Order) {
+            match message {
+                Order::Note(text) => self.0.lock().push(text.to_owned()),
+                Order::Reply(port) => port.send(7).expect("the caller waits"),
+                Order::DropPort(port) => drop(port),
+                Order::Wait(wait) => drop(wait.await),
+                Order::Spawn(port) => {
+                    let child = spawn_child(myself.cell(), Self(Arc::clone(&self.0)));
+                    port.send(child).expect("the caller waits");
+                }
+                Order::Panic => panic!("a panic in a test"),
+            }
+        }
+
+        async fn handle_child_end(&mut self, _: &ActorRef<Order>, end: ChildEnd) {
+            self.0.lock().push(format!("{:?}", end.cause));
+        }
+
+        async fn stopped(&mut self) {
+            self.0.lock().push("stopped".to_owned());
+        }
+    }
+
+    /// Stands for the supervisor of all: an actor with one child.
+    async fn family() -> (Seen, ActorRef<Order>, ActorRef<Order>) {
+        let seen = Seen::default();
+        let parent = spawn_root(|_| Observer(Arc::clone(&seen)));
+        let child = parent.call(Order::Spawn).await.expect("it is alive");
+        (seen, parent, child)
+    }
+
+    async fn end_of(actor: &ActorRef<Order>) {
+        timeout(SOON, actor.ended()).await.expect("the actor ends");
+    }
+
+    /// Makes an actor wait within a message. Returns what ends the wait.
+    fn hold(actor: &ActorRef<Order>) -> oneshot::Sender<()> {
+        let (release, wait) = oneshot::channel();
+        actor.cast(Order::Wait(wait)).expect("it is alive");
+        release
+    }
+
+    #[tokio::test]
+    async fn messages_are_handled_in_order_and_calls_have_replies() {
+        let (seen, parent, _) = family().await;
+        parent.cast(Order::Note("first")).expect("it is alive");
+        parent.cast(Order::Note("second")).expect("it is alive");
+        assert_eq!(parent.call(Order::Reply).await, Ok(7));
+        assert_eq!(parent.call(Order::DropPort).await, Err(CallError::NoReply));
+        assert_eq!(*seen.lock(), ["first", "second"]);
+    }
+
+    #[tokio::test]
+    async fn a_stop_ends_the_current_message_and_drops_the_waiting_ones() {
+        let (seen, parent, child) = family().await;
+        let release = hold(&child);
+        child.cast(Order::Note("dropped")).expect("it is alive");
+        child.stop();
+        assert!(!child.has_ended());
+        release.send(()).expect("it waits");
+        end_of(&child).await;
+        assert_eq!(parent.call(Order::Reply).await, Ok(7));
+        assert_eq!(*seen.lock(), ["stopped", "Stopped"]);
+        assert!(!parent.has_children());
+        assert_eq!(child.cast(Order::Note("late")), Err(CallError::Ended));
+        assert_eq!(child.call(Order::Reply).await, Err(CallError::Ended));
+    }
+
+    #[tokio::test]
+    async fn a_kill_ends_a_message_that_waits() {
+        let (seen, parent, child) = family().await;
+        let _release = hold(&child);
+        let waiting = child.call(Order::Reply);
+        child.cell().kill();
+        assert!(waiting.await.is_err());
+        end_of(&child).await;
+        assert_eq!(parent.call(Order::Reply).await, Ok(7));
+        assert_eq!(*seen.lock(), ["Killed"]);
+    }
+
+    #[tokio::test]
+    async fn a_panic_reaches_the_supervisor_before_its_waiting_messages() {
+        let (seen, parent, child) = family().await;
+        let release = hold(&parent);
+        parent.cast(Order::Note("message")).expect("it is alive");
+        child.cast(Order::Panic).expect("it is alive");
+        end_of(&child).await;
+        release.send(()).expect("it waits");
+        assert_eq!(parent.call(Order::Reply).await, Ok(7));
+        assert_eq!(*seen.lock(), [r#"Panicked("a panic in a test")"#, "message"]);
+    }
+
+    #[tokio::test]
+    async fn the_end_of_an_actor_kills_its_children() {
+        for ends in [
+            (|parent| parent.stop()) as fn(&ActorRef<Order>),
+            |parent| parent.cell().kill(),
+            |parent| parent.cast(Order::Panic).expect("it is alive"),
+        ] {
+            let (seen, parent, child) = family().await;
+            let grandchild = child.call(Order::Spawn).await.expect("it is alive");
+            let _release = hold(&grandchild);
+            ends(&parent);
+            end_of(&grandchild).await;
+            end_of(&child).await;
+            assert!(!seen.lock().iter().any(|note| note == "Stopped"), "nobody receives the ends");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_child_of_an_ended_supervisor_is_killed() {
+        let (seen, parent, _) = family().await;
+        parent.stop();
+        end_of(&parent).await;
+        let orphan = spawn_child(parent.cell(), Observer(Arc::clone(&seen)));
+        end_of(&orphan).await;
+        assert_eq!(*seen.lock(), ["stopped"], "an orphan handles nothing");
+    }
+
+    #[tokio::test]
+    async fn messages_without_end_leave_time_for_others() {
+        struct Endless;
+        impl Actor for Endless {
+            type Message = ();
+            async fn handle(&mut self, myself: &ActorRef<()>, (): ()) {
+                myself.cast(()).expect("it is alive");
+            }
+        }
+        let endless = spawn_root(|_| Endless);
+        endless.cast(()).expect("it is alive");
+        // On this runtime of one thread, it would never be reached.
+        tokio::task::yield_now().await;
+        endless.cell().kill();
+        timeout(SOON, endless.ended()).await.expect("the actor ends");
+    }
+
+    #[tokio::test]
+    async fn a_burst_of_messages_leaves_no_memory_behind() {
+        let (_, parent, _) = family().await;
+        let release = hold(&parent);
+        for _ in 0..1000 {
+            parent.cast(Order::Note("one of many")).expect("it is alive");
+        }
+        release.send(()).expect("it waits");
+        assert_eq!(parent.call(Order::Reply).await, Ok(7));
+        assert!(parent.mailbox.inbox.lock().messages.capacity() <= KEPT_CAPACITY);
+    }
+}
