@@ -203,16 +203,19 @@ impl HostBuilder {
 
     /// Registers what the configuration defines, at the start: the tables `[tools.NAME]` with `kind`, servers
     /// of tools, and the hooks of `[[hooks]]`. Tools that run programs need
-    /// [`run_if_launched`](crate::launcher::run_if_launched) first in `main`.
+    /// [`run_if_launched`](crate::launcher::run_if_launched) first in `main`. The binary registers the
+    /// built-in tools too:
     ///
     /// ```no_run
     /// use callsheet::config::Config;
     /// use callsheet::prelude::*;
+    /// use callsheet::tool::BuiltinOptions;
     ///
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
     /// let text = std::fs::read_to_string("callsheet.toml")?;
     /// let config = Config::parse(&text, "callsheet.toml", &|name| std::env::var(name).ok())?;
-    /// let host = Host::builder().config(config).configured_tools().start().await?;
+    /// let builder = Host::builder().builtin_tools(&BuiltinOptions::from(&config));
+    /// let host = builder.config(config).configured_tools().start().await?;
     /// # Ok(())
     /// # }
     /// ```
@@ -308,7 +311,8 @@ impl HostBuilder {
     ///
     /// # Errors
     /// If two tools have the same name, an agent names a model or a tool that does not exist, a
-    /// limit is invalid, or the journal cannot be opened.
+    /// limit is invalid, a tool or hook of the configuration cannot be made, a built-in tool cannot
+    /// be opened, or the journal cannot be opened.
     pub async fn start(self) -> Result<Host, HostError> {
         let Self {
             mut config,

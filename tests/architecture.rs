@@ -48,8 +48,7 @@ const MACHINES: [&str; 10] = [
 ];
 
 /// Crates that a machine must not use.
-const SHELL_CRATES: [&str; 7] =
-    ["tokio", "ractor", "reqwest", "axum", "metrics", "tracing", "parking_lot"];
+const SHELL_CRATES: [&str; 6] = ["tokio", "reqwest", "axum", "metrics", "tracing", "parking_lot"];
 
 /// Folders of parallel modules: each of their modules may define the same role under the same name.
 const PARALLEL: [&str; 2] = ["wire", "rehearsal"];

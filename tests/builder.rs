@@ -108,6 +108,17 @@ async fn built_in_and_configured_tools_are_registered() {
 }
 
 #[test]
+fn built_in_tools_have_the_options_of_the_configuration() {
+    let file = "[tools.read_file]\nroot = \"docs\"\n[tools.http_get]\nallow = [\"10.0.0.0/8\"]\n";
+    let options = BuiltinOptions::default().with(|options| {
+        options.read_file_root = Some("docs".into());
+        options.http_get_allow = vec!["10.0.0.0/8".to_owned()];
+    });
+    assert_eq!(BuiltinOptions::from(&parsed(file)), options);
+    assert_eq!(BuiltinOptions::from(&parsed("")), BuiltinOptions::default());
+}
+
+#[test]
 fn methods_set_what_keys_of_the_configuration_file_set() {
     let file = parsed(
         "[console]\nenabled = false\nrequests = true\n\

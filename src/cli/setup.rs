@@ -114,21 +114,19 @@ impl ConfigArgs {
     }
 }
 
-/// Replaces the hint of a service that refuses the key by one about the flags `--base-url` and `--api-key-env`.
+/// Replaces the hint of a service that refuses the key by one about the flag `--api-key-env`, if
+/// `--base-url` defines the model. Does not quote the URL, whose path may hold a key.
 pub(super) fn refused_key(
     message: &str,
     base_url: Option<&str>,
     api_key_env: Option<&str>,
 ) -> String {
-    let (Some(problem), Some(base_url)) = (message.strip_suffix(REFUSED_KEY_HINT), base_url) else {
+    let (Some(problem), Some(_)) = (message.strip_suffix(REFUSED_KEY_HINT), base_url) else {
         return message.to_owned();
     };
     match api_key_env {
-        Some(name) => format!("{problem}(the key in {name} was sent to {base_url})"),
-        None => format!(
-            "{problem}(no key was sent to {base_url}; name the variable of the key with \
-             --api-key-env)"
-        ),
+        Some(name) => format!("{problem}(the key in {name} was sent)"),
+        None => format!("{problem}(no key was sent; name its variable with --api-key-env)"),
     }
 }
 
@@ -156,15 +154,7 @@ pub(super) fn load(file: Option<&Path>) -> Result<LoadedConfig, CommandError> {
 
 /// Makes the configured tools.
 pub(super) fn tools(config: &Config) -> Result<ToolRegistry, CommandError> {
-    let options = BuiltinOptions {
-        read_file_root: config.tools.get("read_file").and_then(|options| options.root.clone()),
-        http_get_allow: config
-            .tools
-            .get("http_get")
-            .map(|options| options.allow.clone())
-            .unwrap_or_default(),
-    };
-    let mut registry = builtin(&options).map_err(|error| {
+    let mut registry = builtin(&BuiltinOptions::from(config)).map_err(|error| {
         if let BuiltinError::ReadFileRoot { root, source } = &error {
             let message = format!("open {}: {source}", root.display());
             return CommandError::usage(config.tool_error("read_file", "root", message));

@@ -62,6 +62,7 @@ use crate::types::Metadata;
 use crate::types::{SessionId, SessionState, is_child_session};
 
 /// A storage engine for records. All methods except `append` and `flush` may block on a disk.
+/// An engine around another one forwards every method, also the hidden `status`.
 ///
 /// `examples/own_journal.rs` is an engine in 150 lines. [`check_journal`]
 /// tests an engine.

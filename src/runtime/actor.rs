@@ -5,7 +5,7 @@
 //! - The supervisor of an actor receives its end ([`ChildEnd`]) before all messages that wait, also before the
 //!   last ones of that actor.
 //! - A stop takes effect after the current message: the messages that wait are dropped. A kill takes effect at the
-//!   next await of the actor, also within a message.
+//!   next await that has to wait, also within a message.
 //! - A panic ends only the actor itself. The end of an actor kills its children.
 //!
 //! An actor is one allocation for its task and one for its mailbox, besides what waits in it. Most of the memory and
@@ -15,7 +15,7 @@ use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, Waker};
@@ -69,7 +69,7 @@ pub(super) struct ActorRef<M> {
 
 /// A reference to an actor whatever its messages are.
 #[derive(Clone)]
-pub(super) struct ActorCell(Arc<dyn AnyMailbox>);
+pub(super) struct AnyActorRef(Arc<dyn AnyMailbox>);
 
 /// The end of a child.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ struct Mailbox<M> {
 struct Inbox<M> {
     messages: VecDeque<M>,
     child_ends: VecDeque<ChildEnd>,
-    children: BTreeMap<ActorId, ActorCell>,
+    children: BTreeMap<ActorId, AnyActorRef>,
     phase: ActorPhase,
     /// Kills the task. `None` until it is spawned.
     task: Option<AbortHandle>,
@@ -136,20 +136,28 @@ trait AnyMailbox: Send + Sync {
     fn id(&self) -> ActorId;
     fn kill(&self);
     /// Adds a child. Returns false if the actor has ended.
-    fn adopt(&self, child: ActorCell) -> bool;
+    fn adopt(&self, child: AnyActorRef) -> bool;
     fn child_ended(&self, end: ChildEnd);
     #[cfg(test)]
-    fn children(&self) -> Vec<ActorCell>;
+    fn children(&self) -> Vec<AnyActorRef>;
 }
 
 /// Ends the actor when it is dropped, which happens after the actor's state was dropped.
 struct EndGuard<M: Send + 'static> {
     mailbox: Arc<Mailbox<M>>,
-    supervisor: Option<ActorCell>,
+    supervisor: Option<AnyActorRef>,
     cause: EndCause,
 }
 
-/// Spawns an actor without a supervisor.
+/// An actor, and what ends it. The fields are dropped in this order, so that the state is gone before the end is
+/// told, also if the task is aborted before it has run.
+struct Life<A: Actor> {
+    actor: A,
+    myself: ActorRef<A::Message>,
+    end: EndGuard<A::Message>,
+}
+
+/// Spawns an actor without a supervisor. It may keep a reference to itself.
 pub(super) fn spawn_root<A: Actor>(
     actor: impl FnOnce(&ActorRef<A::Message>) -> A,
 ) -> ActorRef<A::Message> {
@@ -158,39 +166,47 @@ pub(super) fn spawn_root<A: Actor>(
     spawn(actor, myself, None)
 }
 
-/// Spawns an actor as a child of its supervisor. If that has ended, the actor is killed at once.
-pub(super) fn spawn_child<A: Actor>(supervisor: ActorCell, actor: A) -> ActorRef<A::Message> {
-    spawn(actor, ActorRef::new(), Some(supervisor))
+/// Spawns an actor as a child of its supervisor. If that has ended, the actor ends at once and does not start.
+pub(super) fn spawn_child<P: Send + 'static, A: Actor>(
+    supervisor: &ActorRef<P>,
+    actor: A,
+) -> ActorRef<A::Message> {
+    spawn(actor, ActorRef::new(), Some(supervisor.any_ref()))
 }
 
 #[expect(clippy::disallowed_methods, reason = "the task of an actor ends with it")]
 fn spawn<A: Actor>(
     actor: A,
     myself: ActorRef<A::Message>,
-    supervisor: Option<ActorCell>,
+    supervisor: Option<AnyActorRef>,
 ) -> ActorRef<A::Message> {
-    let cell = myself.cell();
-    let is_orphan = supervisor.as_ref().is_some_and(|supervisor| !supervisor.0.adopt(cell));
-    if is_orphan {
-        myself.mailbox.kill();
-    }
+    let child = myself.any_ref();
+    let is_orphan = supervisor.as_ref().is_some_and(|supervisor| !supervisor.0.adopt(child));
     let mailbox = Arc::clone(&myself.mailbox);
     let end = EndGuard { mailbox, supervisor, cause: EndCause::Killed };
-    let task = tokio::spawn(live(end, actor, myself.clone())).abort_handle();
-    myself.mailbox.set_task(task);
+    let life = Life { actor, myself: myself.clone(), end };
+    if is_orphan {
+        drop(life);
+    } else {
+        myself.mailbox.set_task(tokio::spawn(live(life)).abort_handle());
+    }
     myself
 }
 
-/// The life of an actor. `end` is the first argument, so that it is dropped last.
-async fn live<A: Actor>(mut end: EndGuard<A::Message>, actor: A, myself: ActorRef<A::Message>) {
-    let ran = AssertUnwindSafe(handle_all(actor, &myself)).catch_unwind().await;
-    end.cause = match ran {
-        Ok(()) => EndCause::Stopped,
-        Err(panic) => EndCause::Panicked(panic_message(&*panic)),
-    };
+/// Lives the life of an actor.
+#[expect(clippy::manual_async_fn, reason = "it would keep a second copy of its argument")]
+fn live<A: Actor>(mut life: Life<A>) -> impl Future<Output = ()> + Send {
+    async move {
+        let life = &mut life;
+        let ran = AssertUnwindSafe(handle_all(&mut life.actor, &life.myself)).catch_unwind().await;
+        life.end.cause = match ran {
+            Ok(()) => EndCause::Stopped,
+            Err(panic) => EndCause::Panicked(panic_message(&*panic)),
+        };
+    }
 }
 
-async fn handle_all<A: Actor>(mut actor: A, myself: &ActorRef<A::Message>) {
+async fn handle_all<A: Actor>(actor: &mut A, myself: &ActorRef<A::Message>) {
     actor.start(myself).await;
     loop {
         // Lets other tasks run if there are messages without an end.
@@ -202,6 +218,15 @@ async fn handle_all<A: Actor>(mut actor: A, myself: &ActorRef<A::Message>) {
         }
     }
     actor.stopped().await;
+}
+
+/// Removes the first item. An empty queue gives its memory back if it had room for more than [`KEPT_CAPACITY`].
+fn pop<T>(queue: &mut VecDeque<T>) -> Option<T> {
+    let first = queue.pop_front();
+    if queue.is_empty() && queue.capacity() > KEPT_CAPACITY {
+        *queue = VecDeque::new();
+    }
+    first
 }
 
 fn wake(waker: Option<Waker>) {
@@ -237,11 +262,11 @@ impl<M: Send + 'static> ActorRef<M> {
         self.mailbox.id
     }
 
-    pub(super) fn cell(&self) -> ActorCell {
-        ActorCell(Arc::clone(&self.mailbox) as Arc<dyn AnyMailbox>)
+    pub(super) fn any_ref(&self) -> AnyActorRef {
+        AnyActorRef(Arc::clone(&self.mailbox) as Arc<dyn AnyMailbox>)
     }
 
-    /// Sends a message.
+    /// Sends a message. An actor that is about to end drops it.
     ///
     /// # Errors
     /// If the actor has ended.
@@ -283,7 +308,12 @@ impl<M: Send + 'static> ActorRef<M> {
         wake(waker);
     }
 
-    /// Waits until the actor has ended.
+    /// Ends the actor at its next await that has to wait.
+    pub(super) fn kill(&self) {
+        self.mailbox.kill();
+    }
+
+    /// Waits until the actor has ended. Its children may still be ending.
     pub(super) async fn ended(&self) {
         let ended = self.mailbox.ended.notified();
         if self.has_ended() {
@@ -301,12 +331,12 @@ impl<M: Send + 'static> ActorRef<M> {
     }
 }
 
-impl ActorCell {
+impl AnyActorRef {
     pub(super) fn id(&self) -> ActorId {
         self.0.id()
     }
 
-    /// Ends the actor at its next await. Its supervisor receives the end.
+    /// Ends the actor at its next await that has to wait. Its supervisor receives the end.
     pub(super) fn kill(&self) {
         self.0.kill();
     }
@@ -319,7 +349,7 @@ impl ActorCell {
 }
 
 #[cfg(test)]
-impl PartialEq for ActorCell {
+impl PartialEq for AnyActorRef {
     fn eq(&self, other: &Self) -> bool {
         self.id() == other.id()
     }
@@ -328,8 +358,11 @@ impl PartialEq for ActorCell {
 impl<M> Mailbox<M> {
     fn set_task(&self, task: AbortHandle) {
         let mut inbox = self.inbox.lock();
-        if inbox.phase == ActorPhase::Killed {
-            task.abort();
+        match inbox.phase {
+            ActorPhase::Running | ActorPhase::Stopping => {}
+            ActorPhase::Killed => task.abort(),
+            // The handle would keep the memory of the task.
+            ActorPhase::Ended => return,
         }
         inbox.task = Some(task);
     }
@@ -343,13 +376,10 @@ impl<M> Mailbox<M> {
                 // The task is about to be dropped.
                 ActorPhase::Killed | ActorPhase::Ended => return Poll::Pending,
             }
-            if let Some(end) = inbox.child_ends.pop_front() {
+            if let Some(end) = pop(&mut inbox.child_ends) {
                 return Poll::Ready(NextItem::ChildEnd(end));
             }
-            if let Some(message) = inbox.messages.pop_front() {
-                if inbox.messages.is_empty() && inbox.messages.capacity() > KEPT_CAPACITY {
-                    inbox.messages = VecDeque::new();
-                }
+            if let Some(message) = pop(&mut inbox.messages) {
                 return Poll::Ready(NextItem::Message(message));
             }
             inbox.waker = Some(context.waker().clone());
@@ -375,7 +405,7 @@ impl<M: Send> AnyMailbox for Mailbox<M> {
         }
     }
 
-    fn adopt(&self, child: ActorCell) -> bool {
+    fn adopt(&self, child: AnyActorRef) -> bool {
         let mut inbox = self.inbox.lock();
         let is_alive = inbox.phase != ActorPhase::Ended;
         if is_alive {
@@ -399,7 +429,7 @@ impl<M: Send> AnyMailbox for Mailbox<M> {
     }
 
     #[cfg(test)]
-    fn children(&self) -> Vec<ActorCell> {
+    fn children(&self) -> Vec<AnyActorRef> {
         self.inbox.lock().children.values().cloned().collect()
     }
 }
@@ -418,13 +448,17 @@ impl<M: Send + 'static> Drop for EndGuard<M> {
             )
         };
         // Dropped without the lock, because a message may hold the last reference of something that uses it.
-        drop((messages, child_ends));
-        children.values().for_each(ActorCell::kill);
-        self.mailbox.ended.notify_waiters();
+        // A panic of a value of the program must not keep the end from the supervisor.
+        for message in messages {
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(message)));
+        }
+        drop(child_ends);
+        children.values().for_each(AnyActorRef::kill);
         if let Some(supervisor) = &self.supervisor {
             let cause = std::mem::replace(&mut self.cause, EndCause::Stopped);
             supervisor.0.child_ended(ChildEnd { actor: self.mailbox.id, cause });
         }
+        self.mailbox.ended.notify_waiters();
     }
 }
 
@@ -440,9 +474,9 @@ impl<M> fmt::Debug for ActorRef<M> {
     }
 }
 
-impl fmt::Debug for ActorCell {
+impl fmt::Debug for AnyActorRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ActorCell").field(&self.id().0).finish()
+        f.debug_tuple("AnyActorRef").field(&self.id().0).finish()
     }
 }
 
@@ -463,8 +497,8 @@ mod tests {
         Note(&'static str),
         Reply(ReplyPort<u8>),
         DropPort(ReplyPort<u8>),
-        /// Handle no other message until this is sent, or its sender is dropped.
-        Wait(oneshot::Receiver<()>),
+        /// Reply, and handle no other message until this is sent, or its sender is dropped.
+        Wait(oneshot::Receiver<()>, ReplyPort<()>),
         Spawn(ReplyPort<ActorRef<Self>>),
         Panic,
     }
@@ -479,9 +513,13 @@ mod tests {
                 Order::Note(text) => self.0.lock().push(text.to_owned()),
                 Order::Reply(port) => port.send(7).expect("the caller waits"),
                 Order::DropPort(port) => drop(port),
-                Order::Wait(wait) => drop(wait.await),
+                Order::Wait(wait, begun) => {
+                    begun.send(()).expect("the caller waits");
+                    drop(wait.await);
+                    self.0.lock().push("waited".to_owned());
+                }
                 Order::Spawn(port) => {
-                    let child = spawn_child(myself.cell(), Self(Arc::clone(&self.0)));
+                    let child = spawn_child(myself, Self(Arc::clone(&self.0)));
                     port.send(child).expect("the caller waits");
                 }
                 Order::Panic => panic!("a panic in a test"),
@@ -510,9 +548,9 @@ mod tests {
     }
 
     /// Makes an actor wait within a message. Returns what ends the wait.
-    fn hold(actor: &ActorRef<Order>) -> oneshot::Sender<()> {
+    async fn hold(actor: &ActorRef<Order>) -> oneshot::Sender<()> {
         let (release, wait) = oneshot::channel();
-        actor.cast(Order::Wait(wait)).expect("it is alive");
+        actor.call(|begun| Order::Wait(wait, begun)).await.expect("it is alive");
         release
     }
 
@@ -529,14 +567,14 @@ mod tests {
     #[tokio::test]
     async fn a_stop_ends_the_current_message_and_drops_the_waiting_ones() {
         let (seen, parent, child) = family().await;
-        let release = hold(&child);
+        let release = hold(&child).await;
         child.cast(Order::Note("dropped")).expect("it is alive");
         child.stop();
         assert!(!child.has_ended());
         release.send(()).expect("it waits");
         end_of(&child).await;
         assert_eq!(parent.call(Order::Reply).await, Ok(7));
-        assert_eq!(*seen.lock(), ["stopped", "Stopped"]);
+        assert_eq!(*seen.lock(), ["waited", "stopped", "Stopped"]);
         assert!(!parent.has_children());
         assert_eq!(child.cast(Order::Note("late")), Err(CallError::Ended));
         assert_eq!(child.call(Order::Reply).await, Err(CallError::Ended));
@@ -545,10 +583,12 @@ mod tests {
     #[tokio::test]
     async fn a_kill_ends_a_message_that_waits() {
         let (seen, parent, child) = family().await;
-        let _release = hold(&child);
-        let waiting = child.call(Order::Reply);
-        child.cell().kill();
-        assert!(waiting.await.is_err());
+        let _release = hold(&child).await;
+        let (port, reply) = oneshot::channel();
+        child.cast(Order::Reply(port)).expect("it is alive");
+        child.kill();
+        let reply = timeout(SOON, reply).await.expect("the message that waits is dropped");
+        assert!(reply.is_err());
         end_of(&child).await;
         assert_eq!(parent.call(Order::Reply).await, Ok(7));
         assert_eq!(*seen.lock(), ["Killed"]);
@@ -557,29 +597,30 @@ mod tests {
     #[tokio::test]
     async fn a_panic_reaches_the_supervisor_before_its_waiting_messages() {
         let (seen, parent, child) = family().await;
-        let release = hold(&parent);
+        let release = hold(&parent).await;
         parent.cast(Order::Note("message")).expect("it is alive");
         child.cast(Order::Panic).expect("it is alive");
         end_of(&child).await;
         release.send(()).expect("it waits");
         assert_eq!(parent.call(Order::Reply).await, Ok(7));
-        assert_eq!(*seen.lock(), [r#"Panicked("a panic in a test")"#, "message"]);
+        assert_eq!(*seen.lock(), ["waited", r#"Panicked("a panic in a test")"#, "message"]);
     }
 
     #[tokio::test]
     async fn the_end_of_an_actor_kills_its_children() {
         for ends in [
             (|parent| parent.stop()) as fn(&ActorRef<Order>),
-            |parent| parent.cell().kill(),
+            |parent| parent.kill(),
             |parent| parent.cast(Order::Panic).expect("it is alive"),
         ] {
             let (seen, parent, child) = family().await;
             let grandchild = child.call(Order::Spawn).await.expect("it is alive");
-            let _release = hold(&grandchild);
+            let _release = hold(&grandchild).await;
             ends(&parent);
             end_of(&grandchild).await;
             end_of(&child).await;
-            assert!(!seen.lock().iter().any(|note| note == "Stopped"), "nobody receives the ends");
+            let is_own = |note: &String| note == "stopped";
+            assert!(seen.lock().iter().all(is_own), "nobody receives the ends");
         }
     }
 
@@ -588,37 +629,120 @@ mod tests {
         let (seen, parent, _) = family().await;
         parent.stop();
         end_of(&parent).await;
-        let orphan = spawn_child(parent.cell(), Observer(Arc::clone(&seen)));
+        let orphan = spawn_child(&parent, Observer(Arc::clone(&seen)));
         end_of(&orphan).await;
         assert_eq!(*seen.lock(), ["stopped"], "an orphan handles nothing");
     }
 
     #[tokio::test]
     async fn messages_without_end_leave_time_for_others() {
-        struct Endless;
+        /// Sends itself this number of messages.
+        struct Endless(u32);
         impl Actor for Endless {
             type Message = ();
             async fn handle(&mut self, myself: &ActorRef<()>, (): ()) {
-                myself.cast(()).expect("it is alive");
+                self.0 -= 1;
+                if self.0 > 0 {
+                    myself.cast(()).expect("it is alive");
+                }
             }
         }
-        let endless = spawn_root(|_| Endless);
+        let endless = spawn_root(|_| Endless(1_000_000));
         endless.cast(()).expect("it is alive");
-        // On this runtime of one thread, it would never be reached.
+        // On this runtime of one thread, the actor would handle all messages here.
         tokio::task::yield_now().await;
-        endless.cell().kill();
+        assert_eq!(endless.mailbox.inbox.lock().messages.len(), 1, "it has more to do");
+        endless.kill();
         timeout(SOON, endless.ended()).await.expect("the actor ends");
     }
 
     #[tokio::test]
     async fn a_burst_of_messages_leaves_no_memory_behind() {
         let (_, parent, _) = family().await;
-        let release = hold(&parent);
+        let release = hold(&parent).await;
         for _ in 0..1000 {
             parent.cast(Order::Note("one of many")).expect("it is alive");
         }
         release.send(()).expect("it waits");
         assert_eq!(parent.call(Order::Reply).await, Ok(7));
         assert!(parent.mailbox.inbox.lock().messages.capacity() <= KEPT_CAPACITY);
+    }
+
+    /// A value that notes when it is dropped, and may panic then.
+    struct Dropped {
+        seen: Seen,
+        of: Option<ActorRef<Self>>,
+        panics: bool,
+    }
+
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            let has_ended = self.of.as_ref().is_some_and(ActorRef::has_ended);
+            self.seen.lock().push(format!("dropped, ended: {has_ended}"));
+            assert!(!self.panics, "a panic in a test");
+        }
+    }
+
+    /// Notes its start, and handles nothing to its end.
+    struct Holder {
+        seen: Seen,
+        _held: Option<Dropped>,
+    }
+
+    impl Actor for Holder {
+        type Message = Dropped;
+
+        async fn start(&mut self, _: &ActorRef<Dropped>) {
+            self.seen.lock().push("started".to_owned());
+        }
+
+        async fn handle(&mut self, _: &ActorRef<Dropped>, _: Dropped) {
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test]
+    async fn the_state_is_dropped_before_the_end() {
+        for has_run in [false, true] {
+            let seen = Seen::default();
+            let holder = spawn_root(|myself: &ActorRef<Dropped>| {
+                let held =
+                    Dropped { seen: Arc::clone(&seen), of: Some(myself.clone()), panics: false };
+                Holder { seen: Seen::default(), _held: Some(held) }
+            });
+            if has_run {
+                tokio::task::yield_now().await;
+            }
+            holder.kill();
+            timeout(SOON, holder.ended()).await.expect("the actor ends");
+            assert_eq!(*seen.lock(), ["dropped, ended: false"], "{has_run}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_panic_while_a_message_is_dropped_does_not_hide_the_end() {
+        let seen = Seen::default();
+        let holder = spawn_root(|_| Holder { seen: Seen::default(), _held: None });
+        for _ in 0..3 {
+            let bomb = Dropped { seen: Arc::clone(&seen), of: None, panics: true };
+            holder.cast(bomb).map_err(drop).expect("it is alive");
+        }
+        holder.kill();
+        timeout(SOON, holder.ended()).await.expect("the actor ends");
+        assert_eq!(seen.lock().len(), 3);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn a_child_of_an_ended_supervisor_does_not_start() {
+        let (_, parent, _) = family().await;
+        parent.stop();
+        end_of(&parent).await;
+        for _ in 0..200 {
+            let seen = Seen::default();
+            let orphan = spawn_child(&parent, Holder { seen: Arc::clone(&seen), _held: None });
+            assert!(orphan.has_ended());
+            tokio::task::yield_now().await;
+            assert!(seen.lock().is_empty());
+        }
     }
 }

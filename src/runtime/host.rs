@@ -124,7 +124,7 @@ impl HostActor {
     fn begin(&mut self, myself: &ActorRef<HostMessage>, start: SessionStart) {
         let (id, shared) = (start.id.clone(), Arc::clone(&self.link.shared));
         let (has_work, is_stored) = (start.has_work(), start.is_stored());
-        match session::spawn(start, self.link.clone(), myself.cell()) {
+        match session::spawn(start, self.link.clone(), myself) {
             Ok(live) => {
                 self.sessions.insert(live.actor.id(), (id.clone(), Arc::clone(&live)));
                 if has_work {
@@ -157,7 +157,7 @@ impl HostActor {
         };
         let observer: RequestObserver = Arc::new(observer);
         let server = ToolServerActor { server, link, audience, observer, wait };
-        self.servers.insert(actor::spawn_child(myself.cell(), server).id(), kept);
+        self.servers.insert(actor::spawn_child(myself, server).id(), kept);
     }
 
     fn ended(&mut self, actor: ActorId) {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::actor::{ActorId, ActorRef, ReplyPort};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::Instant;
 
+use super::actor::{ActorId, ActorRef, ReplyPort};
 use super::agent::Agent;
 use super::agent_trees::AgentTrees;
 use super::blocking::BlockingPool;
@@ -502,7 +502,9 @@ impl HostRef {
         } else {
             index.remove(id);
             drop(index);
-            self.shared.session_states.changed(id, SessionState::Hibernated);
+            let has_open_run = self.shared.sleeping_runs.lock().contains(id);
+            let state = if has_open_run { SessionState::Running } else { SessionState::Hibernated };
+            self.shared.session_states.changed(id, state);
         }
     }
 

@@ -9,7 +9,7 @@ use crate::journal::{JournalError, SessionQuery, SessionSummary};
 use crate::types::SessionState;
 
 /// Minimum number of sessions of one read with a filter, because a small limit would need many reads.
-const FILTERED_PAGE_MIN: usize = 64;
+const FILTERED_PAGE_MIN: usize = 256;
 
 /// Maximum number of sessions of one read.
 const PAGE_MAX: usize = 1000;

@@ -173,7 +173,10 @@ fn remove(shared: &HostState, old: &[SessionId]) -> Result<(), JournalError> {
     if !deleted.is_empty() {
         shared.uncount_sessions(deleted.len());
         // The subscribers are notified before another session can have the id.
-        deleted.iter().for_each(|id| shared.session_states.deleted(id));
+        for id in &deleted {
+            shared.set_sleeping_run(id, false);
+            shared.session_states.deleted(id);
+        }
         tracing::info!(count = deleted.len(), "idle_sessions_deleted");
     }
     old.iter().for_each(|id| shared.end_deletion(id));

@@ -140,7 +140,7 @@ pub(super) enum SessionMessage {
     },
     /// Return the actors of runs: stream, accumulator, tool supervisor.
     #[cfg(test)]
-    NameActors { reply: ReplyPort<Option<[super::actor::ActorCell; 3]>> },
+    NameActors { reply: ReplyPort<Option<[super::actor::AnyActorRef; 3]>> },
 }
 
 /// A run that was started or queued, or one that an earlier request started.

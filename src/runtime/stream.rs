@@ -63,12 +63,14 @@ impl Actor for StreamActor {
                     requests: self.setup.requests.clone(),
                 };
                 let myself = myself.clone();
-                self.reading = Some(OwnedTask::spawn(&self.setup.gauges.tasks, async move {
-                    let read = AssertUnwindSafe(read_loop.read(plan, request));
-                    if let Err(panic) = read.catch_unwind().await {
+                // An async block would have room for the read loop several times.
+                let read = AssertUnwindSafe(read_loop.read(plan, request)).catch_unwind();
+                let read = read.map(move |ended| {
+                    if let Err(panic) = ended {
                         let _ = myself.cast(StreamMessage::ReadLoopPanicked(panic));
                     }
-                }));
+                });
+                self.reading = Some(OwnedTask::spawn(&self.setup.gauges.tasks, read));
             }
             StreamMessage::Disconnect => self.reading = None,
             StreamMessage::ReadLoopPanicked(panic) => std::panic::resume_unwind(panic),

@@ -1,4 +1,4 @@
-//! The actor that supervises the tool calls of a session: one linked actor per call.
+//! The actor that supervises the tool calls of a session: one actor per call.
 //!
 //! It is an actor of its own, so that running calls survive the death of the accumulator. The next
 //! accumulator attaches to it, and receives the ends of calls that the last one may have missed.
@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::actor::{self, Actor, ActorCell, ActorId, ChildEnd, EndCause};
+use super::actor::{self, Actor, ActorId, AnyActorRef, ChildEnd, EndCause};
 use super::blocking::BlockingPool;
 use super::child_sessions::{AgentCallRunner, ChildSlot};
 use super::gauge::{CountGuard, Gauges};
@@ -92,7 +92,7 @@ struct RunningCall {
     key: CallKey,
     started: Instant,
     state: CallStartState,
-    actor: ActorCell,
+    actor: AnyActorRef,
     slot: OutcomeSlot,
     /// The number of questions of this start.
     questions: u32,
@@ -304,12 +304,12 @@ impl ToolSupervisor {
             secrets: self.secrets.clone(),
             _counted: [self.gauges.actors.increment(), self.gauges.tools.increment()],
         };
-        let actor = actor::spawn_child(myself.cell(), tool);
+        let actor = actor::spawn_child(myself, tool);
         self.running.push(RunningCall {
             key,
             started,
             state,
-            actor: actor.cell(),
+            actor: actor.any_ref(),
             slot,
             questions: 0,
             wait: None,

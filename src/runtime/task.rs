@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use futures::FutureExt as _;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::error::HostError;
@@ -20,10 +21,8 @@ impl OwnedTask {
     #[expect(clippy::disallowed_methods, reason = "the task is aborted when the value is dropped")]
     pub(super) fn spawn(tasks: &Gauge, future: impl Future<Output = ()> + Send + 'static) -> Self {
         let held = tasks.increment();
-        let handle = tokio::spawn(async move {
-            let _held = held;
-            future.await;
-        });
+        // An async block would have room for the future twice.
+        let handle = tokio::spawn(future.map(move |()| drop(held)));
         Self { _handle: AbortOnDropHandle::new(handle) }
     }
 }

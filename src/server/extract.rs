@@ -28,8 +28,13 @@ const KEY_BYTES_MAX: usize = 255;
 const QUOTE_CHARS: usize = 100;
 
 /// The unsigned types of values, with the maximum of each, as errors of serde name them.
-const UNSIGNED_TYPES: [(&str, u64); 3] =
-    [("u32", u32::MAX as u64), ("u64", u64::MAX), ("usize", usize::MAX as u64)];
+const UNSIGNED_TYPES: [(&str, u64); 5] = [
+    ("u8", u8::MAX as u64),
+    ("u16", u16::MAX as u64),
+    ("u32", u32::MAX as u64),
+    ("u64", u64::MAX),
+    ("usize", usize::MAX as u64),
+];
 
 /// A JSON object as the body. Unknown members are refused only if `T` has `#[serde(deny_unknown_fields)]`,
 /// which every type here must have.
@@ -465,6 +470,14 @@ mod tests {
             (
                 "invalid type: string \"x\", expected u32",
                 "must be a whole number from 0 to 4294967295, not \"x\"",
+            ),
+            (
+                "invalid value: integer `256`, expected u8",
+                "must be a whole number from 0 to 255, not 256",
+            ),
+            (
+                "invalid value: integer `0`, expected a nonzero u16",
+                "must be a whole number from 1 to 65535, not 0",
             ),
             (
                 "invalid value: integer `0`, expected a nonzero u32",

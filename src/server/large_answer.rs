@@ -42,6 +42,8 @@ pub(super) struct LargeAnswers {
     /// One for each byte of the answers that hold more than [`PIECE_BYTES`].
     bytes: Arc<Semaphore>,
     bytes_max: usize,
+    /// What a client whose answer is refused can do.
+    advice: &'static str,
 }
 
 /// The permits of one answer, held until its body is sent or dropped. A small answer has none.
@@ -71,17 +73,18 @@ struct AnswerSize(usize);
 impl LargeAnswers {
     /// Returns the permits of all answers but pages of metrics.
     pub(super) fn new(max_large_answers: usize) -> Self {
-        Self::with_bytes(max_large_answers, HELD_BYTES_MAX)
+        let advice = "try again later, or ask for less with limit if the request has one";
+        Self::with_bytes(max_large_answers, HELD_BYTES_MAX, advice)
     }
 
     /// Returns the permits of pages of metrics.
     pub(super) fn of_metrics(max_large_answers: usize) -> Self {
-        Self::with_bytes(max_large_answers, METRICS_BYTES_MAX)
+        Self::with_bytes(max_large_answers, METRICS_BYTES_MAX, "try again later")
     }
 
-    fn with_bytes(max_large_answers: usize, bytes_max: usize) -> Self {
+    fn with_bytes(max_large_answers: usize, bytes_max: usize, advice: &'static str) -> Self {
         let answers = Arc::new(Semaphore::new(max_large_answers.min(Semaphore::MAX_PERMITS)));
-        Self { answers, bytes: Arc::new(Semaphore::new(bytes_max)), bytes_max }
+        Self { answers, bytes: Arc::new(Semaphore::new(bytes_max)), bytes_max, advice }
     }
 
     /// Returns a permit for a small answer.
@@ -142,10 +145,7 @@ impl LargeAnswers {
     }
 
     fn no_permit(&self) -> ApiError {
-        let message = format!(
-            "{}: try again later, or ask for less with limit if the request has one",
-            self.full()
-        );
+        let message = format!("{}: {}", self.full(), self.advice);
         ApiError::retry_later(StatusCode::SERVICE_UNAVAILABLE, NO_PERMIT, message)
     }
 
@@ -315,6 +315,16 @@ mod tests {
         let body = axum::body::to_bytes(sent.into_body(), usize::MAX).await.expect("read");
         assert!(serde_json::from_slice::<String>(&body).expect("parse") == large);
         assert!(permits.json(&large).is_ok(), "the permit is free when the body is sent");
+    }
+
+    #[test]
+    fn a_refused_page_of_metrics_does_not_advise_a_limit() {
+        for (permits, has_advice) in
+            [(LargeAnswers::new(0), true), (LargeAnswers::of_metrics(0), false)]
+        {
+            let refused = permits.try_acquire(LARGE_BYTES + 1, 0).expect_err("there is no permit");
+            assert_eq!(format!("{refused:?}").contains("with limit"), has_advice, "{refused:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -37,7 +37,7 @@ pub struct ServerOptions {
     /// disconnected.
     pub write_timeout: Duration,
     /// Maximum number of answers above 1 MiB at once. Further ones are refused with status 503, as
-    /// are those that would need more than 48 MiB together.
+    /// are those that would need more than 48 MiB together, and 8 MiB for pages of metrics.
     pub max_large_answers: usize,
     /// Time that open connections get to finish at shutdown.
     pub close_timeout: Duration,

@@ -491,7 +491,7 @@ metric_table! {
         RUNS: Counter, Count, ["run_end"], "callsheet_runs_total",
             "Runs that ended, by run end.";
         SESSIONS: Gauge, Count, ["state"], "callsheet_sessions",
-            "Open sessions by state.";
+            "Open sessions by state. `hibernated`: not in memory, also those whose run waits for people.";
         SPANS: Counter, Count, ["result"], "callsheet_spans_total",
             "Trace spans by result: exported, failed (the collector rejected them) or dropped (the queue was full).";
         BUILD_INFO: Gauge, Count, ["version"], "callsheet_build_info",

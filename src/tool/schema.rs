@@ -4,22 +4,26 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use jsonschema::PatternOptions;
 use schemars::JsonSchema;
 use serde_json::Value;
 
 use super::schema_recursion::SchemaRecursion;
 use crate::types::InvalidValue;
 
+/// Maximum memory of a compiled regular expression.
+const PATTERN_BYTES_MAX: usize = 1 << 20;
+
 /// The violation of a value of which the errors are not listed.
 const NOT_LOCATED: &str =
-    "the value does not match the schema, which refers to itself in too many ways to say where";
+    "the value does not match the schema; it has too many parts or alternatives to say where";
 
 /// A JSON schema with its compiled validator. Equality compares the schemas only.
 #[derive(Clone)]
 pub struct InputSchema {
     schema: Arc<Value>,
     validator: Arc<jsonschema::Validator>,
-    /// The limits of checks, if the schema refers to itself.
+    /// The limits of checks, if the schema refers to itself or has alternatives.
     recursion: Option<Arc<SchemaRecursion>>,
     /// The reason why the schema of a type is invalid. A tool with it cannot be registered.
     problem: Option<Arc<str>>,
@@ -80,7 +84,11 @@ impl InputSchema {
     pub fn parse(schema: Value) -> Result<Self, InvalidValue> {
         let recursion = SchemaRecursion::of(&schema)?.map(Arc::new);
         let invalid = |error| InvalidValue::new(format!("not a valid JSON schema: {error}"));
-        let validator = Arc::new(jsonschema::validator_for(&schema).map_err(invalid)?);
+        let patterns = PatternOptions::fancy_regex()
+            .size_limit(PATTERN_BYTES_MAX)
+            .dfa_size_limit(PATTERN_BYTES_MAX);
+        let options = jsonschema::options().with_pattern_options(patterns);
+        let validator = Arc::new(options.build(&schema).map_err(invalid)?);
         Ok(Self { schema: Arc::new(schema), validator, recursion, problem: None })
     }
 
@@ -203,9 +211,76 @@ mod tests {
             chain,
         ] {
             let error = InputSchema::parse(schema.clone()).unwrap_err().to_string();
-            assert!(error.contains("100000 values or 2000 levels"), "{error}");
+            assert!(error.contains("100000 values or 1000 levels"), "{error}");
             assert!(InputSchema::of_value(schema).problem().is_some());
         }
+    }
+
+    #[test]
+    fn documents_that_refer_to_each_other_in_many_ways_are_refused() {
+        let document = |nth: usize| {
+            let other =
+                |other: usize| (format!("p{other}"), json!({"$ref": format!("http://a/d{other}")}));
+            let others: Map<String, Value> = (0..10).filter(|o| *o != nth).map(other).collect();
+            let id = format!("http://a/d{nth}");
+            (format!("d{nth}"), json!({"$id": id, "properties": others}))
+        };
+        let documents: Map<String, Value> = (0..10).map(document).collect();
+        let schema = json!({"$defs": documents, "$ref": "http://a/d0"});
+        let error = InputSchema::parse(schema).unwrap_err().to_string();
+        assert!(error.contains("its documents ($id) refer to each other"), "{error}");
+    }
+
+    #[test]
+    fn schemas_that_the_library_checks_twice_at_each_level_are_refused() {
+        let nested = |levels: usize| {
+            let inner = json!({"properties": {"a": true}});
+            (0..levels)
+                .fold(inner, |inner, _| json!({"allOf": [inner], "unevaluatedProperties": false}))
+        };
+        let few = InputSchema::parse(nested(3)).unwrap();
+        assert_eq!(few.first_violation(&json!({"a": 1})), None);
+        assert!(few.first_violation(&json!({"b": 1})).is_some());
+        let error = InputSchema::parse(nested(24)).unwrap_err().to_string();
+        assert!(error.contains("is too large"), "{error}");
+    }
+
+    #[test]
+    fn the_deepest_schemas_leave_room_on_the_stack() {
+        let nested = |levels: usize, keyword: &str| {
+            (0..levels).fold(json!({"type": "string"}), |inner, _| json!({keyword: inner}))
+        };
+        let deep = InputSchema::parse(nested(980, "not")).unwrap();
+        assert_eq!(deep.first_violation(&json!("a")), None);
+        assert!(deep.first_violation(&json!(7)).is_some());
+        let mut deep = nested(180, "if");
+        deep["unevaluatedProperties"] = json!(false);
+        let deep = InputSchema::parse(deep).unwrap();
+        assert_eq!(deep.first_violation(&json!({})), None);
+        assert!(deep.first_violation(&json!({"a": 1})).is_some());
+        assert!(InputSchema::parse(nested(1_000, "not")).is_err());
+    }
+
+    #[test]
+    fn the_errors_of_many_alternatives_and_values_are_not_listed() {
+        let alternatives = vec![json!({"type": "string"}); 1_000];
+        let schema = json!({"anyOf": [{"items": {"anyOf": alternatives}}]});
+        let schema = InputSchema::parse(schema).unwrap();
+        let violation = schema.first_violation(&json!(vec![7; 10_000]));
+        assert_eq!(violation.as_deref(), Some(NOT_LOCATED));
+        let violation = schema.first_violation(&json!([7])).unwrap();
+        assert!(violation.contains("is not valid under any"), "{violation}");
+    }
+
+    #[test]
+    fn regular_expressions_that_need_much_memory_are_refused() {
+        let text = |pattern: String| json!({"type": "string", "pattern": pattern});
+        assert!(InputSchema::parse(text(r"^[\w.-]{1,64}$".to_owned())).is_ok());
+        assert!(InputSchema::parse(text(r"\p{L}{400}7".to_owned())).is_err());
+        let member = |nth: usize| (format!("m{nth}"), text(format!("a{nth}")));
+        let members: Map<String, Value> = (0..201).map(member).collect();
+        let error = InputSchema::parse(json!({"properties": members})).unwrap_err().to_string();
+        assert!(error.contains("more than 200 regular expressions"), "{error}");
     }
 
     #[test]
@@ -307,9 +382,9 @@ mod tests {
             let next = json!({"$ref": format!("#/$defs/d{}", nth + 1)});
             (format!("d{nth}"), next)
         };
-        let mut links: Map<String, Value> = (0..200).map(link).collect();
+        let mut links: Map<String, Value> = (0..100).map(link).collect();
         let back = json!({"properties": {"a": {"$ref": "#/$defs/d0"}}});
-        links.insert("d200".to_owned(), back);
+        links.insert("d100".to_owned(), back);
         let chain = InputSchema::parse(json!({"$defs": links, "$ref": "#/$defs/d0"})).unwrap();
         assert_eq!(chain.first_violation(&nested("a", 2, json!(7))), None);
         let violation = chain.first_violation(&nested("a", 20, json!(7)));
@@ -326,6 +401,15 @@ mod tests {
         };
         let definitions: Map<String, Value> = (0..10).map(all_but).collect();
         let schema = json!({"$defs": definitions, "$ref": "#/$defs/d0"});
+        let error = InputSchema::parse(schema).unwrap_err().to_string();
+        assert!(error.contains("lead back to the same value"), "{error}");
+        // The library enters each of these references back again.
+        let mut ring = json!({"type": "string"});
+        for nth in 0..10 {
+            let back = json!({"$ref": format!("#/$defs/n{}", "/anyOf/0".repeat(nth))});
+            ring = json!({"anyOf": [ring, back]});
+        }
+        let schema = json!({"$defs": {"n": ring}, "properties": {"a": {"$ref": "#/$defs/n"}}});
         let error = InputSchema::parse(schema).unwrap_err().to_string();
         assert!(error.contains("lead back to the same value"), "{error}");
         // A base that lists its subtypes, each of which refers to the base.

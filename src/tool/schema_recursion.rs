@@ -1,10 +1,10 @@
 //! The limits of JSON schemas, which may come from clients and from servers of tools: their size, and the time, memory
-//! and stack that a check takes if the schema refers to itself.
+//! and stack that its compilation and its checks take.
 //!
 //! The `jsonschema` library checks a value recursively, and a list of errors has those of all alternatives of `anyOf`
 //! and `oneOf`. The graph of a schema tells how much both would take, before they begin.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use jsonschema::{Draft, Registry, Uri};
@@ -17,24 +17,39 @@ use crate::types::InvalidValue;
 const PARTS_MAX: usize = 100_000;
 
 /// Maximum depth of such a schema, and of a check. A check is recursive.
-const DEPTH_MAX: usize = 2_000;
+const DEPTH_MAX: usize = 1_000;
 
 /// Maximum number of parts with which a schema that refers to itself checks one value, without the values in it.
 /// The library visits them for each number, text and boolean.
 const VISITS_MAX: usize = 1_000_000;
 
+/// Maximum number of ways through the documents (`$id`) of a schema. The library compiles each part once for each way.
+const WAYS_MAX: usize = 5_000;
+
+/// Maximum depth of a schema with `unevaluatedProperties` or `unevaluatedItems`, whose compilation is recursive too.
+const UNEVALUATED_DEPTH_MAX: usize = 200;
+
+/// Number of levels that a value may have at least if its schema refers to itself.
+const VALUE_LEVELS_MIN: usize = 8;
+
+/// Maximum number of different regular expressions. The library compiles each.
+const PATTERNS_MAX: usize = 200;
+
+/// The keywords of which the library checks everything in place a second time.
+const UNEVALUATED: [&str; 2] = ["unevaluatedProperties", "unevaluatedItems"];
+
 /// The keywords of references.
 const REFERENCES: [&str; 3] = ["$ref", "$dynamicRef", "$recursiveRef"];
 
-/// The limits of the checks of a schema that refers to itself.
+/// The limits of the checks of a schema that refers to itself, or has alternatives.
 pub(super) struct SchemaRecursion {
     graph: SchemaGraph,
-    /// Maximum number of levels of a value. The depth of a check grows with them.
+    /// Maximum number of levels of a value, if the schema refers to itself. The depth of a check grows with them.
     pub(super) levels_max: usize,
 }
 
 impl SchemaRecursion {
-    /// Returns the limits of a schema, or `None` if it does not refer to itself.
+    /// Returns the limits of a schema, or `None` if it neither refers to itself nor has alternatives.
     ///
     /// # Errors
     /// If the schema is too large.
@@ -47,7 +62,7 @@ impl SchemaRecursion {
     }
 
     pub(super) fn has_too_many_levels(&self, value: &Value) -> bool {
-        levels_of(value) > self.levels_max
+        self.levels_max < usize::MAX && levels_of(value) > self.levels_max
     }
 
     /// Returns true if the errors of a value, with those of all alternatives, can be listed.
@@ -126,7 +141,7 @@ impl PartKind {
 }
 
 /// The values that the next part of a schema is checked against.
-#[derive(PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 enum SchemaStep {
     /// The same value.
     Same,
@@ -145,6 +160,45 @@ enum SchemaStep {
 /// The steps from each part of a schema to others, by the number of the part. The number of the schema is 0.
 struct SchemaGraph {
     steps: Vec<Vec<(SchemaStep, usize)>>,
+    /// The documents that each document refers to. That of the schema is 0.
+    documents: Vec<BTreeSet<usize>>,
+    has_unevaluated: bool,
+    has_alternatives: bool,
+    /// The number of different regular expressions.
+    patterns: usize,
+}
+
+/// All ways from a number on which no number occurs twice.
+struct Ways {
+    visits: usize,
+    levels: usize,
+    /// The numbers that a way leads back to.
+    heads: HashSet<usize>,
+}
+
+impl Ways {
+    /// Returns `None` if there are more than `visits_max` visits.
+    fn of(start: usize, visits_max: usize, next: impl Fn(usize) -> Vec<usize>) -> Option<Self> {
+        let mut ways = Self { visits: 0, levels: 0, heads: HashSet::new() };
+        let mut way = HashSet::new();
+        let mut open = vec![(start, false)];
+        while let Some((at, is_end)) = open.pop() {
+            if is_end {
+                way.remove(&at);
+            } else if way.insert(at) {
+                ways.visits += 1;
+                ways.levels = ways.levels.max(way.len());
+                if ways.visits > visits_max {
+                    return None;
+                }
+                open.push((at, true));
+                open.extend(next(at).into_iter().map(|next| (next, false)));
+            } else {
+                ways.heads.insert(at);
+            }
+        }
+        Some(ways)
+    }
 }
 
 impl SchemaGraph {
@@ -163,6 +217,10 @@ impl SchemaGraph {
         // Each stands for all parts with the same dynamic anchor.
         let mut anchors: HashMap<String, usize> = HashMap::new();
         let mut steps = vec![Vec::new()];
+        let (mut has_unevaluated, mut has_alternatives) = (false, false);
+        let mut patterns = HashSet::new();
+        let mut document_numbers = HashMap::from([(resolver.base_uri(), 0)]);
+        let mut documents = vec![BTreeSet::new()];
         let mut open = vec![(0, schema, resolver, draft, kind)];
         while let Some((part, value, resolver, draft, kind)) = open.pop() {
             let mut children = Vec::new();
@@ -179,8 +237,26 @@ impl SchemaGraph {
                     children.push((SchemaStep::Same, target, resolver, draft, PartKind::Schema));
                 }
             }
+            let is_twice = kind == PartKind::Schema
+                && UNEVALUATED.iter().any(|name| value.get(name).is_some_and(|it| *it != true));
+            has_unevaluated |= is_twice;
+            has_alternatives |= ["anyOf", "oneOf"].iter().any(|name| value.get(name).is_some());
+            if kind == PartKind::Patterns {
+                patterns
+                    .extend(value.as_object().into_iter().flat_map(Map::keys).map(String::as_str));
+            }
+            patterns.extend(value.get("pattern").and_then(Value::as_str));
+            let document = document_numbers.get(&resolver.base_uri()).copied().unwrap_or_default();
             let mut found = Vec::new();
             for (step, child, resolver, draft, kind) in children {
+                let next = documents.len();
+                let child_document = *document_numbers.entry(resolver.base_uri()).or_insert(next);
+                if child_document == next {
+                    documents.push(BTreeSet::new());
+                }
+                if child_document != document && step != SchemaStep::Unapplied {
+                    documents[document].insert(child_document);
+                }
                 let key = (std::ptr::from_ref(child), resolver.base_uri(), kind);
                 let number = *numbers.entry(key).or_insert(steps.len());
                 if number == steps.len() {
@@ -189,6 +265,11 @@ impl SchemaGraph {
                 }
                 // The library ignores a reference of a schema to itself.
                 if number != part {
+                    let is_by_name =
+                        matches!(kind, PartKind::Properties | PartKind::Patterns | PartKind::Tuple);
+                    if is_twice && !is_by_name && step != SchemaStep::Unapplied {
+                        found.push((step.clone(), number));
+                    }
                     found.push((step, number));
                 }
             }
@@ -212,31 +293,48 @@ impl SchemaGraph {
             }
             steps[part] = found;
         }
-        Some(Self { steps })
+        let patterns = patterns.len();
+        Some(Self { steps, documents, has_unevaluated, has_alternatives, patterns })
     }
 
-    /// Returns the limits of checks, if the schema refers to itself.
+    /// Returns the limits of checks, if the schema refers to itself or has alternatives.
     ///
     /// # Errors
     /// If the schema is too large.
     fn into_recursion(mut self) -> Result<Option<SchemaRecursion>, InvalidValue> {
         let (parts, levels, is_recursive) = self.size();
-        if parts > PARTS_MAX || levels > DEPTH_MAX {
+        let levels_max = if self.has_unevaluated { UNEVALUATED_DEPTH_MAX } else { DEPTH_MAX };
+        if parts > PARTS_MAX || levels > levels_max {
             return Err(InvalidValue::new(format!(
                 "the JSON schema is too large: with its references replaced it has more than \
-                 {PARTS_MAX} values or {DEPTH_MAX} levels"
+                 {PARTS_MAX} values or {levels_max} levels"
             )));
         }
-        if !is_recursive {
+        if self.patterns > PATTERNS_MAX {
+            return Err(InvalidValue::new(format!(
+                "the JSON schema is too large: it has more than {PATTERNS_MAX} regular expressions"
+            )));
+        }
+        let of_document = |document: usize| self.documents[document].iter().copied().collect();
+        if Ways::of(0, WAYS_MAX, of_document).is_none() {
+            return Err(InvalidValue::new(
+                "the JSON schema is too large: its documents ($id) refer to each other in too many ways",
+            ));
+        }
+        if !is_recursive && !self.has_alternatives {
             return Ok(None);
         }
         for steps in &mut self.steps {
             steps.retain(|(step, _)| *step != SchemaStep::Unapplied);
         }
+        if !is_recursive {
+            return Ok(Some(SchemaRecursion { graph: self, levels_max: usize::MAX }));
+        }
         let levels = self.levels_of_one_value().ok_or_else(|| {
             InvalidValue::new(format!(
                 "the JSON schema is too large: it checks one value with more than {VISITS_MAX} of \
-                 its parts or {DEPTH_MAX} levels, because its references lead back to the same value"
+                 its parts or {} levels, because its references lead back to the same value",
+                DEPTH_MAX / VALUE_LEVELS_MIN
             ))
         })?;
         Ok(Some(SchemaRecursion { graph: self, levels_max: DEPTH_MAX / levels }))
@@ -280,28 +378,21 @@ impl SchemaGraph {
         let mut starts: Vec<usize> = within.map(|(_, part)| *part).chain([0]).collect();
         starts.sort_unstable();
         starts.dedup();
-        let (mut visits, mut levels_max) = (0_usize, 0_usize);
-        let mut is_open = vec![false; self.steps.len()];
+        let same = |part: usize| {
+            let steps = self.steps[part].iter().filter(|(step, _)| *step == SchemaStep::Same);
+            steps.map(|(_, next)| *next).collect()
+        };
+        let (mut visits, mut levels_max) = (0_usize, 1_usize);
         for start in starts {
-            let mut levels = 0_usize;
-            let mut open = vec![(start, false)];
-            while let Some((part, is_end)) = open.pop() {
-                if is_end {
-                    is_open[part] = false;
-                    levels -= 1;
-                } else if !is_open[part] {
-                    is_open[part] = true;
-                    levels += 1;
-                    visits += 1;
-                    if visits > VISITS_MAX || levels > DEPTH_MAX {
-                        return None;
-                    }
-                    levels_max = levels.max(levels_max);
-                    open.push((part, true));
-                    let steps = self.steps[part].iter();
-                    let same = steps.filter(|(step, _)| *step == SchemaStep::Same);
-                    open.extend(same.map(|(_, next)| (*next, false)));
-                }
+            let ways = Ways::of(start, VISITS_MAX, same)?;
+            // The library stops only at a part that was entered by a reference back. So it goes all ways again for each
+            // part that they lead back to.
+            let rounds = ways.heads.len() + 1;
+            let power = u32::try_from(rounds).unwrap_or(u32::MAX);
+            visits = visits.saturating_add(ways.visits.saturating_pow(power));
+            levels_max = levels_max.max(ways.levels.saturating_mul(rounds));
+            if visits > VISITS_MAX || levels_max > DEPTH_MAX / VALUE_LEVELS_MIN {
+                return None;
             }
         }
         Some(levels_max)

@@ -18,6 +18,9 @@ const APPROVAL_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Default of [`ToolSpec::breaker_open_for`].
 const BREAKER_OPEN_FOR: Duration = Duration::from_secs(10);
 
+/// The longest period of [`ToolSpec::max_rate`].
+const RATE_PERIOD_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Name and schema of a tool for the model, and its policy for the schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -230,11 +233,12 @@ impl ToolSpec {
     }
 
     /// Limits the rate of calls in the whole host, over all sessions: of 10 in a second, one starts every
-    /// 100 ms. Further calls wait, and the sessions take turns. 0 counts as 1.
+    /// 100 ms. Further calls wait, and the sessions take turns. 0 calls count as 1, a period above a day as a day;
+    /// a period of zero is no limit.
     #[must_use]
     pub fn max_rate(mut self, calls: u32, period: Duration) -> Self {
         let calls = NonZeroU32::new(calls).unwrap_or(NonZeroU32::MIN);
-        self.rate = Some(CallRate::per(calls, period));
+        self.rate = Some(CallRate::per(calls, period.min(RATE_PERIOD_MAX)));
         self
     }
 

@@ -13,10 +13,10 @@ use super::{Callers, SessionActor};
 use crate::config::RunOverrides;
 use crate::journal::SessionLog;
 use crate::record::{JournalEntry, Seq};
-use crate::runtime::actor::{self, ActorCell, ActorRef};
+use crate::runtime::actor::{self, ActorRef};
 use crate::runtime::error::HostError;
 use crate::runtime::host_ref::{AwakeSession, HostRef, SessionActivity};
-use crate::runtime::message::SessionMessage;
+use crate::runtime::message::{HostMessage, SessionMessage};
 use crate::runtime::models::prompt_cache_key;
 use crate::runtime::session_start::{SessionOrigin, SessionStart};
 use crate::session::{OpenRun, RunInput, Session, SessionEffect};
@@ -34,7 +34,7 @@ pub(in crate::runtime) struct SessionArguments {
 pub(in crate::runtime) fn spawn(
     start: SessionStart,
     link: HostRef,
-    supervisor: ActorCell,
+    supervisor: &ActorRef<HostMessage>,
 ) -> Result<Arc<AwakeSession>, HostError> {
     let agent = start.agent.name.to_string();
     let feed_access = start.publisher.feed_access();

@@ -26,15 +26,16 @@ impl SessionActor {
         let reason = HostError::Journal(error);
         let durable = self.log.durable_seq();
         // The callers of runs whose ends were lost receive this failure, so the runs must not go on.
-        let lost = self.ended_runs.drain(..).filter(|(_, end)| *end > durable);
-        let lost = lost.map(|(run, _)| (run, self.id.clone()));
+        let lost: Vec<_> = self.ended_runs.drain(..).filter(|(_, end)| *end > durable).collect();
+        let has_lost_end = !lost.is_empty();
+        let lost = lost.into_iter().map(|(run, _)| (run, self.id.clone()));
         self.link.shared.unrecorded_failures.lock().extend(lost);
         if let Some(run) = self.run.take() {
             self.link.shared.unrecorded_failures.lock().insert(run.id.clone(), self.id.clone());
             run.fail(reason.clone());
         }
-        for cell in self.forget_actors().iter().flat_map(RunActors::cells) {
-            cell.kill();
+        for actor in self.forget_actors().iter().flat_map(RunActors::any_refs) {
+            actor.kill();
         }
         self.fail_callers(&reason);
         for reply in self.callers.close.drain(..) {
@@ -44,7 +45,7 @@ impl SessionActor {
         self.activity.leaving.store(true, Ordering::Release);
         self.log.close();
         // The journal has not recorded the end of a run.
-        let was_running = self.activity.running.load(Ordering::Acquire);
+        let was_running = has_lost_end || self.activity.running.load(Ordering::Acquire);
         self.link.shared.set_sleeping_run(&self.id, was_running);
         self.link.shared.replace(&self.id, myself.id(), None);
         let state = if was_running { SessionState::Running } else { SessionState::Hibernated };

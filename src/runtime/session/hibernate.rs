@@ -94,8 +94,8 @@ impl SessionActor {
             leaves
         });
         if leaves {
-            for cell in self.forget_actors().iter().flat_map(RunActors::cells) {
-                cell.kill();
+            for actor in self.forget_actors().iter().flat_map(RunActors::any_refs) {
+                actor.kill();
             }
             if let Some(run) = self.run.take() {
                 run.fail(HostError::ShuttingDown);

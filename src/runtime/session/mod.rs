@@ -242,7 +242,7 @@ impl Actor for SessionActor {
             #[cfg(test)]
             SessionMessage::NameActors { reply } => {
                 let actors = self.actors.current.as_ref().filter(|_| self.run.is_some());
-                let _ = reply.send(actors.map(run::RunActors::cells));
+                let _ = reply.send(actors.map(run::RunActors::any_refs));
             }
         }
         self.proceed(myself);

@@ -13,7 +13,7 @@ use super::SessionActor;
 use super::run::RunActors;
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{JournalEntry, Record, Seq};
-use crate::runtime::actor::{ActorCell, ActorRef, ChildEnd, EndCause};
+use crate::runtime::actor::{ActorRef, AnyActorRef, ChildEnd, EndCause};
 use crate::runtime::child_sessions::stop_child;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage};
 use crate::telemetry::SourceRecord;
@@ -47,13 +47,13 @@ impl SessionActor {
     /// run.
     fn recover(&mut self, myself: &ActorRef<SessionMessage>, end: ChildEnd) {
         let ChildEnd { actor: gone, cause } = end;
-        let Some(cells) = self.actors.current.as_ref().map(RunActors::cells) else { return };
-        if !cells.iter().any(|cell| cell.id() == gone) {
+        let Some(actors) = self.actors.current.as_ref().map(RunActors::any_refs) else { return };
+        if !actors.iter().any(|actor| actor.id() == gone) {
             return;
         }
         let Some(run) = self.run.as_mut() else {
             // The next run has others.
-            cells.iter().for_each(ActorCell::kill);
+            actors.iter().for_each(AnyActorRef::kill);
             self.forget_actors();
             return;
         };
@@ -64,11 +64,11 @@ impl SessionActor {
                 EndCause::Panicked(panic) => panic,
             };
             tracing::error!(session = %self.id, run = %run.id, why, "run_actor_died");
-            let [_, accumulator, supervisor] = &cells;
+            let [_, accumulator, supervisor] = &actors;
             let calls_survive = gone == accumulator.id();
             let replaced =
-                cells.iter().filter(|cell| !(calls_survive && cell.id() == supervisor.id()));
-            replaced.inspect(|cell| cell.kill()).map(ActorCell::id).collect()
+                actors.iter().filter(|actor| !(calls_survive && actor.id() == supervisor.id()));
+            replaced.inspect(|actor| actor.kill()).map(AnyActorRef::id).collect()
         });
         waiting.remove(&gone);
         if !waiting.is_empty() {
@@ -80,7 +80,7 @@ impl SessionActor {
         let supervisor = self.forget_actors().and_then(|actors| actors.living_supervisor());
         if is_too_often {
             if let Some(supervisor) = supervisor {
-                supervisor.cell().kill();
+                supervisor.kill();
             }
             self.give_up("internal_error", DIED);
             return;

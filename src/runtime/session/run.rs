@@ -13,7 +13,7 @@ use crate::config::RunOverrides;
 use crate::journal::SessionLog;
 use crate::record::Seq;
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
-use crate::runtime::actor::{self, ActorCell, ActorId, ActorRef};
+use crate::runtime::actor::{self, ActorId, ActorRef, AnyActorRef};
 use crate::runtime::agent::Agent;
 use crate::runtime::error::HostError;
 use crate::runtime::gauge::CountGuard;
@@ -259,7 +259,7 @@ impl RunActors {
             all: Arc::clone(all),
         });
         let setup = StreamSetup { session: session.id(), gauges: gauges.clone(), requests };
-        let stream = actor::spawn_child(session.cell(), StreamActor::new(setup));
+        let stream = actor::spawn_child(session, StreamActor::new(setup));
         let supervisor = match supervisor {
             Some(supervisor) => supervisor,
             None => {
@@ -274,7 +274,7 @@ impl RunActors {
                     link: link.clone(),
                     parent: parent.cloned(),
                 };
-                actor::spawn_child(session.cell(), ToolSupervisor::new(setup))
+                actor::spawn_child(session, ToolSupervisor::new(setup))
             }
         };
         let setup = AccumulatorSetup {
@@ -290,12 +290,12 @@ impl RunActors {
             stalls: host.stalls.clone(),
             parent: parent.cloned(),
         };
-        let accumulator = actor::spawn_child(session.cell(), AccumulatorActor::new(setup));
+        let accumulator = actor::spawn_child(session, AccumulatorActor::new(setup));
         Self { stream, accumulator, supervisor }
     }
 
-    pub(super) fn cells(&self) -> [ActorCell; 3] {
-        [self.stream.cell(), self.accumulator.cell(), self.supervisor.cell()]
+    pub(super) fn any_refs(&self) -> [AnyActorRef; 3] {
+        [self.stream.any_ref(), self.accumulator.any_ref(), self.supervisor.any_ref()]
     }
 
     /// Returns the tool supervisor if it is alive.

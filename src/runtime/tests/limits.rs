@@ -179,7 +179,7 @@ async fn a_host_that_is_dropped_ends() {
 /// Kills a session's actor, and waits until the host has noticed.
 pub(super) async fn kill_session_actor(host: &Host, session: &SessionHandle) {
     let dead = session.link.shared.awake(session.id()).unwrap();
-    dead.actor.cell().kill();
+    dead.actor.kill();
     let shared = Arc::clone(&host.inner.link.shared);
     let id = session.id().clone();
     until("the host has handled the death", move || {

@@ -1,6 +1,6 @@
 //! Tests that a run survives the death of any of its actors.
 
-use super::super::actor::ActorCell;
+use super::super::actor::AnyActorRef;
 use super::provider::{Reply, answer_with, calls_to, text};
 use super::*;
 use crate::event::Event;
@@ -12,12 +12,12 @@ pub(super) const STREAM: usize = 0;
 pub(super) const ACCUMULATOR: usize = 1;
 pub(super) const SUPERVISOR: usize = 2;
 
-pub(super) async fn run_actors(session: &SessionHandle) -> Option<[ActorCell; 3]> {
+pub(super) async fn run_actors(session: &SessionHandle) -> Option<[AnyActorRef; 3]> {
     let name = |reply| SessionMessage::NameActors { reply };
     session.link.request(session.id(), name).await.unwrap().0
 }
 
-pub(super) async fn actors(session: &SessionHandle) -> [ActorCell; 3] {
+pub(super) async fn actors(session: &SessionHandle) -> [AnyActorRef; 3] {
     run_actors(session).await.expect("a run goes on")
 }
 

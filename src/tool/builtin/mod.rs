@@ -19,6 +19,7 @@ use std::path::PathBuf;
 
 use super::http::{HttpClientError, InvalidAllowRule};
 use super::{RegistryError, ToolRegistry};
+use crate::config::Config;
 pub use calculator::Calculator;
 pub use clock::Clock;
 pub use http_get::{HttpGet, HttpGetOptions};
@@ -37,6 +38,17 @@ pub struct BuiltinOptions {
     /// `http_get.allow`: hosts, hosts with ports and networks that may be reached although they are
     /// not public.
     pub http_get_allow: Vec<String>,
+}
+
+impl From<&Config> for BuiltinOptions {
+    /// Returns the options that the tables `[tools.read_file]` and `[tools.http_get]` set.
+    fn from(config: &Config) -> Self {
+        let http_get = config.tools.get("http_get");
+        Self {
+            read_file_root: config.tools.get("read_file").and_then(|tool| tool.root.clone()),
+            http_get_allow: http_get.map(|tool| tool.allow.clone()).unwrap_or_default(),
+        }
+    }
 }
 
 /// Makes a registry with the built-in tools.
