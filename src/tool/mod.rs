@@ -43,7 +43,7 @@
 //! | `error.rs` | [`ToolError`]: a message for the model, and its source for the log |
 //! | `spec.rs` | [`ToolSpec`]: name, input schema and scheduling policy of a tool |
 //! | `schema.rs` | `InputSchema`: a JSON schema with its compiled validator |
-//! | `schema_recursion.rs` | the size of a schema, and the time and stack of a check if it refers to itself |
+//! | `schema_limits.rs` | the limits of schemas: size, and time, memory and stack of compilation and checks |
 //! | `context.rs` | [`ToolContext`]: what one call can read and do |
 //! | `extensions.rs` | `Extensions`: values of the embedding program for its tools |
 //! | `testing.rs` | `ToolTest`: runs a tool without a host |
@@ -100,7 +100,7 @@ mod redaction;
 mod registry;
 mod retry_after;
 mod schema;
-mod schema_recursion;
+mod schema_limits;
 mod search;
 mod server;
 mod source;

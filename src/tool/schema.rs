@@ -8,7 +8,7 @@ use jsonschema::PatternOptions;
 use schemars::JsonSchema;
 use serde_json::Value;
 
-use super::schema_recursion::SchemaRecursion;
+use super::schema_limits::CheckLimits;
 use crate::types::InvalidValue;
 
 /// Maximum memory of a compiled regular expression.
@@ -24,7 +24,7 @@ pub struct InputSchema {
     schema: Arc<Value>,
     validator: Arc<jsonschema::Validator>,
     /// The limits of checks, if the schema refers to itself or has alternatives.
-    recursion: Option<Arc<SchemaRecursion>>,
+    limits: Option<Arc<CheckLimits>>,
     /// The reason why the schema of a type is invalid. A tool with it cannot be registered.
     problem: Option<Arc<str>>,
 }
@@ -60,7 +60,7 @@ impl InputSchema {
         parsed.unwrap_or_else(|problem| Self {
             schema: Arc::new(value),
             validator: Arc::new(accept_everything()),
-            recursion: None,
+            limits: None,
             problem: Some(problem.into()),
         })
     }
@@ -82,14 +82,14 @@ impl InputSchema {
     /// values, with each reference replaced by what it refers to. References that lead back to the same value must not
     /// multiply.
     pub fn parse(schema: Value) -> Result<Self, InvalidValue> {
-        let recursion = SchemaRecursion::of(&schema)?.map(Arc::new);
+        let limits = CheckLimits::of(&schema)?.map(Arc::new);
         let invalid = |error| InvalidValue::new(format!("not a valid JSON schema: {error}"));
         let patterns = PatternOptions::fancy_regex()
             .size_limit(PATTERN_BYTES_MAX)
             .dfa_size_limit(PATTERN_BYTES_MAX);
         let options = jsonschema::options().with_pattern_options(patterns);
         let validator = Arc::new(options.build(&schema).map_err(invalid)?);
-        Ok(Self { schema: Arc::new(schema), validator, recursion, problem: None })
+        Ok(Self { schema: Arc::new(schema), validator, limits, problem: None })
     }
 
     /// Returns the schema as JSON.
@@ -113,11 +113,11 @@ impl InputSchema {
     /// the arguments are valid. Arguments of a schema that refers to itself are invalid if they have too many levels.
     #[must_use]
     pub fn first_violation(&self, arguments: &Value) -> Option<String> {
-        let recursion = self.recursion.as_deref();
-        if let Some(recursion) = recursion
-            && recursion.has_too_many_levels(arguments)
+        let limits = self.limits.as_deref();
+        if let Some(limits) = limits
+            && limits.has_too_many_levels(arguments)
         {
-            let levels_max = recursion.levels_max;
+            let levels_max = limits.levels_max;
             return Some(format!(
                 "the value has more than {levels_max} levels, the maximum for this schema"
             ));
@@ -128,7 +128,7 @@ impl InputSchema {
             return None;
         }
         // `validate` collects the errors of all alternatives of `anyOf` and `oneOf`, and remembers nothing.
-        let is_described = recursion.is_none_or(|recursion| recursion.can_list_errors(arguments));
+        let is_described = limits.is_none_or(|limits| limits.can_list_errors(arguments));
         let error = is_described.then(|| self.validator.validate(arguments).err()).flatten();
         let Some(error) = error else { return Some(NOT_LOCATED.to_owned()) };
         let path = error.instance_path().to_string();

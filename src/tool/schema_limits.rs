@@ -1,5 +1,5 @@
 //! The limits of JSON schemas, which may come from clients and from servers of tools: their size, and the time, memory
-//! and stack that its compilation and its checks take.
+//! and stack that their compilation and checks take.
 //!
 //! The `jsonschema` library checks a value recursively, and a list of errors has those of all alternatives of `anyOf`
 //! and `oneOf`. The graph of a schema tells how much both would take, before they begin.
@@ -42,20 +42,20 @@ const UNEVALUATED: [&str; 2] = ["unevaluatedProperties", "unevaluatedItems"];
 const REFERENCES: [&str; 3] = ["$ref", "$dynamicRef", "$recursiveRef"];
 
 /// The limits of the checks of a schema that refers to itself, or has alternatives.
-pub(super) struct SchemaRecursion {
+pub(super) struct CheckLimits {
     graph: SchemaGraph,
     /// Maximum number of levels of a value, if the schema refers to itself. The depth of a check grows with them.
     pub(super) levels_max: usize,
 }
 
-impl SchemaRecursion {
+impl CheckLimits {
     /// Returns the limits of a schema, or `None` if it neither refers to itself nor has alternatives.
     ///
     /// # Errors
     /// If the schema is too large.
     pub(super) fn of(schema: &Value) -> Result<Option<Self>, InvalidValue> {
         match SchemaGraph::of(schema) {
-            Some(graph) => graph.into_recursion(),
+            Some(graph) => graph.into_limits(),
             // The compilation fails for the same reason.
             None => Ok(None),
         }
@@ -301,7 +301,7 @@ impl SchemaGraph {
     ///
     /// # Errors
     /// If the schema is too large.
-    fn into_recursion(mut self) -> Result<Option<SchemaRecursion>, InvalidValue> {
+    fn into_limits(mut self) -> Result<Option<CheckLimits>, InvalidValue> {
         let (parts, levels, is_recursive) = self.size();
         let levels_max = if self.has_unevaluated { UNEVALUATED_DEPTH_MAX } else { DEPTH_MAX };
         if parts > PARTS_MAX || levels > levels_max {
@@ -328,7 +328,7 @@ impl SchemaGraph {
             steps.retain(|(step, _)| *step != SchemaStep::Unapplied);
         }
         if !is_recursive {
-            return Ok(Some(SchemaRecursion { graph: self, levels_max: usize::MAX }));
+            return Ok(Some(CheckLimits { graph: self, levels_max: usize::MAX }));
         }
         let levels = self.levels_of_one_value().ok_or_else(|| {
             InvalidValue::new(format!(
@@ -337,7 +337,7 @@ impl SchemaGraph {
                 DEPTH_MAX / VALUE_LEVELS_MIN
             ))
         })?;
-        Ok(Some(SchemaRecursion { graph: self, levels_max: DEPTH_MAX / levels }))
+        Ok(Some(CheckLimits { graph: self, levels_max: DEPTH_MAX / levels }))
     }
 
     /// Returns the number of values and levels when each reference is replaced by what it refers to, and whether a
