@@ -277,7 +277,7 @@ impl QueuedBatch {
     }
 
     /// Returns the number of bytes of its rows.
-    pub(super) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         self.rows.iter().map(|row| row.bodies.len()).sum()
     }
 

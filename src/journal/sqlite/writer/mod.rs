@@ -56,8 +56,6 @@ pub(super) struct JournalWriter {
     /// session could be deleted.
     only_deletions: bool,
     failure: SharedFailure,
-    /// The size of the last write that failed, in bytes: the journal can be written when as much can be.
-    failed_bytes: usize,
     reporter: StatusReporter,
     /// The time of the next attempt to write after a failure, or to fill the reserve.
     retry_at: Option<Instant>,
@@ -138,7 +136,6 @@ impl JournalWriter {
             reserve,
             only_deletions,
             failure,
-            failed_bytes: 0,
             reporter,
             retry_at,
             lock,
@@ -200,7 +197,6 @@ impl JournalWriter {
                 let is_common = !errors::concerns_one_batch(&error);
                 let error = errors::write_error(&error);
                 if is_common {
-                    self.failed_bytes = batches.iter().map(QueuedBatch::bytes).sum();
                     self.set_failure(Some(error.clone()));
                 }
                 self.fail(batches, &error);

@@ -28,10 +28,6 @@ const WAL_PAGES_SHORT_OF_SPACE: i64 = 500;
 /// Free bytes of the disk below which it has little space: twice the longest log.
 const LITTLE_SPACE_BYTES: u64 = 64 << 20;
 
-/// Key and maximum size of the document that is written to try whether the database can be written.
-const PROBE_KEY: &str = "probe";
-const PROBE_BYTES_MAX: usize = 1 << 20;
-
 impl JournalWriter {
     /// Performs a task. Returns true if it is to be repeated.
     pub(super) fn perform(&mut self, task: WriterTask) -> Result<bool, JournalError> {
@@ -166,10 +162,7 @@ impl JournalWriter {
             let failure = if self.only_deletions {
                 Some(errors::only_deletions())
             } else {
-                self.database
-                    .probe(self.failed_bytes)
-                    .err()
-                    .map(|error| errors::write_error(&error))
+                self.database.probe().err().map(|error| errors::write_error(&error))
             };
             self.set_failure(failure);
         }
@@ -275,10 +268,10 @@ impl WriteConnection {
         std::mem::replace(&mut self.connection, placeholder).close().map_err(|(_, error)| error)
     }
 
-    /// Writes a document of this size and deletes it, to try whether the database can be written.
-    fn probe(&mut self, bytes: usize) -> rusqlite::Result<()> {
-        self.put_document(PROBE_KEY, &" ".repeat(bytes.min(PROBE_BYTES_MAX)))?;
-        self.connection.execute("DELETE FROM documents WHERE key = ?1", [PROBE_KEY])?;
-        Ok(())
+    /// Writes one page, to try whether the database can be written.
+    fn probe(&mut self) -> rusqlite::Result<()> {
+        let version: i32 =
+            self.connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        self.connection.pragma_update(None, "user_version", version)
     }
 }
