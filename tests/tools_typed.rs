@@ -222,7 +222,13 @@ async fn the_values_of_a_run_survive_its_hibernation() {
         }
     })
     .await;
-    asleep(session).await;
+    within(async {
+        while world.host.counts().awake > 0 {
+            session.hibernate();
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
     let decision = ApprovalDecision {
         phase: Some(ApprovalPhase::Before),
         judgement: Judgement { verdict: Verdict::Approved, message: None },
@@ -243,7 +249,7 @@ async fn the_values_of_a_run_survive_its_hibernation() {
     assert_eq!(history[2]["content"], "acme 0");
 }
 
-/// Waits until the session hibernates.
+/// Waits until the session hibernates, whose run has ended.
 async fn asleep(session: &SessionHandle) {
     within(async {
         while session.state() != SessionState::Hibernated {
