@@ -124,7 +124,7 @@ enum ActorPhase {
     Ended,
 }
 
-/// What an actor handles next.
+/// The next item that an actor handles.
 enum NextItem<M> {
     Message(M),
     ChildEnd(ChildEnd),
@@ -490,7 +490,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(30);
 
-    /// What an [`Observer`] has received, in order.
+    /// The notes of an [`Observer`], in order.
     type Seen = Arc<Mutex<Vec<String>>>;
 
     enum Order {

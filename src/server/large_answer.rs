@@ -1,6 +1,6 @@
 //! The memory of answers that clients have not received yet: at most `max_large_answers` answers above 1 MiB,
-//! and at most [`HELD_BYTES_MAX`] bytes of all but small answers. Pages of metrics have memory of their own,
-//! so that clients that do not read other answers do not keep the metrics from whoever collects them.
+//! and at most [`HELD_BYTES_MAX`] bytes of all but small answers. Pages of metrics have memory of their own:
+//! other answers that are not read do not stop Prometheus from collecting the metrics.
 
 use std::convert::Infallible;
 use std::io;
@@ -42,7 +42,7 @@ pub(super) struct LargeAnswers {
     /// One for each byte of the answers that hold more than [`PIECE_BYTES`].
     bytes: Arc<Semaphore>,
     bytes_max: usize,
-    /// What a client whose answer is refused can do.
+    /// The advice to a client in the error for a refused answer.
     advice: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! How the history is shortened when it is too long for the context window, and what is kept.
+//! Shortens the history when it is too long for the context window.
 //!
 //! Nothing is truncated or trimmed at a fixed length. The history is compacted by three changes
 //! ([`ContextChange`]), with the keys of `[agents.NAME.context]`:
