@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, waitid};
 
 /// Time between two attempts to kill what is left.
-const KILL_INTERVAL: Duration = Duration::from_millis(2);
+pub(super) const KILL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Maximum number of attempts: 10 seconds. A process that survives them hangs in the kernel.
 const KILL_ATTEMPTS_MAX: u32 = 5000;

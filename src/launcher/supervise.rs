@@ -42,18 +42,17 @@ pub(super) fn run() -> i32 {
     }
 }
 
-/// Starts the program and stays until the host closes the socket.
+/// Starts the program and stays until the host closes the socket. Returns if the program does not
+/// start: no process is left then.
 fn supervise(socket: &UnixStream, request: &LaunchRequest, streams: [OwnedFd; 3]) {
-    let main = Arc::new(OnceLock::new());
-    let threads = start_threads(socket, request, &main);
+    let program = Arc::new(OnceLock::new());
+    let threads = start_threads(socket, request, &program);
     let child = match threads.and_then(|()| start(request, streams)) {
         Ok(child) => child,
-        Err(message) => {
-            send_message(socket, &message);
-            wait_for_host();
-        }
+        // Without threads, no other thread would end this process.
+        Err(message) => return send_message(socket, &message),
     };
-    let _ = main.set(child);
+    let _ = program.set(child);
     send_message(socket, &LauncherMessage::Started);
     loop {
         match rustix::process::wait(WaitOptions::empty()) {
@@ -77,7 +76,7 @@ fn wait_for_host() -> ! {
 fn start_threads(
     socket: &UnixStream,
     request: &LaunchRequest,
-    main: &Arc<OnceLock<Pid>>,
+    program: &Arc<OnceLock<Pid>>,
 ) -> Result<(), LauncherMessage> {
     if !descendants::are_listed() {
         let message = "needs /proc with lists of children (CONFIG_PROC_CHILDREN)";
@@ -90,9 +89,9 @@ fn start_threads(
     rustix::process::setsid().map_err(not_started)?;
     // In bubblewrap, the direct child only waits for the program. Its end would kill the program.
     let is_wrapped = request.sandbox == SandboxLevel::Strict;
-    let (requests, main) = (socket.try_clone().map_err(not_started)?, Arc::clone(main));
-    let wrapper = move || main.get().copied().filter(|_| is_wrapped);
-    thread::Builder::new().spawn(move || serve_host(requests, wrapper)).map_err(not_started)?;
+    let (requests, program) = (socket.try_clone().map_err(not_started)?, Arc::clone(program));
+    let serve = move || serve_host(requests, &program, is_wrapped);
+    thread::Builder::new().spawn(serve).map_err(not_started)?;
     if let Some(max) = request.max_processes {
         let max = max.saturating_add(if is_wrapped { WRAPPER_PROCESSES } else { 0 });
         let messages = socket.try_clone().map_err(not_started)?;
@@ -104,8 +103,9 @@ fn start_threads(
 }
 
 /// Serves the requests of the host until it closes the socket. Then kills all descendants and ends the
-/// process. The process `wrapper` gets no `SIGTERM`.
-fn serve_host(mut requests: UnixStream, wrapper: impl Fn() -> Option<Pid>) {
+/// process. A direct child that is only a wrapper of the program gets no `SIGTERM`.
+fn serve_host(mut requests: UnixStream, program: &OnceLock<Pid>, is_wrapped: bool) {
+    let wrapper = || program.get().copied().filter(|_| is_wrapped);
     let mut request = [0];
     loop {
         match requests.read(&mut request) {
@@ -115,8 +115,19 @@ fn serve_host(mut requests: UnixStream, wrapper: impl Fn() -> Option<Pid>) {
             Ok(_) | Err(_) => break,
         }
     }
-    descendants::kill_all();
+    kill_program(program, descendants::kill_all);
     std::process::exit(0);
+}
+
+/// Kills the program with all descendants. Returns only after its start is complete: `kill_all` returns
+/// as soon as there is no descendant, and the program could start after that and outlive the launcher.
+/// If the start fails, the main thread ends the process.
+fn kill_program(program: &OnceLock<Pid>, mut kill_all: impl FnMut()) {
+    while program.get().is_none() {
+        kill_all();
+        thread::sleep(descendants::KILL_INTERVAL);
+    }
+    kill_all();
 }
 
 fn count_descendants(messages: &UnixStream, max: usize) {
@@ -150,4 +161,20 @@ fn start(request: &LaunchRequest, streams: [OwnedFd; 3]) -> Result<Pid, Launcher
 
 fn exited(status: WaitStatus) -> LauncherMessage {
     LauncherMessage::Exited { code: status.exit_status(), signal: status.terminating_signal() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_starts_after_the_host_has_died_is_killed() {
+        let program = OnceLock::new();
+        let mut is_alive = false;
+        kill_program(&program, || {
+            // The program starts after the first attempt has found no process.
+            is_alive = program.set(rustix::process::getpid()).is_ok();
+        });
+        assert!(!is_alive);
+    }
 }
