@@ -22,17 +22,12 @@
 //! | `{reason}` | the reason for which the check of a `format` fails |
 //! | `{value}` | the value |
 
-use std::borrow::Cow;
 use std::iter;
 
-use jsonschema::ValidationError;
-use jsonschema::Validator;
-use jsonschema::error::ValidationErrorKind;
-use jsonschema::paths::Location;
-use jsonschema::paths::LocationSegment;
 use serde_json::Value;
 
 use super::text::items;
+use crate::tool::{CompiledSchema, FormatCheck, PathSegment, Violation};
 
 /// The refusal of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +52,7 @@ impl Refusal {
 type AppendSegment = fn(path: &mut String, parent: &Value, segment: &str);
 
 /// The formats of a schema: their names, and their checks, which fail with the reason.
-type Formats = &'static [(&'static str, fn(&str) -> Result<(), String>)];
+type Formats = &'static [(&'static str, FormatCheck)];
 
 /// The placeholders of a refusal, and their values.
 type Placeholders = [(&'static str, String); 12];
@@ -65,7 +60,7 @@ type Placeholders = [(&'static str, String); 12];
 /// The compiled schema of the requests of a wire format.
 pub(super) struct RequestSchema {
     document: Value,
-    validator: Validator,
+    schema: CompiledSchema,
     append_segment: AppendSegment,
     formats: Formats,
 }
@@ -75,12 +70,9 @@ impl RequestSchema {
     #[expect(clippy::expect_used, reason = "the schemas are part of the crate and have tests")]
     pub(super) fn new(text: &str, append_segment: AppendSegment, formats: Formats) -> Self {
         let document = serde_json::from_str(text).expect("a request schema is JSON");
-        let mut options = jsonschema::options().should_validate_formats(true);
-        for (name, check) in formats {
-            options = options.with_format(*name, |text: &str| check(text).is_ok());
-        }
-        let validator = options.build(&document).expect("a request schema is a JSON Schema");
-        Self { document, validator, append_segment, formats }
+        let schema = CompiledSchema::compile(&document, formats);
+        let schema = schema.expect("a request schema is a JSON Schema");
+        Self { document, schema, append_segment, formats }
     }
 
     /// Checks a request.
@@ -88,27 +80,26 @@ impl RequestSchema {
     /// # Errors
     /// The provider's refusal of the first fault.
     pub(super) fn check(&self, request: &Value) -> Result<(), Refusal> {
-        self.validator.validate(request).map_err(|error| self.refusal(request, &error))
+        match self.schema.first_violation(request) {
+            Some(violation) => Err(self.refusal(request, &violation)),
+            None => Ok(()),
+        }
     }
 
-    fn refusal(&self, request: &Value, error: &ValidationError<'_>) -> Refusal {
-        let member = if let ValidationErrorKind::Required { property } = error.kind() {
-            property.as_str()
-        } else if let ValidationErrorKind::AdditionalProperties { unexpected } = error.kind() {
-            unexpected.first().map(String::as_str)
-        } else {
-            None
-        };
-        let fault = self.locate(request, error.instance_path(), member);
+    fn refusal(&self, request: &Value, violation: &Violation) -> Refusal {
+        let member = violation.member.as_deref();
+        let fault = self.locate(request, &violation.path, member);
 
-        let rule_at = error.schema_path().as_str();
+        let rule_at = violation.rule.as_str();
         let rule = self.document.pointer(rule_at).unwrap_or(&Value::Null);
         let (schema_at, keyword) = rule_at.rsplit_once('/').unwrap_or_default();
         let member_at = member.map(|key| format!("{schema_at}/properties/{key}"));
         let is_body = fault.path.is_empty() && keyword == "type";
         let keyword = if is_body { "body" } else { keyword };
         let template = self.template(member_at.as_deref().unwrap_or(schema_at), keyword);
-        let Some(template) = template else { return Refusal::new(error.to_string(), fault.path) };
+        let Some(template) = template else {
+            return Refusal::new(violation.to_string(), fault.path);
+        };
 
         let title = self.document.pointer(&format!("{schema_at}/title")).unwrap_or(rule);
         let placeholders = self.placeholders(&fault, rule, title);
@@ -127,18 +118,23 @@ impl RequestSchema {
     }
 
     /// Finds the value at a location, or its member.
-    fn locate<'a>(&self, request: &'a Value, at: &Location, member: Option<&str>) -> Fault<'a> {
+    fn locate<'a>(
+        &self,
+        request: &'a Value,
+        path: &[PathSegment],
+        member: Option<&str>,
+    ) -> Fault<'a> {
         let mut fault = Fault { value: request, ..Fault::default() };
-        let member = member.map(|key| LocationSegment::Property(Cow::Borrowed(key)));
-        for segment in at.into_iter().chain(member) {
+        let member = member.map(|name| PathSegment::Member(name.to_owned()));
+        for segment in path.iter().chain(&member) {
             fault.name = fault.value["name"].as_str().unwrap_or(fault.name);
-            fault.key = segment.to_string();
             fault.parent.clone_from(&fault.path);
-            (self.append_segment)(&mut fault.path, fault.value, &fault.key);
-            fault.value = match segment {
-                LocationSegment::Property(key) => &fault.value[&*key],
-                LocationSegment::Index(index) => &fault.value[index],
+            let value = fault.value;
+            (fault.key, fault.value) = match segment {
+                PathSegment::Member(name) => (name.clone(), &value[name]),
+                PathSegment::Item(at) => (at.to_string(), &value[at]),
             };
+            (self.append_segment)(&mut fault.path, value, &fault.key);
         }
         fault
     }

@@ -17,7 +17,7 @@ impl ClientSideTool {
             // Services require it.
             members.entry("type").or_insert_with(|| "object".into());
         }
-        let input = InputSchema::of_value(schema);
+        let input = InputSchema::from_value(schema);
         let mut spec = ToolSpec::with_schema(name, description, input);
         spec.effect = *effect;
         spec.approval_timeout = approval_timeout.unwrap_or(spec.approval_timeout);

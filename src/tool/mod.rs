@@ -42,8 +42,7 @@
 //! | `output.rs` | [`ToolOutput`]: what the model reads: text, images, resources, or a value |
 //! | `error.rs` | [`ToolError`]: a message for the model, and its source for the log |
 //! | `spec.rs` | [`ToolSpec`]: name, input schema and scheduling policy of a tool |
-//! | `schema.rs` | `InputSchema`: a JSON schema with its compiled validator |
-//! | `schema_limits.rs` | the limits of schemas: size, and time, memory and stack of compilation and checks |
+//! | `schema/` | `InputSchema`: a compiled JSON Schema, and the check of a value with a limited number of steps |
 //! | `context.rs` | [`ToolContext`]: what one call can read and do |
 //! | `extensions.rs` | `Extensions`: values of the embedding program for its tools |
 //! | `testing.rs` | `ToolTest`: runs a tool without a host |
@@ -100,7 +99,6 @@ mod redaction;
 mod registry;
 mod retry_after;
 mod schema;
-mod schema_limits;
 mod search;
 mod server;
 mod source;
@@ -164,6 +162,8 @@ pub use registry::{RegisteredKind, RegisteredTool, RegistryError, ToolRegistry};
 pub(crate) use retry_after::retry_after;
 #[doc(hidden)]
 pub use schema::InputSchema;
+#[cfg(feature = "rehearsal")]
+pub(crate) use schema::{CompiledSchema, FormatCheck, PathSegment, Violation};
 pub(crate) use search::{RESERVED_NAMES, find_tools, use_tool_spec};
 pub(crate) use server::{
     FrozenList, RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription,

@@ -12,6 +12,7 @@ mod hook;
 mod indirect_call;
 mod message_part;
 mod metadata;
+mod percent;
 mod reference;
 mod request_kind;
 mod response;
@@ -47,6 +48,7 @@ pub use hook::{HookDecision, HookPoint, HookVerdict};
 pub use indirect_call::{USE_TOOL, used_tool};
 pub use message_part::{MessagePart, ModelOrigin};
 pub use metadata::Metadata;
+pub(crate) use percent::percent_decoded;
 pub use reference::{
     InvalidReference, READ_VAR, REFERENCE_END, REFERENCE_START, Reference, ReferenceError,
     ReferenceId, ReferencedValue,

@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use super::ImportError;
 use super::naming::tool_names;
+use crate::types::percent_decoded;
 
 /// The methods of OpenAPI, in the order in which operations of one path are printed.
 const METHODS: [&str; 9] =
@@ -159,20 +160,6 @@ fn parse_yaml(text: &str) -> Result<Value, String> {
 
 fn wrong(at: &str, problem: &str) -> ImportError {
     ImportError::Structure { at: at.to_owned(), problem: problem.to_owned() }
-}
-
-/// Decodes `%7B` and the like, which references may contain.
-fn percent_decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        let code = after.get(..2).filter(|_| *first == b'%');
-        let code = code.and_then(|code| std::str::from_utf8(code).ok());
-        let code = code.and_then(|code| u8::from_str_radix(code, 16).ok());
-        bytes.push(code.unwrap_or(*first));
-        rest = if code.is_some() { after.get(2..).unwrap_or_default() } else { after };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Returns the members of a value that is an object.

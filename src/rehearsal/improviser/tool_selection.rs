@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::arguments::ArgumentFiller;
 use super::prompt::{FoundValue, Prompt, ValueKind};
+use crate::tool::CompiledSchema;
 
 /// The largest number of calls of one response.
 const CALLS_MAX: usize = 16;
@@ -215,7 +216,7 @@ fn written_out(prompt: &Prompt, tool: &OfferedTool<'_>) -> Vec<(usize, Value)> {
         let mut objects = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
         if rest.starts_with('{')
             && let Some(Ok(arguments)) = objects.next()
-            && jsonschema::validator_for(tool.schema).is_ok_and(|v| v.is_valid(&arguments))
+            && CompiledSchema::compile(tool.schema, &[]).is_ok_and(|it| it.is_valid(&arguments))
         {
             calls.push((at, arguments));
         }

@@ -1,0 +1,728 @@
+//! Checks a value against a compiled schema, with a limited number of steps.
+//!
+//! Schemas and values come from clients, models and servers of tools, and a small schema can ask for more work than
+//! any machine can do. So each schema that a value is checked against is a step, and a check with too many of
+//! them ends.
+
+use std::collections::{HashMap, HashSet};
+use std::mem;
+use std::ptr;
+
+use serde_json::Value;
+
+use super::compile::{CompiledSchema, JsonType, Keyword, NumberLimit, PropertySchemas};
+use super::numbers::{JsonValue, compare, is_integer, is_multiple};
+use super::pattern::Pattern;
+use super::violation::{
+    Count, NOT_LOCATED, PathSegment, REASONS_MAX, Shown, TOO_EXPENSIVE, Violation, describe,
+    no_alternative, unknown_property,
+};
+
+/// Maximum number of steps of a check. They take less than half a second on a slow machine.
+const STEPS_MAX: usize = 5_000_000;
+
+/// Maximum number of steps to find the place of a violation.
+const STEPS_TO_DESCRIBE_MAX: usize = 200_000;
+
+/// Maximum number of schemas in each other in a check, which is recursive.
+const LEVELS_MAX: usize = 500;
+
+/// Number of bytes of a text that are compared or counted in the time of a step.
+const BYTES_PER_STEP: usize = 64;
+
+impl CompiledSchema {
+    /// Returns true if a value matches the schema. A check with too many steps fails.
+    #[cfg(any(test, feature = "rehearsal"))]
+    pub(crate) fn is_valid(&self, value: &Value) -> bool {
+        matches!(SchemaCheck::new(self, STEPS_MAX).check(0, value, None), Ok(true))
+    }
+
+    /// Returns the first violation of the schema in a value. A check with too many steps is one.
+    pub(crate) fn first_violation(&self, value: &Value) -> Option<Violation> {
+        let mut check = SchemaCheck::new(self, STEPS_MAX);
+        match check.check(0, value, None) {
+            Ok(true) => return None,
+            Ok(false) => {}
+            Err(TooExpensive) => return Some(Violation::unlocated(TOO_EXPENSIVE)),
+        }
+        let mut description = SchemaCheck::new(self, STEPS_TO_DESCRIBE_MAX);
+        description.is_described = true;
+        description.known = check.known;
+        let described = description.check(0, value, None);
+        let violation = description.violation.filter(|_| described.is_ok());
+        Some(violation.unwrap_or_else(|| Violation::unlocated(NOT_LOCATED)))
+    }
+}
+
+/// A check ends because it takes too many steps or levels.
+#[derive(Clone, Copy, Debug)]
+struct TooExpensive;
+
+/// Whether a value matches.
+type Checked = Result<bool, TooExpensive>;
+
+/// The members and items of a value that a schema has checked, for `unevaluatedProperties` and `unevaluatedItems`.
+#[derive(Clone, Debug, Default)]
+struct Evaluated<'v> {
+    has_all_members: bool,
+    members: HashSet<&'v str>,
+    has_all_items: bool,
+    items: HashSet<usize>,
+}
+
+impl Evaluated<'_> {
+    fn add(&mut self, other: Self) {
+        self.has_all_members |= other.has_all_members;
+        self.has_all_items |= other.has_all_items;
+        self.members.extend(other.members);
+        self.items.extend(other.items);
+    }
+}
+
+/// A running check.
+struct SchemaCheck<'c> {
+    schema: &'c CompiledSchema,
+    steps_left: usize,
+    levels: usize,
+    /// The resources of the schemas that are being checked, from the outermost.
+    scope: Vec<usize>,
+    /// The targets of references that are being checked, with their values.
+    open: Vec<(usize, *const Value)>,
+    /// The results of targets of references, with their values.
+    known: HashMap<(usize, *const Value), bool>,
+    /// The number of references back to what is being checked.
+    references_back: usize,
+    /// True if a violation is described. It is false in schemas that may fail, such as that of `not`.
+    is_described: bool,
+    /// The violation, its path from the innermost segment.
+    violation: Option<Violation>,
+}
+
+impl<'c> SchemaCheck<'c> {
+    fn new(schema: &'c CompiledSchema, steps_left: usize) -> Self {
+        Self {
+            schema,
+            steps_left,
+            levels: 0,
+            scope: Vec::new(),
+            open: Vec::new(),
+            known: HashMap::new(),
+            references_back: 0,
+            is_described: false,
+            violation: None,
+        }
+    }
+
+    /// Counts work.
+    fn spend(&mut self, steps: usize) -> Result<(), TooExpensive> {
+        self.steps_left = self.steps_left.checked_sub(steps).ok_or(TooExpensive)?;
+        Ok(())
+    }
+
+    /// Checks a value against a schema. Adds what it has checked to `seen`, which has no meaning if the value does
+    /// not match.
+    fn check<'v>(
+        &mut self,
+        number: usize,
+        value: &'v Value,
+        seen: Option<&mut Evaluated<'v>>,
+    ) -> Checked {
+        self.spend(1)?;
+        let schema = self.schema;
+        let node = &schema.nodes[number];
+        if !node.is_target {
+            return self.check_keywords(number, value, seen);
+        }
+        let key = (number, ptr::from_ref(value));
+        // A value that matches if it matches. References that lead back without a step into the value say nothing.
+        let of_this_value = self.open.iter().rev().take_while(|(_, open)| *open == key.1);
+        let mut visited = 0;
+        let is_open = of_this_value.inspect(|_| visited += 1).any(|open| *open == key);
+        self.spend(visited)?;
+        if is_open {
+            self.references_back += 1;
+            return Ok(true);
+        }
+        // Results are known of the contents of values only, and what they evaluate is not.
+        let is_known = seen.is_none()
+            && !schema.has_dynamic_references
+            && (value.is_object() || value.is_array());
+        if is_known && let Some(known) = self.known.get(&key) {
+            // The place of the violation is not known.
+            if *known || !self.is_described {
+                return Ok(*known);
+            }
+        }
+        let references_back = self.references_back;
+        self.open.push(key);
+        let checked = self.check_keywords(number, value, seen)?;
+        self.open.pop();
+        // A result that supposes another one holds only there.
+        if is_known && self.references_back == references_back {
+            self.known.insert(key, checked);
+        }
+        Ok(checked)
+    }
+
+    fn check_keywords<'v>(
+        &mut self,
+        number: usize,
+        value: &'v Value,
+        seen: Option<&mut Evaluated<'v>>,
+    ) -> Checked {
+        let schema = self.schema;
+        let node = &schema.nodes[number];
+        self.levels += 1;
+        if self.levels > LEVELS_MAX {
+            return Err(TooExpensive);
+        }
+        let enters_resource = self.scope.last() != Some(&node.resource);
+        if enters_resource {
+            self.scope.push(node.resource);
+        }
+        let checked = if node.has_unevaluated {
+            let mut own = Evaluated::default();
+            let checked = self.check_each(number, &node.keywords, value, Some(&mut own))?;
+            if let Some(seen) = seen {
+                seen.add(own);
+            }
+            checked
+        } else {
+            self.check_each(number, &node.keywords, value, seen)?
+        };
+        if enters_resource {
+            self.scope.pop();
+        }
+        self.levels -= 1;
+        Ok(checked)
+    }
+
+    fn check_each<'v>(
+        &mut self,
+        number: usize,
+        keywords: &'c [Keyword],
+        value: &'v Value,
+        mut seen: Option<&mut Evaluated<'v>>,
+    ) -> Checked {
+        for keyword in keywords {
+            if !self.keyword(number, keyword, value, seen.as_deref_mut())? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Checks a keyword. Those with schemas have methods of their own, which keeps the frames on the stack small.
+    fn keyword<'v>(
+        &mut self,
+        number: usize,
+        keyword: &'c Keyword,
+        value: &'v Value,
+        seen: Option<&mut Evaluated<'v>>,
+    ) -> Checked {
+        match keyword {
+            Keyword::Reference(target) => self.check(*target, value, seen),
+            Keyword::DynamicReference(target, name) => {
+                let target = self.dynamic_target(*target, name);
+                self.check(target, value, seen)
+            }
+            Keyword::AllOf(schemas) => self.all_of(schemas, value, seen),
+            Keyword::AnyOf(schemas) => self.any_of(number, schemas, value, seen),
+            Keyword::OneOf(schemas) => self.one_of(number, schemas, value, seen),
+            Keyword::Not(schema) => self.not(number, *schema, value),
+            Keyword::If { condition, then, otherwise } => {
+                self.condition(*condition, (*then, *otherwise), value, seen)
+            }
+            Keyword::Properties(schemas) => self.properties(number, schemas, value, seen),
+            Keyword::PropertyNames(schema) => self.property_names(*schema, value),
+            Keyword::DependentSchemas(schemas) => self.dependent_schemas(schemas, value, seen),
+            Keyword::Items { first, others } => self.items(number, first, *others, value, seen),
+            Keyword::Contains { schema, min, max } => {
+                self.contains(number, *schema, (*min, *max), value, seen)
+            }
+            Keyword::UnevaluatedProperties(schema) => {
+                self.unevaluated_properties(number, *schema, value, seen)
+            }
+            Keyword::UnevaluatedItems(schema) => {
+                self.unevaluated_items(number, *schema, value, seen)
+            }
+            Keyword::Never
+            | Keyword::Type(_)
+            | Keyword::Const(_)
+            | Keyword::Enum(_)
+            | Keyword::Limit(..)
+            | Keyword::MultipleOf(_)
+            | Keyword::Size(..)
+            | Keyword::Required(_)
+            | Keyword::DependentRequired(_)
+            | Keyword::Pattern(_)
+            | Keyword::Format(..)
+            | Keyword::UniqueItems => self.assertion(number, keyword, value),
+        }
+    }
+
+    /// Checks a keyword without schemas.
+    fn assertion(&mut self, number: usize, keyword: &'c Keyword, value: &Value) -> Checked {
+        let is_valid = match (keyword, value) {
+            (Keyword::Never, _) => false,
+            (Keyword::Type(types), _) => types.iter().any(|of| has_type(value, *of)),
+            (Keyword::Const(expected), _) => {
+                self.spend(size_limited(value, self.steps_left))?;
+                JsonValue(expected) == JsonValue(value)
+            }
+            (Keyword::Enum(options), _) => {
+                self.spend(options.size)?;
+                options.values.iter().any(|option| JsonValue(option) == JsonValue(value))
+            }
+            (Keyword::Limit(limit, bound), Value::Number(given)) => {
+                let order = compare(given, bound);
+                match limit {
+                    NumberLimit::Minimum => order.is_ge(),
+                    NumberLimit::Maximum => order.is_le(),
+                    NumberLimit::ExclusiveMinimum => order.is_gt(),
+                    NumberLimit::ExclusiveMaximum => order.is_lt(),
+                }
+            }
+            (Keyword::MultipleOf(of), Value::Number(given)) => is_multiple(given, of),
+            (Keyword::Size(limit, count), _) => {
+                self.spend(value.as_str().map_or(0, |text| text.len() / BYTES_PER_STEP))?;
+                limit.allows(value, *count)
+            }
+            (Keyword::Required(names), Value::Object(members)) => {
+                self.spend(names.len())?;
+                let missing = names.iter().find(|name| !members.contains_key(*name));
+                return self.no_missing(number, keyword, missing, value);
+            }
+            (Keyword::DependentRequired(dependent), Value::Object(members)) => {
+                let present = dependent.iter().filter(|(name, _)| members.contains_key(name));
+                let names: Vec<&String> = present.flat_map(|(_, names)| names).collect();
+                self.spend(dependent.len() + names.len())?;
+                let missing = names.into_iter().find(|name| !members.contains_key(*name));
+                return self.no_missing(number, keyword, missing, value);
+            }
+            (Keyword::Pattern(pattern), Value::String(text)) => self.matches(pattern, text)?,
+            (Keyword::Format(_, check), Value::String(text)) => check(text).is_ok(),
+            (Keyword::UniqueItems, Value::Array(items)) => {
+                self.spend(size_limited(value, self.steps_left))?;
+                let mut unique = HashSet::with_capacity(items.len());
+                items.iter().all(|item| unique.insert(JsonValue(item)))
+            }
+            // The value has another type, or the keyword has schemas.
+            (_, _) => true,
+        };
+        if is_valid { Ok(true) } else { self.fail(number, keyword, None, value) }
+    }
+
+    fn no_missing(
+        &mut self,
+        number: usize,
+        keyword: &Keyword,
+        missing: Option<&String>,
+        value: &Value,
+    ) -> Checked {
+        match missing {
+            Some(name) => self.fail(number, keyword, Some(name), value),
+            None => Ok(true),
+        }
+    }
+
+    /// Notes the first violation. `member` is missing, or not expected.
+    fn fail(
+        &mut self,
+        number: usize,
+        keyword: &Keyword,
+        member: Option<&str>,
+        value: &Value,
+    ) -> Checked {
+        self.fail_because(number, keyword.name(), member, || describe(keyword, member, value))
+    }
+
+    fn fail_because(
+        &mut self,
+        number: usize,
+        keyword: &str,
+        member: Option<&str>,
+        message: impl FnOnce() -> String,
+    ) -> Checked {
+        if self.is_described && self.violation.is_none() {
+            let location = self.schema.location(number);
+            let rule = if keyword.is_empty() { location } else { format!("{location}/{keyword}") };
+            let member = member.map(str::to_owned);
+            self.violation = Some(Violation { path: Vec::new(), rule, member, message: message() });
+        }
+        Ok(false)
+    }
+
+    fn matches(&mut self, pattern: &Pattern, text: &str) -> Result<bool, TooExpensive> {
+        // A match looks at each character, several of them in the time of a step.
+        self.spend(10 + text.len() / 4)?;
+        match pattern.is_match(text) {
+            Some(is_match) => Ok(is_match),
+            None => Err(TooExpensive),
+        }
+    }
+
+    /// Checks a value in the value.
+    fn check_part(
+        &mut self,
+        number: usize,
+        part: &Value,
+        segment: impl FnOnce() -> PathSegment,
+    ) -> Checked {
+        let is_valid = self.check(number, part, None)?;
+        if !is_valid && let Some(violation) = &mut self.violation {
+            // The innermost segment comes first, until the whole value has been checked.
+            violation.path.insert(0, segment());
+        }
+        Ok(is_valid)
+    }
+
+    /// Checks a value that may fail.
+    fn check_quietly<'v>(
+        &mut self,
+        number: usize,
+        value: &'v Value,
+        seen: Option<&mut Evaluated<'v>>,
+    ) -> Checked {
+        let is_described = mem::replace(&mut self.is_described, false);
+        let checked = self.check(number, value, seen)?;
+        self.is_described = is_described;
+        Ok(checked)
+    }
+
+    /// Returns the schema with the outermost anchor of a name.
+    fn dynamic_target(&self, target: usize, name: &str) -> usize {
+        let anchors = &self.schema.dynamic_anchors;
+        let mut of_scope =
+            self.scope.iter().filter_map(|resource| anchors.get(&(*resource, name.to_owned())));
+        of_scope.next().copied().unwrap_or(target)
+    }
+
+    fn all_of<'v>(
+        &mut self,
+        schemas: &[usize],
+        value: &'v Value,
+        mut seen: Option<&mut Evaluated<'v>>,
+    ) -> Checked {
+        for schema in schemas {
+            if !self.check(*schema, value, seen.as_deref_mut())? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Checks an alternative. Adds the violation to `reasons`.
+    fn alternative<'v>(
+        &mut self,
+        schema: usize,
+        value: &'v Value,
+        seen: Option<&mut Evaluated<'v>>,
+        reasons: &mut Vec<String>,
+    ) -> Checked {
+        let mut own = seen.is_some().then(Evaluated::default);
+        let is_valid = self.check(schema, value, own.as_mut())?;
+        if let (true, Some(seen), Some(own)) = (is_valid, seen, own) {
+            seen.add(own);
+        }
+        if let Some(violation) = self.violation.take()
+            && reasons.len() < REASONS_MAX
+        {
+            reasons.push(violation.to_string());
+        }
+        Ok(is_valid)
+    }
+
+    fn any_of<'v>(
+        &mut self,
+        number: usize,
+        schemas: &[usize],
+        value: &'v Value,
+        mut seen: Option<&mut Evaluated<'v>>,
+    ) -> Checked {
+        let mut reasons = Vec::new();
+        let mut is_valid = false;
+        for schema in schemas {
+            is_valid |= self.alternative(*schema, value, seen.as_deref_mut(), &mut reasons)?;
+            // The others may evaluate more.
+            if is_valid && seen.is_none() {
+                break;
+            }
+        }
+        if is_valid {
+            return Ok(true);
+        }
+        self.fail_because(number, "anyOf", None, || {
+            no_alternative(value, "anyOf", schemas.len(), &reasons)
+        })
+    }
+
+    fn one_of<'v>(
+        &mut self,
+        number: usize,
+        schemas: &[usize],
+        value: &'v Value,
+        mut seen: Option<&mut Evaluated<'v>>,
+    ) -> Checked {
+        let mut reasons = Vec::new();
+        let mut valid = 0;
+        for schema in schemas {
+            let is_valid = self.alternative(*schema, value, seen.as_deref_mut(), &mut reasons)?;
+            valid += usize::from(is_valid);
+            if valid > 1 {
+                return self.fail_because(number, "oneOf", None, || {
+                    format!("{} matches more than one of the schemas of oneOf", Shown(value))
+                });
+            }
+        }
+        if valid == 1 {
+            return Ok(true);
+        }
+        self.fail_because(number, "oneOf", None, || {
+            no_alternative(value, "oneOf", schemas.len(), &reasons)
+        })
+    }
+
+    fn not(&mut self, number: usize, schema: usize, value: &Value) -> Checked {
+        if self.check_quietly(schema, value, None)? {
+            return self.fail_because(number, "not", None, || {
+                format!("{} matches the schema of not", Shown(value))
+            });
+        }
+        Ok(true)
+    }
+
+    fn condition<'v>(
+        &mut self,
+        condition: usize,
+        (then, otherwise): (Option<usize>, Option<usize>),
+        value: &'v Value,
+        mut seen: Option<&mut Evaluated<'v>>,
+    ) -> Checked {
+        let mut own = seen.is_some().then(Evaluated::default);
+        let is_valid = self.check_quietly(condition, value, own.as_mut())?;
+        if let (true, Some(seen), Some(own)) = (is_valid, seen.as_deref_mut(), own) {
+            seen.add(own);
+        }
+        match if is_valid { then } else { otherwise } {
+            Some(schema) => self.check(schema, value, seen),
+            None => Ok(true),
+        }
+    }
+
+    fn properties<'v>(
+        &mut self,
+        number: usize,
+        schemas: &PropertySchemas,
+        value: &'v Value,
+        mut seen: Option<&mut Evaluated<'v>>,
+    ) -> Checked {
+        let Value::Object(members) = value else { return Ok(true) };
+        for (name, member) in members {
+            self.spend(1)?;
+            let named = schemas.named.get(name);
+            let mut is_evaluated = named.is_some();
+            if let Some(schema) = named
+                && !self.check_part(*schema, member, || PathSegment::Member(name.clone()))?
+            {
+                return Ok(false);
+            }
+            for (pattern, schema) in &schemas.by_pattern {
+                if self.matches(pattern, name)? {
+                    is_evaluated = true;
+                    if !self.check_part(*schema, member, || PathSegment::Member(name.clone()))? {
+                        return Ok(false);
+                    }
+                }
+            }
+            if !is_evaluated && let Some(others) = schemas.others {
+                is_evaluated = true;
+                if self.is_never(others) {
+                    return self.fail_because(number, "additionalProperties", Some(name), || {
+                        unknown_property(name)
+                    });
+                }
+                if !self.check_part(others, member, || PathSegment::Member(name.clone()))? {
+                    return Ok(false);
+                }
+            }
+            if is_evaluated && let Some(seen) = seen.as_deref_mut() {
+                seen.members.insert(name);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns true for the schema `false`.
+    fn is_never(&self, schema: usize) -> bool {
+        matches!(self.schema.nodes[schema].keywords.as_slice(), [Keyword::Never])
+    }
+
+    fn property_names(&mut self, schema: usize, value: &Value) -> Checked {
+        for name in value.as_object().into_iter().flat_map(serde_json::Map::keys) {
+            if !self.check(schema, &Value::from(name.as_str()), None)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn dependent_schemas<'v>(
+        &mut self,
+        schemas: &[(String, usize)],
+        value: &'v Value,
+        mut seen: Option<&mut Evaluated<'v>>,
+    ) -> Checked {
+        let Value::Object(members) = value else { return Ok(true) };
+        for (name, schema) in schemas {
+            self.spend(1)?;
+            if members.contains_key(name) && !self.check(*schema, value, seen.as_deref_mut())? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn items<'v>(
+        &mut self,
+        number: usize,
+        first: &[usize],
+        others: Option<usize>,
+        value: &'v Value,
+        seen: Option<&mut Evaluated<'v>>,
+    ) -> Checked {
+        let Value::Array(items) = value else { return Ok(true) };
+        for (at, item) in items.iter().enumerate() {
+            let Some(schema) = first.get(at).copied().or(others) else { break };
+            if at >= first.len() && self.is_never(schema) {
+                return self.fail_because(number, "items", None, || {
+                    format!("{} has more than {}", Shown(value), Count(first.len(), "item"))
+                });
+            }
+            if !self.check_part(schema, item, || PathSegment::Item(at))? {
+                return Ok(false);
+            }
+        }
+        if let Some(seen) = seen {
+            seen.has_all_items |= others.is_some();
+            seen.items.extend(0..first.len().min(items.len()));
+        }
+        Ok(true)
+    }
+
+    fn contains<'v>(
+        &mut self,
+        number: usize,
+        schema: usize,
+        (min, max): (u64, Option<u64>),
+        value: &'v Value,
+        mut seen: Option<&mut Evaluated<'v>>,
+    ) -> Checked {
+        let Value::Array(items) = value else { return Ok(true) };
+        let mut found = 0;
+        for (at, item) in items.iter().enumerate() {
+            if self.check_quietly(schema, item, None)? {
+                found += 1;
+                if let Some(seen) = seen.as_deref_mut() {
+                    seen.items.insert(at);
+                }
+            }
+        }
+        if found >= min && max.is_none_or(|max| found <= max) {
+            return Ok(true);
+        }
+        let bound = if found < min { min } else { max.unwrap_or(min) };
+        let less = if found < min { "less" } else { "more" };
+        self.fail_because(number, "contains", None, || {
+            format!("{} has {less} than {bound} items that match contains", Shown(value))
+        })
+    }
+
+    fn unevaluated_properties<'v>(
+        &mut self,
+        number: usize,
+        schema: usize,
+        value: &'v Value,
+        seen: Option<&mut Evaluated<'v>>,
+    ) -> Checked {
+        let (Value::Object(members), Some(seen)) = (value, seen) else { return Ok(true) };
+        if seen.has_all_members {
+            return Ok(true);
+        }
+        for (name, member) in members {
+            if seen.members.contains(name.as_str()) {
+                continue;
+            }
+            if self.is_never(schema) {
+                return self.fail_because(number, "unevaluatedProperties", Some(name), || {
+                    unknown_property(name)
+                });
+            }
+            if !self.check_part(schema, member, || PathSegment::Member(name.clone()))? {
+                return Ok(false);
+            }
+        }
+        seen.has_all_members = true;
+        Ok(true)
+    }
+
+    fn unevaluated_items<'v>(
+        &mut self,
+        number: usize,
+        schema: usize,
+        value: &'v Value,
+        seen: Option<&mut Evaluated<'v>>,
+    ) -> Checked {
+        let (Value::Array(items), Some(seen)) = (value, seen) else { return Ok(true) };
+        if seen.has_all_items {
+            return Ok(true);
+        }
+        for (at, item) in items.iter().enumerate() {
+            if seen.items.contains(&at) {
+                continue;
+            }
+            if self.is_never(schema) {
+                return self.fail_because(number, "unevaluatedItems", None, || {
+                    format!("{} is not an allowed item", Shown(item))
+                });
+            }
+            if !self.check_part(schema, item, || PathSegment::Item(at))? {
+                return Ok(false);
+            }
+        }
+        seen.has_all_items = true;
+        Ok(true)
+    }
+}
+
+fn has_type(value: &Value, of: JsonType) -> bool {
+    match (value, of) {
+        (Value::Null, JsonType::Null)
+        | (Value::Bool(_), JsonType::Boolean)
+        | (Value::Number(_), JsonType::Number)
+        | (Value::String(_), JsonType::String)
+        | (Value::Array(_), JsonType::Array)
+        | (Value::Object(_), JsonType::Object) => true,
+        (Value::Number(number), JsonType::Integer) => is_integer(number),
+        (_, _) => false,
+    }
+}
+
+/// Returns the steps that a comparison of a value takes, or `max` if they are more.
+pub(super) fn size_limited(value: &Value, max: usize) -> usize {
+    let mut size = 0;
+    let mut open = vec![value];
+    while let Some(value) = open.pop() {
+        size += 1;
+        match value {
+            Value::Array(items) => open.extend(items),
+            Value::Object(members) => open.extend(members.values()),
+            Value::String(text) => size += text.len() / BYTES_PER_STEP,
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+        if size + open.len() >= max {
+            return max;
+        }
+    }
+    size
+}

@@ -1,0 +1,686 @@
+//! Compiles a JSON Schema: each of its schemas to a list of keywords, references to numbers of schemas.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::{Map, Number, Value};
+
+use super::check::size_limited;
+use super::document::{Draft, SchemaDocument, location};
+use super::pattern::Pattern;
+
+/// Maximum number of different regular expressions. Each can take a megabyte.
+const PATTERNS_MAX: usize = 200;
+
+/// Checks a text. The error is the reason why it does not have the format.
+pub(crate) type FormatCheck = fn(&str) -> Result<(), String>;
+
+/// A compiled JSON Schema.
+#[derive(Debug)]
+pub(crate) struct CompiledSchema {
+    /// The schemas by their numbers. That of the whole document is 0.
+    pub(super) nodes: Vec<SchemaNode>,
+    /// The schemas with a `$dynamicAnchor`, by their resource.
+    pub(super) dynamic_anchors: HashMap<(usize, String), usize>,
+    /// True if the meaning of a reference depends on the schemas around it.
+    pub(super) has_dynamic_references: bool,
+}
+
+/// A compiled schema.
+#[derive(Debug)]
+pub(super) struct SchemaNode {
+    parent: Option<usize>,
+    path: String,
+    /// The number of the resource that it belongs to.
+    pub(super) resource: usize,
+    /// True if a reference refers to it.
+    pub(super) is_target: bool,
+    /// True if it has `unevaluatedProperties` or `unevaluatedItems`.
+    pub(super) has_unevaluated: bool,
+    /// Its keywords in the order of the checks: cheap ones first, `unevaluated…` last.
+    pub(super) keywords: Vec<Keyword>,
+}
+
+/// A keyword of a schema.
+#[derive(Debug)]
+pub(super) enum Keyword {
+    /// The schema `false`.
+    Never,
+    Type(Vec<JsonType>),
+    Const(Value),
+    Enum(EnumOptions),
+    Limit(NumberLimit, Number),
+    MultipleOf(Number),
+    Size(SizeLimit, u64),
+    Required(Vec<String>),
+    DependentRequired(Vec<(String, Vec<String>)>),
+    Pattern(Pattern),
+    Format(String, FormatCheck),
+    UniqueItems,
+    Properties(Box<PropertySchemas>),
+    PropertyNames(usize),
+    Items {
+        /// The schemas of the first items.
+        first: Vec<usize>,
+        /// The schema of the items after them.
+        others: Option<usize>,
+    },
+    Contains {
+        schema: usize,
+        min: u64,
+        max: Option<u64>,
+    },
+    DependentSchemas(Vec<(String, usize)>),
+    AllOf(Vec<usize>),
+    AnyOf(Vec<usize>),
+    OneOf(Vec<usize>),
+    Not(usize),
+    If {
+        condition: usize,
+        then: Option<usize>,
+        otherwise: Option<usize>,
+    },
+    Reference(usize),
+    /// A reference to the outermost anchor of this name, if the schema that it names at first has one.
+    DynamicReference(usize, String),
+    UnevaluatedProperties(usize),
+    UnevaluatedItems(usize),
+}
+
+/// The values of `enum`.
+#[derive(Debug)]
+pub(super) struct EnumOptions {
+    pub(super) values: Vec<Value>,
+    /// The steps that a comparison with all of them takes.
+    pub(super) size: usize,
+}
+
+/// `properties`, `patternProperties` and `additionalProperties`.
+#[derive(Debug)]
+pub(super) struct PropertySchemas {
+    pub(super) named: HashMap<String, usize>,
+    pub(super) by_pattern: Vec<(Pattern, usize)>,
+    pub(super) others: Option<usize>,
+}
+
+/// A type of JSON values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum JsonType {
+    Null,
+    Boolean,
+    Integer,
+    Number,
+    String,
+    Array,
+    Object,
+}
+
+impl JsonType {
+    fn of_name(name: &str) -> Option<Self> {
+        Some(match name {
+            "null" => Self::Null,
+            "boolean" => Self::Boolean,
+            "integer" => Self::Integer,
+            "number" => Self::Number,
+            "string" => Self::String,
+            "array" => Self::Array,
+            "object" => Self::Object,
+            _ => return None,
+        })
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Boolean => "boolean",
+            Self::Integer => "integer",
+            Self::Number => "number",
+            Self::String => "string",
+            Self::Array => "array",
+            Self::Object => "object",
+        }
+    }
+}
+
+/// A limit of a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NumberLimit {
+    Minimum,
+    Maximum,
+    ExclusiveMinimum,
+    ExclusiveMaximum,
+}
+
+impl NumberLimit {
+    const ALL: [Self; 4] =
+        [Self::Minimum, Self::Maximum, Self::ExclusiveMinimum, Self::ExclusiveMaximum];
+
+    pub(super) fn keyword(self) -> &'static str {
+        match self {
+            Self::Minimum => "minimum",
+            Self::Maximum => "maximum",
+            Self::ExclusiveMinimum => "exclusiveMinimum",
+            Self::ExclusiveMaximum => "exclusiveMaximum",
+        }
+    }
+}
+
+/// A limit of the size of a text, a list or an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SizeLimit {
+    MinLength,
+    MaxLength,
+    MinItems,
+    MaxItems,
+    MinProperties,
+    MaxProperties,
+}
+
+impl SizeLimit {
+    const ALL: [Self; 6] = [
+        Self::MinLength,
+        Self::MaxLength,
+        Self::MinItems,
+        Self::MaxItems,
+        Self::MinProperties,
+        Self::MaxProperties,
+    ];
+
+    pub(super) fn keyword(self) -> &'static str {
+        match self {
+            Self::MinLength => "minLength",
+            Self::MaxLength => "maxLength",
+            Self::MinItems => "minItems",
+            Self::MaxItems => "maxItems",
+            Self::MinProperties => "minProperties",
+            Self::MaxProperties => "maxProperties",
+        }
+    }
+
+    pub(super) fn is_minimum(self) -> bool {
+        matches!(self, Self::MinLength | Self::MinItems | Self::MinProperties)
+    }
+
+    /// Returns the name of a part of the value.
+    pub(super) fn unit(self) -> &'static str {
+        match self {
+            Self::MinLength | Self::MaxLength => "character",
+            Self::MinItems | Self::MaxItems => "item",
+            Self::MinProperties | Self::MaxProperties => "property",
+        }
+    }
+
+    /// Returns true if a value is within the limit, or of another type.
+    pub(super) fn allows(self, value: &Value, limit: u64) -> bool {
+        let size = match (self, value) {
+            (Self::MinLength | Self::MaxLength, Value::String(text)) => text.chars().count(),
+            (Self::MinItems | Self::MaxItems, Value::Array(items)) => items.len(),
+            (Self::MinProperties | Self::MaxProperties, Value::Object(members)) => members.len(),
+            (_, _) => return true,
+        };
+        let size = u64::try_from(size).unwrap_or(u64::MAX);
+        if self.is_minimum() { size >= limit } else { size <= limit }
+    }
+}
+
+impl Keyword {
+    /// Returns the name of a keyword without schemas, or an empty text.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Type(_) => "type",
+            Self::Const(_) => "const",
+            Self::Enum(_) => "enum",
+            Self::Limit(limit, _) => limit.keyword(),
+            Self::MultipleOf(_) => "multipleOf",
+            Self::Size(limit, _) => limit.keyword(),
+            Self::Required(_) => "required",
+            Self::DependentRequired(_) => "dependentRequired",
+            Self::Pattern(_) => "pattern",
+            Self::Format(..) => "format",
+            Self::UniqueItems => "uniqueItems",
+            Self::Never
+            | Self::Properties(_)
+            | Self::PropertyNames(_)
+            | Self::Items { .. }
+            | Self::Contains { .. }
+            | Self::DependentSchemas(_)
+            | Self::AllOf(_)
+            | Self::AnyOf(_)
+            | Self::OneOf(_)
+            | Self::Not(_)
+            | Self::If { .. }
+            | Self::Reference(_)
+            | Self::DynamicReference(..)
+            | Self::UnevaluatedProperties(_)
+            | Self::UnevaluatedItems(_) => "",
+        }
+    }
+}
+
+impl CompiledSchema {
+    /// Compiles a schema. Texts are checked for the `formats`, by their names, and not for others.
+    ///
+    /// # Errors
+    /// The reason why it is not a valid schema, with the place.
+    pub(crate) fn compile(schema: &Value, formats: &[(&str, FormatCheck)]) -> Result<Self, String> {
+        let document = SchemaDocument::read(schema)?;
+        let mut compiler = SchemaCompiler {
+            document,
+            formats,
+            targets: HashSet::new(),
+            patterns: HashMap::new(),
+            has_dynamic_references: false,
+        };
+        let mut keywords = Vec::new();
+        // A reference can add schemas.
+        while keywords.len() < compiler.document.positions.len() {
+            keywords.push(compiler.keywords(keywords.len())?);
+        }
+        let SchemaCompiler { document, targets, has_dynamic_references, .. } = compiler;
+        let SchemaDocument { positions, dynamic_anchors, .. } = document;
+        let nodes = positions.into_iter().zip(keywords).enumerate();
+        let nodes = nodes.map(|(number, (position, keywords))| SchemaNode {
+            parent: position.parent,
+            path: position.path,
+            resource: position.resource,
+            is_target: targets.contains(&number),
+            has_unevaluated: keywords.iter().any(|keyword| {
+                matches!(keyword, Keyword::UnevaluatedProperties(_) | Keyword::UnevaluatedItems(_))
+            }),
+            keywords,
+        });
+        Ok(Self { nodes: nodes.collect(), dynamic_anchors, has_dynamic_references })
+    }
+
+    /// Returns the JSON pointer to a schema.
+    pub(super) fn location(&self, number: usize) -> String {
+        location(number, |number| (self.nodes[number].parent, &self.nodes[number].path))
+    }
+}
+
+/// Compiles the schemas of a document.
+struct SchemaCompiler<'s, 'f> {
+    document: SchemaDocument<'s>,
+    formats: &'f [(&'f str, FormatCheck)],
+    /// The schemas that references refer to.
+    targets: HashSet<usize>,
+    patterns: HashMap<&'s str, Pattern>,
+    has_dynamic_references: bool,
+}
+
+/// The members of a schema, with its number.
+#[derive(Clone, Copy)]
+struct SchemaMembers<'s> {
+    members: &'s Map<String, Value>,
+    number: usize,
+}
+
+impl<'s> SchemaCompiler<'s, '_> {
+    fn error<T>(&self, schema: usize, keyword: &str, problem: &str) -> Result<T, String> {
+        Err(format!("{}/{keyword}: {problem}", self.document.location(schema)))
+    }
+
+    fn keywords(&mut self, number: usize) -> Result<Vec<Keyword>, String> {
+        let position = &self.document.positions[number];
+        let members = match position.value {
+            Value::Bool(true) => return Ok(Vec::new()),
+            Value::Bool(false) => return Ok(vec![Keyword::Never]),
+            Value::Object(members) => members,
+            Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                return Err("a schema is an object, true or false".to_owned());
+            }
+        };
+        let schema = SchemaMembers { members, number };
+        if self.document.draft < Draft::V2020 && members.contains_key("$ref") {
+            return Ok(self
+                .reference(schema, "$ref")?
+                .map(Keyword::Reference)
+                .into_iter()
+                .collect());
+        }
+        let mut keywords = Vec::new();
+        self.read_assertions(schema, &mut keywords)?;
+        self.read_objects(schema, &mut keywords)?;
+        self.read_lists(schema, &mut keywords)?;
+        self.read_combinations(schema, &mut keywords)?;
+        self.read_references(schema, &mut keywords)?;
+        // They need what the others have evaluated.
+        keywords.extend(
+            self.schema(schema, "unevaluatedProperties")?.map(Keyword::UnevaluatedProperties),
+        );
+        keywords.extend(self.schema(schema, "unevaluatedItems")?.map(Keyword::UnevaluatedItems));
+        Ok(keywords)
+    }
+
+    /// Reads the keywords that contain no schemas.
+    fn read_assertions(
+        &mut self,
+        schema: SchemaMembers<'s>,
+        keywords: &mut Vec<Keyword>,
+    ) -> Result<(), String> {
+        keywords.extend(self.types(schema)?.map(Keyword::Type));
+        keywords.extend(schema.members.get("const").cloned().map(Keyword::Const));
+        if let Some(options) = self.list(schema, "enum")? {
+            let size = options.iter().map(|option| size_limited(option, usize::MAX)).sum();
+            keywords.push(Keyword::Enum(EnumOptions { values: options.clone(), size }));
+        }
+        for limit in NumberLimit::ALL {
+            keywords.extend(self.number_limit(schema, limit)?);
+        }
+        if let Some(of) = self.number(schema, "multipleOf")? {
+            if of.as_f64().is_none_or(|of| of <= 0.0) {
+                return self.error(schema.number, "multipleOf", "must be greater than 0");
+            }
+            keywords.push(Keyword::MultipleOf(of.clone()));
+        }
+        for limit in SizeLimit::ALL {
+            let count = self.count(schema, limit.keyword())?;
+            keywords.extend(count.map(|count| Keyword::Size(limit, count)));
+        }
+        keywords.extend(self.required(schema)?.map(Keyword::Required));
+        let mut dependent = Vec::new();
+        for keyword in ["dependentRequired", "dependencies"] {
+            for (name, names) in self.object(schema, keyword)?.into_iter().flatten() {
+                // The others are schemas.
+                if keyword == "dependentRequired" || names.is_array() {
+                    dependent.push((name.clone(), self.names(schema.number, keyword, names)?));
+                }
+            }
+        }
+        if !dependent.is_empty() {
+            keywords.push(Keyword::DependentRequired(dependent));
+        }
+        if let Some(pattern) = self.text(schema, "pattern")? {
+            keywords.push(Keyword::Pattern(self.pattern(schema.number, "pattern", pattern)?));
+        }
+        if let Some(name) = self.text(schema, "format")?
+            && let Some((_, check)) = self.formats.iter().find(|(format, _)| *format == name)
+        {
+            keywords.push(Keyword::Format(name.to_owned(), *check));
+        }
+        match schema.members.get("uniqueItems") {
+            Some(Value::Bool(true)) => keywords.push(Keyword::UniqueItems),
+            None | Some(Value::Bool(false)) => {}
+            Some(_) => return self.error(schema.number, "uniqueItems", "must be true or false"),
+        }
+        Ok(())
+    }
+
+    /// Reads the keywords with the schemas of members.
+    fn read_objects(
+        &mut self,
+        schema: SchemaMembers<'s>,
+        keywords: &mut Vec<Keyword>,
+    ) -> Result<(), String> {
+        let named = self.schemas_by_name(schema, "properties")?;
+        let mut by_pattern = Vec::new();
+        for (pattern, number) in self.schemas_by_name(schema, "patternProperties")? {
+            let pattern = self.pattern(schema.number, "patternProperties", pattern)?;
+            by_pattern.push((pattern, number));
+        }
+        let others = self.schema(schema, "additionalProperties")?;
+        if !named.is_empty() || !by_pattern.is_empty() || others.is_some() {
+            let named = named.into_iter().map(|(name, number)| (name.clone(), number)).collect();
+            let properties = PropertySchemas { named, by_pattern, others };
+            keywords.push(Keyword::Properties(Box::new(properties)));
+        }
+        keywords.extend(self.schema(schema, "propertyNames")?.map(Keyword::PropertyNames));
+        let mut dependent = Vec::new();
+        for keyword in ["dependentSchemas", "dependencies"] {
+            for (name, number) in self.schemas_by_name(schema, keyword)? {
+                dependent.push((name.clone(), number));
+            }
+        }
+        if !dependent.is_empty() {
+            keywords.push(Keyword::DependentSchemas(dependent));
+        }
+        Ok(())
+    }
+
+    /// Reads the keywords with the schemas of items.
+    fn read_lists(
+        &self,
+        schema: SchemaMembers<'s>,
+        keywords: &mut Vec<Keyword>,
+    ) -> Result<(), String> {
+        let is_tuple = schema.members.get("items").is_some_and(Value::is_array);
+        let (first, others) = match is_tuple {
+            true => ("items", "additionalItems"),
+            false => ("prefixItems", "items"),
+        };
+        let first = self.schemas(schema, first)?.unwrap_or_default();
+        let others = self.schema(schema, others)?;
+        if !first.is_empty() || others.is_some() {
+            keywords.push(Keyword::Items { first, others });
+        }
+        if let Some(contained) = self.schema(schema, "contains")? {
+            let min = self.count(schema, "minContains")?.unwrap_or(1);
+            let max = self.count(schema, "maxContains")?;
+            keywords.push(Keyword::Contains { schema: contained, min, max });
+        }
+        Ok(())
+    }
+
+    /// Reads the keywords with further schemas of the same value.
+    fn read_combinations(
+        &self,
+        schema: SchemaMembers<'s>,
+        keywords: &mut Vec<Keyword>,
+    ) -> Result<(), String> {
+        keywords.extend(self.schemas(schema, "allOf")?.map(Keyword::AllOf));
+        keywords.extend(self.schemas(schema, "anyOf")?.map(Keyword::AnyOf));
+        keywords.extend(self.schemas(schema, "oneOf")?.map(Keyword::OneOf));
+        keywords.extend(self.schema(schema, "not")?.map(Keyword::Not));
+        let then = self.schema(schema, "then")?;
+        let otherwise = self.schema(schema, "else")?;
+        let condition = self.schema(schema, "if")?;
+        keywords.extend(condition.map(|condition| Keyword::If { condition, then, otherwise }));
+        Ok(())
+    }
+
+    fn read_references(
+        &mut self,
+        schema: SchemaMembers<'s>,
+        keywords: &mut Vec<Keyword>,
+    ) -> Result<(), String> {
+        keywords.extend(self.reference(schema, "$ref")?.map(Keyword::Reference));
+        for keyword in ["$dynamicRef", "$recursiveRef"] {
+            let Some(target) = self.reference(schema, keyword)? else { continue };
+            let fragment = schema.members[keyword].as_str().and_then(|text| text.split_once('#'));
+            let name = fragment.map_or("", |(_, name)| name).to_owned();
+            let resource = self.document.positions[target].resource;
+            let anchor = self.document.dynamic_anchors.get(&(resource, name.clone()));
+            keywords.push(match anchor == Some(&target) {
+                true => Keyword::DynamicReference(target, name),
+                false => Keyword::Reference(target),
+            });
+            self.has_dynamic_references = true;
+        }
+        Ok(())
+    }
+
+    fn reference(
+        &mut self,
+        schema: SchemaMembers<'s>,
+        keyword: &str,
+    ) -> Result<Option<usize>, String> {
+        let Some(reference) = self.text(schema, keyword)? else { return Ok(None) };
+        let resource = self.document.positions[schema.number].resource;
+        match self.document.resolve(reference, resource) {
+            Ok(target) => {
+                self.targets.insert(target);
+                Ok(Some(target))
+            }
+            Err(problem) => self.error(schema.number, keyword, &problem),
+        }
+    }
+
+    fn types(&self, schema: SchemaMembers<'s>) -> Result<Option<Vec<JsonType>>, String> {
+        let Some(value) = schema.members.get("type") else { return Ok(None) };
+        let names = match value {
+            Value::String(name) => Some(vec![name.as_str()]),
+            Value::Array(names) => names.iter().map(Value::as_str).collect(),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => None,
+        };
+        let types = names.and_then(|names| names.into_iter().map(JsonType::of_name).collect());
+        if types.is_none() {
+            return self.error(
+                schema.number,
+                "type",
+                &format!("{value} is not a type or a list of types"),
+            );
+        }
+        Ok(types)
+    }
+
+    fn number_limit(
+        &self,
+        schema: SchemaMembers<'s>,
+        limit: NumberLimit,
+    ) -> Result<Option<Keyword>, String> {
+        // In draft 4, a boolean says whether the other limit is exclusive.
+        let (other, is_exclusive) = match limit {
+            NumberLimit::Minimum => (NumberLimit::ExclusiveMinimum, false),
+            NumberLimit::Maximum => (NumberLimit::ExclusiveMaximum, false),
+            NumberLimit::ExclusiveMinimum => (NumberLimit::Minimum, true),
+            NumberLimit::ExclusiveMaximum => (NumberLimit::Maximum, true),
+        };
+        let exclusive = if is_exclusive { limit } else { other };
+        let own = match schema.members.get(exclusive.keyword()) {
+            Some(Value::Bool(says_exclusive)) if *says_exclusive == is_exclusive => {
+                if is_exclusive { other } else { limit }
+            }
+            Some(Value::Bool(_)) => return Ok(None),
+            None | Some(_) => limit,
+        };
+        let number = self.number(schema, own.keyword())?;
+        Ok(number.map(|number| Keyword::Limit(limit, number.clone())))
+    }
+
+    fn required(&self, schema: SchemaMembers<'s>) -> Result<Option<Vec<String>>, String> {
+        match schema.members.get("required") {
+            // Draft 3 has a boolean in the schema of the member.
+            None | Some(Value::Bool(_)) => Ok(None),
+            Some(names) => self.names(schema.number, "required", names).map(Some),
+        }
+    }
+
+    fn names(&self, schema: usize, keyword: &str, value: &Value) -> Result<Vec<String>, String> {
+        let names = value.as_array().and_then(|names| {
+            names.iter().map(|name| name.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>()
+        });
+        match names {
+            Some(names) => Ok(names),
+            None => self.error(schema, keyword, &format!("{value} is not a list of names")),
+        }
+    }
+
+    /// Returns the compiled pattern.
+    fn pattern(&mut self, schema: usize, keyword: &str, text: &'s str) -> Result<Pattern, String> {
+        if let Some(known) = self.patterns.get(text) {
+            return Ok(known.clone());
+        }
+        if self.patterns.len() == PATTERNS_MAX {
+            let problem = format!("the schema has more than {PATTERNS_MAX} regular expressions");
+            return self.error(schema, keyword, &problem);
+        }
+        match Pattern::compile(text) {
+            Ok(pattern) => {
+                self.patterns.insert(text, pattern.clone());
+                Ok(pattern)
+            }
+            Err(problem) => self.error(schema, keyword, &problem),
+        }
+    }
+
+    fn schema(&self, schema: SchemaMembers<'s>, keyword: &str) -> Result<Option<usize>, String> {
+        let Some(value) = schema.members.get(keyword) else { return Ok(None) };
+        match self.document.number(value) {
+            Some(number) => Ok(Some(number)),
+            None if keyword == "items" && value.is_array() => Ok(None),
+            None => {
+                self.error(schema.number, keyword, "must be a schema: an object, true or false")
+            }
+        }
+    }
+
+    fn schemas(
+        &self,
+        schema: SchemaMembers<'s>,
+        keyword: &str,
+    ) -> Result<Option<Vec<usize>>, String> {
+        let Some(list) = self.list(schema, keyword)? else { return Ok(None) };
+        let numbers = list.iter().map(|value| self.document.number(value)).collect();
+        match numbers {
+            Some(numbers) => Ok(Some(numbers)),
+            None => self.error(schema.number, keyword, "must be a list of schemas"),
+        }
+    }
+
+    fn schemas_by_name(
+        &self,
+        schema: SchemaMembers<'s>,
+        keyword: &str,
+    ) -> Result<Vec<(&'s String, usize)>, String> {
+        let mut found = Vec::new();
+        for (name, value) in self.object(schema, keyword)?.into_iter().flatten() {
+            match self.document.number(value) {
+                Some(number) => found.push((name, number)),
+                None if keyword == "dependencies" && value.is_array() => {}
+                None => return self.error(schema.number, keyword, "must contain schemas"),
+            }
+        }
+        Ok(found)
+    }
+
+    fn object(
+        &self,
+        schema: SchemaMembers<'s>,
+        keyword: &str,
+    ) -> Result<Option<&'s Map<String, Value>>, String> {
+        match schema.members.get(keyword) {
+            None => Ok(None),
+            Some(Value::Object(members)) => Ok(Some(members)),
+            Some(_) => self.error(schema.number, keyword, "must be an object"),
+        }
+    }
+
+    fn list(
+        &self,
+        schema: SchemaMembers<'s>,
+        keyword: &str,
+    ) -> Result<Option<&'s Vec<Value>>, String> {
+        match schema.members.get(keyword) {
+            None => Ok(None),
+            Some(Value::Array(items)) => Ok(Some(items)),
+            Some(_) => self.error(schema.number, keyword, "must be a list"),
+        }
+    }
+
+    fn text(&self, schema: SchemaMembers<'s>, keyword: &str) -> Result<Option<&'s str>, String> {
+        match schema.members.get(keyword) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => self.error(schema.number, keyword, "must be a string"),
+        }
+    }
+
+    fn number(
+        &self,
+        schema: SchemaMembers<'s>,
+        keyword: &str,
+    ) -> Result<Option<&'s Number>, String> {
+        match schema.members.get(keyword) {
+            None => Ok(None),
+            Some(Value::Number(number)) => Ok(Some(number)),
+            Some(_) => self.error(schema.number, keyword, "must be a number"),
+        }
+    }
+
+    fn count(&self, schema: SchemaMembers<'s>, keyword: &str) -> Result<Option<u64>, String> {
+        let Some(number) = self.number(schema, keyword)? else { return Ok(None) };
+        match super::numbers::integer(number).and_then(|count| u64::try_from(count).ok()) {
+            Some(count) => Ok(Some(count)),
+            None => self.error(schema.number, keyword, "must be a whole number, 0 or more"),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! JSON schemas of tool arguments, compiled once.
+//!
+//! The checker is our own, because schemas and values are untrusted: the number of steps of a check is limited, which
+//! no library offers.
+//!
+//! | file | content |
+//! | --- | --- |
+//! | `document.rs` | finds the subschemas of a document, and resolves references |
+//! | `compile.rs` | compiles the keywords of each subschema |
+//! | `check.rs` | checks a value |
+//! | `violation.rs` | describes the violations of a value |
+//! | `pattern.rs` | translates, compiles and matches regular expressions |
+//! | `numbers.rs` | compares values and numbers |
+
+mod check;
+mod compile;
+#[cfg(test)]
+mod differential;
+mod document;
+mod numbers;
+mod pattern;
+#[cfg(test)]
+mod tests;
+mod violation;
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde_json::Value;
+
+pub(crate) use compile::CompiledSchema;
+#[cfg(feature = "rehearsal")]
+pub(crate) use compile::FormatCheck;
+#[cfg(feature = "rehearsal")]
+pub(crate) use violation::{PathSegment, Violation};
+
+use crate::types::InvalidValue;
+
+/// A compiled JSON Schema. Equality compares the schemas as JSON.
+#[derive(Clone)]
+pub struct InputSchema {
+    schema: Arc<Value>,
+    /// The error is the reason why the schema is invalid. The registration of its tool then fails.
+    compiled: Result<Arc<CompiledSchema>, Arc<str>>,
+}
+
+impl InputSchema {
+    /// Returns the schema of a type, as `schemars` derives it. The schema of `()` is that of an object
+    /// without properties. If the schema is invalid, for example because of a pattern in it, a tool with it
+    /// cannot be registered.
+    #[must_use]
+    pub fn of<Input: JsonSchema>() -> Self {
+        let mut value = schemars::schema_for!(Input).to_value();
+        if let Some(object) = value.as_object_mut() {
+            object.remove("$schema");
+            object.remove("title");
+            // Providers require `"type": "object"` and `properties`, even for a unit type.
+            if object.get("type") == Some(&Value::String("null".into())) {
+                object.remove("type");
+            }
+            object.entry("type").or_insert_with(|| "object".into());
+            if object.get("type") == Some(&Value::String("object".into())) {
+                object.entry("properties").or_insert_with(|| serde_json::json!({}));
+            }
+        }
+        Self::from_value(value)
+    }
+
+    /// Creates a schema from JSON. If it is invalid, the registration of its tool fails with the reason.
+    pub(super) fn from_value(value: Value) -> Self {
+        let compiled = match value.is_object() {
+            true => compile(&value).map_err(|error| error.to_string().into()),
+            false => Err("not a JSON object".into()),
+        };
+        Self { schema: Arc::new(value), compiled }
+    }
+
+    /// Compiles a schema.
+    ///
+    /// ```
+    /// use callsheet::tool::{InputSchema, ToolSpec};
+    /// use serde_json::json;
+    ///
+    /// let schema = json!({ "type": "object", "properties": { "q": { "type": "string" } }, "required": ["q"] });
+    /// let spec = ToolSpec::with_schema("search", "Searches.", InputSchema::parse(schema)?);
+    /// assert!(spec.input.first_violation(&json!({ "q": 1 })).is_some());
+    /// # Ok::<(), callsheet::InvalidValue>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If it is not a valid JSON Schema, refers to another document, or contains more than 100,000 schemas, more than
+    /// 200 regular expressions, or a regular expression that needs more than 1 MiB when it is compiled.
+    pub fn parse(schema: Value) -> Result<Self, InvalidValue> {
+        let compiled = Ok(compile(&schema)?);
+        Ok(Self { schema: Arc::new(schema), compiled })
+    }
+
+    /// Returns the schema as JSON.
+    #[must_use]
+    pub fn as_value(&self) -> &Value {
+        &self.schema
+    }
+
+    /// Returns a shared reference to the schema.
+    pub(crate) fn shared(&self) -> Arc<Value> {
+        Arc::clone(&self.schema)
+    }
+
+    /// Returns whether `type` is absent or `"object"`. A list of types counts as absent.
+    pub(super) fn allows_object(&self) -> bool {
+        let named = self.schema.get("type").and_then(Value::as_str);
+        named.is_none_or(|name| name == "object")
+    }
+
+    /// Describes the first violation of the schema in `arguments`, in one sentence. Returns `None` if
+    /// the arguments are valid, or if the schema itself is invalid. A check ends with a violation after five million
+    /// steps. A step checks one value against one subschema. `format` is not checked.
+    #[must_use]
+    pub fn first_violation(&self, arguments: &Value) -> Option<String> {
+        let violation = self.compiled.as_ref().ok()?.first_violation(arguments)?;
+        Some(violation.to_string())
+    }
+
+    /// Returns the reason why the schema is invalid.
+    pub(super) fn problem(&self) -> Option<&str> {
+        self.compiled.as_ref().err().map(AsRef::as_ref)
+    }
+}
+
+fn compile(schema: &Value) -> Result<Arc<CompiledSchema>, InvalidValue> {
+    match CompiledSchema::compile(schema, &[]) {
+        Ok(compiled) => Ok(Arc::new(compiled)),
+        Err(error) => Err(InvalidValue::new(format!("not a valid JSON schema: {error}"))),
+    }
+}
+
+impl PartialEq for InputSchema {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.schema, &other.schema) || self.schema == other.schema
+    }
+}
+
+impl Eq for InputSchema {}
+
+impl Hash for InputSchema {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.schema.hash(state);
+    }
+}
+
+impl fmt::Debug for InputSchema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.schema.fmt(f)
+    }
+}
