@@ -3,25 +3,36 @@
 //! A secret may be cut at any place into several deltas. The end of a text that may be the beginning of
 //! a secret is therefore held back until more of the text decides. Deltas whose order relative to the
 //! text does not matter, such as token counts, pass it. The end of a part of the text is held back with
-//! it. Every other delta releases it.
+//! it. Every other delta releases it, so that all deltas keep their order. The released beginning is
+//! remembered: if the text goes on with the rest of the secret, that is replaced.
+//!
+//! A delta of another text does not release a beginning of [`WAITING_BYTES_MIN`] bytes or more. It is held
+//! back until its own text goes on, or until a delta comes that must follow it.
 
 use std::borrow::Cow;
 
 use crate::types::{ProviderError, Secrets};
 use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
 
+/// Minimum length of the beginning of a secret that a delta of another text does not release. A shorter one is
+/// mostly the end of a word, which keeps its position.
+const WAITING_BYTES_MIN: usize = 4;
+
 /// Replaces secrets in the deltas of one response, which are given in order.
 #[derive(Clone, Debug)]
 pub struct DeltaRedactor {
     secrets: Secrets,
-    held: Option<HeldText>,
+    /// At most one for each of text, reasoning and refusal, and one for the arguments of calls.
+    held: Vec<HeldText>,
 }
 
-/// The text that is held back. It is not empty.
+/// The end of a text, which may be the beginning of a secret. It is not empty.
 #[derive(Clone, Debug)]
 struct HeldText {
     channel: HeldChannel,
     text: String,
+    /// The length of its beginning that was released and is only remembered.
+    released: usize,
     /// The ends of parts: the positions in the text, in ascending order, and the metadata.
     part_ends: Vec<(usize, Delta)>,
 }
@@ -43,7 +54,7 @@ impl DeltaRedactor {
     /// Creates a redactor for one response. Returns `None` if there are no secrets.
     #[must_use]
     pub fn new(secrets: &Secrets) -> Option<Self> {
-        (!secrets.is_empty()).then(|| Self { secrets: secrets.clone(), held: None })
+        (!secrets.is_empty()).then(|| Self { secrets: secrets.clone(), held: Vec::new() })
     }
 
     /// Replaces secrets in a batch.
@@ -56,12 +67,17 @@ impl DeltaRedactor {
         redacted
     }
 
-    /// Returns the text that was held back. Called at the end of the response. A response that ends in
-    /// a text, without a finish reason or an end mark, is incomplete: the ends of its parts are dropped.
+    /// Returns the next text that was held back. Called at the end of the response until it returns `None`. A
+    /// response that ends in a text, without a finish reason or an end mark, is incomplete: the ends of its
+    /// parts are dropped.
     #[must_use]
     pub fn finish(&mut self) -> Option<Delta> {
-        let HeldText { channel, text, part_ends: _ } = self.held.take()?;
-        Some(channel.delta(text))
+        let mut held = std::mem::take(&mut self.held).into_iter();
+        let delta = held.find_map(|HeldText { channel, mut text, released, .. }| {
+            channel.some_delta(text.split_off(released))
+        });
+        self.held = held.collect();
+        delta
     }
 
     /// Replaces secrets in an error.
@@ -84,7 +100,7 @@ impl DeltaRedactor {
             }
             // A piece with a name or an id is not divided, because both may begin another call.
             Delta::Call(mut piece) => {
-                self.release(out);
+                self.release(None, out);
                 self.redact_labels(&mut piece);
                 let channel = HeldChannel::Arguments { index: piece.index, kind: piece.kind };
                 piece.arguments = piece.arguments.map(|text| self.hold_end(channel, text));
@@ -98,32 +114,38 @@ impl DeltaRedactor {
                 self.redact_whole(&mut unordered);
                 out.push(unordered);
             }
+            part_end @ Delta::Metadata(ProviderMetadata::Text { .. }) => {
+                self.push_part_end(HeldChannel::Text, part_end, out);
+            }
+            part_end @ Delta::Metadata(ProviderMetadata::Reasoning { .. }) => {
+                self.push_part_end(HeldChannel::Reasoning, part_end, out);
+            }
             mut whole @ (Delta::Seal { .. }
-            | Delta::Metadata(
-                ProviderMetadata::Text { .. }
-                | ProviderMetadata::Reasoning { .. }
-                | ProviderMetadata::Part(_),
-            )
+            | Delta::Metadata(ProviderMetadata::Part(_))
             | Delta::Finish(_)
             | Delta::Error(_)
             | Delta::Done) => {
                 self.redact_whole(&mut whole);
-                match self.held.as_mut().filter(|held| held.channel.is_part_end(&whole)) {
-                    Some(held) => held.part_ends.push((held.text.len(), whole)),
-                    None => {
-                        self.release(out);
-                        out.push(whole);
-                    }
-                }
+                self.release(None, out);
+                out.push(whole);
             }
         }
     }
 
-    fn push_text(&mut self, channel: HeldChannel, text: String, out: &mut Vec<Delta>) {
-        if self.held.as_ref().is_some_and(|held| held.channel != channel) {
-            self.release(out);
+    fn push_part_end(&mut self, channel: HeldChannel, mut part_end: Delta, out: &mut Vec<Delta>) {
+        self.redact_whole(&mut part_end);
+        self.release(Some(channel), out);
+        let mut held = self.held.iter_mut();
+        match held.find(|held| held.channel == channel && held.is_pending()) {
+            Some(held) => held.part_ends.push((held.text.len(), part_end)),
+            None => out.push(part_end),
         }
-        let mut held = match self.held.take() {
+    }
+
+    fn push_text(&mut self, channel: HeldChannel, text: String, out: &mut Vec<Delta>) {
+        self.release(Some(channel), out);
+        let at = self.held.iter().position(|held| held.channel == channel);
+        let mut held = match at.map(|at| self.held.remove(at)) {
             Some(mut held) => {
                 held.text.push_str(&text);
                 held
@@ -132,33 +154,45 @@ impl DeltaRedactor {
                 out.push(channel.delta(text));
                 return;
             }
-            None => HeldText { channel, text, part_ends: Vec::new() },
+            None => HeldText::new(channel, text),
         };
         if let Cow::Owned(redacted) = self.secrets.redact(&held.text) {
+            // The secret may begin in what was released.
+            let unchanged = held.text.chars().zip(redacted.chars()).take_while(|(a, b)| a == b);
+            held.released = held.released.min(unchanged.map(|(char, _)| char.len_utf8()).sum());
             held.text = redacted;
             // The end of a part may have divided the secret. The text goes to the part behind it.
             held.part_ends.iter_mut().for_each(|(position, _)| *position = 0);
         }
         let end = held.text.len() - self.secrets.begun_at_end(&held.text);
         held.release_up_to(end, out);
-        self.held = Some(held).filter(|held| !held.text.is_empty());
+        self.hold(held);
     }
 
-    /// Releases the whole text that is held back.
-    fn release(&mut self, out: &mut Vec<Delta>) {
-        if let Some(mut held) = self.held.take() {
-            held.release_up_to(held.text.len(), out);
+    /// Holds a text back. The arguments of an earlier call were released, and are not remembered any more.
+    fn hold(&mut self, held: HeldText) {
+        if !held.text.is_empty() {
+            self.held.retain(|other| !(other.channel.is_call() && held.channel.is_call()));
+            self.held.push(held);
+        }
+    }
+
+    /// Releases what is held back and must come before the next delta, which belongs to the text `next`.
+    fn release(&mut self, next: Option<HeldChannel>, out: &mut Vec<Delta>) {
+        for held in &mut self.held {
+            if held.is_pending() && next.is_none_or(|next| !held.may_follow(next)) {
+                let text = held.text.clone();
+                held.release_up_to(text.len(), out);
+                (held.released, held.text) = (text.len(), text);
+            }
         }
     }
 
     /// Replaces secrets in a text, and holds its end back if a secret may begin there.
     fn hold_end(&mut self, channel: HeldChannel, mut text: String) -> String {
         self.secrets.redact_in_place(&mut text);
-        let begun = self.secrets.begun_at_end(&text);
-        if begun > 0 {
-            let text = text.split_off(text.len() - begun);
-            self.held = Some(HeldText { channel, text, part_ends: Vec::new() });
-        }
+        let end = text.split_off(text.len() - self.secrets.begun_at_end(&text));
+        self.hold(HeldText::new(channel, end));
         text
     }
 
@@ -200,15 +234,33 @@ impl DeltaRedactor {
 }
 
 impl HeldText {
+    fn new(channel: HeldChannel, text: String) -> Self {
+        Self { channel, text, released: 0, part_ends: Vec::new() }
+    }
+
+    /// Returns whether a part of it was not released.
+    fn is_pending(&self) -> bool {
+        self.released < self.text.len()
+    }
+
+    /// Returns whether it may be released behind a delta of the text `next`. The end of a part keeps its
+    /// position, and the arguments of another call seal this one.
+    fn may_follow(&self, next: HeldChannel) -> bool {
+        let waits = self.text.len() >= WAITING_BYTES_MIN && self.part_ends.is_empty();
+        self.channel == next || (waits && !(self.channel.is_call() && next.is_call()))
+    }
+
     /// Moves the text before a position to `out`, with the ends of its parts.
     fn release_up_to(&mut self, end: usize, out: &mut Vec<Delta>) {
         let held = self.text.split_off(end);
         let mut rest = std::mem::replace(&mut self.text, held);
+        let mut start = self.released.min(end);
+        drop(rest.drain(..start));
+        self.released -= start;
         let count = self.part_ends.partition_point(|(position, _)| *position <= end);
-        let mut start = 0;
         for (position, part_end) in self.part_ends.drain(..count) {
-            let following = rest.split_off(position - start);
-            start = position;
+            let following = rest.split_off(position.saturating_sub(start));
+            start = start.max(position);
             out.extend(self.channel.some_delta(std::mem::replace(&mut rest, following)));
             out.push(part_end);
         }
@@ -218,13 +270,8 @@ impl HeldText {
 }
 
 impl HeldChannel {
-    /// Returns whether a delta ends a part of this text.
-    fn is_part_end(self, delta: &Delta) -> bool {
-        match self {
-            Self::Text => matches!(delta, Delta::Metadata(ProviderMetadata::Text { .. })),
-            Self::Reasoning => matches!(delta, Delta::Metadata(ProviderMetadata::Reasoning { .. })),
-            Self::Refusal | Self::Arguments { .. } => false,
-        }
+    fn is_call(self) -> bool {
+        matches!(self, Self::Arguments { .. })
     }
 
     /// Returns the delta of a text that is not empty.
@@ -291,7 +338,7 @@ mod tests {
         let mut redactor = DeltaRedactor::new(&Secrets::new([KEY])).unwrap();
         let mut redacted: Vec<_> =
             deltas.into_iter().flat_map(|delta| redactor.redact(vec![delta])).collect();
-        redacted.extend(redactor.finish());
+        redacted.extend(std::iter::from_fn(|| redactor.finish()));
         let mut response = ResponseAssembler::new(ResponseLimits::default());
         for delta in &redacted {
             assert!(!format!("{delta:?}").contains(KEY), "{delta:?}");
@@ -321,7 +368,7 @@ mod tests {
     fn redact(deltas: impl Into<Vec<Delta>>) -> Vec<Delta> {
         let mut redactor = DeltaRedactor::new(&Secrets::new([KEY])).unwrap();
         let mut redacted = redactor.redact(deltas.into());
-        redacted.extend(redactor.finish());
+        redacted.extend(std::iter::from_fn(|| redactor.finish()));
         redacted
     }
 
@@ -409,13 +456,62 @@ mod tests {
     }
 
     #[test]
+    fn a_secret_is_replaced_if_another_text_comes_between_its_pieces() {
+        let more = |index, arguments: &str| {
+            let (index, arguments) = (Some(index), Some(arguments.to_owned()));
+            Delta::Call(CallDelta { index, arguments, ..CallDelta::default() })
+        };
+        let (hm, no) = (Delta::Reasoning("hm".into()), Delta::Refusal("no".into()));
+        let text_of = |deltas: &[Delta]| {
+            let mut response = ResponseAssembler::new(ResponseLimits::default());
+            deltas.iter().for_each(|delta| drop(response.push(delta)));
+            response.text().to_owned()
+        };
+        for cut in 1..KEY.len() {
+            let (begin, rest) = KEY.split_at(cut);
+            for other in [&hm, &no, &more(0, "{}")] {
+                let divided = [text(&format!("a {begin}")), other.clone(), text(rest)];
+                let redacted = redact(divided);
+                let begin = if cut < WAITING_BYTES_MIN { begin } else { "" };
+                assert_eq!(text_of(&redacted), format!("a {begin}[redacted]"));
+                assert_eq!(redacted.iter().filter(|delta| *delta == other).count(), 1);
+            }
+        }
+        let pieces = KEY.chars().flat_map(|char| [text(&char.to_string()), hm.clone()]);
+        assert_eq!(text_of(&redact(pieces.collect::<Vec<_>>())), "sk-[redacted]");
+        // The end of a word keeps its position.
+        let word = [text("class"), hm.clone(), text("es!")];
+        assert_eq!(redact(word), [text("clas"), text("s"), hm.clone(), text("es!")]);
+        // What does not go on comes before what must follow it.
+        let reason = FinishReason { kind: FinishKind::Stop, raw: "stop".into() };
+        let stop = Delta::Finish(reason);
+        let ended = [text("sk-live"), hm.clone(), stop.clone()];
+        assert_eq!(redact(ended), [hm.clone(), text("sk-live"), stop]);
+        assert_eq!(redact([text("sk-live"), hm.clone()]), [hm, text("sk-live")]);
+        let calls = [more(0, "sk-live"), more(1, "{}")];
+        assert_eq!(redact(calls.clone()), calls);
+    }
+
+    #[test]
+    fn what_had_to_be_released_is_remembered() {
+        let call = Delta::Call(CallDelta { name: Some("f".into()), ..CallDelta::default() });
+        for next in [call, part_end("{}"), Delta::Metadata(ProviderMetadata::Part("{}".into()))] {
+            let hm = Delta::Reasoning("hm".into());
+            let divided = [text("a sk-live-"), next.clone(), hm.clone(), text("0123456789!")];
+            let expected = [text("a "), text("sk-live-"), next, hm, text("[redacted]!")];
+            assert_eq!(redact(divided), expected);
+        }
+    }
+
+    #[test]
     fn what_begins_no_secret_passes_unchanged() {
         let secrets = Secrets::new(["another-secret"]);
         let mut redactor = DeltaRedactor::new(&secrets).unwrap();
         for delta in deltas(3) {
             let redacted = redactor.redact(vec![delta.clone()]);
             let is_held = matches!(&delta, Delta::Text(text) if text.ends_with('a'));
-            assert!(redacted == [delta.clone()] || is_held || redactor.held.is_none(), "{delta:?}");
+            let is_unchanged = redacted == [delta.clone()];
+            assert!(is_unchanged || is_held || redactor.held.is_empty(), "{delta:?}");
         }
         assert!(DeltaRedactor::new(&Secrets::default()).is_none());
     }
