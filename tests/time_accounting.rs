@@ -88,3 +88,24 @@ async fn time_in_which_a_request_waits_for_a_place_is_not_the_models() {
     }
     host.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_request_for_a_summary_before_a_turn_is_time_of_the_model() {
+    let config = "[models.slow]\nbase_url = \"http://127.0.0.1:9\"\nmodel = \"m\"\n\
+                  context_window = 20000\n[agents.default]\nmodel = \"slow\"\n\
+                  [agents.default.context]\ncompact_at = 0.1\nkeep_turns = 0\n\
+                  [journal]\nengine = \"memory\"\n";
+    let config = Config::parse(config, "test.toml", &|_| None).unwrap();
+    let model = slow_model(|request| match request {
+        0 => ModelReply::text("word ".repeat(5_000)),
+        1 => ModelReply::text("## Done\nan answer"),
+        _ => ModelReply::text("Done."),
+    });
+    let host = Host::builder().config(config).model_source("slow", model).start().await.unwrap();
+    let session = host.open_session("s").await.unwrap();
+    session.run("Answer.").await.unwrap();
+    let report = session.run("Answer again.").await.unwrap();
+    assert_eq!(report.text().unwrap(), "Done.", "the second request is for a summary");
+    check(&report.exact, [2 * MODEL, Duration::ZERO, Duration::ZERO, Duration::ZERO]);
+    host.shutdown().await;
+}

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -63,15 +64,17 @@ pub struct Session {
     pub(super) frozen_tools: Option<Arc<str>>,
     /// The list was requested and has not arrived.
     pub(super) waits_for_tools: bool,
+    /// The times that the current run has waited before its turns. Not durable.
+    pub(super) pre_turn_times: PreTurnTimes,
     /// Nothing goes on until [`handle_wake`](Self::handle_wake) or [`handle_resume`](Self::handle_resume). Set for each
     /// session that is read from the journal with a run or a queue.
     ///
     /// Three words that are easily mixed up:
     ///
-    /// - *Suspended*: this field. An awake session leaves the state at once, unless the run was interrupted by the end of
-    ///   its host and `journal.resume` is `manual`: then a client resumes it.
-    /// - *Resting*: the turn in progress waits only for people ([`handle_resting`](Self::handle_resting)). The session may
-    ///   hibernate meanwhile.
+    /// - *Suspended*: this field. An awake session leaves the state at once, unless the run was interrupted by the end
+    ///   of its host and `journal.resume` is `manual`: then a client resumes it.
+    /// - *Resting*: the turn in progress waits only for people ([`handle_resting`](Self::handle_resting)). The session
+    ///   may hibernate meanwhile, if no tool runs.
     /// - *Resumable*: the turn rests and none of its calls runs
     ///   ([`Turn::is_resumable`](crate::turn::Turn::is_resumable)). Its host may end without ending the run.
     pub(super) suspended: bool,
@@ -129,6 +132,7 @@ impl Session {
             references: ReferenceIndex::default(),
             frozen_tools: None,
             waits_for_tools: false,
+            pre_turn_times: PreTurnTimes::default(),
             suspended: false,
             shutting_down: false,
             outbox: VecDeque::new(),
@@ -232,8 +236,8 @@ impl Session {
         self.suspended && self.run.is_some()
     }
 
-    /// Returns true if a run is in progress or follows, so that the session needs its place among the
-    /// host's runs. Changes with the record of a run's end.
+    /// Returns true if a run is in progress or follows, so that the session holds a run slot of the
+    /// host. Changes with the record of a run's end.
     #[must_use]
     pub fn holds_slot(&self) -> bool {
         !self.suspended && (self.run.is_some() || !self.queue.is_empty())
@@ -456,6 +460,7 @@ impl Session {
 
     fn apply_run_start(&mut self, at: RecordedAt, terms: RunTerms, queued: RunInput) {
         self.forget_failed_summaries();
+        self.pre_turn_times = PreTurnTimes::default();
         self.queue.retain(|other| other.run_id != queued.run_id);
         let has_initial_calls = self.history.initial_calls().is_some();
         let first_message = self.history.messages().len();
@@ -484,6 +489,40 @@ impl Session {
             }
             RunStage::Turn(_) | RunStage::FollowUp(_) => Ok(()),
         }
+    }
+}
+
+/// The answer that a run waits for before its next turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum PreTurnWait {
+    /// A summary, which a model writes.
+    Summary,
+    /// The tools that servers offer.
+    Tools,
+}
+
+/// The times that a run has waited before its turns, by what it waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct PreTurnTimes {
+    /// The current wait, with the time on the session's clock up to which it is counted.
+    current: Option<(PreTurnWait, Duration)>,
+    /// The time of waits for summaries.
+    pub(super) summary: Duration,
+    /// The time of waits for the tools that servers offer.
+    pub(super) tools: Duration,
+}
+
+impl PreTurnTimes {
+    /// Adds the time since the last call to the current wait. The run waits for `next` from now on.
+    pub(super) fn advance(&mut self, now: Duration, next: Option<PreTurnWait>) {
+        if let Some((wait, counted)) = self.current {
+            let sum = match wait {
+                PreTurnWait::Summary => &mut self.summary,
+                PreTurnWait::Tools => &mut self.tools,
+            };
+            *sum += now.saturating_sub(counted);
+        }
+        self.current = next.map(|wait| (wait, now));
     }
 }
 

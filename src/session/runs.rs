@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::idempotency_keys::RequestEffect;
 use super::machine::{
-    InputLimits, Lifecycle, RunAdmission, RunSummary, Session, SessionEffect, SessionRecord,
-    SessionRefusal, TurnBegin, answer_write,
+    InputLimits, Lifecycle, PreTurnWait, RunAdmission, RunSummary, Session, SessionEffect,
+    SessionRecord, SessionRefusal, TurnBegin, answer_write,
 };
 use super::open_run::{OpenTurn, RunInput, RunStage, TurnOrigin};
 use super::run_machine::{FollowUp, Instruction, RunAnswer, RunNext};
@@ -91,6 +91,8 @@ impl Session {
         if self.outbox.is_empty() && !self.suspended {
             self.advance(now, rules_of);
         }
+        let wait = self.pre_turn_wait();
+        self.pre_turn_times.advance(now, wait);
         self.outbox.pop_front()
     }
 
@@ -269,6 +271,14 @@ impl Session {
         rules.has_servers && self.frozen_tools.is_none() && !is_cancelled
     }
 
+    /// Returns what the run waits for before its next turn. A turn in progress counts its time itself.
+    fn pre_turn_wait(&self) -> Option<PreTurnWait> {
+        let run = self.run.as_deref()?;
+        let tools = self.waits_for_tools.then_some(PreTurnWait::Tools);
+        let wait = if self.expects_summary() { Some(PreTurnWait::Summary) } else { tools };
+        wait.filter(|_| matches!(run.stage, RunStage::Ready(_)))
+    }
+
     /// Returns true if the run was to stop after its turn, and the next turn only waits for a summary.
     fn stops_before_turn(&self) -> bool {
         let stops = |run: &super::OpenRun| run.stops_after_turn && run.machine.turns() > 1;
@@ -383,6 +393,7 @@ impl Session {
         answer: RunAnswer,
         error: Option<RunError>,
     ) {
+        self.pre_turn_times.advance(now, None);
         let Some(run) = self.run.as_deref() else { return };
         let (into, hit) = self.answer_variable(run, end, &answer);
         batch.extend(hit.map(|hit| self.limit_record(&run.id, hit)));
@@ -392,7 +403,12 @@ impl Session {
         // The time that a lost turn waited for people is in no committed turn.
         let lost = run.people.saturating_sub(stats.people);
         stats.people += lost;
-        stats.overhead += stats.duration.saturating_sub(run.turns_duration + lost);
+        let between = stats.duration.saturating_sub(run.turns_duration + lost);
+        let summary = self.pre_turn_times.summary.min(between);
+        let tools = self.pre_turn_times.tools.min(between - summary);
+        stats.model += summary;
+        stats.waits += tools;
+        stats.overhead += between - summary - tools;
         let summary = RunSummary {
             run_id: run.id.clone(),
             end,
@@ -456,4 +472,81 @@ impl Session {
 
 fn run_id(session: &Session) -> RunId {
     session.run.as_ref().map_or_else(|| RunId(String::new().into()), |run| run.id.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::ContextPolicy;
+    use crate::record::Seq;
+    use crate::session::{RecordedAt, SummaryReply};
+    use crate::turn::fixtures::{model, rules};
+    use crate::turn::{ModelPlan, ModelPlans};
+    use crate::types::{Execution, Metadata};
+
+    /// Performs the effects of a session at this time. Returns the sums of a run that has ended.
+    fn perform(session: &mut Session, rules: &Arc<TurnRules>, now: Duration) -> Option<RunStats> {
+        let mut stats = None;
+        while let Some(effect) = session.poll(now, &|_| Arc::clone(rules)) {
+            match effect {
+                SessionEffect::Record(batch) => batch.iter().for_each(|made| {
+                    let at = RecordedAt { seq: Seq(1), time: 0, now };
+                    session.apply(at, &made.record, &|_| (&**rules).into()).unwrap();
+                }),
+                SessionEffect::RunEnded(summary) => stats = Some(summary.stats),
+                SessionEffect::ReadTools
+                | SessionEffect::BeginTurn(_)
+                | SessionEffect::RequestSummary(_)
+                | SessionEffect::ContextReduced { .. }
+                | SessionEffect::CancelTurn(_)
+                | SessionEffect::RunRefused { .. }
+                | SessionEffect::Close => {}
+            }
+        }
+        stats
+    }
+
+    #[test]
+    fn the_time_before_a_turn_is_counted_by_what_the_run_waits_for() {
+        let seconds = Duration::from_secs;
+        let narrow = ModelPlan { context_window: Some(50), ..model("m", 3) };
+        let rules = Arc::new(TurnRules {
+            has_servers: true,
+            context: ContextPolicy { keep_turns: 0, ..ContextPolicy::default() },
+            models: Arc::new(ModelPlans::new(narrow, Vec::new())),
+            ..rules(Execution::Sequential)
+        });
+        let rules_of = |_: &RunOverrides| Arc::clone(&rules);
+        let messages = vec![
+            json!({"role": "user", "content": "go"}),
+            json!({"role": "assistant", "content": "word ".repeat(100)}),
+        ];
+        let mut session = Session::open("a", messages, Metadata::default(), None, None);
+        perform(&mut session, &rules, Duration::ZERO);
+        let run = RunInput {
+            run_id: RunId("r".into()),
+            input: "more".into(),
+            overrides: Arc::default(),
+            trace: None,
+            metadata: Metadata::default(),
+            into: None,
+        };
+        session.handle_run_request(run, None, InputLimits::inputs(1), &rules_of).unwrap();
+        perform(&mut session, &rules, Duration::ZERO);
+        assert!(session.handle_tools_read("list".into()));
+        perform(&mut session, &rules, seconds(3));
+        assert!(session.expects_summary());
+        let failed = SummaryReply::Failed { usage: Usage::default() };
+        session.handle_summary(failed, &rules_of);
+        perform(&mut session, &rules, seconds(7));
+        assert!(session.run().unwrap().turn().is_some());
+        let (code, message) = ("internal_error".to_owned(), "no".to_owned());
+        session.handle_run_failed(seconds(8), None, RunError { code, message, transient: true });
+        let stats = perform(&mut session, &rules, seconds(8)).unwrap();
+        let RunStats { duration, model, waits, overhead, .. } = stats;
+        let expected = (seconds(8), seconds(4), seconds(3), seconds(1));
+        assert_eq!((duration, model, waits, overhead), expected);
+    }
 }
