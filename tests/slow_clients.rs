@@ -367,3 +367,129 @@ async fn readers_of_past_events_that_do_not_read_on_share_a_bounded_memory() {
     assert!(deltas >= 2 << 16, "{deltas} of {}", 2 << 16);
     drop(unread);
 }
+
+#[tokio::test]
+async fn results_and_repeated_reports_are_refused_before_they_are_read() {
+    let script = json!({"responses": [{"text": ["0123456789abcdef".repeat(2 << 16)]}]});
+    let service = Service::start_with(script, "", two_places()).await;
+    open_large(&service, 16, 1 << 20).await;
+    assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
+    let run = post(
+        "/v1/sessions/s/runs",
+        "idempotency-key: k\r\n",
+        &json!({"input": "x", "wait": true}).to_string(),
+    );
+    let first = service.send(&run).await;
+    assert_eq!(first.status, 200);
+    let repeated = service.send(&run).await;
+    assert_eq!(repeated.json(), first.json());
+    let unread = hold_places(&service, "/v1/sessions/large/records", "{\"records\":[").await;
+    let refused = service.send(&run).await;
+    assert_eq!(refused.error(), (503, "too_many_large_answers".to_owned()));
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    // A result of unknown size is refused. A part of a result is not, though this result does not exist.
+    let result = "/v1/sessions/s/results/t1a1c0";
+    let refused = service.get(result).await;
+    assert_eq!(refused.error(), (503, "too_many_large_answers".to_owned()));
+    assert_eq!(service.get(&format!("{result}?limit=10")).await.status, 404);
+    drop(unread);
+    let freed = async {
+        while service.send(&run).await.status != 200 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(SOON, freed).await.expect("a place is free again");
+}
+
+#[tokio::test]
+async fn a_repeated_request_gets_the_report_of_its_run_when_that_has_ended() {
+    let held = json!({"text": ["Fine."], "holds": [{"at": "finish", "name": "first"}]});
+    let service = Service::start_with(json!({"responses": [held]}), "", two_places()).await;
+    assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
+    let run = post(
+        "/v1/sessions/s/runs",
+        "idempotency-key: k\r\n",
+        &json!({"input": "x", "wait": true}).to_string(),
+    );
+    let release = async {
+        service.model.gate_reached("first").await;
+        // The second request has begun to wait.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        service.model.release("first");
+    };
+    let repeated = async {
+        service.model.gate_reached("first").await;
+        service.send(&run).await
+    };
+    let all = async { tokio::join!(service.send(&run), repeated, release) };
+    let (first, repeated, ()) = tokio::time::timeout(SOON, all).await.expect("both have ended");
+    assert_eq!(first.json()["text"], "Fine.");
+    assert_eq!(repeated.json(), first.json());
+}
+
+#[tokio::test]
+async fn large_bodies_share_a_bounded_memory() {
+    let service = Service::start(json!({})).await;
+    let half = format!(
+        "POST /v1/sessions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{{",
+        4 << 20
+    );
+    let mut held = Vec::new();
+    for _ in 0..12 {
+        held.push(HttpConnection::open(service.addr(), &half).await);
+    }
+    let text = "x".repeat(1 << 20);
+    let large = json!({"id": "large", "messages": [{"role": "user", "content": text}]});
+    // Whether the twelve have been read is not visible, so the large request is sent until it waits.
+    let waits = async {
+        loop {
+            let sent = service.post("/v1/sessions", large.clone());
+            if tokio::time::timeout(Duration::from_millis(500), sent).await.is_err() {
+                return;
+            }
+            service.delete("/v1/sessions/large").await;
+        }
+    };
+    tokio::time::timeout(SOON, waits).await.expect("the memory is taken");
+    assert_eq!(service.post("/v1/sessions", json!({"id": "small"})).await.status, 201);
+    drop(held);
+    let stored = async {
+        while service.post("/v1/sessions", large.clone()).await.status != 201 {
+            service.delete("/v1/sessions/large").await;
+        }
+    };
+    tokio::time::timeout(SOON, stored).await.expect("the memory is free again");
+}
+
+#[tokio::test]
+async fn streams_of_several_sessions_watch_a_bounded_number() {
+    let service = Service::start(json!({})).await;
+    let ids: Vec<String> = (0..256).map(|at| format!("s{at}")).collect();
+    for id in &ids {
+        assert_eq!(service.post("/v1/sessions", json!({"id": id})).await.status, 201);
+    }
+    let get =
+        format!("GET /v1/events?sessions={} HTTP/1.1\r\nhost: localhost\r\n\r\n", ids.join(","));
+    let mut streams = Vec::new();
+    for _ in 0..32 {
+        let mut stream = HttpConnection::open(service.addr(), &get).await;
+        stream.until("text/event-stream").await;
+        streams.push(stream);
+    }
+    let refused = service.get("/v1/events?sessions=s0").await;
+    assert_eq!(refused.error(), (503, "too_many_watched_sessions".to_owned()));
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    streams.pop();
+    let one = "GET /v1/events?sessions=s0 HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let freed = async {
+        loop {
+            let mut stream = HttpConnection::open(service.addr(), one).await;
+            stream.until("\r\n\r\n").await;
+            if stream.text().starts_with("HTTP/1.1 200") {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(SOON, freed).await.expect("a stream that ends makes room");
+}

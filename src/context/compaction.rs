@@ -141,7 +141,7 @@ pub fn plan_formatting(messages: &[Arc<Message>], references: bool) -> Option<Co
     Some(ContextChange::Formatted { text, hint_bytes: hint.len() })
 }
 
-/// A summary that can be asked for.
+/// A summary that can be requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SummaryPlan {
     /// Number of messages that the summary replaces.
@@ -168,10 +168,10 @@ pub struct SummaryLimits {
 #[must_use]
 pub fn plan_summary(messages: &[Arc<Message>], limits: SummaryLimits) -> Option<SummaryPlan> {
     let mut end = messages.len();
-    let (mut turns, mut tail) = (0, 0);
+    let (mut turns, mut turn_tokens) = (0, 0);
     for (at, message) in messages.iter().enumerate().rev() {
-        tail += estimate_message(message);
-        if turns == limits.turns_max || tail > limits.turn_tokens_max {
+        turn_tokens += estimate_message(message);
+        if turns == limits.turns_max || turn_tokens > limits.turn_tokens_max {
             break;
         }
         if as_response(message).is_some() {
@@ -206,8 +206,8 @@ pub fn plan_summary(messages: &[Arc<Message>], limits: SummaryLimits) -> Option<
     Some(SummaryPlan { messages: replaced.len(), user_messages })
 }
 
-/// Returns the calls of the newest results that are neither cleared nor errors. The messages do not say how
-/// they are referred to, so the model cannot name them in a summary.
+/// Returns the calls of the newest results that are neither cleared nor errors. The messages do not
+/// contain the references of these results, so the model cannot name them in a summary.
 #[must_use]
 pub fn uncleared_results(messages: &[Arc<Message>]) -> Vec<CallKey> {
     let keys = results(messages).filter_map(|(at, call)| match &**messages.get(at)? {

@@ -67,14 +67,14 @@ impl History {
 
     /// Creates a history from initial messages.
     #[must_use]
-    pub fn from_initial(seed: InitialHistory) -> Self {
-        let mut history = Self { initial_calls: seed.initial_calls, ..Self::default() };
-        for message in &seed.messages {
+    pub fn from_initial(initial: InitialHistory) -> Self {
+        let mut history = Self { initial_calls: initial.initial_calls, ..Self::default() };
+        for message in &initial.messages {
             if let Message::Assistant(message) = message.as_ref() {
                 history.count_calls(&message.calls);
             }
         }
-        history.messages = seed.messages.into();
+        history.messages = initial.messages.into();
         history.check_pairing();
         history
     }

@@ -33,7 +33,7 @@ pub struct InitialHistoryError {
 
 impl InitialHistory {
     /// Parses messages of users, assistants and tools. `content` is a string or a list of text parts,
-    /// which are joined by line feeds. A user's content may contain images; then it stays a list.
+    /// which are joined by line feeds. The content of a user or a tool may contain images; then it stays a list.
     /// `metadata` has the form of the host's own histories.
     ///
     /// # Errors

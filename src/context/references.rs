@@ -1,12 +1,12 @@
-//! The grammar of references: where they stand in the arguments of a call, and how their values are put in.
+//! The grammar of references in the arguments of a call, and the substitution of their values.
 //!
 //! - `$VAR_REF{{ID}}` is a [`Reference`] if `ID` names a result, arguments, an answer or a variable.
 //! - `$VAR_REF{{{{` writes `$VAR_REF{{`.
 //! - Any other text stays as it is. So do the names of members.
 //! - A string that is exactly one reference becomes the value with its JSON type. Inside a longer string the
-//!   value stands as text: strings as they are, other values as compact JSON.
+//!   value is inserted as text: strings as they are, other values as compact JSON.
 //!
-//! A value that is put in is not searched for references.
+//! A value that is inserted is not searched for references.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -24,7 +24,7 @@ use crate::types::{
 /// The largest number of bytes between the marks of a reference.
 const ID_BYTES_MAX: usize = 160;
 
-/// The text that stands for a literal [`REFERENCE_START`], without it.
+/// The text that follows [`REFERENCE_START`] if that is literal text.
 const ESCAPE: &str = "{{";
 
 /// Searches for [`REFERENCE_START`].
@@ -41,7 +41,7 @@ enum ReferencePart<'a> {
     Reference(Reference),
 }
 
-/// Returns whether a JSON value may hold references: whether [`substitute_references`] may change it.
+/// Returns whether a JSON value may hold references, so that [`substitute_references`] may change it.
 #[must_use]
 pub fn has_references(value: &Value) -> bool {
     match value {
@@ -90,7 +90,7 @@ pub fn substitute_references(
     if bytes > bytes_max { Err(too_large) } else { Ok(filled) }
 }
 
-/// Counts the bytes of the values that are put in, so that many references to a large value use no more
+/// Counts the bytes of the values that are inserted, so that many references to a large value use no more
 /// memory than is allowed.
 struct InsertedBytes {
     left: usize,
@@ -234,8 +234,8 @@ pub fn recorded_value(
     }
 }
 
-/// Returns whether the value of a reference may depend on a record of its turn. Those about other calls are
-/// not needed.
+/// Returns whether the value of a reference may depend on a record of its turn. Records about other
+/// calls are not needed.
 #[must_use]
 pub fn is_needed(record: &Record, reference: &Reference) -> bool {
     let key = match reference {

@@ -54,7 +54,7 @@ fn shorten(content: &Arc<str>, bytes_max: usize, reference: Option<&Reference>) 
             .into();
     };
     let (head, tail) = head_and_tail(content, bytes_max);
-    let (head, tail) = (head.trim_end_matches('\n'), tail);
+    let head = head.trim_end_matches('\n');
     let left_out = total - head.len() - tail.len();
     format!(
         "{head}\n[{left_out} of {total} bytes are left out here; the whole result is {reference}]\n{tail}"
@@ -65,7 +65,7 @@ fn shorten(content: &Arc<str>, bytes_max: usize, reference: Option<&Reference>) 
 /// Returns the beginning and the end of a text. They end and begin at a line or at an element of JSON, if
 /// there is one near.
 fn head_and_tail(text: &str, bytes_max: usize) -> (&str, &str) {
-    // Logs and tables say the most at their beginning, and errors stand at the end.
+    // The beginning of logs and tables is the most informative part, and errors are at the end.
     let tail_max = bytes_max / 3;
     let head_max = bytes_max - tail_max;
     let (head_near, tail_near) = (head_max / 4, tail_max / 4);
@@ -95,7 +95,7 @@ fn head_and_tail(text: &str, bytes_max: usize) -> (&str, &str) {
     (head, tail)
 }
 
-/// Returns the positions after the commas of a JSON text that do not stand in strings.
+/// Returns the positions after the commas of a JSON text that are outside of strings.
 fn element_borders(json: &[u8]) -> impl Iterator<Item = usize> {
     let (mut in_string, mut is_escaped) = (false, false);
     json.iter().zip(1..).filter_map(move |(byte, after)| {

@@ -73,8 +73,8 @@ impl VariablesTransaction {
 
     /// Returns the value that the call wrote, or else the snapshot's value.
     pub fn get(&mut self, name: &str) -> Option<Value> {
-        if let Some(own) = self.used.writes.0.get(name) {
-            return Some(own.as_ref().clone());
+        if let Some(written) = self.used.writes.0.get(name) {
+            return Some(written.as_ref().clone());
         }
         if !self.used.reads.contains(name) {
             self.used.reads.insert(name.into());

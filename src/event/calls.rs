@@ -96,7 +96,7 @@ impl ConflictResolution {
     }
 }
 
-/// A request for approval of a call, or a question of its tool.
+/// A request for approval of a call, a question of its tool, or a request that the client runs the call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ApprovalRequest {
@@ -124,11 +124,11 @@ pub struct ApprovalRequest {
 pub enum ArgumentsAnomaly {
     /// The arguments are truncated.
     CutOff,
-    /// The arguments are not an object, or do not match the tool's schema.
+    /// The arguments are not an object, are too large, or do not match the tool's schema.
     Invalid,
     /// The arguments are encoded twice: a JSON string contains the object.
     DecodedTwice,
-    /// The arguments were no JSON as the model wrote them, and were repaired.
+    /// The model did not write the arguments in the required form, and they were repaired.
     Repaired,
     /// More argument bytes arrived after the seal.
     ChangedAfterSeal,
@@ -148,7 +148,7 @@ impl ArgumentsAnomaly {
     }
 }
 
-/// The reason why a sealed call waits.
+/// The reason why a sealed call waits, or a run before its first turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

@@ -101,7 +101,7 @@ pub enum Event {
         /// True if the response was streamed.
         streaming: bool,
     },
-    /// A call's arguments were truncated, invalid, or encoded twice.
+    /// The received arguments of a call have an anomaly.
     ArgumentsAnomalyFound {
         /// The call.
         call: CallLabel,

@@ -44,14 +44,15 @@ pub struct TurnTimes {
     /// Time in which both were the case.
     #[serde(rename = "overlap_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub overlap: Duration,
-    /// Time in which the turn waited only for approvals.
+    /// Time in which the turn waited only for people: for approvals, answers to questions, results of clients, and
+    /// children that wait only for these.
     #[serde(rename = "people_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub people: Duration,
     /// Time in which a request waited for the delay of a retry or a permit of its model, or a call for a
-    /// permit of its tool, and none of these was the case.
+    /// permit of its tool, while no model request was open, no tool ran, and the turn did not wait only for people.
     #[serde(rename = "waits_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub waits: Duration,
-    /// Time in which none of these was the case: the overhead of the host.
+    /// Time outside of model, tools, people and waits: the overhead of the host.
     #[serde(rename = "overhead_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub overhead: Duration,
     /// Sum of the running times of all tools.

@@ -9,7 +9,7 @@
 //!
 //! | rule | file |
 //! | --- | --- |
-//! | when a record is durable (`journal.durability`, strict or relaxed), and who is told | `log`, `sqlite/writer` |
+//! | when a record is durable (`journal.durability`, strict or relaxed), and who is notified | `log`, `sqlite/writer` |
 //! | full disk, failed write, failed fsync: what fails, and when it is tried again | `sqlite/writer`, `sqlite/writer/tasks`, `sqlite/reserve`; the session: `runtime::session::end`; the status 503: `server::error` |
 //! | group commit; limits of the queue of the writer | `sqlite/queue` |
 //! | deletion: hiding, erasing, space on the disk | `sqlite/writer/tasks`, `sqlite/deletion`, `sqlite/pages` |

@@ -24,7 +24,7 @@
 //! | `supervise.rs` | launcher: starts the program, reports its exit, kills it |
 //! | `exec.rs` | launcher: starts the program in a sandbox; the process that enters the sandbox |
 //! | `descendants.rs` | launcher: finds and signals all descendants |
-//! | `sandbox.rs` | the sandboxes, and whether the kernel has them |
+//! | `sandbox.rs` | the sandboxes, and the check that the kernel supports them |
 
 #[cfg(target_os = "linux")]
 mod descendants;
@@ -86,7 +86,7 @@ pub fn run_if_launched() {
 /// Makes another binary the launcher: the `callsheet` binary of the same version, or a program that
 /// calls [`run_if_launched`] first.
 ///
-/// [`run_if_launched`] is the other way.
+/// [`run_if_launched`] makes the running program its own launcher instead.
 pub fn use_binary(path: impl Into<PathBuf>) {
     let path = path.into();
     // The launcher has another working directory.

@@ -155,7 +155,7 @@ impl ProcessControl {
 
     /// Sends `SIGTERM` to the program and its descendants.
     pub(crate) async fn terminate(&mut self) {
-        // Without a launcher there is nothing to end; `wait` says so.
+        // Without a launcher there is nothing to end, which `wait` reports.
         let _ = self.socket.write_all(&[TERMINATE]).await;
     }
 

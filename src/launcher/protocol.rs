@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::SandboxLevel;
 
-/// The byte that asks to end the program with `SIGTERM`.
+/// The byte that requests `SIGTERM` for the program.
 pub(super) const TERMINATE: u8 = b'T';
 
 /// The program to start. Paths are `OsString`, because a `PathBuf` that is not UTF-8 has no JSON form.
@@ -39,7 +39,7 @@ pub(super) struct LaunchRequest {
     pub(super) max_processes: Option<u32>,
 }
 
-/// A fact about the program.
+/// A message of the launcher about the program.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum LauncherMessage {

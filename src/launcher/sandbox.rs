@@ -69,7 +69,7 @@ const ATTRIBUTE_SYSCALLS: [libc::c_long; 12] = [
     libc::SYS_fremovexattr,
 ];
 
-/// The older ones of these system calls.
+/// The older system calls with the same effects.
 #[cfg(target_arch = "x86_64")]
 const OLD_ATTRIBUTE_SYSCALLS: [libc::c_long; 6] = [
     libc::SYS_chmod,

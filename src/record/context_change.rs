@@ -19,7 +19,7 @@ pub enum ContextChange {
         /// True if the lines name the references of the results.
         references: bool,
     },
-    /// The messages of the last run, without its inputs, become one message of the model behind the inputs.
+    /// The messages of the last run, without its inputs, become one message of the model after the inputs.
     Formatted {
         /// The text of the message.
         text: String,
@@ -34,8 +34,8 @@ pub enum ContextChange {
         messages: usize,
         /// Number of the last users' messages among them that stay.
         user_messages: usize,
-        /// The calls whose whole results are among them. Behind the summary follow their references, which the
-        /// messages did not name.
+        /// The calls whose whole results are among them. The summary is followed by the references of these results,
+        /// because the messages did not contain them.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         results: Vec<CallKey>,
     },

@@ -475,8 +475,8 @@ pub(crate) fn frozen_tools_key(sha256: &str) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopMode {
-    /// At once: the turn in progress is cancelled, and its running calls are aborted. What the model has said and
-    /// the calls that have ended are kept. The run ends as `stopped`.
+    /// At once: the turn in progress is cancelled, and its running calls are aborted. The received part
+    /// of the response and the calls that have ended are kept. The run ends as `stopped`.
     Now,
     /// After the turn in progress: its response and all of its calls end as usual and are committed. Then the run ends
     /// as `stopped`, unless that turn gave the answer.

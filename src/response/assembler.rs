@@ -111,7 +111,7 @@ impl ResponseAssembler {
         }
     }
 
-    /// Handles that the response ended well: also seals the open calls.
+    /// Handles a good end of the response: drops a last call that has no name, and seals the open calls.
     pub fn seal_all(&mut self) -> CallChanges {
         self.drop_nameless_call();
         let mut changes = CallChanges::new();
@@ -265,8 +265,8 @@ impl ResponseAssembler {
     }
 }
 
-/// Makes changes to calls that the service runs itself, and adds them to `changes` under their own
-/// names. Bytes after the seal of such a call do not matter.
+/// Makes changes to calls that the service runs itself, and adds them to `changes` as changes to such
+/// calls. Bytes after the seal of such a call do not matter.
 fn collect_service_changes<T>(
     changes: &mut CallChanges,
     change: impl FnOnce(&mut CallChanges) -> T,

@@ -149,9 +149,9 @@ struct EndGuard<M: Send + 'static> {
     cause: EndCause,
 }
 
-/// An actor, and what ends it. The fields are dropped in this order, so that the state is gone before the end is
-/// told, also if the task is aborted before it has run.
-struct Life<A: Actor> {
+/// An actor with the guard of its end. The fields are dropped in this order, so that the state is dropped before the
+/// supervisor receives the end, also if the task is aborted before it has run.
+struct ActorTask<A: Actor> {
     actor: A,
     myself: ActorRef<A::Message>,
     end: EndGuard<A::Message>,
@@ -184,22 +184,22 @@ fn spawn<A: Actor>(
     let is_orphan = supervisor.as_ref().is_some_and(|supervisor| !supervisor.0.adopt(child));
     let mailbox = Arc::clone(&myself.mailbox);
     let end = EndGuard { mailbox, supervisor, cause: EndCause::Killed };
-    let life = Life { actor, myself: myself.clone(), end };
+    let task = ActorTask { actor, myself: myself.clone(), end };
     if is_orphan {
-        drop(life);
+        drop(task);
     } else {
-        myself.mailbox.set_task(tokio::spawn(live(life)).abort_handle());
+        myself.mailbox.set_task(tokio::spawn(run(task)).abort_handle());
     }
     myself
 }
 
-/// Lives the life of an actor.
+/// Runs an actor to its end.
 #[expect(clippy::manual_async_fn, reason = "it would keep a second copy of its argument")]
-fn live<A: Actor>(mut life: Life<A>) -> impl Future<Output = ()> + Send {
+fn run<A: Actor>(mut task: ActorTask<A>) -> impl Future<Output = ()> + Send {
     async move {
-        let life = &mut life;
-        let ran = AssertUnwindSafe(handle_all(&mut life.actor, &life.myself)).catch_unwind().await;
-        life.end.cause = match ran {
+        let task = &mut task;
+        let ran = AssertUnwindSafe(handle_all(&mut task.actor, &task.myself)).catch_unwind().await;
+        task.end.cause = match ran {
             Ok(()) => EndCause::Stopped,
             Err(panic) => EndCause::Panicked(panic_message(&*panic)),
         };

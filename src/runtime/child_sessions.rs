@@ -2,8 +2,8 @@
 //!
 //! The child of a call is an ordinary session. Its id, the id of its run and the idempotency key of that run follow
 //! from the call, so that a call that is started again, after a crash or under another actor, finds the child instead
-//! of starting a second run. The call waits for the end of the run. It holds no permit meanwhile, and the run of a child
-//! does not count towards `max_concurrent_runs`, so waiting parents cannot block their children.
+//! of starting a second run. The call waits for the end of the run. The run of a child does not count towards
+//! `max_concurrent_runs`, so waiting parents cannot block their children.
 //!
 //! Once a call is cancelled, it stops its child and still waits for its end. The turn decides its outcome then
 //! (`turn::agent_calls`). Stopping a child stops its own children in the same way.

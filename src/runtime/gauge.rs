@@ -74,7 +74,7 @@ impl Drop for CountGuard {
 pub(super) struct Gauges {
     /// Sessions that are awake.
     pub(super) awake: Gauge,
-    /// Runs that take a place of `max_concurrent_runs`.
+    /// Runs that count towards `max_concurrent_runs`.
     pub(super) runs: Gauge,
     /// Runs that calls of agents have started.
     pub(super) child_runs: Gauge,
@@ -84,7 +84,7 @@ pub(super) struct Gauges {
     pub(super) tools: Gauge,
     pub(super) waiting: Gauge,
     pub(super) abandoned: Gauge,
-    /// Notes to hooks that a run has ended.
+    /// Notifications of hooks about the end of a run.
     pub(super) hook_notes: Gauge,
 }
 

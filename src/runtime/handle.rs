@@ -45,8 +45,8 @@ const DECIDE_TRIES: u32 = 100;
 /// The pause before a decision is sent again.
 const DECIDE_AGAIN: Duration = Duration::from_millis(10);
 
-/// A session of a host, awake or hibernating. Every request wakes it. Cloning is cheap; dropping
-/// a handle closes nothing.
+/// A session of a host, awake or hibernating. Requests wake it, except reads of its records. Cloning is
+/// cheap; dropping a handle closes nothing.
 ///
 /// Everything that is acknowledged is durable, as far as the journal's engine is.
 #[derive(Clone)]
@@ -96,7 +96,7 @@ impl SessionHandle {
         match self.link.shared.awake(&self.id) {
             Some(live) if live.activity.running.load(Ordering::Acquire) => SessionState::Running,
             Some(_) => SessionState::Idle,
-            // Its run waits for an approval or to be resumed.
+            // Its run waits for people or to be resumed.
             None if self.link.shared.sleeping_runs.lock().contains(&self.id) => {
                 SessionState::Running
             }
@@ -156,6 +156,11 @@ impl SessionHandle {
         let of = (self.id.clone(), id.clone());
         let feed = RunFeed::new(link, of, Arc::clone(&log), before, events_are_complete);
         Ok(StartedRun { run_id: id, seq, events_are_complete, events, report, session, log, feed })
+    }
+
+    /// Returns the report of a run that has ended and is stored, or `None`.
+    pub(crate) async fn stored_report(&self, run: &RunId) -> Result<Option<RunReport>, HostError> {
+        stored_sessions::ended(&self.link, &self.id, run).await
     }
 
     /// Starts a run and waits for its end. A call that needs approval is rejected at once if no person can be
@@ -292,7 +297,7 @@ impl SessionHandle {
     /// ```
     ///
     /// # Errors
-    /// If no event with that id exists, or the session is closed.
+    /// If the id is above that of the session's last durable record, or the session is closed.
     pub async fn watch(&self, after: EventId) -> Result<SessionEvents, HostError> {
         SessionEvents::after(&self.link, &self.id, after).await
     }
@@ -378,7 +383,8 @@ impl SessionHandle {
         self.wait_stored(seq?, &live).await
     }
 
-    /// Ends the current run, if there is one; queued inputs stay and start their runs. Returns when the session has received the request.
+    /// Ends the current run, if there is one. Queued inputs stay and start their runs. Returns when the request is
+    /// durable, and does not wait for the end of the run.
     ///
     /// ```
     /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]

@@ -72,7 +72,7 @@ impl HookQuestion {
         Self { agent: Arc::clone(agent), chain, telemetry: telemetry.clone() }
     }
 
-    /// Makes the note for hooks that a run has ended.
+    /// Makes the notification of hooks about the end of a run.
     pub(super) fn of_run_end(
         summary: &RunSummary,
         (session, turn): (&SessionId, u32),

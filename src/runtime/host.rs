@@ -105,7 +105,7 @@ impl Actor for HostActor {
                 self.begin_server(myself, server, audience, true);
             }
         }
-        self.ended(end.actor);
+        self.handle_session_end(end.actor);
     }
 }
 
@@ -160,7 +160,7 @@ impl HostActor {
         self.servers.insert(actor::spawn_child(myself, server).id(), kept);
     }
 
-    fn ended(&mut self, actor: ActorId) {
+    fn handle_session_end(&mut self, actor: ActorId) {
         let Some((id, live)) = self.sessions.remove(&actor) else { return };
         let shared = &self.link.shared;
         // A session that was closed or hibernates is not in the index any more.

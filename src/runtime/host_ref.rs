@@ -1,5 +1,23 @@
 //! The state that the sessions of a host share, and a reference to it, which finds an awake session or
 //! wakes a hibernating one.
+//!
+//! These wake a hibernating session:
+//!
+//! - Requests by its handle, except reads of its records (`handle`, `client_call`, `references`). Over HTTP: all
+//!   requests to `/v1/sessions/{id}` and below, also GET of the session, its events, its context and a result, except
+//!   those listed below.
+//! - The expiry of an approval or of a client's call (`wake_expired` in `maintenance`).
+//! - A failed run whose failure is not recorded, because the journal could not be written (`wake_failed_runs` in
+//!   `maintenance`).
+//! - The start of the host with `resume = "auto"`, if the session has an unfinished run or a queued input
+//!   (`recover` in `recovery`).
+//! - The call of an agent whose child it is (`child_sessions`), and a child that asks the session at its root for a
+//!   reader of its approvals (`session/snapshot`).
+//!
+//! A session whose actor died is read again at once if a run was open or a request waits (`finish_restart`).
+//!
+//! These wake no session, because they read only the journal: lists of sessions, `/records`, `/verify`, `/fork`,
+//! `/turns/{turn}/request`, DELETE, and `/v1/events` (`host_events`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -390,7 +408,7 @@ impl HostRef {
         !self.host.has_ended() && !self.shared.is_closing()
     }
 
-    /// Returns the awake session; wakes it if necessary.
+    /// Returns the awake session. Wakes it if necessary.
     pub(super) async fn awake_session(
         &self,
         id: &SessionId,
@@ -422,7 +440,7 @@ impl HostRef {
         }
     }
 
-    /// Waits until a session is awake. A host that has ended wakes none.
+    /// Waits until a session is awake. Fails if the host ends.
     pub(super) async fn woken(
         &self,
         waiting: oneshot::Receiver<Result<Arc<AwakeSession>, HostError>>,
@@ -434,7 +452,7 @@ impl HostRef {
         }
     }
 
-    /// Sends a request to the session; wakes it if necessary.
+    /// Sends a request to the session. Wakes it if necessary.
     pub(super) async fn request<T: Send + 'static>(
         &self,
         id: &SessionId,

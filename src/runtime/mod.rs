@@ -8,27 +8,30 @@
 //! No actor awaits long work in a handler, so that it handles a stop at once. A tool's actor is the
 //! exception: it runs the tool in its start. When the accumulator dies, the session resumes the turn
 //! from its records, and the turn attaches to the calls that still run. When another actor of the
-//! run dies, the session ends the others and continues as after a crash of the host.
+//! run dies, the session ends the others and continues as after a crash of the host. After
+//! `RECOVERIES_MAX` replacements in a run, the next death ends the run (`session/recovery`).
 //!
 //! Look a rule up here:
 //!
 //! | rule | file |
 //! | --- | --- |
-//! | hibernation (`idle_after`) | `session/hibernate`; waking: `host_ref` |
+//! | hibernation (`idle_after`) | `session/hibernate`; all that wakes a session: `host_ref` |
 //! | expiry of an approval while its session hibernates | `maintenance` |
 //! | deletion of idle sessions (`keep_idle`); deletion on request | `maintenance`; `session/end`, `stored_sessions` |
 //! | crash or restart of the host: unfinished runs (`resume`) | `recovery`; outcomes of their calls: `turn::resume` |
-//! | death of an actor of a run | `session/recovery` |
+//! | death of the accumulator or of another actor of a run, `RECOVERIES_MAX` | `session/recovery` |
 //! | failure of the journal | `session/end` |
 //! | shutdown (`shutdown_grace`) | [`Host::shutdown`] |
 //! | agents as tools: `max_depth`, `max_children`, `agent_events` | `child_sessions`, `agent_trees`; their budget and cancellation: `turn::agent_calls` |
+//! | reconnect with `Last-Event-ID`, replay of past events, `unknown_event_id` | `session_events` |
 //! | slow subscribers | `telemetry::feed`; capacity of their queues: `publish` |
 //! | cancellation of a tool, `cancel_grace`, kill; panic of a tool, outcome of a call whose actor died | `supervisor` |
 //! | attempts of a call (`retries`, the wait that a tool asks for) | `tool` |
 //! | concurrency of a tool (`max_concurrent`) and of a model (`max_concurrent_requests`) | `tool_limiter`, `model_limiter`, `fair_semaphore` |
 //! | circuit breaker of a model, of a tool | `model_limiter`, `tool_limiter`; both with the machine `turn::breaker` |
 //! | timeouts of a request: `first_event_timeout`, `idle_timeout`, `answer_timeout` | `model/exchange` |
-//! | `Retry-After` and other errors of a service | `model/error`; the retry: `turn::retry` |
+//! | errors of a provider that are retried | `types::response` (`is_transient`); number of attempts, backoff, `Retry-After`: `turn::retry` |
+//! | kind and status of a provider's error | `model/error` (connection, headers), `wire::error` (body, error in a stream) |
 //!
 //! | file | content |
 //! | --- | --- |
@@ -552,7 +555,7 @@ impl Host {
         list::sessions(&self.inner.link, query).await
     }
 
-    /// Updates the gauges now. The host also does this every 5 seconds.
+    /// Updates the gauges now. The host also does this at least every 5 seconds.
     pub fn update_metrics(&self) {
         self.shared().update_gauges();
     }

@@ -82,7 +82,8 @@ pub enum RunEvent {
         /// The tool's message.
         text: String,
     },
-    /// A tool call of the run or of a child session waits for a decision, or for the answer to a question of its tool. The run waits until the question is answered or expires.
+    /// A tool call of the run or of a child session waits for a decision, or for the answer to a question of its
+    /// tool. The run waits until the question is answered or expires.
     ApprovalRequested(ApprovalQuestion),
     /// The client has to run a tool call. The run waits until it has the result, or the time for it is over.
     ClientCall(ClientCall),

@@ -62,7 +62,7 @@ impl ToolServers {
         used.collect()
     }
 
-    /// Logs the changes of a server's state, tells its audience of changes of its list, and stores each new
+    /// Logs the changes of a server's state, notifies its audience of changes of its list, and stores each new
     /// list.
     async fn follow(&self, server: &dyn ToolServer, link: &HostRef, audience: &ServerAudience) {
         let mut status = server.status();
@@ -78,7 +78,7 @@ impl ToolServers {
                 if let Some(last) = last.replace(Arc::clone(listing))
                     && last.tools != listing.tools
                 {
-                    tell_list_changed(server.name(), &last, listing, link, audience);
+                    notify_list_changed(server.name(), &last, listing, link, audience);
                 }
                 self.keep_listing(server.name(), listing).await;
             }
@@ -89,15 +89,15 @@ impl ToolServers {
     }
 }
 
-/// Has the host run a connection of one session.
+/// Asks the host to run a connection of one session.
 fn begin(link: &HostRef, server: Arc<dyn ToolServer>, audience: ServerAudience) -> OwnConnection {
     // A host that is gone ends its servers with it.
     let _ = link.host.cast(HostMessage::BeginServer { server: Arc::clone(&server), audience });
     OwnConnection(server)
 }
 
-/// Logs a change of a server's list, and tells its audience.
-fn tell_list_changed(
+/// Logs a change of a server's list, and notifies its audience.
+fn notify_list_changed(
     server: &str,
     last: &ServerListing,
     now: &ServerListing,
@@ -108,15 +108,15 @@ fn tell_list_changed(
     let ToolListChange { added, removed, changed } = &change;
     tracing::info!(server, ?added, ?removed, ?changed, "tools_changed");
     let change = Arc::new(ServerToolsChange { server: server.to_owned(), change });
-    let tell = |session: &ActorRef<SessionMessage>| {
-        // A session that has ended needs to know nothing.
+    let notify = |session: &ActorRef<SessionMessage>| {
+        // A session that has ended needs no notification.
         let _ = session.cast(SessionMessage::ServerToolsChanged { change: Arc::clone(&change) });
     };
     match audience {
         ServerAudience::Sessions => {
-            link.shared.all_awake().iter().for_each(|(_, session)| tell(&session.actor));
+            link.shared.all_awake().iter().for_each(|(_, session)| notify(&session.actor));
         }
-        ServerAudience::Session(session) => tell(session),
+        ServerAudience::Session(session) => notify(session),
         ServerAudience::Nobody => {}
     }
 }

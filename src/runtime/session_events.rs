@@ -1,12 +1,17 @@
 //! The events of a session from a position on: first the stored ones, then live ones.
 //!
-//! Stored events are read from the journal page by page, at the reader's speed. Only when they have
-//! caught up does the reader become a subscriber, so that a long past fills no queue.
+//! Reconnect: a client gives the id of the last event that it received (`Last-Event-ID`, or `after`). No id is too
+//! old: the later events with ids are replayed from the journal until the session is deleted. An id whose record
+//! number is above that of the last durable record is refused (`unknown_event_id`). Events without an id are not
+//! replayed; the states of open calls are sent again.
 //!
-//! The memory of readers that do not read on is bounded in two ways. Only [`HISTORY_READS_MAX`] pages are
+//! Stored events are read from the journal page by page, at the reader's speed. The reader becomes a subscriber only
+//! after the last stored event, so that a long past fills no queue.
+//!
+//! The memory of slow readers is bounded in two ways. Only [`HISTORY_READS_MAX`] pages are
 //! decoded at once, and records are dropped before their events wait for the reader. Readers that hold
 //! more than [`READER_BYTES`] of events share [`SHARED_BYTES`]. If nothing of it is left, a reader keeps
-//! only the first events of its page and decodes the page again later.
+//! only the first events of its page and decodes the page again later; if one event is larger, the reader waits.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,7 +27,8 @@ use tokio::sync::Semaphore;
 use super::error::HostError;
 use super::host_ref::{AwakeSession, HostRef};
 use super::publish::SUBSCRIBER_EVENTS_MAX;
-use crate::event::{Event, EventId, PublishedEvent};
+use super::task;
+use crate::event::{EventId, PublishedEvent};
 use crate::journal::{JournalEntry, JournalError, SessionSummary};
 use crate::record::{PastEvents, part_after};
 use crate::telemetry::{Feed, FeedItem, FeedPosition, FeedSnapshot, ReaderGuard, Subscription};
@@ -212,7 +218,7 @@ pub(super) struct HistoryLimits {
     /// The pages that may be read at once.
     reads: Arc<Semaphore>,
     /// The bytes of events that readers may hold beyond [`READER_BYTES`].
-    bytes: Arc<Semaphore>,
+    pub(super) bytes: Arc<Semaphore>,
 }
 
 impl Default for HistoryLimits {
@@ -246,6 +252,13 @@ struct HistoryReader {
     share: Option<OwnedSemaphorePermit>,
     /// The live events after the stored ones. The snapshot is taken once its events are in `ready`.
     live: Option<(Subscription, Option<FeedSnapshot>)>,
+}
+
+/// The events of a page of records.
+enum DecodedPage {
+    Page(Box<HistoryPage>),
+    /// The first event needs a share of [`SHARED_BYTES`] of this size.
+    NeedsShare(u32),
 }
 
 /// A page of stored events.
@@ -321,21 +334,36 @@ impl HistoryReader {
 
     /// Reads and decodes the next entries. `None` if the session was deleted.
     async fn read_page(&self) -> Result<Option<HistoryPage>, JournalError> {
-        let shared = &self.host.shared;
-        let (journal, session) = (Arc::clone(&shared.journal), self.session.clone());
+        let (host, session) = (self.host.clone(), self.session.clone());
         let (position, target, page) = (self.read, self.target, self.page);
         let (after, past) = (self.after, self.past.clone());
-        let bytes = Arc::clone(&shared.history.bytes);
-        // The semaphore is never closed.
-        let permit = Arc::clone(&shared.history.reads).acquire_owned().await;
-        // The entries are decoded and dropped by one thread, which returns their memory soonest.
-        let read = move || {
-            let entries = journal.read_some(&session, position, page)?;
-            let page = decode_page(&entries, past, after, target, &bytes);
-            drop((entries, permit));
-            Ok(page)
-        };
-        self.host.read(read).await.unwrap_or(Err(JournalError::Closed))
+        // In a task: a reader among many is not polled while its client does not read, and would keep a permit.
+        let read = task::isolated(async move {
+            let history = &host.shared.history;
+            let mut share = None;
+            loop {
+                // The semaphores are never closed.
+                let permit = Arc::clone(&history.reads).acquire_owned().await;
+                let (journal, session) = (Arc::clone(&host.shared.journal), session.clone());
+                let (past, bytes) = (past.clone(), Arc::clone(&history.bytes));
+                // The entries are decoded and dropped by one thread, which returns their memory soonest.
+                let read = move || {
+                    let entries = journal.read_some(&session, position, page)?;
+                    let page = decode_page(&entries, past, after, target, &bytes, share);
+                    drop((entries, permit));
+                    Ok(page)
+                };
+                match host.read(read).await.unwrap_or(Err(JournalError::Closed))? {
+                    Some(DecodedPage::Page(page)) => return Ok(Some(*page)),
+                    Some(DecodedPage::NeedsShare(size)) => {
+                        let bytes = Arc::clone(&history.bytes);
+                        share = bytes.acquire_many_owned(size).await.ok();
+                    }
+                    None => return Ok(None),
+                }
+            }
+        });
+        read.await.unwrap_or(Err(JournalError::Closed))
     }
 
     fn append_page(&mut self, page: HistoryPage) {
@@ -374,7 +402,8 @@ fn decode_page(
     after: EventId,
     target: Seq,
     shared: &Arc<Semaphore>,
-) -> Option<HistoryPage> {
+    mut share: Option<OwnedSemaphorePermit>,
+) -> Option<DecodedPage> {
     let read = entries.iter().take_while(|entry| entry.seq <= target).last()?.seq;
     let record_bytes: u64 = entries.iter().map(JournalEntry::approximate_bytes).sum();
     let per_record = (record_bytes / entries.len().max(1) as u64).max(1);
@@ -387,29 +416,36 @@ fn decode_page(
     let mut events: VecDeque<_> =
         events.into_iter().filter_map(|event| part_after(after, event)).collect();
     let bytes: usize = events.iter().map(event_bytes).sum();
-    let mut page = HistoryPage { events: VecDeque::new(), share: None, end: None, next_page };
-    if bytes > READER_BYTES {
-        let needed = u32::try_from(bytes - READER_BYTES).unwrap_or(u32::MAX);
-        page.share = Arc::clone(shared).try_acquire_many_owned(needed).ok();
+    if share.is_none() && bytes > READER_BYTES {
+        share = Arc::clone(shared).try_acquire_many_owned(share_of(bytes)).ok();
     }
-    let is_whole = bytes <= READER_BYTES || page.share.is_some();
-    let kept = if is_whole { events.len() } else { cut(&events) };
-    if kept == events.len() {
-        page.end = Some((past, read));
+    let shared_bytes = share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+    // A share of all bytes suffices for an event of any size.
+    let bytes_max =
+        if shared_bytes < SHARED_BYTES { READER_BYTES + shared_bytes } else { usize::MAX };
+    let kept = if bytes <= bytes_max { events.len() } else { cut(&events, bytes_max) };
+    let kept_bytes = events.iter().take(kept).map(event_bytes).sum();
+    if kept_bytes > bytes_max {
+        return Some(DecodedPage::NeedsShare(share_of(kept_bytes)));
     }
+    let end = (kept == events.len()).then_some((past, read));
     events.truncate(kept);
-    page.events = events;
-    Some(page)
+    Some(DecodedPage::Page(Box::new(HistoryPage { events, share, end, next_page })))
 }
 
-/// Returns the number of events to keep without a share of [`SHARED_BYTES`]: at least one, and such that
-/// the next one has a later position.
-fn cut(events: &VecDeque<PublishedEvent>) -> usize {
+/// Returns the share of [`SHARED_BYTES`] that events need.
+fn share_of(bytes: usize) -> u32 {
+    u32::try_from(bytes.saturating_sub(READER_BYTES).min(SHARED_BYTES)).unwrap_or(u32::MAX)
+}
+
+/// Returns the number of events to keep in `bytes_max`: at least one, and such that the next one has a later
+/// position.
+fn cut(events: &VecDeque<PublishedEvent>, bytes_max: usize) -> usize {
     let mut bytes = 0;
     let pairs = events.iter().zip(events.iter().skip(1));
     for (index, (event, next)) in pairs.enumerate() {
         bytes += event_bytes(event);
-        let is_full = bytes + event_bytes(next) > READER_BYTES;
+        let is_full = bytes + event_bytes(next) > bytes_max;
         if is_full && event.id.is_some() && next.id > event.id {
             return index + 1;
         }
@@ -417,17 +453,8 @@ fn cut(events: &VecDeque<PublishedEvent>) -> usize {
     events.len()
 }
 
-/// Returns the approximate size of an event in memory.
+/// Returns the approximate size of an event in memory, with its text for clients. Makes the text, on a thread that
+/// serves no clients.
 fn event_bytes(published: &PublishedEvent) -> usize {
-    let content = if let Event::TextReceived { text }
-    | Event::ThinkingReceived { text }
-    | Event::RunEnded { text, .. } = &published.event
-    {
-        text.len()
-    } else if let Event::CallEnded { result, .. } = &published.event {
-        result.outcome.content.len()
-    } else {
-        0
-    };
-    size_of::<PublishedEvent>() + content
+    size_of::<PublishedEvent>() + 2 * published.stream_text().len()
 }

@@ -43,7 +43,7 @@ impl SessionStateChange {
 }
 
 impl SessionStates {
-    /// Tells the subscribers the new state of a session.
+    /// Notifies the subscribers of the new state of a session.
     pub(super) fn changed(&self, session: &SessionId, state: SessionState) {
         // Lists hide child sessions.
         if !is_child_session(session) {
@@ -51,14 +51,14 @@ impl SessionStates {
         }
     }
 
-    /// Tells the subscribers that a session was deleted.
+    /// Notifies the subscribers that a session was deleted.
     pub(super) fn deleted(&self, session: &SessionId) {
         if !is_child_session(session) {
             self.send(|| StateMessage::Changed(SessionStateChange::new(session, None)));
         }
     }
 
-    /// Tells the subscribers that the host has shut down.
+    /// Notifies the subscribers that the host has shut down.
     pub(super) fn end(&self) {
         self.send(|| StateMessage::HostEnded);
     }

@@ -78,8 +78,8 @@ impl ToolLimiters {
     }
 
     /// Requests a permit of a tool for a call of a session. If the call has to wait, `granted` is called when
-    /// it may start; `granted` must be quick. The call also waits for `ready`. A tool without limits needs no permit: it
-    /// is granted at once.
+    /// it may start; `granted` must be quick. The call also waits for `ready`. A tool without limits needs no
+    /// permit: its calls are granted at once.
     pub(super) fn request_permit(
         &self,
         tool: &str,

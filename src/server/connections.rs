@@ -27,7 +27,8 @@ struct ConnectionsState {
     next: u64,
     /// The connections without a complete request, in the order in which they were accepted.
     without_request: BTreeMap<u64, CancellationToken>,
-    /// True from the first refused connection until a tenth of the slots is free again.
+    /// True from the first connection that was refused or closed to make room, until more than a tenth of the
+    /// slots is free again.
     is_crowded: bool,
 }
 
@@ -41,7 +42,7 @@ pub(super) struct IncompleteRequest {
 
 /// The slot of one connection. Dropping it frees the slot.
 #[derive(Debug)]
-pub(super) struct ConnectionPlace {
+pub(super) struct ConnectionSlot {
     connections: Arc<Connections>,
     number: u64,
     evicted: CancellationToken,
@@ -54,7 +55,7 @@ impl Connections {
 
     /// Acquires a slot for a new connection. If all are taken, closes the oldest connection without a
     /// complete request. `None` if there is none: the new connection is refused.
-    pub(super) fn admit(self: &Arc<Self>) -> Option<ConnectionPlace> {
+    pub(super) fn admit(self: &Arc<Self>) -> Option<ConnectionSlot> {
         let mut state = self.state.lock();
         if state.open >= self.maximum && !self.evict_oldest(&mut state) {
             return None;
@@ -65,7 +66,7 @@ impl Connections {
         state.open += 1;
         state.without_request.insert(number, evicted.clone());
         self.metrics().set_connections(state.open);
-        Some(ConnectionPlace { connections: Arc::clone(self), number, evicted })
+        Some(ConnectionSlot { connections: Arc::clone(self), number, evicted })
     }
 
     /// Closes the oldest connection without a complete request, because the process has no file
@@ -97,7 +98,7 @@ impl Connections {
     }
 }
 
-impl ConnectionPlace {
+impl ConnectionSlot {
     /// Notes that the header of a request has arrived. Once its body has arrived too, the connection is not
     /// closed any more to make room.
     pub(super) fn begin_request(&self) -> IncompleteRequest {
@@ -123,13 +124,13 @@ impl Drop for IncompleteRequest {
     }
 }
 
-impl Drop for ConnectionPlace {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut state = self.connections.state.lock();
         state.open -= 1;
         state.without_request.remove(&self.number);
-        let most = self.connections.maximum - self.connections.maximum / 10;
-        state.is_crowded &= state.open >= most;
+        let crowded_from = self.connections.maximum - self.connections.maximum / 10;
+        state.is_crowded &= state.open >= crowded_from;
         self.connections.metrics().set_connections(state.open);
     }
 }

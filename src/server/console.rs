@@ -1,6 +1,6 @@
 //! `/console/`: the files of the console, which the compiler embeds.
 //!
-//! The files hold no data, so they need no token. The page asks the API, which does.
+//! The files hold no data, so they need no token. The page requests its data from the API, which needs one.
 
 use std::sync::LazyLock;
 
@@ -65,7 +65,7 @@ static ENTITY_TAGS: LazyLock<Vec<HeaderValue>> = LazyLock::new(|| {
     FILES.iter().map(tag).collect()
 });
 
-/// The page runs no code but its own, loads nothing from elsewhere, and makes no markup of text.
+/// The page runs only its own code, loads nothing from other hosts, and never inserts text as markup.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; \
     frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
@@ -76,7 +76,7 @@ const SECURITY_HEADERS: [(HeaderName, &str); 6] = [
     (header::REFERRER_POLICY, "no-referrer"),
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
-    // The browser asks each time whether its copy is current.
+    // The browser validates its copy at each use.
     (header::CACHE_CONTROL, "no-cache"),
 ];
 
@@ -93,7 +93,7 @@ pub(super) async fn file(
         Some(name) => name,
         None => "",
     };
-    let found = FILES.iter().zip(ENTITY_TAGS.iter()).find(|((own, _), _)| *own == name);
+    let found = FILES.iter().zip(ENTITY_TAGS.iter()).find(|((path, _), _)| *path == name);
     let Some(((_, bytes), tag)) = found else {
         return unknown_path(mount, asked).await.into_response();
     };
@@ -108,13 +108,13 @@ pub(super) async fn file(
     response
 }
 
-/// Leads from `/console` to the page, whose relative URLs need the slash.
+/// Redirects from `/console` to the page, whose relative URLs need the slash.
 pub(super) async fn add_slash(OriginalUri(asked): OriginalUri) -> Response {
     redirect_below(&asked, "")
 }
 
-/// Leads to a path below the path that was asked for. The URL is relative, so that it is right behind a
-/// proxy that adds a prefix, too.
+/// Redirects to a path below the requested path. The URL is relative, so that it is also correct behind a
+/// proxy that adds a prefix.
 pub(super) fn redirect_below(asked: &Uri, path: &str) -> Response {
     let (_, last) = asked.path().rsplit_once('/').unwrap_or_default();
     let slash = if last.is_empty() { "" } else { "/" };
@@ -127,12 +127,14 @@ pub(super) fn redirect_below(asked: &Uri, path: &str) -> Response {
     (StatusCode::FOUND, headers).into_response()
 }
 
-/// Returns true if the client has the file with this tag.
+/// Returns whether the client has the file with this tag.
 fn is_current(headers: &HeaderMap, tag: &HeaderValue) -> bool {
     let tags =
         headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
     let mut tags = tags.flat_map(|tags| tags.split(',')).map(str::trim);
-    tags.any(|own| own == "*" || own.strip_prefix("W/").unwrap_or(own).as_bytes() == tag.as_bytes())
+    tags.any(|held| {
+        held == "*" || held.strip_prefix("W/").unwrap_or(held).as_bytes() == tag.as_bytes()
+    })
 }
 
 fn content_type(name: &str) -> &'static str {

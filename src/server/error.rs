@@ -65,7 +65,7 @@ impl ApiError {
         // The time at which a run ends is unknown, so the shortest wait is suggested.
         let header =
             (status == StatusCode::TOO_MANY_REQUESTS).then_some((header::RETRY_AFTER, "1"));
-        // A client cannot know a closed session from one that never was.
+        // For a client, a closed session is the same as one that never existed.
         let is_closed = matches!(error, HostError::SessionClosed);
         let code = if is_closed { "no_such_session" } else { error.code() };
         let message = match remedy {
@@ -75,7 +75,8 @@ impl ApiError {
         Self { header, ..Self::new(status, code, message) }
     }
 
-    /// Returns the error of a request to start a run, which could have asked to wait.
+    /// Returns the error of a request to start a run. If a run is in progress, it names the option that queues
+    /// the input.
     pub(super) fn of_run_start(error: HostError) -> Self {
         match error == HostError::RunInProgress {
             true => Self::of_host(&error, Some("send \"queue\": true to wait for it")),
@@ -193,7 +194,7 @@ impl IntoResponse for RunFailed {
     }
 }
 
-/// Returns the request of the API that helps, for errors that another request can resolve.
+/// Returns the advice for an error that another request of the API can resolve.
 fn remedy(error: &HostError) -> Option<&'static str> {
     match error {
         HostError::Suspended => Some("POST .../resume resumes it, .../stop stops it"),

@@ -1,9 +1,11 @@
 //! Event streams: the events of a session or of one run as Server-Sent Events.
 //!
-//! All events that are ready are joined into one write. Closing a stream does not stop the run.
+//! All events that are ready are joined into one write. A large event is written in pieces, so that a client that
+//! does not read holds only a piece of its text. Closing a stream does not stop the run.
 
 use std::convert::Infallible;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -14,8 +16,9 @@ use futures::{FutureExt as _, Stream, StreamExt as _};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use super::large_answer::PIECE_BYTES;
 use super::state::ServerOptions;
-use crate::event::{Event, EventId, PublicEvent};
+use crate::event::{Event, EventId, PublicEvent, PublishedEvent};
 use crate::runtime::{HostError, HostEvent, SessionEvents, SessionStateChange, StartedRun};
 use crate::telemetry::{FeedItem, journal_failed};
 use crate::types::{Seq, SessionState};
@@ -77,7 +80,7 @@ impl EventStream {
             keep_alive: ServerOptions::default().keep_alive,
             closing: CancellationToken::new(),
         };
-        Self { items, position: StreamPosition { last, ends_with_run: false }, settings }
+        Self { items, position: StreamPosition::new(last), settings }
     }
 }
 
@@ -190,6 +193,10 @@ struct StreamPosition {
     /// Id of the last event that was written; a client reconnects with it.
     last: EventId,
     ends_with_run: bool,
+    /// True if the stream ends after what is being written.
+    has_ended: bool,
+    /// The rest of a large event: the event, and the number of bytes of its text that were written.
+    rest: Option<(Arc<PublishedEvent>, usize)>,
 }
 
 /// Turns events into writes. All events that are ready go into one write.
@@ -198,10 +205,15 @@ fn writes(
     position: StreamPosition,
     settings: StreamSettings,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static {
-    futures::stream::unfold(Some((events, position)), move |state| {
+    futures::stream::unfold((events, position), move |(mut events, mut position)| {
         let settings = settings.clone();
         async move {
-            let (mut events, mut position) = state?;
+            if let Some(piece) = position.next_piece() {
+                return Some((Ok(piece), (events, position)));
+            }
+            if position.has_ended {
+                return None;
+            }
             let first = tokio::select! {
                 // Events that are ready are still written when the server shuts down.
                 biased;
@@ -209,27 +221,59 @@ fn writes(
                 () = settings.closing.cancelled() => return None,
                 () = tokio::time::sleep(settings.keep_alive) => {
                     let comment = Bytes::from_static(b": alive\n\n");
-                    return Some((Ok(comment), Some((events, position))));
+                    return Some((Ok(comment), (events, position)));
                 }
             };
             let mut text = String::new();
-            let mut ended = position.append(&mut text, &first);
-            while !ended && text.len() < WRITE_BYTES_MAX && !settings.closing.is_cancelled() {
-                let Some(next) = events.next().now_or_never() else { break };
-                ended = next.is_none_or(|next| position.append(&mut text, &next));
+            position.append(&mut text, &first);
+            while position.takes_more(&text) && !settings.closing.is_cancelled() {
+                match events.next().now_or_never() {
+                    Some(Some(next)) => position.append(&mut text, &next),
+                    Some(None) => position.has_ended = true,
+                    None => break,
+                }
             }
-            Some((Ok(Bytes::from(text)), (!ended).then_some((events, position))))
+            if text.is_empty() {
+                let piece = position.next_piece().unwrap_or_default();
+                return Some((Ok(piece), (events, position)));
+            }
+            Some((Ok(Bytes::from(text)), (events, position)))
         }
     })
 }
 
 impl StreamPosition {
-    /// Appends the text of an item. Returns true if the stream ends after it.
-    fn append(&mut self, text: &mut String, item: &StreamItem) -> bool {
-        match item {
+    fn new(last: EventId) -> Self {
+        Self { last, ends_with_run: false, has_ended: false, rest: None }
+    }
+
+    /// Returns true if a further item can be appended to a write.
+    fn takes_more(&self, text: &str) -> bool {
+        !self.has_ended && self.rest.is_none() && text.len() < WRITE_BYTES_MAX
+    }
+
+    /// Returns the next piece of a large event. It is a copy, so that a connection that has not sent it does not hold
+    /// the event.
+    fn next_piece(&mut self) -> Option<Bytes> {
+        let (published, written) = self.rest.take()?;
+        let text = published.stream_text().as_bytes();
+        let end = text.len().min(written + PIECE_BYTES);
+        let piece = Bytes::copy_from_slice(text.get(written..end)?);
+        self.rest = (end < text.len()).then_some((published, end));
+        Some(piece)
+    }
+
+    /// Appends the text of an item. That of a large event is written afterwards, in pieces.
+    fn append(&mut self, text: &mut String, item: &StreamItem) {
+        self.has_ended = match item {
             StreamItem::Feed(FeedItem::Event(published)) => {
                 self.last = published.id.unwrap_or(self.last);
-                text.push_str(published.stream_text());
+                match published.stream_text() {
+                    large if large.len() > PIECE_BYTES => {
+                        self.rest = Some((Arc::clone(published), 0));
+                    }
+                    small => text.push_str(small),
+                }
                 self.ends_with_run && matches!(published.event, Event::RunEnded { .. })
             }
             StreamItem::Feed(FeedItem::Lagged) => {
@@ -298,7 +342,8 @@ mod tests {
     fn start(feed: &Feed) -> (impl Stream<Item = String> + Unpin + use<>, CancellationToken) {
         let closing = CancellationToken::new();
         let writes = {
-            let position = StreamPosition { last: EventId::default(), ends_with_run: true };
+            let position =
+                StreamPosition { ends_with_run: true, ..StreamPosition::new(EventId::default()) };
             let settings = StreamSettings { keep_alive: KEEP_ALIVE, closing: closing.clone() };
             writes(with_end(feed.subscribe(8), |_| true).boxed(), position, settings)
         };
@@ -307,6 +352,31 @@ mod tests {
             String::from_utf8(bytes.to_vec()).expect("read a write")
         });
         (Box::pin(texts), closing)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_large_event_is_written_in_pieces() {
+        let feed = feed();
+        let (mut writes, _closing) = start(&feed);
+        let large = "x".repeat(3 * PIECE_BYTES);
+        for event in [text("a"), text(&large), text("b"), end()] {
+            publish(&feed, event);
+        }
+        let mut texts = Vec::new();
+        while let Some(write) = writes.next().await {
+            assert!((1..=PIECE_BYTES).contains(&write.len()), "{}", write.len());
+            texts.push(write);
+        }
+        let all = texts.concat();
+        let data: Vec<&str> = all.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+        let found = data.iter().map(|data| {
+            let event: serde_json::Value = serde_json::from_str(data).expect("parse");
+            event["text"].as_str().map(str::len)
+        });
+        let found: Vec<Option<usize>> = found.collect();
+        assert_eq!(found[..3], [Some(1), Some(large.len()), Some(1)]);
+        assert!(texts[0].contains("\"text\":\"a\""), "what comes before is written first");
+        assert!(texts.last().is_some_and(|last| last.contains("stream_end")), "the end is last");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,15 +1,18 @@
 //! `GET /v1/sessions/{id}/events` and `GET /v1/events`: the events of one or several sessions from the
 //! positions that a client has reached.
 
+use std::sync::Arc;
+
 use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use futures::StreamExt as _;
 use serde::Deserialize;
 
 use super::error::ApiError;
 use super::event_stream::EventStream;
 use super::extract::{PathSession, StrictQuery};
-use super::state::AppState;
+use super::state::{AppState, WATCHED_SESSIONS_MAX};
 use crate::event::EventId;
 use crate::runtime::HostError;
 use crate::types::{SessionId, excerpt};
@@ -60,13 +63,24 @@ pub(super) async fn watch_many(
     StrictQuery(query): StrictQuery<WatchManyQuery>,
 ) -> Result<Response, ApiError> {
     let (sessions, all_states) = watched(&query.sessions, query.after.as_deref())?;
+    let count = u32::try_from(sessions.len()).unwrap_or(u32::MAX);
+    let permit = Arc::clone(&state.watched_sessions).try_acquire_many_owned(count);
+    let permit = permit.map_err(|_| {
+        let message = format!(
+            "the streams of several sessions watch {WATCHED_SESSIONS_MAX} sessions already: try again later, \
+             or watch fewer sessions"
+        );
+        ApiError::retry_later(StatusCode::SERVICE_UNAVAILABLE, "too_many_watched_sessions", message)
+    })?;
     let events = state.host.watch_sessions(sessions, all_states).await;
     let events = events.map_err(|(session, error)| {
-        // The text of the others does not name the session.
+        // The texts of all other errors do not name the session.
         let is_named = matches!(error, HostError::NoSuchSession(_));
         let error = ApiError::from(error);
         if is_named { error } else { error.of_session(&session) }
     })?;
+    // Held until the stream ends.
+    let events = events.inspect(move |_| _ = &permit);
     Ok(state.event_stream(EventStream::of_host(events)).into_response())
 }
 
@@ -85,7 +99,7 @@ fn watched(sessions: &str, after: Option<&str>) -> Result<(WatchedSessions, bool
         }
         let session =
             SessionId::parse(text).map_err(|_| ApiError::no_such_session(&excerpt(text, 64)))?;
-        if watched.iter().any(|(own, _)| *own == session) {
+        if watched.iter().any(|(other, _)| *other == session) {
             return Err(invalid(format!("sessions: {session} is named twice")));
         }
         watched.push((session, None));
@@ -101,13 +115,13 @@ fn watched(sessions: &str, after: Option<&str>) -> Result<(WatchedSessions, bool
             let message = format!("after: must be SESSION:SEQ.N, not {:?}", excerpt(text, 100));
             return Err(ApiError::bad_request("invalid_event_id", message));
         };
-        let own = watched.iter_mut().find(|(own, _)| own.as_str() == session);
-        let Some((session, own)) = own else {
+        let entry = watched.iter_mut().find(|(id, _)| id.as_str() == session);
+        let Some((session, after)) = entry else {
             let session = excerpt(session, 64);
             return Err(invalid(format!("after: {session:?} is not one of the sessions")));
         };
         let position = event_id(&format!("after: {session}"), position)?;
-        if own.replace(position).is_some() {
+        if after.replace(position).is_some() {
             return Err(invalid(format!("after: {session} is named twice")));
         }
     }

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, FailedToBufferBody};
@@ -14,9 +15,10 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::error::Category;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::error::ApiError;
-use super::state::AppState;
+use super::state::{AppState, BODIES_BYTES_MAX};
 use crate::record::RequestKey;
 use crate::runtime::SessionHandle;
 use crate::types::{SessionId, excerpt};
@@ -26,6 +28,9 @@ const KEY_BYTES_MAX: usize = 255;
 
 /// Maximum number of characters of a value or a name that an error quotes.
 const QUOTE_CHARS: usize = 100;
+
+/// Size up to which a body needs no share of the memory for bodies.
+const SMALL_BODY_BYTES: u32 = 32 * 1024;
 
 /// The unsigned types of values, with the maximum of each, as errors of serde name them.
 const UNSIGNED_TYPES: [(&str, u64); 5] = [
@@ -63,9 +68,9 @@ impl<T: DeserializeOwned> FromRequest<AppState> for KeyedBody<T> {
         let keys: Vec<HeaderValue> =
             request.headers().get_all("idempotency-key").iter().cloned().collect();
         let uri = request.uri().clone();
-        let bytes = read_in_time(request, state).await?;
-        let parsed = parse(&bytes)?;
-        Ok(Self(parsed, request_key(&keys, &uri, &bytes)?))
+        let body = read_in_time(request, state).await?;
+        let parsed = parse(&body.bytes)?;
+        Ok(Self(parsed, request_key(&keys, &uri, &body.bytes)?))
     }
 }
 
@@ -78,15 +83,15 @@ impl FromRequest<AppState> for EmptyBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        // Counts only if there is a body.
+        // A wrong media type is an error only if there is a body.
         let media_type_check = check_media_type(request.headers());
         refuse_query(request.uri())?;
-        let bytes = read_in_time(request, state).await?;
-        if bytes.is_empty() {
+        let body = read_in_time(request, state).await?;
+        if body.bytes.is_empty() {
             return Ok(Self {});
         }
         media_type_check?;
-        parse(&bytes)
+        parse(&body.bytes)
     }
 }
 
@@ -111,26 +116,50 @@ impl<T: DeserializeOwned> FromRequest<AppState> for ResultBody<T> {
     }
 }
 
-/// Reads a body within the server's limits of size and time.
-async fn read_in_time(request: Request, state: &AppState) -> Result<Bytes, ApiError> {
-    let (bytes_max, time) = (state.options.body_bytes_max, state.options.body_timeout);
-    tokio::time::timeout(time, read(request, bytes_max)).await.map_err(|_| {
-        let message = format!("the body did not arrive within {} s", time.as_secs_f64());
-        ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
-    })?
+/// A body that was received. It holds its share of the memory for bodies.
+struct ReceivedBody {
+    bytes: Bytes,
+    _share: Option<OwnedSemaphorePermit>,
 }
 
-/// Reads a body of at most `bytes_max` bytes. Refuses a longer `Content-Length` at once.
-async fn read(mut request: Request, bytes_max: usize) -> Result<Bytes, ApiError> {
-    let too_large = || {
-        let message = format!("the body has more than {bytes_max} bytes");
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
-    };
-    let declared = request.headers().get(header::CONTENT_LENGTH);
-    let declared = declared.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if declared.is_some_and(|length| length > bytes_max as u64) {
-        return Err(too_large());
+/// Reads a body within the server's limits of size, time and memory.
+async fn read_in_time(request: Request, state: &AppState) -> Result<ReceivedBody, ApiError> {
+    let (bytes_max, timeout) = (state.options.body_bytes_max, state.options.body_timeout);
+    let length = declared_length(request.headers());
+    if length.is_some_and(|length| length > bytes_max) {
+        return Err(too_large(bytes_max));
     }
+    let share = tokio::time::timeout(timeout, share_of_memory(length.unwrap_or(bytes_max), state));
+    let share = share.await.map_err(|_| {
+        let message = "too many large bodies are being received: try again later";
+        ApiError::retry_later(StatusCode::SERVICE_UNAVAILABLE, "too_many_large_bodies", message)
+    })?;
+    let bytes = tokio::time::timeout(timeout, read(request, bytes_max)).await.map_err(|_| {
+        let message = format!("the body did not arrive within {} s", timeout.as_secs_f64());
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
+    })?;
+    Ok(ReceivedBody { bytes: bytes?, _share: share })
+}
+
+/// Waits until there is memory for a body of this length. A small body needs no share.
+async fn share_of_memory(length: usize, state: &AppState) -> Option<OwnedSemaphorePermit> {
+    let length = u32::try_from(length.min(BODIES_BYTES_MAX)).unwrap_or(u32::MAX);
+    let share = Arc::clone(&state.body_bytes).acquire_many_owned(length);
+    // The semaphore is never closed.
+    if length > SMALL_BODY_BYTES { share.await.ok() } else { None }
+}
+
+fn declared_length(headers: &HeaderMap) -> Option<usize> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+fn too_large(bytes_max: usize) -> ApiError {
+    let message = format!("the body has more than {bytes_max} bytes");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+}
+
+/// Reads a body of at most `bytes_max` bytes.
+async fn read(mut request: Request, bytes_max: usize) -> Result<Bytes, ApiError> {
     DefaultBodyLimit::max(bytes_max).apply(&mut request);
     Bytes::from_request(request, &()).await.map_err(|rejection| {
         let is_too_large = matches!(
@@ -138,7 +167,7 @@ async fn read(mut request: Request, bytes_max: usize) -> Result<Bytes, ApiError>
             BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_))
         );
         if is_too_large {
-            return too_large();
+            return too_large(bytes_max);
         }
         let message = format!("the connection broke in the body: {}", rejection.body_text());
         ApiError::bad_request("body_broken", message)
@@ -230,7 +259,7 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for StrictQuery<T> {
 /// The query of a request that has no parameters.
 pub(super) type NoQuery = StrictQuery<EmptyBody>;
 
-/// Refuses a query with parameters: those of these requests are members of the body.
+/// Refuses a query with parameters, for requests whose parameters are members of the body.
 fn refuse_query(uri: &Uri) -> Result<(), ApiError> {
     parse_query::<EmptyBody>(uri).map(drop)
 }
@@ -239,7 +268,7 @@ fn parse_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, ApiError> {
     Query::try_from_uri(uri).map(|Query(query)| query).map_err(|rejection| {
         let reason = std::error::Error::source(&rejection)
             .map_or_else(|| rejection.to_string(), ToString::to_string);
-        // The name of an unknown parameter stands before the reason, too.
+        // The text begins with the name of an unknown parameter, which the reason repeats.
         let unknown = reason.find("unknown field ").and_then(|at| reason.get(at..));
         let reason = plain_reason(unknown.unwrap_or(&reason), "parameter");
         ApiError::bad_request("invalid_request", format!("invalid query: {reason}"))
@@ -249,16 +278,16 @@ fn parse_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, ApiError> {
 /// Returns the reason why a value is refused in plain words, without those of serde and of Rust. `noun` names
 /// what an object has: members, or the parameters of a query.
 pub(super) fn plain_reason(reason: &str, noun: &str) -> String {
-    // The reason may follow the place of the value.
+    // The reason may follow the path of the value.
     let starts = reason.match_indices(": ").map(|(at, colon)| at + colon.len());
     let plain = std::iter::once(0).chain(starts).find_map(|start| {
-        let (place, problem) = reason.split_at_checked(start)?;
-        Some(format!("{place}{}", plain_problem(problem, noun)?))
+        let (path, problem) = reason.split_at_checked(start)?;
+        Some(format!("{path}{}", plain_problem(problem, noun)?))
     });
     plain.unwrap_or_else(|| reason.to_owned())
 }
 
-/// Returns `None` if the text is not of serde or of a parser of Rust.
+/// Returns `None` if the text is neither from serde nor from a parser of the standard library.
 fn plain_problem(problem: &str, noun: &str) -> Option<String> {
     match problem {
         "invalid digit found in string" | "cannot parse integer from empty string" => {

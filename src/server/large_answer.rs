@@ -28,7 +28,7 @@ const HELD_BYTES_MAX: usize = 48 * 1024 * 1024;
 /// Maximum of the bytes of all pages of metrics that are held at once.
 const METRICS_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// Time for which the answer to a request that has acted waits for a permit.
+/// Time for which the answer to a request that has had an effect waits for a permit.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The code of the error if there is no permit.
@@ -98,6 +98,14 @@ impl LargeAnswers {
         if permit.try_grow(size, held) { Ok(permit) } else { Err(self.no_permit()) }
     }
 
+    /// Refuses a request whose answer can be large, before it is read, if no large answer can be sent now.
+    pub(super) fn check_large(&self) -> Result<(), ApiError> {
+        match self.answers.available_permits() {
+            0 => Err(self.no_permit()),
+            _ => Ok(()),
+        }
+    }
+
     /// Waits for a permit for an answer of `size` bytes.
     async fn acquire(&self, size: usize) -> AnswerPermit {
         let mut permit = self.small();
@@ -121,9 +129,9 @@ impl LargeAnswers {
         self.encode(value, self.small())?.ok_or_else(|| self.no_permit())
     }
 
-    /// Answers a request that has acted, with a value as JSON. The answer waits for a permit, because the
-    /// client cannot send the request again without a second effect. If it waits in vain, the error says
-    /// `done`: what has become of the request.
+    /// Answers a request that has had an effect, with a value as JSON. The answer waits for a permit, because
+    /// the client cannot send the request again without a second effect. If there is no permit in time, the
+    /// error ends with `done`, which describes the effect of the request.
     pub(super) async fn json_of_act(
         &self,
         value: &impl Serialize,
@@ -139,7 +147,7 @@ impl LargeAnswers {
         }
         encoded.ok_or_else(|| {
             let message = format!("{}; {done}", self.full());
-            // It has no Retry-After, because the same request would act again.
+            // It has no Retry-After, because the same request would have a second effect.
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, NO_PERMIT, message)
         })
     }
@@ -149,7 +157,7 @@ impl LargeAnswers {
         ApiError::retry_later(StatusCode::SERVICE_UNAVAILABLE, NO_PERMIT, message)
     }
 
-    /// Says that there is no permit.
+    /// Returns the text that there is no permit.
     fn full(&self) -> String {
         let megabytes = self.bytes_max >> 20;
         format!(
@@ -203,8 +211,8 @@ impl AnswerPermit {
         if held <= PIECE_BYTES {
             return 0;
         }
-        let own = self.bytes.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        let missing = held.min(self.permits.bytes_max).saturating_sub(own);
+        let acquired = self.bytes.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let missing = held.min(self.permits.bytes_max).saturating_sub(acquired);
         u32::try_from(missing).unwrap_or(u32::MAX)
     }
 }

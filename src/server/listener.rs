@@ -23,7 +23,7 @@ use tokio_io_timeout::TimeoutWriter;
 use tokio_util::sync::CancellationToken;
 use tower_service::Service as _;
 
-use super::connections::{ConnectionPlace, Connections, IncompleteRequest};
+use super::connections::{ConnectionSlot, Connections, IncompleteRequest};
 use super::state::ServerOptions;
 
 /// The bytes of a connection that wait for its client. Also the maximal size of a request's header.
@@ -115,11 +115,11 @@ pub(super) async fn serve(
             },
         };
         match connections.admit() {
-            Some(place) => {
+            Some(slot) => {
                 tasks.spawn(serve_connection(
                     stream,
                     router.clone(),
-                    place,
+                    slot,
                     timeouts,
                     closing.clone(),
                 ));
@@ -140,7 +140,7 @@ fn concerns_one_connection(error: &io::Error) -> bool {
 async fn serve_connection(
     stream: TcpStream,
     router: Router,
-    place: ConnectionPlace,
+    slot: ConnectionSlot,
     timeouts: ConnectionTimeouts,
     closing: CancellationToken,
 ) {
@@ -153,7 +153,7 @@ async fn serve_connection(
     let mut stream = TimeoutWriter::new(stream);
     stream.set_timeout(Some(timeouts.write));
     let service = service_fn(|request: Request<Incoming>| {
-        let incomplete = place.begin_request();
+        let incomplete = slot.begin_request();
         let mut request = request.map(|body| RequestBody {
             _incomplete: (!body.is_end_stream()).then_some(incomplete),
             body,
@@ -177,7 +177,7 @@ async fn serve_connection(
                 }
                 return;
             }
-            () = place.evicted() => return,
+            () = slot.evicted() => return,
             () = closing.cancelled(), if !is_closing => {
                 is_closing = true;
                 connection.as_mut().graceful_shutdown();

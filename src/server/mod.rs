@@ -21,10 +21,11 @@
 //! | `sessions.rs` | `/v1/sessions`: open, list, show, close, fork |
 //! | `session_page.rs` | a session with its messages, streamed, whole or by page |
 //! | `large_answer.rs` | the memory of answers that clients have not received, and bodies that are sent in pieces |
-//! | `tools.rs` | `/v1/tools` |
-//! | `runs.rs` | `/v1/sessions/{id}/`: `runs`, `steer`, `stop`, `resume` |
+//! | `tools.rs` | `/v1/tools`: lists the tools of an agent, calls one |
+//! | `runs.rs` | `/v1/sessions/{id}/`: `runs`, `steer`, `stop`, `resume`, `tools/refresh`, `compact`, `context` |
 //! | `approvals.rs` | `/v1/sessions/{id}/approvals/{tool_id}` |
-//! | `events.rs` | `/v1/sessions/{id}/events`: the position at which a client starts to read |
+//! | `results.rs` | `/v1/sessions/{id}/results/{tool_id}`: shows a result, receives that of a client tool |
+//! | `events.rs` | `/v1/sessions/{id}/events`, `/v1/events`: the positions at which a client starts to read |
 //! | `event_stream.rs` | Server-Sent Events of a run or a session |
 //! | `records.rs` | `/v1/sessions/{id}/`: `records`, `verify`, `turns/{n}/request` |
 //! | `vitals.rs` | `/v1/ui/vitals` |
@@ -72,13 +73,12 @@ pub use event_stream::EventStream;
 pub use guard::Guard;
 #[doc(hidden)]
 pub use guard::GuardedService;
-use large_answer::LargeAnswers;
 pub use routes::{operations, router};
+use state::ApiState;
 pub use state::ServerOptions;
-use state::{ApiState, JournalReads};
 
-/// Paths that need no token, because they reveal no data. Health probes have none, and a browser has none
-/// before the console has asked for it.
+/// Paths that need no token, because they reveal no data. Health probes send none, and a browser sends none
+/// until the console has asked the user for it.
 const PUBLIC_PATHS: [&str; 3] = ["/", "/healthz", "/readyz"];
 
 /// Serves a host's API on a listener until [`ServerHandle::shutdown`].
@@ -115,18 +115,7 @@ pub fn serve(
     let guard = Guard::from(&options).public_paths(PUBLIC_PATHS).public_paths(console::PATHS);
     let connections = Connections::new(host.clone(), options.max_connections);
     let limits = options.clone();
-    let large_answers = LargeAnswers::new(options.max_large_answers);
-    let metrics_pages = LargeAnswers::of_metrics(options.max_large_answers);
-    host.note_approvals_are_read();
-    let state = ApiState {
-        host,
-        options,
-        large_answers,
-        metrics_pages,
-        reads: JournalReads::default(),
-        closing: closing.clone(),
-        is_server: true,
-    };
+    let state = ApiState::new(&host, &options, &closing, true);
     let router = routes::of_server(state).layer(guard);
     let serving = listener::serve(listener, router, connections, limits, closing.clone());
     #[expect(

@@ -11,12 +11,12 @@ use axum::http::request::Parts;
 pub(super) struct MountPath(String);
 
 impl MountPath {
-    /// Returns the mount path of a request for the path `asked`, of which the API sees `own`.
-    fn of(asked: &str, own: &str) -> Self {
+    /// Returns the mount path of a request for the path `requested`, which the router sees as `routed`.
+    fn of(requested: &str, routed: &str) -> Self {
         // A nested router sees `/` for its mount path.
-        let mount = match asked.strip_suffix(own) {
+        let mount = match requested.strip_suffix(routed) {
             Some(mount) => mount,
-            None if own == "/" => asked,
+            None if routed == "/" => requested,
             None => "",
         };
         Self(mount.to_owned())

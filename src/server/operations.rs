@@ -16,8 +16,8 @@ pub(super) async fn healthz() -> impl IntoResponse {
     Json(json!({"status": "ok"}))
 }
 
-/// Reports whether the host accepts runs and its journal can be written, and the state of its models. A failing model does not make
-/// the host unready: another host would have the same problem.
+/// Returns the state of the models if the host accepts runs and its journal can be written, and otherwise an
+/// error. A failing model does not make the host unready: another host would have the same problem.
 pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, ApiError> {
     if let Some(error) = state.host.journal_failure() {
         let message = error.to_string();

@@ -1,5 +1,5 @@
-//! `/v1/sessions/{id}/`: `records`, `verify` and `turns/{n}/request`: what the journal and the host have
-//! kept of a session. None of them wakes it.
+//! `/v1/sessions/{id}/`: `records`, `verify` and `turns/{n}/request`: the records of a session in the journal,
+//! and the requests to models that the host has kept. No such request wakes the session.
 
 use axum::extract::State;
 use axum::http::header;
@@ -47,7 +47,7 @@ pub(super) async fn list(
         let message = format!("limit: must be a number from 1 to {PAGE_LENGTH_MAX}");
         return Err(ApiError::bad_request("invalid_request", message));
     }
-    let _turn = state.reads.pages.lock().await;
+    let _guard = state.reads.pages.lock().await;
     let (records, has_more) = session.record_page(Seq(after), limit).await?;
     let next = records.last().filter(|_| has_more).map(|entry| entry.seq);
     state.large_answers.json(&RecordList { records: &records, next })
@@ -59,7 +59,7 @@ pub(super) async fn verify(
     PathSession(session): PathSession,
     _: EmptyBody,
 ) -> Result<Response, ApiError> {
-    let _turn = state.reads.checks.lock().await;
+    let _guard = state.reads.checks.lock().await;
     let SessionCheck { records, open_run, breaches } = session.verify().await?;
     let breaches = breaches.iter().map(|breach| {
         let (seq, invariant) = (breach.seq, breach.invariant.as_str());
@@ -82,8 +82,8 @@ pub(super) async fn request(
         return Err(ApiError::not_found("requests_not_kept", message));
     }
     let turn = path.get("turn").unwrap_or_default();
-    let kept = turn.parse().ok().and_then(|turn| session.sent_request(turn));
-    let Some(SentRequest { attempt, model, body, .. }) = kept else {
+    let sent = turn.parse().ok().and_then(|turn| session.sent_request(turn));
+    let Some(SentRequest { attempt, model, body, .. }) = sent else {
         if !session.exists().await? {
             return Err(ApiError::no_such_session(session.id().as_str()));
         }

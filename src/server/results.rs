@@ -1,5 +1,5 @@
-//! `/v1/sessions/{id}/results/{tool_id}`: the whole result of a call, or a part of it, and the result that a
-//! client sends of a call that it has run.
+//! `/v1/sessions/{id}/results/{tool_id}`: returns the result of a call, or a part of it, and receives the result of
+//! a call that the client has run.
 
 use axum::Json;
 use axum::extract::{Path, State, rejection::PathRejection};
@@ -47,6 +47,13 @@ pub(super) async fn show(
     let key: CallKey = tool_id
         .parse()
         .map_err(|_| HostError::NoSuchResult(crate::types::excerpt(&tool_id, 64)))?;
+    if limit.is_none() {
+        state.large_answers.check_large()?;
+    }
+    let _guard = state.reads.results.lock().await;
+    if limit.is_none() {
+        state.large_answers.check_large()?;
+    }
     let StoredResult { tool_name, outcome, .. } = session.result(key).await?;
     let content = &*outcome.content;
     let start = floor_char_boundary(content, offset);

@@ -11,10 +11,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::ApiError;
 use super::extract::NoQuery;
-use super::large_answer::LargeAnswers;
 use super::mount::MountPath;
 use super::operations::{healthz, metrics, models, readyz};
-use super::state::{ApiState, AppState, JournalReads, ServerOptions};
+use super::state::{ApiState, AppState, ServerOptions};
 use super::{
     approvals, console, events, records, results, runs, sessions, start_page, tools, vitals,
 };
@@ -68,7 +67,7 @@ impl ServerOptions {
     /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
     /// ```
     pub fn router<S: Clone + Send + Sync + 'static>(&self, host: &Host) -> Router<S> {
-        let state = embedded_state(host, self);
+        let state = ApiState::new(host, self, &CancellationToken::new(), false);
         with_routes(api_routes())
             .merge(with_console_routes(&state))
             // A fallback would be lost in a router that is nested twice, and would collide with the
@@ -93,7 +92,7 @@ impl ServerOptions {
 /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
 /// ```
 pub fn operations<S: Clone + Send + Sync + 'static>(host: &Host) -> Router<S> {
-    let state = embedded_state(host, &ServerOptions::default());
+    let state = ApiState::new(host, &ServerOptions::default(), &CancellationToken::new(), false);
     with_routes(operations_routes()).with_state(Arc::new(state))
 }
 
@@ -104,19 +103,6 @@ pub(super) fn of_server(state: ApiState) -> Router {
         .merge(with_console_routes(&state))
         .fallback(unknown_path)
         .with_state(Arc::new(state))
-}
-
-fn embedded_state(host: &Host, options: &ServerOptions) -> ApiState {
-    host.note_approvals_are_read();
-    ApiState {
-        host: host.clone(),
-        large_answers: LargeAnswers::new(options.max_large_answers),
-        metrics_pages: LargeAnswers::of_metrics(options.max_large_answers),
-        reads: JournalReads::default(),
-        options: options.clone(),
-        closing: CancellationToken::new(),
-        is_server: false,
-    }
 }
 
 fn api_routes() -> Vec<Route> {

@@ -1,4 +1,4 @@
-//! Runs of a session: start (and watch it, wait for it, or return at once), steer, stop, resume.
+//! Runs of a session: start (and watch it, wait for it, or return at once), steer, stop, resume. Also its context.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,6 +9,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures::StreamExt as _;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
@@ -19,8 +20,10 @@ use super::state::AppState;
 use crate::config::{
     ApprovalPolicy, ClientTool, LimitOverrides, OutputRequest, RunOverrides, Temperature,
 };
+use crate::event::Event;
 use crate::record::StopMode;
-use crate::runtime::RunRequest;
+use crate::runtime::{RunRequest, StartedRun};
+use crate::telemetry::FeedItem;
 use crate::types::{
     Content, Execution, Metadata, TRACEPARENT, TRACESTATE, ToolChoice, TraceContext,
 };
@@ -121,6 +124,9 @@ pub(super) async fn start(
     }
     if wait {
         // Nothing reads the subscription, and its queue would fill up.
+        if !run.events_are_complete {
+            return repeated_report(&state, run).await;
+        }
         drop(run.events);
         let report = run.report.await?;
         return state.large_answers.json_of_act(&report, RUN_STORED).await;
@@ -128,6 +134,34 @@ pub(super) async fn start(
     run.wait_stored().await?;
     let body = json!({"run_id": run.run_id, "seq": run.seq});
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
+}
+
+/// Answers a request that repeats an earlier one with the report of its run, when the run has ended.
+async fn repeated_report(state: &AppState, mut run: StartedRun) -> Result<Response, ApiError> {
+    loop {
+        // A report can be large, and the client can repeat its request.
+        state.large_answers.check_large()?;
+        let guard = state.reads.reports.lock().await;
+        state.large_answers.check_large()?;
+        if let Some(report) = run.session().stored_report(&run.run_id).await? {
+            return state.large_answers.json(&report);
+        }
+        drop(guard);
+        loop {
+            match run.events.next().await {
+                Some(FeedItem::Event(published)) => {
+                    let ends_run = matches!(published.event, Event::RunEnded { .. });
+                    if ends_run && published.run == run.run_id {
+                        break;
+                    }
+                }
+                // The client is behind: the subscription has ended, or the session leaves memory.
+                Some(FeedItem::Lagged | FeedItem::Failed(_)) | None => {
+                    return state.large_answers.json(&run.report.await?);
+                }
+            }
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -178,7 +212,7 @@ pub(super) async fn compact(
     Ok(Json(session.compact().await?).into_response())
 }
 
-/// Returns what fills the window of the model.
+/// Returns the tokens of each part of the context.
 pub(super) async fn context(PathSession(session): PathSession) -> Result<Response, ApiError> {
     Ok(Json(session.context().await?).into_response())
 }
@@ -198,7 +232,7 @@ fn input<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Content, D::Error
         .map_err(|error| D::Error::custom(format_args!("input: {error}")))
 }
 
-/// Deserialises the client's pairs of strings. As in the rest of a body, no name may stand there twice.
+/// Deserialises the client's pairs of strings. Refuses a repeated name, as in the rest of a body.
 pub(super) fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Metadata, D::Error> {
     struct PairsVisitor;
 
@@ -221,9 +255,9 @@ pub(super) fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Met
         }
     }
 
-    let wrong = |error: &dyn fmt::Display| D::Error::custom(format_args!("metadata: {error}"));
-    let pairs = deserializer.deserialize_map(PairsVisitor).map_err(|error| wrong(&error))?;
-    Metadata::new(pairs).map_err(|error| wrong(&error))
+    let invalid = |error: &dyn fmt::Display| D::Error::custom(format_args!("metadata: {error}"));
+    let pairs = deserializer.deserialize_map(PairsVisitor).map_err(|error| invalid(&error))?;
+    Metadata::new(pairs).map_err(|error| invalid(&error))
 }
 
 /// Reads the client's trace context. Ignores it if there is more than one `traceparent`.

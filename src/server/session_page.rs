@@ -58,8 +58,8 @@ enum PagePart {
     End(SessionPage),
 }
 
-/// Sends what is written to it in pieces, and waits while the one before is not received. Only the last
-/// piece is shorter than [`PIECE_BYTES`]. It may be empty.
+/// Sends the bytes that are written to it in pieces, and waits while the previous piece is not received. Only the
+/// last piece is shorter than [`PIECE_BYTES`]. It may be empty.
 struct PieceWriter {
     piece: Vec<u8>,
     pieces: Sender<io::Result<Vec<u8>>>,
@@ -78,8 +78,8 @@ impl SessionPage {
         Self { snapshot: Arc::new(snapshot), range: first..end }
     }
 
-    /// Returns about the number of bytes of the answer, and of those that are in memory at once while it is
-    /// sent: a piece and the largest part. Of a part with a thread of its own that is one piece.
+    /// Returns about the number of bytes of the answer, and the number of those that are in memory at once while
+    /// it is sent: a piece and the largest part. A part with a thread of its own counts as one piece.
     pub(super) fn approximate_bytes(&self) -> (usize, usize) {
         let messages = self.messages().iter().map(|message| message.approximate_bytes());
         let (mut all, mut encoded, mut largest) = (0, 0, 0);

@@ -27,6 +27,9 @@ const FIRST_PART_LENGTH: usize = 4;
 /// Maximum number of sessions that are read at once.
 const PART_LENGTH_MAX: usize = 128;
 
+/// Number of sessions from which a list is long. Long lists are made one at a time.
+const LONG_LENGTH: usize = 16;
+
 /// Maximum of `limit`.
 const PAGE_LENGTH_MAX: usize = 1000;
 
@@ -80,13 +83,14 @@ pub(super) async fn list(
     let after = after
         .map_err(|error| ApiError::bad_request("invalid_request", format!("after: {error}")))?;
     let mut query = SessionQuery { after, state, children, ..SessionQuery::default() };
+    let _guard = if limit >= LONG_LENGTH { Some(shared.reads.lists.lock().await) } else { None };
     let mut answer = shared.large_answers.text();
     answer.append("{\"sessions\":[")?;
     let (mut count, mut has_more) = (0, true);
     let mut part = FIRST_PART_LENGTH;
     while has_more && count < limit {
         part = part.min(limit - count);
-        // One more than is shown tells whether there are more.
+        // One more session than the part has, to detect a further page.
         query.limit = part + 1;
         let sessions = shared.host.sessions(query.clone()).await?;
         has_more = sessions.len() > part;

@@ -1,4 +1,4 @@
-//! The start page, which lists the API, or leads a browser to the console.
+//! The start page, which lists the API, or redirects a browser to the console.
 
 use axum::extract::{ConnectInfo, OriginalUri, State};
 use axum::http::{HeaderMap, Uri, header, request::Parts, uri::Authority};
@@ -21,7 +21,7 @@ const SERVER_ONLY: &str = "<!-- server -->";
 /// Marks the lines of `page.html` that describe the console.
 const CONSOLE_ONLY: &str = "<!-- console -->";
 
-/// Leads browsers to the console, if it is enabled. Shows the list of the API to other clients.
+/// Redirects browsers to the console, if it is enabled. Returns the list of the API to other clients.
 pub(super) async fn show(
     State(state): State<AppState>,
     mount: MountPath,
@@ -36,7 +36,7 @@ pub(super) async fn show(
     list(State(state), mount, request).await
 }
 
-/// Shows the list of the API.
+/// Returns the list of the API.
 pub(super) async fn list(
     State(state): State<AppState>,
     mount: MountPath,
@@ -61,8 +61,8 @@ pub(super) async fn list(
     (headers, page).into_response()
 }
 
-/// Returns the page with its paths below `mount`, and with those marked lines for whose marker `shown`
-/// returns true. Neither a path nor a host of a request can have `<`, so no markup can come in.
+/// Returns the page with its paths below `mount`, and with the marked lines for whose marker `shown` returns
+/// true. Neither the path nor the host of a request can contain `<`, so they cannot inject markup.
 fn page(shown: impl Fn(&str) -> bool, mount: &str, address: Option<&str>) -> String {
     let mut page = String::with_capacity(PAGE.len());
     for line in PAGE.lines() {
@@ -84,7 +84,7 @@ fn page(shown: impl Fn(&str) -> bool, mount: &str, address: Option<&str>) -> Str
     page.replace(EXAMPLE_ADDRESS, &format!("{address}{mount}"))
 }
 
-/// Returns the address that the client asked for. Without a scheme in the request it begins with
+/// Returns the address that the client requested. Without a scheme in the request it begins with
 /// `http`.
 fn requested_address(uri: &Uri, headers: &HeaderMap) -> Option<String> {
     let in_header = || headers.get(header::HOST)?.to_str().ok()?.parse::<Authority>().ok();

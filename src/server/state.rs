@@ -3,13 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::event_stream::EventStream;
 use super::large_answer::LargeAnswers;
 use crate::config::{ApiKey, HostConfig};
 use crate::runtime::Host;
+
+/// Maximum of the bytes of all but small request bodies that are being received.
+pub(super) const BODIES_BYTES_MAX: usize = 48 * 1024 * 1024;
+
+/// Maximum number of sessions of all streams of several sessions. A stream needs memory for each.
+pub(super) const WATCHED_SESSIONS_MAX: usize = 8192;
 
 /// Access rules and limits of a server.
 ///
@@ -85,6 +91,10 @@ pub(super) struct ApiState {
     /// The permits of pages of metrics that are being sent.
     pub(super) metrics_pages: LargeAnswers,
     pub(super) reads: JournalReads,
+    /// One permit for each byte of the larger request bodies that are being received.
+    pub(super) body_bytes: Arc<Semaphore>,
+    /// One permit for each session of the streams of several sessions.
+    pub(super) watched_sessions: Arc<Semaphore>,
     /// Cancelled at shutdown, to end event streams.
     pub(super) closing: CancellationToken,
     /// True for the binary's server, false for a router in an application of the embedding program.
@@ -93,16 +103,44 @@ pub(super) struct ApiState {
 
 pub(super) type AppState = Arc<ApiState>;
 
-/// Admits one request of each kind at a time: the records that it reads can be much larger than its answer.
+/// Admits one request of each kind at a time, because the records that a request reads can be much larger than its
+/// answer.
 #[derive(Debug, Default)]
 pub(super) struct JournalReads {
     /// Pages of records.
     pub(super) pages: Mutex<()>,
     /// Checks of all records of a session.
     pub(super) checks: Mutex<()>,
+    /// Results of calls.
+    pub(super) results: Mutex<()>,
+    /// Reports of runs that were requested again.
+    pub(super) reports: Mutex<()>,
+    /// Long lists of sessions.
+    pub(super) lists: Mutex<()>,
 }
 
 impl ApiState {
+    /// Creates the state of a router that serves a host.
+    pub(super) fn new(
+        host: &Host,
+        options: &ServerOptions,
+        closing: &CancellationToken,
+        is_server: bool,
+    ) -> Self {
+        host.note_approvals_are_read();
+        Self {
+            host: host.clone(),
+            large_answers: LargeAnswers::new(options.max_large_answers),
+            metrics_pages: LargeAnswers::of_metrics(options.max_large_answers),
+            reads: JournalReads::default(),
+            body_bytes: Arc::new(Semaphore::new(BODIES_BYTES_MAX)),
+            watched_sessions: Arc::new(Semaphore::new(WATCHED_SESSIONS_MAX)),
+            options: options.clone(),
+            closing: closing.clone(),
+            is_server,
+        }
+    }
+
     /// Returns a response with these events, which ends when the server shuts down.
     pub(super) fn event_stream(&self, events: impl Into<EventStream>) -> EventStream {
         events.into().keep_alive(self.options.keep_alive).until(&self.closing)

@@ -1,4 +1,4 @@
-//! `POST /v1/ui/vitals`: what a page of the console has measured of itself.
+//! `POST /v1/ui/vitals`: the measurements that a page of the console reports.
 
 use std::time::Duration;
 

@@ -195,7 +195,7 @@ impl Session {
         self.run.is_some() && !self.suspended && key.turn == self.turn
     }
 
-    /// Returns true if people are all that the current run waits for.
+    /// Returns true if the current run waits only for people, and is not being cancelled.
     #[must_use]
     pub fn waits_for_people(&self) -> bool {
         let is_resting = |run: &super::OpenRun| {
@@ -204,8 +204,8 @@ impl Session {
         !self.suspended && self.run.as_deref().is_some_and(is_resting)
     }
 
-    /// Returns true if nothing is lost when the session leaves memory: it waits for people or for
-    /// requests.
+    /// Returns true if nothing is lost when the session leaves memory: it waits only for people, is suspended without
+    /// a queue, or is idle without a pending summary.
     #[must_use]
     pub fn may_hibernate(&self) -> bool {
         let rests = match &self.run {

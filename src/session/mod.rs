@@ -1,4 +1,4 @@
-//! The session machine. Machines: no async, no clock, no I/O.
+//! The session machine: no async, no clock, no I/O.
 //!
 //! [`Session`] decides about inputs, the queue, stops, runs, suspension and closing, and alone
 //! makes the records of a session. A stored session is read by the code that changes a living one.

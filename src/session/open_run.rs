@@ -41,7 +41,7 @@ pub struct RecordedAt {
     pub seq: Seq,
     /// The record's time: Unix time in milliseconds.
     pub time: u64,
-    /// The time on the clock of the session's machine; zero while a journal is folded.
+    /// The time on the clock of the session's machine; zero while a journal is read.
     pub now: Duration,
 }
 
@@ -135,9 +135,9 @@ pub struct OpenTurn {
     pub(super) hand_out: Option<TurnOrigin>,
     /// Set while the context is made smaller, because a request of the turn was too large.
     pub(super) overflow: Option<Overflow>,
-    /// Since when people are all that the turn waits for, on the session's clock.
+    /// The time since which the turn waits only for people, on the session's clock.
     rests_since: Option<Duration>,
-    /// The time that people were all that the turn waited for, before that.
+    /// The time for which the turn waited only for people before that.
     rested: Duration,
 }
 
@@ -176,7 +176,7 @@ impl OpenTurn {
         Self { request_kind, hand_out, overflow: None, rests_since: None, rested: Duration::ZERO }
     }
 
-    /// Returns true while people are all that the turn waits for.
+    /// Returns true while the turn waits only for people.
     #[must_use]
     pub fn is_resting(&self) -> bool {
         self.rests_since.is_some()
@@ -242,7 +242,8 @@ impl OpenRun {
         self.clock.elapsed + now.saturating_sub(self.clock.set_at)
     }
 
-    /// Returns the rest of the run's time. Time in which it waits only for people does not count. `None` means no limit.
+    /// Returns the rest of the run's time. Time in which it waits only for people does not count. `None` means no
+    /// limit.
     pub(super) fn time_left(&self, now: Duration) -> Option<Duration> {
         let working = self.elapsed(now).saturating_sub(self.people);
         self.terms.limits.run_timeout.map(|timeout| timeout.saturating_sub(working))

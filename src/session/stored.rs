@@ -128,7 +128,7 @@ impl<'a> SessionReader<'a> {
             self.read(entry)?;
         }
         if self.last.0 == 0 {
-            return Err(wrong(Seq(1), NOT_OPENED));
+            return Err(contradiction(Seq(1), NOT_OPENED));
         }
         Ok(self.finish())
     }
@@ -140,17 +140,17 @@ impl<'a> SessionReader<'a> {
     ) -> Result<Option<&CommittedTurn>, RebuildError> {
         let (seq, last) = (entry.seq, self.last.0);
         if last == 0 && !matches!(entry.record, Record::SessionOpened { .. }) {
-            return Err(wrong(seq, NOT_OPENED));
+            return Err(contradiction(seq, NOT_OPENED));
         }
         if last > 0 && seq.0 != last + 1 {
-            return Err(wrong(seq, format!("it follows record {last}")));
+            return Err(contradiction(seq, format!("it follows record {last}")));
         }
         if self.session.is_closed() {
-            return Err(wrong(seq, "the session is closed"));
+            return Err(contradiction(seq, "the session is closed"));
         }
         self.last = seq;
         self.bytes += entry.approximate_bytes();
-        self.read_record(entry).map_err(|what| wrong(seq, what))?;
+        self.read_record(entry).map_err(|what| contradiction(seq, what))?;
         let commits = matches!(entry.record, Record::TurnCommitted { .. });
         Ok(self.kept_back.as_ref().filter(|_| commits).map(|kept_back| &kept_back.turn))
     }
@@ -280,6 +280,6 @@ fn is_ready(run: &OpenRun) -> bool {
     matches!(run.stage, RunStage::Ready(_))
 }
 
-fn wrong(seq: Seq, what: impl Into<String>) -> RebuildError {
+fn contradiction(seq: Seq, what: impl Into<String>) -> RebuildError {
     RebuildError { seq, what: what.into() }
 }

@@ -142,7 +142,7 @@ pub(super) struct ToolHandles {
     /// The label value: the tool's name, or `other`.
     pub(super) label: String,
     statuses: Vec<ToolStatusHandles>,
-    /// By whether the call ran again.
+    /// By the resolution of the conflict.
     pub(super) conflicts: PerValue<ConflictResolution>,
     pub(super) attempts: Counter,
     /// Registered at the first use, because few tools have limits.

@@ -19,11 +19,11 @@ const EXCERPT_CHARS: usize = 200;
 
 /// Logs a line with the fields that all lines have.
 macro_rules! line {
-    ($level:ident, $of:expr, $($rest:tt)*) => {
+    ($level:ident, $published:expr, $($rest:tt)*) => {
         $level!(
-            session = $of.session.as_str(),
-            run = &*$of.run.0,
-            turn = $of.turn,
+            session = $published.session.as_str(),
+            run = &*$published.run.0,
+            turn = $published.turn,
             $($rest)*
         )
     };
@@ -37,36 +37,35 @@ pub fn logs_contents() -> bool {
 
 /// Logs an event. Cheap if its level is disabled.
 pub fn log(published: &PublishedEvent) {
-    let of = published;
-    match &of.event {
-        Event::TextReceived { text } => line!(trace, of, text, "text_received"),
-        Event::ThinkingReceived { text } => line!(trace, of, text, "thinking_received"),
-        Event::TurnStarted => line!(debug, of, "turn_started"),
+    match &published.event {
+        Event::TextReceived { text } => line!(trace, published, text, "text_received"),
+        Event::ThinkingReceived { text } => line!(trace, published, text, "thinking_received"),
+        Event::TurnStarted => line!(debug, published, "turn_started"),
         Event::InputQueued { input, waiting } => {
-            line!(info, of, waiting, "input_queued");
-            line!(trace, of, input = &*input.text(), "run_input");
+            line!(info, published, waiting, "input_queued");
+            line!(trace, published, input = &*input.text(), "run_input");
         }
         Event::RunSteered { input } => {
-            line!(info, of, "run_steered");
-            line!(trace, of, input = &*input.text(), "run_input");
+            line!(info, published, "run_steered");
+            line!(trace, published, input = &*input.text(), "run_input");
         }
         Event::RunStarted { agent, model, execution, metadata } => {
             if metadata.is_empty() {
-                line!(info, of, agent, model, %execution, "run_started");
+                line!(info, published, agent, model, %execution, "run_started");
             } else {
                 let metadata = serde_json::to_string(metadata).unwrap_or_default();
-                line!(info, of, agent, model, %execution, metadata, "run_started");
+                line!(info, published, agent, model, %execution, metadata, "run_started");
             }
         }
         Event::RunEnded { agent: _, end, text, output: _, error, stats } => {
-            run_ended(of, *end, text, error.as_ref(), stats);
+            run_ended(published, *end, text, error.as_ref(), stats);
         }
         Event::RunWaiting { waiting_for: _, servers } => {
-            line!(info, of, ?servers, "run_waits_for_servers");
+            line!(info, published, ?servers, "run_waits_for_servers");
         }
         // The line of the server itself has no session.
         Event::ToolsChanged { change } => {
-            line!(debug, of, server = change.server, "session_told_of_changed_tools");
+            line!(debug, published, server = change.server, "session_told_of_changed_tools");
         }
         Event::CallOpened { .. }
         | Event::CallDetected { .. }
@@ -78,71 +77,73 @@ pub fn log(published: &PublishedEvent) {
         | Event::CallEnded { .. }
         | Event::ServiceCallChanged { .. }
         | Event::OutcomeLate { .. }
-        | Event::ResultReleased { .. } => call(of),
+        | Event::ResultReleased { .. } => call(published),
         Event::ApprovalAsked { .. } | Event::ApprovalGiven { .. } | Event::ConflictFound { .. } => {
-            approval_or_conflict(of);
+            approval_or_conflict(published);
         }
         Event::ResponseEnded { names, .. } => {
             if !names.is_empty() {
-                line!(info, of, count = names.len(), ?names, "tool_calls_detected");
+                line!(info, published, count = names.len(), ?names, "tool_calls_detected");
             }
         }
-        Event::AttemptEnded { model, error: Some(error), .. } => attempt_failed(of, model, error),
+        Event::AttemptEnded { model, error: Some(error), .. } => {
+            attempt_failed(published, model, error)
+        }
         Event::AttemptEnded { model, duration, error: None, .. } => {
-            line!(debug, of, model, duration_ms = millis(*duration), "attempt_ended");
+            line!(debug, published, model, duration_ms = millis(*duration), "attempt_ended");
         }
         Event::AttemptStarted { attempt, model, streamed, wait, .. } => {
             let wait_ms = millis(*wait);
-            line!(info, of, attempt, model, streamed, wait_ms, "attempt_started");
+            line!(info, published, attempt, model, streamed, wait_ms, "attempt_started");
         }
         Event::AttemptVoided { attempt, model, streamed: _, reason: _ } => {
-            line!(debug, of, attempt, model, "attempt_voided");
+            line!(debug, published, attempt, model, "attempt_voided");
         }
-        Event::TurnEnded { summary } => turn_ended(of, summary),
+        Event::TurnEnded { summary } => turn_ended(published, summary),
         Event::LimitReached { limit, value, maximum, action } => {
             if value < maximum {
-                line!(info, of, limit, value, maximum, action, "limit_half_used");
+                line!(info, published, limit, value, maximum, action, "limit_half_used");
             } else {
-                line!(warn, of, limit, value, maximum, action, "limit_reached");
+                line!(warn, published, limit, value, maximum, action, "limit_reached");
             }
         }
         Event::ContextCompacted { kind, tokens_before, tokens_after, upto } => {
             let kind = kind.as_str();
-            line!(info, of, kind, tokens_before, tokens_after, upto, "context_compacted");
+            line!(info, published, kind, tokens_before, tokens_after, upto, "context_compacted");
         }
         // The child session has logged it.
         Event::OfChild { .. } => {}
-        Event::HistoryRepaired { repairs } => line!(error, of, repairs, "history_repaired"),
+        Event::HistoryRepaired { repairs } => line!(error, published, repairs, "history_repaired"),
     }
 }
 
 /// Logs that a model's circuit breaker opened or closed. The line belongs to no run.
 pub(super) fn breaker_changed(model: &str, change: BreakerChange) {
     match change {
-        BreakerChange::Opened { failures, open_for: time } => {
-            warn!(model, failures, open_for_ms = millis(time), "model_breaker_opened");
+        BreakerChange::Opened { failures, open_for } => {
+            warn!(model, failures, open_for_ms = millis(open_for), "model_breaker_opened");
         }
         BreakerChange::Closed => info!(model, "model_breaker_closed"),
     }
 }
 
 /// Logs the events of one call.
-fn call(of: &PublishedEvent) {
-    match &of.event {
+fn call(published: &PublishedEvent) {
+    match &published.event {
         Event::CallDetected { call, latency, stream_position, streaming } => {
-            detected(of, &call.name, *latency, *stream_position, *streaming);
+            detected(published, &call.name, *latency, *stream_position, *streaming);
         }
         Event::ArgumentsAnomalyFound { call, id, oddity, raw } => {
             let arguments = excerpt(raw, EXCERPT_CHARS);
             let oddity = oddity.as_str();
             let (tool_name, id) = (&*call.name, &**id);
-            line!(warn, of, tool_name, id, oddity, arguments, "tool_arguments_odd");
+            line!(warn, published, tool_name, id, oddity, arguments, "tool_arguments_odd");
         }
         Event::CallStarted { call, input_summary, early, waited, queued, of: count } => {
             let CallLabel { key, name, .. } = call;
             line!(
                 debug,
-                of,
+                published,
                 tool_id = %key,
                 tool_name = &**name,
                 call = call_position(*key, (!early).then_some(*count)),
@@ -151,38 +152,57 @@ fn call(of: &PublishedEvent) {
                 queued_ms = queued.map(millis),
                 "tool_call_started"
             );
-            line!(trace, of, tool_id = %key, arguments = input_summary, "tool_call_arguments");
+            line!(
+                trace,
+                published,
+                tool_id = %key,
+                arguments = input_summary,
+                "tool_call_arguments"
+            );
         }
-        Event::CallEnded { result, parallel, early: _ } => call_ended(of, result, *parallel),
+        Event::CallEnded { result, parallel, early: _ } => call_ended(published, result, *parallel),
         Event::CallOpened { call } => {
-            line!(debug, of, tool_id = %call.key, tool_name = &*call.name, "tool_call_opened");
+            line!(
+                debug,
+                published,
+                tool_id = %call.key,
+                tool_name = &*call.name,
+                "tool_call_opened"
+            );
         }
         Event::CallWaiting { call, waiting_for, .. } => {
-            line!(debug, of, tool_id = %call.key, ?waiting_for, "tool_call_waiting");
+            line!(debug, published, tool_id = %call.key, ?waiting_for, "tool_call_waiting");
         }
         Event::CallDiscarded { call, had_result } => {
-            line!(debug, of, tool_id = %call.key, had_result, "tool_call_discarded");
+            line!(debug, published, tool_id = %call.key, had_result, "tool_call_discarded");
         }
         Event::ServiceCallChanged { call, status } => {
             let (tool_name, status) = (&*call.name, status.as_str());
-            line!(debug, of, tool_id = call.tool_id(), tool_name, status, "service_tool_call");
+            line!(
+                debug,
+                published,
+                tool_id = call.tool_id(),
+                tool_name,
+                status,
+                "service_tool_call"
+            );
             line!(
                 trace,
-                of,
+                published,
                 tool_id = call.tool_id(),
                 arguments = call.input_summary,
                 "service_tool_call_arguments"
             );
         }
         Event::OutcomeLate { call } => {
-            line!(debug, of, tool_id = %call.key, "tool_outcome_late");
+            line!(debug, published, tool_id = %call.key, "tool_outcome_late");
         }
         Event::CallProgressed { key, text } => {
-            line!(trace, of, tool_id = %key, text, "tool_call_progressed");
+            line!(trace, published, tool_id = %key, text, "tool_call_progressed");
         }
         Event::ResultReleased { key, reorder_wait } => {
             let reorder_wait_ms = millis(*reorder_wait);
-            line!(trace, of, tool_id = %key, reorder_wait_ms, "tool_result_released");
+            line!(trace, published, tool_id = %key, reorder_wait_ms, "tool_result_released");
         }
         Event::RunStarted { .. }
         | Event::InputQueued { .. }
@@ -216,7 +236,7 @@ fn call_position(key: CallKey, count: Option<u32>) -> String {
 }
 
 fn detected(
-    of: &PublishedEvent,
+    published: &PublishedEvent,
     tool_name: &str,
     latency: Duration,
     position: u64,
@@ -227,72 +247,112 @@ fn detected(
         let stream_position = position;
         line!(
             info,
-            of,
+            published,
             tool_name,
             detection_latency_ms,
             stream_position,
             "streaming_tool_call_detected"
         );
     } else {
-        line!(debug, of, tool_name, detection_latency_ms, "tool_call_detected");
+        line!(debug, published, tool_name, detection_latency_ms, "tool_call_detected");
     }
 }
 
 /// Logs approvals and conflicts of variables.
-fn approval_or_conflict(of: &PublishedEvent) {
-    if let Event::ApprovalAsked { request } = &of.event {
+fn approval_or_conflict(published: &PublishedEvent) {
+    if let Event::ApprovalAsked { request } = &published.event {
         let (tool_id, tool_name) = (request.call.key, &*request.call.name);
-        line!(info, of, %tool_id, tool_name, phase = request.phase.as_str(), "tool_approval_asked");
-    } else if let Event::ApprovalGiven { call, phase, verdict, waited } = &of.event {
+        line!(
+            info,
+            published,
+            %tool_id,
+            tool_name,
+            phase = request.phase.as_str(),
+            "tool_approval_asked"
+        );
+    } else if let Event::ApprovalGiven { call, phase, verdict, waited } = &published.event {
         let (tool_id, tool_name, phase) = (call.key, &*call.name, phase.as_str());
         let (verdict, waited_ms) = (verdict.as_str(), millis(*waited));
-        line!(info, of, %tool_id, tool_name, phase, verdict, waited_ms, "tool_approval_given");
-    } else if let Event::ConflictFound { call, names, resolution } = &of.event {
+        line!(
+            info,
+            published,
+            %tool_id,
+            tool_name,
+            phase,
+            verdict,
+            waited_ms,
+            "tool_approval_given"
+        );
+    } else if let Event::ConflictFound { call, names, resolution } = &published.event {
         let (tool_id, tool_name) = (call.key, &*call.name);
-        line!(warn, of, %tool_id, tool_name, ?names, resolution = resolution.as_str(), "variable_conflict");
+        line!(
+            warn,
+            published,
+            %tool_id,
+            tool_name,
+            ?names,
+            resolution = resolution.as_str(),
+            "variable_conflict"
+        );
     }
 }
 
-fn call_ended(of: &PublishedEvent, result: &ToolResult, is_parallel: bool) {
+fn call_ended(published: &PublishedEvent, result: &ToolResult, is_parallel: bool) {
     let tool_name = &*result.call.name;
     let tool_id = result.call.key;
     let is_copy = result.notes.duplicate_of.is_some() || result.notes.reused;
     if result.started.is_some() && !is_copy {
         let execution_latency_ms = millis(result.wait.saturating_add(result.duration));
-        line!(info, of, tool_name, execution_latency_ms, is_parallel, "streaming_tool_executed");
+        line!(
+            info,
+            published,
+            tool_name,
+            execution_latency_ms,
+            is_parallel,
+            "streaming_tool_executed"
+        );
     }
     let status = result.outcome.status.as_str();
     let duration_ms = millis(result.duration);
     if result.outcome.kind == Some(FailureKind::Panic) {
-        line!(warn, of, %tool_id, tool_name, duration_ms, "tool_panicked");
+        line!(warn, published, %tool_id, tool_name, duration_ms, "tool_panicked");
     }
     let result_bytes = result.outcome.content.len();
-    line!(debug, of, %tool_id, tool_name, status, duration_ms, result_bytes, "tool_call_completed");
-    line!(trace, of, %tool_id, result = &*result.outcome.content, "tool_call_result");
+    line!(
+        debug,
+        published,
+        %tool_id,
+        tool_name,
+        status,
+        duration_ms,
+        result_bytes,
+        "tool_call_completed"
+    );
+    line!(trace, published, %tool_id, result = &*result.outcome.content, "tool_call_result");
 }
 
-fn attempt_failed(of: &PublishedEvent, model: &str, error: &ProviderError) {
+fn attempt_failed(published: &PublishedEvent, model: &str, error: &ProviderError) {
     let transient = error.is_transient();
     let message = excerpt(&error.message, EXCERPT_CHARS);
     let (kind, status) = (error_type(error.kind), error.status);
-    line!(warn, of, model, kind, status, transient, error = message, "attempt_failed");
+    line!(warn, published, model, kind, status, transient, error = message, "attempt_failed");
 }
 
-fn turn_ended(of: &PublishedEvent, turn: &TurnSummary) {
+fn turn_ended(published: &PublishedEvent, turn: &TurnSummary) {
     let count = turn.tool_names.len();
     if count > 0 {
         let seconds = turn.times.tools.as_secs_f64();
         let execution = if turn.parallel { "parallel" } else { "sequential" };
-        line!(info, of, count, seconds, execution, "tool_calls_completed");
+        line!(info, published, count, seconds, execution, "tool_calls_completed");
     }
     if turn.dropped_calls > 0 {
-        line!(warn, of, count = turn.dropped_calls, "tool_calls_dropped");
+        line!(warn, published, count = turn.dropped_calls, "tool_calls_dropped");
     }
-    line!(debug, of, total_ms = millis(turn.times.total), "turn_ended");
+    line!(debug, published, total_ms = millis(turn.times.total), "turn_ended");
 }
 
 fn run_ended(
-    of: &PublishedEvent,
+    published: &PublishedEvent,
     end: RunEnd,
     text: &str,
     error: Option<&RunError>,
@@ -302,13 +362,13 @@ fn run_ended(
     let RunStats { turns, tool_calls, .. } = *stats;
     let seconds = stats.duration.as_secs_f64();
     match error {
-        None => line!(info, of, run_end, turns, tool_calls, seconds, "run_ended"),
+        None => line!(info, published, run_end, turns, tool_calls, seconds, "run_ended"),
         Some(RunError { code, message, .. }) => {
             let error = excerpt(message, EXCERPT_CHARS);
-            line!(warn, of, run_end, turns, tool_calls, seconds, code, error, "run_ended");
+            line!(warn, published, run_end, turns, tool_calls, seconds, code, error, "run_ended");
         }
     }
-    line!(trace, of, text, "run_text");
+    line!(trace, published, text, "run_text");
 }
 
 #[cfg(test)]

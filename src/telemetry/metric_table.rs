@@ -328,7 +328,7 @@ metric_table! {
         reorder_wait: Histogram(SHORT), Seconds, "callsheet_reorder_wait_seconds",
             "Time that outcomes waited for earlier calls and for the end of the response.";
         turn_overhead: Histogram(SHORT), Seconds, "callsheet_turn_overhead_seconds",
-            "Time of a turn in which no model request was open, no tool ran, no call waited for a permit of its tool, and the turn did not wait for approvals alone.";
+            "Time of a turn in which no model request was open, no tool ran, nothing waited for a permit or for the delay of a retry, and the turn did not wait for people alone.";
         approval_wait: Histogram(LONG), Seconds, "callsheet_approval_wait_seconds",
             "Time that tool calls waited for an approval decision, or for an answer to a question.";
         tool_panics: Counter, Count, "callsheet_tool_panics_total",

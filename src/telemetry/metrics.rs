@@ -23,7 +23,7 @@ use crate::types::{
 };
 use crate::wire::PromptChange;
 
-/// The counters of requests whose prompt does not begin with that of the session's request before.
+/// The counters of requests whose prompt does not begin with that of the session's previous request.
 #[derive(Clone, Debug)]
 pub struct PrefixBreakMetrics(Arc<PerValue<PromptChange>>);
 
@@ -244,7 +244,7 @@ impl Metrics {
         }
     }
 
-    /// Returns the counters of breaks of the prefix of sessions.
+    /// Returns the counters of requests that do not begin with the session's previous prompt.
     #[must_use]
     pub fn prefix_breaks(&self) -> &PrefixBreakMetrics {
         &self.prefix_breaks

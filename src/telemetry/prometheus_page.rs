@@ -69,6 +69,6 @@ fn builder() -> PrometheusBuilder {
     clippy::expect_used,
     reason = "only empty bounds are an error, and a test checks that there are none"
 )]
-fn with_bounds(builder: PrometheusBuilder, of: Matcher, bounds: &[f64]) -> PrometheusBuilder {
-    builder.set_buckets_for_metric(of, bounds).expect("bounds are not empty")
+fn with_bounds(builder: PrometheusBuilder, matcher: Matcher, bounds: &[f64]) -> PrometheusBuilder {
+    builder.set_buckets_for_metric(matcher, bounds).expect("bounds are not empty")
 }

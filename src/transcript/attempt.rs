@@ -86,7 +86,7 @@ pub struct CallTranscript<'a> {
     pub intents: Vec<CallIntent<'a>>,
     /// Results of its tool that are not final: they may be dropped, or need an approval.
     pub reports: Vec<RecordedReport<'a>>,
-    /// Requests for approval, and questions of the tool.
+    /// Requests for approval, questions of the tool, and requests that the client runs the call.
     pub questions: Vec<RecordedQuestion<'a>>,
     /// Decisions about the approvals.
     pub decisions: Vec<RecordedDecision<'a>>,
@@ -125,7 +125,7 @@ pub struct RecordedReport<'a> {
     pub writes: &'a WriteSet,
 }
 
-/// A request to approve a call or its result, or a question of its tool.
+/// A request to approve a call or its result, a question of its tool, or a request that the client runs the call.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedQuestion<'a> {
     /// The record.
@@ -223,9 +223,7 @@ impl RecordedQuestion<'_> {
     pub fn is_input(&self) -> bool {
         self.request.phase == ApprovalPhase::Input
     }
-}
 
-impl RecordedQuestion<'_> {
     /// Returns whether the client has to run the call.
     #[must_use]
     pub fn is_for_client(&self) -> bool {
@@ -239,9 +237,7 @@ impl RecordedDecision<'_> {
     pub fn judgement(&self) -> Judgement {
         Judgement { verdict: self.verdict, message: self.message.map(str::to_owned) }
     }
-}
 
-impl RecordedDecision<'_> {
     /// Returns whether the decision has content if and only if it answers a form.
     #[must_use]
     pub fn answers(&self, question: &Question) -> bool {

@@ -394,11 +394,11 @@ impl<'a> Transcript<'a> {
         }
     }
 
-    /// Returns the call that a record concerns. Adds it if this is its first record. The call must be kept, in the
-    /// open attempt, and that attempt must not be void.
+    /// Returns the call that a record concerns. Adds it if this is its first record. Returns `None` and adds a breach
+    /// unless the call belongs to the open attempt, the attempt is not void, and the response keeps the call.
     fn call_entry(&mut self, at: RecordLocation, key: CallKey) -> Option<&mut CallTranscript<'a>> {
         let attempt = self.open_turn().map(|turn| (turn.number, turn.attempt()));
-        let wrong = match attempt {
+        let problem = match attempt {
             None => Some((Invariant::Turn, format!("it concerns {key}, and no turn is open"))),
             Some((turn, None)) => {
                 let message = format!("it concerns {key}, and turn {turn} has no attempt");
@@ -418,7 +418,7 @@ impl<'a> Transcript<'a> {
             }
             Some((_, Some(_))) => None,
         };
-        if let Some((invariant, message)) = wrong {
+        if let Some((invariant, message)) = problem {
             self.breach(at, invariant, message);
             return None;
         }

@@ -52,8 +52,9 @@ pub(crate) struct ChildrenUse {
 impl ChildrenUse {
     /// Returns what the children of these calls have used. A copy of an outcome counts once.
     pub(crate) fn of(results: &[ToolResult]) -> Self {
-        let own = results.iter().filter(|result| result.notes.duplicate_of.is_none());
-        own.filter_map(|result| result.outcome.child.as_deref()).fold(Self::default(), Self::plus)
+        let originals = results.iter().filter(|result| result.notes.duplicate_of.is_none());
+        let children = originals.filter_map(|result| result.outcome.child.as_deref());
+        children.fold(Self::default(), Self::plus)
     }
 
     fn plus(self, child: &ChildUse) -> Self {

@@ -177,8 +177,8 @@ pub(crate) fn check_repeated_decision<'a>(
                 question: request.question.as_deref(),
                 status: ApprovalStatus::Void,
             });
-        } else if let Record::ApprovalGiven { key: of, phase, verdict, content, .. } = record
-            && *of == key
+        } else if let Record::ApprovalGiven { key: decided, phase, verdict, content, .. } = record
+            && *decided == key
             && let Some(asked) = requested.iter_mut().rfind(|asked| asked.phase == *phase)
         {
             asked.status = ApprovalStatus::Decided { verdict: *verdict, content: content.as_ref() };
@@ -268,8 +268,8 @@ impl Turn {
         Some(approval_request(call, self.pending_phase(call)?))
     }
 
-    /// Returns whether the turn waits only for people: for approvals, for results of clients, and for children that
-    /// wait only for these. That time does not count towards `run_timeout`.
+    /// Returns whether the turn waits only for people: for approvals, answers to questions, results of clients, and
+    /// children that wait only for these. That time does not count towards `run_timeout`.
     #[must_use]
     pub fn waits_only_for_people(&self) -> bool {
         self.clock.is_waiting_for_people()

@@ -1,7 +1,8 @@
 //! One attempt of a turn: a request to a model and its response, until the exchange ends or breaks.
 //!
-//! A broken attempt is void, and [`retry`](super::retry) decides whether another one follows. If a
-//! call with effects has started, the attempt is not void: its partial response is the turn's.
+//! A broken attempt (its stream was interrupted, or the request failed) is void: its text and calls, also partial
+//! ones, are discarded, and [`retry`](super::retry) decides whether another one follows. If a call with effects has
+//! started, the attempt is not void: its partial response is kept as the response of the turn.
 //! Results of pure calls of void attempts are reused for identical calls of later attempts.
 
 use std::sync::Arc;
@@ -97,7 +98,7 @@ impl Turn {
         };
     }
 
-    /// Notes that the attempt's request was sent at the time `at`, after it had waited for this long.
+    /// Notes that the attempt's request was sent at the time `at`, after it had waited for the time `waited`.
     pub fn handle_request_sent(&mut self, now: Duration, at: Duration, waited: Duration) {
         self.clock.advance(now);
         self.clock.request_sent(at, waited);

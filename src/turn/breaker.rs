@@ -28,7 +28,7 @@ pub struct BreakerRules {
     pub open_for: Duration,
 }
 
-/// The breaker of one model. All times must be measured from the same moment.
+/// The breaker of a model or of a tool. All times must be measured from the same moment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Breaker {
     rules: BreakerRules,
@@ -133,7 +133,7 @@ impl Breaker {
         Ok(())
     }
 
-    /// Handles a request to the model.
+    /// Handles a request to the service.
     ///
     /// # Errors
     /// If the request is refused. The breaker is unchanged then.

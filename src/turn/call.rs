@@ -6,12 +6,12 @@
 //! | --- | --- | --- |
 //! | `tool::ToolOutput` | what the code of the tool returns, if it succeeds | tool to `runtime::tool` |
 //! | `types::ToolOutcome` | status and text: also of a call that failed, timed out or never ran | part of all that follow |
-//! | `ToolCompletion` | the outcome, with the use of variables | tool supervisor to turn |
+//! | `ToolCompletion` | the outcome, with the variables that the tool used | tool supervisor to turn |
 //! | `ReportedOutcome` | the same in the turn, while earlier calls may still change what it rests on | in the turn |
 //! | `CallPhase::Ended` | the final outcome | in the turn |
 //! | `types::ToolResult` | the final outcome with its call, notes, times and writes | turn to history, events, reports |
 //!
-//! `StartedCall` is no stage: it is what the tool supervisor knows of a call, for a turn that is resumed.
+//! `StartedCall` is not a stage: it is the tool supervisor's state of a call, for a turn that is resumed.
 
 use std::sync::Arc;
 use std::time::Duration;

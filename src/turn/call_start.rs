@@ -10,22 +10,26 @@
 //! 4. for a permit: with `parallel = N` at most N calls of the turn hold one;
 //! 5. for a permit of its tool, if the tool has `max_concurrent` or `rate`, or a server that connects.
 //!
-//! A call that waits for an approval, or that the client runs, holds no permit, so that later calls can overtake it. A call
-//! that waits for a permit of its tool holds one of the turn: it counts as a running call.
+//! A call that waits for an approval, or that the client runs, holds no permit, so that later calls can
+//! overtake it. A call that waits for a permit of its tool holds one of the turn: it counts as a running call.
 //!
-//! Early start: a call starts while the response is still being received. The agent must have
-//! `early_start`, and the tool must be pure or have `start_on_seal`. There is no early start with
-//! `on_excess = "fail"`, because a later call of the response may still fail the turn. A call that may
-//! not start early gets no ticket before the response has ended, and therefore holds back all later
-//! calls.
+//! Early start: a call starts while the response is still being received. A call starts early unless one of these
+//! prevents it:
 //!
-//! A tool with `max_concurrent`, `rate` or a server of the session needs a permit of the host. A call with effects starts after its
-//! intent is stored, so that a crash cannot hide that it may have run.
+//! - `early_start = false`, or `on_excess = "fail"`: a later call of the response may still fail the turn.
+//! - Effects: the tool is not pure and has no `start_on_seal`.
+//! - An earlier call that may not start early, or is not sealed: it has no ticket, so no later call gets one.
+//! - References or hooks: while their values are read, or the hooks decide, the call and all later ones wait.
+//! - Sequential execution or `exclusive`: an earlier call has not ended.
+//! - An approval, until it is given. Later calls can overtake, unless the call is `exclusive`.
+//! - All permits are held.
+//!
+//! A call with effects starts after its intent is stored, so that a crash cannot hide that it may have run.
 //!
 //! Tool timeout: the `timeout` of the tool, or else `tool_timeout` of the agent. It counts from the
-//! start of the call; waits for a ticket, a permit, an approval or the answer to a question do not count. At the deadline
-//! [`end_timed_out`](Turn::end_timed_out) answers the call as timed out and aborts the tool. The tool
-//! supervisor then cancels the tool, and kills it after `cancel_grace`.
+//! start of the call; waits for a ticket, a permit, an approval, the answer to a question or a child that waits
+//! only for people do not count. At the deadline [`end_timed_out`](Turn::end_timed_out) answers the call as timed
+//! out and aborts the tool. The tool supervisor then cancels the tool, and kills it after `cancel_grace`.
 
 use std::time::Duration;
 
@@ -197,7 +201,7 @@ impl Turn {
         }
         call.phase = CallPhase::AwaitingPermit { requested_at };
         let (key, tool) = (call.key(), call.call.name.clone());
-        self.clock.call_queued();
+        self.clock.wait_started();
         self.effects.perform(TurnAction::RequestToolPermit { key, tool });
     }
 
@@ -216,7 +220,7 @@ impl Turn {
                 let queue_wait = self.now().saturating_sub(requested_at);
                 let Some(call) = self.calls.get_mut(index) else { return };
                 call.queue_wait = Some(queue_wait);
-                self.clock.call_dequeued();
+                self.clock.wait_ended();
                 self.start(index);
             }
         }
@@ -230,7 +234,7 @@ impl Turn {
             return;
         };
         if matches!(call.phase, CallPhase::AwaitingPermit { .. }) {
-            self.clock.call_dequeued();
+            self.clock.wait_ended();
         }
         self.effects.perform(TurnAction::ReleaseToolPermit(call.key()));
     }
@@ -254,8 +258,8 @@ impl Turn {
         }
     }
 
-    /// Runs a call whose intent is stored, or publishes that the client has to run it, unless it was answered in
-    /// the meantime.
+    /// Runs a call whose intent is stored, or publishes that the client has to run it, unless it was answered
+    /// meanwhile.
     pub(super) fn start_intended(&mut self, index: usize) {
         let Some(call) = self.calls.get(index) else { return };
         if matches!(call.phase, CallPhase::Intended) {
@@ -305,8 +309,8 @@ impl Turn {
     /// time `ran` before. Returns `None` if it has no timeout, or if the time overflows.
     pub(super) fn tool_deadline(&self, index: usize, ran: Duration) -> Option<Duration> {
         let tool = self.calls.get(index)?.tool.as_ref();
-        let own = self.spec.rules.limits.tool_timeout;
-        let timeout = tool.map_or(own, |tool| tool.timeout_or(own))?;
+        let agent_timeout = self.spec.rules.limits.tool_timeout;
+        let timeout = tool.map_or(agent_timeout, |tool| tool.timeout_or(agent_timeout))?;
         self.now().checked_add(timeout.saturating_sub(ran))
     }
 

@@ -1,9 +1,10 @@
 //! Calls that the client runs: a session or a run has declared their tools, and the host does not have them.
 //!
 //! Such a call is admitted, approved and scheduled like any other. When it may start, the request to the client
-//! is recorded, and published once the record is stored. The call then waits for its result like one that waits for an
-//! approval: it holds no permit, the clocks of the turn stand still, and the session may hibernate. The
-//! result passes the hooks and the approval of results. Without a result within the tool's `approval_timeout` the call times out.
+//! is recorded, and published once the record is stored. The call then waits for its result like one that waits
+//! for an approval: it holds no permit, `run_timeout` is paused if the turn waits for nothing else, and the session
+//! may hibernate. The result passes the hooks and the approval of results. Without a result within the tool's
+//! `approval_timeout` the call times out.
 //!
 //! After a resume the client is not asked again by another record: the call still waits. The host cannot know whether
 //! the client has run it, and the client answers by the same id.

@@ -1,8 +1,9 @@
 //! The clock of a turn: the time that it spends on the model, on tools, on people, on waits and on itself.
-//! These parts add up to the turn's time, less the overlap of model and tools.
+//! These parts add up to the turn's time and the overlap of model and tools.
 //!
-//! Time in which the turn waits only for people (`people`) is not overhead and does not count
-//! towards `run_timeout`. It does count towards the approval timeouts.
+//! Time in which the turn waits only for people (`people`: approvals, answers to questions, results of clients,
+//! children that wait only for these) is not overhead and does not count towards `run_timeout`. It does count
+//! towards the approval timeouts. `session::runs` adds up the times of a run.
 
 use std::time::Duration;
 
@@ -20,8 +21,9 @@ pub(super) struct TurnClock {
     running: u32,
     /// True while the turn waits only for people.
     waits_for_people: bool,
-    /// The number of calls that wait for a permit of their tool.
-    queued: u32,
+    /// The number of waits that are not overhead: of calls for a permit of their tool or for hooks, and of the turn
+    /// for hooks.
+    waiting: u32,
     times: TurnTimes,
 }
 
@@ -32,7 +34,7 @@ impl TurnClock {
         self.now = self.now.max(now);
         let (model, tools) = (self.request_open, self.running > 0);
         let is_idle = !model && !tools && !self.waits_for_people;
-        let (waits, overhead) = (is_idle && self.queued > 0, is_idle && self.queued == 0);
+        let (waits, overhead) = (is_idle && self.waiting > 0, is_idle && self.waiting == 0);
         let times = &mut self.times;
         times.total = self.now;
         for (counts, sum) in [
@@ -110,19 +112,19 @@ impl TurnClock {
         self.times.tools_longest = self.times.tools_longest.max(ran);
     }
 
-    /// Starts the wait of a call for a permit of its tool. That time is not the turn's own.
-    pub(super) fn call_queued(&mut self) {
-        self.queued += 1;
+    /// Starts a wait for a permit of a tool or for hooks.
+    pub(super) fn wait_started(&mut self) {
+        self.waiting += 1;
     }
 
-    pub(super) fn call_dequeued(&mut self) {
-        self.queued = self.queued.saturating_sub(1);
+    pub(super) fn wait_ended(&mut self) {
+        self.waiting = self.waiting.saturating_sub(1);
     }
 
-    /// Returns the number of calls that wait for a permit of their tool.
+    /// Returns the number of waits for permits of tools and for hooks.
     #[cfg(test)]
-    pub(super) fn queued(&self) -> usize {
-        self.queued as usize
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting as usize
     }
 
     /// Returns the number of running tools.
@@ -155,9 +157,9 @@ mod tests {
         clock.tool_ended(ms(50));
         clock.advance(ms(61));
         // Waits for permits and for approvals are not overhead.
-        clock.call_queued();
+        clock.wait_started();
         clock.advance(ms(70));
-        clock.call_dequeued();
+        clock.wait_ended();
         clock.set_waiting_for_people(true);
         clock.advance(ms(90));
         clock.set_waiting_for_people(false);

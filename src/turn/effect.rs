@@ -89,12 +89,12 @@ pub enum TurnAction {
     Commit(Box<CommittedTurn>),
 }
 
-/// The call that the hooks are asked about.
+/// A question to the hooks, about a call or about the turn.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HookRequest {
     /// The point.
     pub on: HookPoint,
-    /// The call, with its final arguments. `None`: the turn.
+    /// The call, with its final arguments. `None` if the question is about the turn.
     pub call: Option<ToolCall>,
     /// Its result, if its tool has answered.
     pub outcome: Option<ToolOutcome>,

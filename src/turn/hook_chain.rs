@@ -19,11 +19,11 @@ const MESSAGE_CHARS_MAX: usize = 2000;
 /// The effect of a hook's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HookOutcome {
-    /// Its verdict counts.
+    /// The hook has answered with this verdict.
     Answered(HookVerdict),
-    /// It has failed, which refuses.
+    /// The hook has failed, which counts as a refusal.
     Failed(HookError),
-    /// It has failed, which is ignored.
+    /// The hook has failed, and its rule ignores failures.
     FailureIgnored(HookError),
 }
 
@@ -51,13 +51,13 @@ pub struct HookChain {
 }
 
 impl HookChain {
-    /// Starts with what the first hook is asked.
+    /// Returns a chain with the input of the first hook.
     #[must_use]
     pub fn new(input: HookInput, tool: Option<Arc<ToolSpec>>, arguments_bytes_max: usize) -> Self {
         Self { input, decision: HookDecision::default(), tool, arguments_bytes_max }
     }
 
-    /// Returns what the next hook is asked.
+    /// Returns the input of the next hook.
     #[must_use]
     pub fn input(&self) -> &HookInput {
         &self.input
@@ -86,7 +86,8 @@ impl HookChain {
         }
     }
 
-    /// Returns whether the decision is made. At the end of a run there is none: every hook is told.
+    /// Returns whether no further hook is asked. At the end of a run every hook is notified, because there is nothing
+    /// to refuse.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.decision.verdict == HookVerdict::Refuse && self.input.on != HookPoint::RunEnd
@@ -197,14 +198,14 @@ impl ChangedParameters {
 /// # Errors
 /// If they are not a list of messages that can be sent to a model.
 pub fn changed_messages(value: &Value) -> Result<MessageList, HookError> {
-    let wrong = |problem: &dyn std::fmt::Display| {
+    let invalid = |problem: &dyn std::fmt::Display| {
         HookError::new(format!("the messages of its answer are invalid: {problem}"))
     };
-    let messages = value.as_array().ok_or_else(|| wrong(&"they are not a list"))?;
-    let parsed = InitialHistory::parse(messages).map_err(|error| wrong(&error))?;
+    let messages = value.as_array().ok_or_else(|| invalid(&"they are not a list"))?;
+    let parsed = InitialHistory::parse(messages).map_err(|error| invalid(&error))?;
     let history = History::from_initial(parsed);
     if history.messages().is_empty() || history.initial_calls().is_some() {
-        return Err(wrong(&"they must end with a message of a user or a tool"));
+        return Err(invalid(&"they must end with a message of a user or a tool"));
     }
     Ok(history.request_messages().0)
 }

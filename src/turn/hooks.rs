@@ -2,7 +2,7 @@
 //!
 //! Before: a sealed call that would run waits for the decision of its hooks
 //! ([`CallPhase::AwaitingHooks`]) before it is admitted, and holds back the admission of later calls. The
-//! hooks see the final arguments, with the values of references. Several calls are asked about at once.
+//! hooks see the final arguments, with the values of references. The hooks of several calls run concurrently.
 //!
 //! After: the tool has answered, and its result is not final before the hooks have decided
 //! ([`CallPhase::AwaitingResultHooks`]). The answer of the tool is recorded before they are asked. A person
@@ -46,8 +46,8 @@ fn is_ask(decision: Option<&HookDecision>) -> bool {
 }
 
 impl Turn {
-    /// Handles the decision of the hooks that were asked about a call, or without a key about the turn. Ignores a
-    /// decision that is not waited for.
+    /// Handles the decision of the hooks about a call, or without a key about the turn. Ignores a decision that is
+    /// not expected.
     pub fn handle_hook_decision(
         &mut self,
         now: Duration,
@@ -69,7 +69,7 @@ impl Turn {
         if on == HookPoint::BeforeCall && matches!(call.phase, CallPhase::AwaitingHooks) {
             call.phase = CallPhase::Sealed;
             call.hooks.before = Some(decision);
-            self.clock.call_dequeued();
+            self.clock.wait_ended();
             self.record(record);
             self.apply_start_decision(index);
         } else if on == HookPoint::AfterCall
@@ -81,7 +81,7 @@ impl Turn {
             call.phase =
                 CallPhase::Reported(ReportedOutcome { outcome: reported, reads, writes: written });
             call.hooks.after = Some(decision);
-            self.clock.call_dequeued();
+            self.clock.wait_ended();
             self.record(record);
             self.apply_result_decision(index, outcome, writes);
         } else {
@@ -165,7 +165,7 @@ impl Turn {
     fn ask_hooks(&mut self, index: usize, on: HookPoint, outcome: Option<ToolOutcome>) {
         let Some(call) = self.calls.get(index) else { return };
         let request = HookRequest { on, call: Some(call.call.clone()), outcome, ended: None };
-        self.clock.call_queued();
+        self.clock.wait_started();
         self.publish_waiting(index, WaitingFor::Hook);
         self.effects.perform(TurnAction::AskHooks(Box::new(request)));
     }
@@ -176,7 +176,7 @@ impl Turn {
             return;
         };
         self.effects.perform(TurnAction::WithdrawHooks(Some(call.key())));
-        self.clock.call_dequeued();
+        self.clock.wait_ended();
     }
 }
 

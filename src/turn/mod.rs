@@ -14,20 +14,21 @@
 //! | hooks: before a request, after a turn | `turn_hooks` |
 //! | call ids: missing, duplicate, reused | `deltas` |
 //! | seal, arguments that change after the seal | `deltas` |
-//! | early start (`early_start`, `start_on_seal`), ticket, `exclusive`, sequential execution, `parallel = N` | `call_start` |
+//! | early start (`early_start`, `start_on_seal`) and all that prevents it | `call_start` |
+//! | ticket, `exclusive`, sequential execution, `parallel = N` | `call_start` |
 //! | tool timeout (`tool_timeout`), `max_concurrent`, intent before an effect | `call_start` |
 //! | outcome of a call, `max_result_bytes` | `call_end` |
 //! | variables: snapshot, conflict, rerun, two writers of one variable, `max_variables_bytes` | `isolation` |
 //! | approval, approval timeout (`approval_timeout`), expiry, a decision that is sent again | `approval` |
 //! | questions of running calls: answer, form, expiry | `question` |
-//! | clocks that stand still while a running call waits for people, itself or by its child | `people_wait` |
+//! | timeouts that are paused while a running call waits for people, itself or by its child | `people_wait` |
 //! | calls that the client runs: request, result, expiry | `client_call` |
-//! | attempt, void attempt, reuse of pure results | `attempt` |
+//! | attempt, void attempt (stream interrupted, mid-stream break), reuse of pure results | `attempt` |
 //! | request larger than the context window (`CONTEXT_OVERFLOW`), refused or not, once made smaller | `attempt` |
 //! | retry, backoff, jitter, `Retry-After`, fallback model | `retry` |
 //! | circuit breaker, probe | `breaker` |
 //! | end of a response without a finish reason | `response::finish_reason` |
-//! | calls and text that are kept after each kind of end, cancellation | `response_end` |
+//! | partial response: calls (also partial ones) and text that are kept after each kind of end, cancellation | `response_end` |
 //! | arguments that are cut off at the limit of tokens (`max_tokens`) | `response_end`, `admission` |
 //! | order of results in events, commit (in the history: `context::history`) | `reassembly` |
 //! | token budget (`max_tokens_per_run`), `max_tool_calls_per_run`, `run_timeout` | `run_limits` |
@@ -42,7 +43,8 @@
 //! | phases and times of a call | `call` |
 //! | committed turn, and how it is read from its records | `committed` |
 //! | replay of the records of a turn | `replay` |
-//! | times of a turn | `clock` |
+//! | division of a turn's time among model, tools, people, waits and overhead | `clock` |
+//! | the same for a run: the sum of its turns and the time between them | `event::sums`, `session::runs` (`record_run_end`) |
 #![warn(clippy::indexing_slicing)]
 
 mod admission;

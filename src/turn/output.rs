@@ -8,7 +8,7 @@ use super::committed::CommittedTurn;
 use crate::tool::{InputSchema, ToolSpec};
 use crate::types::{FINAL_ANSWER, FinishKind, InvalidValue, OutputMode, ToolStatus, excerpt};
 
-/// The maximum length of an error that the model is told, in characters.
+/// The maximum length of an error in a message to the model, in characters.
 const VIOLATION_CHARS: usize = 500;
 /// The member that holds the answer in the arguments of `final_answer`, if the answer is no object.
 const VALUE: &str = "value";
@@ -49,7 +49,7 @@ impl OutputRules {
     /// or of the content of its only code block.
     ///
     /// # Errors
-    /// If there is none that matches the schema: says why.
+    /// If no value matches the schema. The error is the reason, for the model.
     pub fn value_of(&self, turn: &CommittedTurn) -> Result<Arc<Value>, String> {
         let mut violation = None;
         for result in turn.results.iter().filter(|result| &*result.call.name == FINAL_ANSWER) {

@@ -1,8 +1,8 @@
 //! Waits of running calls for people: for the answer to a question ([`question`](super::question)), or for a
 //! child that itself only waits for people ([`agent_calls`](super::agent_calls)).
 //!
-//! While a call waits, the timeout of its tool stands still, and the time does not count as time of the tool. If
-//! all open calls of the turn wait for people, `run_timeout` stands still too.
+//! While a call waits, the timeout of its tool is paused, and the time does not count as time of the tool. If the
+//! turn waits only for people (`Turn::waits_for_people`), `run_timeout` is paused too.
 
 use std::time::Duration;
 
@@ -69,7 +69,7 @@ impl Turn {
         has_started
     }
 
-    /// Lets the clock of a waiting tool go on. Returns false if the call does not wait.
+    /// Restarts the clock of a waiting tool. Returns false if the call does not wait.
     pub(super) fn end_people_wait(&mut self, index: usize) -> bool {
         let now = self.now();
         let call = self.calls.get_mut(index);

@@ -1,8 +1,9 @@
 //! Questions of running calls: a tool asks the people who watch the run for input (`phase: "input"`).
 //!
-//! A call has at most one open question. While it is open, the timeout of the tool stands still
-//! ([`people_wait`](super::people_wait)), and the tool's `approval_timeout` counts. The call keeps its permits. The answer reaches the tool after its record is
-//! stored. A question ends without an answer when it expires, when the tool withdraws it, or with the call.
+//! A call has at most one open question. While it is open, the timeout of the tool is paused
+//! ([`people_wait`](super::people_wait)), and the tool's `approval_timeout` counts. The call keeps its permits. The
+//! answer reaches the tool after its record is stored. A question ends without an answer when it expires, when the
+//! tool withdraws it, or with the call.
 //!
 //! Each question has its own hash, also if its text is that of an earlier one: a decision about another
 //! question is refused as outdated. After a crash of the host, a call that runs again asks again.

@@ -1,12 +1,13 @@
-//! The end of a response: the text and the calls that are kept after each kind of end.
+//! The end of a response: the text and the calls that are kept after each kind of end, also of a partial response
+//! (interrupted stream, partial tool call).
 //!
 //! Each [`ResponseEnding`] has a row in the table of `docs/architecture.md`. Calls that can no
 //! longer start are answered. Calls that are discarded leave the history. A cancellation (stop, timeout,
 //! shutdown) answers every running call at once and aborts its tool; the supervisor kills it after
 //! `cancel_grace`.
 //!
-//! Two texts of `model_messages` say that something was cut off. `cut_off_response` answers each call that had not started
-//! when the response reached its maximal length, whether its own arguments were complete or not: the model decides
+//! Two texts of `model_messages` say that something was cut off. `cut_off_response` answers each call that had not
+//! started when the response reached its maximum length, also one with complete arguments: the model decides
 //! what it still needs. `cut_off_arguments` answers a call that the stream had sealed, or of a response that
 //! ended well, with incomplete arguments: the model has to send it again.
 

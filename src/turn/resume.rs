@@ -3,11 +3,12 @@
 //! Crash during a call: a recorded outcome is used. A call with an intent and without an outcome may
 //! or may not have happened. It is answered [`Unknown`](crate::types::ToolStatus::Unknown), or, if its
 //! tool is idempotent, runs again with the same idempotency key. A call without an intent, such
-//! as each call of a pure tool, is decided as if it were new. Approvals stay pending, and their timeouts go on while no host runs.
+//! as each call of a pure tool, is decided as if it were new. Approvals stay pending, and their timeouts go on
+//! while no host runs.
 //!
 //! If only the owner of the turn died, its tool supervisor still runs the calls. The resumed turn
-//! attaches to them, and to their waits for people. A call whose start did not reach the supervisor is decided as if it were new,
-//! even if it has an intent.
+//! attaches to them, and to their waits for people. A call whose start did not reach the supervisor is decided as
+//! if it were new, even if it has an intent.
 
 use std::borrow::Borrow;
 use std::sync::Arc;

@@ -2,8 +2,9 @@
 //! `Retry-After`), and fallback models.
 //!
 //! A transient error ([`ProviderError::is_transient`]) is retried with the same model until its
-//! `max_attempts` are used up. After two broken streams the requests to that model no longer stream. Any other error, and the last attempt, leads to the next model without a wait: another
-//! service may accept a request that this one refuses.
+//! `max_attempts` are used up. After two broken streams the requests to that model no longer stream. Any other
+//! error, and the failure of the last attempt, leads to the next model without a wait: another service may accept
+//! a request that this one refuses.
 //!
 //! The wait before a retry is the longer of the backoff and the service's `Retry-After`:
 //!

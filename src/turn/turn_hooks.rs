@@ -75,7 +75,7 @@ impl Turn {
         }
         let decision = Arc::new(decision);
         *stage = HookStage::Decided(Arc::clone(&decision));
-        self.clock.call_dequeued();
+        self.clock.wait_ended();
         self.record(Record::TurnHooksDecided { turn: self.spec.number, on, decision });
         if let Some(plan) = self.hooks.held.take() {
             self.request_allowed(plan);
@@ -158,14 +158,14 @@ impl Turn {
         for stage in [&mut self.hooks.before_request, &mut self.hooks.after_turn] {
             if stage.is_asked() {
                 *stage = HookStage::NotAsked;
-                self.clock.call_dequeued();
+                self.clock.wait_ended();
                 self.effects.perform(TurnAction::WithdrawHooks(None));
             }
         }
     }
 
     fn ask_turn_hooks(&mut self, on: HookPoint) {
-        self.clock.call_queued();
+        self.clock.wait_started();
         let ended = match &self.stage {
             TurnStage::ResponseEnded { message, .. } => {
                 let results = self.calls.iter().filter_map(|call| call.result(self.spec.began));

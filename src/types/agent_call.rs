@@ -11,7 +11,7 @@ use super::{CallKey, RunId, Seq, SessionId};
 /// The beginning of the id of a child session.
 pub(crate) const CHILD_PREFIX: &str = "sub_";
 
-/// The number of hexadecimal digits behind it.
+/// The number of hexadecimal digits after [`CHILD_PREFIX`].
 pub(crate) const CHILD_DIGITS: usize = 32;
 
 /// The call that opened a child session.

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Secrets;
 
-/// The point at which a call needs approval.
+/// The point at which a call waits for an approval, for the answer to a question of its tool, or for its client.
 ///
 /// [`ApprovalQuestion`](crate::ApprovalQuestion) has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

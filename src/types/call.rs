@@ -92,7 +92,7 @@ pub struct ToolCall {
     pub name: Arc<str>,
     /// The decoded arguments, always a JSON object.
     pub arguments: Arc<Value>,
-    /// The received text. Present only if it was truncated, not an object, or encoded twice.
+    /// The received text. Present only if it was too large, truncated, not an object, or encoded twice.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub raw: Option<String>,
     /// True if the model made the call with `use_tool`.
@@ -170,7 +170,7 @@ pub enum FailureKind {
     NotStarted,
     /// The host has no tool of this name.
     UnknownTool,
-    /// The arguments are not an object, or do not match the tool's schema.
+    /// The arguments are not an object, are too large, or do not match the tool's schema.
     InvalidArguments,
     /// The arguments are incomplete although the stream ended them, as at a limit of tokens.
     CutOffArguments,
@@ -188,7 +188,7 @@ pub enum FailureKind {
     ExitStatus,
     /// The sandbox of a program could not be set up.
     Sandbox,
-    /// The server of an HTTP tool, or a service of MCP tools, answered with a status of failure.
+    /// The server of an HTTP tool, or an MCP server, answered with an error status.
     HttpStatus,
     /// The call was certainly not sent: no connection was made, or the circuit breaker of the tool is open.
     NotSent,
@@ -286,8 +286,8 @@ impl ToolOutcome {
     /// Returns how many bytes of the content the model sees. `bytes` is the limit of the agent, or
     /// `usize::MAX` for all of it.
     pub(crate) fn model_bytes_max(&self, bytes: usize) -> usize {
-        let own = self.max_bytes.filter(|_| bytes != usize::MAX);
-        own.map_or(bytes, NonZeroUsize::get)
+        let tool_limit = self.max_bytes.filter(|_| bytes != usize::MAX);
+        tool_limit.map_or(bytes, NonZeroUsize::get)
     }
 
     /// Appends a text to the content.

@@ -44,7 +44,7 @@ impl PartTokens {
     /// Adds tokens to a part.
     pub fn add(&mut self, part: ContextPart, tokens: u64) {
         let sizes = ContextPart::ALL.iter().zip(&mut self.0);
-        sizes.filter(|(of, _)| **of == part).for_each(|(_, size)| *size += tokens);
+        sizes.filter(|(known, _)| **known == part).for_each(|(_, size)| *size += tokens);
     }
 
     /// Returns the sum.

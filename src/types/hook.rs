@@ -21,7 +21,7 @@ pub enum HookPoint {
     AfterCall,
     /// A turn has all its results, and is not committed.
     AfterTurn,
-    /// A run has ended. Hooks are only told.
+    /// A run has ended. Hooks are only notified.
     RunEnd,
 }
 

@@ -134,7 +134,7 @@ impl InvalidValue {
     }
 }
 
-/// The id of a run, globally unique: `run_` and 16 hex digits. Cloning shares it.
+/// The id of a run, globally unique: `run_` and 16 hex digits, or 32 in a child session. Cloning shares it.
 ///
 /// [`StartedRun`](crate::StartedRun) and [`RunReport`](crate::RunReport) have it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -275,7 +275,8 @@ pub struct RunError {
 
 /// The execution mode of a run's tool calls.
 ///
-/// Set in [`AgentConfig::execution`](crate::config::AgentConfig), and for one run in [`RunOverrides`](crate::config::RunOverrides).
+/// Set in [`AgentConfig::execution`](crate::config::AgentConfig), and for one run in
+/// [`RunOverrides`](crate::config::RunOverrides).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "ExecutionForm", into = "String")]
 pub enum Execution {

@@ -126,9 +126,7 @@ impl ReferencedValue {
             }
         }
     }
-}
 
-impl ReferencedValue {
     /// Returns the smallest number of bytes that the value has inside a JSON text.
     #[must_use]
     pub fn inserted_bytes(&self) -> usize {

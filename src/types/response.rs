@@ -141,7 +141,7 @@ pub struct ProviderError {
     pub message: String,
     /// The delay before a retry that the service requested.
     pub retry_after: Option<Duration>,
-    /// True if the service states that a retry may succeed. It takes precedence.
+    /// True if the service states that a retry may succeed, false if it states that none will.
     #[serde(default)]
     pub retryable: Option<bool>,
     /// Set if the request was larger than the context window of the model.
@@ -200,9 +200,10 @@ impl ProviderError {
         self.overflow.is_some()
     }
 
-    /// Returns whether a retry may succeed. The service's own statement decides. Otherwise these
-    /// errors are transient: transport errors, timeouts, broken and failed streams, and the
-    /// statuses 408, 409, 429, 499 and 5xx, also within a stream.
+    /// Returns whether a retry may succeed. A request that was too large is never transient. For other errors
+    /// the service's own statement decides. Without one, the statuses 408, 409, 429, 499 and 5xx are transient,
+    /// also within a stream, and so is an error without an error status, unless its kind is
+    /// [`ProviderErrorKind::Status`] or [`ProviderErrorKind::TooLarge`].
     #[must_use]
     pub fn is_transient(&self) -> bool {
         // The same request would be refused again.

@@ -105,7 +105,7 @@ impl Secrets {
         self.redact_part(text, self.ended_at_start(text), text.len())
     }
 
-    /// Replaces each secret in a text. Removes what is before `start` and behind `end`: parts of secrets.
+    /// Replaces each secret in a text. Removes what is before `start` and after `end`: parts of secrets.
     /// [`REDACTED`] marks a removed part only if it is at least as long as the shortest secret. A shorter
     /// one is mostly ordinary text that begins or ends like a secret.
     fn redact_part(&self, text: &str, start: usize, end: usize) -> String {
@@ -201,8 +201,8 @@ fn forms(secret: &str) -> Vec<String> {
     for alignment in 0..3 {
         let mut bytes = vec![0; alignment];
         bytes.extend_from_slice(secret.as_bytes());
-        // The first characters also hold bits of what stands before the secret, the last one of what
-        // follows.
+        // The first characters also hold bits of the text before the secret, the last one bits of the text
+        // after it.
         let first = (alignment * 8).div_ceil(6);
         let last = bytes.len() * 8 / 6;
         for encoded in [STANDARD_NO_PAD.encode(&bytes), URL_SAFE_NO_PAD.encode(&bytes)] {

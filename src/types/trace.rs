@@ -23,7 +23,8 @@ const STATE_BYTES_MAX: usize = 512;
 
 /// A span of a trace. The spans of a run are its children.
 ///
-/// Given with a [`RunRequest`](crate::RunRequest), and read by a tool from its [`ToolContext`](crate::tool::ToolContext::trace).
+/// Given with a [`RunRequest`](crate::RunRequest), and read by a tool from its
+/// [`ToolContext`](crate::tool::ToolContext::trace).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "TraceHeaders", into = "TraceHeaders")]
 pub struct TraceContext {
@@ -268,9 +269,9 @@ impl RunTrace {
         self.below(|| key.to_string())
     }
 
-    fn below(&self, place: impl FnOnce() -> String) -> TraceContext {
+    fn below(&self, position: impl FnOnce() -> String) -> TraceContext {
         match &self.seed {
-            Some(seed) => self.run.with_span(digest(seed, &place()), self.run.is_sampled()),
+            Some(seed) => self.run.with_span(digest(seed, &position()), self.run.is_sampled()),
             None => self.run.clone(),
         }
     }

@@ -1,7 +1,7 @@
 //! JSON schemas of answers in the forms that services accept.
 //!
-//! The host checks each answer against the schema of the run, so what a service receives may be wider, or
-//! narrower in what it adds to objects.
+//! The host checks each answer against the schema of the run. So the schema that a service receives may accept
+//! more, or forbid additional members of objects.
 
 use serde_json::{Map, Value, json};
 
@@ -68,7 +68,8 @@ pub(super) fn closed_schema(schema: &Value) -> Value {
     closed
 }
 
-/// Closes an object that says nothing about further members, and drops formats that services do not know.
+/// Closes an object whose schema does not mention additional members. Drops `$schema`, and formats that services
+/// do not know.
 fn close(schema: &mut Map<String, Value>) {
     schema.remove("$schema");
     if schema.get("format").is_some_and(|format| !FORMATS.iter().any(|known| format == known)) {

@@ -17,7 +17,7 @@ use super::sse::{SseDecoder, SseEvent};
 use super::{Delta, Framing, Problem, Wire};
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 
-/// The limits of a decoder, and whether it may use the fast path.
+/// The limits of a decoder, and the switch of the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DecoderOptions {
     /// Maximum bytes of one server-sent event or of one line.

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::types::{FinishReason, ProviderError, Usage};
 
-/// One normalised change of a response. A model of one's own makes them, a
+/// One normalised change of a response. A model source of the program creates deltas, and a
 /// [`ModelClient`](crate::model::ModelClient) returns them.
 ///
 /// ```
@@ -65,7 +65,7 @@ pub enum Delta {
     /// Something unexpected that was ignored.
     #[doc(hidden)]
     Problem(Problem),
-    /// The wire's own mark that the response is over: `[DONE]`, or the end of a plain body.
+    /// The wire's own mark that the response is over, such as `[DONE]`, or the end of a plain body.
     Done,
 }
 
@@ -121,7 +121,7 @@ pub struct CallDelta {
     /// with [`Delta::Seal`]. Without this mark both are inferred.
     #[doc(hidden)]
     pub begins: bool,
-    /// The arguments were no JSON as the model wrote them, and were repaired.
+    /// The model did not write the arguments in the required form, and they were repaired.
     #[doc(hidden)]
     pub is_repaired: bool,
 }
@@ -194,7 +194,7 @@ pub(super) fn append_call(call: CallDelta, arguments: Option<&str>, out: &mut Ve
     out.push(Delta::Call(CallDelta { arguments: arguments.map(str::to_owned), ..call }));
 }
 
-/// Adds to a text. Where two pieces came at once more mostly follow, so room is made for them.
+/// Appends to a text. After two pieces of a text more of them usually follow, so capacity is reserved.
 fn extend(text: &mut String, more: &str) {
     if text.capacity() - text.len() < more.len() {
         text.reserve(more.len().max(MERGED_BYTES_MIN));

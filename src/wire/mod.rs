@@ -44,7 +44,7 @@
 //! 2. A folder with a type that implements `RequestFormat` and `PayloadDecoder`. The latter needs
 //!    `apply_match` if `parse_payload` returns fields for the fast path, and `end_of_body` if the
 //!    end of the body means anything.
-//! 3. An arm in `dialect_of!` below and in `AnyDialect` of the decoder. The compiler asks for both.
+//! 3. An arm in `dialect_of!` below and in `AnyDialect` of the decoder. The compiler reports if one is missing.
 //! 4. Tests: payloads and errors in the folder's `tests.rs`, bodies as snapshots in `request.rs`
 //!    and `messages.rs`, a strategy in `fast_path/tests/payloads.rs`, recordings for
 //!    `tests/corpus_decode.rs`, and the wire in the lists of `request_cache/tests.rs`,

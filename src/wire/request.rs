@@ -57,7 +57,7 @@ pub struct ModelRequest {
     pub prompt_cache: bool,
     /// The value of `prompt_cache_key`: the same for all requests that begin with the same messages.
     pub prompt_cache_key: Option<Arc<str>>,
-    /// Why the prompt may not begin with that of the session's request before.
+    /// The reason why the prompt may not begin with that of the session's previous request.
     #[doc(hidden)]
     pub prompt_change: Option<PromptChange>,
 }
@@ -150,7 +150,7 @@ impl ModelRequest {
     }
 }
 
-/// The reason why the prompt of a request does not begin with that of the session's request before.
+/// The reason why the prompt of a request does not begin with that of the session's previous request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PromptChange {
     /// The context was made smaller.
@@ -169,7 +169,7 @@ pub enum PromptChange {
     Fallback,
     /// The tools of servers were read again.
     ToolsRefreshed,
-    /// None: a bug of the host.
+    /// No reason is known. This is a bug of the host.
     Unexplained,
 }
 
@@ -293,14 +293,14 @@ fn merged(root: &Value, schema: &Map<String, Value>, depth: u32) -> Map<String, 
 fn merge(whole: &mut Map<String, Value>, part: Map<String, Value>) {
     for (key, value) in part {
         match (whole.get_mut(&key), value) {
-            (Some(Value::Object(own)), Value::Object(more)) => {
+            (Some(Value::Object(known)), Value::Object(more)) => {
                 for (name, value) in more {
-                    own.entry(name).or_insert(value);
+                    known.entry(name).or_insert(value);
                 }
             }
-            (Some(Value::Array(own)), Value::Array(more)) if key == "required" => {
-                own.extend(more);
-                own.dedup();
+            (Some(Value::Array(names)), Value::Array(more)) if key == "required" => {
+                names.extend(more);
+                names.dedup();
             }
             (Some(_), _) => {}
             (None, value) => {

@@ -3,10 +3,10 @@
 use crate::message::ResultContent;
 use crate::types::{Content, ContentPart};
 
-/// The text in front of the images. The text of each result has a line for each of its images.
+/// The text before the images. The text of each result has a line for each of its images.
 const HEADING: &str = "[The images of the tool results above, in their order:]";
 
-/// Adds the images of a result to those of the results before it. They become a message of the user behind the
+/// Adds the images of a result to those of the results before it. They become a message of the user after the
 /// last result of the turn.
 pub(super) fn images_after(before: Option<Content>, result: &ResultContent) -> Option<Content> {
     let mut images = result.images().cloned().map(ContentPart::Image).peekable();

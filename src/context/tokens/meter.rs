@@ -2,12 +2,12 @@
 
 use super::ModelTokens;
 
-/// The estimate is taken as it is while nothing was counted.
+/// The ratio before the first count: the estimate is used unchanged.
 pub(super) const INITIAL_RATIO_MILLI: u64 = 1000;
 
 /// Estimated tokens whose count weighs as much as all counts before them. A count of a whole request
 /// has tokens that the host does not see, such as the template of a chat. A count that is higher than
-/// expected is believed soon, because a request above the window is refused.
+/// expected changes the ratio quickly, because a request above the window is refused.
 const WHOLE_WEIGHT: u64 = 300;
 const UPWARD_WEIGHT: u64 = 20;
 const DOWNWARD_WEIGHT: u64 = 3_000;
@@ -79,8 +79,8 @@ impl TokenMeter {
         self.ratio_milli = ratio.clamp(RATIO_MILLI_MIN, RATIO_MILLI_MAX);
     }
 
-    /// Handles that messages with this estimate are no part of the next request. They count as many tokens
-    /// for their estimate as the whole request.
+    /// Handles the removal of messages with this estimate from the next request. The ratio of their tokens to their
+    /// estimate is assumed to be that of the whole request.
     pub fn handle_removal(&mut self, estimated: u64) {
         if let Some(last) = &mut self.last {
             let left = last.estimated.saturating_sub(estimated);
@@ -125,7 +125,7 @@ impl TokenMeter {
         tokens.saturating_mul(1000) / (self.ratio_milli + margin).max(1)
     }
 
-    /// Returns the service's count of the last request.
+    /// Returns the service's count of the last request, minus an estimate of what was removed since.
     #[must_use]
     pub fn counted(&self) -> Option<u64> {
         self.last.map(|last| last.tokens)

@@ -1,6 +1,6 @@
 //! Counts tokens without a tokenizer.
 //!
-//! A service says how many tokens a request had only after the request. What is new since then is
+//! A service reports the tokens of a request only after the request. What is new since then is
 //! estimated: by script and kind of characters, because a character of English is a quarter of a token
 //! and one of Chinese nearly a whole one. [`TokenMeter`] joins the two and corrects the estimates by what
 //! the service counted before, so the model's tokenizer need not be known.

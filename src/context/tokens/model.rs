@@ -10,8 +10,9 @@ const RATIO_WEIGHT: u64 = 20_000;
 
 /// The window and the token ratio of one model, learnt from the requests of all sessions.
 ///
-/// The window is the number that a refusal names. Until one names it, it is guessed: nine tenths of the largest
-/// accepted request. A larger accepted request raises it.
+/// The window is unknown until a refusal. It is the number that a refusal names. Until one names it, it is a guess:
+/// nine tenths of the largest accepted request, or of the refused one if that is less. A larger accepted request
+/// raises it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelTokens {

@@ -12,10 +12,10 @@ use crate::wire::ToolDefinition;
 /// 700 to 1,600.
 pub const IMAGE_TOKENS: u64 = 1_600;
 
-/// The marks of a message: its role, its begin and its end.
+/// The tokens around a message: its role, its beginning and its end.
 const MESSAGE_TOKENS: u64 = 4;
 
-/// The marks of a call or of a tool's definition.
+/// The tokens around a call or a tool's definition.
 const CALL_TOKENS: u64 = 10;
 
 /// Bytes for each token of data that only the service reads, such as encrypted reasoning in base64.

@@ -225,13 +225,13 @@ impl PublishedEvent {
 
 /// Returns the public events of a child's event, with the fields that name its parent.
 fn child_views(child: &ChildEvent) -> EventViews {
-    let named = json!({
+    let parent = json!({
         "parent_session_id": child.parent_session, "parent_tool_id": child.parent_call.to_string(),
         "agent_path": child.agent_path,
     });
-    let named = named.to_string();
-    // Both texts are non-empty objects: joins them with a comma.
-    let fields = named.strip_prefix('{').unwrap_or_default();
+    let parent = parent.to_string();
+    // Both texts are non-empty objects, so a comma joins their members.
+    let fields = parent.strip_prefix('{').unwrap_or_default();
     child.published().views().map(|view| {
         let PublicEvent { kind, mut json } = view?;
         json.pop();

@@ -41,13 +41,14 @@ pub struct StatsReport {
     pub model_ms: u64,
     /// Time in which at least one tool ran.
     pub tools_ms: u64,
-    /// Time in which the run waited only for approvals.
+    /// Time in which the run waited only for people: for approvals, answers to questions, results of clients, and
+    /// children that wait only for these.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub people_ms: u64,
     /// Time in which the run waited only for the delay of a retry, or for a permit of its model or of a tool.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub waits_ms: u64,
-    /// Time in which none of these was the case: the overhead of the host.
+    /// Time outside of model, tools, people and waits: the overhead of the host.
     pub overhead_ms: u64,
     /// Time in which a model request was open and a tool ran. Model, tools, people, waits and overhead add up
     /// to the duration and this.

@@ -28,7 +28,7 @@ pub(super) fn input_summary(call: &ToolCall) -> String {
     summary(&String::from_utf8_lossy(&head.bytes)).into_owned()
 }
 
-/// Keeps the first bytes that are written: more than 200 characters need.
+/// Keeps the first bytes that are written, more than a summary needs.
 #[derive(Default)]
 struct TruncatingWriter {
     bytes: Vec<u8>,

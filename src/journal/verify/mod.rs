@@ -115,7 +115,7 @@ impl Verifier<'_, '_> {
         }
     }
 
-    /// Checks that the history which these records fold to can be sent without repairs.
+    /// Checks that the history that these records result in can be sent without repairs.
     fn check_history(&mut self, entries: &[JournalEntry]) {
         let at = self.transcript.last().unwrap_or_default();
         let history = match whole_history(entries) {

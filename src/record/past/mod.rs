@@ -1,4 +1,4 @@
-//! Recreates the past events of a session from its entries, for watchers that come late.
+//! Recreates the past events of a session from its entries, for watchers that subscribe late.
 //!
 //! Views of records have the same ids and the same order as the live events. The text of a response
 //! is in the record of its end, so the events of an attempt are held until then and returned with

@@ -403,8 +403,8 @@ impl ResponseBody {
     }
 }
 
-/// Polls a future some times more, and lets the tasks of the connections run in between. Before a
-/// deadline is believed, what has arrived by then must be read.
+/// Polls a future some more times, and lets the tasks of the connections run in between, so that data
+/// that arrived before a deadline is read before the exchange fails.
 async fn poll_again<T>(mut future: impl Future<Output = T> + Unpin) -> Option<T> {
     for _ in 0..POLLED_AGAIN {
         tokio::task::yield_now().await;

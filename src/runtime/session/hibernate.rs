@@ -1,6 +1,5 @@
-//! Hibernation: the actor of an idle session ends, because the journal holds its whole state. The next
-//! request wakes the session (`runtime::host_ref`), and so does the expiry of an approval
-//! (`runtime::maintenance`).
+//! Hibernation: the actor of an idle session ends, because the journal holds its whole state.
+//! `runtime::host_ref` lists all that wakes the session.
 //!
 //! The host asks a session to hibernate after `idle_after`. It does so only if all of this holds:
 //!
@@ -8,8 +7,9 @@
 //! - Its events have no subscriber (`Feed::close_if_unwatched`).
 //! - No tool runs, also none that waits for people; no actor of an earlier run is left, and no actor is being replaced.
 //! - All records are durable.
-//! - The session has no open run and no queued input, or a suspended run and no queued input, or an
-//!   open run that waits only for people and is not being stopped; no summary is awaited ([`Session::may_hibernate`](crate::session::Session)).
+//! - The session has no open run, no queued input and no summary is awaited; or a suspended run and no queued
+//!   input; or an open run that waits only for people and is not being stopped
+//!   ([`Session::may_hibernate`](crate::session::Session)).
 //! - Neither the session is closing nor the host is shutting down.
 //!
 //! At the shutdown of the host, a session whose run waits only for people leaves memory in the same way

@@ -3,7 +3,8 @@
 //!
 //! The session ends the other actors of the run and waits for them, so that no other actor writes
 //! to the log. Then the turn continues from its records with new actors. If the accumulator died,
-//! the tool supervisor stays, and the turn attaches to the calls that it runs.
+//! the tool supervisor stays, and the turn attaches to the calls that it runs. After `RECOVERIES_MAX`
+//! replacements in a run, the next death ends the run as failed (`internal_error`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -22,10 +23,10 @@ use crate::turn::{
 };
 use crate::types::{FailureKind, RunError, RunId, ToolOutcome, ToolStatus, VariablesUse};
 
-/// The number of times that the actors of one run are replaced.
+/// Maximum number of times that the actors of one run are replaced. The next death ends the run.
 const RECOVERIES_MAX: u32 = 3;
 
-/// The error of a run whose actors died more often.
+/// The error of a run whose actors died once more after that.
 const DIED: &str = "the run's actors died too often";
 
 impl SessionActor {

@@ -54,7 +54,7 @@ impl RunCaller {
         self.report.as_ref().is_some_and(|report| !report.is_closed())
     }
 
-    /// Tells the caller that the run does not start.
+    /// Notifies the caller that the run does not start.
     pub(super) fn fail(&mut self, reason: HostError) {
         if let Some(report) = self.report.take() {
             // The caller may be gone.
@@ -161,7 +161,7 @@ pub(super) struct ActiveRun {
     pub(super) extensions: Extensions,
     /// The number of times that the run's actors were replaced.
     pub(super) recoveries: u32,
-    /// The actors that have to end before others replace them. `None` while all is well.
+    /// The actors that have to end before others replace them. `None` unless actors are being replaced.
     pub(super) recovering: Option<HashSet<ActorId>>,
     /// The last record before the current turn.
     pub(super) turn_after: Seq,
@@ -218,7 +218,7 @@ impl ActiveRun {
         }
     }
 
-    /// Tells the caller that the run has no report.
+    /// Notifies the caller that the run has no report.
     pub(super) fn fail(self, reason: HostError) {
         if let Some(report) = self.report {
             // The caller may be gone.
@@ -422,7 +422,7 @@ impl SessionActor {
         self.ended_runs.push((summary.run_id.clone(), last));
         self.ended_runs.retain(|(_, end)| *end > durable);
         let Some(run) = self.run.take() else { return };
-        self.tell_hooks(&summary);
+        self.notify_run_end_hooks(&summary);
         if !run.is_awaited() {
             return;
         }
@@ -468,8 +468,8 @@ impl SessionActor {
         }
     }
 
-    /// Tells hooks that a run has ended. Nothing waits for them but the shutdown of the host.
-    fn tell_hooks(&self, summary: &RunSummary) {
+    /// Notifies hooks of the end of a run. Only the shutdown of the host waits for them.
+    fn notify_run_end_hooks(&self, summary: &RunSummary) {
         let agent = self.agents.current();
         if !agent.hooks.iter().any(|hook| hook.rule.on == HookPoint::RunEnd) {
             return;

@@ -97,7 +97,7 @@ impl SessionActor {
         }
     }
 
-    /// Drops a summary that is not awaited any more, and tells the clients that asked for one.
+    /// Drops a summary that is not awaited any more, and notifies the clients that asked for one.
     pub(super) fn drop_unneeded_summary(&mut self) {
         if self.session.expects_summary() {
             return;
@@ -125,7 +125,7 @@ impl SessionActor {
         });
     }
 
-    /// Tells the clients that asked for a smaller context that it is smaller.
+    /// Sends the result to the clients that asked for a smaller context.
     pub(super) fn context_compacted(&mut self, record: &Record) {
         let Record::Compacted { change, tokens_before, tokens_after, .. } = record else { return };
         let report = CompactionReport {
@@ -177,7 +177,7 @@ impl SessionActor {
         self.session.handle_overflow(&rules_of);
     }
 
-    /// Hands the turn whose request was too large a new request, or tells it that there is none.
+    /// Sends a new request to the turn whose request was too large, or notifies it that there is none.
     pub(super) fn context_reduced(&mut self, reduced: bool) {
         let Some(spec) = self.turn_spec().filter(|_| reduced) else {
             self.send_to_accumulator(AccumulatorMessage::ContextReduced { request: None });

@@ -56,7 +56,7 @@ impl SessionActor {
         Ok(change)
     }
 
-    /// Tells the watchers that a server has another list, if the agent names one of the tools. The session
+    /// Publishes that a server has another list, if the agent names one of the changed tools. The session
     /// keeps its own list.
     pub(super) fn server_tools_changed(&self, change: Arc<ServerToolsChange>) {
         let agent = self.agents.configured();

@@ -329,3 +329,28 @@ async fn events_are_delivered_when_durable_and_never_after_a_failure() {
     let next = run.events.next().await;
     assert!(matches!(next, Some(FeedItem::Failed(JournalError::Full))), "{next:?}");
 }
+
+#[tokio::test]
+async fn a_reader_of_a_large_event_waits_for_memory_that_readers_share() {
+    let provider = Provider::answering("y".repeat(100_000).leak()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
+    let session = session(&host).await;
+    session.run("go").await.unwrap();
+    let memory = Arc::clone(&host.inner.link.shared.history.bytes);
+    let all = u32::try_from(memory.available_permits()).unwrap();
+    let taken = memory.acquire_many_owned(all).await.unwrap();
+    let mut watch = session.watch(EventId::default()).await.unwrap();
+    let mut has_answer = false;
+    let mut read = async |wait: Duration| {
+        while let Ok(Some(FeedItem::Event(published))) = timeout(wait, watch.next()).await {
+            has_answer |= published.event.text().is_some_and(|(_, text)| text.len() > 50_000);
+            if matches!(published.event, Event::RunEnded { .. }) {
+                return has_answer;
+            }
+        }
+        has_answer
+    };
+    assert!(!read(Duration::from_millis(300)).await, "the text waits");
+    drop(taken);
+    assert!(read(SOON).await, "the text comes");
+}

@@ -211,13 +211,13 @@ impl CatchUpState {
         if let Event::CallEnded { result, .. } = event {
             self.children.retain(|open| open.call != result.call.key);
         }
-        let Event::OfChild { event: of, .. } = event else { return };
-        if let Event::ApprovalGiven { call, phase, .. } = &of.event {
+        let Event::OfChild { event: child, .. } = event else { return };
+        if let Event::ApprovalGiven { call, phase, .. } = &child.event {
             let given = (call.key, *phase);
-            self.children.retain(|open| open.child != of.session || open.asked != given);
-        } else if let Event::CallEnded { result, .. } = &of.event {
+            self.children.retain(|open| open.child != child.session || open.asked != given);
+        } else if let Event::CallEnded { result, .. } = &child.event {
             let key = result.call.key;
-            self.children.retain(|open| open.child != of.session || open.asked.0 != key);
+            self.children.retain(|open| open.child != child.session || open.asked.0 != key);
         }
     }
 
@@ -268,7 +268,7 @@ impl CatchUpState {
     }
 }
 
-/// Returns the approval that an event of a child session asks for: the call of this session, the child session, and
+/// Returns the approval that an event of a child session requests: the call of this session, the child session, and
 /// the call there.
 fn child_approval(event: &Event) -> Option<(CallKey, &SessionId, (CallKey, ApprovalPhase))> {
     let Event::OfChild { call, event } = event else { return None };

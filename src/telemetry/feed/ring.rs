@@ -270,8 +270,9 @@ impl RingState {
         before: u64,
     ) -> Option<(u64, Arc<PublishedEvent>)> {
         let from = self.slots.partition_point(|slot| slot.index < next);
-        let own = |slot: &&Slot| run.is_none_or(|run| *run == slot.event.run);
-        let slot = self.slots.range(from..).take_while(|slot| slot.index < before).find(own)?;
+        let is_of_run = |slot: &&Slot| run.is_none_or(|run| *run == slot.event.run);
+        let mut slots = self.slots.range(from..).take_while(|slot| slot.index < before);
+        let slot = slots.find(is_of_run)?;
         Some((slot.index, Arc::clone(&slot.event)))
     }
 

@@ -1,5 +1,5 @@
-//! Message contents of spans: lists of messages as JSON, as the GenAI conventions define them. Only
-//! recorded if the environment enables it.
+//! Message contents of spans: lists of messages as JSON, as the GenAI conventions define them. They are recorded
+//! only if the environment enables it.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ const MESSAGES_BYTES_MAX: usize = 64 * 1024;
 /// Maximum number of characters of one text.
 const TEXT_CHARS_MAX: usize = 16 * 1024;
 
-/// Returns whether the variable enables contents in spans. Its values differ between languages.
+/// Returns whether the variable enables contents in spans. Its values differ between the SDKs of languages.
 pub(super) fn is_wanted(value: Option<&str>) -> bool {
     let value = value.unwrap_or_default().trim().to_ascii_lowercase();
     matches!(value.as_str(), "true" | "1" | "span_only" | "span_and_event")

@@ -101,7 +101,7 @@ impl SpanExporterQueue {
         }
     }
 
-    /// Counts a span as dropped that was not created.
+    /// Counts a span that was not created as dropped.
     pub(super) fn drop_one(&self) {
         self.counts.dropped.increment(1);
     }
@@ -117,7 +117,7 @@ impl SpanExporterQueue {
 
 impl std::fmt::Debug for SpanCounts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Counts").field("waiting", &self.waiting).finish_non_exhaustive()
+        f.debug_struct("SpanCounts").field("waiting", &self.waiting).finish_non_exhaustive()
     }
 }
 

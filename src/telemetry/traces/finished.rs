@@ -36,7 +36,7 @@ pub(super) enum SpanParent {
     Remote(TraceContext),
 }
 
-/// The service of a model.
+/// The attributes of a model's service.
 pub(super) struct ServiceAttributes {
     provider: &'static str,
     address: Option<String>,
@@ -46,7 +46,7 @@ pub(super) struct ServiceAttributes {
 impl FinishedSpan {
     /// Converts the span to the form of the exporter.
     pub(super) fn data(self, scope: &InstrumentationScope) -> SpanData {
-        let Self { name, kind, context: of, parent, start, end, mut attributes, error } = self;
+        let Self { name, kind, context: span, parent, start, end, mut attributes, error } = self;
         let parent_id = match &parent {
             SpanParent::Ours(parent) | SpanParent::Remote(parent) => {
                 SpanId::from_bytes(parent.span_id())
@@ -61,7 +61,7 @@ impl FinishedSpan {
             None => Status::Unset,
         };
         SpanData {
-            span_context: context(&of, false),
+            span_context: context(&span, false),
             parent_span_id: parent_id,
             parent_span_is_remote: matches!(parent, SpanParent::Remote(_)),
             span_kind: kind,
@@ -79,7 +79,7 @@ impl FinishedSpan {
 }
 
 impl ServiceAttributes {
-    /// Returns the service of a configured model.
+    /// Returns the attributes of the service of a configured model.
     pub(super) fn of(model: &ModelConfig) -> Self {
         let provider = match model.wire {
             Wire::OpenaiChat | Wire::OpenaiResponses => "openai",
@@ -109,11 +109,12 @@ pub(super) fn attempt_error(error: &ProviderError) -> (String, String) {
     (kind, error.message.clone())
 }
 
-pub(super) fn context(of: &TraceContext, is_remote: bool) -> SpanContext {
-    let flags = if of.is_sampled() { TraceFlags::SAMPLED } else { TraceFlags::default() };
-    let state = of.tracestate().and_then(|state| state.parse::<TraceState>().ok());
-    let (trace, span) = (TraceId::from_bytes(of.trace_id()), SpanId::from_bytes(of.span_id()));
-    SpanContext::new(trace, span, flags, is_remote, state.unwrap_or_default())
+pub(super) fn context(span: &TraceContext, is_remote: bool) -> SpanContext {
+    let flags = if span.is_sampled() { TraceFlags::SAMPLED } else { TraceFlags::default() };
+    let state = span.tracestate().and_then(|state| state.parse::<TraceState>().ok());
+    let trace_id = TraceId::from_bytes(span.trace_id());
+    let span_id = SpanId::from_bytes(span.span_id());
+    SpanContext::new(trace_id, span_id, flags, is_remote, state.unwrap_or_default())
 }
 
 pub(super) fn text(key: &'static str, value: impl Into<String>) -> KeyValue {

@@ -153,11 +153,11 @@ impl Traces {
 
 /// Returns whether the environment names a collector and does not disable the export.
 fn is_requested(variable: impl Fn(&str) -> Option<String>) -> bool {
-    let is =
+    let equals =
         |name, value: &str| variable(name).is_some_and(|v| v.trim().eq_ignore_ascii_case(value));
     let is_named =
         ENDPOINTS.iter().any(|name| variable(name).is_some_and(|v| !v.trim().is_empty()));
-    is_named && !is("OTEL_SDK_DISABLED", "true") && !is("OTEL_TRACES_EXPORTER", "none")
+    is_named && !equals("OTEL_SDK_DISABLED", "true") && !equals("OTEL_TRACES_EXPORTER", "none")
 }
 
 #[cfg(test)]

@@ -107,7 +107,7 @@ impl Spans {
         }
         let ms = |ms| UNIX_EPOCH + Duration::from_millis(ms);
         let began = ms(began);
-        // Also for a run that was interrupted in its first millisecond.
+        // Rounding must not set it before the start of a run that was interrupted in its first millisecond.
         let clock = (ms(unix_ms()) - elapsed).max(began);
         let known = runs.remove(session).filter(|known| known.id == *id);
         let input = input.filter(|_| self.captures).map(contents::user);

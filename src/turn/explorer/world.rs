@@ -66,7 +66,7 @@ pub(super) struct World {
     /// True if the turn was cancelled before it had ended.
     pub(super) cancelled_before_end: bool,
     pub(super) now: Duration,
-    /// The time during which the turn waited only for approvals.
+    /// The time during which the turn waited only for people.
     pub(super) approval_wait: Duration,
     /// True if the action `PassTime` was used.
     pub(super) has_passed_time: bool,
@@ -408,7 +408,7 @@ impl World {
             "the running calls are miscounted"
         );
         assert_eq!(
-            self.turn.clock.queued(),
+            self.turn.clock.waiting(),
             self.awaiting_permit.len() + self.awaiting_hooks.len(),
             "the calls that wait for a permit or for hooks are miscounted"
         );

@@ -7,7 +7,7 @@
 //! at the end of a message, white space at the end of a response that it continues, and results of its own
 //! tools without their calls.
 //!
-//! A message is written the same whether it is the last one or not, so that the service finds it in its cache.
+//! A message is written the same at the end of the history and within it, so that the service finds it in its cache.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -103,7 +103,7 @@ fn messages(request: &ModelRequest) -> (Vec<MessageParam<'_>>, usize) {
     for (position, message) in history.iter().enumerate() {
         match message.as_ref() {
             Message::User { content } | Message::Summary { content } => {
-                builder.service_errors(&mut service_calls);
+                builder.add_service_errors(&mut service_calls);
                 builder.user(content);
                 service_calls.begin_exchange(history.get(position + 1..).unwrap_or_default());
             }
@@ -127,20 +127,20 @@ fn messages(request: &ModelRequest) -> (Vec<MessageParam<'_>>, usize) {
     let end = builder.last_cacheable();
     let mut messages = builder.finish();
     if is_cached(request) {
-        let places = breakpoints(&messages, end_before, end);
+        let positions = breakpoints(&messages, end_before, end);
         // The next request has its breakpoints elsewhere.
-        for place in [end_before, end].into_iter().flatten() {
-            reusable = reusable.min(place.message);
+        for position in [end_before, end].into_iter().flatten() {
+            reusable = reusable.min(position.message);
         }
-        places.into_iter().flatten().for_each(|place| mark(&mut messages, place));
+        positions.into_iter().flatten().for_each(|position| mark(&mut messages, position));
     }
     let reusable = reusable.min(messages.len().saturating_sub(1));
     (messages, reusable)
 }
 
-/// The place of a block.
+/// The position of a block: the indices of its message and of the block in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct BlockPlace {
+struct BlockPosition {
     message: usize,
     block: usize,
 }
@@ -150,21 +150,21 @@ struct BlockPlace {
 /// not find otherwise.
 fn breakpoints(
     messages: &[MessageParam<'_>],
-    end_before: Option<BlockPlace>,
-    end: Option<BlockPlace>,
-) -> [Option<BlockPlace>; 2] {
-    let place = |place: BlockPlace| {
-        let before = messages.iter().take(place.message).map(|message| message.content.len());
-        before.sum::<usize>() + place.block
+    end_before: Option<BlockPosition>,
+    end: Option<BlockPosition>,
+) -> [Option<BlockPosition>; 2] {
+    let number = |at: BlockPosition| {
+        let before = messages.iter().take(at.message).map(|message| message.content.len());
+        before.sum::<usize>() + at.block
     };
     let is_far =
-        |before: &BlockPlace| end.is_some_and(|end| place(end) > place(*before) + LOOK_BACK);
+        |before: &BlockPosition| end.is_some_and(|end| number(end) > number(*before) + LOOK_BACK);
     [end_before.filter(is_far), end]
 }
 
-fn mark(messages: &mut [MessageParam<'_>], place: BlockPlace) {
-    let message = messages.get_mut(place.message);
-    if let Some(block) = message.and_then(|message| message.content.get_mut(place.block)) {
+fn mark(messages: &mut [MessageParam<'_>], position: BlockPosition) {
+    let message = messages.get_mut(position.message);
+    if let Some(block) = message.and_then(|message| message.content.get_mut(position.block)) {
         let inner = std::mem::replace(block, BlockParam::Text { text: "", members: None });
         *block = BlockParam::Breakpoint(Box::new(inner));
     }
@@ -215,8 +215,8 @@ impl<'a> MessageBuilder<'a> {
     }
 
     /// Adds the results of calls that the service did not answer before an input of the user: to the response
-    /// before it, or, as in a response of the service, behind the results of other calls.
-    fn service_errors(&mut self, service_calls: &mut ServiceCalls<'_>) {
+    /// before it, or, as in a response of the service, after the results of other calls.
+    fn add_service_errors(&mut self, service_calls: &mut ServiceCalls<'_>) {
         let errors = std::mem::take(&mut service_calls.errors);
         if !errors.is_empty() {
             self.add(Role::Assistant, errors.into_iter().map(BlockParam::ServiceError));
@@ -241,11 +241,11 @@ impl<'a> MessageBuilder<'a> {
         }
     }
 
-    /// Returns the place of the last block that can have a breakpoint.
-    fn last_cacheable(&self) -> Option<BlockPlace> {
+    /// Returns the position of the last block that can have a breakpoint.
+    fn last_cacheable(&self) -> Option<BlockPosition> {
         self.messages.iter().enumerate().rev().find_map(|(message, param)| {
             let block = param.content.iter().rposition(BlockParam::is_cacheable)?;
-            Some(BlockPlace { message, block })
+            Some(BlockPosition { message, block })
         })
     }
 
@@ -336,8 +336,8 @@ pub(super) fn is_allowed(c: char) -> bool {
 /// The calls that the service ran itself. It accepts a call and its result only together, unless the
 /// call may still be running, because the response paused or waits for the results of other calls.
 ///
-/// A call of an exchange is answered within it, or never: an exchange is what follows an input of the user,
-/// up to the next one.
+/// An exchange consists of the messages between an input of the user and the next one. A call of an exchange is
+/// answered within it, or never.
 #[derive(Debug, Default)]
 struct ServiceCalls<'a> {
     origin: Option<&'a ModelOrigin>,

@@ -66,16 +66,16 @@ pub(super) fn breakpoint() -> Value {
     json!({"type": "ephemeral"})
 }
 
-/// Returns whether a request has breakpoints of the host. The service allows four, so the configuration's
-/// own take their place.
+/// Returns whether a request has breakpoints of the host. The service allows four, so breakpoints of
+/// the configuration replace them.
 pub(super) fn is_cached(request: &ModelRequest) -> bool {
-    let has_own = || {
+    let has_configured = || {
         let members = serde_json::to_string(&request.extra_body).unwrap_or_default();
         members.contains(CACHE_CONTROL)
     };
     request.prompt_cache
         && !request.omit_body.contains(CACHE_CONTROL)
-        && (request.extra_body.is_empty() || !has_own())
+        && (request.extra_body.is_empty() || !has_configured())
 }
 
 /// Returns the maximum length of the answer in tokens, including thinking. The default has room for the
@@ -90,9 +90,9 @@ fn max_tokens(request: &ModelRequest) -> u64 {
     budget.unwrap_or(0).saturating_add(MAX_TOKENS)
 }
 
-/// Returns the rule for calling tools. A service whose model thinks refuses to force a call
-/// (<https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking#extended-thinking-with-tool-use>): the model
-/// may call then, and the run asks for the call in words.
+/// Returns the rule for calling tools. A service whose model thinks refuses to force a call. The model may call then,
+/// and the run requests the call in its prompt. Rule:
+/// <https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking#extended-thinking-with-tool-use>.
 fn tool_choice(request: &ModelRequest) -> Value {
     let mut choice = match &request.tool_choice {
         ToolChoice::Auto => json!({"type": "auto"}),

@@ -281,8 +281,8 @@ fn begin_call(
     }
 }
 
-/// Publishes what is known of a block that will not end. Arguments of a call's start are all that it
-/// has.
+/// Appends the deltas for the received part of a block that will not end. A call without pieces has only the
+/// arguments of its start.
 fn break_off_block(index: u64, state: BlockState, out: &mut Vec<Delta>) {
     match state {
         BlockState::Text { .. } => {

@@ -40,7 +40,7 @@ impl PayloadTemplates {
     }
 }
 
-/// The only change that a payload holds, with its fields as they stand in the payload. The dialect
+/// The only change that a payload holds, with its fields as they are in the payload. The dialect
 /// interprets them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TemplateMatch<'p> {

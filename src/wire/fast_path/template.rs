@@ -205,7 +205,7 @@ impl PayloadTemplate {
 }
 
 impl TemplateField {
-    /// Locates a value that was read of a payload, if it stands there as a string or as digits.
+    /// Locates a value that was read from a payload, if the payload has it as a string or as digits.
     fn locate(payload: &str, (role, text): &(FieldRole, Cow<'_, str>)) -> Option<Self> {
         let role = *role;
         let Range { start: begin, end } = match text {

@@ -3,7 +3,7 @@
 //! Format: Google's API reference, <https://ai.google.dev/api/generate-content>. Streamed chunks and
 //! plain bodies have the same form. A stream has no end marker: it is complete once its finish
 //! reason came. Only candidate 0 counts. A call comes complete and mostly without an id, or, from
-//! Vertex AI, in pieces whose paths say where they belong. Thought signatures stand on parts of any
+//! Vertex AI, in pieces, each with the path of its value. Thought signatures belong to parts of any
 //! kind and go back in the same part
 //! (<https://ai.google.dev/gemini-api/docs/thought-signatures>).
 

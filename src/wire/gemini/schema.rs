@@ -203,7 +203,7 @@ impl SchemaWriter<'_> {
                 let items = schema.get("items").or(schema.get("prefixItems"));
                 // The schema of the first position of a tuple is used for all items.
                 let items = match items {
-                    Some(Value::Array(places)) => places.first(),
+                    Some(Value::Array(tuple)) => tuple.first(),
                     items => items,
                 };
                 let items = self.schema(items.unwrap_or(&Value::Null), depth + 1);

@@ -12,8 +12,7 @@ use super::payload::{CallPayload, PartialArgumentPayload};
 use crate::types::excerpt;
 use crate::wire::{CallDelta, Delta, Problem, ProviderMetadata};
 
-/// Maximum number of pieces in one part that are read. If a list holds one more, pieces were
-/// ignored.
+/// Maximum number of pieces in one part. If a list holds more, further pieces may have been ignored.
 const PIECES_MAX: usize = 4096;
 
 /// The calls of a response, as far as they have come.
@@ -154,6 +153,6 @@ impl CallTracker {
     }
 }
 
-fn invalid_path(what: &str) -> Delta {
-    Delta::Problem(Problem { code: "argument_without_place", detail: excerpt(what, 200) })
+fn invalid_path(detail: &str) -> Delta {
+    Delta::Problem(Problem { code: "argument_without_place", detail: excerpt(detail, 200) })
 }

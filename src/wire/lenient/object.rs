@@ -10,7 +10,7 @@ use serde::de::{
 
 use super::{Scalar, ignore_non_text_scalars, skip_seq};
 
-/// Maximum number of items that are read of one list; the rest is ignored. Without this limit a
+/// Maximum number of items of one list that are kept after the first; the rest is ignored. Without this limit a
 /// hostile payload could occupy a hundred times its own size in memory.
 const LIST_ITEMS_MAX: usize = 4096;
 
@@ -33,7 +33,7 @@ pub(in crate::wire) fn read_object<'de, T: ReadMembers<'de>>(
     deserializer.end()
 }
 
-/// Fills an object in place. The value is whether the JSON was an object.
+/// Fills an object in place. The value is true if the JSON was an object.
 pub(in crate::wire) struct ObjectSeed<'s, T>(pub(in crate::wire) &'s mut T);
 
 impl<'de, T: ReadMembers<'de>> DeserializeSeed<'de> for ObjectSeed<'_, T> {
@@ -72,7 +72,7 @@ impl<'de, T: ReadMembers<'de>> Visitor<'de> for ObjectSeed<'_, T> {
     }
 }
 
-/// Fills a list of objects in place. A single object counts as a list of one. The value is whether
+/// Fills a list of objects in place. A single object counts as a list of one. The value is true if
 /// the JSON was a list or an object.
 pub(in crate::wire) struct ObjectListSeed<'s, T>(pub(in crate::wire) &'s mut LenientList<T>);
 

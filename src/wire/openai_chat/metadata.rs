@@ -98,7 +98,7 @@ impl MetadataCollector {
     }
 
     /// Adds members of the call with this index, or of the newest call, and publishes them if they
-    /// are new. `begins` is whether this is the call's first piece.
+    /// are new. `begins` is true for the call's first piece.
     pub(super) fn add_call_members(
         &mut self,
         index: Option<u64>,

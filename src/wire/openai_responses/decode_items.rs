@@ -64,8 +64,8 @@ impl OpenaiResponsesDialect {
         }
     }
 
-    /// Decodes what has not come in pieces of a complete item, and keeps the metadata that goes
-    /// back. `in_order` is whether no later item has been mentioned.
+    /// Decodes the parts of a complete item that did not come in pieces, and keeps the metadata that goes
+    /// back. `in_order` is true if no later item has been mentioned.
     fn finish_item(
         &mut self,
         position: usize,
@@ -116,7 +116,7 @@ impl OpenaiResponsesDialect {
         }
     }
 
-    /// Decodes what the stream has not sent of the items of a complete response.
+    /// Decodes the parts of the items of a complete response that the stream has not sent.
     pub(super) fn decode_output(&mut self, raw: &str, out: &mut Vec<Delta>) {
         let Ok(raws) = serde_json::from_str::<Vec<&RawValue>>(raw) else { return };
         let mut list = Vec::new();
@@ -162,8 +162,8 @@ impl OpenaiResponsesDialect {
     }
 }
 
-/// Seals a complete call, unless it was cut off. `lost_reasoning` is whether it may not go back as
-/// an item.
+/// Seals a complete call, unless it was cut off. `lost_reasoning` is true if it must not go back
+/// as an item.
 fn finish_call(
     item: &mut TrackedItem,
     body: &ItemPayload<'_>,

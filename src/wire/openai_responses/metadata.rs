@@ -57,7 +57,7 @@ impl<'a> ProviderItem<'a> {
             || self.content.is_some_and(|content| content.get().contains('{'))
     }
 
-    /// Returns whether the service accepts it. `stores` is whether the service stores items and
+    /// Returns whether the service accepts it. `stores` is true if the service stores items and
     /// finds them by their ids.
     pub(super) fn can_go_back(&self, stores: bool) -> bool {
         match self.kind.as_text() {

@@ -55,7 +55,7 @@ const CODES: [&str; 15] = [
     "toomanyinputtokens",
 ];
 
-/// Words of errors about rates, quotas, time and availability. They speak of tokens and limits too.
+/// Words of errors about rates, quotas, time and availability. Such errors mention tokens and limits too.
 const OTHER_LIMITS: [&str; 40] = [
     "rate limit",
     "ratelimit",
@@ -159,7 +159,7 @@ const CONTENT_NOUNS: [&str; 14] = [
     "请求",
 ];
 
-/// Words of a size. Without one, a noun of the contents says nothing about the window.
+/// Words of a size. Without one, a noun of the contents does not refer to the window.
 const SIZE_WORDS: [&str; 10] = [
     "token",
     "length",
@@ -303,7 +303,7 @@ const ECHOES: [&str; 6] = ["input", "messages", "prompt", "request", "body", "ct
 /// Members with codes, whose words are not those of a sentence.
 const CODE_KEYS: [&str; 6] = ["code", "type", "error_code", "status", "reason", "param"];
 
-/// Between the texts of an error.
+/// The separator between the texts of an error.
 const SEPARATOR: &str = " | ";
 
 /// The most bytes of an error that are read.
@@ -375,7 +375,7 @@ fn codes(error: &ProviderError, members: Option<&Map<String, Value>>) -> Vec<Str
     error.code.as_deref().into_iter().chain(of_members).map(letters).collect()
 }
 
-/// Returns the texts of an error in order, also those that a gateway has from the service behind it.
+/// Returns the texts of an error in order, also those that a gateway received from the service.
 fn texts(value: &Value) -> String {
     fn collect(value: &Value, depth: usize, out: &mut String) {
         if depth == 0 || out.len() > TEXT_BYTES_MAX {

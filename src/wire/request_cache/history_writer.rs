@@ -1,4 +1,4 @@
-//! Writes the history of a request body, and knows which part of it the next body can reuse.
+//! Writes the history of a request body, and records the part of it that the next body can reuse.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -102,8 +102,8 @@ impl HistoryWriter {
         reusable: usize,
         messages: usize,
     ) {
-        for (place, element) in elements.iter().enumerate().skip(self.reused.elements) {
-            if place == reusable {
+        for (index, element) in elements.iter().enumerate().skip(self.reused.elements) {
+            if index == reusable {
                 self.mark_reusable(messages);
             }
             self.write(element);
@@ -111,7 +111,7 @@ impl HistoryWriter {
     }
 }
 
-/// Returns the head of a body: the members other than the history, and the begin of the history.
+/// Returns the head of a body: the members other than the history, and the beginning of the history.
 pub(in crate::wire) fn head(members: &impl Serialize, history_member: &str) -> Vec<u8> {
     let mut head = Vec::new();
     append_json(&mut head, members);

@@ -1,4 +1,4 @@
-//! Compares the prompt of a request with that of the session's request before.
+//! Compares the prompt of a request with that of the session's previous request.
 //!
 //! The prompt is the tools, the system text and the messages. A service that caches it reads only what
 //! was appended. Every other change is a break, for which the host must have a reason.
@@ -36,15 +36,15 @@ pub(super) fn continues(before: &[u8], after: &[u8]) -> bool {
 }
 
 fn without_breakpoints(bytes: &[u8]) -> Cow<'_, [u8]> {
-    let mut places = memmem::find_iter(bytes, BREAKPOINT).peekable();
-    if places.peek().is_none() {
+    let mut positions = memmem::find_iter(bytes, BREAKPOINT).peekable();
+    if positions.peek().is_none() {
         return Cow::Borrowed(bytes);
     }
     let mut kept = Vec::with_capacity(bytes.len());
     let mut from = 0;
-    for place in places {
-        kept.extend_from_slice(bytes.get(from..place).unwrap_or_default());
-        from = place + BREAKPOINT.len();
+    for position in positions {
+        kept.extend_from_slice(bytes.get(from..position).unwrap_or_default());
+        from = position + BREAKPOINT.len();
     }
     kept.extend_from_slice(bytes.get(from..).unwrap_or_default());
     Cow::Owned(kept)

@@ -59,7 +59,7 @@ impl Parser<'_> {
         self.rest.next_if_eq(&wanted).is_some()
     }
 
-    /// Reads letters, digits and underscores.
+    /// Reads letters, digits, underscores and hyphens.
     fn word(&mut self) -> Option<String> {
         self.skip_blanks();
         let mut word = String::new();

@@ -1,7 +1,7 @@
 //! Tool calling for models without it: calls in the text, in one of several protocols.
 //!
 //! Both parts are pure and know no wire format. Before the encoder, [`PromptRenderer`] turns a request
-//! with tools into one without: the tools stand in the system prompt, calls in the text of the model's
+//! with tools into one without: the tools are in the system prompt, calls in the text of the model's
 //! messages, and the results of a turn in one message of the user. After the decoder, [`CallReader`]
 //! turns text deltas into text and calls. The history in the host stays neutral, so a session may
 //! change between models with and without tool calling.
@@ -11,7 +11,7 @@
 //! | `reader` | [`CallReader`]: finds triggers, emits text and calls |
 //! | `text_context` | code, quotes and reasoning, in which nothing is a call |
 //! | `trigger` | the beginnings of calls |
-//! | `tagged`, `pythonic`, `react`, `arrow` | the grammars behind the triggers |
+//! | `tagged`, `pythonic`, `react`, `arrow` | the grammars after the triggers |
 //! | `read_call` | a call that was read, from a JSON object |
 //! | `bracket_scan` | the end of an object or an argument list that arrives in pieces |
 //! | `literal` | values of Python, and JSON with mistakes |
@@ -27,10 +27,10 @@
 //!   reasoning is a call.
 //! - The closing tag, bracket or brace of a call is its seal. Without it the call is accepted if the response
 //!   ends well, by the same rule as on every wire.
-//! - A call in the right form to a tool that does not exist is a call, which is answered so. Only
+//! - A call in the right form to a tool that does not exist is a call, whose answer reports this. Only
 //!   `[f(a=1)]` within a line, and a bare object, must name an offered tool.
 //! - Arguments that are nearly JSON are repaired, which `ArgumentsAnomaly::Repaired` reports.
-//! - Ids are the host's.
+//! - The host generates the ids of the calls.
 
 mod arrow;
 mod bracket_scan;

@@ -27,7 +27,7 @@ pub(super) fn typed_value(tool: Option<&Value>, parameter: &str, text: &str) -> 
     value.unwrap_or_else(|| text.into())
 }
 
-/// Returns the types that a schema allows. Empty if it allows all, or does not say.
+/// Returns the types that a schema allows. Empty if it allows all, or names none.
 fn allowed_types<'s>(
     schema: Option<&'s Value>,
     root: Option<&'s Value>,

@@ -1,5 +1,5 @@
 //! Calls in the syntax of Python, as Llama writes them: `[f(a=1), g(b="x")]`, also after
-//! `<|python_tag|>`, where `f(a=1)` and JSON objects stand too. A bare JSON object at the beginning of a
+//! `<|python_tag|>`, which `f(a=1)` and JSON objects may follow too. A bare JSON object at the beginning of a
 //! response is a call if it names an offered tool.
 
 use super::bracket_scan::{BracketScan, ScanEnd};
@@ -10,14 +10,14 @@ use crate::wire::ToolDefinition;
 /// The text after `[`, after `<|python_tag|>`, or from a bare object on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PythonicBody {
-    place: PythonicPlace,
+    state: PythonicState,
     scan: Option<BracketScan>,
     /// At least one call was read, or a tag came before, so the text is no prose.
     is_certain: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PythonicPlace {
+enum PythonicState {
     /// After `<|python_tag|>`.
     Tag,
     /// Before a call of a list.
@@ -32,26 +32,26 @@ enum PythonicPlace {
 
 impl PythonicBody {
     pub(super) fn tag() -> Self {
-        Self { place: PythonicPlace::Tag, scan: None, is_certain: true }
+        Self { state: PythonicState::Tag, scan: None, is_certain: true }
     }
 
     pub(super) fn list() -> Self {
-        Self { place: PythonicPlace::List, scan: None, is_certain: false }
+        Self { state: PythonicState::List, scan: None, is_certain: false }
     }
 
     pub(super) fn json() -> Self {
-        Self { place: PythonicPlace::Json, scan: None, is_certain: false }
+        Self { state: PythonicState::Json, scan: None, is_certain: false }
     }
 
     pub(super) fn step(&mut self, body: BodyText<'_>) -> ReadStep {
         let (text, blanks) = body.trimmed();
-        match self.place {
-            PythonicPlace::Tag => self.step_tag(body),
-            PythonicPlace::List if text.starts_with(']') => ReadStep::Over(blanks + 1),
-            PythonicPlace::List => self.step_call(body, true),
-            PythonicPlace::ListNext => match text.chars().next() {
+        match self.state {
+            PythonicState::Tag => self.step_tag(body),
+            PythonicState::List if text.starts_with(']') => ReadStep::Over(blanks + 1),
+            PythonicState::List => self.step_call(body, true),
+            PythonicState::ListNext => match text.chars().next() {
                 Some(',') => {
-                    self.place = PythonicPlace::List;
+                    self.state = PythonicState::List;
                     ReadStep::Skip(blanks + 1)
                 }
                 Some(']') => ReadStep::Over(blanks + 1),
@@ -60,10 +60,10 @@ impl PythonicBody {
                 None if body.is_end => ReadStep::Over(blanks),
                 None => ReadStep::More,
             },
-            PythonicPlace::Json => self.step_json(body),
-            PythonicPlace::Next => match text.chars().next() {
+            PythonicState::Json => self.step_json(body),
+            PythonicState::Next => match text.chars().next() {
                 Some(';' | ',') => {
-                    self.place = PythonicPlace::Tag;
+                    self.state = PythonicState::Tag;
                     ReadStep::Skip(blanks + 1)
                 }
                 Some(_) => ReadStep::Over(0),
@@ -83,7 +83,7 @@ impl PythonicBody {
             Some('[') => match chars.as_str().trim_start().chars().next() {
                 Some('{') => self.begin_json(),
                 Some(_) => {
-                    self.place = PythonicPlace::List;
+                    self.state = PythonicState::List;
                     ReadStep::Skip(blanks + 1)
                 }
                 None if body.is_end => ReadStep::Over(body.text.len()),
@@ -94,7 +94,7 @@ impl PythonicBody {
     }
 
     fn begin_json(&mut self) -> ReadStep {
-        (self.place, self.scan) = (PythonicPlace::Json, None);
+        (self.state, self.scan) = (PythonicState::Json, None);
         ReadStep::Skip(0)
     }
 
@@ -112,7 +112,7 @@ impl PythonicBody {
         if !self.is_certain && (calls.is_empty() || !calls.iter().all(is_offered)) {
             return ReadStep::NotACall;
         }
-        *self = Self { place: PythonicPlace::Next, scan: None, is_certain: true };
+        *self = Self { state: PythonicState::Next, scan: None, is_certain: true };
         ReadStep::Calls { calls, bytes, are_sealed }
     }
 
@@ -126,12 +126,12 @@ impl PythonicBody {
             return match after_name.is_empty() {
                 true if !body.is_end => ReadStep::More,
                 true => ReadStep::Over(body.text.len()),
-                // After `<|python_tag|>` stands a program, or a list has something else than calls.
+                // A program follows `<|python_tag|>`, or a list has items that are no calls.
                 false if self.is_certain => ReadStep::Over(0),
                 false => ReadStep::NotACall,
             };
         }
-        // Llama's own tools are called so.
+        // Llama calls its built-in tools in this form.
         let tool = name.strip_suffix(".call").unwrap_or(name);
         let end = self.scan.get_or_insert_with(|| BracketScan::new(open)).scan(body.text, &[]);
         let ScanEnd::Closed(bytes) = end else {
@@ -161,7 +161,7 @@ impl PythonicBody {
             }
             None => return ReadStep::NotACall,
         };
-        self.place = if is_in_list { PythonicPlace::ListNext } else { PythonicPlace::Next };
+        self.state = if is_in_list { PythonicState::ListNext } else { PythonicState::Next };
         (self.scan, self.is_certain) = (None, true);
         ReadStep::call(call, bytes, is_sealed)
     }

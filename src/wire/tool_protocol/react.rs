@@ -12,12 +12,12 @@ const FENCE: &str = "```";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReactBody {
     name: String,
-    place: ReactPlace,
+    state: ReactState,
     is_fenced: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum ReactPlace {
+enum ReactState {
     /// Before the arguments.
     Input,
     Json(BracketScan),
@@ -27,13 +27,13 @@ enum ReactPlace {
 
 impl ReactBody {
     pub(super) fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), place: ReactPlace::Input, is_fenced: false }
+        Self { name: name.to_owned(), state: ReactState::Input, is_fenced: false }
     }
 
     pub(super) fn step(&mut self, body: BodyText<'_>) -> ReadStep {
-        match &mut self.place {
-            ReactPlace::Input => self.step_input(body),
-            ReactPlace::Json(scan) => {
+        match &mut self.state {
+            ReactState::Input => self.step_input(body),
+            ReactState::Json(scan) => {
                 let (bytes, is_cut, are_sealed) = match scan.scan(body.text, &[OBSERVATION]) {
                     ScanEnd::Closed(bytes) => (bytes, false, true),
                     ScanEnd::Stopped(bytes) => (bytes, true, true),
@@ -41,11 +41,11 @@ impl ReactBody {
                     ScanEnd::Open => (body.text.len(), false, false),
                 };
                 let call = read_arguments(&self.name, up_to(body.text, bytes).trim(), is_cut);
-                self.place = ReactPlace::After;
+                self.state = ReactState::After;
                 ReadStep::call(call, bytes, are_sealed)
             }
-            ReactPlace::After if !self.is_fenced => ReadStep::Over(0),
-            ReactPlace::After => {
+            ReactState::After if !self.is_fenced => ReadStep::Over(0),
+            ReactState::After => {
                 let (text, blanks) = body.trimmed();
                 match text.starts_with(FENCE) {
                     true => ReadStep::Over(blanks + FENCE.len()),
@@ -58,11 +58,11 @@ impl ReactBody {
     fn step_input(&mut self, body: BodyText<'_>) -> ReadStep {
         let (text, blanks) = body.trimmed();
         if text.starts_with('{') {
-            self.place = ReactPlace::Json(BracketScan::new(0));
+            self.state = ReactState::Json(BracketScan::new(0));
             return ReadStep::Skip(blanks);
         }
         if text.starts_with(OBSERVATION) || (text.is_empty() && body.is_end) {
-            self.place = ReactPlace::After;
+            self.state = ReactState::After;
             let is_sealed = !text.is_empty();
             return ReadStep::call(ReadCall::new(&*self.name, Map::new()), blanks, is_sealed);
         }
@@ -78,7 +78,7 @@ impl ReactBody {
             self.is_fenced = true;
             return ReadStep::Skip(blanks + end);
         }
-        self.place = ReactPlace::After;
+        self.state = ReactState::After;
         ReadStep::call(self.bare_input(up_to(text, end), body), blanks + end, is_sealed)
     }
 
@@ -105,7 +105,7 @@ impl ReactBody {
     }
 }
 
-/// Returns the length of a label such as `Action:`, which may be bold. `Err` says that the text may become
+/// Returns the length of a label such as `Action:`, which may be bold. Returns `Err` if the text may become
 /// one.
 pub(super) fn label(text: &str, word: &str) -> Result<Option<usize>, NeedsMoreText> {
     let forms = [format!("{word}:"), format!("**{word}:**"), format!("**{word}**:")];
@@ -118,7 +118,7 @@ pub(super) fn label(text: &str, word: &str) -> Result<Option<usize>, NeedsMoreTe
     Ok(None)
 }
 
-/// The text may become what was looked for.
+/// More text is needed for the decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NeedsMoreText;
 

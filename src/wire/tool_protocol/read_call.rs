@@ -16,11 +16,11 @@ pub(super) struct ReadCall {
     pub(super) name: Option<String>,
     /// The text of the arguments: a JSON object, if they are complete and readable.
     pub(super) arguments: String,
-    /// True if the text was not JSON and could be read all the same.
+    /// True if the text was not in the required form, but could be read.
     pub(super) is_repaired: bool,
 }
 
-/// The text behind a trigger, as far as it has arrived.
+/// The text after a trigger, as far as it has arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BodyText<'t> {
     pub(super) text: &'t str,
@@ -32,7 +32,7 @@ pub(super) struct BodyText<'t> {
     pub(super) tools: &'t [ToolDefinition],
 }
 
-/// One step of reading the text behind a trigger.
+/// One step of reading the text after a trigger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ReadStep {
     /// More text is needed. Never returned at the end.
@@ -110,8 +110,8 @@ pub(super) fn up_to(text: &str, end: usize) -> &str {
     text.get(..end).unwrap_or_default()
 }
 
-/// Reads an object of arguments. `is_cut` says that the text was ended by something else than its last
-/// bracket, so that brackets may be missing.
+/// Reads an object of arguments. `is_cut` is true if the text did not end with its last bracket,
+/// so that brackets may be missing.
 pub(super) fn read_arguments(name: &str, text: &str, is_cut: bool) -> ReadCall {
     let name = Some(name.to_owned());
     if serde_json::from_str::<&RawValue>(text).is_ok() {
@@ -159,7 +159,7 @@ fn call_of(value: Value, is_repaired: bool) -> ReadCall {
     members.remove("id");
     let (arguments, is_flat) = match given {
         Some(arguments) => (arguments, false),
-        // The arguments stand beside the name.
+        // The arguments are members beside the name.
         None => {
             let is_flat = !members.is_empty();
             (Value::Object(members), is_flat)

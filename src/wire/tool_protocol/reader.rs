@@ -29,7 +29,7 @@ pub struct CallReader {
     buffer: String,
     /// Number of bytes at the buffer's start that were read and not removed yet. 0 between two deltas.
     read_bytes: usize,
-    place: Place,
+    state: ReaderState,
     context: TextContext,
     /// White space before the first text, or after a call. It is text only if text follows.
     blanks: String,
@@ -38,14 +38,14 @@ pub struct CallReader {
     calls: u64,
     /// The calls that are not sealed yet.
     unsealed: Range<u64>,
-    /// Nothing that follows counts.
+    /// The rest of the response is ignored.
     is_over: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum ReaderState {
     Text,
-    /// Behind a trigger, of which this many bytes are not read yet.
+    /// After a trigger, of which this many bytes are not read yet.
     Call {
         body: CallBody,
         trigger_bytes: usize,
@@ -77,7 +77,7 @@ impl CallReader {
             tools,
             buffer: String::new(),
             read_bytes: 0,
-            place: Place::Text,
+            state: ReaderState::Text,
             context: TextContext::default(),
             blanks: String::new(),
             has_text: false,
@@ -144,10 +144,10 @@ impl CallReader {
                 return;
             }
             let is_too_long = self.buffer.len() - self.read_bytes > CALL_BYTES_MAX;
-            let goes_on = match &self.place {
-                Place::Text => self.advance_text(end, out),
-                Place::Call { .. } if is_too_long => self.advance_call(TextEnd::Cut, out),
-                Place::Call { .. } => self.advance_call(end, out),
+            let goes_on = match &self.state {
+                ReaderState::Text => self.advance_text(end, out),
+                ReaderState::Call { .. } if is_too_long => self.advance_call(TextEnd::Cut, out),
+                ReaderState::Call { .. } => self.advance_call(end, out),
             };
             if !goes_on {
                 return;
@@ -174,15 +174,15 @@ impl CallReader {
                     return true;
                 }
                 Trigger::Call { body, bytes } => {
-                    begun = Some(Place::Call { body, trigger_bytes: bytes });
+                    begun = Some(ReaderState::Call { body, trigger_bytes: bytes });
                     break;
                 }
             }
             at += c.len_utf8();
         }
         self.read_bytes = at;
-        if let Some(place) = begun {
-            self.place = place;
+        if let Some(state) = begun {
+            self.state = state;
             return true;
         }
         if end != TextEnd::Open {
@@ -207,7 +207,7 @@ impl CallReader {
         find_trigger(self.protocol, position)
     }
 
-    /// Handles the end of the text behind the last trigger.
+    /// Handles the end of the text after the last trigger.
     fn end_text(&mut self, end: TextEnd, out: &mut Vec<Delta>) {
         let held = self.buffer.split_off(self.read_bytes);
         if end == TextEnd::Cut && held.len() > 1 {
@@ -234,9 +234,9 @@ impl CallReader {
         self.has_text = true;
     }
 
-    /// Reads behind a trigger. Returns false if more text is needed.
+    /// Reads the text after a trigger. Returns false if more text is needed.
     fn advance_call(&mut self, end: TextEnd, out: &mut Vec<Delta>) -> bool {
-        let Place::Call { body, trigger_bytes } = &mut self.place else { return true };
+        let ReaderState::Call { body, trigger_bytes } = &mut self.state else { return true };
         let start = self.read_bytes + *trigger_bytes;
         let text = from(&self.buffer, start);
         let (is_end, is_cut) = (end != TextEnd::Open, end == TextEnd::Cut);
@@ -248,7 +248,7 @@ impl CallReader {
                 let first = rest.chars().next().map_or(0, char::len_utf8);
                 let trigger = up_to(rest, first.max(*trigger_bytes)).to_owned();
                 self.read_bytes += trigger.len();
-                self.place = Place::Text;
+                self.state = ReaderState::Text;
                 trigger.chars().for_each(|c| self.add_text(c, out));
                 return true;
             }
@@ -274,7 +274,7 @@ impl CallReader {
                 bytes
             }
         };
-        if let Place::Call { trigger_bytes, .. } = &mut self.place {
+        if let ReaderState::Call { trigger_bytes, .. } = &mut self.state {
             *trigger_bytes = 0;
         }
         self.read_bytes = start + bytes;
@@ -282,11 +282,11 @@ impl CallReader {
     }
 
     fn end_call(&mut self) {
-        self.place = Place::Text;
+        self.state = ReaderState::Text;
         self.unsealed = self.unsealed.end..self.unsealed.end;
         self.context.after_call();
         self.blanks.clear();
-        // White space behind a call is text only if text follows.
+        // White space after a call is text only if text follows.
         self.has_text = false;
     }
 

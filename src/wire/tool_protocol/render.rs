@@ -8,7 +8,7 @@ use crate::message::{Message, MessageList, RequestPart, ResponseMessage};
 use crate::types::{ContentPart, MessagePart, ModelOrigin, ToolCall, ToolProtocol, Wire};
 use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
 
-/// Turns requests with tools into requests without: the tools stand in the system prompt, calls and results
+/// Turns requests with tools into requests without: the tools are in the system prompt, calls and results
 /// in the text.
 ///
 /// It keeps the messages of the last request, so that what did not change is neither written again nor

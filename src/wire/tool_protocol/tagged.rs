@@ -36,7 +36,7 @@ pub(super) struct Function {
     parameter: Parameter,
 }
 
-/// The place in a function.
+/// The position of the reader in a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Parameter {
     None,
@@ -233,7 +233,7 @@ enum TagName {
 }
 
 fn tag_name(body: BodyText<'_>) -> TagName {
-    // Text behind the longest name is not searched, because a response may have many such tags.
+    // Text after the longest name is not searched, because a response may have many such tags.
     let longest = up_to(body.text, floor_char_boundary(body.text, NAME_BYTES_MAX + 1));
     match longest.find(['>', '\n']) {
         Some(end) if from(body.text, end).starts_with('>') => {

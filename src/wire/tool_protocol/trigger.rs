@@ -18,7 +18,7 @@ const PYTHON_TAGS: [&str; 2] = ["<|python_tag|>", "<|python_start|>"];
 /// Tokens that end a call and have no meaning of their own.
 const PYTHON_ENDS: [&str; 3] = ["<|python_end|>", "<|eom_id|>", "<|eot_id|>"];
 
-/// The text behind a trigger.
+/// The text after a trigger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CallBody {
     Tagged(TaggedBody),

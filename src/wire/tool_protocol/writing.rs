@@ -160,7 +160,7 @@ impl ResultWriter {
         };
         let mut escaped = String::with_capacity(text.len() + 8);
         words.replace_all_with(text, &mut escaped, |_, word, escaped| {
-            // Behind the first character of a tag or a bracket, before the colon of a label.
+            // After the first character of a tag or a bracket, before the colon of a label.
             let at = if word.ends_with(':') { word.len() - 1 } else { 1 };
             if let Some((head, rest)) = word.split_at_checked(at) {
                 escaped.push_str(head);
@@ -173,7 +173,7 @@ impl ResultWriter {
     }
 }
 
-/// Puts a backslash behind each bracket that is followed by a name and a parenthesis.
+/// Puts a backslash after each bracket that is followed by a name and a parenthesis.
 fn escape_lists(text: &str) -> String {
     let mut pieces = text.split('[');
     let mut escaped = pieces.next().unwrap_or_default().to_owned();
@@ -226,7 +226,7 @@ fn add_text(parts: &mut Vec<ContentPart>, more: &str) {
     }
 }
 
-/// Returns an id or a name without the characters that could end its place. A model may call by any name.
+/// Returns an id or a name without the characters that could end its attribute. A model may call by any name.
 fn label(text: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "_-.:".contains(c);
     text.chars().map(|c| if is_plain(c) { c } else { '_' }).collect()

@@ -1,8 +1,8 @@
 //! A picture of a session's runs: a waterfall of their turns on a time axis.
 //!
 //! Each attempt has a row, and each call of its response. Below the call of an agent are the rows of its child
-//! session, indented. The times are those of the records, in whole milliseconds. A call that continued after the host had stopped is placed by the time of its
-//! outcome.
+//! session, indented. The times are those of the records, in whole milliseconds. A call that continued after the host
+//! had stopped is placed by the time of its outcome.
 
 mod draw;
 #[cfg(test)]
@@ -301,11 +301,11 @@ impl RowBuilder<'_, '_> {
     fn shared_row(&self, rest: &[Row]) -> Option<Row> {
         let calls = rest.iter().filter(|row| row.depth == self.depth);
         let symbol = Some(calls.clone().filter_map(|row| row.symbol).max()?);
-        let is_wrong = |row: &&Row| matches!(row.symbol, Some(Symbol::Failed | Symbol::NotRun));
+        let is_not_ok = |row: &&Row| matches!(row.symbol, Some(Symbol::Failed | Symbol::NotRun));
         let count = calls.clone().count();
-        let label = match calls.filter(is_wrong).count() {
+        let label = match calls.filter(is_not_ok).count() {
             0 => format!("{count} more"),
-            wrong => format!("{count} more, {wrong} not ok"),
+            not_ok => format!("{count} more, {not_ok} not ok"),
         };
         let bars = bars(rest);
         Some(Row { depth: self.depth, symbol, label, bars, word: "", duration_ms: None })
