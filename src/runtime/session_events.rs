@@ -50,7 +50,7 @@ const HISTORY_READS_MAX: usize = 2;
 const READER_BYTES: usize = 16 * 1024;
 
 /// Bytes of events that all readers together may hold beyond [`READER_BYTES`] each.
-const SHARED_BYTES: usize = 16 << 20;
+const SHARED_BYTES: usize = 48 << 20;
 
 /// The events of a session from a position on: a stream of [`FeedItem`], which ends with the session or
 /// after [`FeedItem::Lagged`] or [`FeedItem::Failed`]. Dropping it stops nothing else.
