@@ -86,8 +86,8 @@ impl HostBuilder {
         }
     }
 
-    /// Starts from a configuration, such as that of a file. Replaces what was set before, except for
-    /// tools and journal.
+    /// Starts from a configuration, such as that of a file. Replaces the models, agents, limits and data
+    /// directory that were set before. Tools, hooks, sources, metrics and a journal of the program stay.
     pub fn config(self, config: Config) -> Self {
         Self { config, ..self }
     }
@@ -116,7 +116,7 @@ impl HostBuilder {
         self
     }
 
-    /// Adds a model under a name of one's own.
+    /// Adds a model under a name that agents refer to.
     pub fn model(mut self, name: impl Into<String>, model: ModelConfig) -> Self {
         self.config.models.insert(name.into(), model);
         self
@@ -147,8 +147,7 @@ impl HostBuilder {
         self.register(tool)
     }
 
-    /// Registers a tool that only those agents are offered whose
-    /// [`tools`](AgentConfig::tools) name it.
+    /// Registers a tool. Only agents whose [`tools`](AgentConfig::tools) name it offer it to their model.
     pub fn register(mut self, tool: impl Tool) -> Self {
         if let Err(error) = self.tools.register(tool) {
             self.error.get_or_insert(error.to_string());
@@ -245,7 +244,7 @@ impl HostBuilder {
         Self { journal_holder: description.into(), ..self }
     }
 
-    /// Stores sessions in a journal of one's own.
+    /// Stores sessions in a journal that the program implements.
     pub fn journal(self, journal: Arc<dyn Journal>) -> Self {
         Self { journal: Some(journal), ..self }
     }

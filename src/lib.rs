@@ -139,7 +139,7 @@ pub use types::{
 #[doc(hidden)]
 pub use types::{CallKey, Judgement};
 
-/// Requests to models and their responses, without a host; models of one's own.
+/// Requests to models and their responses, without a host; models that the program implements.
 pub mod model {
     pub use crate::config::ToolChoice;
     pub use crate::message::{Message, MessageList, ResponseMessage, ResultContent};

@@ -50,8 +50,8 @@ fn with_system_certificates() -> Result<Arc<ClientConfig>, rustls::Error> {
     static LAST: Mutex<Option<(Arc<CryptoProvider>, Arc<ClientConfig>)>> = Mutex::new(None);
     let provider = provider();
     let mut last = LAST.lock();
-    if let Some((of, config)) = &*last
-        && Arc::ptr_eq(of, &provider)
+    if let Some((last_provider, config)) = &*last
+        && Arc::ptr_eq(last_provider, &provider)
     {
         return Ok(Arc::clone(config));
     }

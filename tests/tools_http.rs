@@ -257,7 +257,7 @@ async fn a_cut_answer_has_no_part_of_a_secret() {
     assert_eq!(error.unwrap_err(), format!("HTTP 200 OK\n{}[redacted]", "x".repeat(1980)));
     let large = call(&keys("/large"), json!({})).await.unwrap();
     let size = (1 << 20) - 20 + std::env::var(SECRET_VARIABLE).unwrap().len();
-    let cut = format!("x[redacted]\n[cut: these are the first 1048576 of {size} bytes]");
+    let cut = format!("x[redacted]\n[cut: the first 1048576 of {size} bytes]");
     assert!(large.as_str().unwrap().ends_with(&cut));
     let error =
         call(&format!("method = \"POST\"\n{}", keys("/away")), json!({})).await.unwrap_err();

@@ -61,7 +61,7 @@ impl ApprovalMode {
 }
 
 /// Returns the message of a rejection, which the model reads.
-fn nobody_asked(reason: &str, request: &ApprovalRequest) -> String {
+fn rejection_message(reason: &str, request: &ApprovalRequest) -> String {
     let remedy = match request.phase {
         ApprovalPhase::Before | ApprovalPhase::After => {
             let name = &request.call.name;
@@ -100,7 +100,7 @@ pub(super) struct ApprovalPrompts {
     closed: bool,
     /// The approval whose prompt is on the screen.
     prompted: Option<PromptId>,
-    /// The question whose form is filled in, field by field, and the form.
+    /// The question whose form is being filled in, field by field, and the form.
     form: Option<(PromptId, FormPrompt)>,
     lines: Option<StdinLines>,
 }
@@ -182,7 +182,7 @@ impl ApprovalPrompts {
                 }
                 ApprovalMode::Approve => Judgement { verdict: Verdict::Approved, message: None },
                 ApprovalMode::Reject(reason) => {
-                    rejection(Some(nobody_asked(reason, &prompt.request)))
+                    rejection(Some(rejection_message(reason, &prompt.request)))
                 }
             };
             decide(session, &prompt, judgement, None).await;
@@ -477,7 +477,7 @@ mod tests {
         ] {
             let Event::ApprovalAsked { request } = request(0, phase) else { unreachable!() };
             let expected = format!("nobody could be asked: there is no terminal{remedy}");
-            assert_eq!(nobody_asked(NO_TERMINAL, &request), expected);
+            assert_eq!(rejection_message(NO_TERMINAL, &request), expected);
         }
     }
 

@@ -31,13 +31,13 @@ impl FormPrompt {
         let (name, schema) = self.fields.as_slice().first()?;
         let title = schema["title"].as_str().unwrap_or(name);
         let choices = schema["enum"].as_array().map(|choices| {
-            let choices: Vec<_> = choices.iter().map(shown).collect();
+            let choices: Vec<_> = choices.iter().map(value_text).collect();
             choices.join(" | ")
         });
         let kind = choices.or_else(|| schema["type"].as_str().map(str::to_owned));
         let kind = kind.map(|kind| format!(" ({kind})")).unwrap_or_default();
         let default = match schema.get("default") {
-            Some(default) => format!(" [{}]", shown(default)),
+            Some(default) => format!(" [{}]", value_text(default)),
             None if self.required.contains(name) => String::new(),
             None => " [leave out]".to_owned(),
         };
@@ -59,7 +59,7 @@ impl FormPrompt {
     }
 }
 
-fn shown(value: &Value) -> String {
+fn value_text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 

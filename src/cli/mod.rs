@@ -5,10 +5,10 @@
 //! | status | meaning |
 //! | --- | --- |
 //! | 0 | success: the run was answered, the journal is valid, the replay found no difference |
-//! | 1 | a run failed or was refused, a journal is broken, a replay differs, the output cannot be written |
+//! | 1 | a run, call or load test failed, a journal is broken, a replay or pinned tools differ, the output failed |
 //! | 2 | wrong usage or configuration |
 //! | 3 | `run`: a limit ended the run |
-//! | 130 | `run`: the run was stopped; or a second signal ended the process |
+//! | 130 | a run or a load test was stopped; or a second signal ended the process |
 //!
 //! | file | what it holds |
 //! | --- | --- |
@@ -23,6 +23,7 @@
 //! | `images.rs` | `run --image`: reads images |
 //! | `sessions.rs` | `callsheet sessions`: lists, shows and verifies stored sessions |
 //! | `tools.rs` | `callsheet tools`: lists the tools of an agent, calls one, and imports some |
+//! | `pin.rs` | `tools pin`: compares the tools of servers with the accepted ones |
 //! | `import/` | `tools import`: writes tools for the operations of an OpenAPI document |
 //! | `replay.rs` | `callsheet replay`: replays a stored session and reports differences |
 //! | `load.rs` | `callsheet load`: the load test |

@@ -19,8 +19,8 @@ pub(super) fn to_stderr(text: &str) {
     let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
 }
 
-/// Prints an error as one line on stderr. A terminal gets it wrapped. The text may come from a service, a
-/// tool or a file.
+/// Prints an error as one line on stderr. On a terminal the line is wrapped. The text may come from a
+/// service, a tool or a file.
 pub(super) fn error(text: &str) {
     let line = format!("callsheet: {}", clean(text.trim_end()));
     to_stderr(&(wrapped_on_stderr(&line) + "\n"));

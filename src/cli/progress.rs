@@ -198,8 +198,8 @@ impl RunProgress {
         item
     }
 
-    /// Returns true if an event about this attempt announces no other one. It is the last attempt, of which a part
-    /// is used: its actor died, or the host stopped, when calls with effects had started.
+    /// Returns true if an event `AttemptStarted` with this number starts no new attempt, but recovers the current one:
+    /// its actor died, or the host stopped, after calls with effects had started, so the received part is used.
     fn is_recovered(&self, attempt: u32) -> bool {
         attempt <= self.attempt.max(1)
     }
@@ -258,7 +258,7 @@ impl RunProgress {
         if self.servers.is_empty() { &self.model } else { &self.servers }
     }
 
-    /// Notes whether the run waits for its model, or for servers of tools.
+    /// Updates the wait for the model, or for servers of tools.
     fn follow_model(&mut self, now: Duration, event: &Event) {
         match event {
             Event::RunStarted { model, .. } => {
@@ -547,7 +547,7 @@ fn limit_line(limit: &str, value: u64, maximum: u64, action: &str) -> String {
     format!("! {}{consequence}", clean(&state))
 }
 
-/// Returns a sentence about an answer that is not what it seems, or about a refusal.
+/// Returns a sentence about an answer that is cut off or empty, or about a refusal.
 fn answer_note(end: RunEnd, text: &str, finish: Option<FinishKind>) -> Option<&'static str> {
     let is_answer = matches!(end, RunEnd::Answered | RunEnd::MaxTurns);
     let is_cut_off = finish == Some(FinishKind::Length);

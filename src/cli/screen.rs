@@ -37,12 +37,12 @@ pub(super) fn is_coloured(is_terminal: bool) -> bool {
 }
 
 /// Returns true if the terminal is `TERM=dumb`, or of an unknown kind: it cannot move its cursor and may not
-/// have the signs of lines and pictures.
+/// display symbols and box-drawing characters.
 pub(super) fn is_dumb() -> bool {
     std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb")
 }
 
-/// Replaces the signs of lines and pictures by ASCII characters of the same width.
+/// Replaces symbols and box-drawing characters by ASCII characters of the same width.
 pub(super) fn ascii_signs(text: &str) -> String {
     let ascii = |c| match c {
         '✓' => '+',
@@ -252,7 +252,7 @@ impl<O: Write, E: Write> Screen<O, E> {
         self.write_err(&format!("{}\n", self.fitted(line)));
     }
 
-    /// Wraps lines for a terminal, in ASCII for one that may not have other signs.
+    /// Wraps lines for a terminal, in ASCII for one that may not display other characters.
     fn fitted(&self, lines: &str) -> String {
         match self.line_output {
             LineOutput::File => lines.to_owned(),

@@ -65,7 +65,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
     let mut signals = Signals::new().map_err(CommandError::failed)?;
     let rehearsal = setup::start_rehearsal(&mut config).await?;
     let options = ServerOptions::from(&config.host).with(|options| {
-        options.max_connections = open_files::limit_connections(options.max_connections);
+        options.max_connections = open_files::raise_open_file_limit(options.max_connections);
     });
     let configured = config.clone();
     let host = Host::builder()

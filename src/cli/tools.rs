@@ -158,7 +158,7 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
     }
     config.agents.extend(called);
     let rehearsal = setup::start_rehearsal(&mut config).await?;
-    // Known when the host runs, because a server describes its tools then.
+    // Set after the host's start, because a server describes its tools only then.
     let arguments = Arc::new(OnceLock::<Value>::new());
     let given = Arc::clone(&arguments);
     let input = move || given.get().cloned().unwrap_or_default();

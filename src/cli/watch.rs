@@ -35,9 +35,9 @@ type NextEvent = Result<Option<Arc<PublishedEvent>>, HostError>;
 /// The parts of a run that are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ShownPart {
-    /// All, its end and its timeline too.
+    /// All events, the end and the timeline.
     Run,
-    /// Only the calls, if no model is asked.
+    /// Only the calls, for a run without a real model.
     Calls,
 }
 
@@ -71,7 +71,7 @@ pub(super) async fn on_screen(
             }
             () = signals.next() => {
                 view.prompts.close();
-                stop(session, &mut stopping).await;
+                handle_signal(session, &mut stopping).await;
             }
             line = view.prompts.next_line(), if view.prompts.is_prompting() => {
                 view.prompts.handle_line(session, line).await;
@@ -246,7 +246,7 @@ pub(super) async fn as_json(
                 report = Some(ended.map_err(CommandError::failed)?);
                 prompts.close();
             }
-            () = signals.next() => stop(session, &mut stopping).await,
+            () = signals.next() => handle_signal(session, &mut stopping).await,
         }
         prompts.decide_without_asking(session).await;
         // The report does not wait for readers, so the last events may come after it.
@@ -283,7 +283,7 @@ async fn stop_on_write_error(
 }
 
 /// Handles a signal: the first one stops the run, and the second one exits.
-async fn stop(session: &SessionHandle, stopping: &mut bool) {
+async fn handle_signal(session: &SessionHandle, stopping: &mut bool) {
     if *stopping {
         std::process::exit(130);
     }

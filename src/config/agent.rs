@@ -53,7 +53,7 @@ pub struct AgentConfig {
     pub context: ContextPolicy,
     /// The JSON schema of the answers of its runs.
     pub output_schema: Option<Arc<Value>>,
-    /// The number of times that the model is told why its answer does not match the schema.
+    /// Maximum number of further answers that the model is asked for if one does not match the schema.
     pub output_retries: u32,
 }
 
@@ -111,9 +111,9 @@ impl AgentConfig {
         Self { tools: patterns.into_iter().map(ToolPattern::new).collect(), ..self }
     }
 
-    /// Lets the model find the tools that a pattern with `*` or `?` matches (`find_tools`, `use_tool`), or
-    /// offers all tools in each request. By default, an agent with more than 30 tools lets the model find
-    /// them.
+    /// If `on`, the model finds the tools that a pattern with `*` or `?` matches with `find_tools`, and calls
+    /// them with `use_tool`. Otherwise each request offers all tools. By default, the model searches if the
+    /// agent has more than 30 tools.
     #[must_use]
     pub fn search_tools(self, on: bool) -> Self {
         let tool_loading = if on { ToolLoading::Search } else { ToolLoading::All };
@@ -185,24 +185,26 @@ impl ToolPattern {
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         let (pattern, name) = (self.text.as_bytes(), name.as_bytes());
-        let (mut at, mut seen) = (0, 0);
+        let (mut pattern_at, mut name_at) = (0, 0);
         let mut star: Option<(usize, usize)> = None;
         // Backtracks to the last star only, so the cost is at most the product of the lengths.
-        while let Some(byte) = name.get(seen) {
-            match pattern.get(at) {
+        while let Some(byte) = name.get(name_at) {
+            match pattern.get(pattern_at) {
                 Some(b'*') => {
-                    star = Some((at, seen));
-                    at += 1;
+                    star = Some((pattern_at, name_at));
+                    pattern_at += 1;
                 }
-                Some(p) if *p == b'?' || p == byte => (at, seen) = (at + 1, seen + 1),
+                Some(p) if *p == b'?' || p == byte => {
+                    (pattern_at, name_at) = (pattern_at + 1, name_at + 1);
+                }
                 Some(_) | None => {
-                    let Some((star_at, star_seen)) = star else { return false };
-                    star = Some((star_at, star_seen + 1));
-                    (at, seen) = (star_at + 1, star_seen + 1);
+                    let Some((star_pattern_at, star_name_at)) = star else { return false };
+                    star = Some((star_pattern_at, star_name_at + 1));
+                    (pattern_at, name_at) = (star_pattern_at + 1, star_name_at + 1);
                 }
             }
         }
-        pattern.iter().skip(at).all(|byte| *byte == b'*')
+        pattern.iter().skip(pattern_at).all(|byte| *byte == b'*')
     }
 }
 

@@ -10,20 +10,21 @@ use super::Share;
 pub struct AgentToolConfig {
     /// The name of the agent.
     pub agent: String,
-    /// Maximum number of such calls between the root and a child. Default: 1. It holds for the whole tree: of
-    /// several tools on the way to a child, the lowest number counts.
+    /// Maximum depth of a child session below the root session. Default: 1. If the agent tools on the path to
+    /// a child have different values, the lowest applies.
     pub max_depth: u32,
-    /// Maximum number of child sessions of one run of the root, with those of its children. Default: 8.
+    /// Maximum number of child sessions below one run of the root session, at all depths. Default: 8. If the
+    /// agent tools on the path to a child have different values, the lowest applies.
     pub max_children: u32,
-    /// The share that a child may use of what the run of its parent has left: of tokens, calls and time.
-    /// Not zero. Default: a half.
+    /// The share of the parent run's remaining tokens, calls and time that a child may use. Not zero.
+    /// Default: a half.
     pub share_of_budget: Share,
     /// The events of the child that the watchers of its parent receive. Default: those about tools.
     pub agent_events: AgentEvents,
 }
 
 impl AgentToolConfig {
-    /// Names the agent.
+    /// Configures an agent as a tool, with default values.
     pub fn new(agent: impl Into<String>) -> Self {
         Self {
             agent: agent.into(),

@@ -9,9 +9,8 @@ use super::{AgentToolConfig, Config, ConfigError, ConfigErrors, Limits, ToolEffe
 use crate::types::{Execution, READ_VAR, USE_TOOL};
 
 impl Config {
-    /// Checks the configuration against the names of the registered tools. The values of a file are
-    /// checked when it is parsed. The most important ones are checked again, because they may have been set
-    /// in code.
+    /// Checks the configuration against the names of the registered tools. Values of a file were checked
+    /// when it was parsed. The most important values are checked here too, because code may have set them.
     ///
     /// # Errors
     /// All mistakes, with the key of each.
@@ -49,12 +48,12 @@ impl Config {
                     format!("must allow 1 to {} concurrent calls", Execution::PARALLEL_MAX);
                 add_error(format!("agents.{name}.execution"), message);
             }
-            for (key, message) in agent.limits.mistakes() {
+            for (key, message) in agent.limits.invalid_limits() {
                 add_error(format!("agents.{name}.limits.{key}"), message.to_owned());
             }
         }
         let tools = self.tools.iter().map(|(name, tool)| (format!("tools.{name}"), tool));
-        let servers = self.mcp.iter().map(|(name, of)| (format!("mcp.{name}"), &of.policy));
+        let servers = self.mcp.iter().map(|(name, server)| (format!("mcp.{name}"), &server.policy));
         for (table, policy) in tools.chain(servers) {
             let times = [
                 ("timeout", policy.timeout),
@@ -137,7 +136,7 @@ impl Config {
             let message = format!("no agent is called {:?} (known: {known})", agent.agent);
             mistakes.push(("agent", message));
         }
-        let wrong = [
+        let checks = [
             ("max_depth", agent.max_depth == 0, BELOW_ONE),
             ("max_children", agent.max_children == 0, BELOW_ONE),
             ("share_of_budget", agent.share_of_budget.is_zero(), "must be at least 0.001"),
@@ -164,7 +163,7 @@ impl Config {
                 "is not for agents: their models have max_attempts",
             ),
         ];
-        let wrong = wrong.into_iter().filter(|(_, is_wrong, _)| *is_wrong);
+        let wrong = checks.into_iter().filter(|(_, is_wrong, _)| *is_wrong);
         mistakes.extend(wrong.map(|(key, _, message)| (key, message.to_owned())));
         mistakes
     }
@@ -181,7 +180,7 @@ impl Config {
 
     fn tool_errors(&self, registered: &[&str]) -> Vec<ConfigError> {
         let mut errors = Vec::new();
-        // The tools of servers are known when a server is connected.
+        // The names of a server's tools are unknown until it is connected. Only their prefix is checked.
         let prefixes: Vec<String> = self.mcp.keys().map(|server| tool_prefix(server)).collect();
         for (name, agent) in &self.agents {
             for (at, pattern) in agent.tools.iter().enumerate() {
@@ -190,7 +189,7 @@ impl Config {
                     || prefixes.iter().any(|prefix| pattern.may_match_longer(prefix));
                 if pattern.text != "*" && !is_known {
                     let key = format!("agents.{name}.tools[{at}]");
-                    let message = no_tool(&pattern.text, registered);
+                    let message = unknown_tool_message(&pattern.text, registered);
                     errors.push(self.origins.error(&key, message));
                 }
             }
@@ -208,7 +207,7 @@ impl Config {
                                      tool"
                                 .to_owned()
                         }
-                        text => no_tool(text, registered),
+                        text => unknown_tool_message(text, registered),
                     };
                     errors.push(self.origins.error(&key, message));
                 }
@@ -227,9 +226,8 @@ impl Config {
             errors.push(self.origins.error(&format!("tools.{name}"), message));
         }
         for (name, tool) in &self.tools {
-            let Some(ToolKind::Agent(agent)) = tool.definition.as_ref().map(|of| &of.kind) else {
-                continue;
-            };
+            let Some(definition) = &tool.definition else { continue };
+            let ToolKind::Agent(agent) = &definition.kind else { continue };
             for (key, message) in self.agent_tool_mistakes(agent, tool) {
                 errors.push(self.origins.error(&format!("tools.{name}.{key}"), message));
             }
@@ -246,7 +244,7 @@ const ZERO_DURATION: &str = "must be longer than 0";
 
 impl Limits {
     /// Returns the keys of invalid limits, with the reason.
-    fn mistakes(&self) -> Vec<(&'static str, &'static str)> {
+    fn invalid_limits(&self) -> Vec<(&'static str, &'static str)> {
         let counts = [
             ("max_turns", self.max_turns == Some(0)),
             ("max_failed_turns", self.max_failed_turns == Some(0)),
@@ -270,7 +268,7 @@ impl Limits {
     }
 }
 
-fn no_tool(pattern: &str, registered: &[&str]) -> String {
+fn unknown_tool_message(pattern: &str, registered: &[&str]) -> String {
     if pattern == "read_file" {
         return "there is no read_file without [tools.read_file] root = \"DIR\"".to_owned();
     }

@@ -1,4 +1,4 @@
-//! Tools that the client of a session runs itself.
+//! Tools whose calls the client of a session executes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::overrides::time;
+use super::overrides::duration_text;
 use super::tools::ToolEffect;
 
-/// A tool that is not part of the host: the client that declares it, for a session or a run, runs its calls
-/// and sends their results.
+/// A tool that is not part of the host. A client declares it for a session or a run, executes its calls, and
+/// sends their results.
 ///
 /// ```
 /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
@@ -42,20 +42,22 @@ use super::tools::ToolEffect;
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ClientTool {
-    /// The name: `[a-zA-Z0-9_-]{1,64}`. No tool of the agent may have it.
+    /// The name: `[a-zA-Z0-9_-]{1,64}`. It must differ from the names of all other tools of the run, and from the
+    /// names that the host reserves, such as `read_var`.
     pub name: String,
     /// The description that the model reads.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
     /// The JSON schema of the arguments.
     pub input_schema: Arc<Value>,
-    /// The effects of its calls. A call without effects may be handed to the client before the response has
-    /// ended, and again if the response breaks.
+    /// The effects of its calls. By default calls have effects. A call without effects may be handed to the client
+    /// before the response has ended, and again if the response breaks.
     #[doc(hidden)]
     #[serde(default)]
     pub effect: ToolEffect,
-    /// The time within which the client must answer; 24 hours if `None`. A text such as `"30s"`.
-    #[serde(default, with = "time", skip_serializing_if = "Option::is_none")]
+    /// The time limit of the client's result, and of a person's approval of a call; 24 hours if `None`. A string such
+    /// as `"30s"`.
+    #[serde(default, with = "duration_text", skip_serializing_if = "Option::is_none")]
     pub approval_timeout: Option<Duration>,
 }
 

@@ -32,8 +32,8 @@ pub struct ContextPolicy {
 }
 
 impl ContextPolicy {
-    /// Keeps of each run that ended its answer with a log of its tool calls, as one message. By default all
-    /// messages stay in the history.
+    /// Reduces each run that ended to one message in the history: its answer, with a log of its tool calls.
+    /// By default all messages stay.
     pub fn set_compact_history(&mut self, on: bool) {
         self.history = if on { HistoryForm::Compact } else { HistoryForm::Full };
     }

@@ -10,19 +10,19 @@ pub(super) const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60
 /// # Errors
 /// If the text is not a duration.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong =
+    let invalid =
         || format!("must be a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not {text:?}");
-    let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+    let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(invalid)?;
     let (amount, unit) = text.split_at(digits);
     let milliseconds: u64 = match unit {
         "ms" => 1,
         "s" => 1_000,
         "m" => 60_000,
         "h" => 3_600_000,
-        _ => return Err(wrong()),
+        _ => return Err(invalid()),
     };
     if amount.is_empty() {
-        return Err(wrong());
+        return Err(invalid());
     }
     let amount: Option<u64> = amount.parse().ok();
     amount

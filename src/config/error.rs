@@ -16,11 +16,11 @@ use std::fmt;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// The file. `None` if a flag or an environment variable is wrong.
+    /// The file. `None` for a flag, an environment variable, or a configuration that was created in code.
     pub file: Option<String>,
-    /// The line, from 1. `None` if a key is missing from the whole file.
+    /// The line, from 1. `None` if neither the key nor its table has a line in a file.
     pub line: Option<usize>,
-    /// The full key with its tables, or the flag or environment variable.
+    /// The full key with its tables, or the flag or environment variable. Empty if the file is not TOML.
     pub key: String,
     /// The problem.
     pub message: String,
@@ -108,28 +108,29 @@ impl Origins {
     }
 }
 
-/// Lists the words of values, such as `"a", "b" or "c"`.
-pub(super) fn quoted_words<T>(words: &[(&str, T)]) -> String {
-    let words: Vec<String> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
-    match words.split_last() {
+/// Lists the names of values, such as `"a", "b" or "c"`.
+pub(super) fn quoted_names<T>(names: &[(&str, T)]) -> String {
+    let names: Vec<String> = names.iter().map(|(name, _)| format!("{name:?}")).collect();
+    match names.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
-        Some(_) | None => words.join(""),
+        Some(_) | None => names.join(""),
     }
 }
 
-/// Returns ` (did you mean NAME?)` for the most similar name, if there is one.
-pub(super) fn did_you_mean<'n>(wrong: &str, names: impl Iterator<Item = &'n str>) -> String {
-    let far = (wrong.chars().count() / 3).max(1);
+/// Returns ` (did you mean NAME?)` for the name that is most similar to an unknown one. Empty if none is similar.
+pub(super) fn did_you_mean<'n>(unknown: &str, names: impl Iterator<Item = &'n str>) -> String {
+    let distance_max = (unknown.chars().count() / 3).max(1);
+    let is_beginning = |name: &str| unknown.len() > 3 && name.starts_with(unknown);
     names
-        .map(|name| (distance(wrong, name), name))
-        .filter(|(steps, name)| *steps <= far || (wrong.len() > 3 && name.starts_with(wrong)))
+        .map(|name| (edit_distance(unknown, name), name))
+        .filter(|(distance, name)| *distance <= distance_max || is_beginning(name))
         .min()
         .map(|(_, name)| format!(" (did you mean {name}?)"))
         .unwrap_or_default()
 }
 
-/// Returns the edit distance of two texts.
-fn distance(from: &str, to: &str) -> usize {
+/// Returns the Levenshtein distance of two texts in characters.
+fn edit_distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (above, a) in from.chars().enumerate() {
@@ -161,8 +162,8 @@ mod tests {
         for (from, to, expected) in
             [("", "", 0), ("a", "", 1), ("kitten", "sitting", 3), ("über", "uber", 1)]
         {
-            assert_eq!(distance(from, to), expected, "{from} {to}");
-            assert_eq!(distance(to, from), expected, "{to} {from}");
+            assert_eq!(edit_distance(from, to), expected, "{from} {to}");
+            assert_eq!(edit_distance(to, from), expected, "{to} {from}");
         }
     }
 }

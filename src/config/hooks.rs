@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::{ProcessConfig, ToolPattern};
 use crate::types::HookPoint;
 
-/// The time limit of a hook, by default.
-const TIMEOUT: Duration = Duration::from_secs(5);
+/// The default time limit of a hook.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The point at which a hook is asked, and what it is asked about.
 ///
@@ -35,17 +35,17 @@ pub struct HookRule {
     pub tools: Option<Vec<ToolPattern>>,
     /// The time limit of an answer.
     pub timeout: Duration,
-    /// The verdict of a hook that has failed.
+    /// The verdict if the hook fails.
     #[doc(hidden)]
     pub on_failure: HookFailure,
 }
 
 impl HookRule {
-    /// Makes the rule of a hook that is asked at this point about all agents and all tools, and whose
-    /// failure refuses.
+    /// Creates the rule of a hook that is asked at this point about all agents and all tools. If the hook
+    /// fails, the verdict is to refuse.
     pub fn new(name: impl Into<String>, on: HookPoint) -> Self {
         let (agents, tools, on_failure) = (None, None, HookFailure::Refuse);
-        Self { name: name.into(), on, agents, tools, timeout: TIMEOUT, on_failure }
+        Self { name: name.into(), on, agents, tools, timeout: DEFAULT_TIMEOUT, on_failure }
     }
 
     /// Asks only about runs of these agents.
@@ -68,7 +68,7 @@ impl HookRule {
         Self { timeout, ..self }
     }
 
-    /// Lets a failure of the hook allow what it was asked about.
+    /// Makes the verdict to allow if the hook fails.
     #[must_use]
     pub fn allow_on_failure(self) -> Self {
         Self { on_failure: HookFailure::Allow, ..self }
@@ -87,9 +87,9 @@ impl HookRule {
     }
 }
 
-/// The verdict of a hook that has failed: it timed out, ended badly, or its answer is none.
+/// The verdict if a hook fails: it timed out, ended with an error, or gave no valid answer.
 ///
-/// [`HookRule`] has it.
+/// Set in [`HookRule`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HookFailure {

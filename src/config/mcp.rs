@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::{ProcessConfig, ToolOverride, ToolPattern};
 
-/// Maximum number of connected sessions without another configuration.
-const CONNECTIONS_MAX: NonZeroUsize = NonZeroUsize::new(100).unwrap();
+/// Default of `max_connections`.
+const DEFAULT_MAX_CONNECTIONS: NonZeroUsize = NonZeroUsize::new(100).unwrap();
 
 /// A server of the Model Context Protocol, whose tools the agents may offer as `NAME__TOOL`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct McpConfig {
     pub tools: Vec<ToolPattern>,
     /// The tools that are not offered, although `tools` names them.
     pub exclude: Vec<ToolPattern>,
-    /// The claims of the server that count.
+    /// The claims of the server about its tools that the host trusts.
     pub trust: McpTrust,
     /// The treatment of tools that differ from the accepted ones.
     pub pin: McpPin,
@@ -64,7 +64,7 @@ pub enum McpTransport {
     },
 }
 
-/// The claims of a server about its tools that count.
+/// The claims of a server about its tools that the host trusts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum McpTrust {
     /// None: every tool may have effects, and never runs twice.
@@ -80,7 +80,7 @@ pub enum McpShare {
     /// All sessions of the host share one connection.
     #[default]
     Host,
-    /// Each session has a connection of its own while it is awake, which begins with its first run.
+    /// Each session has its own connection while it is awake. Its first run opens the connection.
     Session,
 }
 
@@ -90,14 +90,14 @@ pub enum McpPin {
     /// They are not compared.
     #[default]
     Off,
-    /// They are offered. The log and `callsheet tools list` tell the difference.
+    /// They are offered. The log and `callsheet tools list` report the differences.
     Warn,
     /// They are not offered, and calls of a tool that has changed are refused.
     Require,
 }
 
 impl McpConfig {
-    /// Uses all tools of a server, and trusts none of its claims.
+    /// Configures a server with default values: all its tools are offered, and none of its claims is trusted.
     pub fn new(transport: McpTransport) -> Self {
         Self {
             transport,
@@ -110,13 +110,13 @@ impl McpConfig {
             timeout: Duration::from_secs(60),
             max_timeout: Duration::from_secs(600),
             share: McpShare::Host,
-            max_connections: CONNECTIONS_MAX,
+            max_connections: DEFAULT_MAX_CONNECTIONS,
             policy: ToolOverride::default(),
         }
     }
 }
 
-/// Returns the beginning of the names of a server's tools.
+/// Returns the prefix of the names of a server's tools.
 pub(super) fn tool_prefix(server: &str) -> String {
     format!("{server}__")
 }

@@ -1,8 +1,8 @@
 //! The configuration of a host: its types, their defaults, and its checks.
 //!
 //! `file` reads `callsheet.toml` (feature `toml`). All errors are found before the host starts, with
-//! file, line and key. Depends on neither HTTP nor actors nor tools; [`Config::check`] receives the
-//! names of the registered tools.
+//! file, line and key. The module does not depend on the HTTP server, actors or tools: [`Config::check`]
+//! receives the names of the registered tools.
 
 mod agent;
 mod agent_tool;
@@ -99,7 +99,7 @@ pub const MULTI_TOOL_CALLS_ENV: &str = "CALLSHEET_MULTI_TOOL_CALLS";
 #[doc(hidden)]
 pub const STREAM_ENV: &str = "CALLSHEET_STREAM";
 
-/// The environment variable that turns the fast path of decoding off for every model, by `off`.
+/// The environment variable that disables the fast path of decoding for every model if it is `off`.
 #[doc(hidden)]
 pub const FAST_PATH_ENV: &str = "CALLSHEET_FAST_PATH";
 
@@ -121,13 +121,13 @@ pub struct Config {
     pub models: BTreeMap<String, ModelConfig>,
     /// Agents by name. All models that they name are in `models`.
     pub agents: BTreeMap<String, AgentConfig>,
-    /// Changes to tools, by tool name.
+    /// Changes to registered tools, and definitions of further tools, by tool name.
     #[doc(hidden)]
     pub tools: BTreeMap<String, ToolOverride>,
     /// Servers of the Model Context Protocol, by name.
     #[doc(hidden)]
     pub mcp: BTreeMap<String, McpConfig>,
-    /// Hooks, in their order.
+    /// Hooks, in the order in which they are asked.
     #[doc(hidden)]
     pub hooks: Vec<HookConfig>,
     stream: Option<bool>,
@@ -136,8 +136,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns whether an agent uses the offline rehearsal model and its address is not set yet. It
-    /// must be started then.
+    /// Returns whether an agent uses the offline rehearsal model and its address is not set yet. In that
+    /// case the model must be started.
     #[must_use]
     pub fn needs_rehearsal(&self) -> bool {
         let is_set = |model: &ModelConfig| !model.base_url.is_unset();

@@ -128,9 +128,9 @@ impl ModelConfig {
     /// Returns the window that the configuration names: `context_window`, or else the `num_ctx` that requests to
     /// Ollama ask for. Ollama cuts a longer prompt without an error.
     pub(crate) fn window_of_requests(&self) -> Option<u64> {
-        let asked = || self.extra_body.get("options")?.get("num_ctx")?.as_u64();
-        let asked = || asked().filter(|tokens| *tokens > 0 && self.wire == Wire::OllamaChat);
-        self.context_window.or_else(asked)
+        let num_ctx = || self.extra_body.get("options")?.get("num_ctx")?.as_u64();
+        let num_ctx = || num_ctx().filter(|tokens| *tokens > 0 && self.wire == Wire::OllamaChat);
+        self.context_window.or_else(num_ctx)
     }
 
     /// Returns whether requests ask the service to cache the prompt.
@@ -143,8 +143,8 @@ impl ModelConfig {
             }
     }
 
-    /// Never asks the service to cache the prompt. By default, services are asked that are known to accept
-    /// it.
+    /// Never asks the service to cache the prompt. By default, requests ask for it if the service is known to
+    /// accept that.
     #[must_use]
     pub fn without_prompt_cache(self) -> Self {
         Self { prompt_cache: PromptCache::Off, ..self }

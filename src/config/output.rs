@@ -64,7 +64,7 @@ impl Temperature {
                 "temperature must be a number from 0 to 2, not {value}"
             )));
         }
-        // Equal values have equal bits: there is no negative zero.
+        // Converts -0.0 to 0.0, so that equal values have equal bits.
         Ok(Self(value + 0.0))
     }
 

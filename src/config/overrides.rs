@@ -51,7 +51,8 @@ pub struct RunOverrides {
     /// True if responses are streamed, for all its models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<bool>,
-    /// The approval policy of all its tools, in addition to the policies of the tools.
+    /// The approval policy of all its tools, in addition to the policies of the tools. `never` replaces them, which
+    /// requires `allow_overrides` if one of them asks for an approval.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub approval: Option<ApprovalPolicy>,
     /// The rule for calling tools. A call is forced in the first turn only.
@@ -71,7 +72,7 @@ pub struct RunOverrides {
     #[doc(hidden)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<OutputRequest>,
-    /// Tools that the client runs, in addition to those of the session and of the agent.
+    /// Tools whose calls the client executes, in addition to those of the session and of the agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_tools: Option<Arc<[ClientTool]>>,
 }
@@ -107,11 +108,11 @@ pub struct LimitOverrides {
     /// See [`Limits::max_tool_calls_per_turn`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tool_calls_per_turn: Option<u32>,
-    /// See [`Limits::tool_timeout`]. A text such as `"30s"`.
-    #[serde(with = "time", skip_serializing_if = "Option::is_none")]
+    /// See [`Limits::tool_timeout`]. A string such as `"30s"`.
+    #[serde(with = "duration_text", skip_serializing_if = "Option::is_none")]
     pub tool_timeout: Option<Duration>,
-    /// See [`Limits::run_timeout`]. A text such as `"10m"`.
-    #[serde(with = "time", skip_serializing_if = "Option::is_none")]
+    /// See [`Limits::run_timeout`]. A string such as `"10m"`.
+    #[serde(with = "duration_text", skip_serializing_if = "Option::is_none")]
     pub run_timeout: Option<Duration>,
     /// See [`Limits::max_arguments_bytes`]. It cannot be unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -201,7 +202,11 @@ impl RunOverrides {
     /// If it allows more concurrent calls than the agent's, and `may_raise` is false. If it allows none, or more
     /// than [`Execution::PARALLEL_MAX`].
     #[doc(hidden)]
-    pub fn execution(&self, own: Execution, may_raise: bool) -> Result<Execution, OverrideTooHigh> {
+    pub fn execution(
+        &self,
+        configured: Execution,
+        may_raise: bool,
+    ) -> Result<Execution, OverrideTooHigh> {
         let permits = |execution| match execution {
             Execution::Sequential => 1,
             Execution::Parallel { max } => max,
@@ -216,9 +221,11 @@ impl RunOverrides {
                     ..OverrideTooHigh::new("execution", requested, range)
                 })
             }
-            Some(requested) if may_raise || permits(requested) <= permits(own) => Ok(requested),
-            Some(requested) => Err(OverrideTooHigh::new("execution", requested, own)),
-            None => Ok(own),
+            Some(requested) if !may_raise && permits(requested) > permits(configured) => {
+                Err(OverrideTooHigh::new("execution", requested, configured))
+            }
+            Some(requested) => Ok(requested),
+            None => Ok(configured),
         }
     }
 
@@ -227,17 +234,21 @@ impl RunOverrides {
     /// # Errors
     /// If the run enables it, the agent does not, and `may_raise` is false.
     #[doc(hidden)]
-    pub fn multi_tool_calls(&self, own: bool, may_raise: bool) -> Result<bool, OverrideTooHigh> {
+    pub fn multi_tool_calls(
+        &self,
+        configured: bool,
+        may_raise: bool,
+    ) -> Result<bool, OverrideTooHigh> {
         match self.multi_tool_calls {
-            Some(true) if !own && !may_raise => {
-                Err(OverrideTooHigh::new("multi_tool_calls", true, own))
+            Some(true) if !configured && !may_raise => {
+                Err(OverrideTooHigh::new("multi_tool_calls", true, configured))
             }
             Some(requested) => Ok(requested),
-            None => Ok(own),
+            None => Ok(configured),
         }
     }
 
-    /// Returns the approval policy of a tool whose own policy is `own`.
+    /// Returns the approval policy of a tool with the policy `configured`.
     ///
     /// # Errors
     /// If the run disables approvals that the tool requires, and `may_raise` is false.
@@ -245,36 +256,37 @@ impl RunOverrides {
     pub fn approval(
         &self,
         tool: &str,
-        own: ApprovalPolicy,
+        configured: ApprovalPolicy,
         may_raise: bool,
     ) -> Result<ApprovalPolicy, OverrideTooHigh> {
         match self.approval {
-            Some(ApprovalPolicy::NEVER) if own.is_asked() && !may_raise => Err(
-                OverrideTooHigh::new("approval", ApprovalPolicy::NEVER, format!("{tool}: {own}")),
-            ),
+            Some(ApprovalPolicy::NEVER) if configured.is_asked() && !may_raise => {
+                let highest = format!("{tool}: {configured}");
+                Err(OverrideTooHigh::new("approval", ApprovalPolicy::NEVER, highest))
+            }
             Some(ApprovalPolicy::NEVER) => Ok(ApprovalPolicy::NEVER),
-            Some(requested) => Ok(own.union(requested)),
-            None => Ok(own),
+            Some(requested) => Ok(configured.union(requested)),
+            None => Ok(configured),
         }
     }
 }
 
 impl RunOverrides {
-    /// Returns the maximum length of a response, in tokens, of a model whose own maximum is `own`.
+    /// Returns the maximum length of a response, in tokens, of a model with the maximum `configured`.
     ///
     /// # Errors
     /// If it exceeds the model's, and `may_raise` is false.
     #[doc(hidden)]
     pub fn max_output_tokens(
         &self,
-        own: Option<u32>,
+        configured: Option<u32>,
         may_raise: bool,
     ) -> Result<Option<u32>, OverrideTooHigh> {
-        match (self.max_output_tokens.map(NonZeroU32::get), own) {
-            (Some(requested), Some(own)) if requested > own && !may_raise => {
-                Err(OverrideTooHigh::new("max_output_tokens", requested, own))
+        match (self.max_output_tokens.map(NonZeroU32::get), configured) {
+            (Some(requested), Some(configured)) if requested > configured && !may_raise => {
+                Err(OverrideTooHigh::new("max_output_tokens", requested, configured))
             }
-            (requested, own) => Ok(requested.or(own)),
+            (requested, configured) => Ok(requested.or(configured)),
         }
     }
 }
@@ -286,69 +298,69 @@ impl LimitOverrides {
         *self == Self::default()
     }
 
-    /// Returns the limits of the run.
+    /// Returns the limits of an agent with these overrides.
     ///
     /// # Errors
     /// If a limit exceeds the agent's and `may_raise` is false. Names the first one.
     #[doc(hidden)]
-    pub fn apply(&self, own: &Limits, may_raise: bool) -> Result<Limits, OverrideTooHigh> {
-        let number = |key, requested, own| {
-            apply_limit(key, requested, own, may_raise, |n: u32| n.to_string())
+    pub fn apply(&self, limits: &Limits, may_raise: bool) -> Result<Limits, OverrideTooHigh> {
+        let number = |key, requested, configured| {
+            apply_limit(key, requested, configured, may_raise, |n: u32| n.to_string())
         };
-        let time = |key, requested, own| {
-            apply_limit(key, requested, own, may_raise, |time: Duration| format!("{time:?}"))
+        let time = |key, requested, configured| {
+            apply_limit(key, requested, configured, may_raise, |time: Duration| format!("{time:?}"))
         };
-        let size = |key, requested: Option<NonZeroUsize>, own| {
+        let size = |key, requested: Option<NonZeroUsize>, configured| {
             let requested = requested.map(NonZeroUsize::get);
-            let size = apply_limit(key, requested, Some(own), may_raise, |bytes: usize| {
+            let size = apply_limit(key, requested, Some(configured), may_raise, |bytes: usize| {
                 bytes.to_string()
             })?;
-            Ok(size.unwrap_or(own))
+            Ok(size.unwrap_or(configured))
         };
         Ok(Limits {
-            max_turns: number("limits.max_turns", self.max_turns, own.max_turns)?,
+            max_turns: number("limits.max_turns", self.max_turns, limits.max_turns)?,
             max_failed_turns: number(
                 "limits.max_failed_turns",
                 self.max_failed_turns,
-                own.max_failed_turns,
+                limits.max_failed_turns,
             )?,
             max_tokens_per_run: apply_limit(
                 "limits.max_tokens_per_run",
                 self.max_tokens_per_run,
-                own.max_tokens_per_run,
+                limits.max_tokens_per_run,
                 may_raise,
                 |tokens: u64| tokens.to_string(),
             )?,
             max_tool_calls_per_run: number(
                 "limits.max_tool_calls_per_run",
                 self.max_tool_calls_per_run,
-                own.max_tool_calls_per_run,
+                limits.max_tool_calls_per_run,
             )?,
-            repeat_limit: number("limits.repeat_limit", self.repeat_limit, own.repeat_limit)?,
+            repeat_limit: number("limits.repeat_limit", self.repeat_limit, limits.repeat_limit)?,
             max_tool_calls_per_turn: number(
                 "limits.max_tool_calls_per_turn",
                 self.max_tool_calls_per_turn,
-                own.max_tool_calls_per_turn,
+                limits.max_tool_calls_per_turn,
             )?,
-            tool_timeout: time("limits.tool_timeout", self.tool_timeout, own.tool_timeout)?,
-            run_timeout: time("limits.run_timeout", self.run_timeout, own.run_timeout)?,
+            tool_timeout: time("limits.tool_timeout", self.tool_timeout, limits.tool_timeout)?,
+            run_timeout: time("limits.run_timeout", self.run_timeout, limits.run_timeout)?,
             max_arguments_bytes: size(
                 "limits.max_arguments_bytes",
                 self.max_arguments_bytes,
-                own.max_arguments_bytes,
+                limits.max_arguments_bytes,
             )?,
             max_result_bytes: size(
                 "limits.max_result_bytes",
                 self.max_result_bytes,
-                own.max_result_bytes,
+                limits.max_result_bytes,
             )?,
             max_variables_bytes: size(
                 "limits.max_variables_bytes",
                 self.max_variables_bytes,
-                own.max_variables_bytes,
+                limits.max_variables_bytes,
             )?,
-            on_excess: own.on_excess,
-            cancel_grace: own.cancel_grace,
+            on_excess: limits.on_excess,
+            cancel_grace: limits.cancel_grace,
         })
     }
 }
@@ -357,26 +369,26 @@ impl LimitOverrides {
 fn apply_limit<T: Copy + Default + PartialOrd>(
     key: &'static str,
     requested: Option<T>,
-    own: Option<T>,
+    configured: Option<T>,
     may_raise: bool,
     format: impl Fn(T) -> String,
 ) -> Result<Option<T>, OverrideTooHigh> {
-    let Some(requested) = requested else { return Ok(own) };
+    let Some(requested) = requested else { return Ok(configured) };
     let requested = Some(requested).filter(|requested| *requested != T::default());
-    let fits = match (requested, own) {
+    let fits = match (requested, configured) {
         (_, None) => true,
         (None, Some(_)) => false,
-        (Some(requested), Some(own)) => requested <= own,
+        (Some(requested), Some(configured)) => requested <= configured,
     };
     if fits || may_raise {
         return Ok(requested);
     }
     let format = |limit: Option<T>| limit.map_or("0 (no limit)".to_owned(), &format);
-    Err(OverrideTooHigh::new(key, format(requested), format(own)))
+    Err(OverrideTooHigh::new(key, format(requested), format(configured)))
 }
 
-/// Serialises time limits as texts that can be read back: in milliseconds, rounded up, because 0 means no limit.
-pub(super) mod time {
+/// Serialises time limits as strings that can be read back: in milliseconds, rounded up, because 0 means no limit.
+pub(super) mod duration_text {
     use super::super::duration::LONGEST;
     use super::{Deserialize, Deserializer, Duration, Serializer, parse_duration};
 
@@ -384,8 +396,8 @@ pub(super) mod time {
         deserializer: D,
     ) -> Result<Option<Duration>, D::Error> {
         let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
-        let wrong = |reason| serde::de::Error::custom(format!("this limit {reason}"));
-        parse_duration(&text).map(Some).map_err(wrong)
+        let invalid = |reason| serde::de::Error::custom(format!("this limit {reason}"));
+        parse_duration(&text).map(Some).map_err(invalid)
     }
 
     pub(in crate::config) fn serialize<S: Serializer>(

@@ -3,8 +3,8 @@
 use super::{ApiKey, Config, HookKind, McpTransport, ToolKind};
 use crate::types::Secrets;
 
-/// Parts of the names of headers that hold a secret.
-const SECRET_NAMES: [&str; 7] =
+/// A header whose name contains one of these holds a secret.
+const SECRET_NAME_PARTS: [&str; 7] =
     ["auth", "cookie", "credential", "key", "password", "secret", "token"];
 
 /// The minimum length of a header's value that looks like a generated key.
@@ -12,7 +12,8 @@ const GENERATED_CHARS_MIN: usize = 16;
 
 impl Config {
     /// Returns the secrets that are removed from responses and results of tools: the keys of models, the
-    /// token of the host, headers that hold a key, and the secret variables of tools, MCP servers and hooks.
+    /// token of the host, headers of models that hold a secret, and the secret variables of tools, MCP servers
+    /// and hooks.
     #[must_use]
     #[doc(hidden)]
     pub fn secrets(&self) -> Secrets {
@@ -43,13 +44,13 @@ impl Config {
     }
 }
 
-/// Returns the value of a header, and its last word: a service may repeat the key without the scheme
+/// Returns the value of a header, and its last word: a service may echo the key without the scheme
 /// before it, such as `Bearer`.
 pub(crate) fn with_last_word(value: &str) -> [&str; 2] {
     [value, value.rsplit(' ').next().unwrap_or_default()]
 }
 
-/// Returns whether a header holds a secret: by its name, or because its value looks generated.
+/// Returns whether the name of a header suggests a secret, or its value looks like a generated key.
 fn is_secret(name: &str, value: &str) -> bool {
     let has = |test: fn(&u8) -> bool| value.as_bytes().iter().any(test);
     let is_generated = value.len() >= GENERATED_CHARS_MIN
@@ -57,7 +58,7 @@ fn is_secret(name: &str, value: &str) -> bool {
         && has(u8::is_ascii_digit)
         && has(u8::is_ascii_alphabetic)
         && !value.contains("://");
-    is_generated || SECRET_NAMES.iter().any(|part| name.contains(part))
+    is_generated || SECRET_NAME_PARTS.iter().any(|part| name.contains(part))
 }
 
 #[cfg(test)]

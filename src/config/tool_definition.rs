@@ -225,13 +225,13 @@ pub enum SandboxLevel {
     Read,
     /// As `Read`, and writes below the working directory.
     Write,
-    /// As `Write`, in namespaces of its own, by bubblewrap.
+    /// As `Write`, in separate namespaces that bubblewrap creates.
     Strict,
 }
 
 impl SandboxLevel {
     /// The values in the configuration.
-    pub(super) const WORDS: [(&'static str, Self); 4] = [
+    pub(super) const NAMES: [(&'static str, Self); 4] = [
         ("none", Self::None),
         ("read", Self::Read),
         ("write", Self::Write),
@@ -241,7 +241,7 @@ impl SandboxLevel {
     /// Returns the name in the configuration.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        Self::WORDS.into_iter().find(|(_, level)| *level == self).map_or("", |(word, _)| word)
+        Self::NAMES.into_iter().find(|(_, level)| *level == self).map_or("", |(name, _)| name)
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::ConfiguredTool;
-use super::error::quoted_words;
+use super::error::quoted_names;
 use crate::types::excerpt;
 
 /// The effects of a tool's calls outside the process.
@@ -91,7 +91,7 @@ impl ApprovalPolicy {
     pub const AFTER: Self = Self { before: AskedCalls::None, after: true };
 
     /// The values in the configuration and in requests.
-    pub(super) const WORDS: [(&'static str, Self); 8] = [
+    pub(super) const NAMES: [(&'static str, Self); 8] = [
         ("never", Self::NEVER),
         ("destructive", Self::DESTRUCTIVE),
         ("writes", Self::WRITES),
@@ -117,8 +117,8 @@ impl ApprovalPolicy {
 
 impl fmt::Display for ApprovalPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = Self::WORDS.into_iter().find(|(_, policy)| policy == self);
-        f.write_str(word.map_or("", |(word, _)| word))
+        let found = Self::NAMES.into_iter().find(|(_, policy)| policy == self);
+        f.write_str(found.map_or("", |(name, _)| name))
     }
 }
 
@@ -131,10 +131,10 @@ impl Serialize for ApprovalPolicy {
 impl<'de> Deserialize<'de> for ApprovalPolicy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let found = Self::WORDS.into_iter().find(|(word, _)| *word == text);
+        let found = Self::NAMES.into_iter().find(|(name, _)| *name == text);
         found.map(|(_, policy)| policy).ok_or_else(|| {
-            let (words, text) = (quoted_words(&Self::WORDS), excerpt(&text, 64));
-            serde::de::Error::custom(format!("approval is {words}, not {text:?}"))
+            let (names, text) = (quoted_names(&Self::NAMES), excerpt(&text, 64));
+            serde::de::Error::custom(format!("approval is {names}, not {text:?}"))
         })
     }
 }
@@ -182,7 +182,7 @@ impl FromStr for CallRate {
     }
 }
 
-/// The changes of the configuration to one tool. `None` means no change.
+/// The changes of the configuration to one tool, or the definition of a tool. `None` means no change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ToolOverride {
@@ -206,7 +206,7 @@ pub struct ToolOverride {
     pub timeout: Option<Duration>,
     /// The approvals that its calls need.
     pub approval: Option<ApprovalPolicy>,
-    /// The time limit of a decision.
+    /// The time limit of an approval, and of the answer to a question.
     pub approval_timeout: Option<Duration>,
     /// Maximum number of concurrent calls in the host.
     pub max_concurrent: Option<NonZeroU32>,

@@ -59,7 +59,8 @@ fn check_end(report: &RunReport) -> Result<(), AnswerFault> {
 
 /// Checks that each call succeeded with the answer to its own arguments, and that calls are in call order.
 fn check_calls(calls: &[CallReport]) -> Result<(), AnswerFault> {
-    let mut place = (0, 0);
+    // The turn and the call index that follow the last call.
+    let mut due = (0, 0);
     for call in calls {
         let CallReport { tool_id, tool_name, status, result, arguments, .. } = call;
         if *status != ToolStatus::Ok {
@@ -71,13 +72,13 @@ fn check_calls(calls: &[CallReport]) -> Result<(), AnswerFault> {
             let example = format!("{tool_id} answered {result:?} instead of {expected:?}");
             return Err(fault("wrong_result", example));
         }
-        let is_next = call.call_index == place.1 && call.turn == place.0;
-        let is_first = call.call_index == 0 && call.turn > place.0;
+        let is_next = call.call_index == due.1 && call.turn == due.0;
+        let is_first = call.call_index == 0 && call.turn > due.0;
         if !is_next && !is_first {
-            let example = format!("{tool_id} stands where call {} is due", place.1);
+            let example = format!("{tool_id} stands where call {} is due", due.1);
             return Err(fault("wrong_order", example));
         }
-        place = (call.turn, call.call_index + 1);
+        due = (call.turn, call.call_index + 1);
     }
     Ok(())
 }

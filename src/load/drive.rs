@@ -236,7 +236,7 @@ impl LoadTest {
                     Err(error) => return self.record_failure(host_error(&error)),
                 }
             }
-            self.timings.begin(slot);
+            self.timings.reset(slot);
             self.progress.started.fetch_add(1, Ordering::Relaxed);
             let began = Instant::now();
             let ended = session.run(INPUT).await;
@@ -275,14 +275,14 @@ impl LoadTest {
         if let Err(fault) = check(&report, &self.options.expected) {
             return self.record_failure(fault);
         }
-        let worked = self.timings.worked(slot);
+        let measured = self.timings.measured(slot);
         let RunStats { model, tools, overlap, .. } = report.exact;
         let waited_for = (model + tools).saturating_sub(overlap);
         let times = RunTimes {
             latency,
             overhead: latency.saturating_sub(waited_for),
-            first_tool: worked.map(|worked| worked.first - began),
-            tools_ready: worked.map(|worked| worked.ready - began),
+            first_tool: measured.map(|tools| tools.first - began),
+            tools_ready: measured.map(|tools| tools.ready - began),
         };
         self.tally.lock().record_success(times, report.calls.len());
         self.progress.succeeded.fetch_add(1, Ordering::Relaxed);

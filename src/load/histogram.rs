@@ -16,17 +16,17 @@ impl DurationHistogram {
         Self { nanos: Histogram::new(3).expect("a histogram") }
     }
 
-    pub(super) fn record(&mut self, time: Duration) {
-        // The histogram grows as needed, so that no duration is out of range.
-        let _ = self.nanos.record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    pub(super) fn record(&mut self, duration: Duration) {
+        // The histogram resizes up to about 146 years. A longer duration is dropped.
+        let _ = self.nanos.record(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Returns the longest duration; `None` if nothing was recorded.
+    /// Returns the longest duration, rounded to three significant digits; `None` if nothing was recorded.
     pub(super) fn max(&self) -> Option<Duration> {
         self.percentile(100)
     }
 
-    /// Returns the duration that `percent` of all durations do not exceed; `None` if nothing was recorded.
+    /// Returns a percentile of the durations; `None` if nothing was recorded.
     pub(super) fn percentile(&self, percent: u32) -> Option<Duration> {
         let nanos = self.nanos.value_at_percentile(f64::from(percent));
         (!self.nanos.is_empty()).then(|| Duration::from_nanos(nanos))

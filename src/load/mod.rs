@@ -7,8 +7,8 @@
 //!
 //! The whole process is measured, so the built-in service runs in a process of
 //! its own ([`ServiceProcess`]). Starting the host, opening the sessions and a warm-up are not counted.
-//! Times are taken where things happen (a run where it is requested and answered, a tool in the
-//! tool), never by a subscriber of its events.
+//! Times are measured at their source (a run where it is requested and answered, a tool in the tool),
+//! never by a subscriber of its events.
 //!
 //! | file | what it does |
 //! | --- | --- |

@@ -56,9 +56,9 @@ pub struct LoadReport {
     pub cpu_us_per_run: Option<f64>,
     /// The time from the request for a run to its answer.
     pub latency_ms: Quantiles,
-    /// The time from there to the start of its first tool.
+    /// The time from the request for a run to the start of its first tool.
     pub first_tool_ms: Median,
-    /// The time from there to the end of the last tool of that turn.
+    /// The time from the request for a run to the end of the last tool of its first turn with calls.
     pub tools_ready_ms: Median,
     /// The part of a run in which neither the model nor a tool was waited for.
     pub overhead_us: Median,
@@ -186,7 +186,7 @@ fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-/// Formats a number with its unit and three significant digits.
+/// Formats a number with its unit: with two decimals below 100, without decimals from 100 on.
 fn format_value(value: Option<f64>, unit: &str) -> String {
     let Some(value) = value else { return "unknown".to_owned() };
     let decimals = if value >= 100.0 { 0 } else { 2 };

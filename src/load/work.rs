@@ -46,7 +46,7 @@ impl Tool for WorkTool {
         }
         let Self(timings) = self;
         if let Some(slot) = timings.timing(context.session().as_str()) {
-            slot.worked(context.key().turn, timings.since(began), timings.now());
+            slot.record_call(context.key().turn, timings.since(began), timings.now());
         }
         Ok(format!("r{i}").into())
     }
@@ -97,7 +97,7 @@ impl ToolTimings {
     }
 
     /// Resets a slot for a new run.
-    pub(super) fn begin(&self, slot: u32) {
+    pub(super) fn reset(&self, slot: u32) {
         let Some(slot) = self.timings.get(slot as usize) else { return };
         for time in [&slot.first, &slot.ready] {
             time.store(0, Ordering::Relaxed);
@@ -106,7 +106,7 @@ impl ToolTimings {
     }
 
     /// Returns the times since the last reset.
-    pub(super) fn worked(&self, slot: u32) -> Option<MeasuredTools> {
+    pub(super) fn measured(&self, slot: u32) -> Option<MeasuredTools> {
         let slot = self.timings.get(slot as usize)?;
         let time = |at: &AtomicU64| match at.load(Ordering::Relaxed) {
             0 => None,
@@ -131,7 +131,7 @@ impl ToolTimings {
 }
 
 impl ToolTiming {
-    fn worked(&self, turn: u32, began: u64, ended: u64) {
+    fn record_call(&self, turn: u32, began: u64, ended: u64) {
         // All calls of a turn precede those of the next turn.
         let first = self.turn.compare_exchange(0, turn, Ordering::Relaxed, Ordering::Relaxed);
         if first.is_err_and(|recorded| recorded != turn) {
@@ -155,15 +155,15 @@ mod tests {
         let timings = ToolTimings::new(2, 0xab);
         let session = timings.session_id(1, 7);
         assert_eq!(session, "load-ab-1-7");
-        assert_eq!(timings.worked(1), None);
+        assert_eq!(timings.measured(1), None);
         for (turn, began, ended) in [(3, 20, 50), (3, 10, 40), (4, 5, 90)] {
-            timings.timing(&session).unwrap().worked(turn, began, ended);
+            timings.timing(&session).unwrap().record_call(turn, began, ended);
         }
         let at = |nanos| timings.epoch + Duration::from_nanos(nanos);
-        assert_eq!(timings.worked(1), Some(MeasuredTools { first: at(10), ready: at(50) }));
-        assert_eq!(timings.worked(0), None);
-        timings.begin(1);
-        assert_eq!(timings.worked(1), None);
+        assert_eq!(timings.measured(1), Some(MeasuredTools { first: at(10), ready: at(50) }));
+        assert_eq!(timings.measured(0), None);
+        timings.reset(1);
+        assert_eq!(timings.measured(1), None);
         for other in ["ses_1", "load-ab-2-0", "load-ab-x-0", "load-ab-1"] {
             assert!(timings.timing(other).is_none(), "{other}");
         }

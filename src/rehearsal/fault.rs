@@ -18,7 +18,7 @@ use super::script::{At, Response};
 /// a body fails.
 const FLUSH: Duration = Duration::from_millis(2);
 
-/// One thing to do while a body is sent.
+/// One step of sending a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SendStep {
     /// Send these bytes.

@@ -93,7 +93,7 @@ async fn ask(
     match dispatch::service(wire).read(&ProviderRequest { body: &body, action }) {
         Ok(request) => answer(state, open, &request).await,
         Err(refused) => {
-            open.status(refused.status);
+            open.set_status(refused.status);
             open.end(Ended::Whole);
             whole(refused.status, &refused.body)
         }
@@ -137,7 +137,7 @@ async fn answer(
         &RehearsedAnswer { response: &response, request, number, created },
     );
     let status = response.status.unwrap_or(200);
-    open.status(status);
+    open.set_status(status);
     stream(state, open, &response, &encoded, status)
 }
 

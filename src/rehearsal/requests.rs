@@ -161,7 +161,7 @@ impl RehearsalState {
         let _ = self.seen.subscribe().wait_for(fits).await;
     }
 
-    fn note(&self, number: u64, change: impl FnOnce(&mut ReceivedRequest)) {
+    fn update(&self, number: u64, change: impl FnOnce(&mut ReceivedRequest)) {
         self.seen.send_if_modified(|seen| {
             let found = seen.kept.iter_mut().rfind(|request| request.number == number);
             found.map(change).is_some()
@@ -169,8 +169,8 @@ impl RehearsalState {
     }
 }
 
-/// A request while it is answered. Dropping it before [`OpenRequest::end`] means that the client has
-/// disconnected.
+/// A request while it is answered. Dropping it before [`OpenRequest::end`] records that the client has
+/// disconnected, or that the server has stopped.
 #[derive(Debug)]
 pub(super) struct OpenRequest {
     state: Arc<RehearsalState>,
@@ -180,14 +180,14 @@ pub(super) struct OpenRequest {
 }
 
 impl OpenRequest {
-    pub(super) fn status(&self, status: u16) {
-        self.state.note(self.number, |request| request.status = status);
+    pub(super) fn set_status(&self, status: u16) {
+        self.state.update(self.number, |request| request.status = status);
     }
 
     pub(super) fn end(&mut self, ended: Ended) {
         if self.ended == Ended::Open {
             self.ended = ended;
-            self.state.note(self.number, |request| request.ended = ended);
+            self.state.update(self.number, |request| request.ended = ended);
         }
     }
 }

@@ -111,7 +111,7 @@ pub struct Response {
     pub cut_after_chunks: Option<usize>,
     /// Sends nothing more after this number of chunks, until the client disconnects.
     pub stall_after_chunks: Option<usize>,
-    /// Sends a comment at this interval during a stall, in milliseconds.
+    /// Sends a keep-alive (a comment, a ping or an empty line) at this interval during a stall, in milliseconds.
     pub keep_alive_ms: Option<u64>,
     /// Sends broken JSON in place of the chunk with this index.
     pub malformed_at_chunk: Option<usize>,
@@ -141,7 +141,7 @@ pub struct Call {
     pub index: Option<u64>,
     /// Sends no index.
     pub no_index: bool,
-    /// The number of pieces in which the arguments are streamed. Absent: pieces of about 8 characters.
+    /// The number of pieces in which the arguments are streamed. Absent: pieces of 8 characters.
     pub pieces: Option<usize>,
 }
 

@@ -24,7 +24,7 @@ pub(super) trait ProviderService {
     /// Returns an answer as one plain body.
     fn plain(&self, answer: &RehearsedAnswer<'_>) -> Value;
 
-    /// Adds the headers of a stream to its chunks.
+    /// Returns a stream as a body: its chunks, its content type, and the bytes for faults and pauses.
     fn stream_body(&self, chunks: Vec<BodyChunk>) -> Encoded {
         Encoded::events(chunks)
     }

@@ -37,7 +37,8 @@ pub(super) fn turns_since_user(request: &Value) -> usize {
     since.filter(|message| message["role"] == "assistant").count()
 }
 
-/// Splits a text into words: after spaces, and after every four characters in texts without spaces.
+/// Splits a text into words: after spaces and line feeds. Splits a word that is not ASCII after every four
+/// characters, because scripts such as Chinese have no spaces.
 pub(super) fn words(text: &str) -> Vec<String> {
     text.split_inclusive([' ', '\n'])
         .flat_map(|word| if word.is_ascii() { vec![word.to_owned()] } else { split_every(word, 4) })

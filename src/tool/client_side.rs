@@ -14,7 +14,7 @@ impl ClientSideTool {
         let ClientTool { name, description, input_schema, effect, approval_timeout } = tool;
         let mut schema = (**input_schema).clone();
         if let Some(members) = schema.as_object_mut() {
-            // Services require it.
+            // Model services require this member.
             members.entry("type").or_insert_with(|| "object".into());
         }
         let input = InputSchema::from_value(schema);

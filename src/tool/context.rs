@@ -77,7 +77,7 @@ pub struct ToolContext(Arc<SharedContext>);
 struct SharedContext {
     parts: ToolContextParts,
     questions: Questions,
-    /// Made when the tool asks for it.
+    /// Computed at its first use.
     idempotency_key: OnceLock<String>,
 }
 
@@ -169,7 +169,7 @@ impl ToolContext {
         self.0.parts.deadline?.checked_add(self.question_wait())
     }
 
-    /// Returns what runs the child of the call, if its tool is an agent.
+    /// Returns the runner of the child session, if the tool is an agent.
     pub(crate) fn agent_caller(&self) -> Option<&Arc<dyn AgentCaller>> {
         self.0.parts.agents.as_ref()
     }

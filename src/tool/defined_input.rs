@@ -15,11 +15,11 @@ pub(crate) struct DefinedInput {
     properties: Map<String, Value>,
 }
 
-/// A wrong key of a tool's definition.
+/// An invalid key of a tool, a server or a hook that the configuration defines.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {message}")]
 pub(crate) struct DefinitionError {
-    /// The key below `[tools.NAME]`, such as `command[1]`.
+    /// The key below its table, such as `command[1]`.
     pub(crate) key: String,
     /// The problem.
     pub(crate) message: String,
@@ -32,7 +32,7 @@ impl DefinitionError {
 }
 
 impl DefinedInput {
-    /// Makes the schema. A file is read.
+    /// Makes the schema, which may be in a file.
     ///
     /// # Errors
     /// If the file cannot be read, or the schema is not that of an object.

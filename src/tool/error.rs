@@ -43,15 +43,15 @@ pub struct ToolError {
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
-/// True if another attempt of the call may succeed.
+/// The prospects of another attempt of the call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum NextAttempt {
-    /// It may.
+    /// It may succeed.
     #[default]
     MayHelp,
-    /// It may, after this time.
+    /// It may succeed after this time.
     After(Duration),
-    /// It fails in the same way.
+    /// It would fail in the same way.
     Useless,
 }
 
@@ -78,8 +78,8 @@ impl ToolError {
         Self { next_attempt: NextAttempt::Useless, ..self }
     }
 
-    /// Declares that another attempt may succeed after a time, such as the one that a service asks for. Such
-    /// an error says nothing about the health of the tool to its circuit breaker.
+    /// Declares that another attempt may succeed after a time, such as the one that a service asks for. For
+    /// the circuit breaker of the tool, such an error counts neither as a failure nor as a success.
     #[must_use]
     pub fn retry_after(self, wait: Duration) -> Self {
         Self { next_attempt: NextAttempt::After(wait), ..self }

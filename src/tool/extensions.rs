@@ -65,10 +65,10 @@ impl Extensions {
         match (&self.values, &base.values) {
             (None, _) => base.clone(),
             (_, None) => self.clone(),
-            (Some(own), Some(base)) => {
-                let mut values = ValuesByType::clone(base);
-                values.extend(own.iter().map(|(id, value)| (*id, value.clone())));
-                Self { values: Some(Arc::new(values)) }
+            (Some(values), Some(base)) => {
+                let mut merged = ValuesByType::clone(base);
+                merged.extend(values.iter().map(|(id, value)| (*id, value.clone())));
+                Self { values: Some(Arc::new(merged)) }
             }
         }
     }

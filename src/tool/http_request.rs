@@ -12,7 +12,7 @@ use reqwest::{Method, RequestBuilder, Response, Url};
 use serde_json::{Map, Value};
 
 use super::defined_input::{DefinedInput, DefinitionError};
-use super::http::response::{LimitedBody, shorten, status_line};
+use super::http::response::{LimitedBody, quoted_excerpt, status_line};
 use super::http::{
     AllowRule, CONNECT_TIMEOUT, HttpClient, HttpError, REDIRECTS_MAX, URL_BYTES_MAX, redirect,
     system_lookup, trace_headers,
@@ -24,7 +24,7 @@ use super::{
 use crate::config::{ConfiguredTool, HttpBody, HttpConfig, HttpMethod, with_last_word};
 use crate::types::{FailureKind, Secrets, excerpt};
 
-/// Maximum size of an answer. The rest is not read.
+/// Maximum size of an answer in bytes. The rest is not read.
 const BODY_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum number of characters of an answer that an error quotes.
@@ -182,8 +182,10 @@ impl HttpTool {
             retry_after(header, SystemTime::now())
         };
         let location = response.headers().get(LOCATION).filter(|_| status.is_redirection());
-        let location =
-            location.map(|to| shorten(&secrets.redact(&String::from_utf8_lossy(to.as_bytes()))));
+        let location = location.map(|to| {
+            let to = String::from_utf8_lossy(to.as_bytes());
+            quoted_excerpt(&secrets.redact(&to))
+        });
         let body = LimitedBody::read(response, BODY_BYTES_MAX).await?;
         if !self.is_ok(status.as_u16()) {
             let mut message = format!("HTTP {}", status_line(status));
@@ -208,7 +210,9 @@ impl HttpTool {
             LimitedBody::Text { .. } => {
                 return Err(ToolError::new("the answer is longer than 1 MiB"));
             }
-            LimitedBody::Other(_) => return Err(ToolError::new(body.text())),
+            LimitedBody::Unreadable { .. } => {
+                return Err(ToolError::new(body.redacted_text(secrets)));
+            }
         };
         let mut answer: Value = serde_json::from_slice(bytes)
             .map_err(|error| ToolError::new(format!("the answer is not JSON: {error}")))?;
@@ -251,7 +255,10 @@ impl Tool for HttpTool {
         };
         let exchange = async {
             let sent = self.send(url, body, trace_headers(&context), headers).await;
-            self.result(sent.map_err(failure)?, &secrets).await
+            // The error may quote the target of a redirect, cut within a secret.
+            let redact = |text: String| secrets.redact_excerpts(&text);
+            let response = sent.map_err(|error| failure(error).map_message(redact))?;
+            self.result(response, &secrets).await
         };
         let result = tokio::select! {
             result = exchange => result,
@@ -303,8 +310,8 @@ pub(super) fn check_headers(
     Ok(headers)
 }
 
-/// Reads secret headers now, by the host's variables with their values. Returns them with the values to
-/// redact.
+/// Reads the values of secret headers from the environment variables that hold them. Returns the headers and the
+/// secrets to redact.
 pub(super) fn read_secret_headers(
     variables: &BTreeMap<String, String>,
 ) -> Result<(HeaderMap, Secrets), ToolError> {

@@ -52,6 +52,7 @@
 //! | `hook/` | [`Hook`]: code that is asked before and after calls, and can forbid them |
 //! | `client_side.rs` | a tool that the client runs |
 //! | `search.rs` | search among many tools: `find_tools` |
+//! | `source.rs` | [`ToolSource`]: tools that are not known when the host starts |
 //! | `server.rs` | servers of tools: what the host needs of them |
 //! | `listing.rs` | feature `server`: the tools of an agent, for `callsheet tools list` and `GET /v1/tools` |
 //! | `retry_after.rs` | `Retry-After`: the wait that an HTTP service asks for; also read by the model client |
@@ -175,10 +176,8 @@ pub use spec::ToolSpec;
 pub(crate) use template::Template;
 pub use typed::TypedTool;
 
-/// A function that the model may call: the object-safe form, with the arguments as JSON. A tool
-/// whose name and schema are known when it is compiled is shorter as a [`TypedTool`].
-///
-/// [`TypedTool`] is the usual way; [`ToolSpec::into_tool`] makes a tool of a closure.
+/// A function that the model may call: the object-safe form, with the arguments as JSON. A tool whose
+/// schema is known at compile time is shorter as a [`TypedTool`] or a closure ([`ToolSpec::into_tool`]).
 #[async_trait]
 pub trait Tool: Send + Sync + 'static {
     /// Returns the tool's name, schema and scheduling policy. Called once, at registration.
@@ -194,7 +193,7 @@ pub trait Tool: Send + Sync + 'static {
     /// If the call fails; the model reads the message. A panic is caught and ends only this call.
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError>;
 
-    /// Returns a future that ends when calls of this session can be sent, if they have to wait. Asked only if
+    /// Returns a future that ends when calls of this session can be sent, if they have to wait. Called only if
     /// `ToolSpec::waits_for_server` is set.
     #[doc(hidden)]
     fn ready(&self, _session: &SessionId) -> Option<BoxFuture<'static, ()>> {

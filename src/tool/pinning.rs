@@ -47,7 +47,7 @@ struct PinnedTool {
 pub(crate) enum PinProblem {
     /// It was not accepted.
     New,
-    /// Its definition has changed. The text tells the difference.
+    /// Its definition has changed. The text describes the difference.
     Changed(String),
 }
 

@@ -299,8 +299,8 @@ impl ToolSpec {
         }
     }
 
-    /// Returns the time limit of a call. The agent's `tool_timeout` is that of tools without their own; calls of
-    /// agents have none then.
+    /// Returns the time limit of a call. A tool without its own has the agent's `tool_timeout`, but a tool that runs
+    /// an agent has none.
     #[must_use]
     pub(crate) fn timeout_or(&self, tool_timeout: Option<Duration>) -> Option<Duration> {
         self.timeout.or(tool_timeout.filter(|_| self.agent.is_none()))

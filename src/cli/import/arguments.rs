@@ -8,11 +8,11 @@ use super::document::{OpenApiDocument, Operation, members};
 use super::naming::argument_name;
 use super::schema::SchemaReader;
 
-/// Headers that are no parameters, by the rules of OpenAPI.
+/// Header parameters that must be ignored according to OpenAPI.
 const IGNORED_HEADERS: [&str; 3] = ["accept", "authorization", "content-type"];
 
-/// Keywords of an object whose properties can be arguments of their own.
-const PLAIN_OBJECT: [&str; 5] =
+/// The keywords that the schema of a body may have if its properties become separate arguments.
+const PLAIN_OBJECT_KEYWORDS: [&str; 5] =
     ["additionalProperties", "description", "properties", "required", "type"];
 
 /// An argument that the model gives.
@@ -22,7 +22,7 @@ pub(super) struct Argument {
     pub(super) is_required: bool,
 }
 
-/// What the parameters and the body of an operation become.
+/// The parts of a request, and the arguments that fill them: the parameters and the body of an operation.
 #[derive(Debug)]
 pub(super) struct RequestParts<'d> {
     document: &'d OpenApiDocument,
@@ -35,9 +35,9 @@ pub(super) struct RequestParts<'d> {
     /// Headers with fixed values.
     pub(super) headers: BTreeMap<String, String>,
     pub(super) idempotency_header: Option<String>,
-    /// The key `body`.
+    /// The value of the key `body`.
     pub(super) body: String,
-    /// Comments.
+    /// Comments about parts that were left out or that the document does not describe.
     pub(super) notes: Vec<String>,
 }
 
@@ -61,30 +61,33 @@ impl<'d> RequestParts<'d> {
             body: "none".to_owned(),
             notes: Vec::new(),
         };
-        // A parameter of the operation replaces the one of the path.
+        // A parameter of the operation replaces that of the path item with the same name and location. The key puts
+        // parameters of the path last.
         let mut parameters = BTreeMap::new();
-        for holder in [operation.path_item, operation.definition] {
-            for parameter in holder["parameters"].as_array().into_iter().flatten() {
+        for object in [operation.path_item, operation.definition] {
+            for parameter in object["parameters"].as_array().into_iter().flatten() {
                 let parameter = document.resolve(parameter);
                 let parameter = parameter.map_err(|problem| format!("a parameter {problem}"))?;
                 let text = |key: &str| parameter[key].as_str().unwrap_or_default();
                 parameters.insert((text("in") == "path", text("name"), text("in")), parameter);
             }
         }
-        // Parameters of the path get the plain names.
-        for ((_, name, place), parameter) in parameters.iter().rev() {
-            if let Err(problem) = parts.parameter(operation, name, place, parameter) {
-                if *place == "path" || parameter["required"] == true {
-                    return Err(format!("the {place} parameter {name:?} {problem}"));
+        // Parameters of the path come first, so that only other arguments get a suffix if names collide.
+        for ((_, name, location), parameter) in parameters.iter().rev() {
+            if let Err(problem) = parts.add_parameter(operation, name, location, parameter) {
+                if *location == "path" || parameter["required"] == true {
+                    return Err(format!("the {location} parameter {name:?} {problem}"));
                 }
-                parts.notes.push(format!("without the {place} parameter {name:?}: it {problem}"));
+                parts
+                    .notes
+                    .push(format!("without the {location} parameter {name:?}: it {problem}"));
             }
         }
         for name in placeholders(operation.path) {
             if !parts.path.contains_key(name) {
                 parts.notes.push(format!("the document does not describe {{{name}}} of the path"));
                 let schema = Map::from_iter([("type".to_owned(), "string".into())]);
-                let argument = parts.add(name, "path", schema, true);
+                let argument = parts.add_argument(name, "path", schema, true);
                 parts.path.insert(name.to_owned(), argument);
             }
         }
@@ -94,27 +97,27 @@ impl<'d> RequestParts<'d> {
     }
 
     /// Adds an argument, and returns its name.
-    fn add(
+    fn add_argument(
         &mut self,
         name: &str,
         suffix: &str,
         mut schema: Map<String, Value>,
         is_required: bool,
     ) -> String {
-        // The service has its own defaults. One in the configuration would be sent with every call.
+        // The service applies its own default. A default in the configuration would be sent with every call.
         if let Some(default) = schema.remove("default") {
-            describe(&mut schema, &format!("Default: {default}."));
+            append_to_description(&mut schema, &format!("Default: {default}."));
         }
         let name = argument_name(name, suffix, |name| self.arguments.contains_key(name));
         self.arguments.insert(name.clone(), Argument { schema, is_required });
         name
     }
 
-    fn parameter(
+    fn add_parameter(
         &mut self,
         operation: &Operation<'_>,
         name: &str,
-        place: &str,
+        location: &str,
         parameter: &Value,
     ) -> Result<(), &'static str> {
         let is_required = parameter["required"] == true;
@@ -127,43 +130,43 @@ impl<'d> RequestParts<'d> {
         if let Some(text) = self.reader.read(parameter).remove("description") {
             schema.insert("description".to_owned(), text);
         }
-        let is = |kind: &str| {
+        let has_type = |kind: &str| {
             let kinds = schema.get("type").into_iter();
             let mut kinds = kinds.flat_map(|t| t.as_array().map_or(std::slice::from_ref(t), |t| t));
             kinds.any(|name| name == kind)
         };
-        let (is_array, is_object) = (is("array"), is("object"));
-        // JSON is what the host makes of an object.
+        let (is_array, is_object) = (has_type("array"), has_type("object"));
+        // The host encodes an object as JSON. So an object needs a media type, and other values must not have one.
         if is_object != content.is_some() {
             return Err("is an object, or has the form of a media type");
         }
-        let style = parameter["style"].as_str().unwrap_or(match place {
+        let style = parameter["style"].as_str().unwrap_or(match location {
             "query" => "form",
             _ => "simple",
         });
         let explodes = parameter["explode"].as_bool().unwrap_or(style == "form");
-        match (place, style) {
+        match (location, style) {
             ("path", _) if !placeholders(operation.path).any(|placeholder| placeholder == name) => {
             }
             ("path", "simple") if !is_object => {
-                let schema = if is_array { joined(&schema) } else { schema };
-                let argument = self.add(name, place, schema, true);
+                let schema = if is_array { comma_separated(&schema) } else { schema };
+                let argument = self.add_argument(name, location, schema, true);
                 self.path.insert(name.to_owned(), argument);
             }
             ("query", "form") => {
-                let schema = if is_array && !explodes { joined(&schema) } else { schema };
-                let argument = self.add(name, place, schema, is_required);
+                let schema = if is_array && !explodes { comma_separated(&schema) } else { schema };
+                let argument = self.add_argument(name, location, schema, is_required);
                 self.query.insert(name.to_owned(), argument);
             }
-            ("header", _) => self.header(name, &schema, is_required),
+            ("header", _) => self.add_header(name, &schema, is_required),
             ("path" | "query", _) => return Err("has a style that kind = \"http\" does not write"),
             _ => return Err("cannot be sent by kind = \"http\""),
         }
         Ok(())
     }
 
-    /// Adds a header. Arguments cannot be in headers, so that only fixed values are possible.
-    fn header(&mut self, name: &str, schema: &Map<String, Value>, is_required: bool) {
+    /// Adds a header with a fixed value. Arguments cannot be in headers, so any other header only gets a comment.
+    fn add_header(&mut self, name: &str, schema: &Map<String, Value>, is_required: bool) {
         let lower = name.to_ascii_lowercase();
         if IGNORED_HEADERS.contains(&lower.as_str()) {
             return;
@@ -195,25 +198,25 @@ impl<'d> RequestParts<'d> {
         }
         let body = self.document.resolve(body).map_err(|problem| format!("its body {problem}"))?;
         let is_required = body["required"] == true;
-        let plain =
+        let essence =
             |name: &str| name.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
         let find = |fits: &dyn Fn(&str) -> bool| {
-            members(&body["content"]).find(|(name, _)| fits(&plain(name)))
+            members(&body["content"]).find(|(name, _)| fits(&essence(name)))
         };
         let media = find(&|name| name == "application/json")
             .or_else(|| find(&|name| name.ends_with("+json")))
             .or_else(|| find(&|name| name == "*/*"));
         if let Some((name, media)) = media {
-            if plain(name).ends_with("+json") {
-                self.headers.insert("content-type".to_owned(), plain(name));
+            if essence(name).ends_with("+json") {
+                self.headers.insert("content-type".to_owned(), essence(name));
             }
-            return self.json_body(&media["schema"], is_required);
+            return self.read_json_body(&media["schema"], is_required);
         }
         if let Some((name, media)) = find(&|name| name.starts_with("text/") && name != "text/xml") {
-            self.headers.insert("content-type".to_owned(), plain(name));
+            self.headers.insert("content-type".to_owned(), essence(name));
             let mut schema = self.reader.read(&media["schema"]);
             schema.entry("type").or_insert_with(|| "string".into());
-            let argument = self.add("body", "text", schema, is_required);
+            let argument = self.add_argument("body", "text", schema, is_required);
             self.body = format!("text:{argument}");
             return Ok(());
         }
@@ -226,12 +229,12 @@ impl<'d> RequestParts<'d> {
         }
     }
 
-    fn json_body(&mut self, definition: &Value, is_required: bool) -> Result<(), String> {
+    fn read_json_body(&mut self, definition: &Value, is_required: bool) -> Result<(), String> {
         let mut schema = self.reader.read(definition);
-        let is_plain = schema.keys().all(|key| PLAIN_OBJECT.contains(&key.as_str()))
+        let is_plain = schema.keys().all(|key| PLAIN_OBJECT_KEYWORDS.contains(&key.as_str()))
             && schema.get("type").is_none_or(|kind| kind == "object")
             && schema.get("additionalProperties").is_none_or(Value::is_boolean);
-        let is_free = |name: &String| {
+        let can_be_argument = |name: &String| {
             let accepted = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
             (1..=64).contains(&name.len())
                 && name.bytes().all(accepted)
@@ -239,14 +242,14 @@ impl<'d> RequestParts<'d> {
         };
         let properties = schema.get("properties").and_then(Value::as_object).cloned();
         let properties = properties.filter(|properties| {
-            is_plain && !properties.is_empty() && properties.keys().all(is_free)
+            is_plain && !properties.is_empty() && properties.keys().all(can_be_argument)
         });
         if let Some(properties) = properties {
             for (name, property) in properties {
                 let is_required = requires(&schema, &name);
                 let mut property = property.as_object().cloned().unwrap_or_default();
                 if let Some(default) = property.remove("default") {
-                    describe(&mut property, &format!("Default: {default}."));
+                    append_to_description(&mut property, &format!("Default: {default}."));
                 }
                 self.arguments.insert(name, Argument { schema: property, is_required });
             }
@@ -261,7 +264,7 @@ impl<'d> RequestParts<'d> {
         }
         let content_type = || "application/json".to_owned();
         self.headers.entry("content-type".to_owned()).or_insert_with(content_type);
-        let argument = self.add("body", "json", schema, is_required);
+        let argument = self.add_argument("body", "json", schema, is_required);
         self.body = format!("text:{argument}");
         Ok(())
     }
@@ -272,8 +275,8 @@ fn requires(schema: &Map<String, Value>, name: &str) -> bool {
     required.is_some_and(|required| required.iter().any(|required| required == name))
 }
 
-/// Adds a sentence to the description of a schema.
-fn describe(schema: &mut Map<String, Value>, sentence: &str) {
+/// Appends a sentence to the description of a schema.
+fn append_to_description(schema: &mut Map<String, Value>, sentence: &str) {
     let description = schema.get("description").and_then(Value::as_str).unwrap_or_default();
     let end =
         if description.is_empty() || description.ends_with(['.', '!', '?']) { "" } else { "." };
@@ -281,14 +284,14 @@ fn describe(schema: &mut Map<String, Value>, sentence: &str) {
     schema.insert("description".to_owned(), text.trim().into());
 }
 
-/// Returns the schema of a text that holds the items of a list.
-fn joined(list: &Map<String, Value>) -> Map<String, Value> {
+/// Returns the schema of a string that holds the items of a list, separated by commas.
+fn comma_separated(list: &Map<String, Value>) -> Map<String, Value> {
     let mut schema = Map::from_iter([("type".to_owned(), "string".into())]);
     schema.extend(list.get("description").map(|text| ("description".to_owned(), text.clone())));
     let values = list.get("items").and_then(|items| items["enum"].as_array());
     let values = values.map(|values| format!(" of {}", Value::from(values.clone())));
     let values = values.unwrap_or_default();
-    describe(&mut schema, &format!("Several values{values} are separated by \",\"."));
+    append_to_description(&mut schema, &format!("Several values{values} are separated by \",\"."));
     schema
 }
 

@@ -10,7 +10,7 @@ use crate::types::percent_decoded;
 const METHODS: [&str; 9] =
     ["get", "post", "put", "patch", "delete", "head", "options", "trace", "query"];
 
-/// Maximum number of references that lead from one to the next.
+/// Maximum length of a chain of references.
 const REFERENCES_MAX: usize = 16;
 
 /// An OpenAPI document of a known version.
@@ -28,14 +28,14 @@ pub(super) struct Operation<'d> {
     pub(super) method: String,
     /// The path, with its placeholders.
     pub(super) path: &'d str,
-    /// What all operations of the path share.
+    /// The path item object, whose members all operations of the path share.
     pub(super) path_item: &'d Value,
-    /// The operation itself.
+    /// The operation object.
     pub(super) definition: &'d Value,
 }
 
 impl Operation<'_> {
-    /// Returns the texts of the operation's tags.
+    /// Returns the tags of the operation.
     pub(super) fn tags(&self) -> impl Iterator<Item = &str> {
         self.definition["tags"].as_array().into_iter().flatten().filter_map(Value::as_str)
     }
@@ -45,7 +45,7 @@ impl OpenApiDocument {
     /// Parses JSON (a text that begins with `{`) or YAML.
     ///
     /// # Errors
-    /// If the text is neither, or no OpenAPI document of a known version.
+    /// If the text is neither, or is no OpenAPI document of a known version.
     pub(super) fn parse(text: &str) -> Result<Self, ImportError> {
         let text = text.trim_start_matches('\u{feff}');
         let root: Value = if text.trim_start().starts_with('{') {
@@ -81,10 +81,10 @@ impl OpenApiDocument {
         self.root["info"]["title"].as_str().unwrap_or_default()
     }
 
-    /// Returns the value that a reference names.
+    /// Returns the value that a reference names. Other documents are never read.
     ///
     /// # Errors
-    /// The reason why there is none. Other documents are never read.
+    /// The reason why the reference cannot be followed.
     pub(super) fn target(&self, reference: &str) -> Result<&Value, String> {
         let Some(pointer) = reference.strip_prefix('#') else {
             return Err(format!("refers to {reference:?}, and other documents are not read"));
@@ -93,10 +93,10 @@ impl OpenApiDocument {
         found.ok_or_else(|| format!("refers to {reference:?}, which the document does not have"))
     }
 
-    /// Returns the value itself, or what its reference leads to.
+    /// Follows the references of a value. Returns a value without a reference unchanged.
     ///
     /// # Errors
-    /// The reason why the reference leads nowhere.
+    /// The reason why a reference cannot be followed.
     pub(super) fn resolve<'d>(&'d self, mut value: &'d Value) -> Result<&'d Value, String> {
         for _ in 0..REFERENCES_MAX {
             match value["$ref"].as_str() {
@@ -112,18 +112,19 @@ impl OpenApiDocument {
     /// # Errors
     /// If the paths do not have the form of OpenAPI.
     pub(super) fn operations(&self) -> Result<(Vec<Operation<'_>>, Vec<String>), ImportError> {
-        let paths = self.root.get("paths").ok_or_else(|| wrong("paths", "is missing"))?;
-        let paths = paths.as_object().ok_or_else(|| wrong("paths", "must be an object"))?;
+        let paths = self.root.get("paths").ok_or_else(|| structure_error("paths", "is missing"))?;
+        let paths =
+            paths.as_object().ok_or_else(|| structure_error("paths", "must be an object"))?;
         let mut operations = Vec::new();
         let mut unread = Vec::new();
         for (path, item) in paths.iter().filter(|(path, _)| !path.starts_with("x-")) {
             let at = format!("paths.{path:?}");
             if !path.starts_with('/') {
-                return Err(wrong(&at, "must begin with \"/\""));
+                return Err(structure_error(&at, "must begin with \"/\""));
             }
             let item = match self.resolve(item) {
                 Ok(item) if item.is_object() => item,
-                Ok(_) => return Err(wrong(&at, "must be an object")),
+                Ok(_) => return Err(structure_error(&at, "must be an object")),
                 Err(problem) => {
                     unread.push(format!("{path}: it {problem}"));
                     continue;
@@ -132,7 +133,7 @@ impl OpenApiDocument {
             for method in METHODS {
                 let Some(definition) = item.get(method) else { continue };
                 if !definition.is_object() {
-                    return Err(wrong(&format!("{at}.{method}"), "must be an object"));
+                    return Err(structure_error(&format!("{at}.{method}"), "must be an object"));
                 }
                 let method = method.to_ascii_uppercase();
                 let name = String::new();
@@ -158,7 +159,7 @@ fn parse_yaml(text: &str) -> Result<Value, String> {
     serde_json::to_value(value).map_err(|error| error.to_string())
 }
 
-fn wrong(at: &str, problem: &str) -> ImportError {
+fn structure_error(at: &str, problem: &str) -> ImportError {
     ImportError::Structure { at: at.to_owned(), problem: problem.to_owned() }
 }
 

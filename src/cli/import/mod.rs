@@ -1,8 +1,8 @@
 //! `callsheet tools import`: writes tables of the configuration for the operations of an OpenAPI document.
 //!
-//! A text goes in, a text comes out. Nothing is fetched.
+//! Converts the text of a document to the text of the tables. Fetches nothing.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! | --- | --- |
 //! | `mod.rs` | the choice of operations, and the text around their tables |
 //! | `document.rs` | the document: its version, its references and its operations |
@@ -54,7 +54,7 @@ pub(super) enum ImportError {
     NoMatch { tags: String, names: String },
 }
 
-/// The operations that are wanted. An empty list stands for all.
+/// The operations to import. An empty list selects all.
 #[derive(Debug, Default)]
 pub(super) struct OperationFilter {
     /// Patterns of the tools' names.

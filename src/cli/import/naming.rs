@@ -1,4 +1,4 @@
-//! The names of the tools and of their arguments.
+//! The names of tools, of their arguments, and of environment variables.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,12 +11,12 @@ const NAME_BYTES_MAX: usize = 64;
 /// Number of hex digits of the hash in a name that would not be unique or is too long.
 const HASH_DIGITS: usize = 8;
 
-/// The names of the built-in tools. The host itself answers those of [`RESERVED_NAMES`].
-const BUILT_IN: [&str; 6] =
+/// The names of the built-in tools. [`RESERVED_NAMES`] has the names of the tools that the host itself answers.
+const BUILT_IN_NAMES: [&str; 6] =
     ["calculator", "clock", "get_variable", "http_get", "read_file", "set_variable"];
 
-/// Returns a unique name for each operation, from its `operationId`, or else from its method and path, such as
-/// `GET /pets`. A name that several operations would have, that belongs to a tool of the host, or that is too long,
+/// Returns a unique name for each operation: from its `operationId`, or from its method and path, such as `GET /pets`,
+/// if it has none. A name that several operations would have, that belongs to a tool of the host, or that is too long,
 /// ends with a hash of method and path.
 pub(super) fn tool_names<'d>(operations: impl Iterator<Item = (&'d str, String)>) -> Vec<String> {
     let plain: Vec<(String, String)> = operations
@@ -30,17 +30,18 @@ pub(super) fn tool_names<'d>(operations: impl Iterator<Item = (&'d str, String)>
     let mut names = Vec::new();
     for (name, method_and_path) in &plain {
         let is_unique = counts.get(name.as_str()) == Some(&1);
-        let is_of_host = [&BUILT_IN[..], &RESERVED_NAMES[..]].concat().contains(&name.as_str());
+        let is_of_host =
+            [&BUILT_IN_NAMES[..], &RESERVED_NAMES[..]].concat().contains(&name.as_str());
         let is_usable = is_unique && !is_of_host && name.len() <= NAME_BYTES_MAX;
         let mut digits = HASH_DIGITS;
         let mut unique = match is_usable {
             true => name.clone(),
-            false => hashed(name, method_and_path, digits),
+            false => with_hash(name, method_and_path, digits),
         };
-        // The `operationId` of another operation can be this very name. Each round takes one more digit of the hash.
+        // The `operationId` of another operation can equal this name. Each round adds one more digit of the hash.
         while !used.insert(unique.clone()) {
             digits += 1;
-            unique = hashed(name, method_and_path, digits);
+            unique = with_hash(name, method_and_path, digits);
         }
         names.push(unique);
     }
@@ -49,25 +50,25 @@ pub(super) fn tool_names<'d>(operations: impl Iterator<Item = (&'d str, String)>
 
 /// Returns a name for an operation, which may not be unique.
 fn plain_name(id: &str, method_and_path: &str) -> String {
-    let mut name = clean(id);
+    let mut name = sanitized(id);
     if name.is_empty() {
         let (method, path) = method_and_path.split_once(' ').unwrap_or_default();
-        name = clean(&format!("{} {path}", method.to_ascii_lowercase()));
+        name = sanitized(&format!("{} {path}", method.to_ascii_lowercase()));
     }
     // Some providers demand a letter at the beginning.
     if name.starts_with(|c: char| c.is_ascii_alphabetic()) { name } else { format!("op_{name}") }
 }
 
-/// Returns the name with the first digits of a hash of method and path, shortened to the longest permitted name.
-fn hashed(name: &str, method_and_path: &str, digits: usize) -> String {
+/// Appends the first digits of a hash of method and path to a name. Shortens the name to the permitted length.
+fn with_hash(name: &str, method_and_path: &str, digits: usize) -> String {
     let hash = sha256_hex(method_and_path);
     let hash = hash.get(..digits).unwrap_or(&hash);
     let beginning = name.get(..NAME_BYTES_MAX - 1 - hash.len()).unwrap_or(name);
     format!("{beginning}_{hash}")
 }
 
-/// Replaces each sequence of other characters than `a-z A-Z 0-9 _ -` by one `_`.
-fn clean(text: &str) -> String {
+/// Replaces each sequence of characters outside `a-z A-Z 0-9 _ -` with one `_`, and trims `_` at both ends.
+fn sanitized(text: &str) -> String {
     let mut name = String::new();
     for c in text.chars() {
         match c {
@@ -79,14 +80,13 @@ fn clean(text: &str) -> String {
     name.trim_matches('_').to_owned()
 }
 
-/// Returns the name of an argument for a parameter. A name that is taken ends with `suffix`, or with a
-/// number.
+/// Returns the name of an argument for a parameter. If the name is taken, appends `suffix`, and then a number.
 pub(super) fn argument_name(
     parameter: &str,
     suffix: &str,
     is_taken: impl Fn(&str) -> bool,
 ) -> String {
-    let mut name = clean(parameter);
+    let mut name = sanitized(parameter);
     name.truncate(NAME_BYTES_MAX - 10);
     if name.is_empty() {
         name.push_str(suffix);
@@ -97,9 +97,10 @@ pub(super) fn argument_name(
     candidates.find(|name| !is_taken(name)).unwrap_or_default()
 }
 
-/// Returns a text as the name of an environment variable of at most 40 characters.
+/// Converts a text to the name of an environment variable of at most 40 characters. It is empty if the text has no
+/// letter or digit of ASCII.
 pub(super) fn env_var_name(text: &str) -> String {
-    let name = clean(text).replace('-', "_").to_ascii_uppercase();
+    let name = sanitized(text).replace('-', "_").to_ascii_uppercase();
     name.get(..40).unwrap_or(&name).trim_matches('_').to_owned()
 }
 

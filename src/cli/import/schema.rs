@@ -1,4 +1,4 @@
-//! Translates schemas of OpenAPI to JSON Schema 2020-12, without references.
+//! Translates schemas of OpenAPI to JSON Schema 2020-12, with references inlined.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use super::document::{OpenApiDocument, members};
 use crate::tool::InputSchema;
 use crate::types::{harmless, one_line};
 
-/// Maximum number of schemas in each other, and half of that of references.
+/// Maximum depth of nested schemas. References may be nested twice as deep.
 const DEPTH_MAX: usize = 12;
 
 /// Maximum number of schemas of one operation.
@@ -17,12 +17,13 @@ const SCHEMAS_MAX: usize = 1000;
 /// Maximum length of a property's description.
 const DESCRIPTION_CHARS_MAX: usize = 200;
 
-/// The keywords that are kept as they are. Others say nothing about the value, or are handled below.
-const KEPT: &str = "const dependentRequired exclusiveMaximum exclusiveMinimum format maxContains maxItems \
-    maxLength maxProperties maximum minContains minItems minLength minProperties minimum multipleOf uniqueItems";
+/// The keywords that are kept unchanged. Others are translated separately, or left out.
+const KEPT_KEYWORDS: &str = "const dependentRequired exclusiveMaximum exclusiveMinimum format \
+    maxContains maxItems maxLength maxProperties maximum minContains minItems minLength \
+    minProperties minimum multipleOf uniqueItems";
 
 /// The keywords whose value is a schema.
-const SCHEMAS: &str = "additionalProperties contains else if items not propertyNames then";
+const SCHEMA_KEYWORDS: &str = "additionalProperties contains else if items not propertyNames then";
 
 const TYPES: &str = "array boolean integer null number object string";
 
@@ -30,55 +31,56 @@ const TYPES: &str = "array boolean integer null number object string";
 #[derive(Debug)]
 pub(super) struct SchemaReader<'d> {
     document: &'d OpenApiDocument,
-    /// The references that are being read, from the outermost.
-    open: Vec<String>,
-    count: usize,
-    /// What the translation left out.
+    /// The references that are being inlined, the outermost first.
+    open_references: Vec<String>,
+    schema_count: usize,
+    /// Comments about parts that were left out.
     pub(super) notes: BTreeSet<String>,
 }
 
 impl<'d> SchemaReader<'d> {
     pub(super) fn new(document: &'d OpenApiDocument) -> Self {
-        Self { document, open: Vec::new(), count: 0, notes: BTreeSet::new() }
+        Self { document, open_references: Vec::new(), schema_count: 0, notes: BTreeSet::new() }
     }
 
-    /// Translates a schema for values that are sent: without properties that are read-only.
+    /// Translates the schema of a value that is sent. Leaves out read-only properties.
     pub(super) fn read(&mut self, schema: &Value) -> Map<String, Value> {
         self.read_at(schema, 0)
     }
 
     fn read_at(&mut self, schema: &Value, depth: usize) -> Map<String, Value> {
-        self.count += 1;
+        self.schema_count += 1;
         if *schema == Value::Bool(false) {
             return Map::from_iter([("not".to_owned(), json!({}))]);
         }
-        if depth.max(self.open.len() / 2) > DEPTH_MAX || self.count > SCHEMAS_MAX {
+        if depth.max(self.open_references.len() / 2) > DEPTH_MAX || self.schema_count > SCHEMAS_MAX
+        {
             self.notes
                 .insert("a part of the schema is too deep or too large, and left open".into());
             return Map::new();
         }
         let mut read = Map::new();
         for (key, value) in members(schema) {
-            if let Some(value) = self.keyword(key, value, depth + 1) {
+            if let Some(value) = self.translate_keyword(key, value, depth + 1) {
                 read.insert(key.clone(), value);
             }
         }
         if let Some(reference) = schema["$ref"].as_str() {
-            let target = self.reference(reference, depth);
+            let target = self.inline_reference(reference, depth);
             let parts = read.entry("allOf").or_insert_with(|| json!([]));
             parts.as_array_mut().into_iter().for_each(|parts| parts.push(target.clone().into()));
         }
         merge_all_of(&mut read);
-        exclude_limits(&mut read);
+        convert_exclusive_limits(&mut read);
         remove_read_only(&mut read);
         allow_null(read, schema["nullable"] == true)
     }
 
-    /// Translates the value of a keyword. `None` if it is left out.
-    fn keyword(&mut self, key: &str, value: &Value, depth: usize) -> Option<Value> {
+    /// Translates the value of a keyword. Returns `None` if the keyword is left out.
+    fn translate_keyword(&mut self, key: &str, value: &Value, depth: usize) -> Option<Value> {
         match (key, value) {
             ("properties" | "patternProperties", Value::Object(schemas)) => {
-                // Null marks a property that only answers have; see `remove_read_only`.
+                // Marks a read-only property with null: `remove_read_only` then also removes it from `required`.
                 let read = schemas.iter().map(|(name, schema)| match schema["readOnly"] == true {
                     true => (name.clone(), Value::Null),
                     false => (name.clone(), self.read_at(schema, depth).into()),
@@ -86,7 +88,7 @@ impl<'d> SchemaReader<'d> {
                 Some(read.collect::<Map<_, _>>().into())
             }
             ("additionalProperties", Value::Bool(_)) => Some(value.clone()),
-            (key, Value::Object(_)) if is_one_of(key, SCHEMAS) => {
+            (key, Value::Object(_)) if is_one_of(key, SCHEMA_KEYWORDS) => {
                 Some(self.read_at(value, depth).into())
             }
             ("allOf" | "anyOf" | "oneOf" | "prefixItems", Value::Array(schemas)) => {
@@ -105,20 +107,20 @@ impl<'d> SchemaReader<'d> {
             ("required" | "enum", Value::Array(items)) => {
                 (!items.is_empty()).then(|| value.clone())
             }
-            // Many are not regular expressions of JSON Schema.
+            // Leaves out patterns that are not valid in JSON Schema, which documents often have.
             ("pattern", _) => {
                 InputSchema::parse(json!({"pattern": value})).ok().map(|_| value.clone())
             }
             ("default", Value::Bool(_) | Value::Number(_) | Value::String(_)) => {
                 Some(value.clone())
             }
-            // They tell a size in memory.
+            // These formats give the size of a number in memory.
             ("format", Value::String(name)) if is_one_of(name, "int32 int64 float double") => None,
-            (key, value) => is_one_of(key, KEPT).then(|| value.clone()),
+            (key, value) => is_one_of(key, KEPT_KEYWORDS).then(|| value.clone()),
         }
     }
 
-    fn reference(&mut self, reference: &str, depth: usize) -> Map<String, Value> {
+    fn inline_reference(&mut self, reference: &str, depth: usize) -> Map<String, Value> {
         let name = reference.rsplit('/').next().unwrap_or(reference).to_owned();
         let target = match self.document.target(reference) {
             Ok(target) => target,
@@ -127,17 +129,17 @@ impl<'d> SchemaReader<'d> {
                 return Map::new();
             }
         };
-        if self.open.iter().any(|open| open == reference) {
+        if self.open_references.iter().any(|open| open == reference) {
             self.notes.insert(format!("{name} contains itself, and is cut there"));
             let mut cut = Map::new();
-            let kind = self.keyword("type", &target["type"], depth);
+            let kind = self.translate_keyword("type", &target["type"], depth);
             cut.extend(kind.map(|kind| ("type".to_owned(), kind)));
             cut.insert("description".into(), format!("Again {name}.").into());
             return cut;
         }
-        self.open.push(reference.to_owned());
+        self.open_references.push(reference.to_owned());
         let read = self.read_at(target, depth);
-        self.open.pop();
+        self.open_references.pop();
         read
     }
 }
@@ -146,7 +148,7 @@ fn is_one_of(word: &str, words: &str) -> bool {
     words.split_whitespace().any(|one| one == word)
 }
 
-/// Moves the keywords of the parts of `allOf` to the schema itself, unless they contradict each other.
+/// Moves the keywords of the parts of `allOf` to the schema itself, unless they cannot be merged.
 fn merge_all_of(schema: &mut Map<String, Value>) {
     let Some(Value::Array(parts)) = schema.get("allOf") else { return };
     let mut merged = schema.clone();
@@ -156,6 +158,7 @@ fn merge_all_of(schema: &mut Map<String, Value>) {
     }
 }
 
+/// Adds a keyword to a schema. Returns whether it could be merged with a keyword of the same name.
 fn merge_keyword(schema: &mut Map<String, Value>, key: &str, value: &Value) -> bool {
     match (key, schema.get_mut(key), value) {
         (_, None, _) => {
@@ -175,8 +178,8 @@ fn merge_keyword(schema: &mut Map<String, Value>, key: &str, value: &Value) -> b
     }
 }
 
-/// Translates `exclusiveMinimum: true` of OpenAPI 3.0.
-fn exclude_limits(schema: &mut Map<String, Value>) {
+/// Translates `exclusiveMinimum: true` and `exclusiveMaximum: true` of OpenAPI 3.0.
+fn convert_exclusive_limits(schema: &mut Map<String, Value>) {
     for (limit, exclusive) in [("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")] {
         let Some(Value::Bool(is_exclusive)) = schema.get(exclusive).cloned() else { continue };
         schema.remove(exclusive);
@@ -187,7 +190,7 @@ fn exclude_limits(schema: &mut Map<String, Value>) {
     }
 }
 
-/// Removes properties that only answers have.
+/// Removes read-only properties, which are marked by null.
 fn remove_read_only(schema: &mut Map<String, Value>) {
     let Some(Value::Object(properties)) = schema.get_mut("properties") else { return };
     let all = std::mem::take(properties);
@@ -202,7 +205,8 @@ fn remove_read_only(schema: &mut Map<String, Value>) {
     }
 }
 
-/// Translates `nullable` of OpenAPI 3.0. TOML has no null, so that it is a type, but no value of `enum` or `const`.
+/// Translates `nullable` of OpenAPI 3.0. TOML has no null, so null becomes the type `"null"` instead of a value of
+/// `enum` or `const`.
 fn allow_null(mut schema: Map<String, Value>, is_nullable: bool) -> Map<String, Value> {
     let mut has_null = is_nullable;
     if let Some(Value::Array(values)) = schema.get_mut("enum") {

@@ -12,7 +12,7 @@ pub(super) fn comment(text: &str) -> String {
     format!("# {}\n", printable(&one_line(text, COMMENT_CHARS_MAX)))
 }
 
-/// Returns a basic string. What is not printable is written as a number.
+/// Returns a basic string. Escapes unprintable characters as code points.
 pub(super) fn string(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
@@ -29,7 +29,7 @@ pub(super) fn string(text: &str) -> String {
     quoted
 }
 
-/// Returns a key, in quotation marks if it needs them.
+/// Returns a bare key, or a quoted key if the name has other characters.
 pub(super) fn key(name: &str) -> String {
     let is_bare = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
     match !name.is_empty() && name.bytes().all(is_bare) {
@@ -38,17 +38,19 @@ pub(super) fn key(name: &str) -> String {
     }
 }
 
-/// Returns an inline table of texts.
-pub(super) fn texts<'t>(entries: impl IntoIterator<Item = (&'t String, &'t String)>) -> String {
-    table(entries.into_iter().map(|(name, text)| (name, string(text))))
+/// Returns an inline table of strings.
+pub(super) fn string_table<'t>(
+    entries: impl IntoIterator<Item = (&'t String, &'t String)>,
+) -> String {
+    inline_table(entries.into_iter().map(|(name, text)| (name, string(text))))
 }
 
 /// Returns a value on one line. TOML has no null: items and members that are null are left out.
-pub(super) fn inline(value: &Value) -> String {
+pub(super) fn inline_value(value: &Value) -> String {
     match value {
         Value::Null => string("null"),
         Value::Bool(on) => on.to_string(),
-        // Larger integers than TOML has become floats.
+        // Integers that do not fit into 64 bits with sign, as TOML needs, become floats.
         Value::Number(number) => match (number.as_i64(), number.as_f64()) {
             (None, Some(float)) => format!("{float:?}"),
             (Some(_), _) | (None, None) => number.to_string(),
@@ -56,19 +58,19 @@ pub(super) fn inline(value: &Value) -> String {
         Value::String(text) => string(text),
         Value::Array(items) => {
             let items: Vec<String> =
-                items.iter().filter(|item| !item.is_null()).map(inline).collect();
+                items.iter().filter(|item| !item.is_null()).map(inline_value).collect();
             format!("[{}]", items.join(", "))
         }
         Value::Object(members) => {
             let mut members: Vec<_> = members.iter().filter(|entry| !entry.1.is_null()).collect();
-            // The type of a schema is what a reader looks for first.
+            // Puts the type of a schema first, because a reader looks for it first.
             members.sort_by_key(|(name, _)| *name != "type");
-            table(members.into_iter().map(|(name, value)| (name, inline(value))))
+            inline_table(members.into_iter().map(|(name, value)| (name, inline_value(value))))
         }
     }
 }
 
-fn table<'t>(entries: impl Iterator<Item = (&'t String, String)>) -> String {
+fn inline_table<'t>(entries: impl Iterator<Item = (&'t String, String)>) -> String {
     let entries: Vec<String> =
         entries.map(|(name, value)| format!("{} = {value}", key(name))).collect();
     match entries.is_empty() {
@@ -88,7 +90,7 @@ mod tests {
     fn values_are_written_as_toml() {
         let value = json!({"a.b": [1, -2.5, null, true, 1e300, u64::MAX], "c": {}, "d": "\"\u{202e}\u{7}é\n"});
         let expected = r#"{ "a.b" = [1, -2.5, true, 1e300, 1.8446744073709552e19], c = {}, d = "\"\U0000202E\U00000007é\n" }"#;
-        assert_eq!(inline(&value), expected);
+        assert_eq!(inline_value(&value), expected);
         assert_eq!(comment("a\n[tools.x]\u{1b}[0m"), "# a [tools.x]\\u{1b}[0m\n");
     }
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::arguments::{Argument, RequestParts};
 use super::document::{OpenApiDocument, Operation, members};
 use super::security::{SecretHeader, is_secret_variable, secret_headers};
-use super::toml_text::{comment, inline, key, string, texts};
+use super::toml_text::{comment, inline_value, key, string, string_table};
 use crate::config::Config;
 use crate::tool::ToolRegistry;
 use crate::types::{harmless, one_line};
@@ -13,8 +13,9 @@ use crate::types::{harmless, one_line};
 /// Maximum length of a tool's description.
 const DESCRIPTION_CHARS_MAX: usize = 300;
 
-/// Stands for a host that the document does not name. It never has an address (RFC 6761).
-const UNKNOWN_HOST: &str = "https://server.invalid";
+/// The server if the document names none. Names below `.invalid` never resolve, see
+/// [RFC 6761, section 6.4](https://www.rfc-editor.org/rfc/rfc6761#section-6.4).
+const UNKNOWN_SERVER: &str = "https://server.invalid";
 
 /// Returns the table of an operation, with comments.
 ///
@@ -31,16 +32,16 @@ pub(super) fn tool_table(
         return Err(format!("kind = \"http\" does not send {}", operation.method));
     }
     let parts = RequestParts::read(document, operation)?;
-    let text = write(document, operation, &parts);
+    let text = format_table(document, operation, &parts);
     check(&operation.name, &text).map(|()| text)
 }
 
 /// Checks that the host accepts the table of a tool.
 ///
 /// # Errors
-/// The first problem, without the place.
+/// The first problem, without the name of the table.
 fn check(name: &str, text: &str) -> Result<(), String> {
-    // Secrets need not be set yet.
+    // The check must not depend on the environment of this process: the secrets need not be set yet.
     let env = |name: &str| is_secret_variable(name).then(|| "secret".to_owned());
     let checked = Config::parse(text, "", &env)
         .and_then(|config| ToolRegistry::new().register_configured(&config));
@@ -51,14 +52,14 @@ fn check(name: &str, text: &str) -> Result<(), String> {
     })
 }
 
-fn write(
+fn format_table(
     document: &OpenApiDocument,
     operation: &Operation<'_>,
     parts: &RequestParts<'_>,
 ) -> String {
     let Operation { name, method, path, definition, .. } = operation;
     let secrets = secret_headers(document, operation);
-    let (url, url_note) = url(document, operation, parts);
+    let (url, url_note) = url_template(document, operation, parts);
     let mut text = comment(&format!("{method} {path}"));
     for note in parts.notes.iter().chain(secrets.as_ref().err()).chain(&url_note) {
         text.push_str(&comment(note));
@@ -76,13 +77,13 @@ fn write(
     let query: Vec<(&String, String)> =
         parts.query.iter().map(|(name, argument)| (name, format!("{{{argument}}}"))).collect();
     if !query.is_empty() {
-        line("query", texts(query.iter().map(|(name, template)| (*name, template))));
+        line("query", string_table(query.iter().map(|(name, template)| (*name, template))));
     }
     let is_secret =
         |name: &str| secrets.iter().any(|header| header.name.eq_ignore_ascii_case(name));
     let headers: Vec<_> = parts.headers.iter().filter(|(name, _)| !is_secret(name)).collect();
     if !headers.is_empty() {
-        line("headers", texts(headers));
+        line("headers", string_table(headers));
     }
     if !secrets.is_empty() {
         line("secret_headers", secret_table(&secrets));
@@ -93,7 +94,7 @@ fn write(
     }
     let statuses = ok_statuses(definition);
     if !statuses.is_empty() {
-        line("ok_status", inline(&json!(statuses)));
+        line("ok_status", inline_value(&json!(statuses)));
     }
     if let Some(header) = &parts.idempotency_header {
         line("idempotency_header", string(header));
@@ -106,12 +107,12 @@ fn write(
         }
         _ => "",
     });
-    text.push_str(&input(name, parts));
+    text.push_str(&input_table(name, parts));
     text
 }
 
 /// Returns the table of the arguments.
-fn input(tool: &str, parts: &RequestParts<'_>) -> String {
+fn input_table(tool: &str, parts: &RequestParts<'_>) -> String {
     if parts.arguments.is_empty() {
         return String::new();
     }
@@ -119,33 +120,35 @@ fn input(tool: &str, parts: &RequestParts<'_>) -> String {
     let required: Vec<&String> = required.map(|(name, _)| name).collect();
     let mut text = format!(
         "\n[tools.{tool}.input_schema]\ntype = \"object\"\nrequired = {}\nadditionalProperties = false\n",
-        inline(&json!(required))
+        inline_value(&json!(required))
     );
     for (name, Argument { schema, .. }) in &parts.arguments {
-        let schema = inline(&Value::from(schema.clone()));
+        let schema = inline_value(&Value::from(schema.clone()));
         text.push_str(&format!("properties.{} = {schema}\n", key(name)));
     }
     text
 }
 
-/// Returns the value of `secret_headers`, with a comment on what the variables hold.
+/// Returns the value of `secret_headers`, with a comment that describes the value of each variable.
 fn secret_table(headers: &[SecretHeader]) -> String {
     let entries = headers.iter().map(|header| (&header.name, &header.variable));
     let contents = headers.iter().map(|header| format!("{}: {}", header.variable, header.content));
     let contents = comment(&contents.collect::<Vec<_>>().join("; "));
-    format!("{}  {}", texts(entries), contents.trim_end())
+    format!("{}  {}", string_table(entries), contents.trim_end())
 }
 
-/// Returns the template of the URL, and a comment on the server.
-fn url(
+/// Returns the template of the URL, and a comment if the user must complete the server.
+fn url_template(
     document: &OpenApiDocument,
     operation: &Operation<'_>,
     parts: &RequestParts<'_>,
 ) -> (String, Option<String>) {
-    let holders = [&operation.definition["servers"], &operation.path_item["servers"]];
-    let all = document.at("/servers").unwrap_or(&Value::Null);
-    let servers = holders.into_iter().chain([all]).find_map(|servers| servers.get(0));
-    let server = servers.unwrap_or(&Value::Null);
+    let operation_servers = &operation.definition["servers"];
+    let path_servers = &operation.path_item["servers"];
+    let document_servers = document.at("/servers").unwrap_or(&Value::Null);
+    let all_servers = [operation_servers, path_servers, document_servers];
+    let server = all_servers.into_iter().find_map(|servers| servers.get(0));
+    let server = server.unwrap_or(&Value::Null);
     let mut url = server["url"].as_str().unwrap_or_default().trim().to_owned();
     for (name, variable) in members(&server["variables"]) {
         let default = variable["default"].as_str().unwrap_or_default();
@@ -158,7 +161,7 @@ fn url(
         false => {
             let found = if url.is_empty() { "no server" } else { "no absolute URL of its server" };
             note = Some(format!("the document has {found}: replace server.invalid"));
-            format!("{UNKNOWN_HOST}/{}", url.trim_start_matches('/'))
+            format!("{UNKNOWN_SERVER}/{}", url.trim_start_matches('/'))
                 .trim_end_matches('/')
                 .to_owned()
         }
@@ -179,7 +182,7 @@ fn url(
     (format!("{url}{path}"), note)
 }
 
-/// Returns the statuses of success that the operation documents. Empty if it documents none or all.
+/// Returns the statuses of success that the operation documents. Returns an empty list if it documents none or `2XX`.
 fn ok_statuses(definition: &Value) -> Vec<u16> {
     let responses = definition["responses"].as_object();
     let names = || responses.into_iter().flat_map(Map::keys);

@@ -20,9 +20,9 @@ const TOOL_LOADINGS: [(&str, ToolLoading); 3] =
     [("all", ToolLoading::All), ("search", ToolLoading::Search), ("auto", ToolLoading::Auto)];
 
 impl AgentConfig {
-    /// Returns the agent of a configuration without agents, with its only model.
-    pub(super) fn embedded(models: &BTreeMap<String, ModelConfig>) -> Parsed<Self> {
-        match only(models) {
+    /// Returns the agent of a file without agents. It uses the only model of the file, or the rehearsal model.
+    pub(super) fn default_for(models: &BTreeMap<String, ModelConfig>) -> Parsed<Self> {
+        match implicit_model(models) {
             Some(model) => Ok(Self::default_with(model)),
             None => Err("several models but no agent: choose one, as in [agents.default] \
                          model = \"NAME\""
@@ -33,26 +33,28 @@ impl AgentConfig {
     pub(super) fn read(section: &Section<'_, '_>, models: &BTreeMap<String, ModelConfig>) -> Self {
         let model =
             section.read("model", |value| known_model(value, models)).unwrap_or_else(|| {
-                let only = only(models);
-                section.require("model", only.is_none());
-                only.unwrap_or_default().to_owned()
+                let implicit = implicit_model(models);
+                section.require("model", &implicit);
+                implicit.unwrap_or_default().to_owned()
             });
-        let fallback_models = fallbacks(section, &model, models);
+        let fallback_models = fallback_models(section, &model, models);
         let default = Self::new(model);
         let agent = Self {
             fallback_models,
-            system: section.read("system", values::text).unwrap_or_default(),
+            system: section.read("system", values::string).unwrap_or_default(),
             tools: section.list("tools", pattern).unwrap_or_default(),
             tool_loading: section
-                .read("tool_loading", |value| values::word(value, &TOOL_LOADINGS))
+                .read("tool_loading", |value| values::one_of(value, &TOOL_LOADINGS))
                 .unwrap_or_default(),
             multi_tool_calls: section
-                .read("multi_tool_calls", values::switch)
+                .read("multi_tool_calls", values::boolean)
                 .unwrap_or(default.multi_tool_calls),
             execution: section.read("execution", execution).unwrap_or(default.execution),
-            early_start: section.read("early_start", values::switch).unwrap_or(default.early_start),
+            early_start: section
+                .read("early_start", values::boolean)
+                .unwrap_or(default.early_start),
             allow_overrides: section
-                .read("allow_overrides", values::switch)
+                .read("allow_overrides", values::boolean)
                 .unwrap_or(default.allow_overrides),
             limits: Limits::read(&section.table("limits")),
             context: ContextPolicy::read(&section.table("context")),
@@ -62,33 +64,34 @@ impl AgentConfig {
                 .unwrap_or(default.output_retries),
             ..default
         };
-        section.finish();
+        section.report_unknown_keys();
         agent
     }
 }
 
-/// Reads the schema of the answers from its file. The start checks that it is a schema.
+/// Reads the JSON schema of the answers from its file. The host checks at its start that it is a schema.
 fn output_schema(section: &Section<'_, '_>) -> Option<Arc<Value>> {
     let path = section.path("output_schema")?;
-    let read = || {
+    let parse = || -> Parsed<Value> {
         let text = std::fs::read_to_string(&path).map_err(|error| error.to_string())?;
         serde_json::from_str(&text).map_err(|error| error.to_string())
     };
-    let read: Parsed<Value> = read();
-    read.map(Arc::new)
+    parse()
+        .map(Arc::new)
         .map_err(|error| section.add_error("output_schema", format!("{}: {error}", path.display())))
         .ok()
 }
 
 fn output_retries(value: &DeValue<'_>) -> Parsed<u32> {
-    match values::number::<u32>(value)? {
+    match values::unsigned::<u32>(value)? {
         retries @ 0..=OUTPUT_RETRIES_MAX => Ok(retries),
         other => Err(format!("must be a number from 0 to {OUTPUT_RETRIES_MAX}, not {other}")),
     }
 }
 
-/// Returns the model of an agent that names none.
-fn only(models: &BTreeMap<String, ModelConfig>) -> Option<&str> {
+/// Returns the model of an agent that names none: the only model, or the rehearsal model if there is no model. Returns
+/// `None` if there are several.
+fn implicit_model(models: &BTreeMap<String, ModelConfig>) -> Option<&str> {
     let mut names = models.keys();
     match (names.next(), names.next()) {
         (None, _) => Some(REHEARSAL),
@@ -98,7 +101,7 @@ fn only(models: &BTreeMap<String, ModelConfig>) -> Option<&str> {
 }
 
 fn known_model(value: &DeValue<'_>, models: &BTreeMap<String, ModelConfig>) -> Parsed<String> {
-    let name = values::text(value)?;
+    let name = values::string(value)?;
     if name == REHEARSAL || models.contains_key(&name) {
         return Ok(name);
     }
@@ -107,15 +110,15 @@ fn known_model(value: &DeValue<'_>, models: &BTreeMap<String, ModelConfig>) -> P
 }
 
 /// Parses the fallback models. A model may be listed only once.
-fn fallbacks(
+fn fallback_models(
     section: &Section<'_, '_>,
-    own: &str,
+    primary: &str,
     models: &BTreeMap<String, ModelConfig>,
 ) -> Vec<String> {
     let mut chosen = BTreeSet::new();
     let fallbacks = section.list("fallback_models", |value| {
         let name = known_model(value, models)?;
-        if name == own {
+        if name == primary {
             return Err(format!("{name:?} is the agent's own model"));
         }
         if !chosen.insert(name.clone()) {
@@ -139,14 +142,14 @@ fn pattern(value: &DeValue<'_>) -> Parsed<ToolPattern> {
 }
 
 fn execution(value: &DeValue<'_>) -> Parsed<Execution> {
-    let wrong =
+    let invalid =
         || values::wrong_type("\"sequential\" or { parallel = N } with N from 1 to 1024", value);
     if let Some(text) = value.as_str() {
-        return text.parse().map_err(|_| wrong());
+        return text.parse().map_err(|_| invalid());
     }
-    let table = value.as_table().filter(|table| table.len() == 1).ok_or_else(wrong)?;
-    let max = table.get("parallel").ok_or_else(wrong)?;
-    match values::number::<u32>(max.get_ref()) {
+    let table = value.as_table().filter(|table| table.len() == 1).ok_or_else(invalid)?;
+    let max = table.get("parallel").ok_or_else(invalid)?;
+    match values::unsigned::<u32>(max.get_ref()) {
         Ok(max) if (1..=1024).contains(&max) => Ok(Execution::Parallel { max }),
         Ok(max) => Err(format!("parallel is a number from 1 to 1024, not {max}")),
         Err(error) => Err(format!("parallel: {error}")),

@@ -8,10 +8,10 @@ impl ConsoleConfig {
     pub(super) fn read(section: &Section<'_, '_>) -> Self {
         let default = Self::default();
         let console = Self {
-            enabled: section.read("enabled", values::switch).unwrap_or(default.enabled),
-            requests: section.read("requests", values::switch).unwrap_or(default.requests),
+            enabled: section.read("enabled", values::boolean).unwrap_or(default.enabled),
+            requests: section.read("requests", values::boolean).unwrap_or(default.requests),
         };
-        section.finish();
+        section.report_unknown_keys();
         console
     }
 }

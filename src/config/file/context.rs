@@ -12,21 +12,21 @@ impl ContextPolicy {
         let default = Self::default();
         let policy = Self {
             history: section
-                .read("history", |value| values::word(value, &HISTORY_FORMS))
+                .read("history", |value| values::one_of(value, &HISTORY_FORMS))
                 .unwrap_or(default.history),
             clear_at: section.read("clear_at", share).unwrap_or(default.clear_at),
             keep_results: section
-                .read("keep_results", values::number)
+                .read("keep_results", values::unsigned)
                 .unwrap_or(default.keep_results),
             clear_at_least: section.read("clear_at_least", share).unwrap_or(default.clear_at_least),
             compact_at: section.read("compact_at", share).unwrap_or(default.compact_at),
-            keep_turns: section.read("keep_turns", values::number).unwrap_or(default.keep_turns),
+            keep_turns: section.read("keep_turns", values::unsigned).unwrap_or(default.keep_turns),
             keep_user_tokens: section
-                .read("keep_user_tokens", values::number)
+                .read("keep_user_tokens", values::unsigned)
                 .unwrap_or(default.keep_user_tokens),
-            references: section.read("references", values::switch).unwrap_or(default.references),
+            references: section.read("references", values::boolean).unwrap_or(default.references),
         };
-        section.finish();
+        section.report_unknown_keys();
         policy
     }
 }

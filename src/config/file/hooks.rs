@@ -6,7 +6,7 @@ use toml::de::DeValue;
 
 use super::process::{EnvLookup, command, headers};
 use super::source::Section;
-use super::tools::allow;
+use super::tools::parse_allow_entry;
 use super::values::{self, Parsed};
 use crate::config::{
     AgentConfig, DEFAULT_AGENT, HookConfig, HookFailure, HookKind, HookRule, ProcessConfig,
@@ -16,43 +16,43 @@ use crate::types::HookPoint;
 
 /// The value of `kind`.
 #[derive(Clone, Copy)]
-enum HookKindWord {
+enum HookKindName {
     Command,
     Http,
 }
 
-const KINDS: [(&str, HookKindWord); 2] =
-    [("command", HookKindWord::Command), ("http", HookKindWord::Http)];
+const KINDS: [(&str, HookKindName); 2] =
+    [("command", HookKindName::Command), ("http", HookKindName::Http)];
 
 impl HookConfig {
-    /// Reads a hook, which may name the `agents` of the file. Returns `None` if the point or the kind is missing
+    /// Reads a hook. It may name only the agents in `known_agents`. Returns `None` if the point or the kind is missing
     /// or wrong.
     pub(super) fn read(
         section: &Section<'_, '_>,
-        agents: &BTreeMap<String, AgentConfig>,
+        known_agents: &BTreeMap<String, AgentConfig>,
         env: EnvLookup<'_>,
     ) -> Option<Self> {
-        let on = section.read("on", |value| values::word(value, &HookPoint::WORDS));
-        section.require("on", on.is_none());
-        let word = section.read("kind", |value| values::word(value, &KINDS));
-        section.require("kind", word.is_none());
+        let on = section.read("on", |value| values::one_of(value, &HookPoint::WORDS));
+        section.require("on", &on);
+        let kind_name = section.read("kind", |value| values::one_of(value, &KINDS));
+        section.require("kind", &kind_name);
         let name = section.read("name", values::non_empty_string);
-        let agents = non_empty_list(section, "agents", |value| known_agent(value, agents));
+        let agents = non_empty_list(section, "agents", |value| known_agent(value, known_agents));
         let tools = non_empty_list(section, "tools", values::non_empty_string);
         let timeout = section.read("timeout", values::positive_duration);
         let failures = [("refuse", HookFailure::Refuse), ("allow", HookFailure::Allow)];
-        let on_failure = section.read("on_failure", |value| values::word(value, &failures));
+        let on_failure = section.read("on_failure", |value| values::one_of(value, &failures));
         if tools.is_some() && on.is_some_and(|on| !on.concerns_call()) {
             section.add_error("tools", "needs on = \"before_call\" or \"after_call\"");
         }
-        let kind = word.map(|word| match word {
-            HookKindWord::Command => HookKind::Command {
+        let kind = kind_name.map(|name| match name {
+            HookKindName::Command => HookKind::Command {
                 command: command(section),
                 process: Box::new(ProcessConfig::read(section, env)),
             },
-            HookKindWord::Http => http(section, env),
+            HookKindName::Http => http(section, env),
         });
-        section.finish();
+        section.report_unknown_keys();
         let (on, kind) = (on?, kind?);
         let mut rule = HookRule::new(name.unwrap_or_else(|| kind.default_name()), on);
         rule.agents = agents;
@@ -63,7 +63,7 @@ impl HookConfig {
     }
 }
 
-/// Parses the items of a list that must not be empty.
+/// Parses the items of a list. Records an error if the list is empty.
 fn non_empty_list<'t, T>(
     section: &Section<'_, 't>,
     key: &'static str,
@@ -80,7 +80,7 @@ fn non_empty_list<'t, T>(
     list
 }
 
-/// Parses the name of an agent. A file without agents has the default one.
+/// Parses the name of an agent. A file without agents has only the default agent.
 fn known_agent(value: &DeValue<'_>, agents: &BTreeMap<String, AgentConfig>) -> Parsed<String> {
     let name = values::non_empty_string(value)?;
     let known: Vec<&str> = match agents.is_empty() {
@@ -95,14 +95,14 @@ fn known_agent(value: &DeValue<'_>, agents: &BTreeMap<String, AgentConfig>) -> P
 
 fn http(section: &Section<'_, '_>, env: EnvLookup<'_>) -> HookKind {
     let url = section.read("url", values::non_empty_string);
-    section.require("url", url.is_none());
+    section.require("url", &url);
     let (headers, secret_headers) = headers(section, env);
-    let allow = section.list("allow", allow).unwrap_or_default();
+    let allow = section.list("allow", parse_allow_entry).unwrap_or_default();
     HookKind::Http { url: url.unwrap_or_default(), headers, secret_headers, allow }
 }
 
 impl HookKind {
-    /// Returns the file name of the program, or the host of the URL.
+    /// Returns the file name of the program, or the authority of the URL: the host, and the port if it has one.
     fn default_name(&self) -> String {
         match self {
             Self::Command { command, .. } => {

@@ -25,19 +25,19 @@ impl HostConfig {
                 .read("shutdown_grace", values::duration)
                 .unwrap_or(default.shutdown_grace),
             max_sessions: section
-                .read("max_sessions", values::count)
+                .read("max_sessions", values::positive)
                 .unwrap_or(default.max_sessions),
             max_concurrent_runs: section
-                .read("max_concurrent_runs", values::count)
+                .read("max_concurrent_runs", values::positive)
                 .unwrap_or(default.max_concurrent_runs),
             max_queued_inputs: section
-                .read("max_queued_inputs", values::count)
+                .read("max_queued_inputs", values::positive)
                 .unwrap_or(default.max_queued_inputs),
             max_session_bytes: section
-                .read("max_session_bytes", values::limit)
+                .read("max_session_bytes", values::optional_limit)
                 .unwrap_or(default.max_session_bytes),
             max_connections: section
-                .read("max_connections", values::count)
+                .read("max_connections", values::positive)
                 .unwrap_or(default.max_connections),
             header_read_timeout: section
                 .read("header_read_timeout", values::positive_duration)
@@ -46,16 +46,16 @@ impl HostConfig {
                 .read("write_timeout", values::positive_duration)
                 .unwrap_or(default.write_timeout),
             max_large_answers: section
-                .read("max_large_answers", values::count)
+                .read("max_large_answers", values::positive)
                 .unwrap_or(default.max_large_answers),
             data_dir: section
                 .read("data_dir", values::non_empty_string)
                 .map_or(default.data_dir, PathBuf::from),
             idle_after: section
-                .read("idle_after", values::time_limit)
+                .read("idle_after", values::optional_duration)
                 .unwrap_or(default.idle_after),
         };
-        section.finish();
+        section.report_unknown_keys();
         if let Err(message) = host.check_token(is_named, env) {
             section.add_error("token_env", message);
         } else if let Err(message) = host.check() {
@@ -82,11 +82,11 @@ impl HostConfig {
 }
 
 fn listen(value: &DeValue<'_>) -> Parsed<SocketAddr> {
-    parse_listen(&values::text(value)?)
+    parse_listen(&values::string(value)?)
 }
 
 fn allowed_host(value: &DeValue<'_>) -> Parsed<String> {
-    let text = values::text(value)?;
+    let text = values::string(value)?;
     let (name, port) = values::split_port(&text);
     let fits = values::is_host_name(name) && port.is_none_or(|port| port.parse::<u16>().is_ok());
     if fits {

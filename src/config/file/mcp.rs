@@ -4,16 +4,16 @@ use std::num::NonZeroUsize;
 
 use super::process::{EnvLookup, command, headers};
 use super::source::Section;
-use super::tools::allow;
+use super::tools::parse_allow_entry;
 use super::values;
 use crate::config::mcp::{McpConfig, McpPin, McpShare, McpTransport, McpTrust};
 use crate::config::{ProcessConfig, ToolOverride, ToolPattern};
 
-/// Maximum length of a server's name, so that its tools' names have room.
+/// Maximum length of a server's name. It is the prefix of the names of its tools, which have a maximum length too.
 const SERVER_NAME_CHARS_MAX: usize = 32;
 
 impl McpConfig {
-    /// Returns what is wrong with the name of a server.
+    /// Returns the reason why a server cannot have this name. `None` if it can.
     pub(super) fn name_problem(name: &str) -> Option<&'static str> {
         let is_wrong =
             name.len() > SERVER_NAME_CHARS_MAX || name.contains("__") || name.ends_with('_');
@@ -43,10 +43,10 @@ impl McpConfig {
         let exclude = section.list("exclude", values::non_empty_string).unwrap_or_default();
         config.exclude = exclude.into_iter().map(ToolPattern::new).collect();
         let trusts = [("none", McpTrust::None), ("annotations", McpTrust::Annotations)];
-        let trust = section.read("trust", |value| values::word(value, &trusts));
+        let trust = section.read("trust", |value| values::one_of(value, &trusts));
         config.trust = trust.unwrap_or_default();
         let pins = [("off", McpPin::Off), ("warn", McpPin::Warn), ("require", McpPin::Require)];
-        let pin = section.read("pin", |value| values::word(value, &pins));
+        let pin = section.read("pin", |value| values::one_of(value, &pins));
         config.pin = pin.unwrap_or_default();
         config.lock_file = section.resolve_path("callsheet-tools.lock");
         let times = [
@@ -62,17 +62,17 @@ impl McpConfig {
         }
         config.max_timeout = config.max_timeout.max(config.timeout);
         let shares = [("host", McpShare::Host), ("session", McpShare::Session)];
-        let share = section.read("share", |value| values::word(value, &shares));
+        let share = section.read("share", |value| values::one_of(value, &shares));
         config.share = share.unwrap_or_default();
         if config.share == McpShare::Host {
             section.forbid("max_connections", "needs share = \"session\"");
         }
-        if let Some(limit) = section.read("max_connections", values::limit) {
+        if let Some(limit) = section.read("max_connections", values::optional_limit) {
             let limit = limit.and_then(NonZeroUsize::new);
             config.max_connections = limit.unwrap_or(NonZeroUsize::MAX);
         }
         config.policy = ToolOverride::read_policy(section);
-        section.finish();
+        section.report_unknown_keys();
         config
     }
 }
@@ -87,7 +87,7 @@ fn http(section: &Section<'_, '_>, env: EnvLookup<'_>) -> McpTransport {
         url: section.read("url", values::non_empty_string).unwrap_or_default(),
         headers,
         secret_headers,
-        allow: section.list("allow", allow).unwrap_or_default(),
+        allow: section.list("allow", parse_allow_entry).unwrap_or_default(),
     }
 }
 

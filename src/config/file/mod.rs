@@ -1,4 +1,4 @@
-//! Reads `callsheet.toml`: converts its values to types, and finds all errors with their lines.
+//! Reads `callsheet.toml`: parses its values, and collects all errors with their lines.
 
 mod agent;
 mod console;
@@ -76,8 +76,8 @@ impl Config {
             .tables("tools")
             .into_iter()
             .map(|(name, section)| {
-                let change = ToolOverride::read(&name, &section, env);
-                (name, change)
+                let tool_override = ToolOverride::read(&name, &section, env);
+                (name, tool_override)
             })
             .collect();
         let mcp = root
@@ -96,9 +96,9 @@ impl Config {
             .into_iter()
             .filter_map(|section| HookConfig::read(&section, &agents, env))
             .collect();
-        root.finish_with_hints(&[host_table, journal_table, console_table]);
+        root.report_unknown_keys_with_hints(&[host_table, journal_table, console_table]);
         if agents.is_empty() {
-            match AgentConfig::embedded(&models) {
+            match AgentConfig::default_for(&models) {
                 Ok(agent) => {
                     agents.insert(DEFAULT_AGENT.to_owned(), agent);
                 }
@@ -108,10 +108,10 @@ impl Config {
         if agents.values().any(AgentConfig::uses_rehearsal) {
             models.insert(REHEARSAL.to_owned(), ModelConfig::rehearsal(BaseUrl::unset()));
         }
-        let multi_tool_calls = parse_switch(&source, env, MULTI_TOOL_CALLS_ENV);
-        let stream = parse_switch(&source, env, STREAM_ENV);
-        let fast_path = fast_path(&source, env);
-        let origins = source.finish()?;
+        let multi_tool_calls = bool_from_env(&source, env, MULTI_TOOL_CALLS_ENV);
+        let stream = bool_from_env(&source, env, STREAM_ENV);
+        let fast_path = fast_path_from_env(&source, env);
+        let origins = source.into_result()?;
         let mut config = Self {
             host,
             journal,
@@ -138,8 +138,8 @@ impl Config {
     }
 }
 
-/// Reads [`FAST_PATH_ENV`]. The fast path is on without it.
-fn fast_path(source: &ConfigSource<'_>, env: &dyn Fn(&str) -> Option<String>) -> bool {
+/// Reads [`FAST_PATH_ENV`]. The fast path is on if the variable is not set.
+fn fast_path_from_env(source: &ConfigSource<'_>, env: &dyn Fn(&str) -> Option<String>) -> bool {
     match env(FAST_PATH_ENV).as_deref() {
         None | Some("on") => true,
         Some("off") => false,
@@ -150,8 +150,8 @@ fn fast_path(source: &ConfigSource<'_>, env: &dyn Fn(&str) -> Option<String>) ->
     }
 }
 
-/// Parses an environment variable with the value `true` or `false`.
-fn parse_switch(
+/// Reads an environment variable that is `true` or `false`. Returns `None` if it is not set, or has another value.
+fn bool_from_env(
     source: &ConfigSource<'_>,
     env: &dyn Fn(&str) -> Option<String>,
     name: &str,

@@ -11,12 +11,11 @@ use crate::config::{ApiKey, BaseUrl, ModelConfig, PromptCache, ToolProtocol, Wir
 
 impl ModelConfig {
     pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
-        let wire = section.read("wire", |value| values::word(value, &Wire::WORDS));
+        let wire = section.read("wire", |value| values::one_of(value, &Wire::WORDS));
         let base_url = section.read("base_url", base_url);
         let model = section.read("model", values::non_empty_string);
-        for (key, missing) in [("base_url", base_url.is_none()), ("model", model.is_none())] {
-            section.require(key, missing);
-        }
+        section.require("base_url", &base_url);
+        section.require("model", &model);
         let api_key = section.read("api_key_env", |value| {
             let name = values::non_empty_string(value)?;
             ApiKey::from_env(&name, env).map_err(|error| error.to_string())
@@ -25,7 +24,7 @@ impl ModelConfig {
         let config = Self {
             wire: wire.unwrap_or(default.wire),
             api_key,
-            stream: section.read("stream", values::switch).unwrap_or(default.stream),
+            stream: section.read("stream", values::boolean).unwrap_or(default.stream),
             connect_timeout: section
                 .read("connect_timeout", values::positive_duration)
                 .unwrap_or(default.connect_timeout),
@@ -39,40 +38,44 @@ impl ModelConfig {
                 .read("answer_timeout", values::positive_duration)
                 .unwrap_or(default.answer_timeout),
             max_response_bytes: section
-                .read("max_response_bytes", values::count)
+                .read("max_response_bytes", values::positive)
                 .unwrap_or(default.max_response_bytes),
             max_attempts: section
-                .read("max_attempts", values::count)
+                .read("max_attempts", values::positive)
                 .unwrap_or(default.max_attempts),
             max_concurrent_requests: section
-                .read("max_concurrent_requests", values::number)
+                .read("max_concurrent_requests", values::unsigned)
                 .map_or(default.max_concurrent_requests, NonZeroU32::new),
             breaker_failures: section
-                .read("breaker_failures", values::limit)
+                .read("breaker_failures", values::optional_limit)
                 .unwrap_or(default.breaker_failures),
             breaker_open_for: section
                 .read("breaker_open_for", values::positive_duration)
                 .unwrap_or(default.breaker_open_for),
-            context_window: section.read("context_window", values::count),
+            context_window: section.read("context_window", values::positive),
             tool_protocol: section
-                .read("tool_protocol", |value| values::word(value, &ToolProtocol::WORDS))
+                .read("tool_protocol", |value| values::one_of(value, &ToolProtocol::WORDS))
                 .unwrap_or_default(),
             prompt_cache: section.read("prompt_cache", prompt_cache).unwrap_or_default(),
-            max_output_tokens: section.read("max_output_tokens", values::count),
+            max_output_tokens: section.read("max_output_tokens", values::positive),
             temperature: section.read("temperature", temperature),
             headers: section.read("headers", headers).unwrap_or_default(),
             extra_body: section.read("extra_body", extra_body).unwrap_or_default(),
-            omit_body: section.list("omit_body", omitted).unwrap_or_default().into_iter().collect(),
+            omit_body: section
+                .list("omit_body", omit_body_member)
+                .unwrap_or_default()
+                .into_iter()
+                .collect(),
             ..default
         };
         section.forbid("api_key", "a key is never in the file: name a variable with api_key_env");
-        section.finish();
+        section.report_unknown_keys();
         config
     }
 }
 
 fn base_url(value: &DeValue<'_>) -> Parsed<BaseUrl> {
-    BaseUrl::parse(&values::text(value)?).map_err(|error| error.to_string())
+    BaseUrl::parse(&values::string(value)?).map_err(|error| error.to_string())
 }
 
 fn prompt_cache(value: &DeValue<'_>) -> Parsed<PromptCache> {
@@ -97,14 +100,13 @@ fn headers(value: &DeValue<'_>) -> Parsed<BTreeMap<String, String>> {
     let mut headers = BTreeMap::new();
     for (name, value) in table {
         let name = name.get_ref().to_ascii_lowercase();
-        let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
-        if name.is_empty() || !name.bytes().all(token) {
+        if name.is_empty() || !name.bytes().all(is_token_byte) {
             return Err(format!("{name:?} is not a valid header name"));
         }
         if matches!(name.as_str(), "authorization" | "content-type" | "content-length" | "host") {
             return Err(format!("{name} is set by the host itself (keys come from api_key_env)"));
         }
-        let value = values::text(value.get_ref()).map_err(|error| format!("{name}: {error}"))?;
+        let value = values::string(value.get_ref()).map_err(|error| format!("{name}: {error}"))?;
         if !value.bytes().all(|b| b == b' ' || b.is_ascii_graphic()) {
             return Err(format!("{name}: a header holds printable ASCII only"));
         }
@@ -115,22 +117,28 @@ fn headers(value: &DeValue<'_>) -> Parsed<BTreeMap<String, String>> {
     Ok(headers)
 }
 
-/// Fields of request bodies that the host needs with every wire format.
-const RESERVED_BODY_FIELDS: [&str; 6] =
+/// Returns whether a header name may contain this byte, see
+/// [RFC 9110, section 5.6.2](https://www.rfc-editor.org/rfc/rfc9110#section-5.6.2).
+fn is_token_byte(b: u8) -> bool {
+    b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b)
+}
+
+/// Members of request bodies that the host sets with at least one wire format.
+const RESERVED_BODY_MEMBERS: [&str; 6] =
     ["model", "messages", "input", "contents", "tools", "stream"];
 
-fn omitted(value: &DeValue<'_>) -> Parsed<String> {
-    let field = values::non_empty_string(value)?;
-    if RESERVED_BODY_FIELDS.contains(&field.as_str()) {
-        return Err(format!("{field} cannot be left out"));
+fn omit_body_member(value: &DeValue<'_>) -> Parsed<String> {
+    let member = values::non_empty_string(value)?;
+    if RESERVED_BODY_MEMBERS.contains(&member.as_str()) {
+        return Err(format!("{member} cannot be left out"));
     }
-    Ok(field)
+    Ok(member)
 }
 
 fn extra_body(value: &DeValue<'_>) -> Parsed<serde_json::Map<String, serde_json::Value>> {
-    let fields = values::json_object(value)?;
-    match RESERVED_BODY_FIELDS.iter().find(|field| fields.contains_key(**field)) {
-        Some(field) => Err(format!("{field} is set by the host itself")),
-        None => Ok(fields),
+    let members = values::json_object(value)?;
+    match RESERVED_BODY_MEMBERS.iter().find(|member| members.contains_key(**member)) {
+        Some(member) => Err(format!("{member} is set by the host itself")),
+        None => Ok(members),
     }
 }

@@ -1,4 +1,5 @@
-//! Reads what tools, hooks and MCP servers have in common: the keys of a process, and the headers of HTTP requests.
+//! Reads the keys that tools, hooks and MCP servers have in common: those of a process and the headers of HTTP
+//! requests.
 
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -17,10 +18,10 @@ impl ProcessConfig {
     pub(super) fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
         let env_pass = section.list("env_pass", |value| {
             let name = env_var_name(value)?;
-            if env(&name).is_some() { Ok(name) } else { Err(unset(&name)) }
+            if env(&name).is_some() { Ok(name) } else { Err(unset_message(&name)) }
         });
-        let secret_env = secrets(section, "secret_env", env);
-        let env = section.table("env").entries(values::text);
+        let secret_env = secret_variables(section, "secret_env", env);
+        let env = section.table("env").entries(values::string);
         for name in env.keys().filter(|name| secret_env.contains_key(*name)) {
             section.add_error("env", format!("{name} is also in secret_env"));
         }
@@ -30,43 +31,46 @@ impl ProcessConfig {
             env_pass: env_pass.unwrap_or_default(),
             secret_env,
             sandbox: section
-                .read("sandbox", |value| values::word(value, &SandboxLevel::WORDS))
+                .read("sandbox", |value| values::one_of(value, &SandboxLevel::NAMES))
                 .unwrap_or_default(),
             max_memory: section.read("max_memory", values::size).and_then(NonZeroU64::new),
-            max_processes: section.read("max_processes", values::count).and_then(NonZeroU32::new),
+            max_processes: section
+                .read("max_processes", values::positive)
+                .and_then(NonZeroU32::new),
         }
     }
 }
 
-/// Reads `command`: a program and its arguments. It is empty if there was an error.
+/// Reads `command`: a program and its arguments. Leaves wrong items out. Returns an empty list if the key is missing
+/// or is no list.
 pub(super) fn command(section: &Section<'_, '_>) -> Vec<String> {
-    let mut is_wrong = false;
+    let mut has_wrong_item = false;
     let command = section.list("command", |value| {
-        let word = values::text(value);
-        is_wrong |= word.is_err();
-        word
+        let item = values::string(value);
+        has_wrong_item |= item.is_err();
+        item
     });
     if !section.has("command") {
         section.add_error("command", "is missing: a list of the program and its arguments");
-    } else if !is_wrong && command.as_ref().is_some_and(Vec::is_empty) {
+    } else if !has_wrong_item && command.as_ref().is_some_and(Vec::is_empty) {
         section.add_error("command", "must not be empty");
     }
     let mut command = command.unwrap_or_default();
-    // A program with a path is relative to the configuration, a name is searched in PATH.
+    // A program with a slash is a path relative to the folder of the file. A name without one is searched in PATH.
     if let Some(program) = command.first_mut().filter(|name| name.contains('/')) {
         *program = section.resolve_path(program).display().to_string();
     }
     command
 }
 
-/// Reads `headers` and `secret_headers`. A name is in one of them, and the case of letters makes no difference, see
+/// Reads `headers` and `secret_headers`. A name may be in only one of them. Names are case-insensitive, see
 /// [RFC 9110, section 5.1](https://www.rfc-editor.org/rfc/rfc9110#section-5.1).
 pub(super) fn headers(
     section: &Section<'_, '_>,
     env: EnvLookup<'_>,
 ) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
-    let headers = section.table("headers").entries(values::text);
-    let secret_headers = secrets(section, "secret_headers", env);
+    let headers = section.table("headers").entries(values::string);
+    let secret_headers = secret_variables(section, "secret_headers", env);
     for name in headers.keys() {
         if secret_headers.keys().any(|secret| secret.eq_ignore_ascii_case(name)) {
             section.add_error("headers", format!("{name} is also in secret_headers"));
@@ -75,8 +79,8 @@ pub(super) fn headers(
     (headers, secret_headers)
 }
 
-/// Reads a table of names, each with the variable of the host that holds its secret value.
-fn secrets(
+/// Reads a table whose values are names of environment variables of the host that hold secrets.
+fn secret_variables(
     section: &Section<'_, '_>,
     key: &'static str,
     env: EnvLookup<'_>,
@@ -84,11 +88,11 @@ fn secrets(
     section.table(key).entries(|value| {
         let name = env_var_name(value)?;
         let is_set = env(&name).is_some_and(|value| !value.trim().is_empty());
-        if is_set { Ok(name) } else { Err(unset(&name)) }
+        if is_set { Ok(name) } else { Err(unset_message(&name)) }
     })
 }
 
-fn unset(name: &str) -> String {
+fn unset_message(name: &str) -> String {
     format!("the environment variable {name} is not set: set it before the host starts")
 }
 

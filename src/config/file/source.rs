@@ -52,8 +52,8 @@ impl<'t> ConfigSource<'t> {
         self.errors.borrow_mut().push(error);
     }
 
-    /// Returns the positions of the keys if there were no errors.
-    pub(super) fn finish(self) -> Result<Origins, ConfigErrors> {
+    /// Returns the positions of the keys, or the recorded errors if there are any.
+    pub(super) fn into_result(self) -> Result<Origins, ConfigErrors> {
         if self.errors.borrow().is_empty() {
             Ok(self.origins.into_inner())
         } else {
@@ -70,13 +70,14 @@ impl<'t> ConfigSource<'t> {
     }
 }
 
-/// A table that is being read. Keys that are not read before [`Section::finish`] are unknown.
+/// A table that is being read. [`Section::report_unknown_keys`] records an error for each key that was not read
+/// before.
 #[derive(Debug)]
 pub(super) struct Section<'s, 't> {
     source: &'s ConfigSource<'t>,
     key_path: String,
     table: Option<&'s DeTable<'t>>,
-    /// The keys that were asked for. Every other key of the table is unknown.
+    /// The keys that were read or forbidden. Every other key of the table is unknown.
     known: RefCell<BTreeSet<&'static str>>,
 }
 
@@ -85,8 +86,8 @@ impl<'s, 't> Section<'s, 't> {
         Self { source, key_path, table, known: RefCell::default() }
     }
 
-    /// Parses the value of a key. `None` if the key is missing, or if the value is wrong, which is recorded as an
-    /// error.
+    /// Parses the value of a key. Returns `None` if the key is missing, or if the value is wrong. Records an error for
+    /// a wrong value.
     pub(super) fn read<T>(
         &self,
         key: &'static str,
@@ -103,8 +104,8 @@ impl<'s, 't> Section<'s, 't> {
         }
     }
 
-    /// Parses the items of a list. `None` if the key is missing or is no list. Wrong items are recorded as errors
-    /// and left out.
+    /// Parses the items of a list. Returns `None` if the key is missing or is no list. Records an error for another
+    /// value and for each wrong item, and leaves wrong items out.
     pub(super) fn list<T>(
         &self,
         key: &'static str,
@@ -129,7 +130,7 @@ impl<'s, 't> Section<'s, 't> {
         Some(parsed)
     }
 
-    /// Reads a path, which is relative to the folder of the file.
+    /// Reads a path, and resolves it against the folder of the configuration file.
     pub(super) fn path(&self, key: &'static str) -> Option<PathBuf> {
         self.read(key, values::non_empty_string).map(|path| self.resolve_path(&path))
     }
@@ -141,8 +142,8 @@ impl<'s, 't> Section<'s, 't> {
         folder.unwrap_or(Path::new("")).join(path)
     }
 
-    /// Parses every value of this table, whose keys the user chooses. Does not count them as known, so it is not
-    /// followed by [`Self::finish`].
+    /// Parses every value of a table whose keys the user chooses. Does not mark the keys as known, so
+    /// [`Self::report_unknown_keys`] must not be called on such a table.
     pub(super) fn entries<T>(
         &self,
         mut parse: impl FnMut(&DeValue<'t>) -> Parsed<T>,
@@ -161,7 +162,8 @@ impl<'s, 't> Section<'s, 't> {
         parsed
     }
 
-    /// Returns the table of a key. A missing key, or another value, which is an error, gives an empty one.
+    /// Returns the table of a key, or an empty one if the key is missing or its value is no table. Records an error
+    /// for another value.
     pub(super) fn table(&self, key: &'static str) -> Self {
         let table = self.value(key).and_then(|value| {
             let table = value.get_ref().as_table();
@@ -174,7 +176,7 @@ impl<'s, 't> Section<'s, 't> {
         Section::new(self.source, self.key(key), table)
     }
 
-    /// Returns the tables of named things, such as `[models.NAME]`.
+    /// Returns the tables below a key with their names, such as `[models.NAME]`. Checks the names.
     pub(super) fn tables(&self, key: &'static str) -> Vec<(String, Self)> {
         let group = self.table(key);
         let mut found = Vec::new();
@@ -233,10 +235,10 @@ impl<'s, 't> Section<'s, 't> {
         self.source.errors.borrow_mut().push(error);
     }
 
-    /// Records an error if a required key is missing. `has_no_value` is whether reading it gave nothing: without
-    /// it nothing is checked. A wrong value has its error already.
-    pub(super) fn require(&self, key: &'static str, has_no_value: bool) {
-        if has_no_value && !self.has(key) {
+    /// Records an error if a required key is missing and has no default. `value` is the parsed value or the default.
+    /// A key with a wrong value has its error already.
+    pub(super) fn require<T>(&self, key: &str, value: &Option<T>) {
+        if value.is_none() && !self.has(key) {
             self.add_error(key, "is missing");
         }
     }
@@ -245,7 +247,7 @@ impl<'s, 't> Section<'s, 't> {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
-    /// Records this error if the key is present, and counts the key as known.
+    /// Records this error if the key is present, and marks the key as known.
     pub(super) fn forbid(&self, key: &'static str, message: &str) {
         if self.value(key).is_some() {
             self.add_error(key, message);
@@ -253,12 +255,12 @@ impl<'s, 't> Section<'s, 't> {
     }
 
     /// Records an error for every key that was not read.
-    pub(super) fn finish(&self) {
-        self.finish_with_hints(&[]);
+    pub(super) fn report_unknown_keys(&self) {
+        self.report_unknown_keys_with_hints(&[]);
     }
 
-    /// As [`Self::finish`]. A key that one of `others` has read gets the hint that it belongs there.
-    pub(super) fn finish_with_hints(&self, others: &[Self]) {
+    /// As [`Self::report_unknown_keys`]. If one of `others` knows the key, the error suggests that table.
+    pub(super) fn report_unknown_keys_with_hints(&self, others: &[Self]) {
         let known = self.known.borrow();
         for (key, _) in self.table.into_iter().flat_map(DeTable::iter) {
             let name: &str = key.get_ref();

@@ -5,7 +5,7 @@ use toml::de::DeValue;
 
 use super::process::{EnvLookup, command, headers};
 use super::source::Section;
-use super::tools::allow;
+use super::tools::parse_allow_entry;
 use super::values::{self, Parsed};
 use crate::config::tool_definition::{
     CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, HttpBody, HttpConfig, HttpMethod,
@@ -15,14 +15,17 @@ use crate::config::{AgentEvents, AgentToolConfig};
 
 /// The value of `kind`.
 #[derive(Clone, Copy)]
-enum KindWord {
+enum ToolKindName {
     Command,
     Http,
     Agent,
 }
 
-const KINDS: [(&str, KindWord); 3] =
-    [("command", KindWord::Command), ("http", KindWord::Http), ("agent", KindWord::Agent)];
+const KINDS: [(&str, ToolKindName); 3] = [
+    ("command", ToolKindName::Command),
+    ("http", ToolKindName::Http),
+    ("agent", ToolKindName::Agent),
+];
 
 const AGENT_EVENTS: [(&str, AgentEvents); 3] =
     [("none", AgentEvents::None), ("tools", AgentEvents::Tools), ("all", AgentEvents::All)];
@@ -36,10 +39,10 @@ const METHODS: [(&str, HttpMethod); 5] = [
 ];
 
 impl ConfiguredTool {
-    /// Returns `None` if the table has no `kind`, or a wrong one: it is then that of a registered
-    /// tool.
+    /// Reads the definition of a tool. Returns `None` if `kind` is missing, because the table then changes a
+    /// registered tool, or if `kind` is wrong.
     pub(super) fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Option<Self> {
-        let Some(kind) = section.read("kind", |value| values::word(value, &KINDS)) else {
+        let Some(kind) = section.read("kind", |value| values::one_of(value, &KINDS)) else {
             if !section.has("kind") {
                 section.forbid("command", "needs kind = \"command\" in the same table");
                 section.forbid("url", "needs kind = \"http\" in the same table");
@@ -48,15 +51,15 @@ impl ConfiguredTool {
             return None;
         };
         let description = section.read("description", values::non_empty_string);
-        section.require("description", description.is_none());
+        section.require("description", &description);
         let description = description.unwrap_or_default();
         let kind = match kind {
-            KindWord::Command => ToolKind::Command(Box::new(CommandConfig::read(section, env))),
-            KindWord::Http => ToolKind::Http(Box::new(HttpConfig::read(section, env))),
-            KindWord::Agent => {
-                let fixed = "an agent has one argument, the text \"input\"";
-                section.forbid("input", fixed);
-                section.forbid("input_schema", fixed);
+            ToolKindName::Command => ToolKind::Command(Box::new(CommandConfig::read(section, env))),
+            ToolKindName::Http => ToolKind::Http(Box::new(HttpConfig::read(section, env))),
+            ToolKindName::Agent => {
+                let message = "an agent has one argument, the text \"input\"";
+                section.forbid("input", message);
+                section.forbid("input_schema", message);
                 let kind = ToolKind::Agent(AgentToolConfig::read(section));
                 return Some(Self { description, input: ToolInput::default(), kind });
             }
@@ -68,18 +71,18 @@ impl ConfiguredTool {
 impl AgentToolConfig {
     fn read(section: &Section<'_, '_>) -> Self {
         let agent = section.read("agent", values::non_empty_string);
-        section.require("agent", agent.is_none());
+        section.require("agent", &agent);
         let mut config = Self::new(agent.unwrap_or_default());
-        if let Some(depth) = section.read("max_depth", values::count) {
+        if let Some(depth) = section.read("max_depth", values::positive) {
             config.max_depth = depth;
         }
-        if let Some(children) = section.read("max_children", values::count) {
+        if let Some(children) = section.read("max_children", values::positive) {
             config.max_children = children;
         }
         if let Some(share) = section.read("share_of_budget", values::share_above_zero) {
             config.share_of_budget = share;
         }
-        let events = section.read("agent_events", |value| values::word(value, &AGENT_EVENTS));
+        let events = section.read("agent_events", |value| values::one_of(value, &AGENT_EVENTS));
         config.agent_events = events.unwrap_or(config.agent_events);
         config
     }
@@ -108,10 +111,10 @@ impl CommandConfig {
     fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
         let mut config = Self::new(command(section));
         let stdins = (CommandStdin::None, CommandStdin::Json, CommandStdin::Text);
-        let stdin = section.read("stdin", |value| whole_input(value, stdins));
+        let stdin = section.read("stdin", |value| stdin_or_body(value, stdins));
         config.stdin = stdin.unwrap_or_default();
         let outputs = [("text", CommandOutput::Text), ("json", CommandOutput::Json)];
-        let output = section.read("output", |value| values::word(value, &outputs));
+        let output = section.read("output", |value| values::one_of(value, &outputs));
         config.output = output.unwrap_or_default();
         config.output_schema = section.path("output_schema");
         if config.output_schema.is_some() && config.output != CommandOutput::Json {
@@ -120,7 +123,7 @@ impl CommandConfig {
         if let Some(ok_exit) = section.read("ok_exit", exit_statuses) {
             config.ok_exit = ok_exit;
         }
-        if let Some(bytes) = section.read("max_output_bytes", values::count) {
+        if let Some(bytes) = section.read("max_output_bytes", values::positive) {
             config.max_output_bytes = bytes;
         }
         config.process = ProcessConfig::read(section, env);
@@ -130,18 +133,18 @@ impl CommandConfig {
 
 impl HttpConfig {
     fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
-        let method = section.read("method", |value| values::word(value, &METHODS));
+        let method = section.read("method", |value| values::one_of(value, &METHODS));
         let url = section.read("url", values::non_empty_string);
-        section.require("url", url.is_none());
+        section.require("url", &url);
         let mut config = Self::new(method.unwrap_or_default(), url.unwrap_or_default());
-        config.query = section.table("query").entries(values::text);
+        config.query = section.table("query").entries(values::string);
         (config.headers, config.secret_headers) = headers(section, env);
-        config.allow = section.list("allow", allow).unwrap_or_default();
+        config.allow = section.list("allow", parse_allow_entry).unwrap_or_default();
         let bodies = (HttpBody::None, HttpBody::Json, HttpBody::Text);
-        if let Some(body) = section.read("body", |value| whole_input(value, bodies)) {
+        if let Some(body) = section.read("body", |value| stdin_or_body(value, bodies)) {
             config.body = body;
         }
-        config.pick = section.read("pick", values::text);
+        config.pick = section.read("pick", values::string);
         if let Some(ok_status) = section.read("ok_status", http_statuses) {
             config.ok_status = ok_status;
         }
@@ -154,17 +157,17 @@ impl HttpConfig {
 
 fn properties(value: &DeValue<'_>) -> Parsed<Map<String, Value>> {
     let properties = values::json_object(value)?;
-    let other = properties.iter().find(|(_, schema)| !schema.is_object());
-    if let Some((name, _)) = other {
+    let invalid = properties.iter().find(|(_, schema)| !schema.is_object());
+    if let Some((name, _)) = invalid {
         let form = "a JSON schema such as { type = \"string\" }";
         return Err(format!("{name}: must be {form}"));
     }
     Ok(properties)
 }
 
-/// Parses what of the arguments a tool gets as its standard input or as its request body: nothing, all as JSON, or
-/// one as text.
-fn whole_input<T>(
+/// Parses which arguments a tool receives as its standard input or request body: none, all as a JSON object, or one
+/// as text.
+fn stdin_or_body<T>(
     value: &DeValue<'_>,
     (none, json, text): (T, T, impl Fn(String) -> T),
 ) -> Parsed<T> {
@@ -181,7 +184,7 @@ fn http_statuses(value: &DeValue<'_>) -> Parsed<Vec<u16>> {
     let form = "a list of at least one status such as [200, 201]";
     let items = value.as_array().filter(|items| !items.is_empty());
     let items = items.ok_or_else(|| values::wrong_type(form, value))?;
-    let status = |item: &DeValue<'_>| match values::number::<u16>(item)? {
+    let status = |item: &DeValue<'_>| match values::unsigned::<u16>(item)? {
         status @ 100..=599 => Ok(status),
         status => Err(format!("{status} is not an HTTP status (100 to 599)")),
     };
@@ -192,7 +195,7 @@ fn exit_statuses(value: &DeValue<'_>) -> Parsed<Vec<i32>> {
     let form = "a list of at least one exit status such as [0, 1]";
     let items = value.as_array().filter(|items| !items.is_empty());
     let items = items.ok_or_else(|| values::wrong_type(form, value))?;
-    items.iter().map(|item| values::number::<u8>(item.get_ref()).map(i32::from)).collect()
+    items.iter().map(|item| values::unsigned::<u8>(item.get_ref()).map(i32::from)).collect()
 }
 
 #[cfg(test)]

@@ -11,27 +11,29 @@ use super::values::{self, Parsed};
 use crate::config::{ApprovalPolicy, ConfiguredTool, StartPolicy, ToolEffect, ToolOverride};
 
 impl ToolOverride {
-    /// Reads the keys that tools of every origin have, except `timeout`.
+    /// Reads the keys that `[tools.NAME]` and `[mcp.NAME]` have in common, except `timeout`, which has another
+    /// meaning for a server.
     pub(super) fn read_policy(section: &Section<'_, '_>) -> Self {
-        let effects = [("none", ToolEffect::None), ("some", ToolEffect::Some)];
-        let starts = [("on_finish", StartPolicy::OnFinish), ("on_seal", StartPolicy::OnSeal)];
         Self {
-            effect: section.read("effect", |value| values::word(value, &effects)),
-            start: section.read("start", |value| values::word(value, &starts)),
-            destructive: section.read("destructive", values::switch),
-            exclusive: section.read("exclusive", values::switch),
-            idempotent: section.read("idempotent", values::switch),
-            repeatable: section.read("repeatable", values::switch),
-            keep: section.read("keep", values::switch),
-            approval: section.read("approval", |value| values::word(value, &ApprovalPolicy::WORDS)),
+            effect: section.read("effect", |value| values::one_of(value, &ToolEffect::NAMES)),
+            start: section.read("start", |value| values::one_of(value, &StartPolicy::NAMES)),
+            destructive: section.read("destructive", values::boolean),
+            exclusive: section.read("exclusive", values::boolean),
+            idempotent: section.read("idempotent", values::boolean),
+            repeatable: section.read("repeatable", values::boolean),
+            keep: section.read("keep", values::boolean),
+            approval: section
+                .read("approval", |value| values::one_of(value, &ApprovalPolicy::NAMES)),
             approval_timeout: section.read("approval_timeout", values::positive_duration),
-            max_concurrent: section.read("max_concurrent", values::count).and_then(NonZeroU32::new),
-            retries: section.read("retries", values::number),
-            rate: section.read("rate", |value| values::text(value)?.parse()),
-            breaker_failures: section.read("breaker_failures", values::number),
+            max_concurrent: section
+                .read("max_concurrent", values::positive)
+                .and_then(NonZeroU32::new),
+            retries: section.read("retries", values::unsigned),
+            rate: section.read("rate", |value| values::string(value)?.parse()),
+            breaker_failures: section.read("breaker_failures", values::unsigned),
             breaker_open_for: section.read("breaker_open_for", values::positive_duration),
             max_result_bytes: section
-                .read("max_result_bytes", values::count)
+                .read("max_result_bytes", values::positive)
                 .and_then(NonZeroUsize::new),
             ..Self::default()
         }
@@ -42,50 +44,60 @@ impl ToolOverride {
         section: &Section<'_, '_>,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Self {
-        let mut change = Self {
-            blocking: section.read("blocking", values::switch),
+        let mut tool_override = Self {
+            blocking: section.read("blocking", values::boolean),
             timeout: section.read("timeout", values::positive_duration),
             definition: ConfiguredTool::read(section, env),
             ..Self::read_policy(section)
         };
-        if change.definition.is_some() {
-            section.finish();
-            return change;
+        if tool_override.definition.is_some() {
+            section.report_unknown_keys();
+            return tool_override;
         }
         if section.has("kind") {
-            // The kind is wrong, so it is not known which other keys belong to it.
-            return change;
+            // The kind is wrong. The keys of a table depend on its kind, so unknown keys are not reported.
+            return tool_override;
         }
         if name == "read_file" {
-            change.root = section.read("root", values::non_empty_string).map(PathBuf::from);
-            section.require("root", change.root.is_none());
+            tool_override.root = section.read("root", values::non_empty_string).map(PathBuf::from);
+            section.require("root", &tool_override.root);
         }
         if name == "http_get" {
-            change.allow = section.list("allow", allow).unwrap_or_default();
+            tool_override.allow = section.list("allow", parse_allow_entry).unwrap_or_default();
         }
-        section.finish();
-        change
+        section.report_unknown_keys();
+        tool_override
     }
 }
 
-/// Parses a target that tools may reach although it is not public.
-pub(super) fn allow(value: &DeValue<'_>) -> Parsed<String> {
-    let text = values::text(value)?;
-    if is_network(&text) || is_host(&text) {
+impl ToolEffect {
+    const NAMES: [(&'static str, Self); 2] = [("none", Self::None), ("some", Self::Some)];
+}
+
+impl StartPolicy {
+    const NAMES: [(&'static str, Self); 2] =
+        [("on_finish", Self::OnFinish), ("on_seal", Self::OnSeal)];
+}
+
+/// Parses an entry of `allow`: a target that may be reached although it is not public.
+pub(super) fn parse_allow_entry(value: &DeValue<'_>) -> Parsed<String> {
+    let text = values::string(value)?;
+    if is_network(&text) || is_host_or_host_port(&text) {
         return Ok(text.to_ascii_lowercase());
     }
     Err(format!("must be a host, \"host:port\" or a network such as \"10.0.0.0/8\", not {text:?}"))
 }
 
 fn is_network(text: &str) -> bool {
-    let Some((address, bits)) = text.split_once('/') else { return false };
-    let (Ok(address), Ok(bits)) = (address.parse::<IpAddr>(), bits.parse::<u8>()) else {
+    let Some((address, prefix_len)) = text.split_once('/') else { return false };
+    let (Ok(address), Ok(prefix_len)) = (address.parse::<IpAddr>(), prefix_len.parse::<u8>())
+    else {
         return false;
     };
-    bits <= if address.is_ipv4() { 32 } else { 128 }
+    prefix_len <= if address.is_ipv4() { 32 } else { 128 }
 }
 
-fn is_host(text: &str) -> bool {
+fn is_host_or_host_port(text: &str) -> bool {
     if text.parse::<IpAddr>().is_ok() {
         return true;
     }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use toml::de::DeValue;
 
-use crate::config::error::quoted_words;
+use crate::config::error::quoted_names;
 use crate::config::{Share, parse_duration};
 
-/// A parsed value, or the problem with it.
+/// A parsed value, or the message of an error.
 pub(super) type Parsed<T> = Result<T, String>;
 
 /// Returns the message for a value of the wrong type.
@@ -15,22 +15,22 @@ pub(super) fn wrong_type(expected: &str, value: &DeValue<'_>) -> String {
     format!("must be {expected}, not {}", described(value))
 }
 
-pub(super) fn text(value: &DeValue<'_>) -> Parsed<String> {
+pub(super) fn string(value: &DeValue<'_>) -> Parsed<String> {
     value.as_str().map(str::to_owned).ok_or_else(|| wrong_type("a string", value))
 }
 
 /// Parses a string that is not empty.
 pub(super) fn non_empty_string(value: &DeValue<'_>) -> Parsed<String> {
-    let text = text(value)?;
+    let text = string(value)?;
     if text.trim().is_empty() { Err("must not be empty".to_owned()) } else { Ok(text) }
 }
 
-pub(super) fn switch(value: &DeValue<'_>) -> Parsed<bool> {
+pub(super) fn boolean(value: &DeValue<'_>) -> Parsed<bool> {
     value.as_bool().ok_or_else(|| wrong_type("true or false", value))
 }
 
-/// Parses a whole number that fits `T`.
-pub(super) fn number<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
+/// Parses a whole number of at least 0 that fits `T`.
+pub(super) fn unsigned<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
     let Some(integer) = value.as_integer() else { return Err(wrong_type("a whole number", value)) };
     let number = i128::from_str_radix(integer.as_str(), integer.radix())
         .map_err(|_| format!("{integer} is too large"))?;
@@ -44,19 +44,19 @@ pub(super) fn number<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
 }
 
 /// Parses a whole number above 0 that fits `T`.
-pub(super) fn count<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
-    match number::<u64>(value)? {
+pub(super) fn positive<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
+    match unsigned::<u64>(value)? {
         0 => Err("must be at least 1".to_owned()),
-        _ => number(value),
+        _ => unsigned(value),
     }
 }
 
-/// Parses a whole number. 0 means no limit.
-pub(super) fn limit<T>(value: &DeValue<'_>) -> Parsed<Option<T>>
+/// Parses a whole number. Returns `None` for 0, which means no limit.
+pub(super) fn optional_limit<T>(value: &DeValue<'_>) -> Parsed<Option<T>>
 where
     T: TryFrom<u64> + Default + PartialEq,
 {
-    number(value).map(|number: T| Some(number).filter(|number| *number != T::default()))
+    unsigned(value).map(|number: T| Some(number).filter(|number| *number != T::default()))
 }
 
 /// Parses a number with or without a fraction.
@@ -86,7 +86,7 @@ pub(super) fn share_above_zero(value: &DeValue<'_>) -> Parsed<Share> {
 
 /// Parses a size in bytes above 0, such as `"512MiB"` or a whole number.
 pub(super) fn size(value: &DeValue<'_>) -> Parsed<u64> {
-    let Some(text) = value.as_str() else { return count(value) };
+    let Some(text) = value.as_str() else { return positive(value) };
     let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("B", 0)];
     let unit = units.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, bits)));
     let bytes = unit.and_then(|(number, bits)| {
@@ -110,15 +110,15 @@ pub(super) fn positive_duration(value: &DeValue<'_>) -> Parsed<Duration> {
     if duration.is_zero() { Err("must be longer than 0".to_owned()) } else { Ok(duration) }
 }
 
-/// Parses a duration. 0 means no limit.
-pub(super) fn time_limit(value: &DeValue<'_>) -> Parsed<Option<Duration>> {
+/// Parses a duration. Returns `None` for 0, which means no limit.
+pub(super) fn optional_duration(value: &DeValue<'_>) -> Parsed<Option<Duration>> {
     duration(value).map(|duration| Some(duration).filter(|duration| !duration.is_zero()))
 }
 
-/// Parses one of these words.
-pub(super) fn word<T: Copy>(value: &DeValue<'_>, words: &[(&str, T)]) -> Parsed<T> {
-    let found = value.as_str().and_then(|text| words.iter().find(|(word, _)| *word == text));
-    found.map(|(_, meaning)| *meaning).ok_or_else(|| wrong_type(&quoted_words(words), value))
+/// Parses one of these names.
+pub(super) fn one_of<T: Copy>(value: &DeValue<'_>, names: &[(&str, T)]) -> Parsed<T> {
+    let found = value.as_str().and_then(|text| names.iter().find(|(name, _)| *name == text));
+    found.map(|(_, value)| *value).ok_or_else(|| wrong_type(&quoted_names(names), value))
 }
 
 /// Converts a TOML value to JSON.
@@ -138,20 +138,20 @@ pub(super) fn json(value: &DeValue<'_>) -> Parsed<serde_json::Value> {
     })
 }
 
-/// Converts a TOML table to the fields of a JSON object.
+/// Converts a TOML table to the members of a JSON object.
 pub(super) fn json_object(
     value: &DeValue<'_>,
 ) -> Parsed<serde_json::Map<String, serde_json::Value>> {
     let table = value.as_table().ok_or_else(|| wrong_type("a table", value))?;
-    let mut fields = serde_json::Map::new();
+    let mut members = serde_json::Map::new();
     for (key, value) in table {
         let value = json(value.get_ref()).map_err(|error| format!("{}: {error}", key.get_ref()))?;
-        fields.insert(key.get_ref().to_string(), value);
+        members.insert(key.get_ref().to_string(), value);
     }
-    Ok(fields)
+    Ok(members)
 }
 
-/// Checks the name of a model, an agent or a tool.
+/// Checks the name of a model, an agent, a tool or an MCP server.
 pub(super) fn check_name(name: &str) -> Parsed<()> {
     let fits = (1..=64).contains(&name.len())
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');

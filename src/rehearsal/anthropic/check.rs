@@ -36,7 +36,7 @@ pub(super) fn check(request: &Value) -> Result<(), String> {
     check_tools(request)
 }
 
-/// Checks the marks of what the service caches.
+/// Checks the cache breakpoints (`cache_control`).
 fn check_breakpoints(request: &Value) -> Result<(), String> {
     let messages = items(&request["messages"]);
     let blocks = messages.iter().flat_map(|message| items(&message["content"]));
@@ -79,8 +79,8 @@ fn check_messages(messages: &[Value]) -> Result<(), String> {
     check_service_calls(messages)
 }
 
-/// A signature from raw bytes of a script is unknown here, so a signature is checked only
-/// if it has the prefix of this server.
+/// Checks a signature with the prefix of this server. Others, such as those in raw bytes of a script, are not
+/// known here.
 fn check_signature(here: &str, block: &Value) -> Result<(), String> {
     let found = text(block, "signature");
     if found.starts_with(SIGNATURE_BEGIN) && found != signature(text(block, "thinking")) {
@@ -157,8 +157,8 @@ fn check_answered(at: usize, message: &Value, next: Option<&Value>) -> Result<()
     ))
 }
 
-/// Checks that every call that the service ran itself has a result after it. The responses behind which only
-/// results follow can be without, because the service may still run its calls.
+/// Checks that every call that the service ran itself has a result after it. A response that
+/// only results follow may lack them, because the service may still run its calls.
 fn check_service_calls(messages: &[Value]) -> Result<(), String> {
     let responses = || messages.iter().enumerate().filter(|(_, m)| m["role"] == "assistant");
     let blocks = responses().flat_map(|(_, message)| items(&message["content"]));

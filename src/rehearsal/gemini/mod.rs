@@ -128,7 +128,7 @@ fn text_part(answer: &RehearsedAnswer<'_>, text: &str) -> Value {
     part
 }
 
-/// Returns the parts of a call: one, or as many as the script's `pieces`.
+/// Returns the parts of a call: one, or several that stream the arguments, if the script sets `pieces` above 1.
 fn call_parts(answer: &RehearsedAnswer<'_>, place: usize, call: &Call) -> Vec<Value> {
     let whole = whole_call(answer, place, call);
     let count = call.pieces.filter(|count| *count > 1);
@@ -167,7 +167,7 @@ fn whole_call(answer: &RehearsedAnswer<'_>, place: usize, call: &Call) -> Value 
     part
 }
 
-/// Returns the leaves of a value, with each text split into `pieces`.
+/// Appends the leaves of a value to `out`, with each text split into `count` pieces.
 fn partial_arguments(path: &str, value: &Value, count: usize, out: &mut Vec<Value>) {
     match value {
         Value::Object(map) if !map.is_empty() => {

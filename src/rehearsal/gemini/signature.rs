@@ -4,7 +4,7 @@ use crate::rehearsal::text::hash;
 
 /// The prefix of every signature of the rehearsal model.
 const BEGINNING: &str = "cmVoZWFyc2Fs";
-/// The value that Gemini's documentation gives for calls that another model made.
+/// The values that Gemini's documentation gives for calls that another model made.
 const PLACEHOLDERS: [&str; 2] =
     ["skip_thought_signature_validator", "context_engineering_is_the_way_to_go"];
 
@@ -14,8 +14,8 @@ pub(super) fn sign(number: u64, name: &str) -> String {
     format!("{BEGINNING}{number}{}", checksum(&number, name))
 }
 
-/// Returns whether a call with this name may have the signature: it is this server's own for that name, or of
-/// an unknown service.
+/// Returns whether a call with this name may have the signature: one that this server made for the name, a
+/// placeholder, or one of another service.
 pub(super) fn is_valid(signature: &str, name: &str) -> bool {
     let is_known = PLACEHOLDERS.contains(&signature);
     let Some(rest) = signature.strip_prefix(BEGINNING).filter(|_| !is_known) else {

@@ -11,7 +11,7 @@ const DEPTH_MAX: usize = 8;
 /// The largest length of a text that is made of the whole prompt, in characters.
 const TEXT_CHARS_MAX: usize = 500;
 
-/// The arguments of one call.
+/// Makes the arguments of one call.
 pub(super) struct ArgumentFiller<'a> {
     prompt: &'a Prompt,
     /// The tool's whole schema, for `$ref`.

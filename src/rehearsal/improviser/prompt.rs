@@ -133,7 +133,8 @@ impl Prompt {
     }
 }
 
-/// Returns whether no ASCII letter or digit adjoins an ASCII word. Other scripts have no spaces.
+/// Returns whether no ASCII letter, digit or underscore adjoins a word. True for any word that is not ASCII, because
+/// Chinese has no spaces.
 fn stands_alone(text: &str, at: usize, length: usize) -> bool {
     let is_part = |byte: Option<&u8>| byte.is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
     let bytes = text.as_bytes();

@@ -25,7 +25,7 @@ const SYNONYMS: [(&str, &[&str]); 4] = [
 pub(super) struct OfferedTool<'a> {
     name: &'a str,
     schema: &'a Value,
-    /// The property that one call takes one value for, and the kind of its values.
+    /// The property that gets another value of the prompt in each call, and the kind of its values.
     main_property: Option<(&'a str, ValueKind)>,
 }
 
@@ -155,7 +155,7 @@ pub(super) fn select_calls(
     distinct
 }
 
-/// Keeps one tool for each kind of value that no tool is named for: the first that changes nothing.
+/// Keeps the named tools, and for each kind of value that none of them takes, the first tool that changes nothing.
 fn keep_named(selected: &mut Vec<SelectedTool<'_, '_>>) {
     let kind = |selected: &SelectedTool<'_, '_>| selected.tool.main_property.map(|(_, kind)| kind);
     let mut served: Vec<Option<ValueKind>> =

@@ -87,7 +87,7 @@ fn text<'a>(object: &'a Value, key: &str) -> &'a str {
     object[key].as_str().unwrap_or_default()
 }
 
-/// Converts a call. `id` is its id if it has none of its own.
+/// Converts a call. `id` is used if the call has none.
 fn chat_call(call: &Value, id: String) -> Value {
     let id = Some(text(call, "id")).filter(|given| !given.is_empty()).map_or(id, str::to_owned);
     let function = &call["function"];

@@ -68,8 +68,8 @@ fn check_reasoning(input: &[Value], stateless: bool) -> Result<(), Refusal> {
             }
         } else if let Some((id, group)) = id.and_then(|id| Some((id, thought_group(id)?))) {
             let is_its = |other: &Value| {
-                let of = other["id"].as_str().and_then(thought_group);
-                other["type"] == "reasoning" && of == Some(group)
+                let other_group = other["id"].as_str().and_then(thought_group);
+                other["type"] == "reasoning" && other_group == Some(group)
             };
             if !input.iter().take(at).any(is_its) {
                 let kind = item["type"].as_str().unwrap_or("message");
@@ -121,10 +121,12 @@ fn check_encrypted(item: &Value, stateless: bool) -> Result<(), Refusal> {
     };
     let summary = items(&item["summary"]).iter().filter_map(|part| part["text"].as_str());
     let summary: String = summary.collect();
-    let of = encrypted.strip_prefix("rehearsal.").and_then(|rest| rest.rsplit_once('.'));
-    let reason = match of {
-        Some((of, _)) if sealed(of, &summary) != encrypted => "could not be decrypted or parsed.",
-        Some((of, _)) if id.is_some_and(|id| id != of) => {
+    let parts = encrypted.strip_prefix("rehearsal.").and_then(|rest| rest.rsplit_once('.'));
+    let reason = match parts {
+        Some((item_id, _)) if sealed(item_id, &summary) != encrypted => {
+            "could not be decrypted or parsed."
+        }
+        Some((item_id, _)) if id.is_some_and(|id| id != item_id) => {
             "item_id did not match the target item id."
         }
         Some(_) => return Ok(()),

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::rehearsal::text::items;
 
-/// Converts a checked request. `include` is kept beside it.
+/// Converts a checked request. Keeps the member `include`, which the encoder reads.
 pub(super) fn chat_form(body: &Value) -> Value {
     let mut messages: Vec<Value> = Vec::new();
     if let Some(system) = body["instructions"].as_str() {

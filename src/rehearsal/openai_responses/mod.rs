@@ -1,7 +1,7 @@
 //! The Responses API: the events of a stream, or one plain body.
 //!
-//! Pure: equal responses and requests give equal bytes, apart from the ids and the time. The ids of
-//! items that follow reasoning contain a `t`.
+//! Pure: equal responses and requests give equal bytes, apart from the ids and the time. The item
+//! ids of a response with reasoning contain a `t`.
 
 mod check;
 mod form;

@@ -85,16 +85,16 @@ impl HttpGet {
         let mut response = self.send(&url, headers).await?;
         for _ in 0..self.options.redirects_max {
             let Some(next) = redirect(&url, &response)? else {
-                return response::read(response, self.options.body_bytes_max).await;
+                return response::response_text(response, self.options.body_bytes_max).await;
             };
             let redirected =
-                |e| HttpError::Redirected(response::shorten(next.as_str()), Box::new(e));
+                |e| HttpError::Redirected(response::quoted_excerpt(next.as_str()), Box::new(e));
             response = self.send(&next, headers).await.map_err(redirected)?;
             url = next;
         }
         match redirect(&url, &response)? {
             Some(_) => Err(HttpError::TooManyRedirects(self.options.redirects_max)),
-            None => response::read(response, self.options.body_bytes_max).await,
+            None => response::response_text(response, self.options.body_bytes_max).await,
         }
     }
 

@@ -50,14 +50,14 @@ impl ReadFile {
         // Reads one byte more than is returned, to detect that the file is longer.
         let mut bytes = Vec::new();
         file.take(self.bytes_max as u64 + 1).read_to_end(&mut bytes)?;
-        let complete = bytes.len() <= self.bytes_max;
+        let is_complete = bytes.len() <= self.bytes_max;
         bytes.truncate(self.bytes_max);
-        let text = decode_text(bytes, complete)?;
-        if complete {
+        let text = decode_text(bytes, is_complete)?;
+        if is_complete {
             return Ok(text);
         }
         let (length, size) = (text.len(), metadata.len());
-        Ok(format!("{text}\n[cut: these are the first {length} of {size} bytes]"))
+        Ok(format!("{text}\n[cut: the first {length} of {size} bytes]"))
     }
 
     /// Opens a file without blocking: a plain open of a pipe without a writer never returns.
@@ -130,13 +130,13 @@ enum ReadError {
 }
 
 /// Decodes UTF-8. If the bytes were cut, drops a last character that the cut left incomplete.
-fn decode_text(bytes: Vec<u8>, complete: bool) -> Result<String, ReadError> {
+fn decode_text(bytes: Vec<u8>, is_complete: bool) -> Result<String, ReadError> {
     if let Some(at) = memchr::memchr(0, &bytes) {
         return Err(ReadError::NotText(at));
     }
     String::from_utf8(bytes).or_else(|e| {
         let (error, mut bytes) = (e.utf8_error(), e.into_bytes());
-        let cut = !complete && error.error_len().is_none();
+        let cut = !is_complete && error.error_len().is_none();
         bytes.truncate(error.valid_up_to());
         match String::from_utf8(bytes) {
             Ok(text) if cut => Ok(text),
@@ -288,8 +288,8 @@ mod tests {
             assert_eq!(directory.read("long").as_deref(), Ok(expect));
         };
         check("0123456789abcdef", "0123456789abcdef");
-        check("0123456789abcdefg", "0123456789abcdef\n[cut: these are the first 16 of 17 bytes]");
-        check("0123456789abcdéf", "0123456789abcdé\n[cut: these are the first 16 of 17 bytes]");
-        check("0123456789abcde日", "0123456789abcde\n[cut: these are the first 15 of 18 bytes]");
+        check("0123456789abcdefg", "0123456789abcdef\n[cut: the first 16 of 17 bytes]");
+        check("0123456789abcdéf", "0123456789abcdé\n[cut: the first 16 of 17 bytes]");
+        check("0123456789abcde日", "0123456789abcde\n[cut: the first 15 of 18 bytes]");
     }
 }

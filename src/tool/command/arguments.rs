@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use crate::tool::defined_input::{DefinedInput, DefinitionError};
 use crate::tool::{Template, ToolError};
 
-/// The kernel's limit of one argument, with its end.
+/// The kernel's limit of one argument, with its terminating NUL byte.
 const ARGUMENT_BYTES_MAX: usize = 128 * 1024;
 
 /// The templates of the arguments.
@@ -37,12 +37,12 @@ impl ArgumentTemplates {
         let mut options_have_ended = false;
         for template in &self.templates {
             options_have_ended |= template.as_literal() == Some("--");
-            let may_smuggle = !options_have_ended
+            let may_be_option = !options_have_ended
                 && template.as_literal().is_none()
                 && template.literal_prefix().is_empty();
             for argument in template.render_list(values) {
                 let names: Vec<&str> = template.names().collect();
-                if may_smuggle && argument.starts_with('-') {
+                if may_be_option && argument.starts_with('-') {
                     return Err(refused(
                         &names,
                         "must not begin with \"-\": it would be an option",

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::types::{HookPoint, HookVerdict, Secrets, excerpt};
 
-/// Maximum number of characters of a message.
+/// Maximum number of characters of an error's message.
 const MESSAGE_CHARS_MAX: usize = 2000;
 
 /// The answer of a hook.
@@ -48,7 +48,7 @@ pub struct HookAnswer {
 }
 
 impl HookAnswer {
-    /// Has no objection.
+    /// Allows what the hook is asked about.
     #[must_use]
     pub fn allow() -> Self {
         Self::default()
@@ -91,7 +91,7 @@ impl HookAnswer {
         Self { parameters: Some(parameters), ..self }
     }
 
-    /// Parses the answer of a program or a service. Replaces the secrets that it was given.
+    /// Parses the answer of a program or a service. Redacts the secrets that the program or service was given.
     ///
     /// # Errors
     /// If it is not one JSON object of this form.

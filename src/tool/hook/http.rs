@@ -71,7 +71,7 @@ impl Hook for HttpHook {
         let status = response.status();
         let body = LimitedBody::read(response, ANSWER_BYTES_MAX).await.map_err(HookError::new)?;
         if !status.is_success() {
-            let body = excerpt(&secrets.redact(&body.text()), QUOTED_CHARS_MAX);
+            let body = excerpt(&body.redacted_text(&secrets), QUOTED_CHARS_MAX);
             return Err(HookError::new(format!("HTTP {}: {body}", status_line(status))));
         }
         match &body {
@@ -81,7 +81,7 @@ impl Hook for HttpHook {
             LimitedBody::Text { .. } => {
                 Err(HookError::new(format!("its answer has more than {ANSWER_BYTES_MAX} bytes")))
             }
-            LimitedBody::Other(_) => Err(HookError::new(secrets.redact_excerpts(&body.text()))),
+            LimitedBody::Unreadable { .. } => Err(HookError::new(body.redacted_text(&secrets))),
         }
     }
 }

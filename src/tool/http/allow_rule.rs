@@ -1,4 +1,5 @@
-//! Rules of `http_get.allow`: hosts and networks that may be reached although they are not public.
+//! Rules of the `allow` lists of tools, hooks and servers: hosts and networks that may be reached although they are
+//! not public.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,7 +8,7 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use reqwest::Url;
 
-/// One entry of `http_get.allow`: `host`, `host:port` or a network such as `10.0.0.0/8`.
+/// One entry of an `allow` list: `host`, `host:port` or a network such as `10.0.0.0/8`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllowRule(Rule);
 
@@ -73,7 +74,7 @@ impl fmt::Display for AllowRule {
     }
 }
 
-/// An entry of `http_get.allow` is invalid.
+/// An entry of an `allow` list is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not a \"host\", a \"host:port\" or a network such as \"10.0.0.0/8\": {reason}"

@@ -48,7 +48,7 @@ pub(crate) const REDIRECTS_MAX: usize = 5;
 #[derive(Debug)]
 pub(crate) struct HttpClient {
     allow: Vec<AllowRule>,
-    /// The client for all other hosts; connects only to public and allowed addresses.
+    /// The client for hosts that no rule allows by name; connects only to public and allowed addresses.
     restricted: Client,
     /// The client for hosts that are allowed by name; connects to any address.
     unrestricted: Client,
@@ -87,7 +87,7 @@ impl HttpClient {
     /// addresses that are not allowed.
     pub(crate) fn client_for(&self, url: &Url) -> Result<&Client, HttpError> {
         if !matches!(url.scheme(), "http" | "https") {
-            return Err(HttpError::Scheme(response::shorten(url.scheme())));
+            return Err(HttpError::Scheme(response::quoted_excerpt(url.scheme())));
         }
         if !url.username().is_empty() || url.password().is_some() {
             return Err(HttpError::Credentials);
@@ -207,7 +207,7 @@ pub(crate) fn redirect(url: &Url, response: &Response) -> Result<Option<Url>, Ht
     let next = url.join(&location);
     next.map(Some).map_err(|e| {
         let invalid = HttpError::InvalidUrl(e.to_string());
-        HttpError::Redirected(response::shorten(&location), Box::new(invalid))
+        HttpError::Redirected(response::quoted_excerpt(&location), Box::new(invalid))
     })
 }
 

@@ -1,4 +1,4 @@
-//! The DNS resolver of `http_get`: returns only addresses that may be connected to.
+//! The DNS resolver of the HTTP clients of tools: returns only addresses that may be connected to.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

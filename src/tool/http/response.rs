@@ -11,20 +11,21 @@ const QUOTED_CHARS_MAX: usize = 200;
 
 /// The body of a response.
 pub(crate) enum LimitedBody {
-    /// The bytes that were read, whether they are all, and their number if the server says it.
-    Text { bytes: Vec<u8>, is_complete: bool, size: Option<u64> },
-    /// The reason why it is not text.
-    Other(String),
+    /// The beginning of a text body, all of it if `is_complete`, and the value of its `content-length`.
+    Text { bytes: Vec<u8>, is_complete: bool, content_length: Option<u64> },
+    /// A body that was not read. The reason quotes headers of the server.
+    Unreadable { reason: String },
 }
 
 impl LimitedBody {
     /// Reads at most `bytes_max` bytes. Does not read a body that is not text.
     pub(crate) async fn read(mut response: Response, bytes_max: usize) -> Result<Self, HttpError> {
         // Must be read before the body: afterwards it is the length of the unread rest.
-        let size = response.content_length();
-        if let Some(reason) = unreadable(&response) {
-            let size = size.map_or("of unknown size".to_owned(), |bytes| format!("{bytes} bytes"));
-            return Ok(Self::Other(format!("{reason}, {size}")));
+        let content_length = response.content_length();
+        if let Some(reason) = unreadable_reason(&response) {
+            let size = content_length
+                .map_or("of unknown size".to_owned(), |bytes| format!("{bytes} bytes"));
+            return Ok(Self::Unreadable { reason: format!("{reason}, {size}") });
         }
         let mut bytes = Vec::new();
         let mut is_complete = true;
@@ -36,34 +37,38 @@ impl LimitedBody {
                 break;
             }
         }
-        Ok(Self::Text { bytes, is_complete, size })
+        Ok(Self::Text { bytes, is_complete, content_length })
     }
 
-    /// Returns the text for the model, with notes about what is missing.
-    pub(crate) fn text(&self) -> String {
-        self.redacted_text(&Secrets::default())
-    }
-
-    /// Returns the text for the model without secrets.
+    /// Returns the text for the model without secrets, with notes about what is missing.
     pub(crate) fn redacted_text(&self, secrets: &Secrets) -> String {
         match self {
-            Self::Text { bytes, is_complete, size } => text(bytes, *is_complete, *size, secrets),
-            Self::Other(reason) => format!("[the body is left out: {reason}]"),
+            Self::Text { bytes, is_complete, content_length } => {
+                text(bytes, *is_complete, *content_length, secrets)
+            }
+            // The reason quotes headers that may have been cut within a secret.
+            Self::Unreadable { reason } => {
+                secrets.redact_excerpts(&format!("[the body is left out: {reason}]"))
+            }
         }
     }
 }
 
-/// Reads a response with any status.
-pub(crate) async fn read(response: Response, bytes_max: usize) -> Result<String, HttpError> {
+/// Reads a response with any status. Returns the text for the model: status, URL, content type and body.
+pub(crate) async fn response_text(
+    response: Response,
+    bytes_max: usize,
+) -> Result<String, HttpError> {
     let head = head(&response);
-    Ok(format!("{head}\n{}", LimitedBody::read(response, bytes_max).await?.text()))
+    let body = LimitedBody::read(response, bytes_max).await?;
+    Ok(format!("{head}\n{}", body.redacted_text(&Secrets::default())))
 }
 
 /// Returns the status line, the content type and the URL, which redirects may have changed.
 fn head(response: &Response) -> String {
     let status = status_line(response.status());
     let content_type = header(response, &CONTENT_TYPE).unwrap_or_else(|| "missing".to_owned());
-    let url = shorten(response.url().as_str());
+    let url = quoted_excerpt(response.url().as_str());
     format!("HTTP {status}\nurl: {url}\ncontent-type: {content_type}\n")
 }
 
@@ -74,10 +79,11 @@ pub(crate) fn status_line(status: StatusCode) -> String {
     }
 }
 
-/// Returns the reason why the body cannot be read as text, if there is one.
-fn unreadable(response: &Response) -> Option<String> {
+/// Returns the reason why the body cannot be read as text, if there is one. A body without a content type is read as
+/// text.
+fn unreadable_reason(response: &Response) -> Option<String> {
     let encoding = header(response, &CONTENT_ENCODING);
-    if let Some(encoding) = encoding.filter(|coding| !coding.eq_ignore_ascii_case("identity")) {
+    if let Some(encoding) = encoding.filter(|name| !name.eq_ignore_ascii_case("identity")) {
         return Some(format!("it is encoded as {encoding}"));
     }
     let content_type = header(response, &CONTENT_TYPE)?;
@@ -85,7 +91,7 @@ fn unreadable(response: &Response) -> Option<String> {
 }
 
 fn is_text(content_type: &str) -> bool {
-    const TEXTS: [&str; 9] = [
+    const TEXT_MEDIA_TYPES: [&str; 9] = [
         "application/json",
         "application/javascript",
         "application/ecmascript",
@@ -100,27 +106,31 @@ fn is_text(content_type: &str) -> bool {
     essence.starts_with("text/")
         || essence.ends_with("+json")
         || essence.ends_with("+xml")
-        || TEXTS.contains(&essence.as_str())
+        || TEXT_MEDIA_TYPES.contains(&essence.as_str())
 }
 
 /// Returns the body as text without secrets, with notes about a cut and about invalid UTF-8.
-fn text(body: &[u8], complete: bool, size: Option<u64>, secrets: &Secrets) -> String {
-    let bytes = if complete { body } else { without_partial_character(body) };
+fn text(body: &[u8], is_complete: bool, content_length: Option<u64>, secrets: &Secrets) -> String {
+    let bytes = if is_complete { body } else { without_partial_character(body) };
     if memchr::memchr(0, bytes).is_some() {
         return format!("[the body is left out: it is not text, {} bytes or more]", body.len());
     }
     let text = String::from_utf8_lossy(bytes);
+    // After a cut the text may end with the beginning of a secret, which only `redact_head` removes.
     let mut text =
-        if complete { secrets.redact(&text).into_owned() } else { secrets.redact_head(&text) };
+        if is_complete { secrets.redact(&text).into_owned() } else { secrets.redact_head(&text) };
     if bytes.is_empty() {
         text.push_str("[the body is empty]");
     }
     if std::str::from_utf8(bytes).is_err() {
         text.push_str("\n[invalid UTF-8 in the body is replaced by \u{fffd}]");
     }
-    if !complete {
-        let of = size.map_or("more".to_owned(), |size| size.to_string());
-        text.push_str(&format!("\n[cut: these are the first {} of {of} bytes]", bytes.len()));
+    if !is_complete {
+        let read = bytes.len();
+        text.push_str(&match content_length {
+            Some(size) => format!("\n[cut: the first {read} of {size} bytes]"),
+            None => format!("\n[cut: the first {read} bytes; the size is unknown]"),
+        });
     }
     text
 }
@@ -138,11 +148,11 @@ pub(crate) fn without_partial_character(bytes: &[u8]) -> &[u8] {
 
 fn header(response: &Response, name: &HeaderName) -> Option<String> {
     let value = response.headers().get(name)?;
-    Some(shorten(&String::from_utf8_lossy(value.as_bytes())))
+    Some(quoted_excerpt(&String::from_utf8_lossy(value.as_bytes())))
 }
 
-/// Shortens a text from outside, to quote it.
-pub(crate) fn shorten(text: &str) -> String {
+/// Returns a text of a server or a model, cut to the length that may be quoted.
+pub(crate) fn quoted_excerpt(text: &str) -> String {
     excerpt(text, QUOTED_CHARS_MAX)
 }
 
@@ -170,16 +180,17 @@ mod tests {
     fn a_cut_body_has_no_part_of_a_secret() {
         let secrets = Secrets::new(["sk-web-0123456789", "\u{e9}t\u{e9}-secret-\u{e9}"]);
         let body = |bytes: &[u8], is_complete| {
-            let body = LimitedBody::Text { bytes: bytes.to_vec(), is_complete, size: None };
+            let body =
+                LimitedBody::Text { bytes: bytes.to_vec(), is_complete, content_length: None };
             body.redacted_text(&secrets)
         };
         assert_eq!(body(b"a sk-web-0123456789", true), "a [redacted]");
         assert_eq!(body(b"a sk-web-012345678", true), "a sk-web-012345678");
-        let cut = "a [redacted]\n[cut: these are the first 16 of more bytes]";
+        let cut = "a [redacted]\n[cut: the first 16 bytes; the size is unknown]";
         assert_eq!(body(b"a sk-web-0123456", false), cut);
         // The cut is in the last character of the secret.
         let bytes = "a \u{e9}t\u{e9}-secret-\u{e9}".as_bytes();
-        let cut = "a [redacted]\n[cut: these are the first 15 of more bytes]";
+        let cut = "a [redacted]\n[cut: the first 15 bytes; the size is unknown]";
         assert_eq!(body(&bytes[..bytes.len() - 1], false), cut);
     }
 
@@ -195,11 +206,11 @@ mod tests {
         );
         assert_eq!(
             text("día"[..].as_bytes(), false, Some(9)),
-            "día\n[cut: these are the first 4 of 9 bytes]"
+            "día\n[cut: the first 4 of 9 bytes]"
         );
         assert_eq!(
             text(&"dí".as_bytes()[..2], false, None),
-            "d\n[cut: these are the first 1 of more bytes]"
+            "d\n[cut: the first 1 bytes; the size is unknown]"
         );
         assert_eq!(
             text(b"a\0b", true, None),

@@ -30,7 +30,7 @@ use crate::types::{FailureKind, SessionId, TRACEPARENT, TRACESTATE, ToolStatus, 
 /// The key of the idempotency key in the metadata of a call.
 const IDEMPOTENCY_KEY: &str = "io.callsheet/idempotency-key";
 
-/// Time in which a cancellation is sent. A server that reads nothing keeps it in the queue.
+/// Maximum time for sending a cancellation. If the server reads nothing, it stays in the queue.
 const CANCEL_WAIT: Duration = Duration::from_secs(1);
 
 /// The first wait before a call is sent again to a server that does not ask for input. It doubles.
@@ -111,7 +111,7 @@ impl McpTool {
             let Some(input) = InputRequired::read(&answer) else {
                 return output(&answer, self.output_schema.as_ref());
             };
-            if !input.has_questions() && !waits_before(round, context).await {
+            if !input.has_questions() && !wait_before_retry(round, context).await {
                 return Err(ToolError::new("cancelled"));
             }
             let responses = input.responses(asker).await?;
@@ -126,7 +126,7 @@ impl McpTool {
         Err(ToolError::new(message).permanent())
     }
 
-    /// Tells the server that its questions are cancelled. It does not wait long for the answer.
+    /// Sends the server the cancellation of its questions. Waits at most [`CANCEL_WAIT`] for the answer.
     async fn cancel_questions(
         &self,
         connection: &SharedConnection,
@@ -167,7 +167,7 @@ impl McpTool {
         let answer = loop {
             tokio::select! {
                 answer = &mut answer => break answer,
-                // The time begins again.
+                // The time limit begins again.
                 () = call.arrived.notified() => {}
                 () = context.cancelled() => {
                     if !call.withdraw() {
@@ -346,7 +346,7 @@ async fn request(
 
 /// Waits before a call is sent again to a server that does not ask for input. Returns false if the call was
 /// cancelled.
-async fn waits_before(round: usize, context: &ToolContext) -> bool {
+async fn wait_before_retry(round: usize, context: &ToolContext) -> bool {
     let doublings = u32::try_from(round).unwrap_or(u32::MAX).min(5);
     tokio::select! {
         () = tokio::time::sleep(RETRY_WAIT * 2_u32.pow(doublings)) => true,
@@ -354,7 +354,7 @@ async fn waits_before(round: usize, context: &ToolContext) -> bool {
     }
 }
 
-/// Cancels a call on the server. Does not wait for a server that reads nothing, or is gone.
+/// Cancels a call on the server. Waits at most [`CANCEL_WAIT`], because the server may read nothing, or be gone.
 async fn cancel(peer: &Peer<RoleClient>, id: RequestId, reason: &str) {
     let cancel = CancelledNotificationParam::new(Some(id), Some(reason.to_owned()));
     let _ = tokio::time::timeout(CANCEL_WAIT, peer.notify_cancelled(cancel)).await;

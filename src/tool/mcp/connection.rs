@@ -73,7 +73,7 @@ pub(super) enum Endpoint {
         url: Url,
         client: HttpClient,
         headers: HeaderMap,
-        /// Names of the host's variables with the values, by header.
+        /// Names of the environment variables with the values, by header.
         secret_headers: BTreeMap<String, String>,
     },
 }
@@ -404,7 +404,7 @@ pub(super) async fn list_tools(connection: &OpenConnection) -> Result<ListedTool
         let named = id.map(|id| calls.take_tool_names(&id)).unwrap_or_default();
         let answer =
             answer.map_err(|error| format!("tools/list failed: {}", error_chain(&error)))?;
-        // One wrong tool must not cost the others, so the answer is read without the library's types.
+        // One invalid tool must not hide the others, so the answer is read without the library's types.
         let answer = serde_json::to_value(answer).unwrap_or_default();
         let Some(page) = answer["tools"].as_array() else {
             return Err("tools/list failed: the answer has no list of tools".to_owned());
@@ -510,8 +510,8 @@ impl rmcp::ClientHandler for Handler {
     ) {
         let call = self.calls.of_progress(&progress.progress_token);
         if let Some(call) = call {
-            let of = progress.total.map(|total| format!(" of {total}")).unwrap_or_default();
-            let numbers = format!("{}{of}", progress.progress);
+            let total = progress.total.map(|total| format!(" of {total}")).unwrap_or_default();
+            let numbers = format!("{}{total}", progress.progress);
             call.receive(progress.message.unwrap_or(numbers));
         }
     }

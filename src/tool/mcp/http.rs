@@ -44,8 +44,8 @@ pub(super) struct ObservedHttpClient {
 }
 
 impl ObservedHttpClient {
-    /// Returns the result. After an error that is not an answer to a request, the connection is checked, because the
-    /// server may have lost the session. A service that is busy has not lost it.
+    /// Returns the result unchanged. After an error that is not an answer to a request, requests a check of the
+    /// connection, because the server may have lost the session. A service that is busy has not lost it.
     fn check_after_error<T>(&self, result: Result<T, TransportError>) -> Result<T, TransportError> {
         let is_suspect = match &result {
             Ok(_) | Err(StreamableHttpError::ServerDoesNotSupportSse) => false,

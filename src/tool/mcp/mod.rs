@@ -1,8 +1,8 @@
 //! Tools of servers of the Model Context Protocol: `[mcp.NAME]`. The only module that names the crate `rmcp`.
 //!
-//! One connection serves all sessions of the host, or one session each (`share`). It speaks the protocol of 2026-07-28, or the handshake of
-//! earlier ones if the server does not know it. Roots, sampling and logging are not offered. A question
-//! of a server is one of the call during which it is asked.
+//! One connection serves all sessions of the host, or each session has its own (`share`). It speaks the protocol of
+//! 2026-07-28, or the handshake of earlier ones if the server does not know it. Roots, sampling and logging are not
+//! offered. A question of a server belongs to the call during which it is asked.
 //!
 //! | file | what it holds |
 //! | --- | --- |
@@ -13,7 +13,7 @@
 //! | `stdio.rs` | messages over the standard input and output of a process |
 //! | `transport_error.rs` | the errors of the library: their causes and texts |
 //! | `call.rs` | the tool: one call, and its outcome if the connection ends |
-//! | `server_call.rs` | a call whose answer is awaited, and whether it was sent |
+//! | `server_call.rs` | a call whose answer is awaited, and the state of its writing |
 //! | `questions.rs` | questions of a server (elicitation) |
 //! | `naming.rs` | the names under which tools are offered |
 //! | `listing.rs` | the list of tools, from the results of `tools/list` |
@@ -60,7 +60,7 @@ use listing::{Pins, ToolFilter, listing, unmatched_patterns, wrong_headers};
 use reconnect::Reconnect;
 use shared::{OpenConnection, SessionConnections, SharedConnection, ToolConnection};
 
-/// The reason of the end of all connections.
+/// The reason of the end of a connection that the host ends.
 const CLOSING: &str = "the host is shutting down";
 
 /// Maximum number of characters of the reason of the end of a connection.
@@ -167,7 +167,7 @@ impl McpServer {
         }
     }
 
-    fn set(&self, state: ServerState, listing: Option<Arc<ServerListing>>) {
+    fn set_status(&self, state: ServerState, listing: Option<Arc<ServerListing>>) {
         self.status.send_modify(|status| {
             let listing = listing.or_else(|| status.listing.clone());
             *status = Arc::new(ServerStatus { state, listing });
@@ -237,7 +237,7 @@ impl McpServer {
         let listing = Arc::new(self.listing(tools));
         let open = connection.handle().clone();
         *self.shared.open.lock() = Some(open.clone());
-        self.set(ServerState::Up, Some(Arc::clone(&listing)));
+        self.set_status(ServerState::Up, Some(Arc::clone(&listing)));
         let failed = {
             let changes = connection.follow_list(Arc::clone(&self.shared));
             let listed = self.keep_listed(&open, listing);
@@ -283,7 +283,7 @@ impl McpServer {
                     let new = read.ok().filter(|read| *read != listing);
                     next = Instant::now() + pause.handle_list(quiet, new.is_some());
                     if let Some(new) = new {
-                        self.set(ServerState::Up, Some(Arc::clone(&new)));
+                        self.set_status(ServerState::Up, Some(Arc::clone(&new)));
                         listing = new;
                     }
                 }
@@ -327,7 +327,7 @@ impl McpServer {
         let most = config.max_connections;
         let reason = format!("{most} sessions are connected to it (mcp.{name}.max_connections)");
         self.shared.down.lock().clone_from(&reason);
-        self.set(ServerState::Down(reason), None);
+        self.set_status(ServerState::Down(reason), None);
         // The semaphore is never closed.
         permits.acquire().await.ok()
     }
@@ -342,7 +342,7 @@ impl McpServer {
             let wait = reconnect.handle_end(connected.map(|since| since.elapsed()));
             let reason = self.redacted_reason(&end.reason);
             self.shared.down.lock().clone_from(&reason);
-            self.set(ServerState::Down(reason), None);
+            self.set_status(ServerState::Down(reason), None);
             draining.retain(|connection| !connection.is_finished());
             draining.extend(end.draining.map(close_when_drained));
             tokio::select! {
@@ -384,11 +384,11 @@ impl ToolServer for McpServer {
             return None;
         }
         let (definition, sessions) = (Arc::clone(&self.definition), Arc::clone(&self.sessions));
-        let own = Self::unconnected(definition, sessions, session.cloned());
+        let server = Self::unconnected(definition, sessions, session.cloned());
         if let Some(session) = session {
-            self.sessions.insert(session, &own.shared, own.status.subscribe());
+            self.sessions.insert(session, &server.shared, server.status.subscribe());
         }
-        Some(Arc::new(own))
+        Some(Arc::new(server))
     }
 
     async fn run(&self, observer: RequestObserver) {

@@ -1,8 +1,8 @@
 //! Questions of a server (elicitation) as questions of a call.
 //!
 //! A server of the newest protocol answers a call with `input_required`. The call is then sent again, with the
-//! answers and the server's opaque state. A server of an earlier protocol sends a request during the call; it does
-//! not say for which. Over HTTP the event stream that carries it tells. Over a process the question belongs to the
+//! answers and the server's opaque state. A server of an earlier protocol sends a request during the call, and
+//! does not name the call. Over HTTP it is the call whose event stream carries the question. Over a process it is the
 //! call that was sent last, unless calls of several sessions run: then it is declined, so that no session receives
 //! the question of another one.
 
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::tool::{Answer, Question, ToolContext, ToolError};
 use crate::types::Secrets;
 
-/// Number of times that one call is sent again with answers.
+/// Maximum number of times that one call is sent, the first time included.
 pub(super) const ROUNDS_MAX: usize = 16;
 
 /// The method of a question.

@@ -1,4 +1,4 @@
-//! A call whose answer is awaited: whether it was sent, its progress and its questions.
+//! A call whose answer is awaited: the state of its writing, its progress and its questions.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,7 +11,7 @@ use super::questions::Asker;
 use crate::tool::ToolError;
 use crate::types::SessionId;
 
-/// A call whose answer is awaited. Its request carries it to the place where messages are written.
+/// A call whose answer is awaited. Its request carries it to the transport, which writes messages.
 pub(super) struct ServerCall {
     asker: Asker,
     write: Mutex<CallWrite>,
@@ -21,8 +21,8 @@ pub(super) struct ServerCall {
     asking: AtomicUsize,
 }
 
-/// Whether a call was sent to the server. When the connection ends, the library returns the same error for a call that
-/// was sent and for one that was only queued.
+/// The state of writing a call to the server. It is recorded here, because the library returns the same error for a
+/// call that was sent and for one that was only queued, when the connection ends.
 enum CallWrite {
     Queued,
     /// A byte of it may have been written. Has the token of its progress.
@@ -80,7 +80,7 @@ impl ServerCall {
         self.asker.context().progress(text);
     }
 
-    /// Asks a question of the server. The time of the question does not count.
+    /// Asks a question of the server. The time of the question does not count towards the call's time limit.
     pub(super) async fn ask(&self, params: &Value) -> Result<Value, ToolError> {
         let _asking = AskingGuard::new(self);
         self.asker.ask(params).await

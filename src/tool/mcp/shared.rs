@@ -227,7 +227,7 @@ impl SessionConnections {
     /// Removes the connection of a session, unless the session has another one by now.
     pub(super) fn remove(&self, session: &SessionId, shared: &Arc<SharedConnection>) {
         let mut by_session = self.by_session.lock();
-        if by_session.get(session).is_some_and(|own| Arc::ptr_eq(&own.shared, shared)) {
+        if by_session.get(session).is_some_and(|stored| Arc::ptr_eq(&stored.shared, shared)) {
             by_session.remove(session);
         }
     }
@@ -247,8 +247,8 @@ impl ToolConnection {
         match self {
             Self::Shared(shared) => Arc::clone(shared),
             Self::PerSession(sessions) => {
-                let own = sessions.by_session.lock().get(session).cloned();
-                own.map(|own| own.shared).unwrap_or_default()
+                let connection = sessions.by_session.lock().get(session).cloned();
+                connection.map(|connection| connection.shared).unwrap_or_default()
             }
         }
     }
@@ -266,7 +266,7 @@ impl ToolConnection {
             return None;
         }
         Some(async move {
-            // A server that is gone answers the call.
+            // An error means that the server is gone. The call then fails with the reason.
             let _ = status.wait_for(is_started).await;
         })
     }
