@@ -20,6 +20,7 @@ use callsheet::tool::ToolRegistry;
 use callsheet::tool::testing::ToolTest;
 use futures::StreamExt as _;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -367,6 +368,44 @@ async fn a_request_that_broke_may_have_had_an_effect() {
     let keys = format!("method = \"POST\"\nurl = \"http://{address}/\"");
     let error = call(&keys, json!({})).await.unwrap_err();
     assert!(error.starts_with("failed to connect") && !error.contains("may have"), "{error}");
+}
+
+#[tokio::test]
+async fn a_redirect_that_cannot_be_followed_may_have_had_an_effect() {
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = format!("http://{}/", closed.local_addr().unwrap());
+    drop(closed);
+    let location = target.clone();
+    let redirect = async move || Redirect::temporary(&location);
+    let server = Server::start(Router::new().fallback(any(redirect))).await;
+    let allow = target.trim_start_matches("http://").trim_end_matches('/');
+    let keys = format!(
+        "url = \"{}/\"\nallow = [\"{allow}\"]\neffects = \"some\"\nretries = 1",
+        server.origin
+    );
+    let report = run_with(&keys).await;
+    let call = &report.calls[0];
+    assert_ne!(call.metadata["kind"], "not_sent");
+    assert!(call.result.starts_with(&format!("redirected to {target}: ")), "{}", call.result);
+    assert!(call.result.ends_with("the server may have acted on the request"), "{}", call.result);
+}
+
+#[tokio::test]
+async fn an_answer_that_broke_may_follow_an_effect() {
+    let broken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = broken.local_addr().unwrap();
+    #[expect(clippy::disallowed_methods, reason = "the server's accept loop")]
+    tokio::spawn(async move {
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 9\r\n\r\na";
+        while let Ok((mut stream, _)) = broken.accept().await {
+            let mut request = [0; 1024];
+            let _ = stream.read(&mut request).await;
+            let _ = stream.write_all(answer).await;
+        }
+    });
+    let keys = format!("method = \"POST\"\nurl = \"http://{address}/\"");
+    let error = call(&keys, json!({})).await.unwrap_err();
+    assert!(error.ends_with("; the server may have acted on the request"), "{error}");
 }
 
 #[test]

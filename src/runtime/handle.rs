@@ -159,6 +159,7 @@ impl SessionHandle {
     }
 
     /// Returns the report of a run that has ended and is stored, or `None`.
+    #[cfg(feature = "server")]
     pub(crate) async fn stored_report(&self, run: &RunId) -> Result<Option<RunReport>, HostError> {
         stored_sessions::ended(&self.link, &self.id, run).await
     }

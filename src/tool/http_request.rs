@@ -149,11 +149,18 @@ impl HttpTool {
         trace: HeaderMap,
         mut headers: HeaderMap,
     ) -> Result<Response, HttpError> {
-        for _ in 0..=REDIRECTS_MAX {
-            let client = self.client.client_for(&url)?;
-            let request = client.request(self.method.clone(), url.clone());
-            let request = with_body(request, body.clone(), &headers).headers(headers.clone());
-            let response = request.headers(trace.clone()).send().await?;
+        for redirects in 0..=REDIRECTS_MAX {
+            let sent = self.send_once(&url, body.clone(), &trace, &headers).await;
+            let response = match sent {
+                // The first server has received a request, and may have acted.
+                Err(error) if redirects > 0 => {
+                    return Err(HttpError::Redirected(
+                        quoted_excerpt(url.as_str()),
+                        Box::new(error),
+                    ));
+                }
+                sent => sent?,
+            };
             if self.method != Method::GET || self.is_ok(response.status().as_u16()) {
                 return Ok(response);
             }
@@ -166,6 +173,19 @@ impl HttpTool {
         Err(HttpError::TooManyRedirects(REDIRECTS_MAX))
     }
 
+    async fn send_once(
+        &self,
+        url: &Url,
+        body: Option<(&'static str, String)>,
+        trace: &HeaderMap,
+        headers: &HeaderMap,
+    ) -> Result<Response, HttpError> {
+        let client = self.client.client_for(url)?;
+        let request = client.request(self.method.clone(), url.clone());
+        let request = with_body(request, body, headers).headers(headers.clone());
+        Ok(request.headers(trace.clone()).send().await?)
+    }
+
     fn is_ok(&self, status: u16) -> bool {
         match self.config.ok_status.as_slice() {
             [] => (200..300).contains(&status),
@@ -175,7 +195,12 @@ impl HttpTool {
 
     /// Makes the result of a response. Redacts what it cuts, because afterwards a part of a secret would
     /// not be found.
-    async fn result(&self, response: Response, secrets: &Secrets) -> Result<ToolOutput, ToolError> {
+    async fn result(
+        &self,
+        response: Response,
+        secrets: &Secrets,
+        has_effects: bool,
+    ) -> Result<ToolOutput, ToolError> {
         let status = response.status();
         let wait = {
             let header = |name: &str| response.headers().get(name)?.to_str().ok();
@@ -186,7 +211,8 @@ impl HttpTool {
             let to = String::from_utf8_lossy(to.as_bytes());
             quoted_excerpt(&secrets.redact(&to))
         });
-        let body = LimitedBody::read(response, BODY_BYTES_MAX).await?;
+        let body = LimitedBody::read(response, BODY_BYTES_MAX).await;
+        let body = body.map_err(|error| failure(error, has_effects))?;
         if !self.is_ok(status.as_u16()) {
             let mut message = format!("HTTP {}", status_line(status));
             if let Some(location) = location {
@@ -242,29 +268,31 @@ impl Tool for HttpTool {
             let key = HeaderValue::from_str(context.idempotency_key());
             headers.extend(key.ok().map(|key| (self.idempotency_header.clone(), key)));
         }
-        let failure = |error: HttpError| {
-            if matches!(error, HttpError::Connect(_)) {
-                ToolError::new(error).with_kind(FailureKind::NotSent)
-            } else if error.is_unsent() {
-                ToolError::new(error).permanent()
-            } else if has_effects {
-                ToolError::new(format!("{error}; the server may have acted on the request"))
-            } else {
-                ToolError::new(error)
-            }
-        };
         let exchange = async {
             let sent = self.send(url, body, trace_headers(&context), headers).await;
             // The error may quote the target of a redirect, cut within a secret.
             let redact = |text: String| secrets.redact_excerpts(&text);
-            let response = sent.map_err(|error| failure(error).map_message(redact))?;
-            self.result(response, &secrets).await
+            let response = sent.map_err(|error| failure(error, has_effects).map_message(redact))?;
+            self.result(response, &secrets, has_effects).await
         };
         let result = tokio::select! {
             result = exchange => result,
-            () = context.cancelled() => Err(failure(HttpError::Cancelled)),
+            () = context.cancelled() => Err(failure(HttpError::Cancelled, has_effects)),
         };
         redacted(result, &secrets)
+    }
+}
+
+/// Returns the error of an exchange that failed, for the model.
+fn failure(error: HttpError, has_effects: bool) -> ToolError {
+    if matches!(error, HttpError::Connect(_)) {
+        ToolError::new(error).with_kind(FailureKind::NotSent)
+    } else if error.is_unsent() {
+        ToolError::new(error).permanent()
+    } else if has_effects {
+        ToolError::new(format!("{error}; the server may have acted on the request"))
+    } else {
+        ToolError::new(error)
     }
 }
 

@@ -16,7 +16,7 @@
 //! Early start: a call starts while the response is still being received. A call starts early unless one of these
 //! prevents it:
 //!
-//! - `early_start = false`, or `on_excess = "fail"`: a later call of the response may still fail the turn.
+//! - `early_start = false`, or `max_tool_calls_per_turn` with `on_excess = "fail"`: a later call of the response may still fail the turn.
 //! - Effects: the tool is not pure and has no `start_on_seal`.
 //! - An earlier call that may not start early, or is not sealed: it has no ticket, so no later call gets one.
 //! - References or hooks: while their values are read, or the hooks decide, the call and all later ones wait.
@@ -175,7 +175,9 @@ impl Turn {
         let rules = &self.spec.rules;
         match &self.stage {
             TurnStage::AwaitingResponse
-                if !rules.early_start || rules.limits.on_excess == OnExcess::Fail =>
+                if !rules.early_start
+                    || (rules.limits.on_excess == OnExcess::Fail
+                        && rules.limits.max_tool_calls_per_turn.is_some()) =>
             {
                 StartGate::Closed
             }

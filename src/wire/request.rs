@@ -299,8 +299,11 @@ fn merge(whole: &mut Map<String, Value>, part: Map<String, Value>) {
                 }
             }
             (Some(Value::Array(names)), Value::Array(more)) if key == "required" => {
-                names.extend(more);
-                names.dedup();
+                for name in more {
+                    if !names.contains(&name) {
+                        names.push(name);
+                    }
+                }
             }
             (Some(_), _) => {}
             (None, value) => {
@@ -347,7 +350,7 @@ mod tests {
             ],
             "allOf": [
                 {"$ref": "#/$defs/Base"},
-                {"properties": {"d": {"type": "null"}}, "required": ["d", "e"]},
+                {"properties": {"d": {"type": "null"}}, "required": ["d", "e", "b"]},
             ],
             "$defs": {"Base": {"$ref": "#/$defs/Other"}, "Other": {"properties": {"b": {}}}},
         });
