@@ -343,10 +343,7 @@ fn resident_mb() -> u64 {
 async fn readers_of_past_events_that_do_not_read_on_share_a_bounded_memory() {
     let text = "0123456789abcdef".repeat(2 << 16);
     let script = json!({"responses": [{"text": [text]}]});
-    let options = ServerOptions::default().with(|options| {
-        options.write_timeout = Duration::from_secs(1);
-    });
-    let service = Service::start_with(script, "", options).await;
+    let service = Service::start_with(script, "", ServerOptions::default()).await;
     assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
     let run = json!({"input": "x", "wait": true});
     assert_eq!(service.post("/v1/sessions/s/runs", run).await.status, 200);
@@ -356,7 +353,7 @@ async fn readers_of_past_events_that_do_not_read_on_share_a_bounded_memory() {
     for _ in 0..100 {
         unread.push(HttpConnection::open(service.addr(), watch).await);
     }
-    // Each one has the beginning of its events. The memory is shared by some of them, until they are disconnected.
+    // Each one has the beginning of its events, and the memory is shared by some of them.
     for connection in &mut unread {
         tokio::time::timeout(SOON, connection.until("stream_start")).await.expect("events arrive");
     }

@@ -21,7 +21,7 @@ use crate::telemetry::{self, LogFormat};
 use crate::tool::{ToolRegistry, ToolServer};
 use crate::types::{Execution, Metadata, RunEnd, SessionId, ToolChoice};
 
-/// The parts of a request that flags set: the beginning of the host's error, and the flag.
+/// The parts of a request that flags set: the beginning of the host's error about the part, and the flag.
 const FLAGS: [(&str, &str); 5] = [
     ("into", "--into"),
     ("invalid session id", "--session"),

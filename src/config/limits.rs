@@ -113,12 +113,11 @@ impl Default for Limits {
 
 /// The handling of calls above `max_tool_calls_per_turn`.
 ///
-/// Set in [`Limits::on_excess`](crate::config::Limits).
+/// Set with [`Limits::truncate_excess`], [`Limits::fail_on_excess`], or the key `on_excess`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnExcess {
-    /// Calls above the limit are kept and answered without running, at most as many again as the limit.
-    /// Further ones are removed.
+    /// With a limit of N, calls N+1 to 2N are kept and answered without running. Later ones are removed.
     #[default]
     Answer,
     /// Calls above the limit are removed from the response.

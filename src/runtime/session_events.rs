@@ -47,10 +47,13 @@ const PAGE_BYTES: u64 = 64 * 1024;
 const HISTORY_READS_MAX: usize = 2;
 
 /// Bytes of events that each reader may hold without a share of [`SHARED_BYTES`].
-const READER_BYTES: usize = 16 * 1024;
+const READER_BYTES: usize = 40 * 1024;
 
 /// Bytes of events that all readers together may hold beyond [`READER_BYTES`] each.
-const SHARED_BYTES: usize = 48 << 20;
+const SHARED_BYTES: usize = 24 << 20;
+
+/// The part of [`SHARED_BYTES`] that is kept for single large events.
+const LARGE_EVENTS_BYTES: usize = SHARED_BYTES / 2;
 
 /// The events of a session from a position on: a stream of [`FeedItem`], which ends with the session or
 /// after [`FeedItem::Lagged`] or [`FeedItem::Failed`]. Dropping it stops nothing else.
@@ -416,7 +419,8 @@ fn decode_page(
     let mut events: VecDeque<_> =
         events.into_iter().filter_map(|event| part_after(after, event)).collect();
     let bytes: usize = events.iter().map(event_bytes).sum();
-    if share.is_none() && bytes > READER_BYTES {
+    let remaining = shared.available_permits().saturating_sub(bytes);
+    if share.is_none() && bytes > READER_BYTES && remaining >= LARGE_EVENTS_BYTES {
         share = Arc::clone(shared).try_acquire_many_owned(share_of(bytes)).ok();
     }
     let shared_bytes = share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);

@@ -1,7 +1,7 @@
 //! Metrics, logs, traces and the event feeds of sessions.
 //!
-//! Runs are observed through [`PublishedEvent`](crate::event::PublishedEvent)s. Gauges of the
-//! host's current state are set by methods. Depends on neither HTTP nor actors. No metric and no
+//! Runs are observed through [`PublishedEvent`](crate::event::PublishedEvent)s. Metrics of the
+//! host, the journal and the models are set by methods. Depends on neither the HTTP server nor actors. No metric and no
 //! recorder is global to the process: each host has a page of its own, or a recorder that the program
 //! gives it.
 //!

@@ -26,16 +26,18 @@ pub struct ParentCall {
     pub key: CallKey,
     /// The run at the root of the tree.
     pub root: RootRun,
-    /// The names of the agents from the root down to that of the child session.
+    /// The names of the agents, from that of the topmost session down to that of the child session. It does not begin
+    /// again at a run that a client starts in a child session, as `root` does.
     pub agent_path: Vec<Arc<str>>,
-    /// The lowest `max_depth` of the tools on the path.
+    /// The lowest `max_depth` of the agent tools on the path. The child is refused if [`depth`](Self::depth) exceeds it.
     pub max_depth: u32,
-    /// The lowest `max_children` of the tools on the path.
+    /// The lowest `max_children` of the agent tools on the path: the maximum number of child sessions, at all levels, of
+    /// the run `root`.
     pub max_children: u32,
 }
 
 impl ParentCall {
-    /// Returns the number of calls between the root and the child session.
+    /// Returns the number of calls between the topmost session and the child session.
     #[must_use]
     pub fn depth(&self) -> u32 {
         u32::try_from(self.agent_path.len().saturating_sub(1)).unwrap_or(u32::MAX)

@@ -61,8 +61,8 @@ impl<'d> RequestParts<'d> {
             body: "none".to_owned(),
             notes: Vec::new(),
         };
-        // A parameter of the operation replaces that of the path item with the same name and location. The key puts
-        // parameters of the path last.
+        // A parameter of the operation replaces that of the path item with the same name and location. They are read in
+        // reverse order: those with `in: path` get their names first, so that only others get a suffix.
         let mut parameters = BTreeMap::new();
         for object in [operation.path_item, operation.definition] {
             for parameter in object["parameters"].as_array().into_iter().flatten() {
@@ -72,7 +72,6 @@ impl<'d> RequestParts<'d> {
                 parameters.insert((text("in") == "path", text("name"), text("in")), parameter);
             }
         }
-        // Parameters of the path come first, so that only other arguments get a suffix if names collide.
         for ((_, name, location), parameter) in parameters.iter().rev() {
             if let Err(problem) = parts.add_parameter(operation, name, location, parameter) {
                 if *location == "path" || parameter["required"] == true {
@@ -165,7 +164,8 @@ impl<'d> RequestParts<'d> {
         Ok(())
     }
 
-    /// Adds a header with a fixed value. Arguments cannot be in headers, so any other header only gets a comment.
+    /// Adds a required header that has one possible value or a default. Arguments cannot be in headers, so other headers
+    /// only get a comment.
     fn add_header(&mut self, name: &str, schema: &Map<String, Value>, is_required: bool) {
         let lower = name.to_ascii_lowercase();
         if IGNORED_HEADERS.contains(&lower.as_str()) {

@@ -66,6 +66,7 @@ impl ModelConfig {
                 .unwrap_or_default()
                 .into_iter()
                 .collect(),
+            // `base_url` and `model`, set above, and `fast_path`, set by the caller.
             ..default
         };
         section.forbid("api_key", "a key is never in the file: name a variable with api_key_env");

@@ -201,6 +201,12 @@ fn regular_expressions_are_those_of_javascript() {
         (r"^\S$", "a", "\u{2029}"),
         (r"^[^\d\s]$", "a", "7"),
         (r"^[\w.-]+$", "a.b-c", "a b"),
+        (r"^[\w-\.]+@([\w-]+\.)+[\w-]{2,4}$", "a-b.c@d-e.org", "a b@c.org"),
+        (r"^[\s-a]+$", "- a", "b"),
+        (r"^[a-\d]+$", "a-7", "b"),
+        (r"^\<b\>\h$", "<b>h", "b"),
+        (r"^[^\ud800-\udfff]$", "-", ""),
+        (r"^(\ud83d[\ude00-\ude02]|a)$", "a", "b"),
         (r"^[[]$", "[", "a"),
         (r"^[a&&b]+$", "a&b", "-"),
         (r"^[^]$", "\n", ""),
@@ -216,5 +222,15 @@ fn regular_expressions_are_those_of_javascript() {
         let schema = CompiledSchema::compile(&json!({"pattern": pattern}), &[]).unwrap();
         assert!(schema.is_valid(&json!(matching)), "{pattern} {matching}");
         assert!(!schema.is_valid(&json!(others)), "{pattern} {others}");
+    }
+}
+
+#[test]
+fn groups_that_javascript_does_not_have_are_refused() {
+    for pattern in [r"(a)(?P>1)", "(?R)", "(?1)", "(?&a)", "(?(1)a|b)"] {
+        assert!(CompiledSchema::compile(&json!({"pattern": pattern}), &[]).is_err(), "{pattern}");
+    }
+    for pattern in [r"\(?R", "[(?&]", "(?P<y>a)", "(?<y>a)(?:b)(?=c)(?i)"] {
+        assert!(CompiledSchema::compile(&json!({"pattern": pattern}), &[]).is_ok(), "{pattern}");
     }
 }

@@ -17,6 +17,9 @@ const BACKTRACKS_MAX: usize = 20_000;
 const SPACES: &str =
     r"\t-\r\x20\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}";
 
+/// Stands for half of a pair of surrogates, which no text has: a noncharacter.
+const LONE_SURROGATE: &str = r"\x{10fffe}";
+
 /// A compiled regular expression.
 #[derive(Clone, Debug)]
 pub(super) struct Pattern {
@@ -31,11 +34,13 @@ impl Pattern {
     /// # Errors
     /// The reason why it is not valid.
     pub(super) fn compile(text: &str) -> Result<Self, String> {
-        let regex = RegexBuilder::new(&translated(text))
-            .backtrack_limit(BACKTRACKS_MAX)
-            .delegate_size_limit(PATTERN_BYTES_MAX)
-            .delegate_dfa_size_limit(PATTERN_BYTES_MAX)
-            .build();
+        let translated = translated(text)?;
+        let mut builder = RegexBuilder::new(&translated);
+        builder.backtrack_limit(BACKTRACKS_MAX);
+        builder.delegate_size_limit(PATTERN_BYTES_MAX).delegate_dfa_size_limit(PATTERN_BYTES_MAX);
+        // As the match below, it can panic.
+        let regex = panic::catch_unwind(AssertUnwindSafe(|| builder.build()));
+        let regex = regex.map_err(|_| format!("{text:?} is too large"))?;
         let regex =
             regex.map_err(|error| format!("{text:?} is not a regular expression: {error}"))?;
         Ok(Self { text: text.to_owned(), regex })
@@ -51,14 +56,37 @@ impl Pattern {
 
 /// Translates an expression from JavaScript to Rust, where `\d` and others match more characters, and
 /// brackets and some signs have a meaning in a class.
-fn translated(pattern: &str) -> String {
+///
+/// # Errors
+/// If the expression has a group that JavaScript does not know, such as a call of another group.
+fn translated(pattern: &str) -> Result<String, String> {
     let mut rust = String::with_capacity(pattern.len());
     let mut rest = pattern.chars().peekable();
     // The character before, if it is within a class.
     let mut in_class: Option<char> = None;
+    // A hyphen beside `\w` and the like is no range.
+    let mut is_after_set = false;
     while let Some(character) = rest.next() {
+        let was_after_set = std::mem::take(&mut is_after_set);
         match (character, in_class) {
-            ('\\', _) => translate_escape(&mut rest, &mut rust, in_class.is_some()),
+            ('\\', _) => {
+                is_after_set = begins_set(rest.peek());
+                translate_escape(&mut rest, &mut rust, in_class.is_some());
+            }
+            ('(', None) => {
+                let mut after = rest.clone();
+                let is_group = after.next() == Some('?');
+                let kind = (after.next(), after.next());
+                if is_group
+                    && matches!(
+                        kind,
+                        (Some('R' | '&' | '~' | '(' | '0'..='9'), _) | (Some('P'), Some('>'))
+                    )
+                {
+                    return Err(format!("{pattern:?} has a group that JavaScript does not have"));
+                }
+                rust.push('(');
+            }
             ('[', None) => {
                 in_class = Some('[');
                 let is_negated = rest.next_if_eq(&'^').is_some();
@@ -76,7 +104,15 @@ fn translated(pattern: &str) -> String {
                 rust.push(']');
                 continue;
             }
-            ('[' | '&' | '~', Some(_)) | ('-', Some('-')) => {
+            ('-', Some(before)) => {
+                let mut after = rest.clone();
+                let is_before_set = after.next() == Some('\\') && begins_set(after.peek());
+                if was_after_set || is_before_set || before == '-' {
+                    rust.push('\\');
+                }
+                rust.push('-');
+            }
+            ('[' | '&' | '~', Some(_)) => {
                 rust.push('\\');
                 rust.push(character);
             }
@@ -84,7 +120,12 @@ fn translated(pattern: &str) -> String {
         }
         in_class = in_class.map(|_| character);
     }
-    rust
+    Ok(rust)
+}
+
+/// Returns whether this character after a backslash stands for a set of characters.
+fn begins_set(character: Option<&char>) -> bool {
+    character.is_some_and(|character| "dDwWsSpP".contains(*character))
 }
 
 /// Translates what follows a backslash.
@@ -112,14 +153,25 @@ fn translate_escape(rest: &mut Peekable<Chars<'_>>, rust: &mut String, is_in_cla
             Some(high @ 0xd800..=0xdbff) => {
                 let mut after = rest.clone();
                 let is_pair = after.next() == Some('\\') && after.next() == Some('u');
-                let low = code_unit(&mut after).filter(|low| is_pair && *low >= 0xdc00);
-                let low = low.unwrap_or(0xdc00);
-                *rest = if is_pair { after } else { rest.clone() };
-                write!(rust, r"\x{{{:x}}}", 0x1_0000 + ((high - 0xd800) << 10) + (low - 0xdc00))
+                let low = code_unit(&mut after).filter(|low| (0xdc00..=0xdfff).contains(low));
+                match low.filter(|_| is_pair) {
+                    Some(low) => {
+                        *rest = after;
+                        let character = 0x1_0000 + ((high - 0xd800) << 10) + (low - 0xdc00);
+                        write!(rust, r"\x{{{character:x}}}")
+                    }
+                    None => write!(rust, "{LONE_SURROGATE}"),
+                }
             }
+            Some(0xdc00..=0xdfff) => write!(rust, "{LONE_SURROGATE}"),
             Some(unit) => write!(rust, r"\x{{{unit:x}}}"),
             None => write!(rust, "u"),
         },
+        // JavaScript has no other escapes of letters: `\<` is `<`.
+        '<' | '>' => write!(rust, "{escaped}"),
+        _ if escaped.is_alphabetic() && !"nrtfvbBxpPku".contains(escaped) => {
+            write!(rust, "{escaped}")
+        }
         _ => write!(rust, r"\{escaped}"),
     };
 }

@@ -67,6 +67,7 @@ impl TurnReplay<'_, '_> {
                 self.permit_requests.retain(|request| *request != key)
             }
             Effect::Perform(TurnAction::Commit(record)) => {
+                // After a fork, the commit belongs to the other session.
                 self.committed = Some(record).filter(|_| !self.is_forked);
             }
             Effect::Perform(
@@ -131,18 +132,21 @@ impl TurnReplay<'_, '_> {
         true
     }
 
-    /// Returns the number of records that were durable at this point of the recording: all before the first intent of
-    /// a call that had not started by then.
+    /// Returns how many of the machine's records count as durable at this point of the recording: all, or those before
+    /// the first intent of a call that the recording does not show as started. The call starts when its intent is
+    /// durable.
     fn count_durable(&self) -> u64 {
         let waiting = self.turn.effects.deferred().find_map(|(records, deferred)| match deferred {
             DeferredEffect::StartCall(key) if !self.recording_shows_start(*key) => Some(*records),
             DeferredEffect::StartCall(_) | DeferredEffect::Queue(_) => None,
         });
+        // The number is that of the intent itself.
         waiting.map_or(self.records_made, |records| records.saturating_sub(1))
     }
 
-    /// Returns whether, by the recording, the call had started at this point. The variables that it had read show when
-    /// it started. Without them, its outcome shows whether it started.
+    /// Returns whether, by the recording, the call had started at this point. If the variables that it had read are
+    /// recorded, it starts once their last writers are the recorded ones. Otherwise a call that waits to run again has
+    /// not started, and for any other its outcome shows it. A call without an outcome counts as started.
     fn recording_shows_start(&self, key: CallKey) -> bool {
         let reads = self.recording.next_reads(self.at, key);
         if reads.is_none() && self.call(key).is_some_and(|call| call.report_before_rerun.is_some())
@@ -185,7 +189,8 @@ impl TurnReplay<'_, '_> {
         Ok(values)
     }
 
-    /// Returns the identity of a call with the values of its references.
+    /// Returns the identity by which a result is reused: that of the call after its references are replaced and hooks
+    /// have changed its arguments.
     fn final_identity(&self, call: &ToolCall) -> String {
         let tool = self.spec.tool(&call.name).cloned();
         let mut restored = TurnCall::restored(call.clone(), tool);
