@@ -52,6 +52,9 @@ const READER_BYTES: usize = 40 * 1024;
 /// Bytes of events that all readers together may hold beyond [`READER_BYTES`] each.
 const SHARED_BYTES: usize = 24 << 20;
 
+/// Bytes of events that a page may have beyond [`READER_BYTES`], unless it is a single large event.
+const PAGE_SHARE_BYTES: usize = 1 << 20;
+
 /// The part of [`SHARED_BYTES`] that is kept for single large events.
 const LARGE_EVENTS_BYTES: usize = SHARED_BYTES / 2;
 
@@ -419,14 +422,15 @@ fn decode_page(
     let mut events: VecDeque<_> =
         events.into_iter().filter_map(|event| part_after(after, event)).collect();
     let bytes: usize = events.iter().map(event_bytes).sum();
-    let remaining = shared.available_permits().saturating_sub(bytes);
-    if share.is_none() && bytes > READER_BYTES && remaining >= LARGE_EVENTS_BYTES {
-        share = Arc::clone(shared).try_acquire_many_owned(share_of(bytes)).ok();
+    if share.is_none() {
+        let spare = shared.available_permits().saturating_sub(LARGE_EVENTS_BYTES);
+        let part = share_of(bytes.min(READER_BYTES + spare.min(PAGE_SHARE_BYTES)));
+        share = Arc::clone(shared).try_acquire_many_owned(part).ok();
     }
     let shared_bytes = share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-    // A share of all bytes suffices for an event of any size.
+    // The largest share suffices for an event of any size.
     let bytes_max =
-        if shared_bytes < SHARED_BYTES { READER_BYTES + shared_bytes } else { usize::MAX };
+        if shared_bytes < LARGE_EVENTS_BYTES { READER_BYTES + shared_bytes } else { usize::MAX };
     let kept = if bytes <= bytes_max { events.len() } else { cut(&events, bytes_max) };
     let kept_bytes = events.iter().take(kept).map(event_bytes).sum();
     if kept_bytes > bytes_max {
@@ -437,9 +441,9 @@ fn decode_page(
     Some(DecodedPage::Page(Box::new(HistoryPage { events, share, end, next_page })))
 }
 
-/// Returns the share of [`SHARED_BYTES`] that events need.
+/// Returns the share of [`SHARED_BYTES`] that events need. It is never all of them, for which a reader would wait long.
 fn share_of(bytes: usize) -> u32 {
-    u32::try_from(bytes.saturating_sub(READER_BYTES).min(SHARED_BYTES)).unwrap_or(u32::MAX)
+    u32::try_from(bytes.saturating_sub(READER_BYTES).min(LARGE_EVENTS_BYTES)).unwrap_or(u32::MAX)
 }
 
 /// Returns the number of events to keep in `bytes_max`: at least one, and such that the next one has a later

@@ -102,6 +102,7 @@ pub(super) async fn start(
         client_tools,
     };
     let trace = trace(&headers);
+    let has_key = request_key.is_some();
     let run = session
         .start_run(RunRequest {
             input,
@@ -124,7 +125,8 @@ pub(super) async fn start(
     }
     if wait {
         // Nothing reads the subscription, and its queue would fill up.
-        if !run.events_are_complete {
+        // Without a key, the request is no repetition, and must not be sent again.
+        if has_key && !run.events_are_complete {
             return repeated_report(&state, run).await;
         }
         drop(run.events);
