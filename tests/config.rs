@@ -653,16 +653,10 @@ async fn an_output_schema_is_checked_before_the_start() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
     std::fs::create_dir_all(&folder).unwrap();
     let file = folder.join("callsheet.toml").display().to_string();
-    let twice = |nth: usize| {
-        let before = json!({"$ref": format!("#/$defs/d{}", nth - 1)});
-        (format!("d{nth}"), json!({"allOf": [before, before]}))
-    };
-    let mut definitions: serde_json::Map<_, _> = (1..=26).map(twice).collect();
-    definitions.insert("d0".to_owned(), json!({}));
     for (schema, problem) in [
         (json!({"type": 7}), "not a valid JSON schema: "),
         (json!({"$ref": "https://example.com/schema.json"}), "not a valid JSON schema: "),
-        (json!({"$defs": definitions}), "the JSON schema is too large: "),
+        (json!({"anyOf": vec![json!({}); 100_000]}), "not a valid JSON schema: it contains more"),
     ] {
         std::fs::write(folder.join("answer.json"), schema.to_string()).unwrap();
         let text = "[agents.a]\n\noutput_schema = 'answer.json'\n";
