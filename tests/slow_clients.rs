@@ -441,7 +441,7 @@ async fn large_bodies_share_a_bounded_memory() {
     }
     let text = "x".repeat(1 << 20);
     let large = json!({"id": "large", "messages": [{"role": "user", "content": text}]});
-    // Whether the twelve have been read is not visible, so the large request is sent until it waits.
+    // The test cannot see when the host has read the twelve. It sends the large request again until that one waits.
     let waits = async {
         loop {
             let sent = service.post("/v1/sessions", large.clone());

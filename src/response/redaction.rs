@@ -482,7 +482,7 @@ mod tests {
         // The end of a word keeps its position.
         let word = [text("class"), hm.clone(), text("es!")];
         assert_eq!(redact(word), [text("clas"), text("s"), hm.clone(), text("es!")]);
-        // What does not go on comes before what must follow it.
+        // A beginning that is no secret is released before the end of the response.
         let reason = FinishReason { kind: FinishKind::Stop, raw: "stop".into() };
         let stop = Delta::Finish(reason);
         let ended = [text("sk-live"), hm.clone(), stop.clone()];

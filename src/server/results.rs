@@ -47,9 +47,6 @@ pub(super) async fn show(
     let key: CallKey = tool_id
         .parse()
         .map_err(|_| HostError::NoSuchResult(crate::types::excerpt(&tool_id, 64)))?;
-    if limit.is_none() {
-        state.large_answers.check_large()?;
-    }
     let _guard = state.reads.results.lock().await;
     if limit.is_none() {
         state.large_answers.check_large()?;

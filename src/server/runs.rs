@@ -141,9 +141,8 @@ pub(super) async fn start(
 /// Answers a request that repeats an earlier one with the report of its run, when the run has ended.
 async fn repeated_report(state: &AppState, mut run: StartedRun) -> Result<Response, ApiError> {
     loop {
-        // A report can be large, and the client can repeat its request.
-        state.large_answers.check_large()?;
         let guard = state.reads.reports.lock().await;
+        // A report can be large, and the client can repeat its request.
         state.large_answers.check_large()?;
         if let Some(report) = run.session().stored_report(&run.run_id).await? {
             return state.large_answers.json(&report);

@@ -10,7 +10,7 @@ use std::ptr;
 
 use serde_json::Value;
 
-use super::compile::{CompiledSchema, JsonType, Keyword, NumberLimit, PropertySchemas};
+use super::compile::{Assertion, CompiledSchema, JsonType, Keyword, NumberLimit, PropertySchemas};
 use super::numbers::{JsonValue, compare, is_integer, is_multiple};
 use super::pattern::Pattern;
 use super::violation::{
@@ -58,7 +58,7 @@ impl CompiledSchema {
 #[derive(Clone, Copy, Debug)]
 struct TooExpensive;
 
-/// Whether a value matches.
+/// True if a value matches.
 type Checked = Result<bool, TooExpensive>;
 
 /// The members and items of a value that a schema has checked, for `unevaluatedProperties` and `unevaluatedItems`.
@@ -246,35 +246,24 @@ impl<'c> SchemaCheck<'c> {
             Keyword::UnevaluatedItems(schema) => {
                 self.unevaluated_items(number, *schema, value, seen)
             }
-            Keyword::Never
-            | Keyword::Type(_)
-            | Keyword::Const(_)
-            | Keyword::Enum(_)
-            | Keyword::Limit(..)
-            | Keyword::MultipleOf(_)
-            | Keyword::Size(..)
-            | Keyword::Required(_)
-            | Keyword::DependentRequired(_)
-            | Keyword::Pattern(_)
-            | Keyword::Format(..)
-            | Keyword::UniqueItems => self.assertion(number, keyword, value),
+            Keyword::Assertion(assertion) => self.assertion(number, assertion, value),
         }
     }
 
-    /// Checks a keyword without schemas.
-    fn assertion(&mut self, number: usize, keyword: &'c Keyword, value: &Value) -> Checked {
-        let is_valid = match (keyword, value) {
-            (Keyword::Never, _) => false,
-            (Keyword::Type(types), _) => types.iter().any(|of| has_type(value, *of)),
-            (Keyword::Const(expected), _) => {
-                self.spend(size_limited(value, self.steps_left))?;
+    /// Checks a keyword that contains no schemas.
+    fn assertion(&mut self, number: usize, assertion: &Assertion, value: &Value) -> Checked {
+        let is_valid = match (assertion, value) {
+            (Assertion::Never, _) => false,
+            (Assertion::Type(types), _) => types.iter().any(|of| has_type(value, *of)),
+            (Assertion::Const(expected), _) => {
+                self.spend(size_limited(expected, self.steps_left))?;
                 JsonValue(expected) == JsonValue(value)
             }
-            (Keyword::Enum(options), _) => {
+            (Assertion::Enum(options), _) => {
                 self.spend(options.size)?;
                 options.values.iter().any(|option| JsonValue(option) == JsonValue(value))
             }
-            (Keyword::Limit(limit, bound), Value::Number(given)) => {
+            (Assertion::Limit(limit, bound), Value::Number(given)) => {
                 let order = compare(given, bound);
                 match limit {
                     NumberLimit::Minimum => order.is_ge(),
@@ -283,45 +272,45 @@ impl<'c> SchemaCheck<'c> {
                     NumberLimit::ExclusiveMaximum => order.is_lt(),
                 }
             }
-            (Keyword::MultipleOf(of), Value::Number(given)) => is_multiple(given, of),
-            (Keyword::Size(limit, count), _) => {
+            (Assertion::MultipleOf(of), Value::Number(given)) => is_multiple(given, of),
+            (Assertion::Size(limit, count), _) => {
                 self.spend(value.as_str().map_or(0, |text| text.len() / BYTES_PER_STEP))?;
                 limit.allows(value, *count)
             }
-            (Keyword::Required(names), Value::Object(members)) => {
+            (Assertion::Required(names), Value::Object(members)) => {
                 self.spend(names.len())?;
                 let missing = names.iter().find(|name| !members.contains_key(*name));
-                return self.no_missing(number, keyword, missing, value);
+                return self.no_missing(number, assertion, missing, value);
             }
-            (Keyword::DependentRequired(dependent), Value::Object(members)) => {
+            (Assertion::DependentRequired(dependent), Value::Object(members)) => {
                 let present = dependent.iter().filter(|(name, _)| members.contains_key(name));
                 let names: Vec<&String> = present.flat_map(|(_, names)| names).collect();
                 self.spend(dependent.len() + names.len())?;
                 let missing = names.into_iter().find(|name| !members.contains_key(*name));
-                return self.no_missing(number, keyword, missing, value);
+                return self.no_missing(number, assertion, missing, value);
             }
-            (Keyword::Pattern(pattern), Value::String(text)) => self.matches(pattern, text)?,
-            (Keyword::Format(_, check), Value::String(text)) => check(text).is_ok(),
-            (Keyword::UniqueItems, Value::Array(items)) => {
+            (Assertion::Pattern(pattern), Value::String(text)) => self.matches(pattern, text)?,
+            (Assertion::Format(_, check), Value::String(text)) => check(text).is_ok(),
+            (Assertion::UniqueItems, Value::Array(items)) => {
                 self.spend(size_limited(value, self.steps_left))?;
                 let mut unique = HashSet::with_capacity(items.len());
                 items.iter().all(|item| unique.insert(JsonValue(item)))
             }
-            // The value has another type, or the keyword has schemas.
+            // The value has another type.
             (_, _) => true,
         };
-        if is_valid { Ok(true) } else { self.fail(number, keyword, None, value) }
+        if is_valid { Ok(true) } else { self.fail(number, assertion, None, value) }
     }
 
     fn no_missing(
         &mut self,
         number: usize,
-        keyword: &Keyword,
+        assertion: &Assertion,
         missing: Option<&String>,
         value: &Value,
     ) -> Checked {
         match missing {
-            Some(name) => self.fail(number, keyword, Some(name), value),
+            Some(name) => self.fail(number, assertion, Some(name), value),
             None => Ok(true),
         }
     }
@@ -330,11 +319,11 @@ impl<'c> SchemaCheck<'c> {
     fn fail(
         &mut self,
         number: usize,
-        keyword: &Keyword,
+        assertion: &Assertion,
         member: Option<&str>,
         value: &Value,
     ) -> Checked {
-        self.fail_because(number, keyword.name(), member, || describe(keyword, member, value))
+        self.fail_because(number, assertion.name(), member, || describe(assertion, member, value))
     }
 
     fn fail_because(
@@ -555,7 +544,10 @@ impl<'c> SchemaCheck<'c> {
 
     /// Returns true for the schema `false`.
     fn is_never(&self, schema: usize) -> bool {
-        matches!(self.schema.nodes[schema].keywords.as_slice(), [Keyword::Never])
+        matches!(
+            self.schema.nodes[schema].keywords.as_slice(),
+            [Keyword::Assertion(Assertion::Never)]
+        )
     }
 
     fn property_names(&mut self, schema: usize, value: &Value) -> Checked {

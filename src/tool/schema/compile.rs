@@ -43,19 +43,7 @@ pub(super) struct SchemaNode {
 /// A keyword of a schema.
 #[derive(Debug)]
 pub(super) enum Keyword {
-    /// The schema `false`.
-    Never,
-    Type(Vec<JsonType>),
-    Const(Value),
-    Enum(EnumOptions),
-    Limit(NumberLimit, Number),
-    MultipleOf(Number),
-    Size(SizeLimit, u64),
-    Required(Vec<String>),
-    DependentRequired(Vec<(String, Vec<String>)>),
-    Pattern(Pattern),
-    Format(String, FormatCheck),
-    UniqueItems,
+    Assertion(Assertion),
     Properties(Box<PropertySchemas>),
     PropertyNames(usize),
     Items {
@@ -84,6 +72,24 @@ pub(super) enum Keyword {
     DynamicReference(usize, String),
     UnevaluatedProperties(usize),
     UnevaluatedItems(usize),
+}
+
+/// A keyword that contains no schemas.
+#[derive(Debug)]
+pub(super) enum Assertion {
+    /// The schema `false`.
+    Never,
+    Type(Vec<JsonType>),
+    Const(Value),
+    Enum(EnumOptions),
+    Limit(NumberLimit, Number),
+    MultipleOf(Number),
+    Size(SizeLimit, u64),
+    Required(Vec<String>),
+    DependentRequired(Vec<(String, Vec<String>)>),
+    Pattern(Pattern),
+    Format(String, FormatCheck),
+    UniqueItems,
 }
 
 /// The values of `enum`.
@@ -222,8 +228,8 @@ impl SizeLimit {
     }
 }
 
-impl Keyword {
-    /// Returns the name of a keyword without schemas, or an empty text.
+impl Assertion {
+    /// Returns the name of the keyword, which is empty for the schema `false`.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Type(_) => "type",
@@ -237,21 +243,7 @@ impl Keyword {
             Self::Pattern(_) => "pattern",
             Self::Format(..) => "format",
             Self::UniqueItems => "uniqueItems",
-            Self::Never
-            | Self::Properties(_)
-            | Self::PropertyNames(_)
-            | Self::Items { .. }
-            | Self::Contains { .. }
-            | Self::DependentSchemas(_)
-            | Self::AllOf(_)
-            | Self::AnyOf(_)
-            | Self::OneOf(_)
-            | Self::Not(_)
-            | Self::If { .. }
-            | Self::Reference(_)
-            | Self::DynamicReference(..)
-            | Self::UnevaluatedProperties(_)
-            | Self::UnevaluatedItems(_) => "",
+            Self::Never => "",
         }
     }
 }
@@ -323,7 +315,7 @@ impl<'s> SchemaCompiler<'s, '_> {
         let position = &self.document.positions[number];
         let members = match position.value {
             Value::Bool(true) => return Ok(Vec::new()),
-            Value::Bool(false) => return Ok(vec![Keyword::Never]),
+            Value::Bool(false) => return Ok(vec![Keyword::Assertion(Assertion::Never)]),
             Value::Object(members) => members,
             Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_) => {
                 return Err("a schema is an object, true or false".to_owned());
@@ -337,8 +329,8 @@ impl<'s> SchemaCompiler<'s, '_> {
                 .into_iter()
                 .collect());
         }
-        let mut keywords = Vec::new();
-        self.read_assertions(schema, &mut keywords)?;
+        let assertions = self.assertions(schema)?;
+        let mut keywords: Vec<_> = assertions.into_iter().map(Keyword::Assertion).collect();
         self.read_objects(schema, &mut keywords)?;
         self.read_lists(schema, &mut keywords)?;
         self.read_combinations(schema, &mut keywords)?;
@@ -352,31 +344,28 @@ impl<'s> SchemaCompiler<'s, '_> {
     }
 
     /// Reads the keywords that contain no schemas.
-    fn read_assertions(
-        &mut self,
-        schema: SchemaMembers<'s>,
-        keywords: &mut Vec<Keyword>,
-    ) -> Result<(), String> {
-        keywords.extend(self.types(schema)?.map(Keyword::Type));
-        keywords.extend(schema.members.get("const").cloned().map(Keyword::Const));
+    fn assertions(&mut self, schema: SchemaMembers<'s>) -> Result<Vec<Assertion>, String> {
+        let mut assertions = Vec::new();
+        assertions.extend(self.types(schema)?.map(Assertion::Type));
+        assertions.extend(schema.members.get("const").cloned().map(Assertion::Const));
         if let Some(options) = self.list(schema, "enum")? {
             let size = options.iter().map(|option| size_limited(option, usize::MAX)).sum();
-            keywords.push(Keyword::Enum(EnumOptions { values: options.clone(), size }));
+            assertions.push(Assertion::Enum(EnumOptions { values: options.clone(), size }));
         }
         for limit in NumberLimit::ALL {
-            keywords.extend(self.number_limit(schema, limit)?);
+            assertions.extend(self.number_limit(schema, limit)?);
         }
         if let Some(of) = self.number(schema, "multipleOf")? {
             if of.as_f64().is_none_or(|of| of <= 0.0) {
                 return self.error(schema.number, "multipleOf", "must be greater than 0");
             }
-            keywords.push(Keyword::MultipleOf(of.clone()));
+            assertions.push(Assertion::MultipleOf(of.clone()));
         }
         for limit in SizeLimit::ALL {
             let count = self.count(schema, limit.keyword())?;
-            keywords.extend(count.map(|count| Keyword::Size(limit, count)));
+            assertions.extend(count.map(|count| Assertion::Size(limit, count)));
         }
-        keywords.extend(self.required(schema)?.map(Keyword::Required));
+        assertions.extend(self.required(schema)?.map(Assertion::Required));
         let mut dependent = Vec::new();
         for keyword in ["dependentRequired", "dependencies"] {
             for (name, names) in self.object(schema, keyword)?.into_iter().flatten() {
@@ -387,22 +376,22 @@ impl<'s> SchemaCompiler<'s, '_> {
             }
         }
         if !dependent.is_empty() {
-            keywords.push(Keyword::DependentRequired(dependent));
+            assertions.push(Assertion::DependentRequired(dependent));
         }
         if let Some(pattern) = self.text(schema, "pattern")? {
-            keywords.push(Keyword::Pattern(self.pattern(schema.number, "pattern", pattern)?));
+            assertions.push(Assertion::Pattern(self.pattern(schema.number, "pattern", pattern)?));
         }
         if let Some(name) = self.text(schema, "format")?
             && let Some((_, check)) = self.formats.iter().find(|(format, _)| *format == name)
         {
-            keywords.push(Keyword::Format(name.to_owned(), *check));
+            assertions.push(Assertion::Format(name.to_owned(), *check));
         }
         match schema.members.get("uniqueItems") {
-            Some(Value::Bool(true)) => keywords.push(Keyword::UniqueItems),
+            Some(Value::Bool(true)) => assertions.push(Assertion::UniqueItems),
             None | Some(Value::Bool(false)) => {}
             Some(_) => return self.error(schema.number, "uniqueItems", "must be true or false"),
         }
-        Ok(())
+        Ok(assertions)
     }
 
     /// Reads the keywords with the schemas of members.
@@ -536,7 +525,7 @@ impl<'s> SchemaCompiler<'s, '_> {
         &self,
         schema: SchemaMembers<'s>,
         limit: NumberLimit,
-    ) -> Result<Option<Keyword>, String> {
+    ) -> Result<Option<Assertion>, String> {
         // In draft 4, a boolean says whether the other limit is exclusive.
         let (other, is_exclusive) = match limit {
             NumberLimit::Minimum => (NumberLimit::ExclusiveMinimum, false),
@@ -553,7 +542,7 @@ impl<'s> SchemaCompiler<'s, '_> {
             None | Some(_) => limit,
         };
         let number = self.number(schema, own.keyword())?;
-        Ok(number.map(|number| Keyword::Limit(limit, number.clone())))
+        Ok(number.map(|number| Assertion::Limit(limit, number.clone())))
     }
 
     fn required(&self, schema: SchemaMembers<'s>) -> Result<Option<Vec<String>>, String> {
@@ -637,11 +626,7 @@ impl<'s> SchemaCompiler<'s, '_> {
         schema: SchemaMembers<'s>,
         keyword: &str,
     ) -> Result<Option<&'s Map<String, Value>>, String> {
-        match schema.members.get(keyword) {
-            None => Ok(None),
-            Some(Value::Object(members)) => Ok(Some(members)),
-            Some(_) => self.error(schema.number, keyword, "must be an object"),
-        }
+        self.member(schema, keyword, Value::as_object, "must be an object")
     }
 
     fn list(
@@ -649,19 +634,11 @@ impl<'s> SchemaCompiler<'s, '_> {
         schema: SchemaMembers<'s>,
         keyword: &str,
     ) -> Result<Option<&'s Vec<Value>>, String> {
-        match schema.members.get(keyword) {
-            None => Ok(None),
-            Some(Value::Array(items)) => Ok(Some(items)),
-            Some(_) => self.error(schema.number, keyword, "must be a list"),
-        }
+        self.member(schema, keyword, Value::as_array, "must be a list")
     }
 
     fn text(&self, schema: SchemaMembers<'s>, keyword: &str) -> Result<Option<&'s str>, String> {
-        match schema.members.get(keyword) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(_) => self.error(schema.number, keyword, "must be a string"),
-        }
+        self.member(schema, keyword, Value::as_str, "must be a string")
     }
 
     fn number(
@@ -669,10 +646,20 @@ impl<'s> SchemaCompiler<'s, '_> {
         schema: SchemaMembers<'s>,
         keyword: &str,
     ) -> Result<Option<&'s Number>, String> {
-        match schema.members.get(keyword) {
-            None => Ok(None),
-            Some(Value::Number(number)) => Ok(Some(number)),
-            Some(_) => self.error(schema.number, keyword, "must be a number"),
+        self.member(schema, keyword, Value::as_number, "must be a number")
+    }
+
+    fn member<T>(
+        &self,
+        schema: SchemaMembers<'s>,
+        keyword: &str,
+        read: impl FnOnce(&'s Value) -> Option<T>,
+        problem: &str,
+    ) -> Result<Option<T>, String> {
+        let Some(value) = schema.members.get(keyword) else { return Ok(None) };
+        match read(value) {
+            Some(read) => Ok(Some(read)),
+            None => self.error(schema.number, keyword, problem),
         }
     }
 

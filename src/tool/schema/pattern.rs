@@ -13,7 +13,7 @@ const PATTERN_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of steps back in a match of an expression with look-around or back-references.
 const BACKTRACKS_MAX: usize = 20_000;
 
-/// What `\s` stands for: the spaces and ends of lines of ECMA-262, section 22.2.2.9.
+/// The characters of `\s`: spaces and ends of lines, ECMA-262, section 22.2.2.9.
 const SPACES: &str =
     r"\t-\r\x20\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}";
 

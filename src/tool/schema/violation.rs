@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use serde_json::Value;
 
-use super::compile::{JsonType, Keyword, NumberLimit};
+use super::compile::{Assertion, JsonType, NumberLimit};
 
 /// Number of characters after which a value is cut in an error.
 const SHOWN_CHARS_MAX: usize = 200;
@@ -31,7 +31,7 @@ pub(crate) struct Violation {
     pub(crate) rule: String,
     /// The name of the missing or unexpected member.
     pub(crate) member: Option<String>,
-    /// What is wrong, without the path.
+    /// The description of the violation, without the path.
     pub(crate) message: String,
 }
 
@@ -72,17 +72,17 @@ impl fmt::Display for PathSegment {
     }
 }
 
-/// Describes the violation of a keyword without schemas. `member` is missing.
-pub(super) fn describe(keyword: &Keyword, member: Option<&str>, value: &Value) -> String {
+/// Describes a violation. `member` is the member that is missing.
+pub(super) fn describe(assertion: &Assertion, member: Option<&str>, value: &Value) -> String {
     let shown = Shown(value);
     if let Some(name) = member {
         return format!("{} is a required property", Value::from(name));
     }
-    match keyword {
-        Keyword::Type(types) => wrong_type(value, types),
-        Keyword::Const(expected) => format!("{} was expected", Shown(expected)),
-        Keyword::Enum(options) => none_of(value, &options.values),
-        Keyword::Limit(limit, bound) => {
+    match assertion {
+        Assertion::Type(types) => wrong_type(value, types),
+        Assertion::Const(expected) => format!("{} was expected", Shown(expected)),
+        Assertion::Enum(options) => none_of(value, &options.values),
+        Assertion::Limit(limit, bound) => {
             let wrong = match limit {
                 NumberLimit::Minimum => "less than the minimum of",
                 NumberLimit::Maximum => "greater than the maximum of",
@@ -91,33 +91,18 @@ pub(super) fn describe(keyword: &Keyword, member: Option<&str>, value: &Value) -
             };
             format!("{shown} is {wrong} {bound}")
         }
-        Keyword::MultipleOf(of) => format!("{shown} is not a multiple of {of}"),
-        Keyword::Size(limit, count) => {
+        Assertion::MultipleOf(of) => format!("{shown} is not a multiple of {of}"),
+        Assertion::Size(limit, count) => {
             let wrong = if limit.is_minimum() { "less" } else { "more" };
             let count = usize::try_from(*count).unwrap_or(usize::MAX);
             format!("{shown} has {wrong} than {}", Count(count, limit.unit()))
         }
-        Keyword::Pattern(pattern) => format!("{shown} does not match {:?}", pattern.text),
-        Keyword::Format(format, _) => format!("{shown} is not a {format:?}"),
-        Keyword::UniqueItems => format!("{shown} has equal items"),
-        Keyword::Never => "no value is allowed here".to_owned(),
-        // Those with schemas describe their violations themselves.
-        Keyword::Required(_)
-        | Keyword::DependentRequired(_)
-        | Keyword::Properties(_)
-        | Keyword::PropertyNames(_)
-        | Keyword::Items { .. }
-        | Keyword::Contains { .. }
-        | Keyword::DependentSchemas(_)
-        | Keyword::AllOf(_)
-        | Keyword::AnyOf(_)
-        | Keyword::OneOf(_)
-        | Keyword::Not(_)
-        | Keyword::If { .. }
-        | Keyword::Reference(_)
-        | Keyword::DynamicReference(..)
-        | Keyword::UnevaluatedProperties(_)
-        | Keyword::UnevaluatedItems(_) => format!("{shown} is not allowed"),
+        Assertion::Pattern(pattern) => format!("{shown} does not match {:?}", pattern.text),
+        Assertion::Format(format, _) => format!("{shown} is not a {format:?}"),
+        Assertion::UniqueItems => format!("{shown} has equal items"),
+        Assertion::Never => "no value is allowed here".to_owned(),
+        // The violation has a member.
+        Assertion::Required(_) | Assertion::DependentRequired(_) => String::new(),
     }
 }
 
