@@ -447,16 +447,20 @@ async fn the_message_of_a_service_has_no_secret() {
     let folder = Folder::new();
     let services = Services::start(&folder.path).await;
     let tools = folder.tools(&services.origin, "never");
-    let text = format!(
-        "{tools}{TABLE}kind = \"http\"\nurl = \"{}/leak\"\ntools = [\"native\"]\n\
-         secret_headers = {{ authorization = \"{SECRET_VARIABLE}\" }}\n",
-        services.origin
-    );
-    let host = folder.host(&text, model(false)).start().await.unwrap();
-    let (report, _) = run(&host).await;
-    let result = &report.calls[0].result;
-    assert!(result.contains("no [redacted]"), "{result}");
-    host.shutdown().await;
+    for headers in [
+        format!("secret_headers = {{ authorization = \"{SECRET_VARIABLE}\" }}"),
+        "headers = { Authorization = \"plain-secret\" }".to_owned(),
+    ] {
+        let text = format!(
+            "{tools}{TABLE}kind = \"http\"\nurl = \"{}/leak\"\ntools = [\"native\"]\n{headers}\n",
+            services.origin
+        );
+        let host = folder.host(&text, model(false)).start().await.unwrap();
+        let (report, _) = run(&host).await;
+        let result = &report.calls[0].result;
+        assert!(result.contains("no [redacted]"), "{headers}: {result}");
+        host.shutdown().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

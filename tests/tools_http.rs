@@ -460,7 +460,7 @@ fn wrong_definitions_name_line_key_and_remedy() {
         ),
         (
             "url = \"http://a/\"\nok_status = [42]",
-            "5: tools.t.ok_status: 42 is not an HTTP status (100 to 599)",
+            "5: tools.t.ok_status[0]: 42 is not an HTTP status (100 to 599)",
         ),
         ("url = \"http://a/\"\ncommand = [\"x\"]", "5: tools.t.command: unknown key"),
     ] {

@@ -90,7 +90,7 @@ fn initialized() -> Value {
 
 fn tools() -> Value {
     let tool = |name: &str| json!({"name": name, "description": "Asks.", "inputSchema": {"type": "object"}});
-    ["seats", "twice", "sign_in", "nested", "mute"].map(tool).into()
+    ["seats", "twice", "endless", "sign_in", "nested", "mute"].map(tool).into()
 }
 
 fn seats(message: &str) -> Value {
@@ -106,6 +106,7 @@ fn seats(message: &str) -> Value {
 fn questions(tool: &Value) -> Vec<Value> {
     match tool.as_str().unwrap() {
         "twice" => vec![seats("How many?"), seats("How many?")],
+        "endless" => vec![seats("How many?"); 1_000],
         "sign_in" => vec![json!({
             "mode": "url", "message": "Sign in.", "url": "https://example.com/in",
             "elicitationId": "e1",
@@ -264,6 +265,29 @@ async fn questions_of_a_call_come_one_after_the_other_and_each_has_its_own_answe
         host.shutdown().await;
         folder.empty().await;
     }
+}
+
+#[tokio::test]
+async fn a_question_whose_answer_cannot_be_sent_is_not_asked() {
+    let folder = Folder::new("modern");
+    let model = calling([("test__endless", json!({}))]);
+    let host = folder.host(&server(&folder, "modern"), &model).await;
+    let session = host.open_session("one").await.unwrap();
+    let mut run = session.start_run("go").await.unwrap();
+    let mut asked = 0;
+    while let Some(event) = run.next_event().await.unwrap() {
+        let RunEvent::ApprovalRequested(question) = event else { continue };
+        asked += 1;
+        question.answer(json!({"seats": 1})).await.unwrap();
+    }
+    let report = run.report.await.unwrap();
+    let (status, text) = result(&report);
+    assert_eq!(status, "error", "{text}");
+    assert!(text.contains("the server has asked for input 16 times"), "{text}");
+    let calls = received(&folder).into_iter().filter(|message| message["method"] == "tools/call");
+    assert_eq!((calls.count(), asked), (16, 15));
+    host.shutdown().await;
+    folder.empty().await;
 }
 
 #[tokio::test]

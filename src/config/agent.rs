@@ -1,4 +1,4 @@
-//! `[agents.NAME]`.
+//! The configuration of an agent (`[agents.NAME]`), and patterns of tool names.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub struct AgentConfig {
     pub multi_tool_calls: bool,
     /// The execution mode of tool calls.
     pub execution: Execution,
-    /// True if tool calls may start before the end of their response.
+    /// True if calls of pure tools, and of tools with `start = "on_seal"`, may start before the end of their response.
     pub early_start: bool,
     /// True if a run's overrides may exceed the agent's configuration.
     pub allow_overrides: bool,
@@ -69,8 +69,8 @@ pub struct AgentConfig {
 pub enum ToolLoading {
     /// Each request holds all definitions.
     All,
-    /// Each request holds the tools that the agent names one by one. The model finds those that a pattern
-    /// with `*` or `?` matches with `find_tools`, and calls them with `use_tool`.
+    /// Each request holds the tools that the agent names one by one. Tools that only a pattern with `*` or `?`
+    /// matches are left out: the model finds them with `find_tools`, and calls them with `use_tool`.
     Search,
     /// `Search` if there are more than 30 tools, else `All`. Decided once for a session.
     #[default]
@@ -111,8 +111,8 @@ impl AgentConfig {
         Self { tools: patterns.into_iter().map(ToolPattern::new).collect(), ..self }
     }
 
-    /// If `on`, the model finds the tools that a pattern with `*` or `?` matches with `find_tools`, and calls
-    /// them with `use_tool`. Otherwise each request offers all tools. By default, the model searches if the
+    /// If `on`, requests leave out the tools that only a pattern with `*` or `?` matches: the model finds them with
+    /// `find_tools`, and calls them with `use_tool`. Otherwise each request offers all tools. By default, the model searches if the
     /// agent has more than 30 tools.
     #[must_use]
     pub fn search_tools(self, on: bool) -> Self {
@@ -158,7 +158,7 @@ pub struct ToolPattern {
 }
 
 impl ToolPattern {
-    /// Parses a pattern or a plain name.
+    /// Creates a pattern from its text, which may be a plain name.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into() }
@@ -170,15 +170,17 @@ impl ToolPattern {
         !self.text.contains(['*', '?'])
     }
 
-    /// Returns whether the pattern matches some name that is longer than `beginning` and begins with it.
+    /// Returns whether the pattern matches some name that is longer than `beginning` and begins with it: the prefix of a
+    /// server whose tools are not known yet.
     #[must_use]
     #[doc(hidden)]
     pub fn may_match_longer(&self, beginning: &str) -> bool {
         let (pattern, beginning) = (self.text.as_bytes(), beginning.as_bytes());
-        let literal = pattern.iter().position(|byte| *byte == b'*').unwrap_or(pattern.len());
-        let has_star = literal < pattern.len();
-        let mut pairs = pattern.iter().take(literal).zip(beginning);
-        pairs.all(|(p, byte)| *p == b'?' || p == byte) && (has_star || literal > beginning.len())
+        let before_star = pattern.iter().position(|byte| *byte == b'*').unwrap_or(pattern.len());
+        let has_star = before_star < pattern.len();
+        let mut pairs = pattern.iter().take(before_star).zip(beginning);
+        pairs.all(|(p, byte)| *p == b'?' || p == byte)
+            && (has_star || before_star > beginning.len())
     }
 
     /// Returns whether the pattern matches a name.

@@ -7,17 +7,30 @@ use crate::types::Secrets;
 const SECRET_NAME_PARTS: [&str; 7] =
     ["auth", "cookie", "credential", "key", "password", "secret", "token"];
 
-/// The minimum length of a header's value that looks like a generated key.
+/// The minimum length of a model header's value that looks like a generated key.
 const GENERATED_CHARS_MIN: usize = 16;
 
 impl Config {
     /// Returns the secrets that are removed from responses and results of tools: the keys of models, the
-    /// token of the host, headers of models that hold a secret, and the secret variables of tools, MCP servers
-    /// and hooks.
+    /// token of the host, headers that hold a secret, and the secret variables of tools, MCP servers and hooks.
     #[must_use]
     #[doc(hidden)]
     pub fn secrets(&self) -> Secrets {
         let definitions = self.tools.values().filter_map(|tool| tool.definition.as_ref());
+        let tool_headers = definitions.clone().filter_map(|definition| match &definition.kind {
+            ToolKind::Http(http) => Some(&http.headers),
+            ToolKind::Command(_) | ToolKind::Agent(_) => None,
+        });
+        let server_headers = self.mcp.values().filter_map(|server| match &server.transport {
+            McpTransport::Http { headers, .. } => Some(headers),
+            McpTransport::Stdio { .. } => None,
+        });
+        let hook_headers = self.hooks.iter().filter_map(|hook| match &hook.kind {
+            HookKind::Http { headers, .. } => Some(headers),
+            HookKind::Command { .. } => None,
+        });
+        let service_headers = tool_headers.chain(server_headers).chain(hook_headers).flatten();
+        let service_headers = service_headers.filter(|(name, _)| is_secret_name(name));
         let variables = definitions.filter_map(|definition| match &definition.kind {
             ToolKind::Command(command) => Some(command.process.secret_env.values()),
             ToolKind::Http(http) => Some(http.secret_headers.values()),
@@ -37,7 +50,8 @@ impl Config {
         let keys = self.models.values().filter_map(|model| model.api_key.as_ref());
         let keys = keys.chain(&self.host.token).map(ApiKey::reveal);
         let headers = self.models.values().flat_map(|model| &model.headers);
-        let headers = headers.filter(|(name, value)| is_secret(name, value));
+        let headers = headers.filter(|(name, value)| is_secret_name(name) || is_generated(value));
+        let headers = headers.chain(service_headers);
         let headers = headers.flat_map(|(_, value)| with_last_word(value));
         let values = values.iter().flat_map(|value| with_last_word(value));
         Secrets::new(keys.chain(headers).chain(values))
@@ -50,15 +64,20 @@ pub(crate) fn with_last_word(value: &str) -> [&str; 2] {
     [value, value.rsplit(' ').next().unwrap_or_default()]
 }
 
-/// Returns whether the name of a header suggests a secret, or its value looks like a generated key.
-fn is_secret(name: &str, value: &str) -> bool {
+/// Returns whether the name of a header suggests a secret.
+pub(crate) fn is_secret_name(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    SECRET_NAME_PARTS.iter().any(|part| name.contains(part))
+}
+
+/// Returns whether the value of a header looks like a generated key.
+fn is_generated(value: &str) -> bool {
     let has = |test: fn(&u8) -> bool| value.as_bytes().iter().any(test);
-    let is_generated = value.len() >= GENERATED_CHARS_MIN
+    value.len() >= GENERATED_CHARS_MIN
         && !has(u8::is_ascii_whitespace)
         && has(u8::is_ascii_digit)
         && has(u8::is_ascii_alphabetic)
-        && !value.contains("://");
-    is_generated || SECRET_NAME_PARTS.iter().any(|part| name.contains(part))
+        && !value.contains("://")
 }
 
 #[cfg(test)]
@@ -66,7 +85,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::config::{HookConfig, HookRule, ProcessConfig};
+    use crate::config::{
+        ConfiguredTool, HookConfig, HookRule, HttpConfig, HttpMethod, McpConfig, ProcessConfig,
+        ToolOverride,
+    };
     use crate::types::HookPoint;
 
     #[test]
@@ -98,7 +120,40 @@ mod tests {
             ("x-title", "Callsheet", false),
             ("http-referer", "https://callsheet.example/v1", false),
         ] {
-            assert_eq!(is_secret(name, value), expected, "{name}: {value}");
+            let is_secret = is_secret_name(name) || is_generated(value);
+            assert_eq!(is_secret, expected, "{name}: {value}");
+        }
+    }
+
+    #[test]
+    fn headers_of_services_with_the_name_of_a_secret_are_secrets() {
+        let headers = BTreeMap::from([
+            ("Authorization".to_owned(), "Bearer 0123-secret".to_owned()),
+            ("X-Team".to_owned(), "search-and-rescue-2".to_owned()),
+        ]);
+        let mut tool = HttpConfig::new(HttpMethod::Get, "");
+        tool.headers.clone_from(&headers);
+        let definition = Some(ConfiguredTool::new("", ToolKind::Http(Box::new(tool))));
+        let tool = ToolOverride { definition, ..ToolOverride::default() };
+        let tools = BTreeMap::from([("t".to_owned(), tool)]);
+        let transport = McpTransport::Http {
+            url: String::new(),
+            headers: headers.clone(),
+            secret_headers: BTreeMap::new(),
+            allow: Vec::new(),
+        };
+        let mcp = BTreeMap::from([("s".to_owned(), McpConfig::new(transport))]);
+        let (url, secret_headers, allow) = (String::new(), BTreeMap::new(), Vec::new());
+        let kind = HookKind::Http { url, headers, secret_headers, allow };
+        let rule = HookRule::new("guard", HookPoint::BeforeCall);
+        let hooks = vec![HookConfig { rule, kind }];
+        for config in [
+            Config { tools, ..Config::default() },
+            Config { mcp, ..Config::default() },
+            Config { hooks, ..Config::default() },
+        ] {
+            let redacted = config.secrets().redact("0123-secret search-and-rescue-2").into_owned();
+            assert_eq!(redacted, "[redacted] search-and-rescue-2");
         }
     }
 }

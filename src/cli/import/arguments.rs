@@ -134,9 +134,16 @@ impl<'d> RequestParts<'d> {
             let mut kinds = kinds.flat_map(|t| t.as_array().map_or(std::slice::from_ref(t), |t| t));
             kinds.any(|name| name == kind)
         };
-        let (is_array, is_object) = (has_type("array"), has_type("object"));
+        let is_array = has_type("array");
+        let is_object = has_type("object") || schema.contains_key("properties");
+        let is_plain = !is_array && !is_object && !has_type("string");
+        // A number and a boolean have the same text in JSON.
+        let is_number = is_plain && ["boolean", "integer", "number"].into_iter().any(has_type);
+        if content.is_some_and(|(name, _)| !is_json(&essence(name))) {
+            return Err("has a media type other than JSON");
+        }
         // The host encodes an object as JSON. So an object needs a media type, and other values must not have one.
-        if is_object != content.is_some() {
+        if !is_number && is_object != content.is_some() {
             return Err("is an object, or has the form of a media type");
         }
         let style = parameter["style"].as_str().unwrap_or(match location {
@@ -198,13 +205,11 @@ impl<'d> RequestParts<'d> {
         }
         let body = self.document.resolve(body).map_err(|problem| format!("its body {problem}"))?;
         let is_required = body["required"] == true;
-        let essence =
-            |name: &str| name.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
         let find = |fits: &dyn Fn(&str) -> bool| {
             members(&body["content"]).find(|(name, _)| fits(&essence(name)))
         };
         let media = find(&|name| name == "application/json")
-            .or_else(|| find(&|name| name.ends_with("+json")))
+            .or_else(|| find(&is_json))
             .or_else(|| find(&|name| name == "*/*"));
         if let Some((name, media)) = media {
             if essence(name).ends_with("+json") {
@@ -268,6 +273,15 @@ impl<'d> RequestParts<'d> {
         self.body = format!("text:{argument}");
         Ok(())
     }
+}
+
+/// Returns a media type without its parameters, in lower case.
+fn essence(media_type: &str) -> String {
+    media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+fn is_json(media_type: &str) -> bool {
+    media_type == "application/json" || media_type.ends_with("+json")
 }
 
 fn requires(schema: &Map<String, Value>, name: &str) -> bool {

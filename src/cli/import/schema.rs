@@ -25,6 +25,9 @@ const KEPT_KEYWORDS: &str = "const dependentRequired exclusiveMaximum exclusiveM
 /// The keywords whose value is a schema.
 const SCHEMA_KEYWORDS: &str = "additionalProperties contains else if items not propertyNames then";
 
+/// The keyword of a property that only answers have.
+const READ_ONLY: &str = "readOnly";
+
 const TYPES: &str = "array boolean integer null number object string";
 
 /// Translates the schemas of one operation.
@@ -49,6 +52,29 @@ impl<'d> SchemaReader<'d> {
     }
 
     fn read_at(&mut self, schema: &Value, depth: usize) -> Map<String, Value> {
+        let mut read = self.read_part(schema, depth);
+        read.remove(READ_ONLY);
+        remove_read_only(&mut read);
+        read
+    }
+
+    /// Translates the schema of a property. Returns null for a read-only one: `remove_read_only` then also removes it
+    /// from `required`.
+    fn read_property(&mut self, schema: &Value, depth: usize) -> Value {
+        if schema[READ_ONLY] == true {
+            return Value::Null;
+        }
+        let mut read = self.read_part(schema, depth);
+        if read.contains_key(READ_ONLY) {
+            return Value::Null;
+        }
+        remove_read_only(&mut read);
+        read.into()
+    }
+
+    /// Translates a schema that may be a part of another one. Keeps `readOnly` and the marks of read-only properties,
+    /// because they also apply to the other parts.
+    fn read_part(&mut self, schema: &Value, depth: usize) -> Map<String, Value> {
         self.schema_count += 1;
         if *schema == Value::Bool(false) {
             return Map::from_iter([("not".to_owned(), json!({}))]);
@@ -70,28 +96,37 @@ impl<'d> SchemaReader<'d> {
             let parts = read.entry("allOf").or_insert_with(|| json!([]));
             parts.as_array_mut().into_iter().for_each(|parts| parts.push(target.clone().into()));
         }
+        let mut is_read_only = schema[READ_ONLY] == true;
+        for part in parts_mut(&mut read, "allOf") {
+            is_read_only |= part.remove(READ_ONLY).is_some();
+        }
         merge_all_of(&mut read);
         convert_exclusive_limits(&mut read);
-        remove_read_only(&mut read);
-        allow_null(read, schema["nullable"] == true)
+        let mut read = allow_null(read, schema["nullable"] == true);
+        if is_read_only {
+            read.insert(READ_ONLY.to_owned(), true.into());
+        }
+        read
     }
 
     /// Translates the value of a keyword. Returns `None` if the keyword is left out.
     fn translate_keyword(&mut self, key: &str, value: &Value, depth: usize) -> Option<Value> {
         match (key, value) {
             ("properties" | "patternProperties", Value::Object(schemas)) => {
-                // Marks a read-only property with null: `remove_read_only` then also removes it from `required`.
-                let read = schemas.iter().map(|(name, schema)| match schema["readOnly"] == true {
-                    true => (name.clone(), Value::Null),
-                    false => (name.clone(), self.read_at(schema, depth).into()),
-                });
+                let read = schemas
+                    .iter()
+                    .map(|(name, schema)| (name.clone(), self.read_property(schema, depth)));
                 Some(read.collect::<Map<_, _>>().into())
             }
             ("additionalProperties", Value::Bool(_)) => Some(value.clone()),
             (key, Value::Object(_)) if is_one_of(key, SCHEMA_KEYWORDS) => {
                 Some(self.read_at(value, depth).into())
             }
-            ("allOf" | "anyOf" | "oneOf" | "prefixItems", Value::Array(schemas)) => {
+            ("allOf", Value::Array(parts)) => {
+                let read = parts.iter().map(|part| self.read_part(part, depth).into());
+                Some(read.collect::<Vec<Value>>().into()).filter(|_| !parts.is_empty())
+            }
+            ("anyOf" | "oneOf" | "prefixItems", Value::Array(schemas)) => {
                 let read = schemas.iter().map(|schema| self.read_at(schema, depth).into());
                 Some(read.collect::<Vec<Value>>().into()).filter(|_| !schemas.is_empty())
             }
@@ -138,7 +173,7 @@ impl<'d> SchemaReader<'d> {
             return cut;
         }
         self.open_references.push(reference.to_owned());
-        let read = self.read_at(target, depth);
+        let read = self.read_part(target, depth);
         self.open_references.pop();
         read
     }
@@ -166,7 +201,14 @@ fn merge_keyword(schema: &mut Map<String, Value>, key: &str, value: &Value) -> b
             true
         }
         ("properties", Some(Value::Object(own)), Value::Object(others)) => {
-            others.iter().all(|(name, other)| own.entry(name).or_insert(other.clone()) == other)
+            others.iter().all(|(name, other)| {
+                let own = own.entry(name).or_insert(other.clone());
+                // A property is read-only if it is so in one part.
+                if other.is_null() {
+                    *own = Value::Null;
+                }
+                own.is_null() || own == other
+            })
         }
         ("required", Some(Value::Array(own)), Value::Array(others)) => {
             let new: Vec<_> = others.iter().filter(|name| !own.contains(name)).cloned().collect();
@@ -190,19 +232,47 @@ fn convert_exclusive_limits(schema: &mut Map<String, Value>) {
     }
 }
 
-/// Removes read-only properties, which are marked by null.
+/// Removes read-only properties, which are marked by null, from a schema and its parts.
 fn remove_read_only(schema: &mut Map<String, Value>) {
-    let Some(Value::Object(properties)) = schema.get_mut("properties") else { return };
-    let all = std::mem::take(properties);
-    let (read_only, kept): (Map<_, _>, Map<_, _>) =
-        all.into_iter().partition(|(_, property)| property.is_null());
-    *properties = kept;
+    let mut names = BTreeSet::new();
+    collect_read_only(schema, &mut names);
+    if !names.is_empty() {
+        remove_properties(schema, &names);
+    }
+}
+
+/// Collects the names of the properties that are marked by null. [`allow_null`] moves properties to `anyOf`.
+fn collect_read_only(schema: &Map<String, Value>, names: &mut BTreeSet<String>) {
+    let properties = schema.get("properties").into_iter().flat_map(members);
+    names.extend(properties.filter(|(_, mark)| mark.is_null()).map(|(name, _)| name.clone()));
+    for key in ["allOf", "anyOf"] {
+        let parts = schema.get(key).and_then(Value::as_array).into_iter().flatten();
+        parts.filter_map(Value::as_object).for_each(|part| collect_read_only(part, names));
+    }
+}
+
+fn remove_properties(schema: &mut Map<String, Value>, names: &BTreeSet<String>) {
+    if let Some(Value::Object(properties)) = schema.get_mut("properties") {
+        properties.retain(|name, _| !names.contains(name));
+    }
     if let Some(Value::Array(required)) = schema.get_mut("required") {
-        required.retain(|name| name.as_str().is_none_or(|name| !read_only.contains_key(name)));
+        required.retain(|name| name.as_str().is_none_or(|name| !names.contains(name)));
         if required.is_empty() {
             schema.remove("required");
         }
     }
+    for key in ["allOf", "anyOf"] {
+        parts_mut(schema, key).for_each(|part| remove_properties(part, names));
+    }
+}
+
+/// Returns the schemas of a list of schemas.
+fn parts_mut<'s>(
+    schema: &'s mut Map<String, Value>,
+    key: &str,
+) -> impl Iterator<Item = &'s mut Map<String, Value>> {
+    let parts = schema.get_mut(key).and_then(Value::as_array_mut).into_iter().flatten();
+    parts.filter_map(Value::as_object_mut)
 }
 
 /// Translates `nullable` of OpenAPI 3.0. TOML has no null, so null becomes the type `"null"` instead of a value of
@@ -298,6 +368,39 @@ mod tests {
             "required": ["id"], "properties": {"id": {"readOnly": true}, "a": {"writeOnly": true}},
         });
         assert_eq!(read(&schema, &json!({})).0, json!({"properties": {"a": {}}}));
+    }
+
+    #[test]
+    fn properties_that_a_part_of_all_of_makes_read_only_are_left_out() {
+        let text = json!({"type": "string"});
+        let schemas = json!({
+            "Id": {"type": "string", "readOnly": true},
+            "Base": {"required": ["id"], "properties": {"id": {"readOnly": true}}},
+        });
+        let base = json!({"$ref": "#/components/schemas/Base"});
+        let own = json!({"required": ["id", "a"], "properties": {"id": text, "a": text}});
+        let rest = json!({"required": ["a"], "properties": {"a": text}});
+        for parts in [json!([base, own]), json!([own, base])] {
+            assert_eq!(read(&json!({"allOf": parts}), &schemas).0, rest);
+        }
+        // The parts of this one cannot be merged.
+        let differ = json!({"allOf": [base, own, {"minimum": 1}, {"minimum": 2}]});
+        let parts = json!([{"properties": {}}, rest, {"minimum": 1}, {"minimum": 2}]);
+        assert_eq!(read(&differ, &schemas).0, json!({"allOf": parts}));
+        for property in [
+            json!({"$ref": "#/components/schemas/Id"}),
+            json!({"allOf": [{"$ref": "#/components/schemas/Id"}], "description": "d"}),
+            json!({"allOf": [text, {"readOnly": true}]}),
+            json!({"allOf": [text, {"readOnly": true}], "nullable": true, "enum": ["b"]}),
+        ] {
+            let schema = json!({"required": ["id"], "properties": {"id": property, "a": text}});
+            assert_eq!(read(&schema, &schemas).0, json!({"properties": {"a": text}}), "{property}");
+        }
+        // A schema that is not a property is needed as a whole.
+        assert_eq!(read(&schemas["Id"], &schemas).0, text);
+        let nullable = json!({"nullable": true, "allOf": [base, {"properties": {"a": text}}]});
+        let expected = json!({"anyOf": [{"properties": {"a": text}}, {"type": "null"}]});
+        assert_eq!(read(&nullable, &schemas).0, expected);
     }
 
     #[test]

@@ -132,6 +132,22 @@ fn parameters_have_the_forms_that_a_query_can_send() {
             json!({"schema": null, "content": {"application/json": {"schema": object}}}),
             "query = { a = \"{a}\" }",
         ),
+        (
+            json!({"schema": null, "content": {"application/json; charset=utf-8": {"schema": {"properties": {"x": {}}}}}}),
+            "query = { a = \"{a}\" }",
+        ),
+        (
+            json!({"schema": null, "content": {"application/json": {"schema": {"type": "integer"}}}}),
+            "properties.a = { type = \"integer\" }",
+        ),
+        (
+            json!({"schema": null, "content": {"application/json": {"schema": {"type": "string"}}}}),
+            "the query parameter \"a\" is an object, or has the form of a media type",
+        ),
+        (
+            json!({"schema": null, "content": {"application/xml": {"schema": object}}}),
+            "the query parameter \"a\" has a media type other than JSON",
+        ),
         (json!({"in": "cookie"}), "the cookie parameter \"a\" cannot be sent by kind = \"http\""),
         (
             json!({"$ref": "other.json"}),

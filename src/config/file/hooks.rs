@@ -37,8 +37,10 @@ impl HookConfig {
         let kind_name = section.read("kind", |value| values::one_of(value, &KINDS));
         section.require("kind", &kind_name);
         let name = section.read("name", values::non_empty_string);
-        let agents = non_empty_list(section, "agents", |value| known_agent(value, known_agents));
-        let tools = non_empty_list(section, "tools", values::non_empty_string);
+        let empty = "must not be empty: leave it out for all, or remove the hook";
+        let agents =
+            section.non_empty_list("agents", empty, |value| known_agent(value, known_agents));
+        let tools = section.non_empty_list("tools", empty, values::non_empty_string);
         let timeout = section.read("timeout", values::positive_duration);
         let failures = [("refuse", HookFailure::Refuse), ("allow", HookFailure::Allow)];
         let on_failure = section.read("on_failure", |value| values::one_of(value, &failures));
@@ -61,23 +63,6 @@ impl HookConfig {
         rule.on_failure = on_failure.unwrap_or_default();
         Some(Self { rule, kind })
     }
-}
-
-/// Parses the items of a list. Records an error if the list is empty.
-fn non_empty_list<'t, T>(
-    section: &Section<'_, 't>,
-    key: &'static str,
-    mut parse: impl FnMut(&DeValue<'t>) -> Parsed<T>,
-) -> Option<Vec<T>> {
-    let mut is_empty = true;
-    let list = section.list(key, |value| {
-        is_empty = false;
-        parse(value)
-    });
-    if list.is_some() && is_empty {
-        section.add_error(key, "must not be empty: leave it out for all, or remove the hook");
-    }
-    list
 }
 
 /// Parses the name of an agent. A file without agents has only the default agent.

@@ -1,4 +1,4 @@
-//! Reads `[mcp.NAME]`.
+//! Reads `[mcp.NAME]` of the configuration file into [`McpConfig`]. Errors are collected in the section.
 
 use std::num::NonZeroUsize;
 
@@ -9,14 +9,14 @@ use super::values;
 use crate::config::mcp::{McpConfig, McpPin, McpShare, McpTransport, McpTrust};
 use crate::config::{ProcessConfig, ToolOverride, ToolPattern};
 
-/// Maximum length of a server's name. It is the prefix of the names of its tools, which have a maximum length too.
-const SERVER_NAME_CHARS_MAX: usize = 32;
+/// Maximum length of a server's name, which is ASCII. It is the prefix of the names of its tools, which have a maximum length too.
+const SERVER_NAME_LENGTH_MAX: usize = 32;
 
 impl McpConfig {
     /// Returns the reason why a server cannot have this name. `None` if it can.
     pub(super) fn name_problem(name: &str) -> Option<&'static str> {
         let is_wrong =
-            name.len() > SERVER_NAME_CHARS_MAX || name.contains("__") || name.ends_with('_');
+            name.len() > SERVER_NAME_LENGTH_MAX || name.contains("__") || name.ends_with('_');
         let form = "the name of a server has at most 32 characters, no \"__\" in it and no \"_\" at \
                     its end";
         is_wrong.then_some(form)
@@ -33,6 +33,7 @@ impl McpConfig {
             (false, false) => {
                 let message = "is missing: a list of the program and its arguments, or url";
                 section.add_error("command", message);
+                // A placeholder: the error refuses the configuration.
                 stdio(section, Vec::new(), env)
             }
         };
@@ -60,6 +61,7 @@ impl McpConfig {
         if section.has("max_timeout") && config.max_timeout < config.timeout {
             section.add_error("max_timeout", "must not be shorter than timeout");
         }
+        // The default may be shorter than the configured timeout.
         config.max_timeout = config.max_timeout.max(config.timeout);
         let shares = [("host", McpShare::Host), ("session", McpShare::Session)];
         let share = section.read("share", |value| values::one_of(value, &shares));
@@ -168,7 +170,7 @@ secret_headers = { authorization = "SET" }
     }
 
     #[test]
-    fn wrong_servers_name_line_and_remedy() {
+    fn errors_about_a_server_have_line_and_remedy() {
         for (text, expected) in [
             (
                 "[mcp.a]",

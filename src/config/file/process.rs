@@ -1,7 +1,7 @@
 //! Reads the keys that tools, hooks and MCP servers have in common: those of a process and the headers of HTTP
 //! requests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::{NonZeroU32, NonZeroU64};
 
 use toml::de::DeValue;
@@ -63,7 +63,7 @@ pub(super) fn command(section: &Section<'_, '_>) -> Vec<String> {
     command
 }
 
-/// Reads `headers` and `secret_headers`. A name may be in only one of them. Names are case-insensitive, see
+/// Reads `headers` and `secret_headers`. A name may be there only once. Names are case-insensitive, see
 /// [RFC 9110, section 5.1](https://www.rfc-editor.org/rfc/rfc9110#section-5.1).
 pub(super) fn headers(
     section: &Section<'_, '_>,
@@ -71,6 +71,13 @@ pub(super) fn headers(
 ) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
     let headers = section.table("headers").entries(values::string);
     let secret_headers = secret_variables(section, "secret_headers", env);
+    for (key, table) in [("headers", &headers), ("secret_headers", &secret_headers)] {
+        let mut names = BTreeSet::new();
+        for name in table.keys().filter(|name| !names.insert(name.to_ascii_lowercase())) {
+            let message = format!("{name} is there twice: names of headers are case-insensitive");
+            section.add_error(key, message);
+        }
+    }
     for name in headers.keys() {
         if secret_headers.keys().any(|secret| secret.eq_ignore_ascii_case(name)) {
             section.add_error("headers", format!("{name} is also in secret_headers"));

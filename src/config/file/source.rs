@@ -130,6 +130,24 @@ impl<'s, 't> Section<'s, 't> {
         Some(parsed)
     }
 
+    /// As [`Self::list`]. Records an error with this message for an empty list.
+    pub(super) fn non_empty_list<T>(
+        &self,
+        key: &'static str,
+        message: &str,
+        mut parse: impl FnMut(&DeValue<'t>) -> Parsed<T>,
+    ) -> Option<Vec<T>> {
+        let mut is_empty = true;
+        let list = self.list(key, |value| {
+            is_empty = false;
+            parse(value)
+        });
+        if list.is_some() && is_empty {
+            self.add_error(key, message);
+        }
+        list
+    }
+
     /// Reads a path, and resolves it against the folder of the configuration file.
     pub(super) fn path(&self, key: &'static str) -> Option<PathBuf> {
         self.read(key, values::non_empty_string).map(|path| self.resolve_path(&path))

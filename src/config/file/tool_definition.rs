@@ -1,6 +1,5 @@
 //! Reads the definition of a tool: `[tools.NAME]` with `kind`.
 
-use serde_json::{Map, Value};
 use toml::de::DeValue;
 
 use super::process::{EnvLookup, command, headers};
@@ -90,7 +89,11 @@ impl AgentToolConfig {
 
 impl ToolInput {
     fn read(section: &Section<'_, '_>) -> Self {
-        let properties = section.read("input", properties);
+        let properties = section.read("input", values::json_object);
+        for (name, _) in properties.iter().flatten().filter(|(_, schema)| !schema.is_object()) {
+            let message = "must be a JSON schema such as { type = \"string\" }";
+            section.table("input").add_error(name, message);
+        }
         let schema = section.read("input_schema", |value| {
             if value.is_table() {
                 return Ok(Self::Schema(values::json_object(value)?.into()));
@@ -120,8 +123,10 @@ impl CommandConfig {
         if config.output_schema.is_some() && config.output != CommandOutput::Json {
             section.add_error("output_schema", "needs output = \"json\"");
         }
-        if let Some(ok_exit) = section.read("ok_exit", exit_statuses) {
-            config.ok_exit = ok_exit;
+        let empty = "must not be empty: a list of exit statuses such as [0, 1]";
+        let ok_exit = section.non_empty_list("ok_exit", empty, values::unsigned::<u8>);
+        if let Some(ok_exit) = ok_exit {
+            config.ok_exit = ok_exit.into_iter().map(i32::from).collect();
         }
         if let Some(bytes) = section.read("max_output_bytes", values::positive) {
             config.max_output_bytes = bytes;
@@ -145,7 +150,8 @@ impl HttpConfig {
             config.body = body;
         }
         config.pick = section.read("pick", values::string);
-        if let Some(ok_status) = section.read("ok_status", http_statuses) {
+        let empty = "must not be empty: a list of statuses such as [200, 201]";
+        if let Some(ok_status) = section.non_empty_list("ok_status", empty, http_status) {
             config.ok_status = ok_status;
         }
         if let Some(header) = section.read("idempotency_header", values::non_empty_string) {
@@ -153,16 +159,6 @@ impl HttpConfig {
         }
         config
     }
-}
-
-fn properties(value: &DeValue<'_>) -> Parsed<Map<String, Value>> {
-    let properties = values::json_object(value)?;
-    let invalid = properties.iter().find(|(_, schema)| !schema.is_object());
-    if let Some((name, _)) = invalid {
-        let form = "a JSON schema such as { type = \"string\" }";
-        return Err(format!("{name}: must be {form}"));
-    }
-    Ok(properties)
 }
 
 /// Parses which arguments a tool receives as its standard input or request body: none, all as a JSON object, or one
@@ -180,22 +176,11 @@ fn stdin_or_body<T>(
     }
 }
 
-fn http_statuses(value: &DeValue<'_>) -> Parsed<Vec<u16>> {
-    let form = "a list of at least one status such as [200, 201]";
-    let items = value.as_array().filter(|items| !items.is_empty());
-    let items = items.ok_or_else(|| values::wrong_type(form, value))?;
-    let status = |item: &DeValue<'_>| match values::unsigned::<u16>(item)? {
+fn http_status(value: &DeValue<'_>) -> Parsed<u16> {
+    match values::unsigned::<u16>(value)? {
         status @ 100..=599 => Ok(status),
         status => Err(format!("{status} is not an HTTP status (100 to 599)")),
-    };
-    items.iter().map(|item| status(item.get_ref())).collect()
-}
-
-fn exit_statuses(value: &DeValue<'_>) -> Parsed<Vec<i32>> {
-    let form = "a list of at least one exit status such as [0, 1]";
-    let items = value.as_array().filter(|items| !items.is_empty());
-    let items = items.ok_or_else(|| values::wrong_type(form, value))?;
-    items.iter().map(|item| values::unsigned::<u8>(item.get_ref()).map(i32::from)).collect()
+    }
 }
 
 #[cfg(test)]
@@ -324,6 +309,21 @@ effect = "none"
                 "5: tools.t.headers: X-Key is also in secret_headers",
             ),
             (
+                "[tools.t]\nkind = \"http\"\nurl = \"http://x.example/\"\ndescription = \"d\"\n\
+                 headers = { X-Key = \"a\", x-key = \"b\" }",
+                "5: tools.t.headers: x-key is there twice: names of headers are case-insensitive",
+            ),
+            (
+                "[tools.t]\nkind = \"http\"\nurl = \"http://x.example/\"\ndescription = \"d\"\n\
+                 [tools.t.secret_headers]\nX-Key = \"SET\"\nx-key = \"SET\"",
+                "5: tools.t.secret_headers: x-key is there twice: names of headers are case-insensitive",
+            ),
+            (
+                "[tools.t]\nkind = \"http\"\nurl = \"http://x.example/\"\ndescription = \"d\"\n\
+                 ok_status = [200, \"ok\"]",
+                "5: tools.t.ok_status[1]: must be a whole number, not \"ok\"",
+            ),
+            (
                 &format!("{table}env_pass = [\"UNSET\"]"),
                 "5: tools.t.env_pass[0]: the environment variable UNSET is not set: set it before \
                  the host starts",
@@ -339,7 +339,7 @@ effect = "none"
             ),
             (
                 &format!("{table}input = {{ a = 1 }}"),
-                "5: tools.t.input: a: must be a JSON schema such as { type = \"string\" }",
+                "5: tools.t.input.a: must be a JSON schema such as { type = \"string\" }",
             ),
             (
                 &format!("{table}input = {{}}\ninput_schema = \"a.json\""),
@@ -357,10 +357,10 @@ effect = "none"
                 &format!("{table}output_schema = \"a.json\""),
                 "5: tools.t.output_schema: needs output = \"json\"",
             ),
-            (&format!("{table}ok_exit = [256]"), "5: tools.t.ok_exit: 256 is too large"),
+            (&format!("{table}ok_exit = [256]"), "5: tools.t.ok_exit[0]: 256 is too large"),
             (
                 &format!("{table}ok_exit = []"),
-                "5: tools.t.ok_exit: must be a list of at least one exit status such as [0, 1], not a list",
+                "5: tools.t.ok_exit: must not be empty: a list of exit statuses such as [0, 1]",
             ),
             (
                 &format!("{table}sandbox = \"hard\""),

@@ -12,7 +12,7 @@ use reqwest::{Response, Url};
 use super::{Hook, HookAnswer, HookError, HookInput};
 use crate::tool::defined_input::DefinitionError;
 use crate::tool::http::response::{LimitedBody, status_line};
-use crate::tool::http::{HttpClient, HttpError};
+use crate::tool::http::{HttpClient, HttpError, header_secrets};
 use crate::tool::http_request::{check_headers, read_secret_headers, service_client};
 use crate::types::excerpt;
 
@@ -66,7 +66,8 @@ impl HttpHook {
 impl Hook for HttpHook {
     async fn answer(&self, input: &HookInput) -> Result<HookAnswer, HookError> {
         let read = read_secret_headers(&self.secret_headers);
-        let (secret_headers, secrets) = read.map_err(|error| HookError::new(error.message()))?;
+        let (secret_headers, _) = read.map_err(|error| HookError::new(error.message()))?;
+        let secrets = header_secrets(&self.headers, &secret_headers);
         let response = self.send(input, secret_headers).await.map_err(HookError::new)?;
         let status = response.status();
         let body = LimitedBody::read(response, ANSWER_BYTES_MAX).await.map_err(HookError::new)?;

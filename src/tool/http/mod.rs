@@ -32,7 +32,8 @@ pub use resolver::DnsLookup;
 pub(crate) use resolver::system_lookup;
 
 use super::ToolContext;
-use crate::types::{TRACEPARENT, TRACESTATE};
+use crate::config::{is_secret_name, with_last_word};
+use crate::types::{Secrets, TRACEPARENT, TRACESTATE};
 use resolver::{AddressPolicy, NoPublicAddress, Resolver};
 
 /// Maximum length of a URL.
@@ -227,6 +228,15 @@ pub(crate) fn trace_headers(context: &ToolContext) -> HeaderMap {
     headers
 }
 
+/// Returns the secrets of a configured service: the values of its secret headers, and of those of its plain headers
+/// whose names suggest a secret.
+pub(crate) fn header_secrets(plain: &HeaderMap, secret: &HeaderMap) -> Secrets {
+    let named = plain.iter().filter(|(name, _)| is_secret_name(name.as_str()));
+    let values = secret.values().chain(named.map(|(_, value)| value));
+    let values = values.filter_map(|value| std::str::from_utf8(value.as_bytes()).ok());
+    Secrets::new(values.flat_map(with_last_word))
+}
+
 fn accept_headers() -> HeaderMap {
     let mut headers = HeaderMap::new();
     let text = "text/*, application/json, application/xml;q=0.9, */*;q=0.5";
@@ -293,6 +303,20 @@ mod tests {
         ] {
             let reason = refused(&client, url).unwrap();
             assert!(reason.contains(expect), "{url}: {reason}");
+        }
+    }
+
+    #[test]
+    fn a_plain_header_with_the_name_of_a_secret_is_a_secret() {
+        let headers = |name, value| {
+            let (name, value) = (HeaderName::from_static(name), HeaderValue::from_static(value));
+            HeaderMap::from_iter([(name, value)])
+        };
+        let secret = headers("x-a", "Bearer first-secret");
+        for (name, expected) in [("x-api-key", "[redacted]"), ("x-team", "other-secret")] {
+            let secrets = header_secrets(&headers(name, "other-secret"), &secret);
+            let redacted = secrets.redact("first-secret other-secret").into_owned();
+            assert_eq!(redacted, format!("[redacted] {expected}"));
         }
     }
 

@@ -111,6 +111,10 @@ impl McpTool {
             let Some(input) = InputRequired::read(&answer) else {
                 return output(&answer, self.output_schema.as_ref());
             };
+            if round + 1 == ROUNDS_MAX {
+                // No call is left that could send the answers.
+                break;
+            }
             if !input.has_questions() && !wait_before_retry(round, context).await {
                 return Err(ToolError::new("cancelled"));
             }

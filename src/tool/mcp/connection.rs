@@ -34,7 +34,7 @@ use super::transport_error::{HttpFailure, error_chain, without_query};
 use crate::config::McpTransport;
 use crate::launcher::{ProcessControl, ProcessEnd, Program};
 use crate::tool::defined_input::DefinitionError;
-use crate::tool::http::HttpClient;
+use crate::tool::http::{HttpClient, header_secrets};
 use crate::tool::http_request::{check_headers, read_secret_headers, service_client};
 use crate::types::{Secrets, excerpt};
 
@@ -182,9 +182,9 @@ async fn connect_service(
     lifecycle: ClientLifecycleMode,
 ) -> Result<Connection, ConnectError> {
     let (shared, calls) = (Arc::clone(&handler.shared), Arc::clone(&handler.calls));
-    let (secret, secrets) =
+    let (secret, _) =
         read_secret_headers(secret_headers).map_err(|error| error.message().to_owned())?;
-    *shared.secrets.lock() = secrets;
+    *shared.secrets.lock() = header_secrets(headers, &secret);
     let headers = headers.iter().chain(&secret);
     let headers = headers.map(|(name, value)| (name.clone(), value.clone())).collect();
     let client = ObservedHttpClient {

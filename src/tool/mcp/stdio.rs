@@ -113,7 +113,13 @@ impl StdioTransport {
     /// is kept.
     async fn next_line(&mut self) -> Option<StdioLine> {
         loop {
-            let available = self.reader.fill_buf().await.ok().filter(|bytes| !bytes.is_empty())?;
+            let available = self.reader.fill_buf().await.unwrap_or_default();
+            if available.is_empty() {
+                // The last line may have no line feed. A line that was cut is no JSON value.
+                let line = std::mem::take(&mut self.line);
+                let is_whole = serde_json::from_slice::<IgnoredAny>(&line).is_ok();
+                return is_whole.then_some(StdioLine::Whole(line));
+            }
             let newline = memchr::memchr(b'\n', available);
             let length = newline.map_or(available.len(), |at| at + 1);
             let part = available.get(..length).unwrap_or_default();
@@ -395,6 +401,31 @@ mod tests {
             "a line of a log".to_owned(),
         ] {
             assert_eq!(answered(&line), None, "{line}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_last_line_may_have_no_line_feed() {
+        let answer = r#"{"jsonrpc": "2.0", "id": 3, "result": {"content": []}}"#;
+        for (output, count) in [
+            (answer.to_owned(), 1),
+            (format!("{answer}\n{answer}"), 2),
+            (format!("{answer}\n"), 1),
+            (format!("{answer}\n{}", answer.trim_end_matches('}')), 1),
+        ] {
+            let (mut server, stdout) = pipe::pipe().unwrap();
+            let (stdin, _input) = pipe::pipe().unwrap();
+            server.write_all(output.as_bytes()).await.unwrap();
+            drop(server);
+            let (noise, calls) = (Arc::default(), Arc::default());
+            let mut transport =
+                StdioTransport::new((stdout, stdin), noise, calls, Secrets::default());
+            for _ in 0..count {
+                let message = transport.receive().await;
+                assert!(matches!(message, Some(ServerJsonRpcMessage::Response(answer))
+                    if answer.id == RequestId::Number(3)));
+            }
+            assert!(transport.receive().await.is_none(), "{output}");
         }
     }
 
