@@ -291,16 +291,16 @@ impl ToolContext {
     /// }
     /// ```
     pub async fn ask(&self, question: Question) -> Result<Answer, ToolError> {
-        if let QuestionKind::Form(form) = &question.kind {
-            InputSchema::parse((**form).clone()).map_err(|invalid| {
-                ToolError::new(format!("the form of the question: {invalid}"))
-            })?;
-        }
         let bytes = serde_json::to_string(&question)?.len();
         if bytes > QUESTION_BYTES_MAX {
             let message =
                 format!("the question has {bytes} bytes; at most {QUESTION_BYTES_MAX} are allowed");
             return Err(ToolError::new(message));
+        }
+        if let QuestionKind::Form(form) = &question.kind {
+            InputSchema::parse((**form).clone()).map_err(|invalid| {
+                ToolError::new(format!("the form of the question: {invalid}"))
+            })?;
         }
         let asked = async {
             let _open = self.0.questions.open.lock().await;

@@ -1,24 +1,26 @@
 //! Checks a value against a compiled schema, with a limited number of steps.
 //!
 //! Schemas and values come from clients, models and servers of tools, and a small schema can ask for more work than
-//! any machine can do. So each schema that a value is checked against is a step, and a check with too many of
-//! them ends.
+//! any machine can do. So each schema that a value is checked against is a step, texts, constants, regular
+//! expressions and lists of names take further steps by their size, and a check with too many of them ends.
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
 use std::ptr;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::compile::{Assertion, CompiledSchema, JsonType, Keyword, NumberLimit, PropertySchemas};
 use super::numbers::{JsonValue, compare, is_integer, is_multiple};
-use super::pattern::Pattern;
+use super::shown::Shown;
+use super::steps::{Steps, TooExpensive, size_limited};
 use super::violation::{
-    Count, NOT_LOCATED, PathSegment, REASONS_MAX, Shown, TOO_EXPENSIVE, Violation, describe,
-    no_alternative, unknown_property,
+    Count, NOT_LOCATED, PathSegment, REASONS_MAX, TOO_EXPENSIVE, Violation, describe,
+    no_alternative, reason, unknown_property,
 };
 
-/// Maximum number of steps of a check. They take less than half a second on a slow machine.
+/// Maximum number of steps of a check. They take less than half a second, and a few seconds if most of them are of
+/// regular expressions that were made for that.
 const STEPS_MAX: usize = 5_000_000;
 
 /// Maximum number of steps to find the place of a violation.
@@ -27,8 +29,14 @@ const STEPS_TO_DESCRIBE_MAX: usize = 200_000;
 /// Maximum number of schemas in each other in a check, which is recursive.
 const LEVELS_MAX: usize = 500;
 
-/// Number of bytes of a text that are compared or counted in the time of a step.
-const BYTES_PER_STEP: usize = 64;
+/// Number of steps to write the description of a violation.
+const DESCRIPTION_STEPS: usize = 20;
+
+/// Number of steps of the arithmetic of `multipleOf`.
+const MULTIPLE_STEPS: usize = 8;
+
+/// Maximum number of results that a check remembers.
+const KNOWN_MAX: usize = 500_000;
 
 impl CompiledSchema {
     /// Returns true if a value matches the schema. A check with too many steps fails.
@@ -49,40 +57,44 @@ impl CompiledSchema {
         description.is_described = true;
         description.known = check.known;
         let described = description.check(0, value, None);
-        let violation = description.violation.filter(|_| described.is_ok());
-        Some(violation.unwrap_or_else(|| Violation::unlocated(NOT_LOCATED)))
+        let Some(mut violation) = description.violation.filter(|_| described.is_ok()) else {
+            return Some(Violation::unlocated(NOT_LOCATED));
+        };
+        let (number, keyword) = description.violated;
+        violation.rule = self.location(number);
+        if !keyword.is_empty() {
+            violation.rule.push('/');
+            violation.rule.push_str(keyword);
+        }
+        Some(violation)
+    }
+
+    /// Returns the number of steps that a check takes, or the maximum.
+    #[cfg(test)]
+    pub(super) fn steps(&self, value: &Value) -> usize {
+        let mut check = SchemaCheck::new(self, STEPS_MAX);
+        match check.check(0, value, None) {
+            Ok(_) => STEPS_MAX - check.steps.left(),
+            Err(TooExpensive) => STEPS_MAX,
+        }
     }
 }
-
-/// A check ends because it takes too many steps or levels.
-#[derive(Clone, Copy, Debug)]
-struct TooExpensive;
 
 /// True if a value matches.
 type Checked = Result<bool, TooExpensive>;
 
-/// The members and items of a value that a schema has checked, for `unevaluatedProperties` and `unevaluatedItems`.
-#[derive(Clone, Debug, Default)]
-struct Evaluated<'v> {
-    has_all_members: bool,
-    members: HashSet<&'v str>,
-    has_all_items: bool,
-    items: HashSet<usize>,
-}
-
-impl Evaluated<'_> {
-    fn add(&mut self, other: Self) {
-        self.has_all_members |= other.has_all_members;
-        self.has_all_items |= other.has_all_items;
-        self.members.extend(other.members);
-        self.items.extend(other.items);
-    }
+/// The members or items of a value that a schema has checked, for `unevaluatedProperties` and `unevaluatedItems`.
+#[derive(Debug, Default)]
+struct Evaluated {
+    has_all: bool,
+    /// The addresses of the others.
+    parts: HashSet<*const Value>,
 }
 
 /// A running check.
 struct SchemaCheck<'c> {
     schema: &'c CompiledSchema,
-    steps_left: usize,
+    steps: Steps,
     levels: usize,
     /// The resources of the schemas that are being checked, from the outermost.
     scope: Vec<usize>,
@@ -90,44 +102,36 @@ struct SchemaCheck<'c> {
     open: Vec<(usize, *const Value)>,
     /// The results of targets of references, with their values.
     known: HashMap<(usize, *const Value), bool>,
-    /// The number of references back to what is being checked.
-    references_back: usize,
+    /// The lowest index in `open` whose result the current target supposes, because of a reference back to it.
+    supposed: usize,
     /// True if a violation is described. It is false in schemas that may fail, such as that of `not`.
     is_described: bool,
-    /// The violation, its path from the innermost segment.
+    /// The violation, without its rule.
     violation: Option<Violation>,
+    /// The number of the schema and the keyword that the violation is of.
+    violated: (usize, &'static str),
 }
 
 impl<'c> SchemaCheck<'c> {
-    fn new(schema: &'c CompiledSchema, steps_left: usize) -> Self {
+    fn new(schema: &'c CompiledSchema, steps: usize) -> Self {
         Self {
             schema,
-            steps_left,
+            steps: Steps::new(steps),
             levels: 0,
             scope: Vec::new(),
             open: Vec::new(),
             known: HashMap::new(),
-            references_back: 0,
+            supposed: usize::MAX,
             is_described: false,
             violation: None,
+            violated: (0, ""),
         }
-    }
-
-    /// Counts work.
-    fn spend(&mut self, steps: usize) -> Result<(), TooExpensive> {
-        self.steps_left = self.steps_left.checked_sub(steps).ok_or(TooExpensive)?;
-        Ok(())
     }
 
     /// Checks a value against a schema. Adds what it has checked to `seen`, which has no meaning if the value does
     /// not match.
-    fn check<'v>(
-        &mut self,
-        number: usize,
-        value: &'v Value,
-        seen: Option<&mut Evaluated<'v>>,
-    ) -> Checked {
-        self.spend(1)?;
+    fn check(&mut self, number: usize, value: &Value, seen: Option<&mut Evaluated>) -> Checked {
+        self.steps.spend(1)?;
         let schema = self.schema;
         let node = &schema.nodes[number];
         if !node.is_target {
@@ -137,10 +141,10 @@ impl<'c> SchemaCheck<'c> {
         // A value that matches if it matches. References that lead back without a step into the value say nothing.
         let of_this_value = self.open.iter().rev().take_while(|(_, open)| *open == key.1);
         let mut visited = 0;
-        let is_open = of_this_value.inspect(|_| visited += 1).any(|open| *open == key);
-        self.spend(visited)?;
-        if is_open {
-            self.references_back += 1;
+        let found = of_this_value.inspect(|_| visited += 1).any(|open| *open == key);
+        self.steps.spend(visited)?;
+        if found {
+            self.supposed = self.supposed.min(self.open.len() - visited);
             return Ok(true);
         }
         // Results are known of the contents of values only, and what they evaluate is not.
@@ -153,22 +157,27 @@ impl<'c> SchemaCheck<'c> {
                 return Ok(*known);
             }
         }
-        let references_back = self.references_back;
+        let supposed_before = mem::replace(&mut self.supposed, usize::MAX);
         self.open.push(key);
         let checked = self.check_keywords(number, value, seen)?;
         self.open.pop();
-        // A result that supposes another one holds only there.
-        if is_known && self.references_back == references_back {
-            self.known.insert(key, checked);
+        // A result that supposes that of a target around it holds only there.
+        if self.supposed >= self.open.len() {
+            if is_known && self.known.len() < KNOWN_MAX {
+                self.known.insert(key, checked);
+            }
+            self.supposed = supposed_before;
+        } else {
+            self.supposed = self.supposed.min(supposed_before);
         }
         Ok(checked)
     }
 
-    fn check_keywords<'v>(
+    fn check_keywords(
         &mut self,
         number: usize,
-        value: &'v Value,
-        seen: Option<&mut Evaluated<'v>>,
+        value: &Value,
+        seen: Option<&mut Evaluated>,
     ) -> Checked {
         let schema = self.schema;
         let node = &schema.nodes[number];
@@ -184,7 +193,7 @@ impl<'c> SchemaCheck<'c> {
             let mut own = Evaluated::default();
             let checked = self.check_each(number, &node.keywords, value, Some(&mut own))?;
             if let Some(seen) = seen {
-                seen.add(own);
+                self.add(seen, own)?;
             }
             checked
         } else {
@@ -197,12 +206,12 @@ impl<'c> SchemaCheck<'c> {
         Ok(checked)
     }
 
-    fn check_each<'v>(
+    fn check_each(
         &mut self,
         number: usize,
         keywords: &'c [Keyword],
-        value: &'v Value,
-        mut seen: Option<&mut Evaluated<'v>>,
+        value: &Value,
+        mut seen: Option<&mut Evaluated>,
     ) -> Checked {
         for keyword in keywords {
             if !self.keyword(number, keyword, value, seen.as_deref_mut())? {
@@ -213,17 +222,17 @@ impl<'c> SchemaCheck<'c> {
     }
 
     /// Checks a keyword. Those with schemas have methods of their own, which keeps the frames on the stack small.
-    fn keyword<'v>(
+    fn keyword(
         &mut self,
         number: usize,
         keyword: &'c Keyword,
-        value: &'v Value,
-        seen: Option<&mut Evaluated<'v>>,
+        value: &Value,
+        seen: Option<&mut Evaluated>,
     ) -> Checked {
         match keyword {
             Keyword::Reference(target) => self.check(*target, value, seen),
             Keyword::DynamicReference(target, name) => {
-                let target = self.dynamic_target(*target, name);
+                let target = self.dynamic_target(*target, name)?;
                 self.check(target, value, seen)
             }
             Keyword::AllOf(schemas) => self.all_of(schemas, value, seen),
@@ -255,12 +264,10 @@ impl<'c> SchemaCheck<'c> {
         let is_valid = match (assertion, value) {
             (Assertion::Never, _) => false,
             (Assertion::Type(types), _) => types.iter().any(|of| has_type(value, *of)),
-            (Assertion::Const(expected), _) => {
-                self.spend(size_limited(expected, self.steps_left))?;
-                JsonValue(expected) == JsonValue(value)
-            }
-            (Assertion::Enum(options), _) => {
-                self.spend(options.size)?;
+            (Assertion::Const(options) | Assertion::Enum(options), _) => {
+                // Each comparison ends with the smaller of the two.
+                let size = size_limited(value, options.size).saturating_mul(options.values.len());
+                self.steps.spend(size.min(options.size))?;
                 options.values.iter().any(|option| JsonValue(option) == JsonValue(value))
             }
             (Assertion::Limit(limit, bound), Value::Number(given)) => {
@@ -272,27 +279,37 @@ impl<'c> SchemaCheck<'c> {
                     NumberLimit::ExclusiveMaximum => order.is_lt(),
                 }
             }
-            (Assertion::MultipleOf(of), Value::Number(given)) => is_multiple(given, of),
+            (Assertion::MultipleOf(of), Value::Number(given)) => {
+                self.steps.spend(MULTIPLE_STEPS)?;
+                is_multiple(given, of)
+            }
             (Assertion::Size(limit, count), _) => {
-                self.spend(value.as_str().map_or(0, |text| text.len() / BYTES_PER_STEP))?;
+                self.steps.spend_text(value.as_str().unwrap_or_default())?;
                 limit.allows(value, *count)
             }
             (Assertion::Required(names), Value::Object(members)) => {
-                self.spend(names.len())?;
-                let missing = names.iter().find(|name| !members.contains_key(*name));
-                return self.no_missing(number, assertion, missing, value);
+                return self.required(number, assertion, names, (members, value));
             }
             (Assertion::DependentRequired(dependent), Value::Object(members)) => {
-                let present = dependent.iter().filter(|(name, _)| members.contains_key(name));
-                let names: Vec<&String> = present.flat_map(|(_, names)| names).collect();
-                self.spend(dependent.len() + names.len())?;
-                let missing = names.into_iter().find(|name| !members.contains_key(*name));
-                return self.no_missing(number, assertion, missing, value);
+                for (name, names) in dependent {
+                    self.steps.spend_text(name)?;
+                    if members.contains_key(name)
+                        && !self.required(number, assertion, names, (members, value))?
+                    {
+                        return Ok(false);
+                    }
+                }
+                true
             }
-            (Assertion::Pattern(pattern), Value::String(text)) => self.matches(pattern, text)?,
-            (Assertion::Format(_, check), Value::String(text)) => check(text).is_ok(),
+            (Assertion::Pattern(pattern), Value::String(text)) => {
+                pattern.is_match(text, &mut self.steps)?
+            }
+            (Assertion::Format(_, check), Value::String(text)) => {
+                self.steps.spend_text(text)?;
+                check(text).is_ok()
+            }
             (Assertion::UniqueItems, Value::Array(items)) => {
-                self.spend(size_limited(value, self.steps_left))?;
+                self.steps.spend(size_limited(value, self.steps.left()))?;
                 let mut unique = HashSet::with_capacity(items.len());
                 items.iter().all(|item| unique.insert(JsonValue(item)))
             }
@@ -302,17 +319,20 @@ impl<'c> SchemaCheck<'c> {
         if is_valid { Ok(true) } else { self.fail(number, assertion, None, value) }
     }
 
-    fn no_missing(
+    fn required(
         &mut self,
         number: usize,
         assertion: &Assertion,
-        missing: Option<&String>,
-        value: &Value,
+        names: &[String],
+        (members, value): (&Map<String, Value>, &Value),
     ) -> Checked {
-        match missing {
-            Some(name) => self.fail(number, assertion, Some(name), value),
-            None => Ok(true),
+        for name in names {
+            self.steps.spend_text(name)?;
+            if !members.contains_key(name) {
+                return self.fail(number, assertion, Some(name), value);
+            }
         }
+        Ok(true)
     }
 
     /// Notes the first violation. `member` is missing, or not expected.
@@ -329,26 +349,18 @@ impl<'c> SchemaCheck<'c> {
     fn fail_because(
         &mut self,
         number: usize,
-        keyword: &str,
+        keyword: &'static str,
         member: Option<&str>,
         message: impl FnOnce() -> String,
     ) -> Checked {
         if self.is_described && self.violation.is_none() {
-            let location = self.schema.location(number);
-            let rule = if keyword.is_empty() { location } else { format!("{location}/{keyword}") };
+            self.steps.spend(DESCRIPTION_STEPS)?;
             let member = member.map(str::to_owned);
+            let rule = String::new();
             self.violation = Some(Violation { path: Vec::new(), rule, member, message: message() });
+            self.violated = (number, keyword);
         }
         Ok(false)
-    }
-
-    fn matches(&mut self, pattern: &Pattern, text: &str) -> Result<bool, TooExpensive> {
-        // A match looks at each character, several of them in the time of a step.
-        self.spend(10 + text.len() / 4)?;
-        match pattern.is_match(text) {
-            Some(is_match) => Ok(is_match),
-            None => Err(TooExpensive),
-        }
     }
 
     /// Checks a value in the value.
@@ -367,11 +379,11 @@ impl<'c> SchemaCheck<'c> {
     }
 
     /// Checks a value that may fail.
-    fn check_quietly<'v>(
+    fn check_quietly(
         &mut self,
         number: usize,
-        value: &'v Value,
-        seen: Option<&mut Evaluated<'v>>,
+        value: &Value,
+        seen: Option<&mut Evaluated>,
     ) -> Checked {
         let is_described = mem::replace(&mut self.is_described, false);
         let checked = self.check(number, value, seen)?;
@@ -380,18 +392,27 @@ impl<'c> SchemaCheck<'c> {
     }
 
     /// Returns the schema with the outermost anchor of a name.
-    fn dynamic_target(&self, target: usize, name: &str) -> usize {
-        let anchors = &self.schema.dynamic_anchors;
-        let mut of_scope =
-            self.scope.iter().filter_map(|resource| anchors.get(&(*resource, name.to_owned())));
-        of_scope.next().copied().unwrap_or(target)
+    fn dynamic_target(&mut self, target: usize, name: &str) -> Result<usize, TooExpensive> {
+        self.steps.spend_text(name)?;
+        self.steps.spend(self.scope.len())?;
+        let anchors = self.schema.dynamic_anchors.get(name);
+        let mut of_scope = self.scope.iter().filter_map(|resource| anchors?.get(resource));
+        Ok(of_scope.next().copied().unwrap_or(target))
     }
 
-    fn all_of<'v>(
+    /// Adds what a part of a schema has checked to what the schema has.
+    fn add(&mut self, seen: &mut Evaluated, own: Evaluated) -> Result<(), TooExpensive> {
+        self.steps.spend(own.parts.len())?;
+        seen.has_all |= own.has_all;
+        seen.parts.extend(own.parts);
+        Ok(())
+    }
+
+    fn all_of(
         &mut self,
         schemas: &[usize],
-        value: &'v Value,
-        mut seen: Option<&mut Evaluated<'v>>,
+        value: &Value,
+        mut seen: Option<&mut Evaluated>,
     ) -> Checked {
         for schema in schemas {
             if !self.check(*schema, value, seen.as_deref_mut())? {
@@ -402,32 +423,31 @@ impl<'c> SchemaCheck<'c> {
     }
 
     /// Checks an alternative. Adds the violation to `reasons`.
-    fn alternative<'v>(
+    fn alternative(
         &mut self,
         schema: usize,
-        value: &'v Value,
-        seen: Option<&mut Evaluated<'v>>,
+        value: &Value,
+        seen: Option<&mut Evaluated>,
         reasons: &mut Vec<String>,
     ) -> Checked {
         let mut own = seen.is_some().then(Evaluated::default);
-        let is_valid = self.check(schema, value, own.as_mut())?;
+        let is_valid = match reasons.len() < REASONS_MAX {
+            true => self.check(schema, value, own.as_mut())?,
+            false => self.check_quietly(schema, value, own.as_mut())?,
+        };
         if let (true, Some(seen), Some(own)) = (is_valid, seen, own) {
-            seen.add(own);
+            self.add(seen, own)?;
         }
-        if let Some(violation) = self.violation.take()
-            && reasons.len() < REASONS_MAX
-        {
-            reasons.push(violation.to_string());
-        }
+        reasons.extend(self.violation.take().as_ref().map(reason));
         Ok(is_valid)
     }
 
-    fn any_of<'v>(
+    fn any_of(
         &mut self,
         number: usize,
         schemas: &[usize],
-        value: &'v Value,
-        mut seen: Option<&mut Evaluated<'v>>,
+        value: &Value,
+        mut seen: Option<&mut Evaluated>,
     ) -> Checked {
         let mut reasons = Vec::new();
         let mut is_valid = false;
@@ -446,12 +466,12 @@ impl<'c> SchemaCheck<'c> {
         })
     }
 
-    fn one_of<'v>(
+    fn one_of(
         &mut self,
         number: usize,
         schemas: &[usize],
-        value: &'v Value,
-        mut seen: Option<&mut Evaluated<'v>>,
+        value: &Value,
+        mut seen: Option<&mut Evaluated>,
     ) -> Checked {
         let mut reasons = Vec::new();
         let mut valid = 0;
@@ -481,17 +501,17 @@ impl<'c> SchemaCheck<'c> {
         Ok(true)
     }
 
-    fn condition<'v>(
+    fn condition(
         &mut self,
         condition: usize,
         (then, otherwise): (Option<usize>, Option<usize>),
-        value: &'v Value,
-        mut seen: Option<&mut Evaluated<'v>>,
+        value: &Value,
+        mut seen: Option<&mut Evaluated>,
     ) -> Checked {
         let mut own = seen.is_some().then(Evaluated::default);
         let is_valid = self.check_quietly(condition, value, own.as_mut())?;
         if let (true, Some(seen), Some(own)) = (is_valid, seen.as_deref_mut(), own) {
-            seen.add(own);
+            self.add(seen, own)?;
         }
         match if is_valid { then } else { otherwise } {
             Some(schema) => self.check(schema, value, seen),
@@ -499,16 +519,16 @@ impl<'c> SchemaCheck<'c> {
         }
     }
 
-    fn properties<'v>(
+    fn properties(
         &mut self,
         number: usize,
         schemas: &PropertySchemas,
-        value: &'v Value,
-        mut seen: Option<&mut Evaluated<'v>>,
+        value: &Value,
+        mut seen: Option<&mut Evaluated>,
     ) -> Checked {
         let Value::Object(members) = value else { return Ok(true) };
         for (name, member) in members {
-            self.spend(1)?;
+            self.steps.spend_text(name)?;
             let named = schemas.named.get(name);
             let mut is_evaluated = named.is_some();
             if let Some(schema) = named
@@ -517,7 +537,7 @@ impl<'c> SchemaCheck<'c> {
                 return Ok(false);
             }
             for (pattern, schema) in &schemas.by_pattern {
-                if self.matches(pattern, name)? {
+                if pattern.is_match(name, &mut self.steps)? {
                     is_evaluated = true;
                     if !self.check_part(*schema, member, || PathSegment::Member(name.clone()))? {
                         return Ok(false);
@@ -536,7 +556,8 @@ impl<'c> SchemaCheck<'c> {
                 }
             }
             if is_evaluated && let Some(seen) = seen.as_deref_mut() {
-                seen.members.insert(name);
+                self.steps.spend(1)?;
+                seen.parts.insert(ptr::from_ref(member));
             }
         }
         Ok(true)
@@ -551,7 +572,8 @@ impl<'c> SchemaCheck<'c> {
     }
 
     fn property_names(&mut self, schema: usize, value: &Value) -> Checked {
-        for name in value.as_object().into_iter().flat_map(serde_json::Map::keys) {
+        for name in value.as_object().into_iter().flat_map(Map::keys) {
+            self.steps.spend_text(name)?;
             if !self.check(schema, &Value::from(name.as_str()), None)? {
                 return Ok(false);
             }
@@ -559,15 +581,15 @@ impl<'c> SchemaCheck<'c> {
         Ok(true)
     }
 
-    fn dependent_schemas<'v>(
+    fn dependent_schemas(
         &mut self,
         schemas: &[(String, usize)],
-        value: &'v Value,
-        mut seen: Option<&mut Evaluated<'v>>,
+        value: &Value,
+        mut seen: Option<&mut Evaluated>,
     ) -> Checked {
         let Value::Object(members) = value else { return Ok(true) };
         for (name, schema) in schemas {
-            self.spend(1)?;
+            self.steps.spend_text(name)?;
             if members.contains_key(name) && !self.check(*schema, value, seen.as_deref_mut())? {
                 return Ok(false);
             }
@@ -575,13 +597,13 @@ impl<'c> SchemaCheck<'c> {
         Ok(true)
     }
 
-    fn items<'v>(
+    fn items(
         &mut self,
         number: usize,
         first: &[usize],
         others: Option<usize>,
-        value: &'v Value,
-        seen: Option<&mut Evaluated<'v>>,
+        value: &Value,
+        seen: Option<&mut Evaluated>,
     ) -> Checked {
         let Value::Array(items) = value else { return Ok(true) };
         for (at, item) in items.iter().enumerate() {
@@ -596,27 +618,29 @@ impl<'c> SchemaCheck<'c> {
             }
         }
         if let Some(seen) = seen {
-            seen.has_all_items |= others.is_some();
-            seen.items.extend(0..first.len().min(items.len()));
+            seen.has_all |= others.is_some();
+            self.steps.spend(first.len().min(items.len()))?;
+            seen.parts.extend(items.iter().take(first.len()).map(ptr::from_ref));
         }
         Ok(true)
     }
 
-    fn contains<'v>(
+    fn contains(
         &mut self,
         number: usize,
         schema: usize,
         (min, max): (u64, Option<u64>),
-        value: &'v Value,
-        mut seen: Option<&mut Evaluated<'v>>,
+        value: &Value,
+        mut seen: Option<&mut Evaluated>,
     ) -> Checked {
         let Value::Array(items) = value else { return Ok(true) };
         let mut found = 0;
-        for (at, item) in items.iter().enumerate() {
+        for item in items {
             if self.check_quietly(schema, item, None)? {
                 found += 1;
                 if let Some(seen) = seen.as_deref_mut() {
-                    seen.items.insert(at);
+                    self.steps.spend(1)?;
+                    seen.parts.insert(ptr::from_ref(item));
                 }
             }
         }
@@ -630,19 +654,20 @@ impl<'c> SchemaCheck<'c> {
         })
     }
 
-    fn unevaluated_properties<'v>(
+    fn unevaluated_properties(
         &mut self,
         number: usize,
         schema: usize,
-        value: &'v Value,
-        seen: Option<&mut Evaluated<'v>>,
+        value: &Value,
+        seen: Option<&mut Evaluated>,
     ) -> Checked {
         let (Value::Object(members), Some(seen)) = (value, seen) else { return Ok(true) };
-        if seen.has_all_members {
+        if seen.has_all {
             return Ok(true);
         }
         for (name, member) in members {
-            if seen.members.contains(name.as_str()) {
+            self.steps.spend_text(name)?;
+            if seen.parts.contains(&ptr::from_ref(member)) {
                 continue;
             }
             if self.is_never(schema) {
@@ -654,23 +679,24 @@ impl<'c> SchemaCheck<'c> {
                 return Ok(false);
             }
         }
-        seen.has_all_members = true;
+        seen.has_all = true;
         Ok(true)
     }
 
-    fn unevaluated_items<'v>(
+    fn unevaluated_items(
         &mut self,
         number: usize,
         schema: usize,
-        value: &'v Value,
-        seen: Option<&mut Evaluated<'v>>,
+        value: &Value,
+        seen: Option<&mut Evaluated>,
     ) -> Checked {
         let (Value::Array(items), Some(seen)) = (value, seen) else { return Ok(true) };
-        if seen.has_all_items {
+        if seen.has_all {
             return Ok(true);
         }
         for (at, item) in items.iter().enumerate() {
-            if seen.items.contains(&at) {
+            self.steps.spend(1)?;
+            if seen.parts.contains(&ptr::from_ref(item)) {
                 continue;
             }
             if self.is_never(schema) {
@@ -682,7 +708,7 @@ impl<'c> SchemaCheck<'c> {
                 return Ok(false);
             }
         }
-        seen.has_all_items = true;
+        seen.has_all = true;
         Ok(true)
     }
 }
@@ -698,23 +724,4 @@ fn has_type(value: &Value, of: JsonType) -> bool {
         (Value::Number(number), JsonType::Integer) => is_integer(number),
         (_, _) => false,
     }
-}
-
-/// Returns the steps that a comparison of a value takes, or `max` if they are more.
-pub(super) fn size_limited(value: &Value, max: usize) -> usize {
-    let mut size = 0;
-    let mut open = vec![value];
-    while let Some(value) = open.pop() {
-        size += 1;
-        match value {
-            Value::Array(items) => open.extend(items),
-            Value::Object(members) => open.extend(members.values()),
-            Value::String(text) => size += text.len() / BYTES_PER_STEP,
-            Value::Null | Value::Bool(_) | Value::Number(_) => {}
-        }
-        if size + open.len() >= max {
-            return max;
-        }
-    }
-    size
 }

@@ -1,15 +1,22 @@
 //! Compiles a JSON Schema: each of its schemas to a list of keywords, references to numbers of schemas.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
+use std::sync::Arc;
 
 use serde_json::{Map, Number, Value};
 
-use super::check::size_limited;
 use super::document::{Draft, SchemaDocument, location};
-use super::pattern::Pattern;
+use super::numbers::{integer, is_integer};
+use super::pattern::{PATTERN_MEMORY_MAX, Pattern};
+use super::shown::{Shown, cut};
+use super::steps::size_limited;
 
-/// Maximum number of different regular expressions. Each can take a megabyte.
+/// Maximum number of different regular expressions.
 const PATTERNS_MAX: usize = 200;
+
+/// Number of characters after which the place of an invalid schema is cut in an error.
+const LOCATION_CHARS_MAX: usize = 1_000;
 
 /// Checks a text. The error is the reason why it does not have the format.
 pub(crate) type FormatCheck = fn(&str) -> Result<(), String>;
@@ -19,8 +26,8 @@ pub(crate) type FormatCheck = fn(&str) -> Result<(), String>;
 pub(crate) struct CompiledSchema {
     /// The schemas by their numbers. That of the whole document is 0.
     pub(super) nodes: Vec<SchemaNode>,
-    /// The schemas with a `$dynamicAnchor`, by their resource.
-    pub(super) dynamic_anchors: HashMap<(usize, String), usize>,
+    /// The schemas with a `$dynamicAnchor`, by its name and their resource.
+    pub(super) dynamic_anchors: HashMap<String, HashMap<usize, usize>>,
     /// True if the meaning of a reference depends on the schemas around it.
     pub(super) has_dynamic_references: bool,
 }
@@ -80,19 +87,19 @@ pub(super) enum Assertion {
     /// The schema `false`.
     Never,
     Type(Vec<JsonType>),
-    Const(Value),
+    Const(EnumOptions),
     Enum(EnumOptions),
     Limit(NumberLimit, Number),
     MultipleOf(Number),
     Size(SizeLimit, u64),
     Required(Vec<String>),
     DependentRequired(Vec<(String, Vec<String>)>),
-    Pattern(Pattern),
+    Pattern(Arc<Pattern>),
     Format(String, FormatCheck),
     UniqueItems,
 }
 
-/// The values of `enum`.
+/// The values of `enum`, or the one of `const`.
 #[derive(Debug)]
 pub(super) struct EnumOptions {
     pub(super) values: Vec<Value>,
@@ -100,16 +107,23 @@ pub(super) struct EnumOptions {
     pub(super) size: usize,
 }
 
+impl EnumOptions {
+    fn new(values: Vec<Value>) -> Self {
+        let size = values.iter().map(|value| size_limited(value, usize::MAX)).sum();
+        Self { values, size }
+    }
+}
+
 /// `properties`, `patternProperties` and `additionalProperties`.
 #[derive(Debug)]
 pub(super) struct PropertySchemas {
     pub(super) named: HashMap<String, usize>,
-    pub(super) by_pattern: Vec<(Pattern, usize)>,
+    pub(super) by_pattern: Vec<(Arc<Pattern>, usize)>,
     pub(super) others: Option<usize>,
 }
 
 /// A type of JSON values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum JsonType {
     Null,
     Boolean,
@@ -260,6 +274,7 @@ impl CompiledSchema {
             formats,
             targets: HashSet::new(),
             patterns: HashMap::new(),
+            pattern_memory_left: PATTERN_MEMORY_MAX,
             has_dynamic_references: false,
         };
         let mut keywords = Vec::new();
@@ -295,7 +310,9 @@ struct SchemaCompiler<'s, 'f> {
     formats: &'f [(&'f str, FormatCheck)],
     /// The schemas that references refer to.
     targets: HashSet<usize>,
-    patterns: HashMap<&'s str, Pattern>,
+    patterns: HashMap<&'s str, Arc<Pattern>>,
+    /// The memory that further regular expressions may take.
+    pattern_memory_left: usize,
     has_dynamic_references: bool,
 }
 
@@ -308,7 +325,8 @@ struct SchemaMembers<'s> {
 
 impl<'s> SchemaCompiler<'s, '_> {
     fn error<T>(&self, schema: usize, keyword: &str, problem: &str) -> Result<T, String> {
-        Err(format!("{}/{keyword}: {problem}", self.document.location(schema)))
+        let location = self.document.location(schema);
+        Err(format!("{}/{keyword}: {problem}", cut(&location, LOCATION_CHARS_MAX)))
     }
 
     fn keywords(&mut self, number: usize) -> Result<Vec<Keyword>, String> {
@@ -347,10 +365,11 @@ impl<'s> SchemaCompiler<'s, '_> {
     fn assertions(&mut self, schema: SchemaMembers<'s>) -> Result<Vec<Assertion>, String> {
         let mut assertions = Vec::new();
         assertions.extend(self.types(schema)?.map(Assertion::Type));
-        assertions.extend(schema.members.get("const").cloned().map(Assertion::Const));
+        let constant = schema.members.get("const");
+        assertions
+            .extend(constant.map(|value| Assertion::Const(EnumOptions::new(vec![value.clone()]))));
         if let Some(options) = self.list(schema, "enum")? {
-            let size = options.iter().map(|option| size_limited(option, usize::MAX)).sum();
-            assertions.push(Assertion::Enum(EnumOptions { values: options.clone(), size }));
+            assertions.push(Assertion::Enum(EnumOptions::new(options.clone())));
         }
         for limit in NumberLimit::ALL {
             assertions.extend(self.number_limit(schema, limit)?);
@@ -477,7 +496,8 @@ impl<'s> SchemaCompiler<'s, '_> {
             let fragment = schema.members[keyword].as_str().and_then(|text| text.split_once('#'));
             let name = fragment.map_or("", |(_, name)| name).to_owned();
             let resource = self.document.positions[target].resource;
-            let anchor = self.document.dynamic_anchors.get(&(resource, name.clone()));
+            let anchors = self.document.dynamic_anchors.get(&name);
+            let anchor = anchors.and_then(|anchors| anchors.get(&resource));
             keywords.push(match anchor == Some(&target) {
                 true => Keyword::DynamicReference(target, name),
                 false => Keyword::Reference(target),
@@ -510,15 +530,13 @@ impl<'s> SchemaCompiler<'s, '_> {
             Value::Array(names) => names.iter().map(Value::as_str).collect(),
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => None,
         };
-        let types = names.and_then(|names| names.into_iter().map(JsonType::of_name).collect());
-        if types.is_none() {
-            return self.error(
-                schema.number,
-                "type",
-                &format!("{value} is not a type or a list of types"),
-            );
-        }
-        Ok(types)
+        let types = names
+            .and_then(|names| names.into_iter().map(JsonType::of_name).collect::<Option<Vec<_>>>());
+        let Some(types) = types else {
+            let problem = format!("{} is not a type or a list of types", Shown(value));
+            return self.error(schema.number, "type", &problem);
+        };
+        Ok(Some(without_duplicates(types)))
     }
 
     fn number_limit(
@@ -558,23 +576,32 @@ impl<'s> SchemaCompiler<'s, '_> {
             names.iter().map(|name| name.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>()
         });
         match names {
-            Some(names) => Ok(names),
-            None => self.error(schema, keyword, &format!("{value} is not a list of names")),
+            Some(names) => Ok(without_duplicates(names)),
+            None => {
+                let problem = format!("{} is not a list of names", Shown(value));
+                self.error(schema, keyword, &problem)
+            }
         }
     }
 
     /// Returns the compiled pattern.
-    fn pattern(&mut self, schema: usize, keyword: &str, text: &'s str) -> Result<Pattern, String> {
+    fn pattern(
+        &mut self,
+        schema: usize,
+        keyword: &str,
+        text: &'s str,
+    ) -> Result<Arc<Pattern>, String> {
         if let Some(known) = self.patterns.get(text) {
-            return Ok(known.clone());
+            return Ok(Arc::clone(known));
         }
         if self.patterns.len() == PATTERNS_MAX {
             let problem = format!("the schema has more than {PATTERNS_MAX} regular expressions");
             return self.error(schema, keyword, &problem);
         }
-        match Pattern::compile(text) {
+        match Pattern::compile(text, &mut self.pattern_memory_left) {
             Ok(pattern) => {
-                self.patterns.insert(text, pattern.clone());
+                let pattern = Arc::new(pattern);
+                self.patterns.insert(text, Arc::clone(&pattern));
                 Ok(pattern)
             }
             Err(problem) => self.error(schema, keyword, &problem),
@@ -665,9 +692,19 @@ impl<'s> SchemaCompiler<'s, '_> {
 
     fn count(&self, schema: SchemaMembers<'s>, keyword: &str) -> Result<Option<u64>, String> {
         let Some(number) = self.number(schema, keyword)? else { return Ok(None) };
-        match super::numbers::integer(number).and_then(|count| u64::try_from(count).ok()) {
-            Some(count) => Ok(Some(count)),
-            None => self.error(schema.number, keyword, "must be a whole number, 0 or more"),
+        // Nothing has as many parts as the largest count that fits.
+        match integer(number) {
+            Some(count) if count >= 0 => Ok(Some(u64::try_from(count).unwrap_or(u64::MAX))),
+            None if is_integer(number) && number.as_f64() > Some(0.0) => Ok(Some(u64::MAX)),
+            Some(_) | None => {
+                self.error(schema.number, keyword, "must be a whole number, 0 or more")
+            }
         }
     }
+}
+
+/// Removes equal elements: each of them is looked at again for each value.
+fn without_duplicates<T: Clone + Eq + Hash>(list: Vec<T>) -> Vec<T> {
+    let mut found = HashSet::with_capacity(list.len());
+    list.into_iter().filter(|element| found.insert(element.clone())).collect()
 }

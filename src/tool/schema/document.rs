@@ -7,16 +7,33 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value, json};
 use url::Url;
 
+use super::shown::{TEXT_CHARS_MAX, cut};
+use super::steps::Steps;
 use crate::types::percent_decoded;
 
 /// Maximum number of schemas in a document.
 const SCHEMAS_MAX: usize = 100_000;
+
+/// Maximum number of schemas with an `$id`.
+const RESOURCES_MAX: usize = 1_000;
+
+/// Maximum number of bytes of an absolute URI.
+const URI_BYTES_MAX: usize = 2_048;
+
+/// Maximum number of steps to resolve the references of a document. A step reads a few bytes of a URI.
+const STEPS_MAX: usize = 5_000_000;
+
+/// Number of bytes of a URI that are read in the time of a step.
+const URI_BYTES_PER_STEP: usize = 8;
 
 /// The base URI of a document without `$id`.
 const BASE_URI: &str = "json-schema:///";
 
 /// The beginnings of the URIs of the schemas of JSON Schema itself.
 const META_SCHEMAS: [&str; 2] = ["http://json-schema.org/draft", "https://json-schema.org/draft"];
+
+/// The schema that references to a part of [`META_SCHEMAS`] refer to.
+static ANY_VALUE: Value = Value::Bool(true);
 
 /// The schema that references to [`META_SCHEMAS`] refer to. It accepts more than they do.
 static ANY_SCHEMA: LazyLock<Value> = LazyLock::new(|| json!({"type": ["object", "boolean"]}));
@@ -92,8 +109,11 @@ pub(super) struct SchemaDocument<'s> {
     resources_by_uri: HashMap<String, usize>,
     /// The schemas with an `$anchor` or a `$dynamicAnchor`, by their resource.
     anchors: HashMap<(usize, String), usize>,
-    /// The schemas with a `$dynamicAnchor`. A `$recursiveAnchor` is one with an empty name.
-    pub(super) dynamic_anchors: HashMap<(usize, String), usize>,
+    /// The schemas with a `$dynamicAnchor`, by its name and their resource. A `$recursiveAnchor` is one with an
+    /// empty name.
+    pub(super) dynamic_anchors: HashMap<String, HashMap<usize, usize>>,
+    /// The steps that are left to resolve references.
+    steps: Steps,
 }
 
 impl<'s> SchemaDocument<'s> {
@@ -111,8 +131,9 @@ impl<'s> SchemaDocument<'s> {
             resources_by_uri: HashMap::new(),
             anchors: HashMap::new(),
             dynamic_anchors: HashMap::new(),
+            steps: Steps::new(STEPS_MAX),
         };
-        let resource = document.add_resource(base, schema);
+        let resource = document.add_resource(base, schema)?;
         document.add(SchemaPosition {
             value: schema,
             parent: None,
@@ -157,7 +178,8 @@ impl<'s> SchemaDocument<'s> {
                     path,
                     resource: position.resource,
                 };
-                open.extend(subschemas(object).into_iter().map(child));
+                // The first is read first, so that it keeps a name that several have.
+                open.extend(subschemas(object).into_iter().rev().map(child));
             }
             self.positions.push(position);
         }
@@ -177,30 +199,54 @@ impl<'s> SchemaDocument<'s> {
         // In old versions, `$ref` replaces the keywords beside it.
         let id = id.filter(|_| self.draft == Draft::V2020 || !object.contains_key("$ref"));
         let (uri, fragment) = id.map_or(("", ""), |id| id.split_once('#').unwrap_or((id, "")));
-        if !uri.is_empty() {
-            let base = self.resources[resource].base.join(uri);
-            let base = base.map_err(|error| format!("{uri:?} is not a URI: {error}"))?;
-            resource = self.add_resource(base, position.value);
+        // Other values than URIs are ignored.
+        if !uri.is_empty()
+            && let Ok(base) = self.join(resource, uri)?
+        {
+            resource = self.add_resource(base, position.value)?;
         }
         if !fragment.is_empty() {
-            self.anchors.insert((resource, fragment.to_owned()), number);
+            self.anchors.entry((resource, fragment.to_owned())).or_insert(number);
         }
         let dynamic = text("$dynamicAnchor");
         for name in [text("$anchor"), dynamic].into_iter().flatten() {
-            self.anchors.insert((resource, name.to_owned()), number);
+            self.anchors.entry((resource, name.to_owned())).or_insert(number);
         }
         let recursive = object.get("$recursiveAnchor").filter(|value| **value == true);
         for name in [dynamic, recursive.map(|_| "")].into_iter().flatten() {
-            self.dynamic_anchors.insert((resource, name.to_owned()), number);
+            let anchors = self.dynamic_anchors.entry(name.to_owned()).or_default();
+            anchors.entry(resource).or_insert(number);
         }
         Ok(resource)
     }
 
-    fn add_resource(&mut self, base: Url, root: &'s Value) -> usize {
+    fn add_resource(&mut self, base: Url, root: &'s Value) -> Result<usize, String> {
         let number = self.resources.len();
-        self.resources_by_uri.insert(base.as_str().to_owned(), number);
+        if number == RESOURCES_MAX {
+            return Err(format!("it contains more than {RESOURCES_MAX} schemas with an $id"));
+        }
+        // The first schema keeps a URI that several have.
+        self.resources_by_uri.entry(base.as_str().to_owned()).or_insert(number);
         self.resources.push(SchemaResource { base, root });
-        number
+        Ok(number)
+    }
+
+    /// Returns the absolute URI of a URI in a resource. The inner error is the reason why it is none.
+    ///
+    /// # Errors
+    /// If it is too long, or the URIs of the document take too long.
+    fn join(&mut self, resource: usize, uri: &str) -> Result<Result<Url, url::ParseError>, String> {
+        let base = &self.resources[resource].base;
+        let steps = 1 + (base.as_str().len() + uri.len()) / URI_BYTES_PER_STEP;
+        self.steps.spend(steps).map_err(|_| "it contains too many or too long URIs".to_owned())?;
+        let joined = base.join(uri);
+        match joined {
+            Ok(joined) if joined.as_str().len() > URI_BYTES_MAX => {
+                let shown = cut(uri, TEXT_CHARS_MAX);
+                Err(format!("{shown:?} is a URI of more than {URI_BYTES_MAX} bytes"))
+            }
+            Ok(_) | Err(_) => Ok(joined),
+        }
     }
 
     /// Returns the number of the schema that a reference in `resource` refers to.
@@ -208,17 +254,27 @@ impl<'s> SchemaDocument<'s> {
     /// # Errors
     /// The reason why it refers to none.
     pub(super) fn resolve(&mut self, reference: &str, resource: usize) -> Result<usize, String> {
-        let uri = self.resources[resource].base.join(reference);
-        let mut uri = uri.map_err(|error| format!("{reference:?} is not a URI: {error}"))?;
-        let fragment = percent_decoded(uri.fragment().unwrap_or_default());
-        uri.set_fragment(None);
-        let Some(&target) = self.resources_by_uri.get(uri.as_str()) else {
-            if META_SCHEMAS.iter().any(|known| uri.as_str().starts_with(known)) {
-                return self.number_of(&ANY_SCHEMA, fragment, resource);
+        let shown = cut(reference, TEXT_CHARS_MAX);
+        let (uri, fragment) = reference.split_once('#').unwrap_or((reference, ""));
+        let fragment = percent_decoded(fragment);
+        let target = match uri {
+            // References in a resource are the most frequent.
+            "" => resource,
+            _ => {
+                let uri = self.join(resource, uri)?;
+                let uri = uri.map_err(|error| format!("{shown:?} is not a URI: {error}"))?;
+                let known = META_SCHEMAS.iter().any(|known| uri.as_str().starts_with(known));
+                match self.resources_by_uri.get(uri.as_str()) {
+                    Some(&target) => target,
+                    None if known && fragment.is_empty() => {
+                        return self.number_of(&ANY_SCHEMA, fragment, resource);
+                    }
+                    None if known => return self.number_of(&ANY_VALUE, fragment, resource),
+                    None => return Err(format!("refers to {shown:?}, which is not in the schema")),
+                }
             }
-            return Err(format!("refers to {reference:?}, which is not in the schema"));
         };
-        let missing = || format!("refers to {reference:?}, which does not exist");
+        let missing = || format!("refers to {shown:?}, which does not exist");
         if fragment.is_empty() || fragment.starts_with('/') {
             let (value, resource) = self.follow(&fragment, target).ok_or_else(missing)?;
             return self.number_of(value, fragment, resource);

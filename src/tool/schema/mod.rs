@@ -3,12 +3,19 @@
 //! The checker is our own, because schemas and values are untrusted: the number of steps of a check is limited, which
 //! no library offers.
 //!
+//! What a schema cannot be compiled with is refused: too many schemas or URIs, and regular expressions that take too
+//! much memory or repeat too much. An expression can take 10 MiB, so that `{1,4096}` fits, and all of them 24 MiB. An
+//! `$id` that is not a URI is ignored, and of two equal ones the first counts. A reference to the schema of JSON
+//! Schema stands for every object and boolean, and one to a part of it for every value.
+//!
 //! | file | content |
 //! | --- | --- |
 //! | `document.rs` | finds the subschemas of a document, and resolves references |
 //! | `compile.rs` | compiles the keywords of each subschema |
 //! | `check.rs` | checks a value |
+//! | `steps.rs` | counts the work of a check |
 //! | `violation.rs` | describes the violations of a value |
+//! | `shown.rs` | cuts values and texts for errors |
 //! | `pattern.rs` | translates, compiles and matches regular expressions |
 //! | `numbers.rs` | compares values and numbers |
 
@@ -19,6 +26,8 @@ mod differential;
 mod document;
 mod numbers;
 mod pattern;
+mod shown;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod violation;
@@ -91,7 +100,8 @@ impl InputSchema {
     ///
     /// # Errors
     /// If it is not a valid JSON Schema, refers to another document, or contains more than 100,000 schemas, more than
-    /// 200 regular expressions, or a regular expression that needs more than 1 MiB when it is compiled.
+    /// 1,000 with an `$id`, a URI of more than 2,048 bytes, or more than 200 regular expressions. Each of these has at
+    /// most 4,096 bytes and takes at most 10 MiB when it is compiled, and all of them at most 24 MiB.
     pub fn parse(schema: Value) -> Result<Self, InvalidValue> {
         let compiled = Ok(compile(&schema)?);
         Ok(Self { schema: Arc::new(schema), compiled })
@@ -116,7 +126,8 @@ impl InputSchema {
 
     /// Describes the first violation of the schema in `arguments`, in one sentence. Returns `None` if
     /// the arguments are valid, or if the schema itself is invalid. A check ends with a violation after five million
-    /// steps. A step checks one value against one subschema. `format` is not checked.
+    /// steps. A step checks one value against one subschema; long texts, constants, lists of names and regular
+    /// expressions take more of them. `format` is not checked.
     #[must_use]
     pub fn first_violation(&self, arguments: &Value) -> Option<String> {
         let violation = self.compiled.as_ref().ok()?.first_violation(arguments)?;

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
+use std::mem;
 
 use serde_json::{Number, Value};
 
@@ -32,30 +33,45 @@ pub(super) fn is_multiple(number: &Number, of: &Number) -> bool {
     let (Some((digits, exponent)), Some((of, of_exponent))) = (decimal(number), decimal(of)) else {
         return false;
     };
-    // Scales the number, or its divisor, to the exponent of the other.
-    let mut remainder = digits.checked_rem(of);
-    for _ in of_exponent..exponent {
-        remainder = remainder.and_then(|digits| digits.checked_mul(10)?.checked_rem(of));
-    }
-    let mut divisor = Some(of);
-    for _ in exponent..of_exponent {
-        divisor = divisor.and_then(|of| of.checked_mul(10));
-    }
-    match divisor {
-        Some(divisor) if exponent < of_exponent => digits.checked_rem(divisor) == Some(0),
-        Some(_) => remainder == Some(0),
-        // The divisor is greater than any number with these digits.
-        None => digits == 0,
+    let difference = exponent.abs_diff(of_exponent);
+    if exponent >= of_exponent {
+        multiply_modulo(digits, power_of_ten_modulo(difference, of), of) == Some(0)
+    } else {
+        let divisor = 10_u128.checked_pow(difference).and_then(|scale| scale.checked_mul(of));
+        // Without one, the divisor is greater than any number with these digits.
+        divisor.map_or(digits == 0, |divisor| digits.checked_rem(divisor) == Some(0))
     }
 }
 
-/// Returns the digits and the decimal exponent of a number.
-fn decimal(number: &Number) -> Option<(i128, i32)> {
+/// Returns the remainder of the power of ten, by squaring.
+fn power_of_ten_modulo(exponent: u32, of: u128) -> u128 {
+    let (mut power, mut square) = (1, 10);
+    for bit in 0..u32::BITS - exponent.leading_zeros() {
+        if exponent >> bit & 1 == 1 {
+            power = multiply_modulo(power, square, of).unwrap_or(0);
+        }
+        square = multiply_modulo(square, square, of).unwrap_or(0);
+    }
+    power
+}
+
+/// The factors are less than 2^64, or the remainders of such a number.
+fn multiply_modulo(a: u128, b: u128, of: u128) -> Option<u128> {
+    a.checked_rem(of)?.checked_mul(b.checked_rem(of)?)?.checked_rem(of)
+}
+
+/// Returns the digits and the decimal exponent of a number, without its sign and the zeros at its end. The digits
+/// are less than 2^64.
+fn decimal(number: &Number) -> Option<(u128, i32)> {
     let text = number.to_string();
     let (digits, exponent) = text.split_once(['e', 'E']).unwrap_or((&text, "0"));
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
-    let exponent = exponent.parse::<i32>().ok()? - i32::try_from(fraction.len()).ok()?;
-    Some((format!("{whole}{fraction}").parse().ok()?, exponent))
+    let digits = format!("{whole}{fraction}");
+    let digits = digits.trim_start_matches('-');
+    let significant = digits.trim_end_matches('0');
+    let zeros = i32::try_from(digits.len() - significant.len()).ok()?;
+    let exponent = exponent.parse::<i32>().ok()? - i32::try_from(fraction.len()).ok()? + zeros;
+    if significant.is_empty() { Some((0, 0)) } else { Some((significant.parse().ok()?, exponent)) }
 }
 
 /// A JSON value that is compared by the rules of JSON Schema.
@@ -82,6 +98,8 @@ impl Eq for JsonValue<'_> {}
 
 impl Hash for JsonValue<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
+        // Without the kind and the number of parts, many unequal values would have the same hash.
+        mem::discriminant(self.0).hash(state);
         match self.0 {
             Value::Number(number) => match integer(number) {
                 Some(integer) => integer.hash(state),
@@ -93,6 +111,7 @@ impl Hash for JsonValue<'_> {
             }
             Value::Object(members) => {
                 // The order of the members does not matter.
+                members.len().hash(state);
                 let mut members: Vec<_> = members.iter().collect();
                 members.sort_unstable_by_key(|(name, _)| *name);
                 for (name, value) in members {

@@ -5,9 +5,17 @@ use std::fmt::{self, Write};
 use serde_json::Value;
 
 use super::compile::{Assertion, JsonType, NumberLimit};
+use super::shown::{CutText, Shown, TEXT_CHARS_MAX, cut, shown_value};
 
-/// Number of characters after which a value is cut in an error.
-const SHOWN_CHARS_MAX: usize = 200;
+/// Number of characters after which a value is cut before the reasons why no alternative accepts it. They can
+/// contain reasons in turn.
+const SHOWN_BEFORE_REASONS_CHARS_MAX: usize = 40;
+
+/// Number of characters after which such a reason is cut.
+const REASON_CHARS_MAX: usize = 600;
+
+/// Number of characters after which the path of a value is cut in an error.
+const PATH_CHARS_MAX: usize = 1_000;
 
 /// Maximum number of options of `enum` in an error.
 const OPTIONS_SHOWN_MAX: usize = 20;
@@ -43,11 +51,11 @@ impl Violation {
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for segment in &self.path {
-            write!(f, "/{segment}")?;
-        }
         if !self.path.is_empty() {
-            f.write_str(": ")?;
+            let mut path = CutText::new(PATH_CHARS_MAX);
+            // Fails when the text is full.
+            let is_whole = self.path.iter().try_for_each(|segment| write!(path, "/{segment}"));
+            write!(f, "{}{}: ", path.text, if is_whole.is_ok() { "" } else { "…" })?;
         }
         f.write_str(&self.message)
     }
@@ -66,7 +74,10 @@ impl fmt::Display for PathSegment {
     /// Writes a segment as in a JSON pointer, RFC 6901.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Member(name) => f.write_str(&name.replace('~', "~0").replace('/', "~1")),
+            Self::Member(name) => {
+                let name = cut(name, TEXT_CHARS_MAX);
+                f.write_str(&name.replace('~', "~0").replace('/', "~1"))
+            }
             Self::Item(at) => write!(f, "{at}"),
         }
     }
@@ -76,11 +87,13 @@ impl fmt::Display for PathSegment {
 pub(super) fn describe(assertion: &Assertion, member: Option<&str>, value: &Value) -> String {
     let shown = Shown(value);
     if let Some(name) = member {
-        return format!("{} is a required property", Value::from(name));
+        return format!("{} is a required property", Value::from(cut(name, TEXT_CHARS_MAX)));
     }
     match assertion {
         Assertion::Type(types) => wrong_type(value, types),
-        Assertion::Const(expected) => format!("{} was expected", Shown(expected)),
+        Assertion::Const(options) => {
+            format!("{} was expected", options.values.first().map_or(shown, Shown))
+        }
         Assertion::Enum(options) => none_of(value, &options.values),
         Assertion::Limit(limit, bound) => {
             let wrong = match limit {
@@ -97,7 +110,9 @@ pub(super) fn describe(assertion: &Assertion, member: Option<&str>, value: &Valu
             let count = usize::try_from(*count).unwrap_or(usize::MAX);
             format!("{shown} has {wrong} than {}", Count(count, limit.unit()))
         }
-        Assertion::Pattern(pattern) => format!("{shown} does not match {:?}", pattern.text),
+        Assertion::Pattern(pattern) => {
+            format!("{shown} does not match {:?}", cut(&pattern.text, TEXT_CHARS_MAX))
+        }
         Assertion::Format(format, _) => format!("{shown} is not a {format:?}"),
         Assertion::UniqueItems => format!("{shown} has equal items"),
         Assertion::Never => "no value is allowed here".to_owned(),
@@ -108,7 +123,7 @@ pub(super) fn describe(assertion: &Assertion, member: Option<&str>, value: &Valu
 
 /// Describes a member that the schema does not allow.
 pub(super) fn unknown_property(name: &str) -> String {
-    format!("{} is not a known property", Value::from(name))
+    format!("{} is not a known property", Value::from(cut(name, TEXT_CHARS_MAX)))
 }
 
 fn wrong_type(value: &Value, types: &[JsonType]) -> String {
@@ -142,7 +157,13 @@ pub(super) fn no_alternative(
 ) -> String {
     let others = if schemas > reasons.len() { "; …" } else { "" };
     let reasons = reasons.join("; ");
-    format!("{} matches none of the schemas of {keyword} ({reasons}{others})", Shown(value))
+    let shown = shown_value(value, SHOWN_BEFORE_REASONS_CHARS_MAX);
+    format!("{shown} matches none of the schemas of {keyword} ({reasons}{others})")
+}
+
+/// Returns the violation of an alternative as a reason.
+pub(super) fn reason(violation: &Violation) -> String {
+    cut(violation, REASON_CHARS_MAX)
 }
 
 /// A number of things.
@@ -155,34 +176,5 @@ impl fmt::Display for Count {
             Self(count, "property") => write!(f, "{count} properties"),
             Self(count, unit) => write!(f, "{count} {unit}s"),
         }
-    }
-}
-
-/// A value as JSON, cut if it is long.
-pub(super) struct Shown<'v>(pub(super) &'v Value);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut cut = CutText { text: String::new(), chars_left: SHOWN_CHARS_MAX };
-        // Fails when the text is full.
-        let is_whole = write!(cut, "{}", self.0).is_ok();
-        f.write_str(&cut.text)?;
-        if is_whole { Ok(()) } else { f.write_str("…") }
-    }
-}
-
-/// A text that takes a number of characters.
-struct CutText {
-    text: String,
-    chars_left: usize,
-}
-
-impl Write for CutText {
-    fn write_str(&mut self, more: &str) -> fmt::Result {
-        for character in more.chars() {
-            self.chars_left = self.chars_left.checked_sub(1).ok_or(fmt::Error)?;
-            self.text.push(character);
-        }
-        Ok(())
     }
 }
