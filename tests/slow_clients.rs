@@ -5,10 +5,11 @@
 
 mod client;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use callsheet::server::ServerOptions;
-use client::{HttpConnection, Service, post};
+use client::{HttpConnection, Service, ended_runs, post};
 use serde_json::{Value, json};
 
 const HALF_A_REQUEST: &str = "GET /healthz HTTP/1.1\r\nhost: local";
@@ -340,14 +341,39 @@ fn resident_mb() -> u64 {
 
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_of_past_events_that_do_not_read_on_share_a_bounded_memory() {
-    let text = "0123456789abcdef".repeat(2 << 16);
-    let script = json!({"responses": [{"text": [text]}]});
+async fn readers_of_events_that_do_not_read_on_share_a_bounded_memory() {
+    for is_running in [false, true] {
+        open_unread_readers(is_running).await;
+    }
+}
+
+/// Opens many readers of a long response that do not read on, and one that does. The response has ended, or its run
+/// is in progress.
+#[cfg(target_os = "linux")]
+async fn open_unread_readers(is_running: bool) {
+    let whole = format!("{}!", "0123456789abcdef".repeat(2 << 16));
+    let holds = if is_running { json!([{"at": "finish", "name": "first"}]) } else { json!([]) };
+    let script = json!({"responses": [{"text": [whole], "holds": holds}]});
     let service = Service::start_with(script, "", ServerOptions::default()).await;
     assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
-    let run = json!({"input": "x", "wait": true});
-    assert_eq!(service.post("/v1/sessions/s/runs", run).await.status, 200);
+    let run = json!({"input": "x", "wait": !is_running});
+    let started = service.post("/v1/sessions/s/runs", run).await;
+    assert!(matches!(started.status, 200 | 202), "{}", started.body);
+    if is_running {
+        service.model.gate_reached("first").await;
+    }
     let watch = "GET /v1/sessions/s/events?after=0 HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let last = if is_running { "!" } else { "event: stream_end" };
+    let read_all = async || {
+        let mut reader = HttpConnection::open(service.addr(), watch).await;
+        reader.until(last).await;
+        let texts = |events: &[client::StreamEvent]| -> String {
+            events.iter().filter_map(client::text).collect()
+        };
+        reader.until_events(|events| texts(events) == whole).await;
+    };
+    // The host has the whole text by then.
+    tokio::time::timeout(SOON, read_all()).await.expect("all events arrive");
     let before = resident_mb();
     let mut unread = Vec::new();
     for _ in 0..100 {
@@ -360,12 +386,9 @@ async fn readers_of_past_events_that_do_not_read_on_share_a_bounded_memory() {
     let grown = resident_mb().saturating_sub(before);
     assert!(grown < 100, "{grown} MB");
     // One that reads on receives the whole text.
-    let mut reader = HttpConnection::open(service.addr(), watch).await;
-    let end = reader.until("event: stream_end");
-    tokio::time::timeout(SOON, end).await.expect("all events arrive");
-    let deltas = reader.text().matches("0123456789abcdef").count();
-    assert!(deltas >= 2 << 16, "{deltas} of {}", 2 << 16);
+    tokio::time::timeout(SOON, read_all()).await.expect("all events arrive");
     drop(unread);
+    assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
 }
 
 #[tokio::test]
@@ -453,6 +476,9 @@ async fn large_bodies_share_a_bounded_memory() {
     };
     tokio::time::timeout(SOON, waits).await.expect("the memory is taken");
     assert_eq!(service.post("/v1/sessions", json!({"id": "small"})).await.status, 201);
+    // A request without a body needs no memory.
+    let check = "POST /v1/sessions/small/verify HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    assert_eq!(service.send(check).await.status, 200);
     drop(held);
     let stored = async {
         while service.post("/v1/sessions", large.clone()).await.status != 201 {
@@ -460,6 +486,35 @@ async fn large_bodies_share_a_bounded_memory() {
         }
     };
     tokio::time::timeout(SOON, stored).await.expect("the memory is free again");
+}
+
+#[tokio::test]
+async fn a_stream_of_several_sessions_reads_the_stored_events_of_few_at_once() {
+    let responses: Vec<Value> = (0..20).map(|_| json!({"text": ["Fine."]})).collect();
+    let service = Service::start(json!({"responses": responses})).await;
+    let ids: Vec<String> = (0..20).map(|at| format!("s{at}")).collect();
+    for id in &ids {
+        assert_eq!(service.post("/v1/sessions", json!({"id": id})).await.status, 201);
+        let run = json!({"input": "x", "wait": true});
+        assert_eq!(service.post(&format!("/v1/sessions/{id}/runs"), run).await.status, 200);
+    }
+    let after: Vec<String> = ids.iter().map(|id| format!("{id}:0")).collect();
+    let (ids, after) = (ids.join(","), after.join(","));
+    let get =
+        format!("GET /v1/events?sessions={ids}&after={after} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    let mut stream = HttpConnection::open(service.addr(), &get).await;
+    let all = stream.until_events(|events| ended_runs(events) == 20);
+    let events = tokio::time::timeout(SOON, all).await.expect("all events arrive");
+    let (mut begun, mut most) = (BTreeSet::new(), 0);
+    for event in &events {
+        let session = event.data["session_id"].as_str().expect("an event has a session");
+        begun.insert(session);
+        most = most.max(begun.len());
+        if event.kind == "stream_end" {
+            begun.remove(session);
+        }
+    }
+    assert!(most <= 8, "{most} sessions are read at once");
 }
 
 #[tokio::test]

@@ -158,6 +158,12 @@ impl SessionHandle {
         Ok(StartedRun { run_id: id, seq, events_are_complete, events, report, session, log, feed })
     }
 
+    /// Wakes the session if it is not in memory.
+    #[cfg(feature = "server")]
+    pub(crate) async fn wake(&self) -> Result<(), HostError> {
+        self.link.awake_session(&self.id).await.map(drop)
+    }
+
     /// Returns the report of a run that has ended and is stored, or `None`.
     #[cfg(feature = "server")]
     pub(crate) async fn stored_report(&self, run: &RunId) -> Result<Option<RunReport>, HostError> {

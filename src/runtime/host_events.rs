@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 
 use futures::stream::{BoxStream, SelectAll};
 use futures::{Stream, StreamExt as _};
+use tokio::sync::Semaphore;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
@@ -18,10 +19,14 @@ use super::error::HostError;
 use super::host_ref::HostRef;
 use super::session_events::SessionEvents;
 use super::session_states::{SessionStateChange, StateMessage};
+use super::task;
 use crate::event::{EventId, PublishedEvent};
 use crate::journal::{JournalError, SessionSummary};
 use crate::telemetry::FeedItem;
 use crate::types::{SessionId, SessionState};
+
+/// Number of sessions of one stream whose stored events are read at once. Each one holds events in memory.
+const HISTORIES_MAX: usize = 8;
 
 /// An item of the stream of [`Host::watch_sessions`].
 #[derive(Debug)]
@@ -61,6 +66,7 @@ impl Host {
             states,
             all_states,
             sources: SelectAll::new(),
+            histories: Arc::new(Semaphore::new(HISTORIES_MAX)),
             positions: HashMap::new(),
             asleep: HashSet::new(),
             deleted: HashMap::new(),
@@ -86,6 +92,8 @@ struct HostEvents {
     all_states: bool,
     /// The events of the sessions that are in memory, or whose stored events are being read.
     sources: SelectAll<BoxStream<'static, (SessionId, SourceItem)>>,
+    /// One permit for each session whose stored events are being read.
+    histories: Arc<Semaphore>,
     /// The position after the last event of each session. A session that was deleted has none.
     positions: HashMap<SessionId, EventId>,
     /// The sessions that are not in memory, and whose stored events were returned.
@@ -121,7 +129,9 @@ impl HostEvents {
         }
         self.positions.insert(session.clone(), after);
         if after < last {
-            self.push(session, SessionEvents::stored(&self.host, &stored, after), last);
+            let histories = Arc::clone(&self.histories);
+            let events = SessionEvents::stored(&self.host, &stored, after, histories);
+            self.push(session, events, last);
         } else {
             self.asleep.insert(session.clone());
         }
@@ -132,7 +142,10 @@ impl HostEvents {
     fn attach(&mut self, session: &SessionId, after: Option<EventId>) -> Result<bool, HostError> {
         let Some(live) = self.host.shared.awake(session) else { return Ok(false) };
         let events = match after {
-            Some(after) => SessionEvents::from(&self.host, session, &live, after).transpose()?,
+            Some(after) => {
+                let histories = Some(Arc::clone(&self.histories));
+                SessionEvents::from(&self.host, session, &live, after, histories).transpose()?
+            }
             None => SessionEvents::from_now(&self.host, &live),
         };
         // A session without a feed is about to leave memory.
@@ -293,9 +306,11 @@ impl HostEvents {
         session: &SessionId,
     ) -> impl Future<Output = Result<Option<SessionSummary>, HostError>> + Send + use<> {
         let (host, session) = (self.host.clone(), session.clone());
-        async move {
+        // In a task: the stream is not polled while its client does not read, and would keep a permit for reading.
+        let found = task::isolated(async move {
             let shared = Arc::clone(&host.shared);
             Ok(host.read_index(move || shared.journal.find(&session)).await??)
-        }
+        });
+        async move { found.await.unwrap_or(Err(HostError::ShuttingDown)) }
     }
 }

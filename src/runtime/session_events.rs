@@ -12,6 +12,7 @@
 //! decoded at once, and records are dropped before their events wait for the reader. Readers that hold
 //! more than [`READER_BYTES`] of events share [`SHARED_BYTES`]. If nothing of it is left, a reader keeps
 //! only the first events of its page and decodes the page again later; if one event is larger, the reader waits.
+//! The text of the running attempt is read in the same way, and the reader becomes a subscriber with its last part.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -107,14 +108,17 @@ impl SessionEvents {
         session: &SessionId,
         after: EventId,
     ) -> Result<Self, HostError> {
-        host.with_awake(session, |live| Self::from(host, session, live, after)).await?.0
+        host.with_awake(session, |live| Self::from(host, session, live, after, None)).await?.0
     }
 
+    /// Returns the events of a session that is in memory, or `None` if it leaves memory. Stored events are read
+    /// with a permit of `histories`.
     pub(super) fn from(
         host: &HostRef,
         session: &SessionId,
         live: &AwakeSession,
         after: EventId,
+        histories: Option<Arc<Semaphore>>,
     ) -> Option<Result<Self, HostError>> {
         let (feed, pending) = live.feed_access.begin_subscription()?;
         let position = feed.position();
@@ -139,13 +143,21 @@ impl SessionEvents {
             target: last_to_read(after, &position),
             ready: VecDeque::new(),
             share: None,
+            histories,
+            permit: None,
             live: None,
         };
         Some(Ok(Self { start: after, items: read_by(reader).boxed(), host: host.clone() }))
     }
 
-    /// Returns the stored events of a session that is not in memory. They end after the last stored record.
-    pub(super) fn stored(host: &HostRef, stored: &SessionSummary, after: EventId) -> Self {
+    /// Returns the stored events of a session that is not in memory. They end after the last stored record, and
+    /// are read with a permit of `histories`.
+    pub(super) fn stored(
+        host: &HostRef,
+        stored: &SessionSummary,
+        after: EventId,
+        histories: Arc<Semaphore>,
+    ) -> Self {
         let reader = HistoryReader {
             feed: Weak::new(),
             pending: None,
@@ -158,6 +170,8 @@ impl SessionEvents {
             target: stored.seq,
             ready: VecDeque::new(),
             share: None,
+            histories: Some(histories),
+            permit: None,
             live: None,
         };
         Self { start: after, items: read_by(reader).boxed(), host: host.clone() }
@@ -239,7 +253,7 @@ impl Default for HistoryLimits {
 /// Reads stored events until all of them are read, and then subscribes to live events.
 struct HistoryReader {
     feed: Weak<Feed>,
-    /// Keeps the session in memory while stored events are read. `None` for a session that is not in memory.
+    /// Keeps the session in memory until live events are read. `None` for a session that is not in memory.
     pending: Option<ReaderGuard>,
     host: HostRef,
     session: SessionId,
@@ -256,6 +270,11 @@ struct HistoryReader {
     ready: VecDeque<FeedItem>,
     /// The share of [`SHARED_BYTES`] for the events in `ready`.
     share: Option<OwnedSemaphorePermit>,
+    /// Limits the number of sessions of one stream that are read at once. `None` if the stream has one session, or
+    /// from the first read on.
+    histories: Option<Arc<Semaphore>>,
+    /// The permit of `histories`, held until all stored events are returned.
+    permit: Option<OwnedSemaphorePermit>,
     /// The live events after the stored ones. The snapshot is taken once its events are in `ready`.
     live: Option<(Subscription, Option<FeedSnapshot>)>,
 }
@@ -281,6 +300,10 @@ struct HistoryPage {
 
 impl HistoryReader {
     async fn next(&mut self) -> Option<FeedItem> {
+        if let Some(histories) = self.histories.take() {
+            // The semaphore is never closed.
+            self.permit = histories.acquire_owned().await.ok();
+        }
         loop {
             if let Some(item) = self.ready.pop_front() {
                 return Some(item);
@@ -312,15 +335,22 @@ impl HistoryReader {
                     let (subscription, snapshot) =
                         feed.subscribe_from(self.after, SUBSCRIBER_EVENTS_MAX);
                     self.target = last_to_read(self.after, &snapshot.position);
-                    self.live = Some((subscription, Some(snapshot)));
-                    self.pending = None;
+                    let texts = snapshot.running.iter().flat_map(|running| &running.pieces);
+                    let bytes: usize = texts.map(|piece| piece.text.len()).sum();
+                    // A copy of a long text is dropped while new records are read. Another one is made then.
+                    if self.read >= self.target || bytes <= READER_BYTES / 2 {
+                        self.live = Some((subscription, Some(snapshot)));
+                    }
                 }
                 Some((_, snapshot @ Some(_))) => {
-                    if let Some(snapshot) = snapshot.take() {
-                        self.append_snapshot(snapshot);
+                    if let Some(snapshot) = snapshot.take()
+                        && !self.append_snapshot(snapshot)
+                    {
+                        self.live = None;
                     }
                 }
                 Some((subscription, None)) => {
+                    (self.pending, self.permit) = (None, None);
                     let item = subscription.next().await?;
                     if !self.is_known(&item) {
                         return Some(item);
@@ -387,13 +417,30 @@ impl HistoryReader {
         self.append_events(events);
     }
 
-    /// Appends the running attempt's text and the open calls, which follow the last record.
-    fn append_snapshot(&mut self, snapshot: FeedSnapshot) {
+    /// Appends the running attempt's text and the open calls, which follow the last record. Returns false if there was
+    /// memory only for the first part of the text: the rest is read from a later snapshot.
+    fn append_snapshot(&mut self, snapshot: FeedSnapshot) -> bool {
+        let (after, mut past) = (self.after, self.past.clone());
+        past.set_known(after.seq);
         let mut events = VecDeque::new();
-        self.past.finish(snapshot.running.as_ref(), &mut events);
-        let after = self.after;
-        self.append_events(events.into_iter().filter_map(|event| part_after(after, event)));
-        self.ready.extend(snapshot.states.into_iter().map(FeedItem::Event));
+        past.finish(snapshot.running.as_ref(), &mut events);
+        let mut events: VecDeque<_> =
+            events.into_iter().filter_map(|event| part_after(after, event)).collect();
+        // An estimate: only the texts that are kept are encoded, because this thread serves other clients.
+        let texts = events.iter().filter_map(|published| published.event.text());
+        let bytes: usize = texts.map(|(_, text)| 1024 + 3 * text.len()).sum();
+        self.share = try_share(bytes, &self.host.shared.history.bytes);
+        let kept = cut(&events, bytes_max(self.share.as_ref()));
+        let is_whole = kept == events.len();
+        events.truncate(kept);
+        if !is_whole {
+            self.after = events.back().and_then(|event| event.id).unwrap_or(after);
+        }
+        self.append_events(events);
+        if is_whole {
+            self.ready.extend(snapshot.states.into_iter().map(FeedItem::Event));
+        }
+        is_whole
     }
 
     fn append_events(&mut self, events: impl IntoIterator<Item = PublishedEvent>) {
@@ -408,7 +455,7 @@ fn decode_page(
     after: EventId,
     target: Seq,
     shared: &Arc<Semaphore>,
-    mut share: Option<OwnedSemaphorePermit>,
+    share: Option<OwnedSemaphorePermit>,
 ) -> Option<DecodedPage> {
     let read = entries.iter().take_while(|entry| entry.seq <= target).last()?.seq;
     let record_bytes: u64 = entries.iter().map(JournalEntry::approximate_bytes).sum();
@@ -422,15 +469,8 @@ fn decode_page(
     let mut events: VecDeque<_> =
         events.into_iter().filter_map(|event| part_after(after, event)).collect();
     let bytes: usize = events.iter().map(event_bytes).sum();
-    if share.is_none() {
-        let spare = shared.available_permits().saturating_sub(LARGE_EVENTS_BYTES);
-        let part = share_of(bytes.min(READER_BYTES + spare.min(PAGE_SHARE_BYTES)));
-        share = Arc::clone(shared).try_acquire_many_owned(part).ok();
-    }
-    let shared_bytes = share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-    // The largest share suffices for an event of any size.
-    let bytes_max =
-        if shared_bytes < LARGE_EVENTS_BYTES { READER_BYTES + shared_bytes } else { usize::MAX };
+    let share = share.or_else(|| try_share(bytes, shared));
+    let bytes_max = bytes_max(share.as_ref());
     let kept = if bytes <= bytes_max { events.len() } else { cut(&events, bytes_max) };
     let kept_bytes = events.iter().take(kept).map(event_bytes).sum();
     if kept_bytes > bytes_max {
@@ -439,6 +479,20 @@ fn decode_page(
     let end = (kept == events.len()).then_some((past, read));
     events.truncate(kept);
     Some(DecodedPage::Page(Box::new(HistoryPage { events, share, end, next_page })))
+}
+
+/// Acquires the share of [`SHARED_BYTES`] that several events may have now, which may be less than they need.
+fn try_share(bytes: usize, shared: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+    let spare = shared.available_permits().saturating_sub(LARGE_EVENTS_BYTES);
+    let part = share_of(bytes.min(READER_BYTES + spare.min(PAGE_SHARE_BYTES)));
+    Arc::clone(shared).try_acquire_many_owned(part).ok()
+}
+
+/// Returns the bytes of events that a reader with this share may hold. The largest share suffices for an event of any
+/// size.
+fn bytes_max(share: Option<&OwnedSemaphorePermit>) -> usize {
+    let shared = share.map_or(0, OwnedSemaphorePermit::num_permits);
+    if shared < LARGE_EVENTS_BYTES { READER_BYTES + shared } else { usize::MAX }
 }
 
 /// Returns the share of [`SHARED_BYTES`] that events need. It is never all of them, for which a reader would wait long.

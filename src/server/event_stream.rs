@@ -199,25 +199,24 @@ struct StreamPosition {
     rest: Option<(Arc<PublishedEvent>, usize)>,
 }
 
-/// Turns events into writes. All events that are ready go into one write.
+/// Turns events into writes. All events that are ready go into one write. The source of the events is dropped when
+/// they have ended, although the client may read the last ones much later.
 fn writes(
     events: impl Stream<Item = StreamItem> + Unpin + Send + 'static,
     position: StreamPosition,
     settings: StreamSettings,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static {
-    futures::stream::unfold((events, position), move |(mut events, mut position)| {
+    futures::stream::unfold((Some(events), position), move |(mut events, mut position)| {
         let settings = settings.clone();
         async move {
             if let Some(piece) = position.next_piece() {
                 return Some((Ok(piece), (events, position)));
             }
-            if position.has_ended {
-                return None;
-            }
+            let source = events.as_mut()?;
             let first = tokio::select! {
                 // Events that are ready are still written when the server shuts down.
                 biased;
-                first = events.next() => first?,
+                first = source.next() => first?,
                 () = settings.closing.cancelled() => return None,
                 () = tokio::time::sleep(settings.keep_alive) => {
                     let comment = Bytes::from_static(b": alive\n\n");
@@ -227,11 +226,14 @@ fn writes(
             let mut text = String::new();
             position.append(&mut text, &first);
             while position.takes_more(&text) && !settings.closing.is_cancelled() {
-                match events.next().now_or_never() {
+                match source.next().now_or_never() {
                     Some(Some(next)) => position.append(&mut text, &next),
                     Some(None) => position.has_ended = true,
                     None => break,
                 }
+            }
+            if position.has_ended {
+                events = None;
             }
             if text.is_empty() {
                 let piece = position.next_piece().unwrap_or_default();
@@ -321,10 +323,14 @@ mod tests {
     }
 
     fn end() -> crate::event::PublishedEvent {
+        end_with("done")
+    }
+
+    fn end_with(text: &str) -> crate::event::PublishedEvent {
         published(Event::RunEnded {
             agent: "default".to_owned(),
             end: RunEnd::Answered,
-            text: "done".to_owned(),
+            text: text.to_owned(),
             output: None,
             error: None,
             stats: Box::new(RunStats::default()),
@@ -412,6 +418,19 @@ mod tests {
         assert!(write.contains("event: session_stats\n"), "{write}");
         assert!(write.contains("event: stream_end\n") && !write.contains("next run"), "{write}");
         assert_eq!(writes.next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_source_is_dropped_before_a_large_last_event_is_written() {
+        let feed = feed();
+        let (mut writes, _closing) = start(&feed);
+        publish(&feed, end_with(&"x".repeat(3 * PIECE_BYTES)));
+        assert!(feed.is_watched());
+        let first = writes.next().await.unwrap();
+        assert!(first.contains("event: stream_end\n"), "{first:.100}");
+        assert!(!feed.is_watched());
+        let rest = writes.collect::<Vec<_>>().await;
+        assert!(rest.len() > 1 && rest.concat().ends_with("\n\n"), "{}", rest.len());
     }
 
     #[tokio::test(start_paused = true)]

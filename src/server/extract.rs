@@ -5,7 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use axum::body::Bytes;
+use axum::body::{Bytes, HttpBody as _};
 use axum::extract::rejection::{BytesRejection, FailedToBufferBody};
 use axum::extract::{
     DefaultBodyLimit, FromRequest, FromRequestParts, Query, RawPathParams, Request,
@@ -125,7 +125,9 @@ struct ReceivedBody {
 /// Reads a body within the server's limits of size, time and memory.
 async fn read_in_time(request: Request, state: &AppState) -> Result<ReceivedBody, ApiError> {
     let (bytes_max, timeout) = (state.options.body_bytes_max, state.options.body_timeout);
-    let length = declared_length(request.headers());
+    // Known if there is no body, or if its length was sent.
+    let length = request.body().size_hint().upper();
+    let length = length.map(|length| usize::try_from(length).unwrap_or(usize::MAX));
     if length.is_some_and(|length| length > bytes_max) {
         return Err(too_large(bytes_max));
     }
@@ -147,10 +149,6 @@ async fn share_of_memory(length: usize, state: &AppState) -> Option<OwnedSemapho
     let share = Arc::clone(&state.body_bytes).acquire_many_owned(length);
     // The semaphore is never closed.
     if length > SMALL_BODY_BYTES { share.await.ok() } else { None }
-}
-
-fn declared_length(headers: &HeaderMap) -> Option<usize> {
-    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 fn too_large(bytes_max: usize) -> ApiError {

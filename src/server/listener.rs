@@ -1,5 +1,5 @@
-//! Accepts TCP connections and serves HTTP/1.1 on each, with time limits for clients that do not send
-//! or do not read.
+//! Accepts TCP connections and serves HTTP/1.1 on each, with time limits for clients that do not send,
+//! do not read, or read very slowly. `connections` limits their number.
 
 use std::convert::Infallible;
 use std::io;
@@ -17,8 +17,10 @@ use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_io_timeout::TimeoutWriter;
 use tokio_util::sync::CancellationToken;
 use tower_service::Service as _;
@@ -26,11 +28,14 @@ use tower_service::Service as _;
 use super::connections::{ConnectionSlot, Connections, IncompleteRequest};
 use super::state::ServerOptions;
 
-/// The bytes of a connection that wait for its client. Also the maximal size of a request's header.
+/// Maximum number of bytes that are buffered for a connection in each direction, and so of a request's header.
 const BUFFER_BYTES_MAX: usize = 32 * 1024;
 
-/// The unsent bytes of a connection from which the system accepts no more.
+/// The system accepts no more bytes for a connection that has this many unsent ones.
 const UNSENT_BYTES_MAX: u32 = 8 * 1024;
+
+/// Bytes per second that a client must read on average while the server waits for it.
+const BYTES_PER_SECOND_MIN: u64 = 16 * 1024;
 
 /// The pause after a failed `accept`, if nothing can be closed to make room.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -49,6 +54,94 @@ pub(super) struct LocalAddress(pub(super) Option<SocketAddr>);
 struct ConnectionTimeouts {
     header_read: Duration,
     write: Duration,
+}
+
+/// Fails a write if the client reads too slowly for too long. A client that reads a few bytes from time to time does
+/// not exceed the time limit of one write, and could keep the memory of a large answer or event for hours.
+#[derive(Debug)]
+struct MinimumRateWriter<S> {
+    stream: S,
+    /// The time since which a write waits for the client.
+    waits_since: Option<Instant>,
+    /// The end of the last write.
+    idle_since: Instant,
+    /// The time for which writes have waited, less the time in which nothing waited to be written and the time that the
+    /// written bytes take at the minimum rate. Never negative: a client gets no credit.
+    delay: Duration,
+    delay_max: Duration,
+}
+
+impl<S> MinimumRateWriter<S> {
+    fn new(stream: S, delay_max: Duration) -> Self {
+        let (delay, idle_since) = (Duration::ZERO, Instant::now());
+        Self { stream, waits_since: None, idle_since, delay, delay_max }
+    }
+
+    /// Updates the delay after a write. Returns an error if the delay is too long, else the result of the write.
+    fn check(&mut self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        let now = Instant::now();
+        if self.waits_since.is_none() {
+            self.delay = self.delay.saturating_sub(now - self.idle_since);
+        }
+        match &written {
+            Poll::Pending => {
+                self.waits_since.get_or_insert(now);
+            }
+            Poll::Ready(Ok(bytes)) => {
+                let waited = self.waits_since.take().map(|since| now - since);
+                let time = Duration::from_micros(*bytes as u64 * 1_000_000 / BYTES_PER_SECOND_MIN);
+                self.delay = (self.delay + waited.unwrap_or_default()).saturating_sub(time);
+                self.idle_since = now;
+                if self.delay > self.delay_max {
+                    return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                }
+            }
+            Poll::Ready(Err(_)) => {}
+        }
+        written
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for MinimumRateWriter<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for MinimumRateWriter<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.check(written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.check(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
 }
 
 /// The body of a request. Its reader drops it when it has arrived.
@@ -150,7 +243,7 @@ async fn serve_connection(
     }
     limit_unsent(&stream);
     let local = ConnectInfo(LocalAddress(stream.local_addr().ok()));
-    let mut stream = TimeoutWriter::new(stream);
+    let mut stream = TimeoutWriter::new(MinimumRateWriter::new(stream, timeouts.write));
     stream.set_timeout(Some(timeouts.write));
     let service = service_fn(|request: Request<Incoming>| {
         let incomplete = slot.begin_request();
@@ -195,4 +288,58 @@ fn limit_unsent(stream: &TcpStream) {
     }
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     let _ = stream;
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+
+    /// Writes 1 MiB to a client that reads a number of bytes and then waits for a time.
+    async fn write_to_client(bytes: usize, pause: Duration) -> Result<(), io::ErrorKind> {
+        let (stream, mut client) = duplex(1024);
+        let read = async {
+            let mut buffer = vec![0; bytes];
+            while client.read_exact(&mut buffer).await.is_ok() {
+                tokio::time::sleep(pause).await;
+            }
+        };
+        let write = async {
+            let mut writer = MinimumRateWriter::new(stream, Duration::from_secs(30));
+            let text = vec![b'x'; 1 << 20];
+            writer.write_all(&text).await.map_err(|error| error.kind())
+        };
+        tokio::join!(read, write).1
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_too_slowly_fails_the_write() {
+        let second = Duration::from_secs(1);
+        let too_slow: Result<(), _> = Err(io::ErrorKind::TimedOut);
+        assert_eq!(write_to_client(64, 29 * second).await, too_slow);
+        assert_eq!(write_to_client(8 * 1024, second).await, too_slow);
+        assert_eq!(write_to_client(32 * 1024, second).await, Ok(()));
+        assert_eq!(write_to_client(512 * 1024, 29 * second).await, Ok(()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_stalls_now_and_then_in_a_quiet_stream_is_not_too_slow() {
+        let (stream, mut client) = duplex(1024);
+        let second = Duration::from_secs(1);
+        let read = async {
+            let mut buffer = vec![0; 2048];
+            while client.read_exact(&mut buffer).await.is_ok() {
+                tokio::time::sleep(20 * second).await;
+            }
+        };
+        let write = async {
+            let mut writer = MinimumRateWriter::new(stream, 30 * second);
+            for _ in 0..10 {
+                writer.write_all(&[b'x'; 2048]).await.unwrap();
+                tokio::time::sleep(60 * second).await;
+            }
+        };
+        tokio::join!(read, write);
+    }
 }

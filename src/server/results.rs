@@ -47,6 +47,8 @@ pub(super) async fn show(
     let key: CallKey = tool_id
         .parse()
         .map_err(|_| HostError::NoSuchResult(crate::types::excerpt(&tool_id, 64)))?;
+    // Other requests do not wait while the session is read from the journal.
+    session.wake().await?;
     let _guard = state.reads.results.lock().await;
     if limit.is_none() {
         state.large_answers.check_large()?;

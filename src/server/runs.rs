@@ -22,7 +22,7 @@ use crate::config::{
 };
 use crate::event::Event;
 use crate::record::StopMode;
-use crate::runtime::{RunRequest, StartedRun};
+use crate::runtime::{HostError, RunRequest, StartedRun};
 use crate::telemetry::FeedItem;
 use crate::types::{
     Content, Execution, Metadata, TRACEPARENT, TRACESTATE, ToolChoice, TraceContext,
@@ -156,9 +156,11 @@ async fn repeated_report(state: &AppState, mut run: StartedRun) -> Result<Respon
                         break;
                     }
                 }
-                // The client is behind: the subscription has ended, or the session leaves memory.
-                Some(FeedItem::Lagged | FeedItem::Failed(_)) | None => {
-                    return state.large_answers.json(&run.report.await?);
+                Some(FeedItem::Failed(error)) => return Err(HostError::Journal(error).into()),
+                // The subscription has ended: too many events were unread, or the session has left memory.
+                Some(FeedItem::Lagged) | None => {
+                    run.events = run.session().subscribe().await?;
+                    break;
                 }
             }
         }

@@ -40,7 +40,7 @@ pub struct ServerOptions {
     /// Time limit for receiving the header of a request. An idle connection is closed after it, too.
     pub header_read_timeout: Duration,
     /// Time limit of one write to a client. A client that does not read for this time is
-    /// disconnected.
+    /// disconnected, and so is one that reads less than 16 KiB per second and is behind by this time.
     pub write_timeout: Duration,
     /// Maximum number of answers above 1 MiB at once. Further ones are refused with status 503, as
     /// are those that would need more than 48 MiB together, and 8 MiB for pages of metrics.
