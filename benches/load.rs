@@ -18,7 +18,7 @@
 //! WORKLOAD is `w1` or `fat`. WHO is `bare` or `callsheet`. PACE is the pause between two events in
 //! milliseconds. JOURNAL is `memory`, `relaxed` or `strict`, and RENEW is the number of runs after
 //! which a session is replaced; both are for `callsheet` only. To compare the memory of a run in
-//! flight, compare `row w1 bare 10000 1 20` with `row w1 callsheet 10000 1 20`. `cargo bench
+//! flight, and the lag of the event loop, compare `row w1 bare 10000 1 20` with `row w1 callsheet 10000 1 20`. `cargo bench
 //! --bench load -- serve WORKLOAD PACE` runs only the service. It prints its address and serves
 //! until its stdin ends.
 #![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
@@ -54,6 +54,8 @@ struct Row {
     runs_per_s: f64,
     /// The peak memory minus the memory before the first run, for each session.
     rss_kb: Option<f64>,
+    /// The 99th percentile of the lag of the event loop.
+    lag_ms: Option<f64>,
 }
 
 /// The parameters of a row.
@@ -96,10 +98,11 @@ fn main() {
                     callsheet_row(&service.base_url, workload, sessions, runs, journal, renew)
                 }
             };
-            let Row { cpu_us, runs_per_s, rss_kb } = row;
-            let rss_kb = rss_kb.unwrap_or(f64::NAN);
+            let Row { cpu_us, runs_per_s, rss_kb, lag_ms } = row;
+            let [rss_kb, lag_ms] = [rss_kb, lag_ms].map(|value| value.unwrap_or(f64::NAN));
             println!(
-                "{cpu_us:.1} us of CPU a run, {runs_per_s:.0} runs/s, {rss_kb:.1} kB a session"
+                "{cpu_us:.1} us of CPU a run, {runs_per_s:.0} runs/s, {rss_kb:.1} kB a session, \
+                 lag p99 {lag_ms:.0} ms"
             );
         }
         // Other options come from cargo.
@@ -146,6 +149,7 @@ fn callsheet_row(
         cpu_us: report.cpu_us_per_run.unwrap(),
         runs_per_s: report.runs_per_s.unwrap(),
         rss_kb: report.rss_kb_per_session,
+        lag_ms: report.loop_lag_ms,
     }
 }
 
@@ -190,7 +194,7 @@ impl Case {
             output(itself().args(["bare", base_url, self.workload.name, &sessions, &runs]));
         let mut numbers = printed.split_whitespace().map(|text| text.parse().unwrap());
         let mut next = || numbers.next().unwrap();
-        Row { cpu_us: next(), runs_per_s: next(), rss_kb: None }
+        Row { cpu_us: next(), runs_per_s: next(), rss_kb: None, lag_ms: None }
     }
 
     fn callsheet(&self, base_url: &str) -> Row {
@@ -207,7 +211,8 @@ impl Case {
         }
         let report: Value = serde_json::from_str(&output(&mut command)).unwrap();
         let number = |name: &str| report[name].as_f64().unwrap();
-        Row { cpu_us: number("cpu_us_per_run"), runs_per_s: number("runs_per_s"), rss_kb: None }
+        let (cpu_us, runs_per_s) = (number("cpu_us_per_run"), number("runs_per_s"));
+        Row { cpu_us, runs_per_s, rss_kb: None, lag_ms: None }
     }
 
     fn measure(&self) -> [String; 8] {

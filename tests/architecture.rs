@@ -33,8 +33,8 @@ const ORDER: [&str; 23] = [
     "main",
 ];
 
-/// Pure code, without I/O, clocks or async.
-const MACHINES: [&str; 10] = [
+/// Modules of pure code, without I/O, clocks or async.
+const PURE_MODULES: [&str; 10] = [
     "types",
     "message",
     "event",
@@ -47,7 +47,7 @@ const MACHINES: [&str; 10] = [
     "session",
 ];
 
-/// Crates that a machine must not use.
+/// Crates that pure modules must not use.
 const SHELL_CRATES: [&str; 6] = ["tokio", "reqwest", "axum", "metrics", "tracing", "parking_lot"];
 
 /// Folders of parallel modules: each of their modules may define the same role under the same name.
@@ -201,7 +201,7 @@ fn dependencies_go_down_only() {
 fn machines_know_no_runtime() {
     let mut wrong = Vec::new();
     for source in sources().iter().filter(|source| !source.is_test) {
-        if !MACHINES.contains(&source.top()) {
+        if !PURE_MODULES.contains(&source.top()) {
             continue;
         }
         for (number, line) in source.code.iter().enumerate() {

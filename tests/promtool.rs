@@ -180,7 +180,7 @@ fn events() -> Vec<Event> {
         Event::ArgumentsAnomalyFound {
             call,
             id: "1".into(),
-            oddity: ArgumentsAnomaly::Invalid,
+            anomaly: ArgumentsAnomaly::Invalid,
             raw: "[".into(),
         },
         Event::CallEnded { result: Box::new(result), parallel: false, early: false },

@@ -4,6 +4,7 @@
 //! JSON values. Tools run inline. It has no actors, events, metrics, limits or retries.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use callsheet::load::{cpu_time, memory};
 use callsheet::types::Wire;
@@ -11,7 +12,7 @@ use futures::future::join_all;
 use reqwest::Client;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::Row;
 
@@ -191,9 +192,16 @@ pub(crate) async fn measure(base_url: &str, calls: usize, sessions: u32, runs: u
     // Opens the connections, as the warm-up of `callsheet load` does.
     join_all((0..sessions.min(256)).map(|_| run(&client, &url, &tools))).await;
     let before = memory();
+    let mut lags = Vec::new();
     let (cpu, began) = (cpu_time(), Instant::now());
-    round(runs).await;
+    tokio::select! {
+        biased;
+        () = watch_lag(&mut lags) => {}
+        () = round(runs) => {}
+    }
     let (cpu, time) = (cpu_time() - cpu, began.elapsed());
+    lags.sort_unstable();
+    let lag = lags.get(lags.len() * 99 / 100);
     let count = f64::from(sessions) * f64::from(runs);
     Row {
         cpu_us: cpu.as_secs_f64() * 1e6 / count,
@@ -201,5 +209,16 @@ pub(crate) async fn measure(base_url: &str, calls: usize, sessions: u32, runs: u
         rss_kb: before.zip(memory()).map(|(before, after)| {
             after.peak_kb.saturating_sub(before.now_kb) as f64 / f64::from(sessions)
         }),
+        lag_ms: lag.map(|lag| lag.as_secs_f64() * 1e3),
+    }
+}
+
+/// Measures how late the loop reaches a timer, as `callsheet load` does. It never ends.
+async fn watch_lag(lags: &mut Vec<Duration>) {
+    let mut ticks = tokio::time::interval(Duration::from_millis(10));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let due = ticks.tick().await;
+        lags.push(due.elapsed());
     }
 }

@@ -278,6 +278,7 @@ fn change_messages(
                 inputs.get(inputs.len().saturating_sub(*user_messages)..).unwrap_or_default();
             let run_start = match run_start.checked_sub(*count) {
                 Some(in_tail) => inputs.len() + 1 + in_tail,
+                // The run began among the replaced messages.
                 None => inputs.iter().filter(|(at, _)| *at < run_start).count(),
             };
             let references = references_of(keys, replaced);
@@ -300,6 +301,7 @@ fn results(messages: &[Arc<Message>]) -> impl Iterator<Item = (usize, &ToolCall)
         }
         Message::Tool { call_id, .. } => {
             let call = calls.iter().find(|call| call.id == *call_id)?;
+            // The calls of initial messages have turn 0.
             (call.key.turn > 0).then_some((at, call))
         }
         Message::User { .. } | Message::Summary { .. } => None,

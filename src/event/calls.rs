@@ -118,7 +118,7 @@ pub struct ApprovalRequest {
     pub question: Option<Arc<Question>>,
 }
 
-/// An anomaly of received arguments.
+/// An anomaly of received arguments: `oddity` in the log line `tool_arguments_odd` and in the metric of anomalies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ArgumentsAnomaly {

@@ -108,7 +108,7 @@ pub enum Event {
         /// The call's id in the history.
         id: Arc<str>,
         /// The anomaly.
-        oddity: ArgumentsAnomaly,
+        anomaly: ArgumentsAnomaly,
         /// The first 200 characters as received.
         raw: String,
     },

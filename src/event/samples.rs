@@ -205,7 +205,7 @@ pub(crate) fn every() -> Vec<Event> {
         Event::ArgumentsAnomalyFound {
             call: call.clone(),
             id: "call_x".into(),
-            oddity: ArgumentsAnomaly::CutOff,
+            anomaly: ArgumentsAnomaly::CutOff,
             raw: "{\"zone\": \"As".into(),
         },
         Event::CallWaiting {

@@ -13,7 +13,7 @@
 //! | full disk, failed write, failed fsync: what fails, and when it is tried again | `sqlite/writer`, `sqlite/writer/tasks`, `sqlite/reserve`; the session: `runtime::session::end`; the status 503: `server::error` |
 //! | group commit; limits of the queue of the writer | `sqlite/queue` |
 //! | deletion: hiding, erasing, space on the disk | `sqlite/writer/tasks`, `sqlite/deletion`, `sqlite/pages` |
-//! | records that a fork shares with its origin | `sqlite/writer` |
+//! | fork: records that it shares with its origin, and when they are deleted | `sqlite/database` (the tables), `sqlite/deletion`; a fork of a fork: `origin` of `sqlite/writer` |
 //! | invariants of the records of a session | `verify/` |
 
 #[cfg(feature = "testing")]

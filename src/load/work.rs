@@ -1,4 +1,7 @@
 //! The tool of a load test, and the times that it records.
+//!
+//! A *slot* is one of the concurrent sessions of the test. With `--renew-after` its session is replaced from time to
+//! time; `generation` counts these sessions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -27,7 +30,7 @@ struct WorkInput {
     i: i64,
     /// Padding that makes the arguments longer.
     #[serde(default)]
-    #[expect(dead_code, reason = "it is there to be read from the wire")]
+    #[expect(dead_code, reason = "only its length in the request matters")]
     pad: String,
 }
 
@@ -46,7 +49,7 @@ impl Tool for WorkTool {
         }
         let Self(timings) = self;
         if let Some(slot) = timings.timing(context.session().as_str()) {
-            slot.record_call(context.key().turn, timings.since(began), timings.now());
+            slot.record_call(context.key().turn, timings.nanos_at(began), timings.now());
         }
         Ok(format!("r{i}").into())
     }
@@ -66,16 +69,18 @@ pub(super) struct ToolTimings {
     timings: Vec<ToolTiming>,
 }
 
-/// The times of the first turn with calls of a slot's current run, in nanoseconds since the epoch; 0 means
-/// none.
+/// The times of the first turn with calls of a slot's current run.
 #[derive(Debug, Default)]
 struct ToolTiming {
+    /// The number of the turn; 0 means none.
     turn: AtomicU32,
+    /// The start of the first tool, in nanoseconds since the epoch; 0 means none.
     first: AtomicU64,
+    /// The end of the last tool, likewise.
     ready: AtomicU64,
 }
 
-/// The start of a run's first tool, and the end of the last tool of that turn.
+/// The start of the first tool of a run, and the end of the last tool of the same turn: the results are ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MeasuredTools {
     pub(super) first: Instant,
@@ -115,24 +120,25 @@ impl ToolTimings {
         Some(MeasuredTools { first: time(&slot.first)?, ready: time(&slot.ready)? })
     }
 
-    /// Returns the slot of a session.
+    /// Returns the times of a session's slot. Only one session of a slot has calls at a time.
     fn timing(&self, session: &str) -> Option<&ToolTiming> {
         let (slot, _) = session.strip_prefix(&self.prefix)?.split_once('-')?;
         self.timings.get(slot.parse::<usize>().ok()?)
     }
 
     fn now(&self) -> u64 {
-        self.since(Instant::now())
+        self.nanos_at(Instant::now())
     }
 
-    fn since(&self, at: Instant) -> u64 {
+    /// Returns the nanoseconds from the epoch to a time, at least 1.
+    fn nanos_at(&self, at: Instant) -> u64 {
         u64::try_from((at - self.epoch).as_nanos()).unwrap_or(u64::MAX).max(1)
     }
 }
 
 impl ToolTiming {
     fn record_call(&self, turn: u32, began: u64, ended: u64) {
-        // All calls of a turn precede those of the next turn.
+        // Only the first turn with calls counts. Its calls precede those of the next turn.
         let first = self.turn.compare_exchange(0, turn, Ordering::Relaxed, Ordering::Relaxed);
         if first.is_err_and(|recorded| recorded != turn) {
             return;

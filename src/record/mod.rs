@@ -280,7 +280,7 @@ pub enum Record {
         lease: Option<AgentLease>,
     },
     /// A call's tool returned, but the result is not final: earlier calls may still change
-    /// variables that it read, or an approval is needed.
+    /// variables that it read, hooks are asked about it, or an approval is needed.
     CallReported {
         /// The call.
         key: CallKey,

@@ -74,8 +74,8 @@ struct CurrentTurn {
     scope: Arc<RunScope>,
     /// Dropped when the turn is over, so that the session is the only owner of the history again.
     request: Option<Arc<ModelRequest>>,
-    /// The request to send after all effects are performed. A task that is aborted immediately
-    /// after its start may have sent its request already.
+    /// The request to send after all effects are performed. It is sent last, so that a later effect of the same
+    /// series (`Disconnect`) can still withdraw it: aborting a task that has started is too late.
     next_request: Option<AttemptPlan>,
     /// The commands to send to the tool supervisor.
     commands: Vec<ToolCommand>,
@@ -95,9 +95,18 @@ struct CurrentTurn {
     last_seq: Seq,
     /// Bytes of text and thinking of the running attempt that were published.
     displayed_bytes: u64,
-    /// The pending approvals that the session was notified of last, whether the turn waited for
-    /// nothing else, and whether none of its calls ran then.
-    notified_approvals: (Vec<(CallKey, ApprovalPhase)>, (bool, bool)),
+    /// What the session was notified of last.
+    notified: PendingApprovals,
+}
+
+/// What a turn waits for people for.
+#[derive(Default)]
+struct PendingApprovals {
+    keys: Vec<(CallKey, ApprovalPhase)>,
+    /// True if the turn waits for nothing else.
+    waits_only_for_people: bool,
+    /// True if none of its calls runs either.
+    is_resumable: bool,
 }
 
 /// The records of one poll loop, and the events that follow them. The buffers are reused for the
@@ -186,8 +195,13 @@ impl CurrentTurn {
             records: 0,
             last_seq: Seq(0),
             displayed_bytes: 0,
-            notified_approvals: Default::default(),
+            notified: PendingApprovals::default(),
         }
+    }
+
+    /// Returns whether the turn is over: only late outcomes can come.
+    fn is_over(&self) -> bool {
+        self.request.is_none()
     }
 
     /// Notifies the turn of the time for which the host was stalled since the last call.
@@ -279,7 +293,7 @@ impl AccumulatorActor {
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
                 current.handle_sent(now, sent);
                 // A turn that is over releases no breaker permits.
-                current.breaker_permit = breaker_permit.filter(|_| current.request.is_some());
+                current.breaker_permit = breaker_permit.filter(|_| !current.is_over());
                 current.turn.handle_response_end(now, end);
             }
             AccumulatorMessage::ToolPermitGranted { key } => {
@@ -340,7 +354,7 @@ impl AccumulatorActor {
                 let Some((current, now)) = self.now() else { return };
                 let reduced = request.is_some();
                 // A turn that is over needs no request.
-                if current.request.is_some() && reduced {
+                if !current.is_over() && reduced {
                     current.request = request;
                 }
                 current.turn.handle_context_reduced(now, reduced);
@@ -460,8 +474,8 @@ impl AccumulatorActor {
 
 impl AccumulatorSetup {
     /// Appends the records as one batch, and publishes the events that follow them. Returns true if
-    /// the turn may continue as if they were stored: they are stored, or the turn may commit
-    /// early.
+    /// the turn may continue as if they were stored: they are stored, or nothing that follows depends on them
+    /// ([`Turn::may_commit_early`]).
     fn append(
         &self,
         batch: &mut TurnBatch,
@@ -511,14 +525,17 @@ impl AccumulatorSetup {
 
     /// Notifies the session of the pending approvals, if they have changed.
     fn notify_approvals(&self, current: &mut CurrentTurn) {
-        let CurrentTurn { turn, notified_approvals: (notified, notified_waits), .. } = current;
+        let CurrentTurn { turn, notified, .. } = current;
         let waits = (turn.waits_only_for_people(), turn.is_resumable());
-        if *notified_waits == waits && turn.pending_approvals().eq(notified.iter().copied()) {
+        let is_notified = (notified.waits_only_for_people, notified.is_resumable) == waits
+            && turn.pending_approvals().eq(notified.keys.iter().copied());
+        if is_notified {
             return;
         }
-        *notified = turn.pending_approvals().collect();
-        *notified_waits = waits;
-        let approvals = notified.iter().filter_map(|(key, _)| turn.pending_approval(*key));
+        notified.keys.clear();
+        notified.keys.extend(turn.pending_approvals());
+        (notified.waits_only_for_people, notified.is_resumable) = waits;
+        let approvals = notified.keys.iter().filter_map(|(key, _)| turn.pending_approval(*key));
         let (epoch, approvals) = (self.epoch, approvals.collect());
         let (only_waits, is_resumable) = waits;
         let message =

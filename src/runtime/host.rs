@@ -25,15 +25,17 @@ const MAINTENANCE_PERIOD_MAX: Duration = Duration::from_secs(5);
 /// The interval at which the lag of the event loop is measured.
 const LAG_PERIOD: Duration = Duration::from_millis(100);
 
-/// Maximum number of times that a session is restarted after it died during a run.
+/// Maximum number of times that a session is restarted after it died during a run. Deaths are forgotten this long
+/// after the last one of the session.
 const RESTARTS_MAX: u32 = 3;
+const DEATHS_KEPT: Duration = Duration::from_secs(600);
 
 /// Starts sessions and receives their ends.
 pub(super) struct HostActor {
     link: HostRef,
     sessions: HashMap<ActorId, (SessionId, Arc<AwakeSession>)>,
-    /// The number of deaths by session.
-    deaths: HashMap<SessionId, u32>,
+    /// The number of recent deaths by session, with the time of the last one.
+    deaths: HashMap<SessionId, (u32, Instant)>,
     servers: HashMap<ActorId, (Arc<dyn ToolServer>, ServerAudience)>,
     _maintenance: OwnedTask,
     _lag: OwnedTask,
@@ -79,6 +81,7 @@ impl Actor for HostActor {
             }
             HostMessage::RunMaintenance { sent } => {
                 self.link.shared.telemetry.metrics().host().mailbox_wait(sent.elapsed());
+                self.deaths.retain(|_, (_, last)| last.elapsed() < DEATHS_KEPT);
                 maintenance::run(&self.link);
             }
         }
@@ -173,8 +176,8 @@ impl HostActor {
     /// Handles the death of a session actor, which is a bug. First waits until its appended records are
     /// stored. If a run was open, then wakes the session to continue the run.
     fn restart(&mut self, id: SessionId, dead: Arc<AwakeSession>) {
-        let deaths = self.deaths.entry(id.clone()).or_default();
-        *deaths += 1;
+        let (deaths, last) = self.deaths.entry(id.clone()).or_insert((0, Instant::now()));
+        (*deaths, *last) = (*deaths + 1, Instant::now());
         let ran = dead.activity.running.load(Ordering::Acquire);
         self.link.shared.set_sleeping_run(&id, ran);
         let restarts = ran && *deaths <= RESTARTS_MAX && !self.link.shared.is_closing();

@@ -1,4 +1,8 @@
 //! The events of one run up to its end, without a gap.
+//!
+//! A [`Subscription`] has the live events of a session and ends when its reader is too slow. [`SessionEvents`] has the
+//! stored events of a session, then the live ones. A [`RunFeed`] joins both for one run: it reads the subscription
+//! while it can, and after a gap the session's events for good.
 
 use std::sync::Arc;
 
@@ -22,9 +26,10 @@ pub(crate) struct RunFeed {
     log: Arc<SessionLog>,
     /// The position of the last event.
     position: EventId,
-    /// The source of events after a gap. Before it, events are read from the subscription.
+    /// The source of events after the first gap: stored events, then live ones. It is kept to the end. Before a gap,
+    /// events are read from the subscription.
     stored: Option<SessionEvents>,
-    /// The source does not continue at the position.
+    /// Events after the position were missed. They are read from the journal next.
     has_gap: bool,
     has_ended: bool,
 }
@@ -49,7 +54,8 @@ impl RunFeed {
         self.has_ended
     }
 
-    /// Returns the next event, or `None` after the last one. Nothing is lost if the caller stops waiting.
+    /// Returns the next event, or `None` after the last one. Nothing is lost if the caller stops waiting. `live` is the
+    /// subscription that began at the start of the feed; its owner may also use it without the feed.
     ///
     /// # Errors
     /// If the session or the host ended before the run, or the journal fails. No event follows.

@@ -30,9 +30,15 @@ pub type TermsOf<'a> = &'a dyn Fn(&RunOverrides) -> RunTerms;
 /// Its state changes by records. `handle_*` checks an input and decides which records follow;
 /// [`poll`](Self::poll) returns them as effects; the shell appends them and hands each to
 /// [`apply`](Self::apply). A stored session is read by the same `apply`, record by record
-/// ([`StoredSession`](super::StoredSession)). The records of a turn are appended by the turn's
-/// owner: a living session receives the committed turn by
-/// [`handle_turn_committed`](Self::handle_turn_committed).
+/// ([`StoredSession`](super::StoredSession)).
+///
+/// The records of a turn are an exception. The turn's owner appends them, and `apply` takes from them only the number
+/// of the turn and positions. The message and the results come with
+/// [`handle_turn_committed`](Self::handle_turn_committed): from the turn's owner, or from
+/// [`StoredSession`](super::StoredSession), which puts them together from the stored records.
+///
+/// This file has the state, `apply` and the types. `poll` and what follows a turn are in `runs`, the other `handle_*` in
+/// `runs`, `inputs` and `context`.
 ///
 /// Not durable are: a turn that has begun and has no record yet, the interruption of a run by the
 /// shutdown of its host, a request to close, and times between turns.
@@ -273,9 +279,9 @@ impl Session {
                 if self.lifecycle != Lifecycle::New {
                     return Err("the session was opened before".to_owned());
                 }
-                let seed = InitialHistory::parse(messages)
+                let initial = InitialHistory::parse(messages)
                     .map_err(|e| format!("it was opened with {e}"))?;
-                self.history = History::from_initial(seed);
+                self.history = History::from_initial(initial);
                 self.agent.clone_from(agent);
                 self.metadata.clone_from(metadata);
                 self.parent.clone_from(parent);
@@ -458,14 +464,15 @@ impl Session {
         self.run.as_deref_mut().ok_or_else(|| "no run goes on".to_owned())
     }
 
-    fn apply_run_start(&mut self, at: RecordedAt, terms: RunTerms, queued: RunInput) {
+    fn apply_run_start(&mut self, at: RecordedAt, terms: RunTerms, input: RunInput) {
         self.forget_failed_summaries();
         self.pre_turn_times = PreTurnTimes::default();
-        self.queue.retain(|other| other.run_id != queued.run_id);
+        // It may have waited in the queue.
+        self.queue.retain(|queued| queued.run_id != input.run_id);
         let has_initial_calls = self.history.initial_calls().is_some();
         let first_message = self.history.messages().len();
-        self.history.begin_run(queued.input.clone());
-        let run = OpenRun::start(queued, at, terms, has_initial_calls, first_message);
+        self.history.begin_run(input.input.clone());
+        let run = OpenRun::start(input, at, terms, has_initial_calls, first_message);
         self.run = Some(Box::new(run));
     }
 

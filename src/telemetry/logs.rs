@@ -133,9 +133,9 @@ fn call(published: &PublishedEvent) {
         Event::CallDetected { call, latency, stream_position, streaming } => {
             detected(published, &call.name, *latency, *stream_position, *streaming);
         }
-        Event::ArgumentsAnomalyFound { call, id, oddity, raw } => {
+        Event::ArgumentsAnomalyFound { call, id, anomaly, raw } => {
             let arguments = excerpt(raw, EXCERPT_CHARS);
-            let oddity = oddity.as_str();
+            let oddity = anomaly.as_str();
             let (tool_name, id) = (&*call.name, &**id);
             line!(warn, published, tool_name, id, oddity, arguments, "tool_arguments_odd");
         }
@@ -578,7 +578,7 @@ mod tests {
             Event::ArgumentsAnomalyFound {
                 call: samples::label(),
                 id: "call_0_2".into(),
-                oddity: crate::event::ArgumentsAnomaly::CutOff,
+                anomaly: crate::event::ArgumentsAnomaly::CutOff,
                 raw: "é".repeat(300),
             },
             &[(

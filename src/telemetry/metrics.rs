@@ -177,7 +177,7 @@ impl Metrics {
             }
             Event::RunSteered { .. } => self.runs.steers.increment(1),
             Event::CallDetected { latency, .. } => self.runs.detection_latency.record(*latency),
-            Event::ArgumentsAnomalyFound { oddity, .. } => self.anomalies.increment(*oddity),
+            Event::ArgumentsAnomalyFound { anomaly, .. } => self.anomalies.increment(*anomaly),
             Event::CallStarted { call, early, waited, queued, .. } => {
                 self.runs.seal_to_start.record(*waited);
                 if let Some(queued) = queued {

@@ -1,8 +1,8 @@
 //! Search among the tools of an agent: `find_tools`, and the definition of `use_tool`.
 //!
 //! With `tool_loading = "search"` a request holds only the tools that the agent names one by one, and these
-//! two. The model finds the tools that a pattern with a wildcard matches by words, and the result of the search
-//! contains their schemas. The definitions in the request therefore never change, however many tools there are.
+//! two. The others, which only a pattern with a wildcard matches, the model finds by words, and the result of the
+//! search contains their schemas. The definitions in the request therefore never change, however many tools there are.
 //!
 //! The ranking is Okapi BM25 over the words of a tool's name, description and arguments (S. Robertson,
 //! H. Zaragoza: The Probabilistic Relevance Framework: BM25 and Beyond, 2009). A tool whose name is asked for
@@ -61,7 +61,7 @@ struct Query {
     query: String,
 }
 
-/// Returns the tool that finds these tools.
+/// Returns the tool that finds these tools, which are sorted by name.
 pub(crate) fn find_tools(tools: Vec<Arc<ToolSpec>>) -> impl Tool {
     let index = Arc::new(SearchIndex::new(tools));
     let description = format!(
@@ -76,7 +76,8 @@ pub(crate) fn find_tools(tools: Vec<Arc<ToolSpec>>) -> impl Tool {
     })
 }
 
-/// Returns the definition of the tool that calls a found tool. The turn resolves its calls, so it never runs.
+/// Returns the definition of the tool that calls a found tool. It never runs: admission replaces its calls by calls of
+/// the tool that they name.
 pub(crate) fn use_tool_spec() -> ToolSpec {
     let schema = json!({
         "type": "object",

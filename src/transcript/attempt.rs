@@ -39,9 +39,9 @@ pub struct AttemptStart<'a> {
     pub model: &'a str,
     /// True if a streamed response was requested.
     pub streamed: bool,
-    /// The error of the previous attempt.
+    /// The error of the previous attempt, because of which this one was made.
     pub reason: Option<&'a str>,
-    /// The time between the decision and the request, in milliseconds.
+    /// The time between the decision to request again and the request, in milliseconds.
     pub wait_ms: u64,
 }
 
@@ -52,7 +52,7 @@ pub struct AttemptFailure<'a> {
     pub at: RecordLocation,
     /// The error.
     pub error: &'a ProviderError,
-    /// True if the received part is kept as the turn's response.
+    /// True if the received part is kept as the turn's response, and so in the history.
     pub kept: bool,
     /// The tokens that it used.
     pub usage: Usage,
@@ -84,16 +84,16 @@ pub struct AttemptResponse<'a> {
 pub struct CallTranscript<'a> {
     /// Intents to start it. A call of an idempotent tool has another intent after a crash.
     pub intents: Vec<CallIntent<'a>>,
-    /// Results of its tool that are not final: they may be dropped, or need an approval.
+    /// Results of its tool that are not final: they wait for earlier calls, hooks or an approval.
     pub reports: Vec<RecordedReport<'a>>,
     /// Requests for approval, questions of the tool, and requests that the client runs the call.
-    pub questions: Vec<RecordedQuestion<'a>>,
-    /// Decisions about the approvals.
+    pub requests: Vec<RecordedRequest<'a>>,
+    /// The decisions about `requests`.
     pub decisions: Vec<RecordedDecision<'a>>,
     /// Decisions of hooks.
     pub hooks: Vec<RecordedHooks<'a>>,
-    /// Its outcomes. Those after the first one only change notes, or replace a result that does not
-    /// count.
+    /// Its outcomes. Those after the first one add notes to it, or take its place: bytes after the seal of the call make
+    /// a result void.
     pub outcomes: Vec<RecordedOutcome<'a>>,
 }
 
@@ -112,7 +112,7 @@ pub struct CallIntent<'a> {
     pub lease: Option<AgentLease>,
 }
 
-/// The result of a tool that is not final: it may be dropped, or needs an approval.
+/// The result of a tool that is not final: it waits for earlier calls, hooks or an approval.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedReport<'a> {
     /// The record.
@@ -127,7 +127,7 @@ pub struct RecordedReport<'a> {
 
 /// A request to approve a call or its result, a question of its tool, or a request that the client runs the call.
 #[derive(Clone, Copy, Debug)]
-pub struct RecordedQuestion<'a> {
+pub struct RecordedRequest<'a> {
     /// The record.
     pub at: RecordLocation,
     /// The request, with the call.
@@ -217,7 +217,7 @@ impl RecordedOutcome<'_> {
     }
 }
 
-impl RecordedQuestion<'_> {
+impl RecordedRequest<'_> {
     /// Returns whether it is a question of the tool.
     #[must_use]
     pub fn is_input(&self) -> bool {
@@ -238,9 +238,9 @@ impl RecordedDecision<'_> {
         Judgement { verdict: self.verdict, message: self.message.map(str::to_owned) }
     }
 
-    /// Returns whether the decision has content if and only if it answers a form.
+    /// Returns whether the decision fits the question: it has content if it answers a form, and otherwise none.
     #[must_use]
-    pub fn answers(&self, question: &Question) -> bool {
+    pub fn fits(&self, question: &Question) -> bool {
         let needs_content =
             self.verdict == Verdict::Approved && matches!(question.kind, QuestionKind::Form(_));
         self.content.is_some() == needs_content
@@ -252,26 +252,26 @@ impl<'a> CallTranscript<'a> {
     #[must_use]
     pub fn name(&self) -> Option<&'a str> {
         let intended = self.intents.first().map(|intent| &*intent.call.name);
-        let question = || self.questions.first().map(|question| &*question.request.call.name);
+        let request = || self.requests.first().map(|asked| &*asked.request.call.name);
         let ended = || self.outcomes.first().map(|ended| &*ended.label.name);
-        intended.or_else(question).or_else(ended)
+        intended.or_else(request).or_else(ended)
     }
 
     /// Returns the locations of all its records, list by list.
     pub fn locations(&self) -> impl Iterator<Item = RecordLocation> {
         let intents = self.intents.iter().map(|intent| intent.at);
         let reports = self.reports.iter().map(|report| report.at);
-        let questions = self.questions.iter().map(|question| question.at);
+        let requests = self.requests.iter().map(|asked| asked.at);
         let decisions = self.decisions.iter().map(|decision| decision.at);
         let hooks = self.hooks.iter().map(|hooks| hooks.at);
         let outcomes = self.outcomes.iter().map(|outcome| outcome.at);
-        intents.chain(reports).chain(questions).chain(decisions).chain(hooks).chain(outcomes)
+        intents.chain(reports).chain(requests).chain(decisions).chain(hooks).chain(outcomes)
     }
 
     /// Returns whether the client was asked to run the call.
     #[must_use]
     pub fn is_by_client(&self) -> bool {
-        self.questions.iter().any(RecordedQuestion::is_for_client)
+        self.requests.iter().any(RecordedRequest::is_for_client)
     }
 
     /// Returns the last recorded outcome.
@@ -280,12 +280,12 @@ impl<'a> CallTranscript<'a> {
         self.outcomes.last()
     }
 
-    /// Returns the questions of the tool, each with its decision. A question that was asked before a crash
-    /// has none.
+    /// Returns the questions of the tool, each with its decision. One that is open, or that a crash has cut off, has
+    /// none.
     pub fn input_questions(
         &self,
-    ) -> impl Iterator<Item = (&RecordedQuestion<'a>, Option<&RecordedDecision<'a>>)> {
-        let mut asked = self.questions.iter().filter(|question| question.is_input()).peekable();
+    ) -> impl Iterator<Item = (&RecordedRequest<'a>, Option<&RecordedDecision<'a>>)> {
+        let mut asked = self.requests.iter().filter(|asked| asked.is_input()).peekable();
         std::iter::from_fn(move || {
             let question = asked.next()?;
             let next = asked.peek();
@@ -299,15 +299,15 @@ impl<'a> CallTranscript<'a> {
         })
     }
 
-    /// Returns the last decision of hooks at this point.
+    /// Returns the last decision of hooks at this point. Hooks that a crash has cut off are asked again.
     #[must_use]
     pub fn hook_decision(&self, on: HookPoint) -> Option<&'a Arc<HookDecision>> {
         self.hooks.iter().rfind(|hooks| hooks.on == on).map(|hooks| hooks.decision)
     }
 
-    /// Returns the decision about this question.
+    /// Returns the decision about this request.
     #[must_use]
-    pub fn decision_about(&self, asked: &RecordedQuestion<'a>) -> Option<&RecordedDecision<'a>> {
+    pub fn decision_about(&self, asked: &RecordedRequest<'a>) -> Option<&RecordedDecision<'a>> {
         if !asked.is_input() {
             return self.decision(asked.request.phase);
         }

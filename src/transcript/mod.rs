@@ -22,7 +22,7 @@ mod tests;
 
 pub use attempt::{
     AttemptFailure, AttemptResponse, AttemptStart, AttemptTranscript, CallIntent, CallTranscript,
-    RecordedDecision, RecordedHooks, RecordedOutcome, RecordedQuestion, RecordedReport,
+    RecordedDecision, RecordedHooks, RecordedOutcome, RecordedReport, RecordedRequest,
 };
 pub use breach::{Breach, Invariant};
 pub use reader::CLOCK_SETBACK_MAX_MS;

@@ -3,8 +3,8 @@
 use super::{
     AttemptFailure, AttemptResponse, AttemptStart, AttemptTranscript, Breach, CallIntent,
     CallTranscript, Invariant, ReachedLimit, RecordLocation, RecordedCompaction, RecordedDecision,
-    RecordedHooks, RecordedInput, RecordedInstruction, RecordedOutcome, RecordedQuestion,
-    RecordedReport, RecordedRunEnd, RunStart, RunTranscript, SessionFork, SessionOpening,
+    RecordedHooks, RecordedInput, RecordedInstruction, RecordedOutcome, RecordedReport,
+    RecordedRequest, RecordedRunEnd, RunStart, RunTranscript, SessionFork, SessionOpening,
     SteeredInput, StopRequest, Transcript, TurnCommit, TurnTranscript,
 };
 use crate::record::{JournalEntry, Record};
@@ -133,7 +133,7 @@ impl<'a> Transcript<'a> {
             }
             Record::ApprovalAsked { request } => {
                 if let Some(call) = self.open_call(at, request.call.key, Invariant::Approval) {
-                    call.questions.push(RecordedQuestion { at, request });
+                    call.requests.push(RecordedRequest { at, request });
                 }
             }
             Record::ApprovalGiven { key, phase, verdict, message, content } => {
@@ -291,6 +291,7 @@ impl<'a> Transcript<'a> {
     /// Returns whether a turn of this number may be the next. A run that was given up may have
     /// begun a turn that left no record.
     fn may_begin(&self, turn: u32) -> bool {
+        // The distance is 2 if that turn is between them.
         let run = self.runs.iter().rfind(|run| run.end.is_some() || !run.turns.is_empty());
         let gave_up = run.and_then(|run| run.end).is_some_and(|end| end.is_given_up());
         let skipped = turn.checked_sub(self.last_turn);
@@ -357,6 +358,7 @@ impl<'a> Transcript<'a> {
             self.breach(at, Invariant::Turn, message);
             return None;
         }
+        // The turn is open now. It is looked up again, because `breach` borrowed the transcript.
         self.open_or_begin_turn(at, turn)?.attempts.last_mut()
     }
 

@@ -53,7 +53,7 @@ fn records_are_read_as_runs_turns_attempts_and_calls() {
     assert_eq!((turn.usage().input_tokens, turn.usage().output_tokens), (13, 5));
     assert_eq!(turn.usage(), turn.commit.unwrap().summary.usage);
     let pay = turn.call(turn.kept_calls()[1].key).unwrap();
-    assert_eq!((pay.intents.len(), pay.reports.len(), pay.questions.len()), (1, 1, 1));
+    assert_eq!((pay.intents.len(), pay.reports.len(), pay.requests.len()), (1, 1, 1));
     assert_eq!(pay.decision(ApprovalPhase::Before).unwrap().verdict, Verdict::Approved);
     assert!(pay.decision(ApprovalPhase::After).is_none());
     let outcome = pay.outcome().unwrap();

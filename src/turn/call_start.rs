@@ -16,7 +16,8 @@
 //! Early start: a call starts while the response is still being received. A call starts early unless one of these
 //! prevents it:
 //!
-//! - `early_start = false`, or `max_tool_calls_per_turn` with `on_excess = "fail"`: a later call of the response may still fail the turn.
+//! - `early_start = false`.
+//! - `max_tool_calls_per_turn` with `on_excess = "fail"`: a later call of the response may still fail the turn.
 //! - Effects: the tool is not pure and has no `start_on_seal`.
 //! - An earlier call that may not start early, or is not sealed: it has no ticket, so no later call gets one.
 //! - References or hooks: while their values are read, or the hooks decide, the call and all later ones wait.

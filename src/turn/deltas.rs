@@ -12,7 +12,7 @@ use crate::types::{CallKey, ProviderError, ProviderErrorKind, excerpt};
 use crate::wire::Delta;
 
 impl Turn {
-    /// Handles one delta. Returns whether it changed anything but text.
+    /// Handles one delta. Returns whether it changed a call or ended the attempt, so that calls may have to start or end.
     pub(super) fn handle_delta(&mut self, delta: Delta) -> bool {
         self.attempt.first_delta_at.get_or_insert(self.clock.now());
         let changes = self.attempt.response.push(&delta);
@@ -218,14 +218,14 @@ impl Turn {
         let key = call.key();
         let effects_started = call.has_effects() && call.has_started();
         let has_outcome = call.outcome().is_some();
-        let is_out = call.is_running() || call.waits_for_client();
-        let has_run = is_out || call.has_undecided_report() || call.has_result();
+        let runs = call.is_running() || call.waits_for_client();
+        let has_begun = runs || call.has_undecided_report() || call.has_result();
         self.publish_anomaly(index, ArgumentsAnomaly::ChangedAfterSeal);
-        if effects_started || (has_outcome && !has_run) {
+        if effects_started || (has_outcome && !has_begun) {
             self.record_amended_end(index);
             return;
         }
-        if has_run {
+        if has_begun {
             self.discard(index);
         }
         if let Some(call) = self.calls.get_mut(index) {
@@ -248,7 +248,7 @@ impl Turn {
         let event = Event::ArgumentsAnomalyFound {
             call: call.label(),
             id: call.call.id.clone(),
-            oddity: anomaly,
+            anomaly,
             raw: excerpt(&partial_call.raw, QUOTE_CHARS),
         };
         let too_large = anomaly == ArgumentsAnomaly::Invalid && partial_call.oversize;

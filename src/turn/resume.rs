@@ -406,14 +406,14 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
     /// Returns the approvals that were requested, with the Unix times of the requests in milliseconds.
     fn approval_requests(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), u64)> {
         self.attempt.calls.iter().flat_map(|(key, call)| {
-            let questions = call.questions.iter();
+            let questions = call.requests.iter();
             questions.map(|question| ((*key, question.request.phase), question.at.time))
         })
     }
 
     /// Returns whether an approval, or the result of a client, was requested before the response had ended.
     fn is_early_request(&self, (key, phase): (CallKey, ApprovalPhase)) -> bool {
-        let questions = self.call(key).into_iter().flat_map(|call| &call.questions);
+        let questions = self.call(key).into_iter().flat_map(|call| &call.requests);
         let mut requested = questions.filter(|question| question.request.phase == phase);
         let response = self.attempt.response.map(|response| response.at);
         requested.any(|asked| response.is_none_or(|response| asked.at.is_before(response)))
@@ -431,7 +431,7 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
 /// Returns the arguments with which a call was intended or submitted for approval, or those of a hook.
 fn final_arguments<'a>(call: &CallTranscript<'a>) -> Option<&'a Arc<serde_json::Value>> {
     let intended = call.intents.last().map(|intent| &intent.call.arguments);
-    let asked = || call.questions.last().map(|question| &question.request.arguments);
+    let asked = || call.requests.last().map(|question| &question.request.arguments);
     let changed = || call.hook_decision(HookPoint::BeforeCall)?.arguments.as_ref();
     intended.or_else(asked).or_else(changed)
 }

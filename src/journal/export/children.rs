@@ -224,7 +224,7 @@ fn run_state(run: &RunTranscript<'_>) -> String {
     );
     let open = calls(run).filter(|call| call.outcome().is_none());
     let asks = open.filter_map(|call| {
-        let asked = call.questions.last()?;
+        let asked = call.requests.last()?;
         call.decision_about(asked).is_none().then_some(&asked.request.call)
     });
     for call in asks {

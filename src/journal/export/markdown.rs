@@ -174,7 +174,7 @@ impl MarkdownLog<'_> {
     }
 
     fn add_approvals(&mut self, key: &str, call: &CallTranscript<'_>) {
-        for question in &call.questions {
+        for question in &call.requests {
             let name = span(&question.request.call.name);
             let text = approval_question(question.request.phase);
             let line = match &question.request.question {

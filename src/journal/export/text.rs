@@ -225,7 +225,7 @@ impl TextLog {
             lines.extend(writes_line("would write", report.writes));
             self.add(report.at, "reported", lines);
         }
-        for question in &call.questions {
+        for question in &call.requests {
             let (name, arguments) = (&question.request.call.name, &question.request.arguments);
             let text = approval_question(question.request.phase);
             let about = match &question.request.question {

@@ -1,7 +1,7 @@
 //! Deletes sessions step by step.
 //!
 //! A deleted session is hidden first: its id becomes `!` and its number. Its records are then deleted in
-//! parts. The records that forks share stay until the last fork is deleted; the id is then `#` and the number.
+//! parts. The records that forks share stay as long as one of these forks; the id is then `#` and the number.
 //! Both are less than every session id.
 
 use rusqlite::{OptionalExtension as _, Transaction};

@@ -28,7 +28,7 @@ impl<'a> Verifier<'_, 'a> {
         for intent in &call.intents {
             self.check_intent(run, attempt, key, call, intent);
         }
-        for handed in call.questions.iter().filter(|asked| asked.is_for_client()) {
+        for handed in call.requests.iter().filter(|asked| asked.is_for_client()) {
             self.check_start(handed.at, key, call, &handed.request.arguments);
         }
         self.check_approvals(key, call);
@@ -96,7 +96,7 @@ impl<'a> Verifier<'_, 'a> {
         call: &CallTranscript<'a>,
         arguments: &Arc<Value>,
     ) {
-        let mut requests = call.questions.iter().filter(|question| question.at.is_before(at));
+        let mut requests = call.requests.iter().filter(|question| question.at.is_before(at));
         let is_requested = requests.any(|question| question.request.phase == ApprovalPhase::Before);
         let verdict = verdict_before(call, ApprovalPhase::Before, at);
         self.require(
@@ -171,7 +171,7 @@ impl<'a> Verifier<'_, 'a> {
     /// not once it is decided.
     fn check_approvals(&mut self, key: CallKey, call: &CallTranscript<'a>) {
         self.check_questions(key, call);
-        for question in call.questions.iter().filter(|question| !question.is_input()) {
+        for question in call.requests.iter().filter(|question| !question.is_input()) {
             let (at, phase) = (question.at, question.request.phase);
             let is_open = verdict_before(call, phase, at).is_none();
             self.require(is_open, at, Invariant::Approval, || {
@@ -205,7 +205,7 @@ impl<'a> Verifier<'_, 'a> {
         for decision in decisions.filter(|decision| decision.phase != ApprovalPhase::Input) {
             let (at, phase) = (decision.at, decision.phase);
             let mut requests =
-                call.questions.iter().filter(|question| question.request.phase == phase);
+                call.requests.iter().filter(|question| question.request.phase == phase);
             self.require(
                 requests.any(|question| question.at.is_before(at)),
                 at,
@@ -222,7 +222,7 @@ impl<'a> Verifier<'_, 'a> {
     /// Checks the questions of a call's tool: each decision is the only one about the question before it, and
     /// only the answer to a form has content.
     fn check_questions(&mut self, key: CallKey, call: &CallTranscript<'a>) {
-        for asked in &call.questions {
+        for asked in &call.requests {
             let (at, is_input) = (asked.at, asked.is_input());
             self.require(
                 is_input == asked.request.question.is_some(),
@@ -237,7 +237,7 @@ impl<'a> Verifier<'_, 'a> {
             let Some(decision) = decision else { continue };
             answered += 1;
             let question = asked.request.question.as_deref();
-            let fits = question.is_none_or(|question| decision.answers(question));
+            let fits = question.is_none_or(|question| decision.fits(question));
             self.require(fits, decision.at, Invariant::Approval, || {
                 format!("{key} has an answer that does not fit its question")
             });

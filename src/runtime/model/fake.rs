@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use super::{ModelReply, ModelRequest, ModelSource, ModelStream};
 use crate::types::{ProviderError, ProviderErrorKind};
 
-/// A model that gives prepared replies in order, without a socket, and keeps the requests. Cloning
-/// shares both. A reply of [`ModelReply::error`] is a failed attempt.
+/// A model that gives prepared replies in order, without a socket, and keeps the requests. Clones
+/// share replies and requests. A reply of [`ModelReply::error`] is a failed attempt.
 ///
 /// ```
 /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
@@ -60,7 +60,7 @@ impl FakeModel {
     }
 
     /// Makes the model stream its replies in pieces, with a pause before each: the words of a text, and the calls
-    /// one by one. For tests of stops, of time limits and of tools that start while the model still speaks.
+    /// one by one. For tests of stops, of time limits and of tools that start before the response has ended. This holds for all clones.
     ///
     /// ```
     /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]

@@ -39,7 +39,7 @@ const CAPTURE: &str = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT";
 pub(super) struct Spans {
     /// The run in progress of each session.
     runs: Mutex<HashMap<SessionId, TracedOpenRun>>,
-    /// Services by the models' names there.
+    /// Services by their names of the models. Of two models with the same name, the last one counts.
     services: HashMap<String, ServiceAttributes>,
     sampler: Box<dyn ShouldSample>,
     captures: bool,
@@ -56,10 +56,12 @@ struct TracedOpenRun {
     agent: String,
     model: String,
     began: SystemTime,
-    /// The time at which the run's clock was 0. The clock stops while no host runs.
+    /// The time at which the run's clock was 0: the times of calls are relative to it. The clock stops while no host
+    /// runs.
     clock: SystemTime,
     /// The current attempt of the turn.
     attempt: u32,
+    /// Input, request and answer are there only if contents are captured.
     input: Option<String>,
     request: Option<Arc<ModelRequest>>,
     answer: Option<String>,
@@ -109,6 +111,7 @@ impl Spans {
         let began = ms(began);
         // Rounding must not set it before the start of a run that was interrupted in its first millisecond.
         let clock = (ms(unix_ms()) - elapsed).max(began);
+        // The same run, if it was resumed.
         let known = runs.remove(session).filter(|known| known.id == *id);
         let input = input.filter(|_| self.captures).map(contents::user);
         let open = TracedOpenRun {
@@ -157,7 +160,7 @@ impl Spans {
 
     pub(super) fn observe(&self, published: &PublishedEvent) {
         let PublishedEvent { session, run: id, turn, event, .. } = published;
-        let has_span = matches!(
+        let concerns_spans = matches!(
             event,
             Event::TurnStarted
                 | Event::AttemptStarted { .. }
@@ -165,7 +168,7 @@ impl Spans {
                 | Event::CallEnded { .. }
                 | Event::RunEnded { .. }
         );
-        if !has_span {
+        if !concerns_spans {
             return;
         }
         let now = SystemTime::now();

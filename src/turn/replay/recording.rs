@@ -244,7 +244,7 @@ impl<'a> Recording<'a> {
                     );
                     ended.started_ms.is_some() || !without_admission
                 };
-                !(call.intents.is_empty() && call.questions.is_empty() && call.reports.is_empty())
+                !(call.intents.is_empty() && call.requests.is_empty() && call.reports.is_empty())
                     || call.outcomes.iter().any(is_admitted)
             })
     }

@@ -94,7 +94,7 @@ fn double_encoded_arguments_are_decoded_and_reported() {
         matches!(
             event,
             Event::ArgumentsAnomalyFound {
-                oddity: crate::event::ArgumentsAnomaly::DecodedTwice,
+                anomaly: crate::event::ArgumentsAnomaly::DecodedTwice,
                 ..
             }
         )

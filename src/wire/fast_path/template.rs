@@ -2,7 +2,8 @@
 //!
 //! A template is a payload that was parsed in full and held a single change, with the positions of
 //! its fields. Another payload with the same bytes around these positions parses to the same
-//! change with its own values. A template says nothing about the state of the response: the dialect
+//! change with its own values. For example, `{"choices":[{"index":0,"delta":{"content":"Hel"}}]}` is a template whose
+//! fields are the index (stable: mostly the same) and the inside of `"Hel"` (text: different in each payload). A template says nothing about the state of the response: the dialect
 //! applies the match to its current state. So a template stays valid whatever comes in between, and
 //! in the next response. A payload that does not certainly match is parsed in full.
 
@@ -100,6 +101,7 @@ impl TemplateSet {
     /// Makes a template of a payload that was parsed in full and has these fields.
     pub(in crate::wire) fn add(&mut self, event: &str, payload: &str, fields: &TemplateFields<'_>) {
         let Some(template) = PayloadTemplate::new(event, payload, fields) else { return };
+        // The new one is the first of its kind.
         let mut of_kind = 1;
         self.templates.retain(|other| {
             of_kind += usize::from(other.kind == template.kind);
@@ -132,7 +134,7 @@ impl PayloadTemplate {
     }
 
     /// Returns the position of the text if the payload equals the template's in everything but
-    /// the fields that change with every payload.
+    /// the fields that change with every payload. Stable fields are compared as bytes, as all between them.
     fn compare(&self, event: &str, payload: &str) -> Option<TextSpan> {
         let mut text = None;
         let mut comparison = self.comparison(event, payload)?;
@@ -200,7 +202,12 @@ impl PayloadTemplate {
 
     fn comparison<'s>(&'s self, event: &str, payload: &'s str) -> Option<Comparison<'s>> {
         let (known, payload) = (self.payload.as_bytes(), payload.as_bytes());
-        is_same(event, &self.event).then_some(Comparison { known, payload, at: [0, 0] })
+        is_same(event, &self.event).then_some(Comparison {
+            known,
+            payload,
+            known_at: 0,
+            payload_at: 0,
+        })
     }
 }
 
@@ -239,30 +246,29 @@ impl FieldRole {
 struct Comparison<'s> {
     known: &'s [u8],
     payload: &'s [u8],
-    /// The number of bytes that are compared already, in the template's payload and in the other.
-    at: [usize; 2],
+    /// The number of bytes of each that are compared already.
+    known_at: usize,
+    payload_at: usize,
 }
 
 impl Comparison<'_> {
     /// Compares the bytes before a field and returns the field's position in the payload.
     fn next(&mut self, field: &TemplateField) -> Option<FieldSpan> {
-        let [known, at] = self.at;
-        let before = self.known.get(known..field.begin)?;
-        let remaining = self.payload.get(at..)?.strip_prefix(before)?;
-        let begin = at + before.len();
+        let before = self.known.get(self.known_at..field.begin)?;
+        let remaining = self.payload.get(self.payload_at..)?.strip_prefix(before)?;
+        let begin = self.payload_at + before.len();
         let (length, has_escapes) = if field.is_string {
             string_bytes(remaining)?
         } else {
             (number_bytes(remaining)?, false)
         };
-        self.at = [field.end, begin + length];
+        (self.known_at, self.payload_at) = (field.end, begin + length);
         Some(FieldSpan { begin, end: begin + length, has_escapes })
     }
 
     /// Compares the remaining bytes.
     fn end(&self) -> Option<()> {
-        let [known, at] = self.at;
-        (self.payload.get(at..)? == self.known.get(known..)?).then_some(())
+        (self.payload.get(self.payload_at..)? == self.known.get(self.known_at..)?).then_some(())
     }
 }
 

@@ -270,7 +270,7 @@ impl RowBuilder<'_, '_> {
                 let by_end = at.saturating_sub(ended.duration_ms);
                 let from = started_at(by_clock, by_end, call, attempt);
                 // `duration_ms` excludes waiting for answers, so the bar ends at the outcome.
-                let has_asked = call.questions.iter().any(|asked| asked.is_input());
+                let has_asked = call.requests.iter().any(|asked| asked.is_input());
                 let until = if has_asked { at } else { from.saturating_add(ended.duration_ms) };
                 bar(from.saturating_sub(ended.wait_ms), from, Symbol::Wait);
                 bar(from, until, running_symbol);
@@ -284,7 +284,7 @@ impl RowBuilder<'_, '_> {
             }
             (symbol, outcome_word(ended))
         } else {
-            let asked = call.questions.iter().map(|question| question.at.time);
+            let asked = call.requests.iter().map(|question| question.at.time);
             let seen = asked.chain(attempt.response.map(|response| response.at.time)).min();
             let symbol = if intended.is_some() { running_symbol } else { Symbol::Wait };
             // A child session that waits for an answer is drawn beyond the last record.
@@ -333,7 +333,7 @@ fn bars(rows: &[Row]) -> Vec<Bar> {
 
 /// Returns the time of the question that an open call asks people, if they have not answered it.
 fn asked_at(call: &CallTranscript<'_>) -> Option<u64> {
-    let asked = call.questions.last().filter(|asked| !asked.is_for_client())?;
+    let asked = call.requests.last().filter(|asked| !asked.is_for_client())?;
     // A call that ran again after a crash asks again.
     let ran_again = call.intents.last().is_some_and(|intent| asked.at.is_before(intent.at));
     let is_open = call.outcome().is_none() && call.decision_about(asked).is_none() && !ran_again;
@@ -343,7 +343,7 @@ fn asked_at(call: &CallTranscript<'_>) -> Option<u64> {
 /// Returns the bars of the questions about a call. Those without a decision end at `open_until`.
 fn question_bars(call: &CallTranscript<'_>, open_until: u64) -> Vec<Bar> {
     // Waiting for a client counts as tool time.
-    let questions = call.questions.iter().filter(|question| !question.is_for_client());
+    let questions = call.requests.iter().filter(|question| !question.is_for_client());
     let bars = questions.map(|question| {
         let decision = call.decision_about(question);
         let until = decision.map_or(open_until, |decision| decision.at.time);

@@ -20,7 +20,9 @@ use super::database;
 use super::errors;
 use super::kill_point::KillPoint;
 use super::query;
-use super::queue::{QueuedBatch, SharedCallback, StatusReport, StatusReporter, WriteQueue};
+use super::queue::{
+    Opening, QueuedBatch, SharedCallback, StatusReport, StatusReporter, WriteQueue,
+};
 use super::read_connections::ReadConnections;
 use super::reserve::Reserve;
 use crate::config::Durability;
@@ -48,13 +50,15 @@ pub(super) struct JournalWriter {
     readers: Arc<ReadConnections>,
     unsynced: Vec<UnsyncedBatch>,
     unsynced_since: Option<Instant>,
-    /// The error of an fsync, or of a database that is not at its path any more. Nothing can be stored until the
+    /// The error of an fsync, or of a database that is not at its path any more. Nothing is tried until the
     /// database was opened again.
     broken: Option<JournalError>,
     reserve: Reserve,
-    /// True from the release of the reserve until it is whole again. Other writes would use the space, and then no
-    /// session could be deleted.
+    /// True from the release of the reserve until it is whole again. Only deletions are tried: other writes would use
+    /// the space, and then no session could be deleted.
     only_deletions: bool,
+    /// The reason why the journal cannot be written, for readiness and for requests: that of `broken`, of
+    /// `only_deletions`, or the error of the last write, after which the next one is tried.
     failure: SharedFailure,
     reporter: StatusReporter,
     /// The time of the next attempt to write after a failure, or to fill the reserve.
@@ -279,7 +283,8 @@ impl JournalWriter {
         }
     }
 
-    /// Reports that batches are not stored, after the status of all earlier batches.
+    /// Reports that batches are not stored. Earlier batches are synced first, because the status of batches is reported
+    /// in their order.
     fn fail(&mut self, batches: Vec<QueuedBatch>, error: &JournalError) {
         self.sync();
         self.reporter.report(batches.into_iter().map(|batch| batch.failed(error)).collect());
@@ -356,6 +361,7 @@ pub(in crate::journal) struct LogPosition {
 pub(super) struct WriteConnection {
     connection: Connection,
     state: WriteState,
+    /// For tests of crashes; does nothing in release builds.
     kill: KillPoint,
 }
 
@@ -413,74 +419,42 @@ fn insert_batch(
     last_seqs: &HashMap<i64, u64>,
     batch: &QueuedBatch,
 ) -> rusqlite::Result<BatchOutcome> {
-    let id = &batch.session;
+    let (id, first) = (&batch.session, *batch.seqs.start());
     let refused = |reason: String| Ok(BatchOutcome::Refused(JournalError::Write(reason)));
-    let first = *batch.seqs.start();
     if batch.engine_state.has_failed(first) {
         return refused(format!("a record of session {id} before {first} was not stored"));
     }
-    let known = *batch.engine_state.position.lock();
-    let number = match known {
-        Some(known) => Some(known.number),
+    let position = *batch.engine_state.position.lock();
+    let stored = match position {
+        Some(position) => Some(position.number),
         None => query::session_row(transaction, id)?.map(|row| row.number),
     };
-    if number.is_some_and(|number| state.hidden.contains(&number)) {
-        return refused(format!("session {id} has been removed"));
-    }
-    let new = number.is_none();
-    let number = match (number, &batch.opening) {
+    let number = match (stored, &batch.opening) {
+        (Some(number), _) if state.hidden.contains(&number) => {
+            return refused(format!("session {id} has been removed"));
+        }
         (Some(number), _) => {
-            let known = known.filter(|known| known.epoch == state.epoch);
-            let last = match (last_seqs.get(&number), known) {
+            let position = position.filter(|position| position.epoch == state.epoch);
+            let last = match (last_seqs.get(&number), position) {
                 (Some(last), _) => Some(*last),
-                (None, Some(known)) => Some(known.last),
+                (None, Some(position)) => Some(position.last),
                 (None, None) => last_seq(transaction, number)?,
             };
-            match last {
-                Some(last) if last.checked_add(1) == Some(first) => number,
-                Some(last) => {
-                    return refused(format!(
-                        "record {first} of session {id} does not follow the last one, {last}"
-                    ));
-                }
-                None => return refused(format!("session {id} has been removed")),
-            }
-        }
-        (None, Some(opening)) if first == 1 => {
-            let origin = match &opening.fork {
-                None => None,
-                Some((from, prefix)) => match origin(transaction, from, *prefix)? {
-                    None => {
-                        let error = JournalError::OriginRemoved(from.clone());
-                        return Ok(BatchOutcome::Refused(error));
-                    }
-                    origin => origin,
-                },
+            let Some(last) = last else {
+                return refused(format!("session {id} has been removed"));
             };
-            let number = state.next_number;
-            state.next_number += 1;
-            let insert = "INSERT INTO sessions(number, id, agent, running, opened, origin, prefix)
-                          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
-            let running = batch.state == Some(SessionState::Running);
-            let (origin, prefix) = origin.unzip();
-            transaction.prepare_cached(insert)?.execute((
-                number,
-                id.as_str(),
-                &opening.agent,
-                running,
-                opening.time,
-                origin,
-                prefix.unwrap_or(0),
-            ))?;
-            if let Some(metadata) = &opening.metadata {
-                if !query::has_metadata_column(transaction)? {
-                    transaction.execute_batch("ALTER TABLE sessions ADD COLUMN metadata TEXT")?;
-                }
-                transaction
-                    .prepare_cached("UPDATE sessions SET metadata = ?2 WHERE number = ?1")?
-                    .execute((number, metadata))?;
+            if last.checked_add(1) != Some(first) {
+                return refused(format!(
+                    "record {first} of session {id} does not follow the last one, {last}"
+                ));
             }
             number
+        }
+        (None, Some(opening)) if first == 1 => {
+            match open_session(transaction, state, batch, opening)? {
+                Ok(number) => number,
+                Err(error) => return Ok(BatchOutcome::Refused(error)),
+            }
         }
         (None, Some(_) | None) => return refused(format!("there is no session {id}")),
     };
@@ -497,6 +471,7 @@ fn insert_batch(
             name.execute((number, key))?;
         }
     }
+    let new = stored.is_none();
     if let (false, Some(state)) = (new, batch.state) {
         transaction
             .prepare_cached("UPDATE sessions SET running = ?2 WHERE number = ?1 AND running <> ?2")?
@@ -504,6 +479,47 @@ fn insert_batch(
     }
     let position = LogPosition { number, last: *batch.seqs.end(), epoch: state.epoch };
     Ok(BatchOutcome::Stored { position, new })
+}
+
+/// Inserts the row of a new session, and returns its number. Returns an error if it is the fork of a session that does
+/// not exist any more.
+fn open_session(
+    transaction: &Transaction<'_>,
+    state: &mut WriteState,
+    batch: &QueuedBatch,
+    opening: &Opening,
+) -> rusqlite::Result<Result<i64, JournalError>> {
+    let origin = match &opening.fork {
+        None => None,
+        Some((from, prefix)) => match origin(transaction, from, *prefix)? {
+            None => return Ok(Err(JournalError::OriginRemoved(from.clone()))),
+            origin => origin,
+        },
+    };
+    let number = state.next_number;
+    state.next_number += 1;
+    let insert = "INSERT INTO sessions(number, id, agent, running, opened, origin, prefix)
+                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+    let running = batch.state == Some(SessionState::Running);
+    let (origin, prefix) = origin.unzip();
+    transaction.prepare_cached(insert)?.execute((
+        number,
+        batch.session.as_str(),
+        &opening.agent,
+        running,
+        opening.time,
+        origin,
+        prefix.unwrap_or(0),
+    ))?;
+    if let Some(metadata) = &opening.metadata {
+        if !query::has_metadata_column(transaction)? {
+            transaction.execute_batch("ALTER TABLE sessions ADD COLUMN metadata TEXT")?;
+        }
+        transaction
+            .prepare_cached("UPDATE sessions SET metadata = ?2 WHERE number = ?1")?
+            .execute((number, metadata))?;
+    }
+    Ok(Ok(number))
 }
 
 /// Returns the sequence number of a session's last record.

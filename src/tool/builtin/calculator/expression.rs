@@ -1,5 +1,5 @@
-//! Parses an expression for fend: refuses notation that fend would not support or would misread, and
-//! rewrites function calls so that fend evaluates them as usual.
+//! Prepares an expression for the library `fend-core`: refuses notation that fend does not support or would misread, and
+//! puts brackets around function calls, because fend reads `ln(2)^2` as `ln(2^2)`.
 
 /// Maximum length of an expression.
 pub(super) const EXPRESSION_CHARS_MAX: usize = 500;
@@ -80,7 +80,8 @@ impl FendExpression {
         &self.0
     }
 
-    /// Returns true if the expression converts its value, for example to a unit.
+    /// Returns true if the expression may convert its value, for example to a unit. `in` as inches counts too; such an
+    /// expression is only not rounded.
     pub(super) fn has_conversion(&self) -> bool {
         self.has_word(&["to", "as", "in"])
     }
@@ -129,7 +130,7 @@ pub(super) enum InvalidExpression {
     UnbracketedArgument(String),
 }
 
-/// Replaces full-width symbols by their ASCII form and refuses unknown symbols.
+/// Converts full-width symbols and dots to ASCII, removes a final `=` or `?`, and refuses unknown symbols.
 fn normalise(expression: &str) -> Result<String, InvalidExpression> {
     let chars = expression.chars().count();
     if chars > EXPRESSION_CHARS_MAX {
@@ -137,7 +138,7 @@ fn normalise(expression: &str) -> Result<String, InvalidExpression> {
     }
     let mut normalised = String::with_capacity(expression.len());
     for character in expression.trim().trim_end_matches(['=', '＝', '?', '？']).chars() {
-        let symbol = to_half_width(character);
+        let symbol = to_ascii_symbol(character);
         // λ would begin a function definition, and a function could recurse without end.
         let known = (symbol.is_alphanumeric() && symbol != 'λ') || SYMBOLS.contains(symbol);
         match symbol.is_whitespace() {
@@ -152,8 +153,9 @@ fn normalise(expression: &str) -> Result<String, InvalidExpression> {
     Ok(normalised)
 }
 
-/// Converts a full-width symbol, as Chinese and Japanese keyboards produce it, to its ASCII form.
-fn to_half_width(symbol: char) -> char {
+/// Converts a full-width symbol, as Chinese and Japanese keyboards produce it, to its ASCII form, and dots of
+/// multiplication to `*`.
+fn to_ascii_symbol(symbol: char) -> char {
     match symbol {
         '\u{ff01}'..='\u{ff5e}' => char::from_u32(symbol as u32 - 0xfee0).unwrap_or(symbol),
         '·' | '⋅' | '∙' => '*',
@@ -161,11 +163,11 @@ fn to_half_width(symbol: char) -> char {
     }
 }
 
-/// Refuses notation that fend would misread: dice, `1,5` as fifteen, superscripts so long that they
-/// overflow, `7//2` as `7/(1/2)`, and `sin 30°` as `sin(30) °`.
+/// Refuses notation that fend would misread: superscripts so long that they overflow, dice, `1,5` as fifteen,
+/// `7//2` as `7/(1/2)`, and `sin 30°` as `sin(30) °`.
 fn check_misreadings(expression: &str) -> Result<(), InvalidExpression> {
-    let mut powers = expression.split(|c: char| !SUPERSCRIPTS.contains(c));
-    if powers.any(|power| power.chars().count() > SUPERSCRIPT_DIGITS_MAX) {
+    let mut superscripts = expression.split(|c: char| !SUPERSCRIPTS.contains(c));
+    if superscripts.any(|digits| digits.chars().count() > SUPERSCRIPT_DIGITS_MAX) {
         return Err(InvalidExpression::Superscript);
     }
     if expression.split(|c: char| !c.is_alphanumeric()).any(has_dice) {
@@ -205,30 +207,30 @@ fn ambiguous_call(expression: &str) -> Option<&str> {
         let behind = rest.trim_start_matches(in_name);
         let word = rest.get(..rest.len() - behind.len()).filter(|word| !word.is_empty())?;
         let name = function_name(word).filter(|name| !is_one_of(name, UNIT_FUNCTIONS));
-        if name.is_some() && behind_argument(behind).is_some_and(begins_with_factor) {
+        if name.is_some() && after_argument(behind).is_some_and(begins_with_factor) {
             return name;
         }
         rest = behind;
     }
 }
 
-/// Returns the text behind the argument of a function: a number or a name, with its exponent. Returns
+/// Returns the text after the argument of a function: a number or a name, with its exponent. Returns
 /// `None` for any other argument, such as one in brackets.
-fn behind_argument(text: &str) -> Option<&str> {
-    let mut rest = behind_operand(text)?;
+fn after_argument(text: &str) -> Option<&str> {
+    let mut rest = after_operand(text)?;
     loop {
         rest = rest.trim_start_matches(|c| c == ' ' || c == '!' || SUPERSCRIPTS.contains(c));
         let power = rest.strip_prefix("**").or_else(|| rest.strip_prefix('^'));
         let Some(exponent) = power else { return Some(rest) };
-        rest = behind_operand(exponent.trim_start_matches([' ', '+', '-', '−']))?;
+        rest = after_operand(exponent.trim_start_matches([' ', '+', '-', '−']))?;
     }
 }
 
-/// Returns the text behind a number or a name that is neither an operator nor a function.
-fn behind_operand(text: &str) -> Option<&str> {
+/// Returns the text after a number or a name that is neither an operator nor a function.
+fn after_operand(text: &str) -> Option<&str> {
     let text = text.trim_start();
     if text.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
-        return Some(behind_number(text));
+        return Some(after_number(text));
     }
     let name = first_name(text);
     let is_operand =
@@ -236,8 +238,8 @@ fn behind_operand(text: &str) -> Option<&str> {
     is_operand.then(|| text.strip_prefix(name)).flatten()
 }
 
-/// Returns the text behind a number, which may have a base or an exponent (`0xff`, `1e-5`).
-fn behind_number(text: &str) -> &str {
+/// Returns the text after a number, which may have a base or an exponent (`0xff`, `1e-5`).
+fn after_number(text: &str) -> &str {
     if ["0x", "0b", "0o"].iter().any(|base| text.starts_with(base)) {
         return text.trim_start_matches(in_name);
     }
@@ -252,7 +254,7 @@ fn behind_number(text: &str) -> &str {
 fn begins_with_factor(text: &str) -> bool {
     let text = text.trim_start();
     if let Some(behind) = text.strip_prefix('%') {
-        // Before an operand, the sign means the remainder.
+        // Before an operand, the sign is the operator of the remainder; otherwise it means per cent.
         return !begins_with_factor(behind);
     }
     let name = first_name(text);
@@ -291,8 +293,7 @@ fn has_thousands_separators(word: &str) -> bool {
     last.len() == 3
         && (1..=3).contains(&first.len())
         && !decimals.contains(',')
-        && (middle.is_empty() && !leading.contains(',')
-            || middle.split(',').all(|group| (2..=3).contains(&group.len())))
+        && (!leading.contains(',') || middle.split(',').all(|group| (2..=3).contains(&group.len())))
 }
 
 /// Puts brackets around function calls, so that `ln(2)^2` is the square of a logarithm. fend parses a
@@ -388,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn recognises_calls_whose_argument_has_no_end() {
+    fn recognises_unbracketed_arguments_that_another_factor_follows() {
         for (text, name) in [
             ("sin 30°", "sin"),
             ("2 + 3COS 60 degrees", "COS"),

@@ -1,8 +1,10 @@
-//! Replays one turn: infers the inputs from the records, applies them to the machine, and compares the
-//! records of the machine with the recorded ones.
+//! Replays one turn: applies inputs to the turn machine ([`Turn`]), and compares the records that it makes with the
+//! recorded ones.
 //!
-//! An input is inferred from the next record. Several inputs may lead to the same record (a late
-//! fsync, a permit, a crash). Each is tried on a copy of the machine, until one leads to the record.
+//! The journal has the records of a turn, and not its inputs. `inputs` lists the inputs that could have led to the
+//! next record, the most likely first. Each is applied to a copy of the machine. The first one that makes the record,
+//! or changes the machine without a contradiction, is taken. If none does, the host may have stopped at the first
+//! contradiction ([`TurnReplay::resume_before`]); else the recording differs from today's code.
 
 mod effects;
 mod inputs;
@@ -46,7 +48,7 @@ pub(crate) enum ReplayEnd {
 #[derive(Clone, Debug)]
 pub(crate) struct TurnReplay<'t, 'a> {
     recording: &'t Recording<'a>,
-    /// The index of the next record.
+    /// The index of the next record to be made.
     at: usize,
     /// The index of the turn's first record.
     first: usize,
@@ -64,18 +66,20 @@ pub(crate) struct TurnReplay<'t, 'a> {
     reference_requests: Vec<(CallKey, BTreeSet<Reference>)>,
     /// The rest of the response.
     remaining_steps: Vec<ReplayStep>,
+    /// Calls that have received bytes after their seal. Each receives them once.
     changed_after_seal: Vec<CallKey>,
     /// The reason for which the session cancels the turn whenever it begins or resumes.
     cancel: Option<CancelReason>,
+    /// True if the current machine was cancelled, or its run is out of time.
     cancelled: bool,
     /// The turn waits for a smaller context.
     needs_context: bool,
-    /// The index at which the host was last assumed to have stopped.
+    /// The index at which the host was last assumed to have stopped. The next one is later, so that the replay ends.
     resumed_at: Option<usize>,
     committed: Option<Box<CommittedTurn>>,
     /// True if the machine has made a record after the end of the recording.
     recording_ended: bool,
-    /// True if the machine has made a record that belongs to the other session of a fork.
+    /// True if the machine has made a record after the position of a fork: it is in the session that was forked.
     is_forked: bool,
 }
 
@@ -87,9 +91,11 @@ enum ReplayInput {
     End(ExchangeEnd),
     ChangeAfterSeal(CallKey),
     Outcome(CallKey, ToolCompletion),
+    /// Calls have reached their timeouts.
     TimedOut(Vec<CallKey>),
-    /// The client answers a call, or does not answer it in time.
+    /// The client answers a call.
     ClientResult(CallKey, ToolOutcome),
+    /// The client has not answered a call in time.
     Unanswered(CallKey),
     /// A tool asks a question, or withdraws it.
     Ask(CallKey, Arc<Question>),
@@ -97,11 +103,12 @@ enum ReplayInput {
     Decide(CallKey, ApprovalPhase, Judgement, Option<Arc<Value>>),
     /// Hooks decide about a call, or about the turn.
     DecideHooks(Option<CallKey>, HookPoint, Arc<HookDecision>),
+    /// The time of the run is over (`run_timeout`).
     OutOfTime,
     Cancel(CancelReason),
     /// The context was made smaller, or could not be.
     ContextReduced(bool),
-    /// Records are durable, and permits are free.
+    /// All records so far are durable, all requested permits are granted, and all requested references are read.
     MakeDurable,
     /// The turn was resumed from its records: after a stop of the host, or under the tool
     /// supervisor that still runs these calls.
@@ -181,7 +188,8 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
         }
     }
 
-    /// Applies the input that leads to the next record, or to a state before it.
+    /// Applies the first possible input that brings the machine closer to the next record: it has made the record, or
+    /// its state has changed.
     fn infer_input(self, record: &Record) -> Result<Self, Mismatch> {
         let mut mismatches = Vec::new();
         for input in self.inputs(record) {
@@ -191,7 +199,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
             match trial.perform_effects() {
                 Ok(()) if trial.has_changed_from(&self) => return Ok(trial),
                 Ok(()) => {}
-                // The turn was not resumed here, so that the mismatch does not describe the difference.
+                // The turn was not resumed here, so this mismatch is not the difference.
                 Err(mismatch) if resumes && mismatch.at <= self.at => {}
                 Err(mismatch) => mismatches.push((trial, mismatch)),
             }
@@ -257,6 +265,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
     }
 
     fn apply(&mut self, input: ReplayInput) {
+        // A replay has no clock: what expires is an input.
         let now = Duration::ZERO;
         match input {
             ReplayInput::Response(steps) => self.receive_steps(steps),
