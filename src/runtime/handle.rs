@@ -387,7 +387,7 @@ impl SessionHandle {
             SessionMessage::Steer { input, request_key, reply }
         };
         let (seq, live) = self.link.request(&self.id, steer).await?;
-        self.wait_stored(seq?, &live).await
+        self.wait_durable(seq?, &live).await
     }
 
     /// Ends the current run, if there is one. Queued inputs stay and start their runs. Returns when the request is
@@ -414,7 +414,7 @@ impl SessionHandle {
     pub async fn stop(&self, mode: StopMode) -> Result<(), HostError> {
         let stop = |reply| SessionMessage::Stop { mode, reply };
         let (seq, live) = self.link.request(&self.id, stop).await?;
-        self.wait_stored(seq, &live).await.map(drop)
+        self.wait_durable(seq, &live).await.map(drop)
     }
 
     /// Resumes a run that the end of its host interrupted, when the journal's `resume` is `manual`.
@@ -471,7 +471,7 @@ impl SessionHandle {
             return stored_sessions::decided(self, key, decision).await;
         }
         decided?;
-        self.wait_stored(live.log.last_seq(), &live).await.map(drop)
+        self.wait_durable(live.log.last_seq(), &live).await.map(drop)
     }
 
     /// Sends a message about a call to its turn, and waits for the reply.
@@ -509,7 +509,7 @@ impl SessionHandle {
         let tools = servers.freeze(agent, &used).await?;
         let refresh = |reply| SessionMessage::RefreshTools { tools: Arc::clone(&tools), reply };
         let (change, live) = self.link.request(&self.id, refresh).await?;
-        self.wait_stored(live.log.last_seq(), &live).await?;
+        self.wait_durable(live.log.last_seq(), &live).await?;
         change
     }
 
@@ -523,7 +523,7 @@ impl SessionHandle {
     pub async fn compact(&self) -> Result<CompactionReport, HostError> {
         let compact = |reply| SessionMessage::Compact { reply };
         let (report, live) = self.link.request(&self.id, compact).await?;
-        self.wait_stored(live.log.last_seq(), &live).await?;
+        self.wait_durable(live.log.last_seq(), &live).await?;
         report
     }
 
@@ -568,7 +568,7 @@ impl SessionHandle {
     pub async fn stored_snapshot(&self) -> Result<SessionSnapshot, HostError> {
         let snapshot = |reply| SessionMessage::Snapshot { reply };
         let (snapshot, live) = self.link.request(&self.id, snapshot).await?;
-        self.wait_stored(snapshot.seq, &live).await?;
+        self.wait_durable(snapshot.seq, &live).await?;
         Ok(snapshot)
     }
 
@@ -625,7 +625,7 @@ impl SessionHandle {
         }
     }
 
-    async fn wait_stored(&self, seq: Seq, live: &AwakeSession) -> Result<Seq, HostError> {
+    async fn wait_durable(&self, seq: Seq, live: &AwakeSession) -> Result<Seq, HostError> {
         live.log.wait_durable(seq).await?;
         Ok(seq)
     }
@@ -863,7 +863,7 @@ impl StartedRun {
     ///
     /// # Errors
     /// If it cannot be stored.
-    pub fn wait_stored(&self) -> impl Future<Output = Result<(), HostError>> + Send + use<> {
+    pub fn wait_durable(&self) -> impl Future<Output = Result<(), HostError>> + Send + use<> {
         let (log, seq) = (Arc::clone(&self.log), self.seq);
         async move { Ok(log.wait_durable(seq).await?) }
     }

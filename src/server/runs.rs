@@ -133,7 +133,7 @@ pub(super) async fn start(
         let report = run.report.await?;
         return state.large_answers.json_of_act(&report, RUN_STORED).await;
     }
-    run.wait_stored().await?;
+    run.wait_durable().await?;
     let body = json!({"run_id": run.run_id, "seq": run.seq});
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }

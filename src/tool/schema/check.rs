@@ -19,7 +19,7 @@ use super::violation::{
     no_alternative, reason, unknown_property,
 };
 
-/// Maximum number of steps of a check. They take less than half a second, and a few seconds if most of them are of
+/// Maximum number of steps of a check. They take less than half a second, and up to ten seconds if most of them are of
 /// regular expressions that were made for that.
 const STEPS_MAX: usize = 5_000_000;
 

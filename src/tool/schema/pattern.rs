@@ -5,7 +5,8 @@
 //! through a [`MeteredText`], so that each read spends steps.
 //!
 //! An expression is refused if it is too long, repeats too much, or takes too much memory. Look-behind of a variable
-//! length is refused, too, unless another crate switches on that feature of the library.
+//! length is refused, too, unless another crate switches on that feature of the library; and so are look-around and
+//! references in a program that is compiled with `panic = "abort"`, because a match without steps ends by unwinding.
 
 use std::cell::Cell;
 use std::fmt::Write;
@@ -48,8 +49,11 @@ const STEPS_PER_WEIGHT: usize = 5;
 /// Number of bytes of a text that a match compares with a unit of weight in the time of a step.
 const BYTES_PER_STEP: usize = 64;
 
-/// The same for a read of the backtracking engine. Few reads go to the end of the text.
-const READ_BYTES_PER_STEP: usize = 2_048;
+/// The same for a read of the backtracking engine, which seldom goes to the end of the text.
+const READ_BYTES_PER_STEP: usize = 512;
+
+/// Maximum memory of the states that a match of an expression builds. Each thread keeps its own.
+const STATES_MEMORY_MAX: usize = 512 << 10;
 
 /// The weight that counts at least in a match: each byte is read.
 const LEAST_WEIGHT: usize = 16;
@@ -150,7 +154,7 @@ impl PatternEngine {
     /// Returns `None` for what only the other engine knows, and for what is no expression.
     fn linear(translated: &str, limit: usize) -> Option<Result<Self, Refused>> {
         let mut builder = regex::RegexBuilder::new(translated);
-        match builder.size_limit(limit).dfa_size_limit(2 * limit).build() {
+        match builder.size_limit(limit).dfa_size_limit(limit.min(STATES_MEMORY_MAX)).build() {
             Ok(regex) => Some(Ok(Self::Linear(regex))),
             Err(regex::Error::CompiledTooBig(_)) => Some(Err(Refused::NeedsMemory)),
             Err(_) => None,
@@ -165,12 +169,17 @@ impl PatternEngine {
         if weight > BACKTRACKING_WEIGHT_MAX {
             return too_complex();
         }
+        if cfg!(panic = "abort") {
+            let reason = "look-around and references need a program that unwinds panics";
+            return Err(Refused::Invalid(reason.to_owned()));
+        }
         let mut builder = fancy_regex::RegexBuilder::new(translated);
         builder.backtrack_limit(BACKTRACKS_MAX);
         // The limit holds for each part that it gives to the other engine. Look-around, groups, alternatives and
         // references separate the parts.
         let parts = 1 + translated.matches(['(', '|', '\\']).count();
-        builder.delegate_size_limit(limit / parts).delegate_dfa_size_limit(limit / parts);
+        let states = (limit / parts).min(STATES_MEMORY_MAX);
+        builder.delegate_size_limit(limit / parts).delegate_dfa_size_limit(states);
         match builder.build() {
             // The first group is the whole expression.
             Ok(regex) if regex.captures_len() > 1 + BACKTRACKING_GROUPS_MAX => too_complex(),
@@ -249,6 +258,8 @@ fn weight(translated: &str) -> usize {
             continue;
         }
         if matches!(character, '*' | '+' | '?') {
+            // It adds states too.
+            last = last.saturating_add(1);
             continue;
         }
         let sum = sums.last().map_or(last, |sum| sum.saturating_add(last));

@@ -324,7 +324,7 @@ fn a_match_costs_the_text_times_the_expression() {
     };
     assert!(matched("^a+$", 1_000_000) < 500_000);
     assert!(matched(r"^[\w.-]{1,64}$", 64) < 200);
-    assert!(matched("^(?!b)[a-z]{1,63}(?<!b)$", 63) < 1_000);
+    assert!(matched("^(?!b)[a-z]{1,63}(?<!b)$", 63) < 2_000);
     assert!(matched(r"^(?=.*a)(?!.*\d).{8,}$", 100_000) < 100_000);
     assert!(matched("a.{2000}b", 10_000) > 100 * matched("a.{2}b", 10_000));
     // Each read by the backtracking engine is paid for, and a match ends when no steps are left.
