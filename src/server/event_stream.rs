@@ -199,8 +199,8 @@ struct StreamPosition {
     rest: Option<(Arc<PublishedEvent>, usize)>,
 }
 
-/// Turns events into writes. All events that are ready go into one write. The source of the events is dropped when
-/// they have ended, although the client may read the last ones much later.
+/// Turns events into writes. All events that are ready go into one write. The source of the events is dropped with the
+/// last piece of the last event: until then its share of memory is in use.
 fn writes(
     events: impl Stream<Item = StreamItem> + Unpin + Send + 'static,
     position: StreamPosition,
@@ -210,6 +210,9 @@ fn writes(
         let settings = settings.clone();
         async move {
             if let Some(piece) = position.next_piece() {
+                if position.is_done() {
+                    events = None;
+                }
                 return Some((Ok(piece), (events, position)));
             }
             let source = events.as_mut()?;
@@ -232,11 +235,14 @@ fn writes(
                     None => break,
                 }
             }
-            if position.has_ended {
+            if position.is_done() {
                 events = None;
             }
             if text.is_empty() {
                 let piece = position.next_piece().unwrap_or_default();
+                if position.is_done() {
+                    events = None;
+                }
                 return Some((Ok(piece), (events, position)));
             }
             Some((Ok(Bytes::from(text)), (events, position)))
@@ -247,6 +253,11 @@ fn writes(
 impl StreamPosition {
     fn new(last: EventId) -> Self {
         Self { last, ends_with_run: false, has_ended: false, rest: None }
+    }
+
+    /// Returns true if everything is written.
+    fn is_done(&self) -> bool {
+        self.has_ended && self.rest.is_none()
     }
 
     /// Returns true if a further item can be appended to a write.
@@ -421,16 +432,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_source_is_dropped_before_a_large_last_event_is_written() {
+    async fn the_source_is_kept_until_a_large_last_event_is_written() {
         let feed = feed();
         let (mut writes, _closing) = start(&feed);
         publish(&feed, end_with(&"x".repeat(3 * PIECE_BYTES)));
         assert!(feed.is_watched());
         let first = writes.next().await.unwrap();
         assert!(first.contains("event: stream_end\n"), "{first:.100}");
+        assert!(feed.is_watched());
+        let mut rest = String::new();
+        while !rest.ends_with("\n\n") {
+            rest += &writes.next().await.unwrap();
+        }
         assert!(!feed.is_watched());
-        let rest = writes.collect::<Vec<_>>().await;
-        assert!(rest.len() > 1 && rest.concat().ends_with("\n\n"), "{}", rest.len());
+        assert_eq!(writes.next().await, None);
     }
 
     #[tokio::test(start_paused = true)]
