@@ -12,6 +12,9 @@ use callsheet::server::ServerOptions;
 use client::{HttpConnection, Service, ended_runs, post};
 use serde_json::{Value, json};
 
+/// Held by the tests that need much memory: one of them measures it.
+static LARGE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 const HALF_A_REQUEST: &str = "GET /healthz HTTP/1.1\r\nhost: local";
 
 const HALF_A_BODY: &str = "POST /v1/sessions HTTP/1.1\r\nhost: localhost\r\n\
@@ -116,6 +119,7 @@ async fn a_connection_with_a_request_keeps_its_place() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_is_disconnected_and_frees_its_place() {
+    let _alone = LARGE.lock().await;
     let options = ServerOptions::default().with(|options| {
         options.write_timeout = Duration::from_millis(500);
         options.max_large_answers = 2;
@@ -174,6 +178,7 @@ fn two_places() -> ServerOptions {
 
 #[tokio::test]
 async fn answers_that_clients_do_not_read_share_a_bounded_memory() {
+    let _alone = LARGE.lock().await;
     let service = Service::start(json!({})).await;
     // One message, so that the answer is just small enough to be no large one, and is encoded as a whole.
     open_large(&service, 1, 1_000_000).await;
@@ -209,6 +214,7 @@ async fn answers_that_clients_do_not_read_share_a_bounded_memory() {
 
 #[tokio::test]
 async fn unread_pages_of_records_take_places_and_the_report_of_a_run_waits_for_one() {
+    let _alone = LARGE.lock().await;
     let script = json!({"responses": [{"text": ["0123456789abcdef".repeat(2 << 16)]}]});
     let service = Service::start_with(script, "", two_places()).await;
     // One record with all messages, which the memory of all answers holds twice.
@@ -272,6 +278,7 @@ async fn waiting_inputs_are_a_part_of_a_large_answer() {
 
 #[tokio::test]
 async fn a_long_history_is_read_whole_or_page_by_page() {
+    let _alone = LARGE.lock().await;
     let options = ServerOptions::default().with(|options| options.body_bytes_max = 32 << 20);
     // Small messages, messages that are encoded apart, and messages that are sent in pieces.
     for bytes in [100_000, 500_000, 3_000_000] {
@@ -342,6 +349,7 @@ fn resident_mb() -> u64 {
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_of_events_that_do_not_read_on_share_a_bounded_memory() {
+    let _alone = LARGE.lock().await;
     for is_running in [false, true] {
         open_unread_readers(is_running).await;
     }
@@ -393,6 +401,7 @@ async fn open_unread_readers(is_running: bool) {
 
 #[tokio::test]
 async fn results_and_repeated_reports_are_refused_before_they_are_read() {
+    let _alone = LARGE.lock().await;
     let script = json!({"responses": [{"text": ["0123456789abcdef".repeat(2 << 16)]}]});
     let service = Service::start_with(script, "", two_places()).await;
     open_large(&service, 16, 1 << 20).await;
@@ -452,6 +461,7 @@ async fn a_repeated_request_gets_the_report_of_its_run_when_that_has_ended() {
 
 #[tokio::test]
 async fn large_bodies_share_a_bounded_memory() {
+    let _alone = LARGE.lock().await;
     let service = Service::start(json!({})).await;
     let half = format!(
         "POST /v1/sessions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\

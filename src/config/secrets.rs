@@ -3,9 +3,9 @@
 use super::{ApiKey, Config, HookKind, McpTransport, ToolKind};
 use crate::types::Secrets;
 
-/// A header whose name contains one of these holds a secret.
-const SECRET_NAME_PARTS: [&str; 7] =
-    ["auth", "cookie", "credential", "key", "password", "secret", "token"];
+/// Words in the names of headers that hold a secret, and endings of such words.
+const SECRET_WORDS: [&str; 4] = ["auth", "authorization", "credential", "credentials"];
+const SECRET_ENDINGS: [&str; 5] = ["cookie", "key", "password", "secret", "token"];
 
 /// The minimum length of a model header's value that looks like a generated key.
 const GENERATED_CHARS_MIN: usize = 16;
@@ -30,7 +30,7 @@ impl Config {
             HookKind::Command { .. } => None,
         });
         let service_headers = tool_headers.chain(server_headers).chain(hook_headers).flatten();
-        let service_headers = service_headers.filter(|(name, _)| is_secret_name(name));
+        let service_headers = service_headers.filter(|(name, value)| is_named_secret(name, value));
         let variables = definitions.filter_map(|definition| match &definition.kind {
             ToolKind::Command(command) => Some(command.process.secret_env.values()),
             ToolKind::Http(http) => Some(http.secret_headers.values()),
@@ -50,7 +50,8 @@ impl Config {
         let keys = self.models.values().filter_map(|model| model.api_key.as_ref());
         let keys = keys.chain(&self.host.token).map(ApiKey::reveal);
         let headers = self.models.values().flat_map(|model| &model.headers);
-        let headers = headers.filter(|(name, value)| is_secret_name(name) || is_generated(value));
+        let headers =
+            headers.filter(|(name, value)| is_named_secret(name, value) || is_generated(value));
         let headers = headers.chain(service_headers);
         let headers = headers.flat_map(|(_, value)| with_last_word(value));
         let values = values.iter().flat_map(|value| with_last_word(value));
@@ -64,10 +65,15 @@ pub(crate) fn with_last_word(value: &str) -> [&str; 2] {
     [value, value.rsplit(' ').next().unwrap_or_default()]
 }
 
-/// Returns whether the name of a header suggests a secret.
-pub(crate) fn is_secret_name(name: &str) -> bool {
+/// Returns whether the name of a header suggests a secret, and the value is not an ordinary word, as in
+/// `X-Auth-Type: application`.
+pub(crate) fn is_named_secret(name: &str, value: &str) -> bool {
     let name = name.to_ascii_lowercase();
-    SECRET_NAME_PARTS.iter().any(|part| name.contains(part))
+    let mut words = name.split(|letter: char| !letter.is_ascii_alphanumeric());
+    let is_named = words.any(|word| {
+        SECRET_WORDS.contains(&word) || SECRET_ENDINGS.iter().any(|end| word.ends_with(end))
+    });
+    is_named && !value.bytes().all(|byte| byte.is_ascii_lowercase())
 }
 
 /// Returns whether the value of a header looks like a generated key.
@@ -114,13 +120,18 @@ mod tests {
     fn secret_headers_are_told_from_other_ones() {
         for (name, value, expected) in [
             ("authorization", "Bearer abcdefgh", true),
-            ("x-api-key", "abcdefgh", true),
+            ("x-api-key", "abcdefg7", true),
+            ("X-AuthToken", "abcdefg7", true),
+            ("Cookie", "session=abcdefgh", true),
+            ("x-author", "Ada Lovelace", false),
+            ("x-keyspace", "Production", false),
+            ("x-auth-type", "application", false),
             ("x-team", "f81d4fae7dec11d0a76500a0c91e6bf6", true),
             ("x-team", "search and rescue 2", false),
             ("x-title", "Callsheet", false),
             ("http-referer", "https://callsheet.example/v1", false),
         ] {
-            let is_secret = is_secret_name(name) || is_generated(value);
+            let is_secret = is_named_secret(name, value) || is_generated(value);
             assert_eq!(is_secret, expected, "{name}: {value}");
         }
     }

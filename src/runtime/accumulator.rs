@@ -95,11 +95,11 @@ struct CurrentTurn {
     last_seq: Seq,
     /// Bytes of text and thinking of the running attempt that were published.
     displayed_bytes: u64,
-    /// What the session was notified of last.
+    /// The pending approvals at the last notification to the session.
     notified: PendingApprovals,
 }
 
-/// What a turn waits for people for.
+/// The calls of a turn that wait for people.
 #[derive(Default)]
 struct PendingApprovals {
     keys: Vec<(CallKey, ApprovalPhase)>,

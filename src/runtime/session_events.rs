@@ -300,16 +300,16 @@ struct HistoryPage {
 
 impl HistoryReader {
     async fn next(&mut self) -> Option<FeedItem> {
-        if let Some(histories) = self.histories.take() {
-            // The semaphore is never closed.
-            self.permit = histories.acquire_owned().await.ok();
-        }
         loop {
             if let Some(item) = self.ready.pop_front() {
                 return Some(item);
             }
             self.share = None;
             if self.read < self.target {
+                if let Some(histories) = self.histories.take() {
+                    // The semaphore is never closed.
+                    self.permit = histories.acquire_owned().await.ok();
+                }
                 match self.read_page().await {
                     Ok(Some(page)) => self.append_page(page),
                     Ok(None) => return None,
@@ -337,8 +337,10 @@ impl HistoryReader {
                     self.target = last_to_read(self.after, &snapshot.position);
                     let texts = snapshot.running.iter().flat_map(|running| &running.pieces);
                     let bytes: usize = texts.map(|piece| piece.text.len()).sum();
-                    // A copy of a long text is dropped while new records are read. Another one is made then.
-                    if self.read >= self.target || bytes <= READER_BYTES / 2 {
+                    // While records are read, a copy of a long text is dropped, and so is a subscription that would
+                    // wait for a permit. Another one is made then.
+                    let is_short = bytes <= READER_BYTES / 2;
+                    if self.read >= self.target || (is_short && self.has_permit()) {
                         self.live = Some((subscription, Some(snapshot)));
                     }
                 }
@@ -358,6 +360,14 @@ impl HistoryReader {
                 }
             }
         }
+    }
+
+    /// Returns whether stored events may be read at once. Acquires the permit if it is free.
+    fn has_permit(&mut self) -> bool {
+        let Some(histories) = &self.histories else { return true };
+        let Ok(permit) = Arc::clone(histories).try_acquire_owned() else { return false };
+        (self.histories, self.permit) = (None, Some(permit));
+        true
     }
 
     /// Returns whether a live event shows a record up to the reader's position. A snapshot may have
@@ -438,6 +448,8 @@ impl HistoryReader {
         }
         self.append_events(events);
         if is_whole {
+            // Without the events that were held back: they are in `ready`.
+            self.past = past;
             self.ready.extend(snapshot.states.into_iter().map(FeedItem::Event));
         }
         is_whole

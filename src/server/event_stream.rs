@@ -5,6 +5,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -209,43 +210,11 @@ fn writes(
     futures::stream::unfold((Some(events), position), move |(mut events, mut position)| {
         let settings = settings.clone();
         async move {
-            if let Some(piece) = position.next_piece() {
-                if position.is_done() {
-                    events = None;
-                }
-                return Some((Ok(piece), (events, position)));
-            }
-            let source = events.as_mut()?;
-            let first = tokio::select! {
-                // Events that are ready are still written when the server shuts down.
-                biased;
-                first = source.next() => first?,
-                () = settings.closing.cancelled() => return None,
-                () = tokio::time::sleep(settings.keep_alive) => {
-                    let comment = Bytes::from_static(b": alive\n\n");
-                    return Some((Ok(comment), (events, position)));
-                }
-            };
-            let mut text = String::new();
-            position.append(&mut text, &first);
-            while position.takes_more(&text) && !settings.closing.is_cancelled() {
-                match source.next().now_or_never() {
-                    Some(Some(next)) => position.append(&mut text, &next),
-                    Some(None) => position.has_ended = true,
-                    None => break,
-                }
-            }
-            if position.is_done() {
+            let write = position.next_write(events.as_mut()?, &settings).await?;
+            if position.has_ended && position.rest.is_none() {
                 events = None;
             }
-            if text.is_empty() {
-                let piece = position.next_piece().unwrap_or_default();
-                if position.is_done() {
-                    events = None;
-                }
-                return Some((Ok(piece), (events, position)));
-            }
-            Some((Ok(Bytes::from(text)), (events, position)))
+            Some((Ok(write), (events, position)))
         }
     })
 }
@@ -255,9 +224,33 @@ impl StreamPosition {
         Self { last, ends_with_run: false, has_ended: false, rest: None }
     }
 
-    /// Returns true if everything is written.
-    fn is_done(&self) -> bool {
-        self.has_ended && self.rest.is_none()
+    /// Returns the next write: a piece of a large event, or all events that are ready. Returns `None` if none follows.
+    async fn next_write(
+        &mut self,
+        source: &mut (impl Stream<Item = StreamItem> + Unpin),
+        settings: &StreamSettings,
+    ) -> Option<Bytes> {
+        let mut text = String::new();
+        let mut keep_alive = pin!(tokio::time::sleep(settings.keep_alive));
+        // Some events have no text for clients.
+        while text.is_empty() && self.rest.is_none() && !self.has_ended {
+            let first = tokio::select! {
+                // Events that are ready are still written when the server shuts down.
+                biased;
+                first = source.next() => first?,
+                () = settings.closing.cancelled() => return None,
+                () = &mut keep_alive => return Some(Bytes::from_static(b": alive\n\n")),
+            };
+            self.append(&mut text, &first);
+            while self.takes_more(&text) && !settings.closing.is_cancelled() {
+                match source.next().now_or_never() {
+                    Some(Some(next)) => self.append(&mut text, &next),
+                    Some(None) => self.has_ended = true,
+                    None => break,
+                }
+            }
+        }
+        if text.is_empty() { self.next_piece() } else { Some(Bytes::from(text)) }
     }
 
     /// Returns true if a further item can be appended to a write.

@@ -126,7 +126,7 @@ struct ReceivedBody {
 async fn read_in_time(request: Request, state: &AppState) -> Result<ReceivedBody, ApiError> {
     let (bytes_max, timeout) = (state.options.body_bytes_max, state.options.body_timeout);
     // Known if there is no body, or if its length was sent.
-    let length = request.body().size_hint().upper();
+    let length = request.body().size_hint().exact();
     let length = length.map(|length| usize::try_from(length).unwrap_or(usize::MAX));
     if length.is_some_and(|length| length > bytes_max) {
         return Err(too_large(bytes_max));

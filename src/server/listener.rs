@@ -293,6 +293,7 @@ fn limit_unsent(stream: &TcpStream) {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use tokio::time::{interval, interval_at};
 
     use super::*;
 
@@ -329,15 +330,22 @@ mod tests {
         let second = Duration::from_secs(1);
         let read = async {
             let mut buffer = vec![0; 2048];
-            while client.read_exact(&mut buffer).await.is_ok() {
-                tokio::time::sleep(20 * second).await;
+            let mut stalls = interval_at(Instant::now() + 20 * second, 60 * second);
+            loop {
+                stalls.tick().await;
+                if client.read_exact(&mut buffer).await.is_err() {
+                    return;
+                }
             }
         };
         let write = async {
             let mut writer = MinimumRateWriter::new(stream, 30 * second);
+            let mut events = interval(60 * second);
             for _ in 0..10 {
+                events.tick().await;
+                let began = Instant::now();
                 writer.write_all(&[b'x'; 2048]).await.unwrap();
-                tokio::time::sleep(60 * second).await;
+                assert_eq!(began.elapsed(), 20 * second);
             }
         };
         tokio::join!(read, write);

@@ -157,11 +157,13 @@ async fn repeated_report(state: &AppState, mut run: StartedRun) -> Result<Respon
                     }
                 }
                 Some(FeedItem::Failed(error)) => return Err(HostError::Journal(error).into()),
-                // The subscription has ended: too many events were unread, or the session has left memory.
-                Some(FeedItem::Lagged) | None => {
+                // Too many events were unread.
+                Some(FeedItem::Lagged) => {
                     run.events = run.session().subscribe().await?;
                     break;
                 }
+                // The session is deleted, its actor has died, or the host shuts down.
+                None => return state.large_answers.json(&run.report.await?),
             }
         }
     }

@@ -115,7 +115,9 @@ impl<'d> SchemaReader<'d> {
             ("properties" | "patternProperties", Value::Object(schemas)) => {
                 let read = schemas
                     .iter()
-                    .map(|(name, schema)| (name.clone(), self.read_property(schema, depth)));
+                    .map(|(name, schema)| (name.clone(), self.read_property(schema, depth)))
+                    // Only a name can be required.
+                    .filter(|(_, read)| key == "properties" || !read.is_null());
                 Some(read.collect::<Map<_, _>>().into())
             }
             ("additionalProperties", Value::Bool(_)) => Some(value.clone()),
@@ -261,7 +263,7 @@ fn remove_properties(schema: &mut Map<String, Value>, names: &BTreeSet<String>) 
             schema.remove("required");
         }
     }
-    for key in ["allOf", "anyOf"] {
+    for key in ["allOf", "anyOf", "oneOf"] {
         parts_mut(schema, key).for_each(|part| remove_properties(part, names));
     }
 }
@@ -396,6 +398,12 @@ mod tests {
             let schema = json!({"required": ["id"], "properties": {"id": property, "a": text}});
             assert_eq!(read(&schema, &schemas).0, json!({"properties": {"a": text}}), "{property}");
         }
+        let one_of = json!([{"required": ["id"]}, {"required": ["a"]}]);
+        let schema = json!({"allOf": [base, {"properties": {"a": text}, "oneOf": one_of}]});
+        let expected = json!({"properties": {"a": text}, "oneOf": [{}, {"required": ["a"]}]});
+        assert_eq!(read(&schema, &schemas).0, expected);
+        let patterns = json!({"patternProperties": {"^x": {"readOnly": true}, "^y": text}});
+        assert_eq!(read(&patterns, &schemas).0, json!({"patternProperties": {"^y": text}}));
         // A schema that is not a property is needed as a whole.
         assert_eq!(read(&schemas["Id"], &schemas).0, text);
         let nullable = json!({"nullable": true, "allOf": [base, {"properties": {"a": text}}]});

@@ -167,7 +167,7 @@ fn unanswered(request: &Value) -> Vec<String> {
 }
 
 /// The records of one test, and its random responses.
-struct World {
+struct TreeTest {
     ledger: Arc<Mutex<Ledger>>,
     journal: Arc<MemoryJournal>,
     random: Arc<Mutex<Random>>,
@@ -179,7 +179,7 @@ struct World {
     is_calm: Arc<AtomicBool>,
 }
 
-impl World {
+impl TreeTest {
     fn new(seed: u64) -> Self {
         Self {
             ledger: Arc::default(),
@@ -293,7 +293,7 @@ async fn start(session: &SessionHandle, input: &str) -> Option<StartedRun> {
 
 /// Disturbs a run, or one of its descendants, or not.
 async fn disturb(
-    world: &World,
+    world: &TreeTest,
     (host, is_dead): (&Host, &AtomicBool),
     session: &SessionHandle,
     run: &RunId,
@@ -386,7 +386,7 @@ fn used(entries: &[JournalEntry]) -> ((u64, u32), u64) {
 }
 
 /// Runs a parent to its end. Returns whether it was deleted.
-async fn parent(world: &World, host: &Host, number: u64, seed: u64) -> bool {
+async fn parent(world: &TreeTest, host: &Host, number: u64, seed: u64) -> bool {
     let mut random = Random(seed ^ (number << 20));
     let session = session(host).await;
     let started = start(&session, &format!("root{number}")).await.unwrap();
@@ -411,7 +411,7 @@ async fn stops_and_deletions_of_many_parents_leave_nothing() {
     let seed = number("CALLSHEET_TREE_SEED", u64::from(std::process::id()));
     let parents = number("CALLSHEET_TREES", 1000);
     eprintln!("seed {seed}");
-    let world = World::new(seed);
+    let world = TreeTest::new(seed);
     let is_dead = Arc::default();
     let provider = world.provider(&is_dead).await;
     let host = world.host(&provider, 16, &is_dead).await;
@@ -459,7 +459,7 @@ async fn hosts_that_end_leave_no_orphans() {
     let seed = number("CALLSHEET_TREE_SEED", u64::from(std::process::id()));
     let hosts = number("CALLSHEET_TREE_HOSTS", 25);
     eprintln!("seed {seed}");
-    let world = Arc::new(World::new(seed));
+    let world = Arc::new(TreeTest::new(seed));
     let mut random = Random(seed);
     let ids: Vec<SessionId> =
         (0..20).map(|number| SessionId::parse(&format!("parent{number}")).unwrap()).collect();

@@ -32,7 +32,7 @@ pub use resolver::DnsLookup;
 pub(crate) use resolver::system_lookup;
 
 use super::ToolContext;
-use crate::config::{is_secret_name, with_last_word};
+use crate::config::{is_named_secret, with_last_word};
 use crate::types::{Secrets, TRACEPARENT, TRACESTATE};
 use resolver::{AddressPolicy, NoPublicAddress, Resolver};
 
@@ -231,9 +231,10 @@ pub(crate) fn trace_headers(context: &ToolContext) -> HeaderMap {
 /// Returns the secrets of a configured service: the values of its secret headers, and of those of its plain headers
 /// whose names suggest a secret.
 pub(crate) fn header_secrets(plain: &HeaderMap, secret: &HeaderMap) -> Secrets {
-    let named = plain.iter().filter(|(name, _)| is_secret_name(name.as_str()));
-    let values = secret.values().chain(named.map(|(_, value)| value));
-    let values = values.filter_map(|value| std::str::from_utf8(value.as_bytes()).ok());
+    let text = |value| std::str::from_utf8(HeaderValue::as_bytes(value)).ok();
+    let plain = plain.iter().filter_map(|(name, value)| Some((name, text(value)?)));
+    let named = plain.filter(|(name, value)| is_named_secret(name.as_str(), value));
+    let values = secret.values().filter_map(text).chain(named.map(|(_, value)| value));
     Secrets::new(values.flat_map(with_last_word))
 }
 

@@ -115,6 +115,9 @@ impl StdioTransport {
         loop {
             let available = self.reader.fill_buf().await.unwrap_or_default();
             if available.is_empty() {
+                if let Some(skipped) = self.skipped.take() {
+                    return Some(StdioLine::TooLong(skipped.answered_request()));
+                }
                 // The last line may have no line feed. A line that was cut is no JSON value.
                 let line = std::mem::take(&mut self.line);
                 let is_whole = serde_json::from_slice::<IgnoredAny>(&line).is_ok();

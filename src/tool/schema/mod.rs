@@ -3,8 +3,8 @@
 //! The checker is our own, because schemas and values are untrusted: the number of steps of a check is limited, which
 //! no library offers.
 //!
-//! What a schema cannot be compiled with is refused: too many schemas or URIs, and regular expressions that take too
-//! much memory or repeat too much. An expression can take 10 MiB, so that `{1,4096}` fits, and all of them 24 MiB. An
+//! A schema is refused if it contains too many schemas or URIs, or regular expressions that take too much memory or
+//! repeat too much. An expression can take 10 MiB, so that `{1,4096}` fits, and all of them 24 MiB. An
 //! `$id` that is not a URI is ignored, and of two equal ones the first counts. A reference to the schema of JSON
 //! Schema stands for every object and boolean, and one to a part of it for every value.
 //!

@@ -655,7 +655,7 @@ fn results_beside_references_back_are_remembered() {
     let short = steps(&schema, &nested("left", 20, json!({})));
     let long = steps(&schema, &nested("left", 40, json!({})));
     assert!(long < 3 * short, "{short} {long}");
-    // What two schemas suppose of each other is not remembered.
+    // Results that depend on a reference back are not remembered.
     let schema = parse(json!({
         "$defs": {
             "a": {"anyOf": [{"$ref": "#/$defs/b"}, {"required": ["a"]}]},
