@@ -123,7 +123,7 @@ pub use journal::{SessionQuery, SessionSummary};
 pub use record::RequestKey;
 pub use record::StopMode;
 pub use runtime::{
-    ApprovalQuestion, CallReport, ClientCall, CurrentRun, ErrorKind, Host, HostError, OpenSession,
+    ApprovalHandle, CallReport, ClientCall, CurrentRun, ErrorKind, Host, HostError, OpenSession,
     PendingApproval, PendingClientCall, QueuedInput, RunEvent, RunFailed, RunReport, RunRequest,
     SessionHandle, SessionSnapshot, SessionState, StartedRun, StatsReport, ToolListChange,
     TypedRun, TypedRunError,
@@ -133,11 +133,11 @@ pub use runtime::{ClientResultError, HostCounts, ModelStatus, StoredResult};
 #[doc(hidden)]
 pub use turn::ApprovalDecision;
 pub use types::{
-    ApprovalPhase, Content, ContentPart, Image, InvalidValue, Metadata, ResultPart, ResultResource,
-    RunEnd, RunError, RunId, Seq, SessionId, ToolStatus, TraceContext, Verdict,
+    ApprovalVerdict, Content, ContentPart, Image, InvalidValue, Metadata, ResultPart,
+    ResultResource, RunEnd, RunError, RunId, Seq, SessionId, ToolStatus, TraceContext, WaitPhase,
 };
 #[doc(hidden)]
-pub use types::{CallKey, Judgement};
+pub use types::{CallKey, VerdictWithMessage};
 
 /// Requests to models and their responses, without a host; models that the program implements.
 pub mod model {

@@ -11,7 +11,7 @@ use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::{RunReport, RunRequest};
 use callsheet::server::{self, ServerHandle, ServerOptions};
 use callsheet::telemetry::{FeedItem, Subscription};
-use callsheet::types::{RunEnd, ToolStatus, Verdict};
+use callsheet::types::{ApprovalVerdict, RunEnd, ToolStatus};
 use client::{HttpConnection, HttpResponse, post};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
@@ -155,7 +155,7 @@ async fn a_call_runs_after_its_approval() {
     assert_eq!(report.run_end, RunEnd::Answered);
     assert_eq!(result(&report, 0), (ToolStatus::Ok, "done a"));
     let call = &report.calls[0];
-    assert_eq!((call.approval, call.result_rejected), (Some(Verdict::Approved), false));
+    assert_eq!((call.approval, call.result_rejected), (Some(ApprovalVerdict::Approved), false));
     assert_eq!(call.reject_reason, None);
     assert_eq!(api.last_tool_result(), "done a");
     assert_eq!(api.current_run().await, Value::Null);
@@ -172,7 +172,10 @@ async fn a_rejected_call_never_runs_and_the_model_gets_the_reason() {
     assert_eq!(api.last_tool_result(), r#"{"status":"rejected","message":"not on a \"Sunday\""}"#);
     assert_eq!(api.control.log(), [""; 0]);
     let call = &report.calls[0];
-    assert_eq!((call.status, call.approval), (ToolStatus::Refused, Some(Verdict::Rejected)));
+    assert_eq!(
+        (call.status, call.approval),
+        (ToolStatus::Refused, Some(ApprovalVerdict::Rejected))
+    );
     assert_eq!(call.reject_reason.as_deref(), Some("not on a \"Sunday\""));
     assert_eq!((call.result_rejected, call.started_ms), (false, None));
     assert_eq!(call.metadata, json!({"error": true, "kind": "rejected"}));
@@ -200,7 +203,7 @@ async fn an_expired_approval_counts_as_a_rejection() {
         format!(r#"{{"status":"rejected","message":"{expected}"}}"#)
     );
     let call = &report.calls[0];
-    assert_eq!((call.status, call.approval), (ToolStatus::Refused, Some(Verdict::Expired)));
+    assert_eq!((call.status, call.approval), (ToolStatus::Refused, Some(ApprovalVerdict::Expired)));
     assert_eq!(call.reject_reason.as_deref(), Some("no decision arrived in time"));
     assert_eq!(call.metadata["kind"], "approval_expired");
     // Later decisions are refused.
@@ -227,7 +230,7 @@ async fn a_result_reaches_the_model_after_its_approval() {
     api.answer(&pending, "approve", None).await;
     let report = within(run.report).await.unwrap();
     assert_eq!(result(&report, 0), (ToolStatus::Ok, "done a"));
-    assert_eq!(report.calls[0].approval, Some(Verdict::Approved));
+    assert_eq!(report.calls[0].approval, Some(ApprovalVerdict::Approved));
     assert_eq!(api.last_tool_result(), "done a");
 }
 
@@ -247,7 +250,7 @@ async fn a_rejected_result_is_neither_sent_nor_stored() {
     let report = within(run.report).await.unwrap();
     assert_eq!(result(&report, 0), (ToolStatus::Refused, expected));
     let call = &report.calls[0];
-    assert_eq!((call.approval, call.result_rejected), (Some(Verdict::Rejected), true));
+    assert_eq!((call.approval, call.result_rejected), (Some(ApprovalVerdict::Rejected), true));
     assert!(call.started_ms.is_some(), "it ran");
     assert_eq!(api.last_tool_result(), expected);
     for request in api.world.requests() {

@@ -7,7 +7,7 @@ mod support;
 
 use callsheet::config::{Config, RunOverrides};
 use callsheet::record::{JournalEntry, Record, Seq};
-use callsheet::session::{RunNext, RunStage, RunTerms, Session, StoredSession};
+use callsheet::session::{RunNext, RunStage, Session, SessionRunRules, StoredSession};
 use callsheet::types::RunEnd;
 use host_directory::{HostDirectory, HostServer, decision};
 use serde_json::{Value, json};
@@ -54,12 +54,12 @@ async fn session_with_all_records() -> (HostDirectory, HostServer) {
     (directory, served)
 }
 
-fn terms(_: &RunOverrides) -> RunTerms {
+fn session_rules(_: &RunOverrides) -> SessionRunRules {
     Config::default().agents["default"].limits.clone().into()
 }
 
 fn stored(entries: &[JournalEntry]) -> Session {
-    StoredSession::read(entries, &terms).unwrap().session
+    StoredSession::read(entries, &session_rules).unwrap().session
 }
 
 fn displayed(session: &Session) -> Value {

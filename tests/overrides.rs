@@ -99,7 +99,7 @@ async fn a_tool_outside_the_agent_needs_permission() {
     let request = request_with(json!({"tools": ["writes"]}));
     let refused = world.session.start_run(request).await.expect_err("too much");
     assert_eq!(refused.code(), "limit_too_high");
-    assert!(matches!(refused, HostError::TooHigh(_)));
+    assert!(matches!(refused, HostError::InvalidOverride(_)));
 }
 
 /// Starts a world whose agent has the models `rehearsal` and `backup`; `other` belongs to another

@@ -19,7 +19,7 @@ use axum::{Json, Router};
 use callsheet::prelude::*;
 use callsheet::testing::FakeModel;
 use callsheet::tool::QuestionKind;
-use callsheet::{ApprovalPhase, ApprovalQuestion, StartedRun};
+use callsheet::{ApprovalHandle, StartedRun, WaitPhase};
 use folder::{Folder, calling, result, wait_until};
 use futures::{StreamExt as _, stream};
 use parking_lot::Mutex;
@@ -178,7 +178,7 @@ fn received(folder: &Folder) -> Vec<Value> {
 }
 
 /// Returns the next question of a run.
-async fn question(run: &mut StartedRun) -> ApprovalQuestion {
+async fn question(run: &mut StartedRun) -> ApprovalHandle {
     loop {
         let event = run.next_event().await.unwrap().unwrap();
         if let RunEvent::ApprovalRequested(question) = event {
@@ -206,10 +206,7 @@ async fn a_person_answers_the_form_of_a_server() {
         let session = host.open_session("one").await.unwrap();
         let mut run = session.start_run("go").await.unwrap();
         let asked = question(&mut run).await;
-        assert_eq!(
-            (asked.approval.phase, &*asked.approval.tool_id),
-            (ApprovalPhase::Input, "t1a1c0")
-        );
+        assert_eq!((asked.approval.phase, &*asked.approval.tool_id), (WaitPhase::Input, "t1a1c0"));
         let shown = asked.approval.question.as_ref().unwrap();
         assert_eq!(shown.message, "How many seats?", "{mode}");
         let QuestionKind::Form(form) = &shown.kind else { panic!("no form") };
@@ -462,7 +459,7 @@ async fn a_question_over_http_is_one_of_the_call_in_whose_stream_it_comes() {
     let asked_one = question(&mut one).await;
     let mut two = host.open_session("two").await.unwrap().start_run("go").await.unwrap();
     let asked_two = question(&mut two).await;
-    let message = |asked: &ApprovalQuestion| asked.approval.question.clone().unwrap().message;
+    let message = |asked: &ApprovalHandle| asked.approval.question.clone().unwrap().message;
     assert_eq!(message(&asked_one), "How many, \"one\"?");
     assert_eq!(message(&asked_two), "How many, \"two\"?");
     asked_two.answer(json!({"seats": 2})).await.unwrap();

@@ -12,7 +12,7 @@ use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::{OpenSession, RunReport, RunRequest, SessionHandle};
 use callsheet::tool::{ToolContext, ToolError, ToolRegistry, ToolSpec, TypedTool};
 use callsheet::turn::ApprovalDecision;
-use callsheet::types::{ApprovalPhase, Judgement, SessionState, Verdict};
+use callsheet::types::{ApprovalVerdict, SessionState, WaitPhase};
 use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -230,8 +230,9 @@ async fn the_values_of_a_run_survive_its_hibernation() {
     })
     .await;
     let decision = ApprovalDecision {
-        phase: Some(ApprovalPhase::Before),
-        judgement: Judgement { verdict: Verdict::Approved, message: None },
+        phase: Some(WaitPhase::Before),
+        verdict: ApprovalVerdict::Approved,
+        message: None,
         content: None,
         arguments_sha256: asked.arguments_sha256,
     };

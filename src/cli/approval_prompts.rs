@@ -20,7 +20,9 @@ use crate::event::{ApprovalRequest, Event};
 use crate::runtime::{HostError, SessionHandle};
 use crate::tool::ToolOutput;
 use crate::turn::{ApprovalDecision, ApprovalError};
-use crate::types::{ApprovalPhase, CallKey, Judgement, QuestionKind, SessionId, Verdict};
+use crate::types::{
+    ApprovalVerdict, CallKey, QuestionKind, SessionId, VerdictWithMessage, WaitPhase,
+};
 
 // The parts of a rejection's message that say why no person is asked.
 const NO_TERMINAL: &str = "there is no terminal";
@@ -63,11 +65,11 @@ impl ApprovalMode {
 /// Returns the message of a rejection, which the model reads.
 fn rejection_message(reason: &str, request: &ApprovalRequest) -> String {
     let remedy = match request.phase {
-        ApprovalPhase::Before | ApprovalPhase::After => {
+        WaitPhase::Before | WaitPhase::After => {
             let name = &request.call.name;
             format!(" (allow calls with --approve, or set tools.{name}.approval)")
         }
-        ApprovalPhase::Input | ApprovalPhase::Client => String::new(),
+        WaitPhase::Input | WaitPhase::Client => String::new(),
     };
     format!("nobody could be asked: {reason}{remedy}")
 }
@@ -80,7 +82,7 @@ struct PendingPrompt {
     request: ApprovalRequest,
 }
 
-type PromptId = (Option<SessionId>, CallKey, ApprovalPhase);
+type PromptId = (Option<SessionId>, CallKey, WaitPhase);
 
 impl PendingPrompt {
     fn id(&self) -> PromptId {
@@ -121,8 +123,8 @@ impl ApprovalPrompts {
 
     fn mode_of(&self, request: &ApprovalRequest) -> ApprovalMode {
         match request.phase {
-            ApprovalPhase::Before | ApprovalPhase::After => self.mode,
-            ApprovalPhase::Input | ApprovalPhase::Client => self.questions,
+            WaitPhase::Before | WaitPhase::After => self.mode,
+            WaitPhase::Input | WaitPhase::Client => self.questions,
         }
     }
 
@@ -175,17 +177,19 @@ impl ApprovalPrompts {
             let _ = session.answer_call(&key.to_string(), error.into_error()).await;
         }
         for prompt in std::mem::take(&mut self.pending) {
-            let judgement = match self.mode_of(&prompt.request) {
+            let given = match self.mode_of(&prompt.request) {
                 ApprovalMode::Ask => {
                     self.pending.push_back(prompt);
                     continue;
                 }
-                ApprovalMode::Approve => Judgement { verdict: Verdict::Approved, message: None },
+                ApprovalMode::Approve => {
+                    VerdictWithMessage { verdict: ApprovalVerdict::Approved, message: None }
+                }
                 ApprovalMode::Reject(reason) => {
                     rejection(Some(rejection_message(reason, &prompt.request)))
                 }
             };
-            decide(session, &prompt, judgement, None).await;
+            decide(session, &prompt, given, None).await;
         }
     }
 
@@ -247,7 +251,7 @@ impl ApprovalPrompts {
                 filled.enter(&line);
                 filled
             }
-            (None, Verdict::Approved) => {
+            (None, ApprovalVerdict::Approved) => {
                 &mut self.form.insert((asked.id(), FormPrompt::new(form))).1
             }
             // The whole answer as JSON, or a rejection.
@@ -272,7 +276,7 @@ impl ApprovalPrompts {
     /// Answers a form. Asks again if the answer does not fit.
     async fn send_form(&mut self, session: &SessionHandle, asked: PendingPrompt, content: Value) {
         self.form = None;
-        let accepted = Judgement { verdict: Verdict::Approved, message: None };
+        let accepted = VerdictWithMessage { verdict: ApprovalVerdict::Approved, message: None };
         if !decide(session, &asked, accepted, Some(content)).await {
             self.pending.push_front(asked);
         }
@@ -307,12 +311,13 @@ fn form_of(request: &ApprovalRequest) -> Option<&Value> {
 async fn decide(
     session: &SessionHandle,
     asked: &PendingPrompt,
-    judgement: Judgement,
+    VerdictWithMessage { verdict, message }: VerdictWithMessage,
     content: Option<Value>,
 ) -> bool {
     let ApprovalRequest { call, phase, arguments_sha256, .. } = &asked.request;
     let arguments_sha256 = arguments_sha256.clone();
-    let decision = ApprovalDecision { phase: Some(*phase), judgement, arguments_sha256, content };
+    let phase = Some(*phase);
+    let decision = ApprovalDecision { phase, verdict, message, arguments_sha256, content };
     // The approval of a child is decided at its session.
     let child = asked.child.as_ref().map(|child| session.other(child));
     match child.as_ref().unwrap_or(session).decide(call.key, decision).await {
@@ -325,17 +330,17 @@ async fn decide(
 }
 
 /// Parses an answer. `y` and `yes` approve; anything else rejects, with the text as the reason.
-fn parse_answer(line: &str) -> Judgement {
+fn parse_answer(line: &str) -> VerdictWithMessage {
     let line = line.trim();
     match line.to_ascii_lowercase().as_str() {
-        "y" | "yes" => Judgement { verdict: Verdict::Approved, message: None },
+        "y" | "yes" => VerdictWithMessage { verdict: ApprovalVerdict::Approved, message: None },
         "" | "n" | "no" => rejection(None),
         _ => rejection(Some(line.to_owned())),
     }
 }
 
-fn rejection(message: Option<String>) -> Judgement {
-    Judgement { verdict: Verdict::Rejected, message }
+fn rejection(message: Option<String>) -> VerdictWithMessage {
+    VerdictWithMessage { verdict: ApprovalVerdict::Rejected, message }
 }
 
 /// Lines of standard input, read by a thread that the process does not join. The thread reads only while a
@@ -430,7 +435,7 @@ mod tests {
     use super::*;
     use crate::event::CallLabel;
 
-    fn request(index: u32, phase: ApprovalPhase) -> Event {
+    fn request(index: u32, phase: WaitPhase) -> Event {
         let key = CallKey { turn: 1, attempt: 1, index };
         Event::ApprovalAsked {
             request: Box::new(ApprovalRequest {
@@ -448,15 +453,15 @@ mod tests {
         let key = CallKey { turn: 1, attempt: 1, index };
         Event::ApprovalGiven {
             call: CallLabel { key, provider_id: None, name: "pay".into() },
-            phase: ApprovalPhase::Before,
-            verdict: Verdict::Expired,
+            phase: WaitPhase::Before,
+            verdict: ApprovalVerdict::Expired,
             waited: std::time::Duration::ZERO,
         }
     }
 
     #[test]
     fn anything_but_yes_rejects() {
-        let yes = Judgement { verdict: Verdict::Approved, message: None };
+        let yes = VerdictWithMessage { verdict: ApprovalVerdict::Approved, message: None };
         for (line, expect) in [
             ("y\n", yes.clone()),
             (" YES \n", yes),
@@ -472,8 +477,8 @@ mod tests {
     #[test]
     fn a_rejection_because_nobody_is_asked_names_the_tool() {
         for (phase, remedy) in [
-            (ApprovalPhase::Before, " (allow calls with --approve, or set tools.pay.approval)"),
-            (ApprovalPhase::Input, ""),
+            (WaitPhase::Before, " (allow calls with --approve, or set tools.pay.approval)"),
+            (WaitPhase::Input, ""),
         ] {
             let Event::ApprovalAsked { request } = request(0, phase) else { unreachable!() };
             let expected = format!("nobody could be asked: there is no terminal{remedy}");
@@ -484,18 +489,18 @@ mod tests {
     #[test]
     fn an_approval_that_is_decided_elsewhere_is_not_prompted() {
         let mut prompts = ApprovalPrompts::new(ApprovalMode::Ask, ApprovalMode::Ask);
-        prompts.handle_event(&request(0, ApprovalPhase::Before));
-        prompts.handle_event(&request(1, ApprovalPhase::Before));
+        prompts.handle_event(&request(0, WaitPhase::Before));
+        prompts.handle_event(&request(1, WaitPhase::Before));
         prompts.handle_event(&given(1));
         assert_eq!(prompts.pending.len(), 1);
         prompts.prompted = prompts.pending.front().map(PendingPrompt::id);
-        prompts.handle_event(&request(1, ApprovalPhase::After));
+        prompts.handle_event(&request(1, WaitPhase::After));
         assert!(prompts.is_prompting());
         prompts.handle_event(&given(0));
         assert!(!prompts.is_prompting());
         assert_eq!(prompts.pending.len(), 1);
         prompts.close();
-        prompts.handle_event(&request(2, ApprovalPhase::Before));
+        prompts.handle_event(&request(2, WaitPhase::Before));
         assert_eq!(prompts.next_prompt(), None);
     }
 
@@ -505,13 +510,13 @@ mod tests {
         let ((requests, requested), (sender, lines)) = (sync_channel(1), channel(1));
         let unsent = Arc::default();
         prompts.lines = Some(StdinLines { requests, lines, is_requested: false, unsent });
-        prompts.handle_event(&request(0, ApprovalPhase::Before));
+        prompts.handle_event(&request(0, WaitPhase::Before));
         assert!(prompts.next_prompt().is_some());
         prompts.request_answer();
         requested.try_recv().unwrap();
         prompts.handle_event(&given(0));
         sender.try_send(Some("y\n".to_owned())).unwrap();
-        prompts.handle_event(&request(1, ApprovalPhase::Before));
+        prompts.handle_event(&request(1, WaitPhase::Before));
         assert!(prompts.next_prompt().is_some());
         prompts.request_answer();
         // Another line is read for the second prompt.

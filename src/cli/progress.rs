@@ -10,8 +10,8 @@ use crate::event::{
     ApprovalRequest, CallLabel, Event, RunStats, ServiceCall, ServiceCallStatus, WaitingFor,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, FinishKind, Question, QuestionKind, RunEnd, ToolOutcome, ToolResult,
-    ToolStatus, VariableName, Verdict, excerpt, printable,
+    ApprovalVerdict, CallKey, FinishKind, Question, QuestionKind, RunEnd, ToolOutcome, ToolResult,
+    ToolStatus, VariableName, WaitPhase, excerpt, printable,
 };
 
 /// Maximum number of characters of a call's name, arguments or result on its line.
@@ -114,8 +114,8 @@ impl RunProgress {
             }
             // The result of a call that may not run has the reason.
             Event::ApprovalGiven {
-                phase: ApprovalPhase::Before,
-                verdict: Verdict::Rejected | Verdict::Expired,
+                phase: WaitPhase::Before,
+                verdict: ApprovalVerdict::Rejected | ApprovalVerdict::Expired,
                 ..
             } => None,
             Event::ApprovalGiven { call, phase, verdict, waited: _ } => {
@@ -394,15 +394,15 @@ pub(super) fn approval_question(request: &ApprovalRequest) -> String {
     let input = printable(&request.arguments.to_string());
     // Long arguments fill the screen, so the last line has the name, too.
     match request.phase {
-        ApprovalPhase::Before => format!("? {name} {input}: may {name} run?"),
-        ApprovalPhase::After => {
+        WaitPhase::Before => format!("? {name} {input}: may {name} run?"),
+        WaitPhase::After => {
             let output = printable(request.output_summary.as_deref().unwrap_or_default());
             format!(
                 "? {name} {input} answered: {output}\n  may the model see the answer of {name}?"
             )
         }
-        ApprovalPhase::Input => input_question(&name, request.question.as_deref()),
-        ApprovalPhase::Client => format!("? {name} {input} is run by the client"),
+        WaitPhase::Input => input_question(&name, request.question.as_deref()),
+        WaitPhase::Client => format!("? {name} {input} is run by the client"),
     }
 }
 
@@ -423,16 +423,16 @@ fn input_question(name: &str, question: Option<&Question>) -> String {
     }
 }
 
-fn approval_line(name: &str, phase: ApprovalPhase, verdict: Verdict) -> String {
+fn approval_line(name: &str, phase: WaitPhase, verdict: ApprovalVerdict) -> String {
     let mark = match verdict {
-        Verdict::Approved => "+",
-        Verdict::Rejected | Verdict::Expired | Verdict::Withdrawn => "-",
+        ApprovalVerdict::Approved => "+",
+        ApprovalVerdict::Rejected | ApprovalVerdict::Expired | ApprovalVerdict::Withdrawn => "-",
     };
     let subject = match phase {
-        ApprovalPhase::Before => "",
-        ApprovalPhase::After => "'s result",
-        ApprovalPhase::Input => "'s question",
-        ApprovalPhase::Client => "'s client",
+        WaitPhase::Before => "",
+        WaitPhase::After => "'s result",
+        WaitPhase::Input => "'s question",
+        WaitPhase::Client => "'s client",
     };
     format!("{mark} {}{subject} {}", short(name), verdict.as_str())
 }
@@ -664,7 +664,7 @@ mod tests {
     fn approval_questions_are_complete_and_decisions_are_one_line() {
         let mut request = ApprovalRequest {
             call: label(0),
-            phase: ApprovalPhase::Before,
+            phase: WaitPhase::Before,
             arguments: json!({"text": format!("{}\u{9b}", "long ".repeat(100))}).into(),
             arguments_sha256: String::new(),
             output_summary: None,
@@ -672,7 +672,7 @@ mod tests {
         };
         let text = approval_question(&request);
         assert!(text.len() > 500 && text.ends_with("\\u{9b}\"}: may clock run?"), "{text}");
-        request.phase = ApprovalPhase::After;
+        request.phase = WaitPhase::After;
         request.output_summary = Some("no\non".to_owned());
         let text = approval_question(&request);
         let end = "answered: no\\non\n  may the model see the answer of clock?";
@@ -685,8 +685,8 @@ mod tests {
         let (call, waited) = (label(0), Duration::ZERO);
         let given = Event::ApprovalGiven {
             call: call.clone(),
-            phase: ApprovalPhase::After,
-            verdict: Verdict::Expired,
+            phase: WaitPhase::After,
+            verdict: ApprovalVerdict::Expired,
             waited,
         };
         assert_eq!(line(&given), "- clock's result expired");
@@ -742,8 +742,8 @@ mod tests {
         let mut progress = RunProgress::default();
         let rejected = Event::ApprovalGiven {
             call: label(0),
-            phase: ApprovalPhase::Before,
-            verdict: Verdict::Rejected,
+            phase: WaitPhase::Before,
+            verdict: ApprovalVerdict::Rejected,
             waited: Duration::ZERO,
         };
         assert_eq!(progress.handle_event(Duration::ZERO, &rejected), None);

@@ -68,7 +68,7 @@ pub use model::{ApiKey, BaseUrl, ModelConfig};
 #[doc(hidden)]
 pub use output::{OutputRequest, Temperature};
 #[doc(hidden)]
-pub use overrides::OverrideTooHigh;
+pub use overrides::InvalidOverride;
 pub use overrides::{LimitOverrides, RunOverrides};
 #[cfg(feature = "tools")]
 pub(crate) use secrets::{is_named_secret, with_last_word};

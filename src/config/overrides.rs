@@ -125,25 +125,25 @@ pub struct LimitOverrides {
     pub max_variables_bytes: Option<NonZeroUsize>,
 }
 
-/// The overrides of a run exceed its agent's configuration, or have an invalid value.
+/// A run has an override that its agent does not allow, or that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{key}: {requested} is {problem} ({highest})")]
-pub struct OverrideTooHigh {
+#[error("{key}: {requested} is {problem} ({allowed})")]
+pub struct InvalidOverride {
     /// The configuration key.
     pub key: &'static str,
     /// The requested value.
     pub requested: String,
-    /// The highest value that the agent allows, or the range of valid values.
-    pub highest: String,
-    /// The relation of the requested value to `highest`.
+    /// The value, names or range that the agent allows.
+    pub allowed: String,
+    /// The relation of the requested value to `allowed`.
     problem: &'static str,
 }
 
-impl OverrideTooHigh {
+impl InvalidOverride {
     /// Creates the error of a value that exceeds the agent's.
-    pub(crate) fn new(key: &'static str, requested: impl ToString, highest: impl ToString) -> Self {
-        let (requested, highest) = (requested.to_string(), highest.to_string());
-        Self { key, requested, highest, problem: "more than the agent allows" }
+    pub(crate) fn new(key: &'static str, requested: impl ToString, allowed: impl ToString) -> Self {
+        let (requested, allowed) = (requested.to_string(), allowed.to_string());
+        Self { key, requested, allowed, problem: "more than the agent allows" }
     }
 }
 
@@ -206,7 +206,7 @@ impl RunOverrides {
         &self,
         configured: Execution,
         may_raise: bool,
-    ) -> Result<Execution, OverrideTooHigh> {
+    ) -> Result<Execution, InvalidOverride> {
         let permits = |execution| match execution {
             Execution::Sequential => 1,
             Execution::Parallel { max } => max,
@@ -216,13 +216,13 @@ impl RunOverrides {
             Some(requested) if !is_valid(requested) => {
                 let range = format!("parallel:1 to parallel:{}", Execution::PARALLEL_MAX);
                 let problem = "outside the valid range";
-                Err(OverrideTooHigh {
+                Err(InvalidOverride {
                     problem,
-                    ..OverrideTooHigh::new("execution", requested, range)
+                    ..InvalidOverride::new("execution", requested, range)
                 })
             }
             Some(requested) if !may_raise && permits(requested) > permits(configured) => {
-                Err(OverrideTooHigh::new("execution", requested, configured))
+                Err(InvalidOverride::new("execution", requested, configured))
             }
             Some(requested) => Ok(requested),
             None => Ok(configured),
@@ -238,10 +238,10 @@ impl RunOverrides {
         &self,
         configured: bool,
         may_raise: bool,
-    ) -> Result<bool, OverrideTooHigh> {
+    ) -> Result<bool, InvalidOverride> {
         match self.multi_tool_calls {
             Some(true) if !configured && !may_raise => {
-                Err(OverrideTooHigh::new("multi_tool_calls", true, configured))
+                Err(InvalidOverride::new("multi_tool_calls", true, configured))
             }
             Some(requested) => Ok(requested),
             None => Ok(configured),
@@ -258,11 +258,11 @@ impl RunOverrides {
         tool: &str,
         configured: ApprovalPolicy,
         may_raise: bool,
-    ) -> Result<ApprovalPolicy, OverrideTooHigh> {
+    ) -> Result<ApprovalPolicy, InvalidOverride> {
         match self.approval {
             Some(ApprovalPolicy::NEVER) if configured.is_asked() && !may_raise => {
-                let highest = format!("{tool}: {configured}");
-                Err(OverrideTooHigh::new("approval", ApprovalPolicy::NEVER, highest))
+                let allowed = format!("{tool}: {configured}");
+                Err(InvalidOverride::new("approval", ApprovalPolicy::NEVER, allowed))
             }
             Some(ApprovalPolicy::NEVER) => Ok(ApprovalPolicy::NEVER),
             Some(requested) => Ok(configured.union(requested)),
@@ -281,10 +281,10 @@ impl RunOverrides {
         &self,
         configured: Option<u32>,
         may_raise: bool,
-    ) -> Result<Option<u32>, OverrideTooHigh> {
+    ) -> Result<Option<u32>, InvalidOverride> {
         match (self.max_output_tokens.map(NonZeroU32::get), configured) {
             (Some(requested), Some(configured)) if requested > configured && !may_raise => {
-                Err(OverrideTooHigh::new("max_output_tokens", requested, configured))
+                Err(InvalidOverride::new("max_output_tokens", requested, configured))
             }
             (requested, configured) => Ok(requested.or(configured)),
         }
@@ -303,7 +303,7 @@ impl LimitOverrides {
     /// # Errors
     /// If a limit exceeds the agent's and `may_raise` is false. Names the first one.
     #[doc(hidden)]
-    pub fn apply(&self, limits: &Limits, may_raise: bool) -> Result<Limits, OverrideTooHigh> {
+    pub fn apply(&self, limits: &Limits, may_raise: bool) -> Result<Limits, InvalidOverride> {
         let number = |key, requested, configured| {
             apply_limit(key, requested, configured, may_raise, |n: u32| n.to_string())
         };
@@ -372,7 +372,7 @@ fn apply_limit<T: Copy + Default + PartialOrd>(
     configured: Option<T>,
     may_raise: bool,
     format: impl Fn(T) -> String,
-) -> Result<Option<T>, OverrideTooHigh> {
+) -> Result<Option<T>, InvalidOverride> {
     let Some(requested) = requested else { return Ok(configured) };
     let requested = Some(requested).filter(|requested| *requested != T::default());
     let fits = match (requested, configured) {
@@ -384,7 +384,7 @@ fn apply_limit<T: Copy + Default + PartialOrd>(
         return Ok(requested);
     }
     let format = |limit: Option<T>| limit.map_or("0 (no limit)".to_owned(), &format);
-    Err(OverrideTooHigh::new(key, format(requested), format(configured)))
+    Err(InvalidOverride::new(key, format(requested), format(configured)))
 }
 
 /// Serialises time limits as strings that can be read back: in milliseconds, rounded up, because 0 means no limit.

@@ -3,7 +3,8 @@
 //!
 //! - Clearing: the results of old calls become one line each.
 //! - Formatting: the messages of a run that ended become one message with a log of its calls.
-//! - Summary: the first messages become a text that the model wrote, beside the users' own words.
+//! - Summary: one text that a model writes replaces the first messages. The newest messages of users among them
+//!   stay.
 //!
 //! Plans are made from the messages. [`apply`] uses only the messages and the recorded change, so a session
 //! that is rebuilt from its journal has the same context.
@@ -59,11 +60,12 @@ pub struct ClearingPlan {
     /// The calls of the results, in order.
     pub calls: Vec<CallKey>,
     /// The tokens that their removal saves, by estimate.
-    pub saved: u64,
+    pub saved_tokens: u64,
 }
 
 /// Plans to clear every result but the newest `keep_results`. Errors stay, and so do the results of tools
 /// for which `is_kept` is true, and results that are as short as the line that would replace them.
+/// `references` is whether that line names the reference of the result.
 pub fn plan_clearing(
     messages: &[Arc<Message>],
     keep_results: usize,
@@ -80,11 +82,11 @@ pub fn plan_clearing(
         if has("error") || has(CLEARED) || is_kept(name) {
             continue;
         }
-        let cleared = cleared(message, call.key, references);
+        let cleared = cleared_message(message, call.key, references);
         let (before, after) = (estimate_message(message), estimate_message(&cleared));
         if before > after {
             plan.calls.push(call.key);
-            plan.saved += before - after;
+            plan.saved_tokens += before - after;
         }
     }
     plan
@@ -145,9 +147,9 @@ pub fn plan_formatting(messages: &[Arc<Message>], references: bool) -> Option<Co
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SummaryPlan {
     /// Number of messages that the summary replaces.
-    pub messages: usize,
+    pub replaced_messages: usize,
     /// Number of the last users' messages among them that stay.
-    pub user_messages: usize,
+    pub kept_user_messages: usize,
 }
 
 /// The limits of a summary. Sizes are tokens by estimate.
@@ -195,19 +197,19 @@ pub fn plan_summary(messages: &[Arc<Message>], limits: SummaryLimits) -> Option<
         replaced = before;
         size -= turn.iter().map(|message| estimate_message(message)).sum::<u64>();
     }
-    let (mut user_messages, mut sum) = (0, 0);
+    let (mut kept_user_messages, mut sum) = (0, 0);
     for message in replaced.iter().rev().filter(|message| is_input(message)) {
         sum += estimate_message(message);
-        if user_messages > 0 && sum > limits.input_tokens_max {
+        if kept_user_messages > 0 && sum > limits.input_tokens_max {
             break;
         }
-        user_messages += 1;
+        kept_user_messages += 1;
     }
-    Some(SummaryPlan { messages: replaced.len(), user_messages })
+    Some(SummaryPlan { replaced_messages: replaced.len(), kept_user_messages })
 }
 
-/// Returns the calls of the newest results that are neither cleared nor errors. The messages do not
-/// contain the references of these results, so the model cannot name them in a summary.
+/// Returns the calls of the newest results that are neither cleared nor errors nor results of `read_var`.
+/// The summary is followed by their references, because the model has not seen these and cannot name them.
 #[must_use]
 pub fn uncleared_results(messages: &[Arc<Message>]) -> Vec<CallKey> {
     let keys = results(messages).filter_map(|(at, call)| match &**messages.get(at)? {
@@ -227,7 +229,7 @@ pub fn uncleared_results(messages: &[Arc<Message>]) -> Vec<CallKey> {
 pub struct AppliedChange {
     /// The messages.
     pub messages: Vec<Arc<Message>>,
-    /// The index of the first message of the last run that is left.
+    /// The index in `messages` at which the last run begins.
     pub run_start: usize,
     /// The tokens of the messages, by estimate.
     pub tokens: PartTokens,
@@ -254,7 +256,7 @@ fn change_messages(
             let cleared_results = results(messages).filter(|(_, call)| calls.contains(&call.key));
             for (at, call) in cleared_results {
                 if let Some(message) = replaced.get_mut(at) {
-                    *message = Arc::new(cleared(message, call.key, *references));
+                    *message = Arc::new(cleared_message(message, call.key, *references));
                 }
             }
             (replaced, run_start)
@@ -271,13 +273,13 @@ fn change_messages(
             (before.iter().chain(inputs).cloned().chain([message]).collect(), run_start)
         }
         ContextChange::Summarised { text, messages: count, user_messages, results: keys } => {
-            let (replaced, tail) = messages.split_at_checked(*count).unwrap_or((messages, &[]));
+            let (replaced, kept) = messages.split_at_checked(*count).unwrap_or((messages, &[]));
             let inputs: Vec<_> =
                 replaced.iter().enumerate().filter(|(_, message)| is_input(message)).collect();
             let inputs =
                 inputs.get(inputs.len().saturating_sub(*user_messages)..).unwrap_or_default();
             let run_start = match run_start.checked_sub(*count) {
-                Some(in_tail) => inputs.len() + 1 + in_tail,
+                Some(index_in_kept) => inputs.len() + 1 + index_in_kept,
                 // The run began among the replaced messages.
                 None => inputs.iter().filter(|(at, _)| *at < run_start).count(),
             };
@@ -285,13 +287,13 @@ fn change_messages(
             let content = Content::from(format!("{SUMMARY_BEGINNING}{text}{references}"));
             let summary = Arc::new(Message::Summary { content });
             let inputs = inputs.iter().map(|(_, message)| *message);
-            (inputs.cloned().chain([summary]).chain(tail.iter().cloned()).collect(), run_start)
+            (inputs.cloned().chain([summary]).chain(kept.iter().cloned()).collect(), run_start)
         }
     }
 }
 
-/// Returns the index of each result with its call. Results of initial messages have no key, and are left
-/// out.
+/// Returns the index of each result, with its call. Leaves out results of initial messages, whose calls
+/// have turn 0.
 fn results(messages: &[Arc<Message>]) -> impl Iterator<Item = (usize, &ToolCall)> {
     let mut calls: &[ToolCall] = &[];
     messages.iter().enumerate().filter_map(move |(at, message)| match &**message {
@@ -301,7 +303,6 @@ fn results(messages: &[Arc<Message>]) -> impl Iterator<Item = (usize, &ToolCall)
         }
         Message::Tool { call_id, .. } => {
             let call = calls.iter().find(|call| call.id == *call_id)?;
-            // The calls of initial messages have turn 0.
             (call.key.turn > 0).then_some((at, call))
         }
         Message::User { .. } | Message::Summary { .. } => None,
@@ -335,7 +336,7 @@ fn is_summary(message: &Message) -> bool {
 }
 
 /// Returns a result as one line with its size and its reference.
-fn cleared(message: &Message, key: CallKey, references: bool) -> Message {
+fn cleared_message(message: &Message, key: CallKey, references: bool) -> Message {
     let Message::Tool { call_id, name, content, metadata } = message else {
         return message.clone();
     };
@@ -515,7 +516,7 @@ mod tests {
         let plan = plan_clearing(&messages, 1, true, |name| name == "kept");
         let keys: Vec<String> = plan.calls.iter().map(ToString::to_string).collect();
         assert_eq!(keys, ["t1a1c0", "t5a1c0"]);
-        assert!(plan.saved > 1_000, "{}", plan.saved);
+        assert!(plan.saved_tokens > 1_000, "{}", plan.saved_tokens);
         let change = ContextChange::Cleared { calls: plan.calls, references: true };
         let AppliedChange { messages: cleared, run_start, .. } = apply(&change, &messages, 0);
         assert_eq!((cleared.len(), run_start), (messages.len(), 0));
@@ -588,9 +589,9 @@ mod tests {
         }
         messages.insert(6, user("Third."));
         let plan = plan_summary(&messages, limits(2, 1_000, 50)).unwrap();
-        assert_eq!(plan, SummaryPlan { messages: 9, user_messages: 1 });
+        assert_eq!(plan, SummaryPlan { replaced_messages: 9, kept_user_messages: 1 });
         let roomy = plan_summary(&messages, limits(2, 1_000, 1_000)).unwrap();
-        assert_eq!(roomy, SummaryPlan { messages: 9, user_messages: 3 });
+        assert_eq!(roomy, SummaryPlan { replaced_messages: 9, kept_user_messages: 3 });
         let change = summarised("so far", 9, 1, Vec::new());
         let AppliedChange { messages: left, run_start, .. } = apply(&change, &messages, 0);
         let summary = "summary: [The conversation before this point was summarised:]\n\nso far";
@@ -600,7 +601,8 @@ mod tests {
         assert_eq!(apply(&change, &messages, 10).run_start, 3);
         assert_eq!(super::super::repair_pairing(&left).1, 0);
         // Large turns are summarised too, and users' messages alone are not.
-        assert_eq!(plan_summary(&messages, limits(2, 10, 50)).unwrap().messages, messages.len());
+        let large = plan_summary(&messages, limits(2, 10, 50)).unwrap();
+        assert_eq!(large.replaced_messages, messages.len());
         assert_eq!(plan_summary(&messages[..2], limits(2, 1_000, 50)), None);
     }
 
@@ -614,7 +616,7 @@ mod tests {
         let input = estimate_message(&messages[0]);
         let planned = |replaced_tokens_max: u64| {
             let limits = SummaryLimits { replaced_tokens_max, ..limits(0, 0, 0) };
-            plan_summary(&messages, limits).unwrap().messages
+            plan_summary(&messages, limits).unwrap().replaced_messages
         };
         assert_eq!(planned(input + 5 * of_turn), messages.len());
         // The newest turns stay, whole.
@@ -630,9 +632,9 @@ mod tests {
         let mut messages = vec![user("First."), summary];
         messages.extend(turn(7, "fetch", "a result"));
         let plan = plan_summary(&messages, limits(0, 1_000, 1_000)).unwrap();
-        let SummaryPlan { messages: count, user_messages } = plan;
+        let SummaryPlan { replaced_messages, kept_user_messages } = plan;
         let text = "new".to_owned();
-        let change = summarised(&text, count, user_messages, Vec::new());
+        let change = summarised(&text, replaced_messages, kept_user_messages, Vec::new());
         let left = texts(&apply(&change, &messages, 0).messages);
         assert_eq!(left.len(), 2);
         assert!(left[0] == "user: First." && left[1].ends_with("new"), "{left:?}");

@@ -6,7 +6,7 @@
 //! | order of the messages, inputs that wait for the end of a turn, ids of calls | `history` |
 //! | a history that is too long (truncate, trim, shorten, compact): when, and what is kept | `session::context` |
 //! | the same: how messages are replaced by a summary, a log or a line | `compaction` |
-//! | estimate of tokens, learnt context window | `tokens` |
+//! | token count (estimate), learnt context window | `tokens` |
 //! | results longer than `max_result_bytes` | `result_cut` |
 //! | exactly one result for each call (pairing) | `pairing` |
 //! | references to earlier results (`$VAR_REF{{..}}`) | `references` |

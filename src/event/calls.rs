@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::types::{ApprovalPhase, CallKey, Question};
+use crate::types::{CallKey, Question, WaitPhase};
 
 /// The identification of a call for clients.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -103,7 +103,7 @@ pub struct ApprovalRequest {
     /// The call.
     pub call: CallLabel,
     /// The phase.
-    pub phase: ApprovalPhase,
+    pub phase: WaitPhase,
     /// The arguments, a JSON object.
     pub arguments: Arc<Value>,
     /// The SHA-256 of the arguments as compact JSON with sorted keys, in hex digits: of the question

@@ -28,8 +28,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::types::{
-    ApprovalPhase, CallKey, CompactionKind, Content, Execution, FinishReason, Metadata,
-    ProviderError, RunEnd, RunError, ToolResult, Usage, VariableName, Verdict,
+    ApprovalVerdict, CallKey, CompactionKind, Content, Execution, FinishReason, Metadata,
+    ProviderError, RunEnd, RunError, ToolResult, Usage, VariableName, WaitPhase,
 };
 
 /// One observable fact.
@@ -156,9 +156,9 @@ pub enum Event {
         /// The call.
         call: CallLabel,
         /// The phase.
-        phase: ApprovalPhase,
+        phase: WaitPhase,
         /// The verdict.
-        verdict: Verdict,
+        verdict: ApprovalVerdict,
         /// Time that the call waited for it.
         waited: Duration,
     },

@@ -9,9 +9,9 @@ use super::{
     TurnSummary, TurnTimes, WaitingFor,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, CompactionKind, Execution, FinishKind, FinishReason, ProviderError,
+    ApprovalVerdict, CallKey, CompactionKind, Execution, FinishKind, FinishReason, ProviderError,
     ProviderErrorKind, ResultNotes, RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome,
-    ToolResult, Usage, Verdict,
+    ToolResult, Usage, WaitPhase,
 };
 
 /// Publishes the event in turn 3 of the run `run_1` of the session `s1`.
@@ -226,7 +226,7 @@ pub(crate) fn every() -> Vec<Event> {
         Event::ApprovalAsked {
             request: Box::new(ApprovalRequest {
                 call: call.clone(),
-                phase: ApprovalPhase::Before,
+                phase: WaitPhase::Before,
                 arguments: serde_json::json!({"zone": "Asia/Tokyo"}).into(),
                 arguments_sha256: "5f70".into(),
                 output_summary: None,
@@ -235,8 +235,8 @@ pub(crate) fn every() -> Vec<Event> {
         },
         Event::ApprovalGiven {
             call: call.clone(),
-            phase: ApprovalPhase::Before,
-            verdict: Verdict::Approved,
+            phase: WaitPhase::Before,
+            verdict: ApprovalVerdict::Approved,
             waited: ms(7_000),
         },
         Event::ConflictFound {

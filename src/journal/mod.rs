@@ -12,7 +12,10 @@
 //! | when a record is durable (`journal.durability`, strict or relaxed), and who is notified | `log`, `sqlite/writer` |
 //! | full disk, failed write, failed fsync: what fails, and when it is tried again | `sqlite/writer`, `sqlite/writer/tasks`, `sqlite/reserve`; the session: `runtime::session::end`; the status 503: `server::error` |
 //! | group commit; limits of the queue of the writer | `sqlite/queue` |
+//! | write-ahead log of SQLite: when it is synced, checkpointed and emptied | `sqlite/writer`, `sqlite/writer/tasks` |
+//! | schema version of the database, conversion of an older one (migration) | `sqlite/database` |
 //! | deletion: hiding, erasing, space on the disk | `sqlite/writer/tasks`, `sqlite/deletion`, `sqlite/pages` |
+//! | garbage collection of documents that no session names | `sqlite/writer/tasks`; when: `runtime::maintenance`, `runtime::tool_servers` |
 //! | fork: records that it shares with its origin, and when they are deleted | `sqlite/database` (the tables), `sqlite/deletion`; a fork of a fork: `origin` of `sqlite/writer` |
 //! | invariants of the records of a session | `verify/` |
 

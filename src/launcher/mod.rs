@@ -21,7 +21,7 @@
 //! | `protocol.rs` | the messages between host and launcher |
 //! | `program.rs` | host: a program that was checked and can be started |
 //! | `process.rs` | host: a started program, with its pipes |
-//! | `supervise.rs` | launcher: starts the program, reports its exit, kills it |
+//! | `supervise.rs` | launcher: starts the program, limits its memory and processes, reports its exit, kills it |
 //! | `exec.rs` | launcher: starts the program in a sandbox; the process that enters the sandbox |
 //! | `descendants.rs` | launcher: finds and signals all descendants |
 //! | `sandbox.rs` | the sandboxes, and the check that the kernel supports them |

@@ -67,7 +67,7 @@ impl LaunchedProcess {
         let starting = Self::start_unbounded(&binary, request);
         match tokio::time::timeout(ANSWER_TIMEOUT, starting).await {
             Ok(started) => started,
-            Err(_) => Err(StartError::NoLauncher { binary }),
+            Err(_) => Err(StartError::LauncherDidNotAnswer { binary }),
         }
     }
 
@@ -93,7 +93,7 @@ impl LaunchedProcess {
         let has_ended = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
         let send_error = |error: io::Error| {
             if has_ended.contains(&error.kind()) {
-                StartError::NoLauncher { binary: binary.clone() }
+                StartError::LauncherDidNotAnswer { binary: binary.clone() }
             } else {
                 StartError::Io(error)
             }
@@ -116,7 +116,7 @@ impl LaunchedProcess {
                 return Err(StartError::Program(message));
             }
             Ok(None | Some(LauncherMessage::TooManyProcesses | LauncherMessage::Exited { .. }))
-            | Err(_) => return Err(StartError::NoLauncher { binary: binary.clone() }),
+            | Err(_) => return Err(StartError::LauncherDidNotAnswer { binary: binary.clone() }),
         }
         Ok(Self {
             stdin: pipe::Sender::from_owned_fd(stdin.into())?,
@@ -128,8 +128,7 @@ impl LaunchedProcess {
 }
 
 impl ProcessControl {
-    /// Waits for the end of the program. Its descendants may still run. May be dropped and called
-    /// again.
+    /// Waits for the end of the program. Its descendants may still run. Cancel safe.
     pub(crate) async fn wait(&mut self) -> ProcessEnd {
         loop {
             match self.next_message().await {
@@ -155,19 +154,20 @@ impl ProcessControl {
 
     /// Sends `SIGTERM` to the program and its descendants.
     pub(crate) async fn terminate(&mut self) {
-        // Without a launcher there is nothing to end, which `wait` reports.
+        // If the launcher is gone, `wait` reports it.
         let _ = self.socket.write_all(&[TERMINATE]).await;
     }
 
     /// Kills the program with all descendants, and waits until they are gone.
     pub(crate) async fn kill(self) {
         let Self { socket, mut launcher, .. } = self;
+        // The launcher kills the program when the socket closes.
         drop(socket);
         let _ = launcher.wait().await;
     }
 
-    /// Returns the next message. `None` if the launcher has closed the socket. May be dropped and called
-    /// again: what has arrived of a message is kept.
+    /// Returns the next message. `None` if the launcher has closed the socket. Cancel safe: keeps the bytes
+    /// read so far.
     async fn next_message(&mut self) -> io::Result<Option<LauncherMessage>> {
         self.socket.read_until(b'\n', &mut self.partial).await?;
         let line = std::mem::take(&mut self.partial);
@@ -186,13 +186,13 @@ pub(crate) enum StartError {
         "no launcher: call callsheet::launcher::run_if_launched() first in main, or \
          callsheet::launcher::use_binary(..) with the path of the callsheet binary"
     )]
-    NotConfigured,
+    NoLauncher,
     /// The binary did not answer as a launcher.
     #[error(
         "{} did not answer as a launcher: it must call callsheet::launcher::run_if_launched() \
          first in main", .binary.display()
     )]
-    NoLauncher {
+    LauncherDidNotAnswer {
         /// The binary.
         binary: PathBuf,
     },

@@ -41,7 +41,7 @@ impl Program {
     pub(crate) fn check(name: &str, config: &ProcessConfig) -> Result<Self, ProgramError> {
         let wrong = |key, message: String| ProgramError { key, message };
         let Some(binary) = super::binary() else {
-            return Err(wrong("command", StartError::NotConfigured.to_string()));
+            return Err(wrong("command", StartError::NoLauncher.to_string()));
         };
         if !binary.is_file() {
             let message = format!("the launcher {} is not a file", binary.display());
@@ -71,7 +71,7 @@ impl Program {
         &self,
         arguments: Vec<String>,
     ) -> Result<(LaunchedProcess, Secrets), StartError> {
-        let binary = super::binary().ok_or(StartError::NotConfigured)?;
+        let binary = super::binary().ok_or(StartError::NoLauncher)?;
         let (env, secrets) = self.environment()?;
         let arguments = arguments.into_iter().map(OsString::from);
         let (program, arguments) = match self.config.sandbox {

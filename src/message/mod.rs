@@ -86,7 +86,7 @@ impl Message {
 
 /// A model's message.
 ///
-/// [`Message::Assistant`](crate::model::Message) has it.
+/// The value of [`Message::Assistant`](crate::model::Message).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ResponseMessage {
     /// The answer's text. May be empty if there are calls.

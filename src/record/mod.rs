@@ -23,10 +23,10 @@ pub use crate::types::Seq;
 use crate::config::{ClientTool, RunOverrides};
 use crate::event::{ApprovalRequest, CallLabel, StatsReport, TurnSummary};
 use crate::types::{
-    AgentLease, ApprovalPhase, CallKey, Content, Execution, FinishReason, HookDecision, HookPoint,
-    Metadata, ParentCall, ProviderError, ReadSet, RequestKind, ResultNotes, RunEnd, RunError,
-    RunId, SessionId, ToolCall, ToolOutcome, TraceContext, Usage, VariableName, Verdict, WriteSet,
-    sha256_hex,
+    AgentLease, ApprovalVerdict, CallKey, Content, Execution, FinishReason, HookDecision,
+    HookPoint, Metadata, ParentCall, ProviderError, ReadSet, RequestKind, ResultNotes, RunEnd,
+    RunError, RunId, SessionId, ToolCall, ToolOutcome, TraceContext, Usage, VariableName,
+    WaitPhase, WriteSet, sha256_hex,
 };
 
 /// The end of a response, which decides what happens to its calls. `docs/architecture.md` has the
@@ -304,9 +304,9 @@ pub enum Record {
         /// The call.
         key: CallKey,
         /// The phase.
-        phase: ApprovalPhase,
+        phase: WaitPhase,
         /// The verdict.
-        verdict: Verdict,
+        verdict: ApprovalVerdict,
         /// The message of the decision.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         message: Option<String>,

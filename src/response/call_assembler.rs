@@ -131,20 +131,20 @@ impl CallAssembler {
     /// Seals a call on the wire's own mark, which may hold the complete arguments.
     pub(super) fn seal_explicitly(
         &mut self,
-        at: usize,
+        index: usize,
         arguments: Option<&str>,
         limits: &ResponseLimits,
         changes: &mut CallChanges,
     ) {
-        let Some(call) = self.calls.get_mut(at) else { return };
+        let Some(call) = self.calls.get_mut(index) else { return };
         if let Some(complete) = arguments.filter(|complete| *complete != call.raw) {
             if call.sealed {
                 call.changed_after_seal = true;
-                changes.push(CallChange::ChangedAfterSeal(at));
+                changes.push(CallChange::ChangedAfterSeal(index));
             }
             call.replace(complete, limits.arguments_bytes_max);
         }
-        self.seal(at, changes);
+        self.seal(index, changes);
     }
 
     /// Seals all open calls.
@@ -154,9 +154,9 @@ impl CallAssembler {
 
     /// Seals the open calls before a position, and those without arguments only if `blank`.
     fn seal_before(&mut self, end: usize, blank: bool, changes: &mut CallChanges) {
-        for at in self.sealed_up_to..end {
-            if blank || self.calls.get(at).is_some_and(PartialCall::has_arguments) {
-                self.seal(at, changes);
+        for index in self.sealed_up_to..end {
+            if blank || self.calls.get(index).is_some_and(PartialCall::has_arguments) {
+                self.seal(index, changes);
             }
         }
         let is_open = |call: &PartialCall| !call.sealed;
@@ -245,12 +245,12 @@ impl CallAssembler {
 
     fn continue_listed(
         &mut self,
-        at: usize,
+        index: usize,
         piece: &CallDelta,
         limits: &ResponseLimits,
         changes: &mut CallChanges,
     ) -> Option<Problem> {
-        let call = self.calls.get_mut(at)?;
+        let call = self.calls.get_mut(index)?;
         let new_name = piece.name.as_ref().filter(|name| ***name != *call.name);
         let problem = new_name.map(|name| Problem {
             code: "name_changed",
@@ -259,11 +259,11 @@ impl CallAssembler {
         call.fill(piece);
         if call.sealed && piece.has_arguments() {
             call.changed_after_seal = true;
-            changes.push(CallChange::ChangedAfterSeal(at));
+            changes.push(CallChange::ChangedAfterSeal(index));
         }
         call.append(piece, limits.arguments_bytes_max);
-        if !call.has_own_seal && at > self.sealed_up_to && piece.has_arguments() {
-            self.seal_before(at, true, changes);
+        if !call.has_own_seal && index > self.sealed_up_to && piece.has_arguments() {
+            self.seal_before(index, true, changes);
         }
         problem
     }
@@ -285,10 +285,10 @@ impl CallAssembler {
         }
     }
 
-    fn seal(&mut self, at: usize, changes: &mut CallChanges) {
-        if let Some(call) = self.calls.get_mut(at).filter(|call| !call.sealed) {
+    fn seal(&mut self, index: usize, changes: &mut CallChanges) {
+        if let Some(call) = self.calls.get_mut(index).filter(|call| !call.sealed) {
             call.sealed = true;
-            changes.push(CallChange::Sealed(at));
+            changes.push(CallChange::Sealed(index));
         }
     }
 }

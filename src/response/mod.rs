@@ -5,7 +5,7 @@
 //! | response accepted or broken: finish reason, no finish reason, end mark, refusal, empty response | `finish_reason` |
 //! | seal of a call; which piece belongs to which call: index, id, name; a call while its pieces arrive | `call_assembler` |
 //! | limits of a response (bytes of arguments and text, number of calls), changes to the calls | `call_assembler` |
-//! | arguments: empty, cut off, encoded twice, not an object | `arguments` |
+//! | arguments: empty, invalid JSON, cut off (partial JSON), encoded twice, not an object | `arguments` |
 //! | order of the parts of a response, metadata that the service wants back | `content_parts` |
 //! | order in which text and thinking were displayed | `display_order` |
 //! | the response as a whole: applies each delta | `assembler` |

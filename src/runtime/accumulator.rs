@@ -31,7 +31,7 @@ use crate::telemetry::SourceRecord;
 use crate::turn::{
     ApprovalError, AttemptPlan, Effect, PermitReply, StartedCalls, Turn, TurnAction,
 };
-use crate::types::{ApprovalPhase, CallKey, ParentCall};
+use crate::types::{CallKey, ParentCall, WaitPhase};
 
 /// The time that tools have to report their ends if a timer of the turn fires late. Then the host was stalled, and
 /// the ends may be among what it has not handled yet.
@@ -102,7 +102,7 @@ struct CurrentTurn {
 /// The calls of a turn that wait for people.
 #[derive(Default)]
 struct PendingApprovals {
-    keys: Vec<(CallKey, ApprovalPhase)>,
+    keys: Vec<(CallKey, WaitPhase)>,
     /// True if the turn waits for nothing else.
     waits_only_for_people: bool,
     /// True if none of its calls runs either.

@@ -9,13 +9,13 @@ use super::model::{ModelRequest, StallClock};
 use super::models::{Model, ModelChain, ModelSources};
 use super::tool_limiter::ToolLimiters;
 use crate::config::{
-    AgentConfig, ClientTool, Config, Limits, OutputRequest, OverrideTooHigh, RunOverrides,
+    AgentConfig, ClientTool, Config, InvalidOverride, Limits, OutputRequest, RunOverrides,
     Temperature, ToolLoading, ToolOverride, ToolPattern,
 };
 use crate::context::compaction::SUMMARY_REQUEST;
 use crate::context::tokens::{estimate_text, estimate_tool};
 use crate::message::{Message, MessageList};
-use crate::session::RunTerms;
+use crate::session::SessionRunRules;
 use crate::telemetry::Telemetry;
 use crate::tool::{
     ClientSideTool, FrozenList, RESERVED_NAMES, ReadVar, RegisteredHook, RegisteredKind,
@@ -24,7 +24,7 @@ use crate::tool::{
 };
 #[cfg(feature = "server")]
 use crate::tool::{ListedTool, definition_tokens, list_tools};
-use crate::turn::{HookScope, OutputRules, TurnRules};
+use crate::turn::{HookScope, OutputRules, RunRules};
 use crate::types::{
     FINAL_ANSWER, HookPoint, InvalidValue, OutputMode, READ_VAR, RequestKind, Secrets, ToolChoice,
     Wire,
@@ -42,8 +42,8 @@ const CLIENT_TOOLS_MAX: usize = 128;
 pub(super) struct Agent {
     pub(super) name: Arc<str>,
     pub(super) models: Arc<ModelChain>,
-    pub(super) rules: Arc<TurnRules>,
-    /// The tools that it may call, by name. With a search also `find_tools`.
+    pub(super) rules: Arc<RunRules>,
+    /// The tools that it may call, by name. Includes `find_tools` if the agent uses tool search.
     pub(super) tools: Arc<BTreeMap<String, RegisteredTool>>,
     loading: ToolLoading,
     /// All models of the host. A run with `allow_overrides` may choose any of them.
@@ -57,7 +57,7 @@ pub(super) struct Agent {
     /// The hooks that are asked about its runs, in their order.
     pub(super) hooks: Arc<[RegisteredHook]>,
     /// A request to the first model, without messages.
-    blank: ModelRequest,
+    request_template: ModelRequest,
     /// The hash of what precedes the messages in its requests.
     prompt_hash: OnceLock<u64>,
 }
@@ -103,21 +103,21 @@ impl Agent {
         let hooks = registry.hooks().iter().filter(|hook| hook.rule.concerns_agent(name));
         let hooks: Arc<[RegisteredHook]> = hooks.cloned().collect();
         let tools = matching_tools(registry.iter(), &agent.tools);
-        let search = needs_search(agent.tool_loading, &tools, &agent.tools);
-        let offering = Offering { search, references: agent.context.references };
-        let (tools, definitions) = offer(tools, &agent.tools, offering);
+        let uses_tool_search = needs_search(agent.tool_loading, &tools, &agent.tools);
+        let host_tools = HostToolSet { uses_tool_search, references: agent.context.references };
+        let (tools, definitions) = offer(tools, &agent.tools, host_tools);
         let plans = models.plans(None);
-        let blank = ModelRequest {
+        let request_template = ModelRequest {
             system: Some(agent.system.clone()).filter(|system| !system.is_empty()),
             tools: definitions,
             parallel_tool_calls: (!agent.multi_tool_calls).then_some(false),
             ..ModelRequest::new("", MessageList::default())
         };
-        let blank = models.first().adapt(blank, plans.first().streamed);
-        let rules = TurnRules {
+        let request_template = models.first().adapt(request_template, plans.first().streamed);
+        let rules = RunRules {
             tools: specs(&tools),
-            search,
-            found: found_names(&tools, &agent.tools, search),
+            uses_tool_search,
+            search_only_tools: search_only_names(&tools, &agent.tools, uses_tool_search),
             limits: agent.limits.clone(),
             execution: agent.execution,
             multi_tool_calls: agent.multi_tool_calls,
@@ -126,8 +126,8 @@ impl Agent {
                 .servers()
                 .iter()
                 .any(|server| names_server(&agent.tools, &**server)),
-            fixed_tokens: fixed_tokens(&blank),
-            system_tokens: system_tokens(&blank),
+            fixed_tokens: fixed_tokens(&request_template),
+            system_tokens: system_tokens(&request_template),
             context: agent.context.clone(),
             hooks: hooks.iter().filter_map(turn_scope).collect(),
             tool_choice: ToolChoice::Auto,
@@ -146,7 +146,7 @@ impl Agent {
             registry: Arc::clone(registry),
             allow_overrides: agent.allow_overrides,
             output_retries: agent.output_retries,
-            blank,
+            request_template,
             prompt_hash: OnceLock::new(),
         })
     }
@@ -154,9 +154,10 @@ impl Agent {
     /// Lists the tools of the host, and whether the agent offers them.
     #[cfg(feature = "server")]
     pub(super) fn listed_tools(&self) -> Vec<ListedTool> {
-        let is_searched = |name: &str| self.rules.search && is_searched(name, &self.patterns);
+        let is_searched =
+            |name: &str| self.rules.uses_tool_search && is_searched(name, &self.patterns);
         let of_host = self.tools.values().filter(|tool| tool.kind == RegisteredKind::Host);
-        let use_tool = self.rules.search.then(use_tool_spec);
+        let use_tool = self.rules.uses_tool_search.then(use_tool_spec);
         let of_host = of_host.map(|tool| &*tool.spec).chain(&use_tool);
         list_tools(&self.registry, of_host, |name| self.tools.contains_key(name), is_searched)
     }
@@ -166,20 +167,23 @@ impl Agent {
     pub(super) fn definition_tokens(&self) -> usize {
         let tokens =
             |tool: &ToolDefinition| definition_tokens(&tool.name, &tool.description, &tool.schema);
-        self.blank.tools.iter().map(tokens).sum()
+        self.request_template.tools.iter().map(tokens).sum()
     }
 
     /// Returns the agent with the overrides of a run.
     ///
     /// # Errors
     /// If the overrides exceed what the agent allows, or name an unknown model or tool.
-    pub(super) fn with(self: &Arc<Self>, overrides: &RunOverrides) -> Result<Arc<Self>, HostError> {
-        self.with_admitted(overrides, self.allow_overrides)
+    pub(super) fn with_overrides(
+        self: &Arc<Self>,
+        overrides: &RunOverrides,
+    ) -> Result<Arc<Self>, HostError> {
+        self.apply_overrides(overrides, self.allow_overrides)
     }
 
     /// Returns the agent with the overrides of a run. `may_replace` is true if the run may have another system
     /// prompt and temperature.
-    fn with_admitted(
+    fn apply_overrides(
         self: &Arc<Self>,
         overrides: &RunOverrides,
         may_replace: bool,
@@ -187,21 +191,24 @@ impl Agent {
         if *overrides == RunOverrides::default() {
             return Ok(Arc::clone(self));
         }
-        let (own, may_raise) = (&*self.rules, self.allow_overrides);
+        // With `may_raise` the overrides may exceed the agent's limits.
+        let (agent_rules, may_raise) = (&*self.rules, self.allow_overrides);
         let patterns: Arc<[ToolPattern]> = match &overrides.tools {
             None => Arc::clone(&self.patterns),
             Some(names) => names.iter().map(ToolPattern::new).collect(),
         };
-        let (tools, definitions, found) = match &overrides.tools {
+        let (tools, definitions, search_only_tools) = match &overrides.tools {
             None => {
                 let tools = Arc::clone(&self.tools);
-                (tools, Arc::clone(&self.blank.tools), Arc::clone(&own.found))
+                let definitions = Arc::clone(&self.request_template.tools);
+                (tools, definitions, Arc::clone(&agent_rules.search_only_tools))
             }
             Some(_) => {
-                let offering = Offering::of(own);
-                let (tools, definitions) = offer(self.subset(&patterns)?, &patterns, offering);
-                let found = found_names(&tools, &patterns, own.search);
-                (Arc::new(tools), definitions, found)
+                let host_tools = HostToolSet::of(agent_rules);
+                let (tools, definitions) = offer(self.subset(&patterns)?, &patterns, host_tools);
+                let search_only =
+                    search_only_names(&tools, &patterns, agent_rules.uses_tool_search);
+                (Arc::new(tools), definitions, search_only)
             }
         };
         let (tools, definitions) = match overrides.client_tools.as_deref() {
@@ -211,11 +218,12 @@ impl Agent {
                 all.retain(|name, _| !RESERVED_NAMES.contains(&&**name));
                 let client = client.iter().map(|tool| (tool.name.clone(), client_side(tool)));
                 all.extend(client);
-                let (all, definitions) = offer(all, &patterns, Offering::of(own));
+                let (all, definitions) = offer(all, &patterns, HostToolSet::of(agent_rules));
                 (Arc::new(all), definitions)
             }
         };
-        let multi_tool_calls = overrides.multi_tool_calls(own.multi_tool_calls, may_raise)?;
+        let multi_tool_calls =
+            overrides.multi_tool_calls(agent_rules.multi_tool_calls, may_raise)?;
         let models = match &overrides.model {
             None => Arc::clone(&self.models),
             Some(name) => Arc::new(self.models_starting_with(name)?),
@@ -224,7 +232,7 @@ impl Agent {
         let plans = models.plans(overrides.stream);
         let tool_choice = self.tool_choice(overrides, &definitions)?;
         let output = match &overrides.output {
-            None => own.output.clone(),
+            None => agent_rules.output.clone(),
             Some(OutputRequest { schema, mode, .. }) => {
                 let rules = OutputRules::new(schema, *mode, self.output_retries)
                     .map_err(|error| HostError::InvalidOutput(error.to_string()))?;
@@ -238,38 +246,39 @@ impl Agent {
                 Arc::make_mut(spec).approval = approval;
             }
         }
-        let has_own_tools = overrides.tools.is_some() || overrides.client_tools.is_some();
-        let fixed_tokens = match has_own_tools {
-            true => own.system_tokens + tools_tokens(&definitions),
-            false => own.fixed_tokens,
+        let changes_tools = overrides.tools.is_some() || overrides.client_tools.is_some();
+        let fixed_tokens = match changes_tools {
+            true => agent_rules.system_tokens + tools_tokens(&definitions),
+            false => agent_rules.fixed_tokens,
         };
-        let mut rules = TurnRules {
+        let mut rules = RunRules {
             tools: specs,
-            found,
+            search_only_tools,
             fixed_tokens,
-            limits: overrides.limits.apply(&own.limits, may_raise)?,
-            execution: overrides.execution(own.execution, may_raise)?,
+            limits: overrides.limits.apply(&agent_rules.limits, may_raise)?,
+            execution: overrides.execution(agent_rules.execution, may_raise)?,
             multi_tool_calls,
             tool_choice,
             output,
             models: Arc::new(plans),
-            ..own.clone()
+            ..agent_rules.clone()
         };
         let system = match &overrides.system {
             Some(_) if !may_replace => return Err(HostError::OverrideNotAllowed("system")),
             Some(system) => Some(system.clone()).filter(|system| !system.is_empty()),
-            None => self.blank.system.clone(),
+            None => self.request_template.system.clone(),
         };
-        let blank = ModelRequest {
+        let request_template = ModelRequest {
             system,
             tools: definitions,
             parallel_tool_calls: (!multi_tool_calls).then_some(false),
-            ..self.blank.clone()
+            ..self.request_template.clone()
         };
-        let blank = models.first().adapt(blank, rules.models.first().streamed);
+        let request_template =
+            models.first().adapt(request_template, rules.models.first().streamed);
         if overrides.system.is_some() {
-            rules.system_tokens = system_tokens(&blank);
-            rules.fixed_tokens = rules.system_tokens + tools_tokens(&blank.tools);
+            rules.system_tokens = system_tokens(&request_template);
+            rules.fixed_tokens = rules.system_tokens + tools_tokens(&request_template.tools);
         }
         Ok(Arc::new(Self {
             name: Arc::clone(&self.name),
@@ -283,7 +292,7 @@ impl Agent {
             loading: self.loading,
             patterns: Arc::clone(&self.patterns),
             hooks: Arc::clone(&self.hooks),
-            blank,
+            request_template,
             prompt_hash: OnceLock::new(),
         }))
     }
@@ -346,8 +355,8 @@ impl Agent {
     /// Returns the agent's patterns that match none of its tools.
     pub(super) fn unmatched_patterns(&self) -> Vec<String> {
         let matches = |pattern: &&ToolPattern| {
-            let mut own = self.own_names();
-            pattern.text == "*" || own.any(|name| pattern.matches(name))
+            let mut names = self.callable_names();
+            pattern.text == "*" || names.any(|name| pattern.matches(name))
         };
         let unmatched = self.patterns.iter().filter(|pattern| !matches(pattern));
         unmatched.map(|pattern| pattern.text.clone()).collect()
@@ -358,23 +367,23 @@ impl Agent {
         self.patterns.iter().any(|pattern| pattern.matches(name))
     }
 
-    /// Returns whether the model of a session finds tools with a search, if servers offer these.
+    /// Returns whether the model has to search for its tools if servers offer these in addition.
     pub(super) fn needs_search(&self, tools: &[ToolDescription]) -> bool {
-        let own = self.own_tools().into_keys();
-        let names = own.chain(tools.iter().map(|tool| tool.name.clone()));
+        let callable = self.callable_tools().into_keys();
+        let names = callable.chain(tools.iter().map(|tool| tool.name.clone()));
         let names = names.map(|name| (name, ())).collect();
         needs_search(self.loading, &names, &self.patterns)
     }
 
     /// Returns the tools that it may call, without those of the host itself.
-    fn own_tools(&self) -> BTreeMap<String, RegisteredTool> {
+    fn callable_tools(&self) -> BTreeMap<String, RegisteredTool> {
         let mut tools = BTreeMap::clone(&self.tools);
         tools.retain(|name, _| !RESERVED_NAMES.contains(&&**name));
         tools
     }
 
     /// Returns the names of the tools that it may call, without those of the host itself.
-    fn own_names(&self) -> impl Iterator<Item = &str> {
+    fn callable_names(&self) -> impl Iterator<Item = &str> {
         self.tools.keys().map(String::as_str).filter(|name| !RESERVED_NAMES.contains(name))
     }
 
@@ -406,8 +415,8 @@ impl Agent {
         tools: Vec<Arc<dyn Tool>>,
         tool_limiters: &ToolLimiters,
     ) -> Self {
-        let search = self.rules.search;
-        self.with_registered(RegisteredKind::Native, tools, None, tool_limiters, search)
+        let uses_tool_search = self.rules.uses_tool_search;
+        self.with_registered(RegisteredKind::Native, tools, None, tool_limiters, uses_tool_search)
     }
 
     fn with_registered(
@@ -416,10 +425,10 @@ impl Agent {
         tools: Vec<Arc<dyn Tool>>,
         overrides: Option<&BTreeMap<String, ToolOverride>>,
         tool_limiters: &ToolLimiters,
-        search: bool,
+        uses_tool_search: bool,
     ) -> Self {
         let mut registry = ToolRegistry::clone(&self.registry);
-        let mut offered = self.own_tools();
+        let mut offered = self.callable_tools();
         for tool in tools {
             let name = tool.spec().name;
             if let Err(error) = registry.register_as(kind, tool) {
@@ -434,15 +443,15 @@ impl Agent {
                 offered.insert(name, tool.clone());
             }
         }
-        let offering = Offering { search, ..Offering::of(&self.rules) };
-        let (tools, definitions) = offer(offered, &self.patterns, offering);
-        let blank = ModelRequest { tools: definitions, ..self.blank.clone() };
-        let rules = TurnRules {
+        let host_tools = HostToolSet { uses_tool_search, ..HostToolSet::of(&self.rules) };
+        let (tools, definitions) = offer(offered, &self.patterns, host_tools);
+        let request_template = ModelRequest { tools: definitions, ..self.request_template.clone() };
+        let rules = RunRules {
             tools: specs(&tools),
-            search,
-            found: found_names(&tools, &self.patterns, search),
-            fixed_tokens: fixed_tokens(&blank),
-            ..TurnRules::clone(&self.rules)
+            uses_tool_search,
+            search_only_tools: search_only_names(&tools, &self.patterns, uses_tool_search),
+            fixed_tokens: fixed_tokens(&request_template),
+            ..RunRules::clone(&self.rules)
         };
         Self {
             name: Arc::clone(&self.name),
@@ -454,7 +463,7 @@ impl Agent {
             loading: self.loading,
             patterns: Arc::clone(&self.patterns),
             hooks: Arc::clone(&self.hooks),
-            blank,
+            request_template,
             prompt_hash: OnceLock::new(),
             tools: Arc::new(tools),
             registry: Arc::new(registry),
@@ -467,26 +476,27 @@ impl Agent {
         let is_reserved = RESERVED_NAMES.contains(&tool);
         let found = self.tools.get(tool).or_else(|| self.registry.tool(tool));
         let found = found.filter(|_| !is_reserved)?.clone();
-        let offering = Offering { search: false, references: false };
+        let host_tools = HostToolSet { uses_tool_search: false, references: false };
         let patterns = [ToolPattern::new(tool)];
         let (tools, definitions) =
-            offer(BTreeMap::from([(tool.to_owned(), found)]), &patterns, offering);
+            offer(BTreeMap::from([(tool.to_owned(), found)]), &patterns, host_tools);
         let models = ModelChain::new(model, Vec::new());
         let plans = models.plans(None);
-        let blank = ModelRequest { system: None, tools: definitions, ..self.blank.clone() };
-        let blank = models.first().adapt(blank, plans.first().streamed);
-        let rules = TurnRules {
+        let request_template =
+            ModelRequest { system: None, tools: definitions, ..self.request_template.clone() };
+        let request_template = models.first().adapt(request_template, plans.first().streamed);
+        let rules = RunRules {
             tools: specs(&tools),
-            search: false,
-            found: Arc::default(),
+            uses_tool_search: false,
+            search_only_tools: Arc::default(),
             // The tools of servers are known.
             has_servers: false,
-            fixed_tokens: fixed_tokens(&blank),
+            fixed_tokens: fixed_tokens(&request_template),
             system_tokens: 0,
             tool_choice: ToolChoice::Auto,
             output: None,
             models: Arc::new(plans),
-            ..TurnRules::clone(&self.rules)
+            ..RunRules::clone(&self.rules)
         };
         Some(Self {
             name: name.into(),
@@ -500,7 +510,7 @@ impl Agent {
             output_retries: 0,
             patterns: Arc::new([]),
             hooks: Arc::clone(&self.hooks),
-            blank,
+            request_template,
             prompt_hash: OnceLock::new(),
         })
     }
@@ -508,8 +518,8 @@ impl Agent {
     /// Returns the agent with the recorded overrides of a run. If the configuration does not allow
     /// them any more, returns the agent without overrides. A system prompt and a temperature were admitted
     /// once, and stay.
-    pub(super) fn with_recorded(self: &Arc<Self>, overrides: &RunOverrides) -> Arc<Self> {
-        self.with_admitted(overrides, true).unwrap_or_else(|error| {
+    pub(super) fn with_recorded_overrides(self: &Arc<Self>, overrides: &RunOverrides) -> Arc<Self> {
+        self.apply_overrides(overrides, true).unwrap_or_else(|error| {
             tracing::warn!(agent = &*self.name, %error, "overrides_not_taken");
             Arc::clone(self)
         })
@@ -530,9 +540,9 @@ impl Agent {
             return Ok(models);
         }
         let may_raise = self.allow_overrides;
-        let own = models.first().max_output_tokens();
+        let configured = models.first().max_output_tokens();
         let max_output_tokens = match overrides.max_output_tokens {
-            Some(_) => overrides.max_output_tokens(own, may_raise)?,
+            Some(_) => overrides.max_output_tokens(configured, may_raise)?,
             None => None,
         };
         Ok(Arc::new(models.with_parameters(temperature, max_output_tokens, may_raise)))
@@ -553,7 +563,7 @@ impl Agent {
             ToolChoice::Tool(name) => definitions.iter().any(|tool| *tool.name == **name),
         };
         // The tools of servers may not be known yet.
-        let may_come = || {
+        let may_be_offered_later = || {
             let mut servers = self.registry.servers().iter();
             servers.any(|server| match choice {
                 ToolChoice::Tool(name) => {
@@ -564,7 +574,7 @@ impl Agent {
                 }
             })
         };
-        if is_offered || may_come() {
+        if is_offered || may_be_offered_later() {
             return Ok(choice.clone());
         }
         let offered = definitions.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>();
@@ -578,13 +588,18 @@ impl Agent {
             let known = self.configured.keys().cloned().collect::<Vec<_>>().join(", ");
             return Err(HostError::UnknownModel { asked: name.to_owned(), known });
         };
-        let is_own = self.models.iter().any(|own| own.name == name);
-        if !is_own && !self.allow_overrides {
-            return Err(OverrideTooHigh::new("model", name, self.models.names()).into());
+        let is_of_agent = self.models.iter().any(|model| model.name == name);
+        if !is_of_agent && !self.allow_overrides {
+            return Err(InvalidOverride::new("model", name, self.models.names()).into());
         }
         Ok(self.models.starting_with(model))
     }
 
+    /// Returns the tools that match the patterns. Without `allow_overrides` only the agent's own tools.
+    ///
+    /// # Errors
+    /// If a pattern matches no tool, or only tools that the agent may not use. A pattern that may match tools
+    /// of servers is not checked, because these tools may not be known yet.
     fn subset(
         &self,
         patterns: &[ToolPattern],
@@ -597,30 +612,30 @@ impl Agent {
             }) {
                 continue;
             }
-            let is_own = self.own_names().any(|name| pattern.matches(name));
+            let is_callable = self.callable_names().any(|name| pattern.matches(name));
             let is_known = self.registry.iter().any(|(name, _)| pattern.matches(name));
             if !is_known {
                 return Err(HostError::UnknownTool(pattern.text.clone()));
             }
-            if !is_own && !self.allow_overrides {
-                let highest = self.own_names().collect::<Vec<_>>().join(", ");
-                return Err(OverrideTooHigh::new("tools", &pattern.text, highest).into());
+            if !is_callable && !self.allow_overrides {
+                let allowed = self.callable_names().collect::<Vec<_>>().join(", ");
+                return Err(InvalidOverride::new("tools", &pattern.text, allowed).into());
             }
         }
         if self.allow_overrides {
             return Ok(matching_tools(self.registry.iter(), patterns));
         }
-        let own = self.own_tools();
-        Ok(matching_tools(own.iter().map(|(name, tool)| (name.as_str(), tool)), patterns))
+        let callable = self.callable_tools();
+        Ok(matching_tools(callable.iter().map(|(name, tool)| (name.as_str(), tool)), patterns))
     }
 
     pub(super) fn limits(&self) -> &Limits {
         &self.rules.limits
     }
 
-    /// Returns the terms of its runs.
-    pub(super) fn terms(&self) -> RunTerms {
-        RunTerms::from(&*self.rules)
+    /// Returns the rules of its runs that the session machine applies.
+    pub(super) fn session_rules(&self) -> SessionRunRules {
+        SessionRunRules::from(&*self.rules)
     }
 
     /// Returns the model request for a summary of the messages. The tools stay listed, so that the service
@@ -633,14 +648,14 @@ impl Agent {
             Wire::AnthropicMessages | Wire::OllamaChat => ToolChoice::Auto,
             Wire::OpenaiChat | Wire::OpenaiResponses | Wire::GeminiGenerate => ToolChoice::None,
         };
-        ModelRequest { messages, tool_choice, ..self.blank.clone() }
+        ModelRequest { messages, tool_choice, ..self.request_template.clone() }
     }
 
     /// Returns the hash of what precedes the messages in its requests.
     pub(super) fn prompt_hash(&self) -> u64 {
-        *self
-            .prompt_hash
-            .get_or_init(|| self.blank.prompt_hash(self.rules.models.first().origin.wire))
+        *self.prompt_hash.get_or_init(|| {
+            self.request_template.prompt_hash(self.rules.models.first().origin.wire)
+        })
     }
 
     /// Returns the model request of a turn. Its tools stay listed, whatever it asks for.
@@ -651,15 +666,15 @@ impl Agent {
             RequestKind::Ordinary | RequestKind::ForcedCall => chosen.clone(),
             RequestKind::FinalAnswer | RequestKind::Output(_) => ToolChoice::None,
         };
-        let request = ModelRequest { messages, tool_choice, ..self.blank.clone() };
+        let request = ModelRequest { messages, tool_choice, ..self.request_template.clone() };
         let Some(output) = &self.rules.output else { return request };
         match kind {
             RequestKind::Output(OutputMode::Native) => {
                 ModelRequest { output_schema: Some(output.schema.shared()), ..request }
             }
             RequestKind::Output(OutputMode::Tool) => {
-                let own = request.tools.iter().cloned();
-                let tools = own.chain([definition(&output.final_answer)]).collect();
+                let offered = request.tools.iter().cloned();
+                let tools = offered.chain([definition(&output.final_answer)]).collect();
                 let tool_choice = ToolChoice::Tool(FINAL_ANSWER.into());
                 ModelRequest { tools, tool_choice, ..request }
             }
@@ -672,16 +687,16 @@ impl Agent {
 }
 
 /// Returns the tokens of tools and system text in each request, by estimate.
-fn fixed_tokens(blank: &ModelRequest) -> u64 {
-    system_tokens(blank) + tools_tokens(&blank.tools)
+fn fixed_tokens(request_template: &ModelRequest) -> u64 {
+    system_tokens(request_template) + tools_tokens(&request_template.tools)
 }
 
 fn tools_tokens(tools: &[ToolDefinition]) -> u64 {
     tools.iter().map(estimate_tool).sum()
 }
 
-fn system_tokens(blank: &ModelRequest) -> u64 {
-    blank.system.as_deref().map_or(0, estimate_text)
+fn system_tokens(request_template: &ModelRequest) -> u64 {
+    request_template.system.as_deref().map_or(0, estimate_text)
 }
 
 /// The rules of the runs of each configured agent, without a running host.
@@ -721,7 +736,7 @@ impl AgentRules {
         agent: &str,
         overrides: &RunOverrides,
         frozen: Option<&str>,
-    ) -> Result<Arc<TurnRules>, HostError> {
+    ) -> Result<Arc<RunRules>, HostError> {
         let found = self.agents.get(agent);
         let agent = found.ok_or_else(|| HostError::UnknownAgent(agent.to_owned()))?;
         let frozen = frozen.and_then(|text| serde_json::from_str::<FrozenList>(text).ok());
@@ -731,7 +746,7 @@ impl AgentRules {
             }
             None => Arc::clone(agent),
         };
-        Ok(Arc::clone(&agent.with_admitted(overrides, true)?.rules))
+        Ok(Arc::clone(&agent.apply_overrides(overrides, true)?.rules))
     }
 }
 
@@ -751,8 +766,8 @@ fn names_server(patterns: &[ToolPattern], server: &dyn ToolServer) -> bool {
     patterns.iter().any(|pattern| pattern.may_match_longer(&beginning))
 }
 
-/// Returns whether the model finds tools with a search. If no pattern has matched several, there is nothing
-/// to find.
+/// Returns whether the model finds tools with a search. A search finds only tools that a wildcard pattern
+/// matches, so at least one must exist.
 fn needs_search<T>(
     loading: ToolLoading,
     tools: &BTreeMap<String, T>,
@@ -766,41 +781,41 @@ fn needs_search<T>(
     is_wanted && tools.keys().any(|name| is_searched(name, patterns))
 }
 
-/// Returns whether a tool is found by a search, if there is one: only patterns for several tools match it.
+/// Returns whether a tool is found by a search, if there is one: only wildcard patterns match it.
 fn is_searched(name: &str, patterns: &[ToolPattern]) -> bool {
     let mut matching = patterns.iter().filter(|pattern| pattern.matches(name)).peekable();
-    let is_own = RESERVED_NAMES.contains(&name);
-    !is_own && matching.peek().is_some() && matching.all(|pattern| !pattern.is_name())
+    let is_reserved = RESERVED_NAMES.contains(&name);
+    !is_reserved && matching.peek().is_some() && matching.all(|pattern| !pattern.is_name())
 }
 
-/// Returns what a hook is asked about in turns. At the end of a run no turn is open.
+/// Returns the scope of a hook within a turn, or `None` for `run_end`: no turn is open then.
 fn turn_scope(hook: &RegisteredHook) -> Option<HookScope> {
     let RegisteredHook { rule, .. } = hook;
     (rule.on != HookPoint::RunEnd).then(|| HookScope { on: rule.on, tools: rule.tools.clone() })
 }
 
 /// Returns the names of the tools that are only found by a search.
-fn found_names(
+fn search_only_names(
     tools: &BTreeMap<String, RegisteredTool>,
     patterns: &[ToolPattern],
-    search: bool,
+    uses_tool_search: bool,
 ) -> Arc<BTreeSet<String>> {
-    let found = tools.keys().filter(|name| search && is_searched(name, patterns));
-    Arc::new(found.cloned().collect())
+    let names = tools.keys().filter(|name| uses_tool_search && is_searched(name, patterns));
+    Arc::new(names.cloned().collect())
 }
 
-/// The tools of the host itself that an agent offers.
+/// Selects the host's own tools that an agent offers.
 #[derive(Clone, Copy, Debug)]
-struct Offering {
+struct HostToolSet {
     /// `find_tools` and `use_tool`.
-    search: bool,
+    uses_tool_search: bool,
     /// `read_var`.
     references: bool,
 }
 
-impl Offering {
-    fn of(rules: &TurnRules) -> Self {
-        Self { search: rules.search, references: rules.context.references }
+impl HostToolSet {
+    fn of(rules: &RunRules) -> Self {
+        Self { uses_tool_search: rules.uses_tool_search, references: rules.context.references }
     }
 }
 
@@ -808,23 +823,25 @@ impl Offering {
 fn offer(
     mut tools: BTreeMap<String, RegisteredTool>,
     patterns: &[ToolPattern],
-    Offering { search, references }: Offering,
+    HostToolSet { uses_tool_search, references }: HostToolSet,
 ) -> (BTreeMap<String, RegisteredTool>, Arc<[ToolDefinition]>) {
-    static READ_VAR_TOOL: LazyLock<RegisteredTool> = LazyLock::new(|| RegisteredTool::own(ReadVar));
-    // A model that is offered no tool may know none.
+    static READ_VAR_TOOL: LazyLock<RegisteredTool> =
+        LazyLock::new(|| RegisteredTool::of_host(ReadVar));
+    // Without other tools `read_var` is left out: the model may not support tool calling.
     if references && !tools.is_empty() {
         tools.insert(READ_VAR.to_owned(), READ_VAR_TOOL.clone());
     }
-    if !search {
+    if !uses_tool_search {
         let definitions = tools.values().map(|tool| definition(&tool.spec)).collect();
         return (tools, definitions);
     }
-    let is_found =
+    let is_search_only =
         |tool: &&RegisteredTool| !tool.spec.by_client && is_searched(&tool.spec.name, patterns);
-    let found = tools.values().filter(is_found).map(|tool| Arc::clone(&tool.spec)).collect();
-    let listed = tools.values().filter(|tool| !is_found(tool));
+    let search_only = tools.values().filter(is_search_only);
+    let finder = find_tools(search_only.map(|tool| Arc::clone(&tool.spec)).collect());
+    let listed = tools.values().filter(|tool| !is_search_only(tool));
     let mut definitions: Vec<_> = listed.map(|tool| definition(&tool.spec)).collect();
-    let finder = RegisteredTool::own(find_tools(found));
+    let finder = RegisteredTool::of_host(finder);
     definitions.extend([definition(&finder.spec), definition(&use_tool_spec())]);
     definitions.sort_by(|one, other| one.name.cmp(&other.name));
     tools.insert(finder.spec.name.clone(), finder);
@@ -833,7 +850,7 @@ fn offer(
 
 /// Returns a tool that the client runs, in the form of the host's own tools.
 fn client_side(tool: &ClientTool) -> RegisteredTool {
-    RegisteredTool::own(ClientSideTool::new(tool))
+    RegisteredTool::of_host(ClientSideTool::new(tool))
 }
 
 fn definition(spec: &ToolSpec) -> ToolDefinition {

@@ -134,7 +134,7 @@ mod tests {
         call.await.unwrap_err();
         assert_eq!(abandoned.count(), 1);
         release.send(()).unwrap();
-        abandoned.wait_zero().await;
+        abandoned.wait_until_zero().await;
         assert_eq!(pool.run(async { 8 }).await, Some(8));
     }
 

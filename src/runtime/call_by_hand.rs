@@ -16,7 +16,7 @@ use super::report::RunReport;
 use super::run_events::RunEvent;
 use super::{Host, OpenSession, ids, opening, task};
 use crate::message::Message;
-use crate::types::ApprovalPhase;
+use crate::types::WaitPhase;
 
 /// The name of the agent and of the model of such calls; not a valid name in a configuration file. After a
 /// crash of the host no agent has it, so that the run is not continued.
@@ -46,7 +46,7 @@ impl Host {
         let (agent, link) = (self.agent(agent)?, &self.inner.link);
         let servers = &link.shared.tool_servers;
         // Without a session: a server that sessions do not share is connected for this call.
-        let connected = servers.used_by(link, None, |server| agent.names_server(server));
+        let connected = servers.servers_for(link, None, |server| agent.names_server(server));
         let frozen = servers.freeze(&agent, &connected).await?;
         let input = Value::Object(input);
         let model = Model::from_source(
@@ -98,11 +98,9 @@ async fn run_call(session: &SessionHandle, approved: bool) -> Result<RunReport, 
     while let Some(event) = run.next_event().await? {
         let RunEvent::ApprovalRequested(question) = event else { continue };
         let decided = match question.approval.phase {
-            ApprovalPhase::Before | ApprovalPhase::After if approved => question.approve().await,
-            ApprovalPhase::Before | ApprovalPhase::After => question.reject(NOT_APPROVED).await,
-            ApprovalPhase::Input | ApprovalPhase::Client => {
-                question.reject("no person can be asked").await
-            }
+            WaitPhase::Before | WaitPhase::After if approved => question.approve().await,
+            WaitPhase::Before | WaitPhase::After => question.reject(NOT_APPROVED).await,
+            WaitPhase::Input | WaitPhase::Client => question.reject("no person can be asked").await,
         };
         match decided {
             // The question is not open any more: the call has ended.

@@ -1,9 +1,13 @@
-//! Child sessions: the calls of agents.
+//! Sub-agents: a call of an agent runs in a child session.
 //!
 //! The child of a call is an ordinary session. Its id, the id of its run and the idempotency key of that run follow
 //! from the call, so that a call that is started again, after a crash or under another actor, finds the child instead
 //! of starting a second run. The call waits for the end of the run. The run of a child does not count towards
-//! `max_concurrent_runs`, so waiting parents cannot block their children.
+//! `max_concurrent_runs`, so waiting parents cannot block their children (deadlock).
+//!
+//! A child inherits the lease of the call (its budget), the trace, the extensions of the program, and the lowest
+//! `max_depth` and `max_children` of the calls above it. It does not inherit the history, the client tools or the
+//! overrides of its parent.
 //!
 //! Once a call is cancelled, it stops its child and still waits for its end. The turn decides its outcome then
 //! (`turn::agent_calls`). Stopping a child stops its own children in the same way.
@@ -31,7 +35,7 @@ use super::{OpenSession, opening, stored_sessions, task};
 use crate::config::{AgentEvents, AgentToolConfig, LimitOverrides, Limits};
 use crate::event::{ChildEvent, Event, PublishedEvent};
 use crate::record::{Record, RequestKey, StopMode};
-use crate::session::open_approvals;
+use crate::session::pending_approvals;
 use crate::telemetry::FeedItem;
 use crate::tool::{AgentCaller, ToolContext, ToolError, ToolOutput};
 use crate::turn::AgentCallStart;
@@ -249,7 +253,7 @@ impl AgentCallRunner {
         if accepted.report_receiver.is_none() {
             // It may have been interrupted and wait to be resumed, with `resume = "manual"`.
             let _ = child.resume().await;
-            self.publish_open_approvals(child).await?;
+            self.publish_pending_approvals(child).await?;
         }
         let is_running = live.activity.running.load(Ordering::Acquire);
         let end_event_pending = accepted.report_receiver.is_some() || is_running;
@@ -327,7 +331,7 @@ impl AgentCallRunner {
             // Events are missing. The states of open calls and approvals come again.
             Some(FeedItem::Lagged) => {
                 let events = child.watch_from_now().await.ok()?.only_run(run.clone());
-                let _ = self.publish_open_approvals(child).await;
+                let _ = self.publish_pending_approvals(child).await;
                 Some(events)
             }
             Some(FeedItem::Failed(_)) | None => None,
@@ -373,22 +377,22 @@ impl AgentCallRunner {
     }
 
     /// Publishes the approvals that the child waits for.
-    async fn publish_open_approvals(&self, child: &SessionHandle) -> Result<(), HostError> {
+    async fn publish_pending_approvals(&self, child: &SessionHandle) -> Result<(), HostError> {
         let entries = child.records(Seq(0)).await?;
         let turn = entries.iter().rposition(|entry| {
             matches!(entry.record, Record::TurnCommitted { .. } | Record::RunStarted { .. })
         });
         let last = entries.get(turn.map_or(0, |at| at + 1)..).unwrap_or_default();
         let Some(run) = child_run_id(child.id()) else { return Ok(()) };
-        for open in open_approvals(last.iter()) {
+        for pending in pending_approvals(last.iter()) {
             self.publish(&PublishedEvent {
                 session: child.id().clone(),
                 run: run.clone(),
-                turn: open.request.call.key.turn,
-                timestamp_ms: open.asked_at,
+                turn: pending.request.call.key.turn,
+                timestamp_ms: pending.asked_at,
                 id: None,
                 stream_text: crate::event::EventStreamText::default(),
-                event: Event::ApprovalAsked { request: Box::new(open.request) },
+                event: Event::ApprovalAsked { request: Box::new(pending.request) },
             });
         }
         Ok(())

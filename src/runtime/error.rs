@@ -1,6 +1,6 @@
 //! The errors of a host.
 
-use crate::config::OverrideTooHigh;
+use crate::config::InvalidOverride;
 use crate::context::InitialHistoryError;
 use crate::event::EventId;
 use crate::journal::JournalError;
@@ -92,10 +92,10 @@ pub enum HostError {
     RunInProgress,
     /// The run asks for more than its agent may have.
     #[error("{0}")]
-    TooHigh(
+    InvalidOverride(
         #[doc(hidden)]
         #[from]
-        OverrideTooHigh,
+        InvalidOverride,
     ),
     /// The run names a tool that does not exist.
     #[error("tools: no tool is called {0:?}")]
@@ -265,7 +265,7 @@ impl HostError {
             | Self::InvalidSessionId
             | Self::ReservedSessionId
             | Self::InvalidMessages(_)
-            | Self::TooHigh(_)
+            | Self::InvalidOverride(_)
             | Self::UnknownTool(_)
             | Self::UnknownModel { .. }
             | Self::UnknownToolChoice { .. }
@@ -325,7 +325,7 @@ impl HostError {
             Self::SessionTooLarge(_) => "session_too_large",
             Self::NoRun => "no_run",
             Self::RunInProgress => "run_in_progress",
-            Self::TooHigh(_) => "limit_too_high",
+            Self::InvalidOverride(_) => "limit_too_high",
             Self::UnknownTool(_) | Self::UnknownToolChoice { .. } => "unknown_tool",
             Self::OverrideNotAllowed(_) => "override_not_allowed",
             Self::InvalidOutput(_) => "invalid_output",

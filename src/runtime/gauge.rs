@@ -41,7 +41,7 @@ impl Gauge {
     }
 
     /// Waits until the count is 0.
-    pub(super) async fn wait_zero(&self) {
+    pub(super) async fn wait_until_zero(&self) {
         loop {
             let became_zero = self.inner.became_zero.notified();
             tokio::pin!(became_zero);
@@ -55,7 +55,7 @@ impl Gauge {
     }
 }
 
-/// Counts one object until it is dropped.
+/// Counts one object until this guard is dropped.
 #[derive(Debug)]
 pub(super) struct CountGuard {
     gauge: Gauge,
@@ -78,22 +78,27 @@ pub(super) struct Gauges {
     pub(super) runs: Gauge,
     /// Runs that calls of agents have started.
     pub(super) child_runs: Gauge,
-    pub(super) queued: Gauge,
+    /// Inputs that wait for the run before them.
+    pub(super) queued_inputs: Gauge,
     pub(super) actors: Gauge,
+    /// Tasks that belong to an actor.
     pub(super) tasks: Gauge,
-    pub(super) tools: Gauge,
-    pub(super) waiting: Gauge,
-    pub(super) abandoned: Gauge,
+    /// Actors of running calls.
+    pub(super) running_calls: Gauge,
+    /// Calls that wait for a permit of their tool.
+    pub(super) waiting_calls: Gauge,
+    /// Threads of blocking tools that have not returned although their call has ended.
+    pub(super) abandoned_threads: Gauge,
     /// Notifications of hooks about the end of a run.
-    pub(super) hook_notes: Gauge,
+    pub(super) run_end_hooks: Gauge,
 }
 
 impl Gauges {
     /// Waits until no run is open.
-    pub(super) async fn wait_no_run(&self) {
+    pub(super) async fn wait_until_no_runs(&self) {
         loop {
-            self.runs.wait_zero().await;
-            self.child_runs.wait_zero().await;
+            self.runs.wait_until_zero().await;
+            self.child_runs.wait_until_zero().await;
             // The last child may have ended before a parent that was resumed meanwhile.
             if self.runs.count() + self.child_runs.count() == 0 {
                 return;
@@ -110,14 +115,14 @@ mod tests {
     #[tokio::test]
     async fn counts_up_to_a_maximum_and_notifies_at_zero() {
         let gauge = Gauge::default();
-        gauge.wait_zero().await;
+        gauge.wait_until_zero().await;
         let first = gauge.try_increment(2).unwrap();
         let second = gauge.increment();
         assert!(gauge.try_increment(2).is_none());
         assert_eq!(gauge.count(), 2);
         let waiting = spawn({
             let gauge = gauge.clone();
-            async move { gauge.wait_zero().await }
+            async move { gauge.wait_until_zero().await }
         });
         drop(first);
         tokio::task::yield_now().await;

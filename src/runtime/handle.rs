@@ -19,7 +19,7 @@ use super::ids;
 use super::message::{DecisionReply, RunAccepted, SessionMessage};
 use super::report::{CompactionReport, ContextReport};
 use super::report::{RunReport, TypedRun, TypedRunError};
-use super::run_events::{ApprovalQuestion, RunEvent};
+use super::run_events::{ApprovalHandle, RunEvent};
 use super::run_feed::RunFeed;
 use super::sent_requests::SentRequest;
 use super::session_events::SessionEvents;
@@ -447,10 +447,10 @@ impl SessionHandle {
     ///
     /// # Errors
     /// If the session is closed.
-    pub async fn approvals(&self) -> Result<Vec<ApprovalQuestion>, HostError> {
+    pub async fn approvals(&self) -> Result<Vec<ApprovalHandle>, HostError> {
         let run = self.snapshot().await?.current_run;
         let open = run.map(|run| run.approvals).unwrap_or_default().into_iter();
-        Ok(open.filter_map(|approval| ApprovalQuestion::new(approval, self.clone())).collect())
+        Ok(open.filter_map(|approval| ApprovalHandle::new(approval, self.clone())).collect())
     }
 
     /// Decides about a call that waits for approval. The first decision stands; the same decision
@@ -505,8 +505,9 @@ impl SessionHandle {
         let agent = self.agent().await?;
         let agent = self.link.shared.agents.get(&agent).ok_or(HostError::AgentGone(agent))?;
         let servers = &self.link.shared.tool_servers;
-        let used = servers.used_by(&self.link, Some(&self.id), |server| agent.names_server(server));
-        let tools = servers.freeze(agent, &used).await?;
+        let connected =
+            servers.servers_for(&self.link, Some(&self.id), |server| agent.names_server(server));
+        let tools = servers.freeze(agent, &connected).await?;
         let refresh = |reply| SessionMessage::RefreshTools { tools: Arc::clone(&tools), reply };
         let (change, live) = self.link.request(&self.id, refresh).await?;
         self.wait_durable(live.log.last_seq(), &live).await?;
@@ -852,7 +853,7 @@ impl StartedRun {
     /// If the session or the host ended before the run, or the journal fails.
     pub async fn next_event(&mut self) -> Result<Option<RunEvent>, HostError> {
         while let Some(published) = self.feed.next(&mut self.events).await? {
-            if let Some(event) = RunEvent::of(&published, &self.session) {
+            if let Some(event) = RunEvent::from_published(&published, &self.session) {
                 return Ok(Some(event));
             }
         }

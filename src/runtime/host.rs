@@ -25,9 +25,9 @@ const MAINTENANCE_PERIOD_MAX: Duration = Duration::from_secs(5);
 /// The interval at which the lag of the event loop is measured.
 const LAG_PERIOD: Duration = Duration::from_millis(100);
 
-/// Maximum number of times that a session is restarted after it died during a run. Deaths are forgotten this long
-/// after the last one of the session.
+/// Maximum number of times that a session is restarted after it died during a run.
 const RESTARTS_MAX: u32 = 3;
+/// The time after the last death of a session at which its deaths are forgotten.
 const DEATHS_KEPT: Duration = Duration::from_secs(600);
 
 /// Starts sessions and receives their ends.
@@ -92,7 +92,7 @@ impl Actor for HostActor {
         // A shutdown closes it after the last session has ended.
         if !self.link.shared.is_closing() {
             let journal = Arc::clone(&self.link.shared.journal);
-            // A panic of an engine ends nothing else.
+            // A panic of the storage engine is ignored.
             let _ = blocking(move || journal.close()).await;
         }
     }
@@ -145,7 +145,7 @@ impl HostActor {
         }
     }
 
-    /// Starts the actor of a server of tools.
+    /// Starts the actor of a tool server. `wait` is true if its last actor has died: it waits before it connects.
     fn begin_server(
         &mut self,
         myself: &ActorRef<HostMessage>,
@@ -184,7 +184,7 @@ impl HostActor {
         let link = self.link.clone();
         dead.log.close();
         task::detach(async move {
-            // A record that could not be stored is as if it had not been appended.
+            // A record that cannot be stored counts as not appended.
             let _ = dead.log.wait_durable(dead.log.last_seq()).await;
             link.finish_restart(&id, restarts);
         });

@@ -92,7 +92,7 @@ pub(super) struct HostState {
     pub(super) sleeping_runs: Mutex<BTreeSet<SessionId>>,
     pub(super) started: Instant,
     pub(super) closing: AtomicBool,
-    /// True after a server or the program has looked for open approvals.
+    /// True after a server or the program has looked for pending approvals.
     pub(super) approvals_are_read: AtomicBool,
     /// The number of sessions, awake or not.
     pub(super) sessions: AtomicUsize,
@@ -105,7 +105,7 @@ pub(super) struct HostState {
     /// Runs that were reported as failed because the journal could not be written. The failure is recorded
     /// when the journal works again.
     pub(super) unrecorded_failures: Mutex<BTreeMap<RunId, SessionId>>,
-    /// Hibernating sessions with open approvals, by the expiry of the approval in Unix
+    /// Hibernating sessions with pending approvals, by the expiry of the approval in Unix
     /// milliseconds.
     pub(super) approval_expiries: Mutex<BTreeSet<(u64, SessionId)>>,
     /// The values of the embedding program for tools.
@@ -367,9 +367,9 @@ impl HostState {
         let open = runs + self.gauges.child_runs.count();
         metrics.host().set_limits(self.sessions_max, self.runs_max);
         metrics.runs_active(runs);
-        metrics.queued_inputs(self.gauges.queued.count());
-        metrics.calls_waiting(self.gauges.waiting.count());
-        metrics.threads_abandoned(self.gauges.abandoned.count());
+        metrics.queued_inputs(self.gauges.queued_inputs.count());
+        metrics.calls_waiting(self.gauges.waiting_calls.count());
+        metrics.threads_abandoned(self.gauges.abandoned_threads.count());
         for model in self.models.values() {
             model.limiter.update_metric();
         }
@@ -587,8 +587,8 @@ fn read_stored(shared: &HostState, id: &SessionId) -> Result<StoredSession, Host
         )));
     };
     let own = shared.agents.get(agent).ok_or_else(|| HostError::AgentGone(agent.clone()))?;
-    let terms_of = |overrides: &_| own.with_recorded(overrides).terms();
-    let stored = StoredSession::read(&entries, &terms_of)
+    let session_rules_of = |overrides: &_| own.with_recorded_overrides(overrides).session_rules();
+    let stored = StoredSession::read(&entries, &session_rules_of)
         .map_err(|error| HostError::Rebuild(format!("session {id}: {error}")))?;
     if stored.session.is_closed() { Err(HostError::NoSuchSession(id.clone())) } else { Ok(stored) }
 }

@@ -112,7 +112,7 @@ pub(super) enum SessionMessage {
     TurnResumed { epoch: u64 },
     /// Replies true if a person or a program may answer the approvals of the run and of its children.
     FindReader { reply: ReplyPort<bool> },
-    /// Reject the open approvals: the run at the root of this child session has no reader.
+    /// Reject the pending approvals: the run at the root of this child session has no reader.
     RejectApprovals,
     /// Decide about a call.
     Decide { key: CallKey, decision: Box<ApprovalDecision>, reply: DecisionReply },

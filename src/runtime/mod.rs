@@ -18,16 +18,17 @@
 //! | hibernation (`idle_after`) | `session/hibernate`; all that wakes a session: `host_ref` |
 //! | expiry of an approval while its session hibernates | `maintenance` |
 //! | deletion of idle sessions (`keep_idle`); deletion on request | `maintenance`; `session/end`, `stored_sessions` |
-//! | crash or restart of the host: unfinished runs (`resume`) | `recovery`; outcomes of their calls: `turn::resume` |
-//! | death of the accumulator or of another actor of a run, `RECOVERIES_MAX` | `session/recovery` |
+//! | crash recovery, restart of the host: unfinished runs (`resume`) | `recovery`; outcomes of their calls: `turn::resume` |
+//! | supervision: death and restart of the accumulator or of another actor of a run, `RECOVERIES_MAX` | `session/recovery` |
 //! | failure of the journal | `session/end` |
-//! | shutdown (`shutdown_grace`) | [`Host::shutdown`] |
-//! | agents as tools: `max_depth`, `max_children`, `agent_events` | `child_sessions`, `agent_trees`; their budget and cancellation: `turn::agent_calls` |
+//! | graceful shutdown (`shutdown_grace`): drains running turns, then interrupts them | [`Host::shutdown`]; the HTTP server: `server::ServerHandle` |
+//! | sub-agents (agents as tools): what a child inherits, `max_depth`, `max_children`, `agent_events` | `child_sessions`, `agent_trees`; their budget and cancellation: `turn::agent_calls` |
 //! | reconnect with `Last-Event-ID`, replay of past events, `unknown_event_id` | `session_events` |
 //! | slow subscribers | `telemetry::feed`; capacity of their queues: `publish` |
 //! | cancellation of a tool, `cancel_grace`, kill; panic of a tool, outcome of a call whose actor died | `supervisor` |
 //! | attempts of a call (`retries`, the wait that a tool asks for) | `tool` |
-//! | concurrency of a tool (`max_concurrent`) and of a model (`max_concurrent_requests`) | `tool_limiter`, `model_limiter`, `fair_semaphore` |
+//! | concurrency of a tool (`max_concurrent`) and of a model (`max_concurrent_requests`), fairness between sessions | `tool_limiter`, `model_limiter`, `fair_semaphore` |
+//! | rate limit of a tool (`rate`) | `tool_limiter`; rate limits of a service (HTTP 429): `turn::retry` |
 //! | circuit breaker of a model, of a tool | `model_limiter`, `tool_limiter`; both with the machine `turn::breaker` |
 //! | timeouts of a request: `first_event_timeout`, `idle_timeout`, `answer_timeout` | `model/exchange` |
 //! | errors of a provider that are retried | `types::response` (`is_transient`); number of attempts, backoff, `Retry-After`: `turn::retry` |
@@ -131,7 +132,7 @@ pub use host_events::HostEvent;
 pub use model_limiter::{ModelReport, ModelStatus};
 pub use references::StoredResult;
 pub use report::{CallReport, RunFailed, RunReport, TypedRun, TypedRunError};
-pub use run_events::{ApprovalQuestion, ClientCall, RunEvent};
+pub use run_events::{ApprovalHandle, ClientCall, RunEvent};
 #[cfg(feature = "cli")]
 pub(crate) use run_feed::RunFeed;
 #[doc(hidden)]
@@ -384,7 +385,7 @@ impl Host {
         // Another host may use the registry, too.
         tools.renew_servers();
         let (gauges, stalls) = (Gauges::default(), StallClock::default());
-        let tool_limiters = ToolLimiters::new(&tools, &gauges.waiting);
+        let tool_limiters = ToolLimiters::new(&tools, &gauges.waiting_calls);
         let traces = |metrics: &Metrics| Traces::from_env(&config.models, metrics);
         metrics.check().map_err(HostError::Config)?;
         let telemetry = Telemetry::with(&names, &metrics, traces, live_hooks);
@@ -420,7 +421,7 @@ impl Host {
             stalls,
             secrets,
             models,
-            pool: BlockingPool::new(BLOCKING_THREADS_MAX, gauges.abandoned.clone()),
+            pool: BlockingPool::new(BLOCKING_THREADS_MAX, gauges.abandoned_threads.clone()),
             tool_limiters,
             gauges,
             runs_max: config.host.max_concurrent_runs,
@@ -649,9 +650,9 @@ impl Host {
             runs: gauges.runs.count() + gauges.child_runs.count(),
             actors: gauges.actors.count(),
             tasks: gauges.tasks.count(),
-            tools_running: gauges.tools.count(),
-            calls_waiting: gauges.waiting.count(),
-            abandoned_threads: gauges.abandoned.count(),
+            tools_running: gauges.running_calls.count(),
+            calls_waiting: gauges.waiting_calls.count(),
+            abandoned_threads: gauges.abandoned_threads.count(),
         }
     }
 
@@ -666,17 +667,18 @@ impl Host {
         let shared = &link.shared;
         shared.closing.store(true, Ordering::SeqCst);
         self.interrupt(false);
-        if timeout(*shutdown_grace, shared.gauges.wait_no_run()).await.is_err() {
+        if timeout(*shutdown_grace, shared.gauges.wait_until_no_runs()).await.is_err() {
             self.interrupt(true);
-            let _ = timeout(END_MAX, shared.gauges.wait_no_run()).await;
+            let _ = timeout(END_MAX, shared.gauges.wait_until_no_runs()).await;
         }
-        let _ = timeout(*cancel_grace + END_MAX, shared.gauges.tools.wait_zero()).await;
+        let _ =
+            timeout(*cancel_grace + END_MAX, shared.gauges.running_calls.wait_until_zero()).await;
         // Each hook has its own time limit.
-        shared.gauges.hook_notes.wait_zero().await;
+        shared.gauges.run_end_hooks.wait_until_zero().await;
         shared.tool_servers.close().await;
         link.host.stop();
         let _ = timeout(END_MAX, link.host.ended()).await;
-        let _ = timeout(END_MAX, shared.gauges.awake.wait_zero()).await;
+        let _ = timeout(END_MAX, shared.gauges.awake.wait_until_zero()).await;
         shared.index.lock().clear();
         shared.session_states.end();
         for model in shared.models.values() {
@@ -723,10 +725,10 @@ impl Host {
     ) -> Result<crate::tool::AgentTools, HostError> {
         let (agent, link) = (self.agent(agent)?, &self.inner.link);
         let servers = &link.shared.tool_servers;
-        let used = servers.used_by(link, None, |_| true);
-        let frozen = servers.freeze(&agent, &used).await?;
+        let connected = servers.servers_for(link, None, |_| true);
+        let frozen = servers.freeze(&agent, &connected).await?;
         let mut listed = Vec::new();
-        for tool_servers::UsedServer { server, .. } in &used {
+        for tool_servers::SessionServer { server, .. } in &connected {
             tool_servers::wait_started(&**server).await;
             let named = agent.names_server(&**server);
             listed.push(crate::tool::ListedServer::new(&**server, named));
@@ -747,18 +749,21 @@ impl Host {
         &self,
     ) -> Vec<(String, Result<Arc<crate::tool::ServerListing>, String>)> {
         use crate::tool::ServerState;
-        let listing = async |tool_servers::UsedServer { server, .. }: &tool_servers::UsedServer| {
-            let status = tool_servers::wait_started(&**server).await;
-            let listing = match (&status.state, &status.listing) {
-                (ServerState::Up, Some(listing)) => Ok(Arc::clone(listing)),
-                (ServerState::Down(reason), _) => Err(reason.clone()),
-                (ServerState::Up | ServerState::Starting, _) => Err("it is still starting".into()),
+        let listing =
+            async |tool_servers::SessionServer { server, .. }: &tool_servers::SessionServer| {
+                let status = tool_servers::wait_started(&**server).await;
+                let listing = match (&status.state, &status.listing) {
+                    (ServerState::Up, Some(listing)) => Ok(Arc::clone(listing)),
+                    (ServerState::Down(reason), _) => Err(reason.clone()),
+                    (ServerState::Up | ServerState::Starting, _) => {
+                        Err("it is still starting".into())
+                    }
+                };
+                (server.name().to_owned(), listing)
             };
-            (server.name().to_owned(), listing)
-        };
         let link = &self.inner.link;
-        let used = link.shared.tool_servers.used_by(link, None, |_| true);
-        futures::future::join_all(used.iter().map(listing)).await
+        let connected = link.shared.tool_servers.servers_for(link, None, |_| true);
+        futures::future::join_all(connected.iter().map(listing)).await
     }
 
     /// Returns the schema of the arguments of a tool that an agent would offer in a new session.
@@ -767,8 +772,8 @@ impl Host {
         let (agent, link) = (self.agent(Some(agent.to_owned())), &self.inner.link);
         let agent = agent.map_err(|error| error.to_string())?;
         let servers = &link.shared.tool_servers;
-        let used = servers.used_by(link, None, |server| agent.names_server(server));
-        let frozen = servers.freeze(&agent, &used).await;
+        let connected = servers.servers_for(link, None, |server| agent.names_server(server));
+        let frozen = servers.freeze(&agent, &connected).await;
         let frozen = frozen.map_err(|error| error.to_string())?;
         if let Some(found) = frozen.agent.tools.get(tool) {
             return Ok(found.spec.input.as_value().clone());

@@ -69,12 +69,12 @@ async fn open_reserved(
     parent: Option<Arc<ParentCall>>,
 ) -> Result<SessionHandle, HostError> {
     let OpenSession { agent: _, id: _, messages, metadata, client_tools, extensions } = options;
-    // Only a check: the session keeps the values.
+    // Only checks the messages: the record of the opening has them as JSON.
     InitialHistory::parse(&messages)?;
     let client_tools = Some(client_tools).filter(|tools| !tools.is_empty());
     let client_tools: Option<Arc<[ClientTool]>> = client_tools.map(Into::into);
     let declared = RunOverrides::default().with(|new| new.client_tools.clone_from(&client_tools));
-    // A new session inherits no tools.
+    // The declared tools are those of the session itself, so there are none to inherit.
     agent.check_client_tools(&declared, &[])?;
     let (waiter, waited) = oneshot::channel();
     let is_stored = async || {

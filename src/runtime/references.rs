@@ -18,7 +18,7 @@ use crate::tool::ReferenceReader;
 use crate::transcript::Transcript;
 use crate::types::{CallKey, Reference, ReferenceError, ReferencedValue, SessionId, ToolOutcome};
 
-/// The number of records that are in memory at once. Those of other calls are dropped.
+/// Number of records that are read at once. Of these, only the records that the value depends on are kept.
 const PART_RECORDS: usize = 16;
 
 /// Reads the values of the references of one session.

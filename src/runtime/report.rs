@@ -9,8 +9,8 @@ use super::error::HostError;
 use crate::event::{RunStats, StatsReport};
 use crate::message::{Message, MessageList};
 use crate::types::{
-    ChildUse, Judgement, ResultNotes, ResultPart, RunEnd, RunError, RunId, ToolResult, ToolStatus,
-    Usage, Verdict, millis,
+    ApprovalVerdict, ChildUse, ResultNotes, ResultPart, RunEnd, RunError, RunId, ToolResult,
+    ToolStatus, Usage, VerdictWithMessage, millis,
 };
 
 /// The parts of a context and their sizes.
@@ -259,7 +259,7 @@ pub struct CallReport {
     pub metadata: Value,
     /// The decision about the call; a rejection takes precedence. `None` if no approval was needed, or the
     /// run ended before a decision.
-    pub approval: Option<Verdict>,
+    pub approval: Option<ApprovalVerdict>,
     /// True if the call ran and its result was rejected.
     pub result_rejected: bool,
     /// The reason of a rejection.
@@ -314,18 +314,20 @@ impl CallReport {
     }
 }
 
-fn is_rejection(judgement: &Judgement) -> bool {
-    judgement.verdict != Verdict::Approved
+fn is_rejection(given: &VerdictWithMessage) -> bool {
+    given.verdict != ApprovalVerdict::Approved
 }
 
-fn approval(notes: &ResultNotes) -> Option<Verdict> {
-    let judgement = notes.rejection().or(notes.after.as_ref()).or(notes.before.as_ref());
-    judgement.map(|judgement| judgement.verdict)
+fn approval(notes: &ResultNotes) -> Option<ApprovalVerdict> {
+    let given = notes.rejection().or(notes.after.as_ref()).or(notes.before.as_ref());
+    given.map(|given| given.verdict)
 }
 
-fn reason(judgement: &Judgement) -> Option<String> {
-    match judgement.verdict {
-        Verdict::Approved | Verdict::Rejected | Verdict::Withdrawn => judgement.message.clone(),
-        Verdict::Expired => Some("no decision arrived in time".to_owned()),
+fn reason(given: &VerdictWithMessage) -> Option<String> {
+    match given.verdict {
+        ApprovalVerdict::Approved | ApprovalVerdict::Rejected | ApprovalVerdict::Withdrawn => {
+            given.message.clone()
+        }
+        ApprovalVerdict::Expired => Some("no decision arrived in time".to_owned()),
     }
 }

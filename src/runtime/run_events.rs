@@ -12,7 +12,7 @@ use super::snapshot::{PendingApproval, PendingClientCall};
 use crate::event::{ChildEvent, Event, PublishedEvent, ToolListChange};
 use crate::tool::ToolOutput;
 use crate::turn::ApprovalDecision;
-use crate::types::{CallKey, Judgement, Verdict};
+use crate::types::{ApprovalVerdict, CallKey};
 
 /// An event of a run. [`SessionHandle::watch`] returns every event, in the form of the HTTP API.
 ///
@@ -56,7 +56,7 @@ pub enum RunEvent {
         servers: Vec<String>,
     },
     /// The tool list of a tool server has changed. The session keeps its own list;
-    /// [`SessionHandle::refresh_tools`] takes the new one over.
+    /// [`SessionHandle::refresh_tools`] adopts the new list.
     #[non_exhaustive]
     ToolsChanged {
         /// The server's name in the configuration.
@@ -84,8 +84,8 @@ pub enum RunEvent {
     },
     /// A tool call of the run or of a child session waits for a decision, or for the answer to a question of its
     /// tool. The run waits until the question is answered or expires.
-    ApprovalRequested(ApprovalQuestion),
-    /// The client has to run a tool call. The run waits until it has the result, or the time for it is over.
+    ApprovalRequested(ApprovalHandle),
+    /// The client has to run a tool call. The run waits until it has the result, or its time limit expires.
     ClientCall(ClientCall),
     /// A tool call has its result.
     CallEnded(Box<CallReport>),
@@ -113,14 +113,14 @@ pub enum RunEvent {
 /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
-pub struct ApprovalQuestion {
+pub struct ApprovalHandle {
     /// The call, with its arguments.
     pub approval: PendingApproval,
     key: CallKey,
     session: SessionHandle,
 }
 
-impl ApprovalQuestion {
+impl ApprovalHandle {
     /// Creates the handle of a pending approval. `None` if the call's id is not valid.
     pub(super) fn new(approval: PendingApproval, session: SessionHandle) -> Option<Self> {
         let key = approval.tool_id.parse().ok()?;
@@ -132,7 +132,7 @@ impl ApprovalQuestion {
     /// # Errors
     /// If another decision was made before, or the session is closed.
     pub async fn approve(&self) -> Result<(), HostError> {
-        self.decide(Verdict::Approved, None, None).await
+        self.decide(ApprovalVerdict::Approved, None, None).await
     }
 
     /// Rejects the call, or its result, or declines to answer the tool's question. The model reads the reason.
@@ -140,7 +140,7 @@ impl ApprovalQuestion {
     /// # Errors
     /// If another decision was made before, or the session is closed.
     pub async fn reject(&self, reason: impl Into<String>) -> Result<(), HostError> {
-        self.decide(Verdict::Rejected, Some(reason.into()), None).await
+        self.decide(ApprovalVerdict::Rejected, Some(reason.into()), None).await
     }
 
     /// Answers the question of a running tool (phase `input`) with an object that fits its form. Defaults of
@@ -150,18 +150,19 @@ impl ApprovalQuestion {
     /// If the content does not fit the form (the question stays open then), the question was answered
     /// before or has ended, or the session is closed.
     pub async fn answer(&self, content: Value) -> Result<(), HostError> {
-        self.decide(Verdict::Approved, None, Some(content)).await
+        self.decide(ApprovalVerdict::Approved, None, Some(content)).await
     }
 
     async fn decide(
         &self,
-        verdict: Verdict,
+        verdict: ApprovalVerdict,
         message: Option<String>,
         content: Option<Value>,
     ) -> Result<(), HostError> {
         let decision = ApprovalDecision {
             phase: Some(self.approval.phase),
-            judgement: Judgement { verdict, message },
+            verdict,
+            message,
             arguments_sha256: self.approval.arguments_sha256.clone(),
             content,
         };
@@ -169,7 +170,7 @@ impl ApprovalQuestion {
     }
 }
 
-impl fmt::Debug for ApprovalQuestion {
+impl fmt::Debug for ApprovalHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.approval.fmt(f)
     }
@@ -185,7 +186,7 @@ pub struct ClientCall {
 }
 
 impl ClientCall {
-    /// Sends the result of the call. [`ToolOutput::into_error`] makes it one of a call that failed.
+    /// Sends the result of the call. [`ToolOutput::into_error`] marks the call as failed.
     ///
     /// # Errors
     /// If the call has a result or has ended, the result is too large, or the session is closed.
@@ -202,10 +203,14 @@ impl fmt::Debug for ClientCall {
 
 impl RunEvent {
     /// Returns an event of a session in the form for the program that drives the run. `None` if it has none.
-    pub(super) fn of(published: &PublishedEvent, session: &SessionHandle) -> Option<Self> {
+    pub(super) fn from_published(
+        published: &PublishedEvent,
+        session: &SessionHandle,
+    ) -> Option<Self> {
         match &published.event {
             Event::TextReceived { text } => Some(Self::Text(text.clone())),
             Event::ThinkingReceived { text } => Some(Self::Thinking(text.clone())),
+            // `AttemptStarted` is published only from the second attempt on, so it voids the previous one.
             Event::AttemptStarted { reason, .. } | Event::AttemptVoided { reason, .. } => {
                 Some(Self::AttemptVoided { reason: reason.clone() })
             }
@@ -224,7 +229,7 @@ impl RunEvent {
             Event::CallProgressed { key, text } => {
                 Some(Self::CallProgressed { tool_id: key.to_string(), text: text.clone() })
             }
-            Event::ApprovalAsked { request } => Some(Self::ApprovalRequested(ApprovalQuestion {
+            Event::ApprovalAsked { request } => Some(Self::ApprovalRequested(ApprovalHandle {
                 approval: PendingApproval::new((**request).clone(), published.timestamp_ms),
                 key: request.call.key,
                 session: session.clone(),
@@ -243,7 +248,7 @@ impl RunEvent {
                 let call = CallReport::new(published.run.clone(), None, (**result).clone());
                 Some(Self::CallEnded(Box::new(call)))
             }
-            Event::OfChild { event, .. } => Self::of_child(event, session),
+            Event::OfChild { event, .. } => Self::from_child(event, session),
             Event::RunStarted { .. }
             | Event::InputQueued { .. }
             | Event::RunSteered { .. }
@@ -268,10 +273,10 @@ impl RunEvent {
         }
     }
 
-    /// Returns the event of a child session, if it concerns the reader of the run: its approvals.
-    fn of_child(event: &ChildEvent, session: &SessionHandle) -> Option<Self> {
+    /// Returns the event of a child session if it is a request for approval, else `None`.
+    fn from_child(event: &ChildEvent, session: &SessionHandle) -> Option<Self> {
         let Event::ApprovalAsked { request } = &event.event else { return None };
-        Some(Self::ApprovalRequested(ApprovalQuestion {
+        Some(Self::ApprovalRequested(ApprovalHandle {
             approval: PendingApproval::new((**request).clone(), event.timestamp_ms),
             key: request.call.key,
             session: session.other(&event.session),

@@ -9,7 +9,7 @@ use super::actor::{Actor, ActorRef};
 use super::agent::Agent;
 use super::host_ref::HostRef;
 use super::message::{HostMessage, ServerAudience, SessionMessage};
-use super::tool_servers::{OwnConnection, ToolServers, UsedServer};
+use super::tool_servers::{PerSessionConnection, SessionServer, ToolServers};
 use crate::event::{ServerToolsChange, ToolListChange};
 use crate::tool::{RequestObserver, ServerListing, ServerState, ServerStatus, ToolServer};
 use crate::types::SessionId;
@@ -20,18 +20,18 @@ const RESTART_WAIT: Duration = Duration::from_secs(1);
 impl ToolServers {
     /// Connects a session to the servers that its agent names and that sessions do not share. The connections
     /// end when what this returns is dropped.
-    pub(super) fn open_own(
+    pub(super) fn connect_session(
         &self,
         link: &HostRef,
         agent: &Agent,
         (id, session): (&SessionId, &ActorRef<SessionMessage>),
-    ) -> Vec<OwnConnection> {
+    ) -> Vec<PerSessionConnection> {
         let named = self.servers.iter().filter(|server| agent.names_server(&***server));
         let opened: Vec<_> = named.filter_map(|server| server.for_session(Some(id))).collect();
         if !opened.is_empty() {
-            let mut own = self.own.lock();
-            own.retain(|_, servers| servers.iter().any(|server| server.strong_count() > 0));
-            own.insert(id.clone(), opened.iter().map(Arc::downgrade).collect());
+            let mut connections = self.session_connections.lock();
+            connections.retain(|_, servers| servers.iter().any(|server| server.strong_count() > 0));
+            connections.insert(id.clone(), opened.iter().map(Arc::downgrade).collect());
         }
         let audience = ServerAudience::Session(session.clone());
         opened.into_iter().map(|server| begin(link, server, audience.clone())).collect()
@@ -40,26 +40,27 @@ impl ToolServers {
     /// Returns the servers with one of these names as a session sees them. To servers that sessions do not
     /// share, a session that has no connection, or no session at all, gets one for as long as it holds what
     /// this returns.
-    pub(super) fn used_by(
+    pub(super) fn servers_for(
         &self,
         link: &HostRef,
         session: Option<&SessionId>,
-        is_used: impl Fn(&dyn ToolServer) -> bool,
-    ) -> Vec<UsedServer> {
-        let own = session.and_then(|session| self.own.lock().get(session).cloned());
-        let own: Vec<_> = own.iter().flatten().filter_map(Weak::upgrade).collect();
-        let used = self.servers.iter().filter(|server| is_used(&***server)).map(|server| {
+        is_needed: impl Fn(&dyn ToolServer) -> bool,
+    ) -> Vec<SessionServer> {
+        let connected =
+            session.and_then(|session| self.session_connections.lock().get(session).cloned());
+        let connected: Vec<_> = connected.iter().flatten().filter_map(Weak::upgrade).collect();
+        let needed = self.servers.iter().filter(|server| is_needed(&***server)).map(|server| {
             if !server.is_per_session() {
-                return UsedServer { server: Arc::clone(server), _opened: None };
+                return SessionServer { server: Arc::clone(server), _opened: None };
             }
-            if let Some(own) = own.iter().find(|own| own.name() == server.name()) {
-                return UsedServer { server: Arc::clone(own), _opened: None };
+            if let Some(other) = connected.iter().find(|other| other.name() == server.name()) {
+                return SessionServer { server: Arc::clone(other), _opened: None };
             }
             let server = server.for_session(None).unwrap_or_else(|| Arc::clone(server));
             let opened = begin(link, Arc::clone(&server), ServerAudience::Nobody);
-            UsedServer { server, _opened: Some(opened) }
+            SessionServer { server, _opened: Some(opened) }
         });
-        used.collect()
+        needed.collect()
     }
 
     /// Logs the changes of a server's state, notifies its audience of changes of its list, and stores each new
@@ -90,10 +91,14 @@ impl ToolServers {
 }
 
 /// Asks the host to run a connection of one session.
-fn begin(link: &HostRef, server: Arc<dyn ToolServer>, audience: ServerAudience) -> OwnConnection {
+fn begin(
+    link: &HostRef,
+    server: Arc<dyn ToolServer>,
+    audience: ServerAudience,
+) -> PerSessionConnection {
     // A host that is gone ends its servers with it.
     let _ = link.host.cast(HostMessage::BeginServer { server: Arc::clone(&server), audience });
-    OwnConnection(server)
+    PerSessionConnection(server)
 }
 
 /// Logs a change of a server's list, and notifies its audience.

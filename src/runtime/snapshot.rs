@@ -10,9 +10,7 @@ use crate::context::Variables;
 use crate::event::{ApprovalRequest, WaitingFor};
 use crate::message::Message;
 use crate::record::Seq;
-use crate::types::{
-    ApprovalPhase, Content, Metadata, Question, RunId, SessionId, SessionState, Usage,
-};
+use crate::types::{Content, Metadata, Question, RunId, SessionId, SessionState, Usage, WaitPhase};
 
 /// A snapshot of a session.
 ///
@@ -109,7 +107,7 @@ pub struct CurrentRun {
     pub waiting_for: Option<WaitingFor>,
     /// True if the end of its host interrupted the run and it waits to be resumed or stopped.
     pub suspended: bool,
-    /// The open approvals, in call order.
+    /// The pending approvals, in call order.
     pub approvals: Vec<PendingApproval>,
     /// The calls that the client has to run, in call order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -148,7 +146,7 @@ pub struct PendingApproval {
     /// The tool's name.
     pub tool_name: String,
     /// The phase of the approval.
-    pub phase: ApprovalPhase,
+    pub phase: WaitPhase,
     /// The arguments that the tool will receive, or received: a JSON object.
     pub input: Arc<Value>,
     /// The SHA-256 of the arguments, or of the question. A decision has to repeat it.
@@ -198,7 +196,7 @@ pub struct PendingClientCall {
 impl PendingClientCall {
     /// Separates the calls that the client has to run from approvals.
     pub(super) fn separate(pending: Vec<PendingApproval>) -> (Vec<PendingApproval>, Vec<Self>) {
-        let is_for_client = |pending: &PendingApproval| pending.phase == ApprovalPhase::Client;
+        let is_for_client = |pending: &PendingApproval| pending.phase == WaitPhase::Client;
         let (calls, approvals) = pending.into_iter().partition::<Vec<_>, _>(is_for_client);
         let calls = calls.into_iter().map(|pending| {
             let PendingApproval { tool_id, tool_name, input, asked_at, .. } = pending;

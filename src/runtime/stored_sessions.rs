@@ -159,9 +159,12 @@ pub(super) async fn ended(
     let past = link.read(move || {
         let entries = shared.journal.read(&id, Seq(0))?;
         let own = shared.agents.get(agent_name(&entries, &id)?);
-        let terms_of =
-            |overrides: &_| own.map(|own| own.with_recorded(overrides).terms()).unwrap_or_default();
-        past_run(&entries, &run, &terms_of).map_err(|error| HostError::Rebuild(error.to_string()))
+        let session_rules_of = |overrides: &_| {
+            own.map(|own| own.with_recorded_overrides(overrides).session_rules())
+                .unwrap_or_default()
+        };
+        past_run(&entries, &run, &session_rules_of)
+            .map_err(|error| HostError::Rebuild(error.to_string()))
     });
     Ok(past.await??.map(run_report))
 }
@@ -350,9 +353,10 @@ async fn prefix(
             let agent = agent_name(&entries, &source)?;
             let own = shared.agents.get(agent).cloned();
             let own = own.ok_or_else(|| HostError::AgentGone(agent.to_owned()))?;
-            let terms_of = |overrides: &_| own.with_recorded(overrides).terms();
+            let session_rules_of =
+                |overrides: &_| own.with_recorded_overrides(overrides).session_rules();
             let now = crate::journal::unix_ms();
-            let rebuilt = StoredSession::fork(&mut entries, source, at, now, &terms_of)
+            let rebuilt = StoredSession::fork(&mut entries, source, at, now, &session_rules_of)
                 .map_err(|error| HostError::Rebuild(error.to_string()))?;
             Ok((rebuilt, entries))
         })

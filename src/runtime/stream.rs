@@ -1,4 +1,5 @@
-//! The stream actor, which reads the model's responses.
+//! The stream actor, which reads the model's responses. Backpressure: it awaits the delivery of each chunk
+//! before it reads the next one.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;

@@ -302,7 +302,7 @@ impl ToolSupervisor {
             attempts,
             slot: Arc::clone(&slot),
             secrets: self.secrets.clone(),
-            _counted: [self.gauges.actors.increment(), self.gauges.tools.increment()],
+            _counted: [self.gauges.actors.increment(), self.gauges.running_calls.increment()],
         };
         let actor = actor::spawn_child(myself, tool);
         self.running.push(RunningCall {

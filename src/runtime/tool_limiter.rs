@@ -1,4 +1,4 @@
-//! The limits of each tool in the whole host: concurrent calls, the rate of calls, and a circuit breaker.
+//! The limits of each tool in the whole host: concurrent calls, a rate limit, and a circuit breaker.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

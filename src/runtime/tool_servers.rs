@@ -1,4 +1,4 @@
-//! The servers of tools: freezes their lists for sessions. `server_connections` keeps them connected.
+//! Tool servers (MCP): freezes the list of their tools for each session. `server_connections` keeps them connected.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -21,15 +21,15 @@ use crate::tool::{
 };
 use crate::types::{SessionId, sha256_hex};
 
-/// Time that a server has to end when the host shuts down. Then its connection is dropped, which kills
-/// its process.
+/// Time limit for the end of a server at the shutdown of the host. Then its connection is dropped, which
+/// kills its process.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The time for which the journal keeps a frozen list that no session names. The record that names it is stored
-/// after it.
+/// The time for which the journal keeps a frozen list that no session names. A list is stored before the record
+/// that names it, so a new list has no record for a short time.
 const UNUSED_LIST_KEPT_MS: u64 = 3_600_000;
 
-/// The hash that stands for the list without tools, which is not stored: that of the text `[]`.
+/// The SHA-256 of the text `[]`. It is the hash of a list without tools, which is not stored.
 const NO_TOOLS_SHA256: &str = "4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161202b945";
 
 /// The tools that servers offer to an agent, as a session keeps them.
@@ -45,16 +45,16 @@ pub(super) struct FrozenTools {
 }
 
 /// A server as one session sees it: the one of the host, or a connection of its own.
-pub(super) struct UsedServer {
+pub(super) struct SessionServer {
     pub(super) server: Arc<dyn ToolServer>,
     /// Ends a connection that was opened only to read its list.
-    pub(super) _opened: Option<OwnConnection>,
+    pub(super) _opened: Option<PerSessionConnection>,
 }
 
 /// A connection that one session has to a server. Dropping it ends the connection.
-pub(super) struct OwnConnection(pub(super) Arc<dyn ToolServer>);
+pub(super) struct PerSessionConnection(pub(super) Arc<dyn ToolServer>);
 
-impl Drop for OwnConnection {
+impl Drop for PerSessionConnection {
     fn drop(&mut self) {
         self.0.end();
     }
@@ -75,13 +75,13 @@ pub(super) struct ToolServers {
     tool_limiters: ToolLimiters,
     journal: Arc<dyn Journal>,
     telemetry: Telemetry,
-    /// The last list of each server, by the server's name. It survives the host.
+    /// The last list of each server, by the server's name. The journal stores it.
     last_listings: Mutex<BTreeMap<String, Arc<ServerListing>>>,
     latest: Mutex<BTreeMap<Arc<str>, LatestTools>>,
     /// The frozen lists of awake sessions.
-    used: Mutex<HashMap<FrozenKey, Weak<FrozenTools>>>,
+    awake_lists: Mutex<HashMap<FrozenKey, Weak<FrozenTools>>>,
     /// The connections of single sessions to servers that sessions do not share.
-    pub(super) own: Mutex<HashMap<SessionId, Vec<Weak<dyn ToolServer>>>>,
+    pub(super) session_connections: Mutex<HashMap<SessionId, Vec<Weak<dyn ToolServer>>>>,
 }
 
 impl ToolServers {
@@ -111,8 +111,8 @@ impl ToolServers {
             telemetry: telemetry.clone(),
             last_listings: Mutex::new(last_listings),
             latest: Mutex::default(),
-            used: Mutex::default(),
-            own: Mutex::default(),
+            awake_lists: Mutex::default(),
+            session_connections: Mutex::default(),
         })
     }
 
@@ -122,9 +122,9 @@ impl ToolServers {
 
     /// Returns the number of connections in each state, by server.
     pub(super) fn count_connections(&self, count: impl Fn(&str, &str, usize)) {
-        let own: Vec<_> = self.own.lock().values().flatten().filter_map(Weak::upgrade).collect();
+        let connections = self.of_sessions();
         for server in &self.servers {
-            let of_name = own.iter().filter(|own| own.name() == server.name());
+            let of_name = connections.iter().filter(|other| other.name() == server.name());
             let shared = Some(server).filter(|server| !server.is_per_session());
             let states =
                 of_name.chain(shared).map(|server| server.status().borrow().state.as_str());
@@ -136,11 +136,12 @@ impl ToolServers {
         }
     }
 
-    /// Returns the names of the servers that a new session of this agent has to wait for.
-    pub(super) fn starting(&self, used: &[UsedServer]) -> Vec<String> {
-        let is_starting =
-            |used: &&UsedServer| used.server.status().borrow().state == ServerState::Starting;
-        used.iter().filter(is_starting).map(|used| used.server.name().to_owned()).collect()
+    /// Returns the names of those servers that are still starting.
+    pub(super) fn starting(&self, servers: &[SessionServer]) -> Vec<String> {
+        let servers = servers.iter().map(|server| &server.server);
+        let starting =
+            servers.filter(|server| server.status().borrow().state == ServerState::Starting);
+        starting.map(|server| server.name().to_owned()).collect()
     }
 
     /// Returns the present tools of an agent, after the first attempts to connect to the servers that its
@@ -151,10 +152,10 @@ impl ToolServers {
     pub(super) async fn freeze(
         &self,
         agent: &Arc<Agent>,
-        used: &[UsedServer],
+        servers: &[SessionServer],
     ) -> Result<Arc<FrozenTools>, HostError> {
         let (mut listings, mut missing) = (Vec::new(), Vec::new());
-        let named = used.iter().map(|used| &used.server);
+        let named = servers.iter().map(|server| &server.server);
         for server in named.filter(|server| agent.names_server(&***server)) {
             let status = wait_started(&**server).await;
             let last = self.last_listing(server.name());
@@ -170,7 +171,7 @@ impl ToolServers {
         }
         let now = unix_ms();
         if let Some((made_from, frozen, stored)) = self.latest.lock().get(&agent.name)
-            && is_same(made_from, &listings)
+            && are_same_listings(made_from, &listings)
             && now.saturating_sub(*stored) < UNUSED_LIST_KEPT_MS / 2
         {
             return Ok(Arc::clone(frozen));
@@ -190,7 +191,7 @@ impl ToolServers {
             with_journal(&self.journal, move |journal| journal.put_document(&key, &text)).await?;
             sha256
         };
-        let frozen = self.used(agent, sha256, list, missing);
+        let frozen = self.shared_frozen_tools(agent, sha256, list, missing);
         for pattern in frozen.agent.unmatched_patterns() {
             tracing::warn!(agent = &*agent.name, pattern, "tool_pattern_matches_nothing");
         }
@@ -202,8 +203,8 @@ impl ToolServers {
         Ok(frozen)
     }
 
-    /// Returns the tools that a stored session has frozen. If the journal has lost the list, they are those
-    /// of no server.
+    /// Returns the tools that a stored session has frozen. If the journal does not have the list, the agent
+    /// gets no tools of servers.
     ///
     /// # Errors
     /// If the journal cannot be read.
@@ -213,7 +214,7 @@ impl ToolServers {
         sha256: &Arc<str>,
     ) -> Result<Arc<FrozenTools>, HostError> {
         let key = (Arc::clone(&agent.name), Arc::clone(sha256));
-        if let Some(frozen) = self.used.lock().get(&key).and_then(Weak::upgrade) {
+        if let Some(frozen) = self.awake_lists.lock().get(&key).and_then(Weak::upgrade) {
             return Ok(frozen);
         }
         let key = frozen_tools_key(sha256);
@@ -224,11 +225,11 @@ impl ToolServers {
             }
             FrozenList { search: agent.needs_search(&[]), tools: Vec::new() }
         });
-        Ok(self.used(agent, Arc::clone(sha256), list, Vec::new()))
+        Ok(self.shared_frozen_tools(agent, Arc::clone(sha256), list, Vec::new()))
     }
 
     /// Returns the shared value of a frozen list.
-    fn used(
+    fn shared_frozen_tools(
         &self,
         agent: &Arc<Agent>,
         sha256: Arc<str>,
@@ -236,16 +237,16 @@ impl ToolServers {
         missing: Vec<(String, String)>,
     ) -> Arc<FrozenTools> {
         let key = (Arc::clone(&agent.name), Arc::clone(&sha256));
-        let mut used = self.used.lock();
-        let known = used.get(&key).and_then(Weak::upgrade);
+        let mut awake_lists = self.awake_lists.lock();
+        let known = awake_lists.get(&key).and_then(Weak::upgrade);
         if let Some(frozen) = known.filter(|frozen| frozen.missing == missing) {
             return frozen;
         }
         self.telemetry.metrics().add_tools(list.tools.iter().map(|tool| &*tool.name));
         let agent = Arc::new(agent.with_server_tools(&list, &self.overrides, &self.tool_limiters));
         let frozen = Arc::new(FrozenTools { sha256, list, agent, missing });
-        used.retain(|_, frozen| frozen.strong_count() > 0);
-        used.insert(key, Arc::downgrade(&frozen));
+        awake_lists.retain(|_, frozen| frozen.strong_count() > 0);
+        awake_lists.insert(key, Arc::downgrade(&frozen));
         frozen
     }
 
@@ -277,23 +278,28 @@ impl ToolServers {
         self.journal.remove_unused_documents(FROZEN_TOOLS, stored_before)
     }
 
+    /// Returns the connections of single sessions that are still open.
+    fn of_sessions(&self) -> Vec<Arc<dyn ToolServer>> {
+        let connections = self.session_connections.lock();
+        connections.values().flatten().filter_map(Weak::upgrade).collect()
+    }
+
     /// Ends all servers.
     pub(super) async fn close(&self) {
-        let own: Vec<_> = self.own.lock().values().flatten().filter_map(Weak::upgrade).collect();
         let shared = self.servers.iter().filter(|server| !server.is_per_session()).cloned();
         let close = |server: Arc<dyn ToolServer>| async move {
             server.end();
             server.ended().await;
         };
-        let closing = futures::future::join_all(shared.chain(own).map(close));
+        let closing = futures::future::join_all(shared.chain(self.of_sessions()).map(close));
         // A server that does not end is dropped with its actor.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
     }
 }
 
-impl fmt::Debug for OwnConnection {
+impl fmt::Debug for PerSessionConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("OwnConnection").field(&self.0.name()).finish()
+        f.debug_tuple("PerSessionConnection").field(&self.0.name()).finish()
     }
 }
 
@@ -342,7 +348,11 @@ fn read_listings(
     Ok(listings)
 }
 
-fn is_same(before: &[Option<Arc<ServerListing>>], now: &[Option<Arc<ServerListing>>]) -> bool {
+/// Returns whether both are the same allocations.
+fn are_same_listings(
+    before: &[Option<Arc<ServerListing>>],
+    now: &[Option<Arc<ServerListing>>],
+) -> bool {
     let same = |(before, now): (&Option<Arc<ServerListing>>, &Option<Arc<ServerListing>>)| match (
         before, now,
     ) {

@@ -11,7 +11,7 @@ use super::error::ApiError;
 use super::extract::{JsonBody, PathSession};
 use crate::runtime::HostError;
 use crate::turn::{ApprovalDecision, ApprovalError};
-use crate::types::{ApprovalPhase, CallKey, Judgement, Verdict};
+use crate::types::{ApprovalVerdict, CallKey, WaitPhase};
 
 /// Maximum length of a decision's message, which the model reads after a rejection.
 const MESSAGE_CHARS_MAX: usize = 4000;
@@ -25,7 +25,7 @@ pub(super) struct ApprovalDecisionRequest {
     /// The answer to a question of the tool.
     content: Option<Value>,
     /// Needed only if the call waited for an approval before and after it ran.
-    phase: Option<ApprovalPhase>,
+    phase: Option<WaitPhase>,
 }
 
 /// The decisions of the API.
@@ -41,7 +41,7 @@ enum ApprovalChoice {
 struct ApprovalDecisionResponse {
     tool_id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    phase: Option<ApprovalPhase>,
+    phase: Option<WaitPhase>,
     decision: ApprovalChoice,
 }
 
@@ -67,11 +67,10 @@ pub(super) async fn decide(
         return Err(ApiError::bad_request("invalid_request", message));
     }
     let verdict = match decision {
-        ApprovalChoice::Approve => Verdict::Approved,
-        ApprovalChoice::Reject => Verdict::Rejected,
+        ApprovalChoice::Approve => ApprovalVerdict::Approved,
+        ApprovalChoice::Reject => ApprovalVerdict::Rejected,
     };
-    let judgement = Judgement { verdict, message };
-    let answer = ApprovalDecision { phase, judgement, arguments_sha256, content };
+    let answer = ApprovalDecision { phase, verdict, message, arguments_sha256, content };
     session.decide(key, answer).await?;
     Ok(Json(ApprovalDecisionResponse { tool_id: key.to_string(), phase, decision }).into_response())
 }

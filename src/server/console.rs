@@ -132,8 +132,9 @@ fn is_current(headers: &HeaderMap, tag: &HeaderValue) -> bool {
     let tags =
         headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
     let mut tags = tags.flat_map(|tags| tags.split(',')).map(str::trim);
-    tags.any(|held| {
-        held == "*" || held.strip_prefix("W/").unwrap_or(held).as_bytes() == tag.as_bytes()
+    tags.any(|client_tag| {
+        client_tag == "*"
+            || client_tag.strip_prefix("W/").unwrap_or(client_tag).as_bytes() == tag.as_bytes()
     })
 }
 
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_current_if_one_of_its_tags_is_the_files() {
+    fn a_copy_is_current_if_one_of_its_tags_is_the_tag_of_the_file() {
         let tag = HeaderValue::from_static("\"a1\"");
         for (sent, expected) in [
             ("\"a1\"", true),

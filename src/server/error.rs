@@ -211,7 +211,7 @@ fn remedy(error: &HostError) -> Option<&'static str> {
         | HostError::Full(_)
         | HostError::QueueFull(_)
         | HostError::SessionTooLarge(_)
-        | HostError::TooHigh(_)
+        | HostError::InvalidOverride(_)
         | HostError::UnknownTool(_)
         | HostError::UnknownModel { .. }
         | HostError::UnknownToolChoice { .. }

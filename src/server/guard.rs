@@ -1,6 +1,6 @@
 //! Access control: [`Guard`] is a layer that checks every request before its handler runs.
 //!
-//! A web page in a user's browser must not be able to control a host on a loopback address. Three
+//! A web page in a user's browser must not be able to control a host on a loopback address (CSRF). Three
 //! checks prevent this. The `Host` header must name this host, which a page with DNS rebinding cannot
 //! fake. The `Origin` header, if present, must be this host's own (CORS headers are never sent). The
 //! request must carry the bearer token, if one is configured. In addition, bodies must be JSON, which

@@ -9,16 +9,16 @@
 //!
 //! | file | what it holds |
 //! | --- | --- |
-//! | `mod.rs` | the server's start and shutdown |
+//! | `mod.rs` | the server's start and graceful shutdown |
 //! | `routes.rs` | the routes, as routers that can be mounted below a path |
 //! | `mount.rs` | the path below which the routes are mounted |
 //! | `state.rs` | [`ServerOptions`], and the state that all handlers share |
-//! | `guard.rs` | access control of every request: `Host`, `Origin`, bearer token |
+//! | `guard.rs` | access control of every request: authentication by bearer token; `Host` and `Origin` (CSRF, CORS, DNS rebinding) |
 //! | `listener.rs` | accepts connections; time limits for clients that do not send or do not read |
-//! | `connections.rs` | `max_connections`, and which connection makes room for another |
+//! | `connections.rs` | `max_connections`, and which connection is closed for a new one |
 //! | `extract.rs` | strict parsing of paths, queries and JSON bodies; the session of a path; `Idempotency-Key` |
 //! | `error.rs` | [`HostError`] as a status code and an error body |
-//! | `sessions.rs` | `/v1/sessions`: open, list, show, close, fork |
+//! | `sessions.rs` | `/v1/sessions`: open, list (pagination by `limit` and `after`), show, close, fork |
 //! | `session_page.rs` | a session with its messages, streamed, whole or by page |
 //! | `large_answer.rs` | the memory of answers that clients have not received, and bodies that are sent in pieces |
 //! | `tools.rs` | `/v1/tools`: lists the tools of an agent, calls one |
@@ -114,10 +114,10 @@ pub fn serve(
     let close_timeout = options.close_timeout;
     let guard = Guard::from(&options).public_paths(PUBLIC_PATHS).public_paths(console::PATHS);
     let connections = Connections::new(host.clone(), options.max_connections);
-    let limits = options.clone();
+    let listener_options = options.clone();
     let state = ApiState::new(&host, &options, &closing, true);
-    let router = routes::of_server(state).layer(guard);
-    let serving = listener::serve(listener, router, connections, limits, closing.clone());
+    let router = routes::server_router(state).layer(guard);
+    let serving = listener::serve(listener, router, connections, listener_options, closing.clone());
     #[expect(
         clippy::disallowed_methods,
         reason = "the accept loop; its handle awaits or aborts it"

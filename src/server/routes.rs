@@ -97,7 +97,7 @@ pub fn operations<S: Clone + Send + Sync + 'static>(host: &Host) -> Router<S> {
 }
 
 /// Returns all routes, for the server of the binary.
-pub(super) fn of_server(state: ApiState) -> Router {
+pub(super) fn server_router(state: ApiState) -> Router {
     with_routes(api_routes())
         .merge(with_routes(operations_routes()))
         .merge(with_console_routes(&state))
@@ -135,7 +135,7 @@ fn api_routes() -> Vec<Route> {
     ]
 }
 
-/// Refuses a query, because the request has no parameters. Requests with a body do so when they read it.
+/// Refuses a query, because the request has no parameters. Handlers that read a body refuse a query themselves.
 fn without_query(handler: MethodRouter<AppState>) -> MethodRouter<AppState> {
     handler.route_layer(from_extractor::<NoQuery>())
 }

@@ -124,11 +124,11 @@ pub(super) async fn start(
         return Ok(state.event_stream(events).of_run().into_response());
     }
     if wait {
-        // Nothing reads the subscription, and its queue would fill up.
-        // Without a key, the request is no repetition, and must not be sent again.
+        // A repeated request can be repeated once more, so it may be refused while memory for its report is short.
         if has_key && !run.events_are_complete {
             return repeated_report(&state, run).await;
         }
+        // Nothing would read the subscription, and its queue would fill up.
         drop(run.events);
         let report = run.report.await?;
         return state.large_answers.json_of_act(&report, RUN_STORED).await;

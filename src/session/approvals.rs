@@ -1,4 +1,4 @@
-//! The open approvals of a turn, from its records.
+//! The pending approvals of a turn, from its records: after a restart of the host, or while the session hibernates.
 
 use std::collections::BTreeMap;
 
@@ -8,34 +8,35 @@ use crate::types::CallKey;
 
 /// An approval that was requested and is neither decided nor void.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpenApproval {
+pub struct PendingApprovalRequest {
     /// The request.
     pub request: ApprovalRequest,
     /// The time of the request: Unix time in milliseconds.
     pub asked_at: u64,
 }
 
-/// Returns the open approvals of a turn in call order. `entries` are the turn's records so far.
-pub fn open_approvals<'a>(
+/// Returns the pending approvals of a turn in call order. `entries` are the turn's records so far.
+pub fn pending_approvals<'a>(
     entries: impl IntoIterator<Item = &'a JournalEntry>,
-) -> Vec<OpenApproval> {
-    let mut open: BTreeMap<CallKey, OpenApproval> = BTreeMap::new();
+) -> Vec<PendingApprovalRequest> {
+    let mut pending: BTreeMap<CallKey, PendingApprovalRequest> = BTreeMap::new();
     for JournalEntry { record, time, .. } in entries {
         match record {
             // A new attempt voids the calls of the one before.
-            Record::AttemptStarted { .. } => open.clear(),
+            Record::AttemptStarted { .. } => pending.clear(),
             Record::ApprovalAsked { request } => {
-                let approval = OpenApproval { request: (**request).clone(), asked_at: *time };
-                open.insert(request.call.key, approval);
+                let approval =
+                    PendingApprovalRequest { request: (**request).clone(), asked_at: *time };
+                pending.insert(request.call.key, approval);
             }
             // The client has answered, or a tool whose result is about to be reviewed.
             Record::ApprovalGiven { key, .. } | Record::CallReported { key, .. } => {
-                open.remove(key);
+                pending.remove(key);
             }
             Record::CallEnded { call, .. } => {
-                open.remove(&call.key);
+                pending.remove(&call.key);
             }
-            Record::TurnCommitted { .. } => open.clear(),
+            Record::TurnCommitted { .. } => pending.clear(),
             Record::SessionOpened { .. }
             | Record::SessionForked { .. }
             | Record::SessionClosed
@@ -55,5 +56,5 @@ pub fn open_approvals<'a>(
             | Record::TurnHooksDecided { .. } => {}
         }
     }
-    open.into_values().collect()
+    pending.into_values().collect()
 }

@@ -33,7 +33,7 @@ use crate::context::tokens::{ModelTokens, TokenMeter};
 use crate::event::Event;
 use crate::message::Message;
 use crate::record::{ContextChange, Record};
-use crate::turn::TurnRules;
+use crate::turn::RunRules;
 use crate::types::{COMPACT_AT, ContextPart, PartTokens, RunId, Usage};
 use crate::wire::PromptChange;
 
@@ -57,17 +57,17 @@ enum Step {
 
 impl Session {
     /// Returns about the number of tokens of the next request with these rules.
-    pub fn request_tokens(&mut self, rules: &TurnRules) -> u64 {
+    pub fn request_tokens(&mut self, rules: &RunRules) -> u64 {
         self.token_meter().tokens(self.estimated_request(rules))
     }
 
     /// Returns the tokens of the next request, by estimate alone.
-    pub fn estimated_request(&mut self, rules: &TurnRules) -> u64 {
+    pub fn estimated_request(&mut self, rules: &RunRules) -> u64 {
         rules.fixed_tokens + self.history.estimated_tokens()
     }
 
     /// Returns about the number of tokens of each part of the next request.
-    pub fn part_tokens(&mut self, rules: &TurnRules) -> PartTokens {
+    pub fn part_tokens(&mut self, rules: &RunRules) -> PartTokens {
         let used = self.request_tokens(rules);
         let mut sizes = self.history.estimated_parts();
         let tools = rules.fixed_tokens.saturating_sub(rules.system_tokens);
@@ -91,7 +91,7 @@ impl Session {
 
     /// Returns the window of the model, in tokens: the configured one, or the one that its service has shown.
     #[must_use]
-    pub fn window(&self, rules: &TurnRules) -> Option<u64> {
+    pub fn window(&self, rules: &RunRules) -> Option<u64> {
         rules.models.first().context_window.or(self.context.model.window())
     }
 
@@ -175,16 +175,22 @@ impl Session {
         let Some(plan) = self.context.pending_summary.take() else { return };
         let overrides = self.current_overrides();
         let rules = rules_of(&overrides);
-        let SummaryPlan { messages, user_messages } = plan;
+        let SummaryPlan { replaced_messages, kept_user_messages } = plan;
         let before = self.request_tokens(&rules);
         let (failure, usage) = match reply {
             SummaryReply::Text { text, usage } => {
-                let replaced = self.history.messages().get(..messages).unwrap_or_default();
+                let replaced = self.history.messages().get(..replaced_messages);
+                let replaced = replaced.unwrap_or_default();
                 let results = match rules.context.references {
                     true => compaction::uncleared_results(replaced),
                     false => Vec::new(),
                 };
-                let change = ContextChange::Summarised { text, messages, user_messages, results };
+                let change = ContextChange::Summarised {
+                    text,
+                    messages: replaced_messages,
+                    user_messages: kept_user_messages,
+                    results,
+                };
                 let applied = self.applied(&change);
                 let (_, after) = self.sizes(&rules, &applied);
                 // A summary must save a third, or it does not count.
@@ -211,7 +217,7 @@ impl Session {
 
     /// Makes the context smaller before the next turn, if it is too large. Returns false if the turn may
     /// begin.
-    pub(super) fn shrink_before_turn(&mut self, rules: &TurnRules) -> bool {
+    pub(super) fn shrink_before_turn(&mut self, rules: &RunRules) -> bool {
         if self.context.is_replayed {
             return false;
         }
@@ -226,14 +232,14 @@ impl Session {
         true
     }
 
-    fn step_before_turn(&mut self, rules: &TurnRules) -> Step {
+    fn step_before_turn(&mut self, rules: &RunRules) -> Step {
         let Some(window) = self.window(rules) else { return Step::Done };
         let policy = &rules.context;
         let tokens = self.request_tokens(rules);
         let is_above = |share: Share| !share.is_zero() && tokens > share.part_of(window);
         if is_above(policy.clear_at) {
             let plan = self.clearing(rules, policy.keep_results);
-            let saved = self.token_meter().part(plan.saved);
+            let saved = self.token_meter().part(plan.saved_tokens);
             if saved > 0 && saved >= policy.clear_at_least.part_of(window) {
                 let references = policy.references;
                 return Step::Change(ContextChange::Cleared { calls: plan.calls, references });
@@ -248,7 +254,7 @@ impl Session {
     }
 
     /// Makes the context of a turn smaller whose request was too large, and hands the turn on.
-    pub(super) fn shrink_overflow(&mut self, rules: &TurnRules) {
+    pub(super) fn shrink_overflow(&mut self, rules: &RunRules) {
         let Some(RunStage::Turn(turn)) = self.run.as_deref().map(|run| &run.stage) else { return };
         let Some(overflow) = turn.overflow.filter(|_| self.context.pending_summary.is_none())
         else {
@@ -270,7 +276,7 @@ impl Session {
 
     fn step_after_overflow(
         &mut self,
-        rules: &TurnRules,
+        rules: &RunRules,
         overflow: Overflow,
     ) -> (Step, Option<Overflow>) {
         let (mut next, policy) = (overflow, &rules.context);
@@ -288,7 +294,7 @@ impl Session {
             next.is_cleared = true;
             for keep_results in [policy.keep_results, 0] {
                 let plan = self.clearing(rules, keep_results);
-                let saved = self.token_meter().part(plan.saved);
+                let saved = self.token_meter().part(plan.saved_tokens);
                 let is_enough = overflow.tokens.saturating_sub(saved) <= goal;
                 if saved > 0 && (is_enough || keep_results == 0) {
                     let (calls, references) = (plan.calls, policy.references);
@@ -350,7 +356,7 @@ impl Session {
 
     /// Corrects the estimates by the service's count of the request of a turn that is about to be committed.
     pub(super) fn update_token_meter(&mut self, input_tokens: u64) {
-        let Some(fixed) = self.run.as_ref().map(|run| run.terms.fixed_tokens) else { return };
+        let Some(fixed) = self.run.as_ref().map(|run| run.rules.fixed_tokens) else { return };
         if input_tokens > 0 {
             let estimated = fixed + self.history.estimated_tokens();
             self.context.token_meter.handle_usage(estimated, input_tokens);
@@ -423,14 +429,14 @@ impl Session {
         state
     }
 
-    fn clearing(&self, rules: &TurnRules, keep_results: u32) -> compaction::ClearingPlan {
+    fn clearing(&self, rules: &RunRules, keep_results: u32) -> compaction::ClearingPlan {
         let keep = |name: &str| rules.tools.get(name).is_some_and(|tool| tool.keep);
         let keep_results = usize::try_from(keep_results).unwrap_or(usize::MAX);
         let references = rules.context.references;
         compaction::plan_clearing(self.history.messages(), keep_results, references, keep)
     }
 
-    fn summary_plan(&mut self, rules: &TurnRules) -> Option<SummaryPlan> {
+    fn summary_plan(&mut self, rules: &RunRules) -> Option<SummaryPlan> {
         let ContextPolicy { keep_turns, keep_user_tokens, .. } = &rules.context;
         let (meter, window) = (self.token_meter(), self.window(rules).unwrap_or(u64::MAX));
         let replaced_tokens_max = match self.can_send_all(rules) {
@@ -452,7 +458,7 @@ impl Session {
 
     /// Returns true if the request for a summary may have all messages: the service has not refused them in this
     /// turn, and they fit into the window, if it is known.
-    fn can_send_all(&mut self, rules: &TurnRules) -> bool {
+    fn can_send_all(&mut self, rules: &RunRules) -> bool {
         let tokens = self.request_tokens(rules);
         let is_overflow = self.run.as_ref().is_some_and(|run| run.turn().is_some());
         !is_overflow
@@ -461,10 +467,10 @@ impl Session {
 
     /// Asks for a summary. The request has all messages, so that the service reads most of them from its cache. If
     /// they are too many, it has only those that the summary replaces.
-    fn request_summary(&mut self, rules: &TurnRules, plan: SummaryPlan) {
+    fn request_summary(&mut self, rules: &RunRules, plan: SummaryPlan) {
         let messages = match self.can_send_all(rules) {
             true => self.history.messages().clone(),
-            false => self.history.messages().iter().take(plan.messages).cloned().collect(),
+            false => self.history.messages().iter().take(plan.replaced_messages).cloned().collect(),
         };
         self.context.pending_summary = Some(plan);
         self.context.summarised_after = Some(self.turn);
@@ -481,7 +487,7 @@ impl Session {
 
     /// Returns the sizes of the next request in tokens before and after a change, by estimate. The size after it is
     /// the one that [`request_tokens`](Self::request_tokens) returns once the change is applied.
-    fn sizes(&mut self, rules: &TurnRules, applied: &AppliedChange) -> (u64, u64) {
+    fn sizes(&mut self, rules: &RunRules, applied: &AppliedChange) -> (u64, u64) {
         let (before, estimated) = (self.request_tokens(rules), self.history.estimated_tokens());
         let left = applied.tokens.total();
         let mut meter = self.context.token_meter;
@@ -497,7 +503,7 @@ impl Session {
         first.unwrap_or_else(|| self.history.messages().len())
     }
 
-    fn record_change(&mut self, rules: &TurnRules, change: ContextChange) {
+    fn record_change(&mut self, rules: &RunRules, change: ContextChange) {
         let applied = self.applied(&change);
         self.record_applied(rules, change, applied, Usage::default());
     }
@@ -505,7 +511,7 @@ impl Session {
     /// Records a change. Keeps what it leaves until its record is applied.
     fn record_applied(
         &mut self,
-        rules: &TurnRules,
+        rules: &RunRules,
         change: ContextChange,
         applied: AppliedChange,
         usage: Usage,
@@ -530,13 +536,7 @@ impl Session {
     }
 
     /// Records that a summary failed or saves too little, with the tokens that it used.
-    fn record_failed_summary(
-        &mut self,
-        rules: &TurnRules,
-        tokens: u64,
-        action: &str,
-        usage: Usage,
-    ) {
+    fn record_failed_summary(&mut self, rules: &RunRules, tokens: u64, action: &str, usage: Usage) {
         let (limit, action) = (COMPACT_AT.to_owned(), action.to_owned());
         let window = self.window(rules).unwrap_or_default();
         let (value, maximum) = (tokens, rules.context.compact_at.part_of(window));

@@ -8,7 +8,9 @@ use serde_json::Value;
 
 use super::context_state::ContextState;
 use super::idempotency_keys::{IdempotencyKeys, RequestEffect};
-use super::open_run::{OpenRun, OpenTurn, RecordedAt, RunInput, RunStage, RunTerms, TurnOrigin};
+use super::open_run::{
+    OpenRun, OpenTurn, RecordedAt, RunInput, RunStage, SessionRunRules, TurnOrigin,
+};
 use super::reference_index::{RecordRange, ReferenceIndex};
 use crate::config::{ClientTool, RunOverrides};
 use crate::context::{History, InitialHistory, ResultCut, Variables};
@@ -22,8 +24,8 @@ use crate::types::{
 };
 use crate::wire::PromptChange;
 
-/// Returns the terms of a run with these overrides.
-pub type TermsOf<'a> = &'a dyn Fn(&RunOverrides) -> RunTerms;
+/// Returns the rules of a run with these overrides.
+pub type SessionRulesOf<'a> = &'a dyn Fn(&RunOverrides) -> SessionRunRules;
 
 /// A session: its history, its variables, its runs and its queue.
 ///
@@ -40,12 +42,12 @@ pub type TermsOf<'a> = &'a dyn Fn(&RunOverrides) -> RunTerms;
 /// This file has the state, `apply` and the types. `poll` and what follows a turn are in `runs`, the other `handle_*` in
 /// `runs`, `inputs` and `context`.
 ///
-/// Not durable are: a turn that has begun and has no record yet, the interruption of a run by the
+/// These are not durable: a turn that has begun and has no record yet, the interruption of a run by the
 /// shutdown of its host, a request to close, and times between turns.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Session {
     pub(super) agent: String,
-    /// The client's pairs of strings.
+    /// Pairs of strings that the client has given with the session.
     pub(super) metadata: Metadata,
     /// The call that opened it, if it is a child session or the fork of one.
     pub(super) parent: Option<Arc<ParentCall>>,
@@ -145,7 +147,7 @@ impl Session {
         }
     }
 
-    /// Returns the client's pairs of strings.
+    /// Returns the pairs of strings that the client has given with the session.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
@@ -180,7 +182,7 @@ impl Session {
         Arc::new(RunOverrides { client_tools: Some(tools), ..(**overrides).clone() })
     }
 
-    /// Returns the overrides of the current run, or those of a run without changes.
+    /// Returns the overrides of the current run. Without a run, returns those of a run that adds none.
     #[must_use]
     pub fn current_overrides(&self) -> Arc<RunOverrides> {
         match &self.run {
@@ -242,7 +244,7 @@ impl Session {
         self.suspended && self.run.is_some()
     }
 
-    /// Returns true if a run is in progress or follows, so that the session holds a run slot of the
+    /// Returns true if a run is in progress or in the queue, so that the session holds a run slot of the
     /// host. Changes with the record of a run's end.
     #[must_use]
     pub fn holds_slot(&self) -> bool {
@@ -272,7 +274,7 @@ impl Session {
         &mut self,
         at: RecordedAt,
         record: &Record,
-        terms_of: TermsOf<'_>,
+        session_rules_of: SessionRulesOf<'_>,
     ) -> Result<(), String> {
         match record {
             Record::SessionOpened { agent, messages, metadata, parent, client_tools } => {
@@ -323,7 +325,7 @@ impl Session {
                 let overrides = self.with_client_tools(overrides);
                 self.apply_run_start(
                     at,
-                    terms_of(&overrides),
+                    session_rules_of(&overrides),
                     RunInput {
                         run_id: run_id.clone(),
                         input: input.clone(),
@@ -423,8 +425,8 @@ impl Session {
         }
         let message = turn.message.as_ref();
         let cut = ResultCut {
-            bytes_max: run.terms.limits.max_result_bytes,
-            references: run.terms.references,
+            bytes_max: run.rules.limits.max_result_bytes,
+            references: run.rules.references,
         };
         self.has_children |= turn.results.iter().any(|result| result.outcome.child.is_some());
         self.update_token_meter(turn.request_tokens);
@@ -442,7 +444,7 @@ impl Session {
         true
     }
 
-    /// Notes the position of the record by which a turn was committed. A stored session reads it itself.
+    /// Notes the position of the record by which a turn was committed. For a stored session [`Self::apply`] does so.
     pub fn handle_commit_recorded(&mut self, turn: u32, seq: Seq) {
         self.references.add_commit(turn, seq);
     }
@@ -464,7 +466,7 @@ impl Session {
         self.run.as_deref_mut().ok_or_else(|| "no run goes on".to_owned())
     }
 
-    fn apply_run_start(&mut self, at: RecordedAt, terms: RunTerms, input: RunInput) {
+    fn apply_run_start(&mut self, at: RecordedAt, rules: SessionRunRules, input: RunInput) {
         self.forget_failed_summaries();
         self.pre_turn_times = PreTurnTimes::default();
         // It may have waited in the queue.
@@ -472,7 +474,7 @@ impl Session {
         let has_initial_calls = self.history.initial_calls().is_some();
         let first_message = self.history.messages().len();
         self.history.begin_run(input.input.clone());
-        let run = OpenRun::start(input, at, terms, has_initial_calls, first_message);
+        let run = OpenRun::start(input, at, rules, has_initial_calls, first_message);
         self.run = Some(Box::new(run));
     }
 

@@ -1,7 +1,8 @@
 //! The session machine: no async, no clock, no I/O.
 //!
 //! [`Session`] decides about inputs, the queue, stops, runs, suspension and closing, and alone
-//! makes the records of a session. A stored session is read by the code that changes a living one.
+//! makes the records of a session. A stored session is read by the code that changes a living one: both apply
+//! records (event sourcing).
 //!
 //! | rule | file |
 //! | --- | --- |
@@ -16,15 +17,16 @@
 //! | idempotency keys of client requests (`Idempotency-Key`) | `idempotency_keys` |
 //! | the next turn, the records that follow a turn, the next queued run, the end of a run | `runs` |
 //! | end of a run after a turn: `max_turns`, `max_failed_turns`, token budget, request for a final answer | `run_machine` |
-//! | forced call (`tool_choice`), typed answer: requests for it, `output_retries` | `run_machine` |
+//! | forced call (`tool_choice`), typed answer (structured output): requests for it, `output_retries` | `run_machine` |
 //! | a history that is too long (truncate, trim, shorten, compact): clearing of results, compact history, summary, overflow, learnt window | `context` |
 //! | use of a limit, and the note when half of it is used | `limit_meter` |
 //! | loop detection (`repeat_limit`) | `loop_detection` |
 //! | stage, usage and time of the current run | `open_run` |
 //! | limits that end a run before its next turn: `run_timeout`, tokens that a summary has used up | `open_run` |
-//! | open approvals of a turn, from its records | `approvals` |
+//! | pending approvals after a restart or while hibernating, from the records of the turn | `approvals` |
 //! | the state of a session, the records that change it, inputs and effects of the machine | `machine` |
 //! | a session from its journal | `stored` |
+//! | fork: keeps the records up to a position; drops idempotency keys and queued inputs; ends the open run | `stored` (`StoredSession::fork`), `machine` (`SessionForked`); storage: `journal::sqlite::database` |
 //! | report of a run that has ended, from its records | `past_run` |
 //! | the records that hold the values of references | `reference_index` |
 //! | replay of a session, compared with its records | `replay` |
@@ -50,13 +52,15 @@ mod stored;
 #[cfg(test)]
 mod tests;
 
-pub use approvals::{OpenApproval, open_approvals};
+pub use approvals::{PendingApprovalRequest, pending_approvals};
 pub use idempotency_keys::{IDEMPOTENCY_KEYS_MAX, IdempotencyKeys, RequestEffect, SeenRequest};
 pub use machine::{
     InputLimits, RunAdmission, RunSummary, Session, SessionEffect, SessionRecord, SessionRefusal,
-    SummaryReply, SummaryRequest, TermsOf, TurnBegin,
+    SessionRulesOf, SummaryReply, SummaryRequest, TurnBegin,
 };
-pub use open_run::{OpenRun, OpenTurn, RecordedAt, RunInput, RunStage, RunTerms, TurnOrigin};
+pub use open_run::{
+    OpenRun, OpenTurn, RecordedAt, RunInput, RunStage, SessionRunRules, TurnOrigin,
+};
 pub use past_run::{PastRun, past_run};
 pub use reference_index::RecordRange;
 pub use replay::{Replayed, replay};

@@ -7,13 +7,13 @@ use super::run_machine::{FollowUp, RunMachine, RunNext};
 use crate::config::{Limits, RunOverrides};
 use crate::event::RunStats;
 use crate::record::{Seq, StopMode};
-use crate::turn::{CancelReason, CommittedTurn, LimitHit, MAX_TOKENS, OutputRules, TurnRules};
+use crate::turn::{
+    CancelReason, CommittedTurn, LimitHit, MAX_TOKENS, OutputRules, RUN_TIMEOUT, RunRules,
+};
 use crate::types::{
     Content, Metadata, RequestKind, RunId, ToolChoice, TraceContext, Usage, VariableName, millis,
 };
 
-/// The configuration key of the limit of a run's time.
-pub(super) const RUN_TIMEOUT: &str = "run_timeout";
 /// The action of a limit that ends the run.
 const ENDED: &str = "ended";
 
@@ -69,7 +69,7 @@ pub struct OpenRun {
     /// The reason why the current turn, or the next one, is cancelled.
     pub cancel: Option<CancelReason>,
     pub(super) machine: RunMachine,
-    pub(super) terms: RunTerms,
+    pub(super) rules: SessionRunRules,
     /// True if some of its messages were replaced.
     pub is_compacted: bool,
     pub(super) stops_after_turn: bool,
@@ -82,9 +82,9 @@ pub struct OpenRun {
     clock: RunClock,
 }
 
-/// The terms of a run that are the same for all of its turns.
+/// The part of a run's [`RunRules`] that the session applies. Sessions are read from their records with them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct RunTerms {
+pub struct SessionRunRules {
     /// The limits.
     pub limits: Limits,
     /// The tokens of tools and system text in each request, by estimate.
@@ -97,14 +97,14 @@ pub struct RunTerms {
     pub output: Option<Arc<OutputRules>>,
 }
 
-impl From<Limits> for RunTerms {
+impl From<Limits> for SessionRunRules {
     fn from(limits: Limits) -> Self {
         Self { limits, ..Self::default() }
     }
 }
 
-impl From<&TurnRules> for RunTerms {
-    fn from(rules: &TurnRules) -> Self {
+impl From<&RunRules> for SessionRunRules {
+    fn from(rules: &RunRules) -> Self {
         Self {
             limits: rules.limits.clone(),
             fixed_tokens: rules.fixed_tokens,
@@ -198,12 +198,12 @@ impl OpenRun {
     pub(super) fn start(
         run: RunInput,
         at: RecordedAt,
-        terms: RunTerms,
+        rules: SessionRunRules,
         has_initial_calls: bool,
         first_message: usize,
     ) -> Self {
-        let mut machine = RunMachine::new(&terms.limits)
-            .with_answer(terms.tool_choice.clone(), terms.output.clone());
+        let mut machine = RunMachine::new(&rules.limits)
+            .with_answer_rules(rules.tool_choice.clone(), rules.output.clone());
         let kind =
             if has_initial_calls { RunMachine::kind_of_initial_calls() } else { machine.begin() };
         Self {
@@ -218,7 +218,7 @@ impl OpenRun {
             stage: RunStage::Ready(kind),
             cancel: None,
             machine,
-            terms,
+            rules,
             is_compacted: false,
             stops_after_turn: false,
             stats: RunStats::default(),
@@ -246,19 +246,19 @@ impl OpenRun {
     /// limit.
     pub(super) fn time_left(&self, now: Duration) -> Option<Duration> {
         let working = self.elapsed(now).saturating_sub(self.people);
-        self.terms.limits.run_timeout.map(|timeout| timeout.saturating_sub(working))
+        self.rules.limits.run_timeout.map(|timeout| timeout.saturating_sub(working))
     }
 
     /// Returns the time on the session's clock at which no time is left, if the run does not wait for people until
     /// then. `None` means no limit.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        let timeout = self.terms.limits.run_timeout?.checked_add(self.people)?;
+        let timeout = self.rules.limits.run_timeout?.checked_add(self.people)?;
         self.clock.set_at.checked_add(timeout.saturating_sub(self.clock.elapsed))
     }
 
     /// Returns the limit of the run's time if none is left for the next turn. A run that is cancelled ends anyway.
     pub(super) fn run_timeout_reached(&self, now: Duration) -> Option<LimitHit> {
-        let timeout = self.terms.limits.run_timeout?;
+        let timeout = self.rules.limits.run_timeout?;
         let is_over = self.cancel.is_none() && self.time_left(now)? == Duration::ZERO;
         let maximum = millis(timeout);
         let hit =

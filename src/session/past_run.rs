@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::machine::TermsOf;
+use super::machine::SessionRulesOf;
 use super::stored::{RebuildError, SessionReader};
 use crate::event::StatsReport;
 use crate::message::MessageList;
@@ -47,9 +47,9 @@ pub struct PastRun {
 pub fn past_run(
     entries: &[JournalEntry],
     id: &RunId,
-    terms_of: TermsOf<'_>,
+    session_rules_of: SessionRulesOf<'_>,
 ) -> Result<Option<PastRun>, RebuildError> {
-    let mut reader = SessionReader::new(terms_of).with_all_messages();
+    let mut reader = SessionReader::new(session_rules_of).with_all_messages();
     let mut calls = Vec::new();
     for entry in entries {
         let run = reader.session().run().filter(|run| run.id == *id);

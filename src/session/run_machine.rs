@@ -136,7 +136,11 @@ impl RunMachine {
 
     /// Sets the run's rules for calling tools and for its answer.
     #[must_use]
-    pub fn with_answer(self, tool_choice: ToolChoice, output: Option<Arc<OutputRules>>) -> Self {
+    pub fn with_answer_rules(
+        self,
+        tool_choice: ToolChoice,
+        output: Option<Arc<OutputRules>>,
+    ) -> Self {
         let output = output.map(|rules| OutputRequests {
             rules,
             made: 0,

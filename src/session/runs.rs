@@ -13,11 +13,11 @@ use super::run_machine::{FollowUp, Instruction, RunAnswer, RunNext};
 use crate::config::RunOverrides;
 use crate::event::{CallLabel, Event, RunStats};
 use crate::record::{Record, RequestKey};
-use crate::turn::{InitialCallsStart, LimitHit, TurnRules, TurnSpec};
+use crate::turn::{InitialCallsStart, LimitHit, RunRules, TurnSpec};
 use crate::types::{Content, RequestKind, RunEnd, RunError, RunId, Usage, VariableName};
 
 /// Returns the rules of a run with these overrides.
-pub type RulesOf<'a> = &'a dyn Fn(&RunOverrides) -> Arc<TurnRules>;
+pub type RulesOf<'a> = &'a dyn Fn(&RunOverrides) -> Arc<RunRules>;
 
 impl Session {
     /// Checks a request to start a run. With `may_queue` the run may wait for the current one.
@@ -203,7 +203,7 @@ impl Session {
         &self,
         run: &RunInput,
         request_key: Option<RequestKey>,
-        rules: &TurnRules,
+        rules: &RunRules,
     ) -> SessionRecord {
         let RunInput { run_id, input, overrides, trace, metadata, into } = run.clone();
         let metadata = metadata.over(&self.metadata);
@@ -266,7 +266,7 @@ impl Session {
 
     /// Returns true if the next turn cannot begin before the tools that servers offer are read. A run that
     /// is cancelled does not wait for them.
-    fn needs_tools(&self, rules: &TurnRules) -> bool {
+    fn needs_tools(&self, rules: &RunRules) -> bool {
         let is_cancelled = self.run.as_ref().is_some_and(|run| run.cancel.is_some());
         rules.has_servers && self.frozen_tools.is_none() && !is_cancelled
     }
@@ -292,7 +292,7 @@ impl Session {
     }
 
     /// Returns the turn of the calls that the session was opened with, while they are open.
-    fn initial_calls(&self, rules: &TurnRules) -> Option<InitialCallsStart> {
+    fn initial_calls(&self, rules: &RunRules) -> Option<InitialCallsStart> {
         let calls = self.history.initial_calls()?;
         Some(InitialCallsStart::new(self.turn + 1, calls, rules))
     }
@@ -314,7 +314,7 @@ impl Session {
         records.map(|record| SessionRecord { turn, ..record }).collect()
     }
 
-    fn begin_turn(&mut self, now: Duration, kind: RequestKind, rules: Arc<TurnRules>) {
+    fn begin_turn(&mut self, now: Duration, kind: RequestKind, rules: Arc<RunRules>) {
         self.turn += 1;
         if let Some(run) = &mut self.run {
             run.stage = RunStage::Turn(OpenTurn::new(kind, None));
@@ -327,7 +327,7 @@ impl Session {
         now: Duration,
         kind: RequestKind,
         origin: TurnOrigin,
-        rules: Arc<TurnRules>,
+        rules: Arc<RunRules>,
     ) {
         let Some(spec) = self.turn_spec(now, kind, rules) else { return };
         let Some(run) = &self.run else { return };
@@ -347,7 +347,7 @@ impl Session {
         &self,
         now: Duration,
         kind: RequestKind,
-        rules: Arc<TurnRules>,
+        rules: Arc<RunRules>,
     ) -> Option<TurnSpec> {
         let run = self.run.as_deref()?;
         Some(TurnSpec {
@@ -447,7 +447,7 @@ impl Session {
             return (None, None);
         };
         let writes = answer_write(name, &answer.text, answer.output.as_ref());
-        let maximum = run.terms.limits.max_variables_bytes;
+        let maximum = run.rules.limits.max_variables_bytes;
         let bytes = self.variables.bytes_with(&writes);
         if bytes <= maximum {
             return (Some(Arc::clone(name)), None);
@@ -487,7 +487,7 @@ mod tests {
     use crate::types::{Execution, Metadata};
 
     /// Performs the effects of a session at this time. Returns the sums of a run that has ended.
-    fn perform(session: &mut Session, rules: &Arc<TurnRules>, now: Duration) -> Option<RunStats> {
+    fn perform(session: &mut Session, rules: &Arc<RunRules>, now: Duration) -> Option<RunStats> {
         let mut stats = None;
         while let Some(effect) = session.poll(now, &|_| Arc::clone(rules)) {
             match effect {
@@ -512,7 +512,7 @@ mod tests {
     fn the_time_before_a_turn_is_counted_by_what_the_run_waits_for() {
         let seconds = Duration::from_secs;
         let narrow = ModelPlan { context_window: Some(50), ..model("m", 3) };
-        let rules = Arc::new(TurnRules {
+        let rules = Arc::new(RunRules {
             has_servers: true,
             context: ContextPolicy { keep_turns: 0, ..ContextPolicy::default() },
             models: Arc::new(ModelPlans::new(narrow, Vec::new())),

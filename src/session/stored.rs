@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::machine::{Session, TermsOf};
+use super::machine::{Session, SessionRulesOf};
 use super::open_run::{OpenRun, RecordedAt, RunStage};
 use super::run_machine::{FollowUp, RunNext};
 use crate::record::{JournalEntry, Record, Seq, StopMode};
@@ -38,13 +38,16 @@ pub struct RebuildError {
 }
 
 impl StoredSession {
-    /// Reads a session from all of its records. `terms_of` returns the limits of a run with its
+    /// Reads a session from all of its records. `session_rules_of` returns the rules of a run with its
     /// overrides.
     ///
     /// # Errors
     /// If a record contradicts the ones before it.
-    pub fn read(entries: &[JournalEntry], terms_of: TermsOf<'_>) -> Result<Self, RebuildError> {
-        SessionReader::new(terms_of).read_all(entries)
+    pub fn read(
+        entries: &[JournalEntry],
+        session_rules_of: SessionRulesOf<'_>,
+    ) -> Result<Self, RebuildError> {
+        SessionReader::new(session_rules_of).read_all(entries)
     }
 
     /// Reads a session with everything that was said, also what records have replaced in its context.
@@ -53,9 +56,9 @@ impl StoredSession {
     /// If a record contradicts the ones before it.
     pub fn read_uncompacted(
         entries: &[JournalEntry],
-        terms_of: TermsOf<'_>,
+        session_rules_of: SessionRulesOf<'_>,
     ) -> Result<Self, RebuildError> {
-        SessionReader::new(terms_of).with_all_messages().read_all(entries)
+        SessionReader::new(session_rules_of).with_all_messages().read_all(entries)
     }
 
     /// Forks the session `from` behind the record `at`, at the Unix time `time` in milliseconds.
@@ -68,12 +71,12 @@ impl StoredSession {
         from: SessionId,
         at: Seq,
         time: u64,
-        terms_of: TermsOf<'_>,
+        session_rules_of: SessionRulesOf<'_>,
     ) -> Result<Self, RebuildError> {
         entries.retain(|entry| entry.seq <= at);
         let record = Record::SessionForked { from, at };
         entries.push(JournalEntry { seq: Seq(at.0 + 1), time, displayed_bytes: 0, record });
-        Self::read(entries, terms_of)
+        Self::read(entries, session_rules_of)
     }
 }
 
@@ -87,7 +90,7 @@ const NOT_OPENED: &str = "a session begins with the record that it was opened";
 /// the journal.
 pub(super) struct SessionReader<'a> {
     session: Session,
-    terms_of: TermsOf<'a>,
+    session_rules_of: SessionRulesOf<'a>,
     last: Seq,
     bytes: u64,
     /// The records of the turn in progress.
@@ -105,11 +108,11 @@ struct KeptBackTurn {
 }
 
 impl<'a> SessionReader<'a> {
-    pub(super) fn new(terms_of: TermsOf<'a>) -> Self {
+    pub(super) fn new(session_rules_of: SessionRulesOf<'a>) -> Self {
         let session = Session::blank();
         Self {
             session,
-            terms_of,
+            session_rules_of,
             last: Seq(0),
             bytes: 0,
             turn: None,
@@ -227,7 +230,7 @@ impl<'a> SessionReader<'a> {
         }
         let at = RecordedAt { seq: entry.seq, time: entry.time, now: Duration::ZERO };
         if !(self.has_all_messages && matches!(record, Record::Compacted { .. })) {
-            self.session.apply(at, record, self.terms_of)?;
+            self.session.apply(at, record, self.session_rules_of)?;
         }
         self.gather(entry)
     }

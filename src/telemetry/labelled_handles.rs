@@ -1,5 +1,5 @@
 //! Handles of metrics whose label values are known only at run time. They are cached, because a
-//! lookup in the recorder for each value would be slow.
+//! lookup in the recorder for each recorded sample would be slow.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
@@ -11,8 +11,8 @@ use super::metric_table::{self as table, Metric, OTHER, SharedRecorder};
 use crate::event::ConflictResolution;
 use crate::types::{ProviderErrorKind, ToolStatus};
 
-/// Maximum number of names of tools, models, agents and limits that become label values. Further
-/// names share `other`.
+/// Limits the cardinality of labels: the maximum number of names of tools, models, agents or limits that
+/// become label values. Further names share `other`.
 const NAMES_MAX: usize = 64;
 
 /// The counters of one metric for each value of a small enum. They exist from the start, at 0.
@@ -43,8 +43,8 @@ impl<K: Copy + PartialEq> PerValue<K> {
     }
 }
 
-/// Handles by names that are found at run time. The first 64 names have handles of their own, the
-/// others share those of `other`.
+/// Handles by names that are found at run time. The first [`NAMES_MAX`] names have handles of their own,
+/// the others share those of `other`.
 #[derive(Debug)]
 pub(super) struct PerName<H>(RwLock<HashMap<String, Arc<H>>>);
 
@@ -58,7 +58,7 @@ impl<H> PerName<H> {
     /// Registers the handles of these names at once.
     pub(super) fn with_names(names: &[&str], register: impl Fn(&str) -> H) -> Self {
         let per_name = Self::default();
-        names.iter().for_each(|name| drop(per_name.handles(name, &register)));
+        names.iter().for_each(|name| drop(per_name.get_or_register(name, &register)));
         per_name
     }
 
@@ -67,7 +67,7 @@ impl<H> PerName<H> {
         self.0.read().get(name).cloned()
     }
 
-    pub(super) fn handles(&self, name: &str, register: impl FnOnce(&str) -> H) -> Arc<H> {
+    pub(super) fn get_or_register(&self, name: &str, register: impl FnOnce(&str) -> H) -> Arc<H> {
         if let Some(handles) = self.get(name) {
             return handles;
         }
@@ -126,8 +126,8 @@ impl AgentHandles {
     }
 }
 
-/// The handles of the host's tools, and one set for all other names. With more than 64 tools, the
-/// first 64 that are called have handles of their own and the others share those of `other`.
+/// The handles of the host's tools, and one set for all other names. With more than [`NAMES_MAX`] tools,
+/// the first that are called have handles of their own and the others share those of `other`.
 #[derive(Debug)]
 pub(super) struct PerTool {
     /// The names that may become label values.
@@ -154,7 +154,7 @@ pub(super) struct ToolHandles {
 pub(super) struct ToolStatusHandles {
     status: ToolStatus,
     pub(super) results: Counter,
-    /// Registered at the first use: most pairs are never used, and each takes twenty lines of the page.
+    /// Registered at the first use: most pairs are never used, and each takes twenty lines of the metrics page.
     duration: OnceLock<Histogram>,
 }
 
@@ -168,7 +168,7 @@ impl PerTool {
         ToolStatus::Unknown,
     ];
 
-    /// Registers up to 64 tools at once. With more tools, each is registered when it is first called.
+    /// Registers up to [`NAMES_MAX`] tools at once. With more tools, each is registered when it is first called.
     pub(super) fn new(recorder: &SharedRecorder, tools: &[String]) -> Self {
         let per_tool = Self {
             names: RwLock::new(tools.iter().cloned().collect()),
@@ -176,7 +176,7 @@ impl PerTool {
             other: Arc::new(ToolHandles::new(recorder, OTHER)),
         };
         if tools.len() <= NAMES_MAX {
-            tools.iter().for_each(|tool| drop(per_tool.handles(recorder, tool)));
+            tools.iter().for_each(|tool| drop(per_tool.get_or_register(recorder, tool)));
         }
         per_tool
     }
@@ -187,14 +187,18 @@ impl PerTool {
     }
 
     /// Returns the handles of a tool.
-    pub(super) fn handles(&self, recorder: &SharedRecorder, tool: &str) -> Arc<ToolHandles> {
+    pub(super) fn get_or_register(
+        &self,
+        recorder: &SharedRecorder,
+        tool: &str,
+    ) -> Arc<ToolHandles> {
         if let Some(known) = self.handles.get(tool) {
             return known;
         }
         if !self.names.read().contains(tool) {
             return Arc::clone(&self.other);
         }
-        self.handles.handles(tool, |label| ToolHandles::new(recorder, label))
+        self.handles.get_or_register(tool, |label| ToolHandles::new(recorder, label))
     }
 }
 
@@ -220,7 +224,7 @@ impl ToolHandles {
     }
 
     /// Returns the handles of a status.
-    pub(super) fn of_status(&self, status: ToolStatus) -> Option<&ToolStatusHandles> {
+    pub(super) fn for_status(&self, status: ToolStatus) -> Option<&ToolStatusHandles> {
         self.statuses.iter().find(|handles| handles.status == status)
     }
 

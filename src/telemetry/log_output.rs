@@ -8,8 +8,8 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// The default filter. Other crates log only warnings: the actor library opens a span at `info`
-/// around each actor, and every line would begin with it.
+/// The default filter. Other crates log only warnings. A span of another crate at `info` would begin every line
+/// within it.
 const DEFAULT_FILTER: &str = "warn,callsheet=info";
 
 /// The library for MCP, which logs what servers send, at `info` and below.

@@ -18,8 +18,8 @@ use crate::config::Limits;
 use crate::event::{ArgumentsAnomaly, Event, RunStats, ServiceCallStatus, TurnSummary};
 use crate::turn::BreakerState;
 use crate::types::{
-    CompactionKind, ContextPart, FailureKind, HookPoint, PartTokens, ProviderError,
-    ProviderErrorKind, RunEnd, RunError, SessionState, ToolResult, Usage, Verdict,
+    ApprovalVerdict, CompactionKind, ContextPart, FailureKind, HookPoint, PartTokens,
+    ProviderError, ProviderErrorKind, RunEnd, RunError, SessionState, ToolResult, Usage,
 };
 use crate::wire::PromptChange;
 
@@ -53,7 +53,7 @@ pub struct Metrics {
     attempts: PerValue<Option<ProviderErrorKind>>,
     anomalies: PerValue<ArgumentsAnomaly>,
     run_ends: PerValue<RunEnd>,
-    approvals: PerValue<Verdict>,
+    approvals: PerValue<ApprovalVerdict>,
     tokens_saved: PerValue<CompactionKind>,
     context_tokens: [Histogram; ContextPart::ALL.len()],
 }
@@ -136,8 +136,8 @@ impl Metrics {
                 &recorder,
                 table::APPROVALS,
                 "verdict",
-                &Verdict::ALL,
-                Verdict::as_str,
+                &ApprovalVerdict::ALL,
+                ApprovalVerdict::as_str,
             ),
             tokens_saved: PerValue::new(
                 &recorder,
@@ -172,7 +172,7 @@ impl Metrics {
                 self.runs.approval_wait.record(*waited);
             }
             Event::ConflictFound { call, resolution, .. } => {
-                let tool = self.tools.handles(&self.recorder, &call.name);
+                let tool = self.tools.get_or_register(&self.recorder, &call.name);
                 tool.conflicts.increment(*resolution);
             }
             Event::RunSteered { .. } => self.runs.steers.increment(1),
@@ -181,7 +181,7 @@ impl Metrics {
             Event::CallStarted { call, early, waited, queued, .. } => {
                 self.runs.seal_to_start.record(*waited);
                 if let Some(queued) = queued {
-                    let tool = self.tools.handles(&self.recorder, &call.name);
+                    let tool = self.tools.get_or_register(&self.recorder, &call.name);
                     tool.queue_wait(&self.recorder).record(*queued);
                 }
                 self.runs.starts_early.increment(u64::from(*early));
@@ -217,7 +217,7 @@ impl Metrics {
             Event::LimitReached { limit, value, maximum, action: _ } => {
                 // The event is published at half of the limit too.
                 if value >= maximum {
-                    let handle = self.limits.handles(limit, |limit| {
+                    let handle = self.limits.get_or_register(limit, |limit| {
                         table::LIMITS_REACHED.series(&self.recorder, &[("limit", limit)])
                     });
                     handle.increment(1);
@@ -354,8 +354,8 @@ impl Metrics {
 
     fn call_ended(&self, result: &ToolResult) {
         let status = result.outcome.status;
-        let tool = self.tools.handles(&self.recorder, &result.call.name);
-        let handles = tool.of_status(status);
+        let tool = self.tools.get_or_register(&self.recorder, &result.call.name);
+        let handles = tool.for_status(status);
         if let Some(handles) = handles {
             handles.results.increment(1);
         }
@@ -393,10 +393,10 @@ impl Metrics {
         if error.is_some_and(ProviderError::is_context_overflow) {
             let of_model =
                 |model: &str| table::CONTEXT_OVERFLOWS.series(&self.recorder, &[("model", model)]);
-            self.overflows.handles(model, of_model).increment(1);
+            self.overflows.get_or_register(model, of_model).increment(1);
         }
         let handles =
-            self.models.handles(model, |model| RequestHandles::new(&self.recorder, model));
+            self.models.get_or_register(model, |model| RequestHandles::new(&self.recorder, model));
         match error {
             None => handles.duration.record(duration),
             // Errors are rare, so their series is not cached.
@@ -436,7 +436,8 @@ impl Metrics {
 
     fn run_ended(&self, agent: &str, end: RunEnd, error: Option<&RunError>, stats: &RunStats) {
         self.run_ends.increment(end);
-        let handles = self.agents.handles(agent, |agent| AgentHandles::new(&self.recorder, agent));
+        let handles =
+            self.agents.get_or_register(agent, |agent| AgentHandles::new(&self.recorder, agent));
         handles.tool_calls.record(f64::from(stats.tool_calls));
         if error.is_none() {
             handles.duration.record(stats.duration);
@@ -743,7 +744,13 @@ mod tests {
                         error_type=\"timeout\"}";
         assert_eq!(value(&page, timeouts), 1.0);
         for status in PerTool::STATUSES {
-            assert!(metrics.tools.handles(&metrics.recorder, "clock").of_status(status).is_some());
+            assert!(
+                metrics
+                    .tools
+                    .get_or_register(&metrics.recorder, "clock")
+                    .for_status(status)
+                    .is_some()
+            );
         }
     }
 

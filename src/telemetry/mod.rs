@@ -7,18 +7,18 @@
 //!
 //! | subject | file |
 //! | --- | --- |
-//! | event feed of a session: order, durability before delivery, subscribers | `feed/` |
+//! | event feed of a session: order, durability before delivery, fan-out to subscribers | `feed/` |
 //! | slow subscribers: bounded queue, lag, `resync` | `feed/` |
 //! | catch-up of a subscriber that joins during an attempt | `feed/catch_up` |
 //! | names, units and labels of all metrics | `metric_table` |
 //! | metrics of runs, turns, calls and subscribers, from events | `metrics` |
 //! | metrics of the process, of the journal and of a model | `host`, `journal`, `models` |
-//! | metrics whose label values are known only at run time | `labelled_handles` |
+//! | metrics whose label values are known only at run time; limit on their cardinality | `labelled_handles` |
 //! | recorder of the program; labels that tell hosts apart | `metrics_options` |
 //! | metrics page for Prometheus | `prometheus_page` |
-//! | log lines from events; log output of the binary | `logs`, `log_output` |
+//! | log lines from events, and which texts they may contain (log redaction); log output of the binary | `logs`, `log_output`; secrets: `types::secrets` |
 //! | hooks of the program that follow all events | `live_hooks` |
-//! | traces (OpenTelemetry): spans, message contents, export | `traces/` |
+//! | traces (OpenTelemetry): spans, message contents, export | `traces/`; trace propagation (`traceparent`): `types::trace` |
 //! | the telemetry of one host as a whole | `exporter` |
 
 mod exporter;

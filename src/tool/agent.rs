@@ -99,14 +99,14 @@ impl AgentTool {
     }
 
     /// Gives the watchers of the parent all events of the child. By default they receive those about tools
-    /// and limits, and open approvals.
+    /// and limits, and pending approvals.
     #[must_use]
     pub fn all_events(mut self) -> Self {
         self.config.agent_events = AgentEvents::All;
         self
     }
 
-    /// Gives the watchers of the parent no events of the child but open approvals.
+    /// Gives the watchers of the parent no events of the child but pending approvals.
     #[must_use]
     pub fn no_events(mut self) -> Self {
         self.config.agent_events = AgentEvents::None;

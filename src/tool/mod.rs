@@ -49,7 +49,7 @@
 //! | `agent.rs` | [`AgentTool`]: an agent as a tool |
 //! | `registry.rs` | `ToolRegistry`: the tools of a host by name |
 //! | `read_var.rs` | `read_var`: reads parts of earlier results |
-//! | `hook/` | [`Hook`]: code that is asked before and after calls, and can forbid them |
+//! | `hook/` | [`Hook`]: code that is asked before and after calls, and can forbid them (allow, ask, deny) |
 //! | `client_side.rs` | a tool that the client runs |
 //! | `search.rs` | search among many tools: `find_tools` |
 //! | `source.rs` | [`ToolSource`]: tools that are not known when the host starts |

@@ -41,7 +41,7 @@ pub enum RegisteredKind {
 
 impl RegisteredTool {
     /// Makes a registered tool of the host itself.
-    pub(crate) fn own(tool: impl Tool) -> Self {
+    pub(crate) fn of_host(tool: impl Tool) -> Self {
         let (spec, kind) = (Arc::new(tool.spec()), RegisteredKind::Host);
         Self { spec, tool: Arc::new(tool), kind }
     }

@@ -10,9 +10,9 @@ use super::RecordLocation;
 use crate::event::{ApprovalRequest, CallLabel};
 use crate::record::{DisplayedSegment, PartialResponse, ResponseEnding, ResponseMessage};
 use crate::types::{
-    AgentLease, ApprovalPhase, CallKey, FinishReason, HookDecision, HookPoint, Judgement,
-    ProviderError, Question, QuestionKind, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult,
-    Usage, Verdict, WriteSet,
+    AgentLease, ApprovalVerdict, CallKey, FinishReason, HookDecision, HookPoint, ProviderError,
+    Question, QuestionKind, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult, Usage,
+    VerdictWithMessage, WaitPhase, WriteSet,
 };
 
 /// An attempt of a turn: one HTTP exchange with a provider.
@@ -140,9 +140,9 @@ pub struct RecordedDecision<'a> {
     /// The record.
     pub at: RecordLocation,
     /// The phase of the approval that it decides.
-    pub phase: ApprovalPhase,
+    pub phase: WaitPhase,
     /// The decision.
-    pub verdict: Verdict,
+    pub verdict: ApprovalVerdict,
     /// A message for the model or for people.
     pub message: Option<&'a str>,
     /// The answer to a form.
@@ -221,28 +221,28 @@ impl RecordedRequest<'_> {
     /// Returns whether it is a question of the tool.
     #[must_use]
     pub fn is_input(&self) -> bool {
-        self.request.phase == ApprovalPhase::Input
+        self.request.phase == WaitPhase::Input
     }
 
     /// Returns whether the client has to run the call.
     #[must_use]
     pub fn is_for_client(&self) -> bool {
-        self.request.phase == ApprovalPhase::Client
+        self.request.phase == WaitPhase::Client
     }
 }
 
 impl RecordedDecision<'_> {
     /// Returns the decision in the form of [`ResultNotes`].
     #[must_use]
-    pub fn judgement(&self) -> Judgement {
-        Judgement { verdict: self.verdict, message: self.message.map(str::to_owned) }
+    pub fn verdict_with_message(&self) -> VerdictWithMessage {
+        VerdictWithMessage { verdict: self.verdict, message: self.message.map(str::to_owned) }
     }
 
     /// Returns whether the decision fits the question: it has content if it answers a form, and otherwise none.
     #[must_use]
     pub fn fits(&self, question: &Question) -> bool {
-        let needs_content =
-            self.verdict == Verdict::Approved && matches!(question.kind, QuestionKind::Form(_));
+        let needs_content = self.verdict == ApprovalVerdict::Approved
+            && matches!(question.kind, QuestionKind::Form(_));
         self.content.is_some() == needs_content
     }
 }
@@ -291,7 +291,7 @@ impl<'a> CallTranscript<'a> {
             let next = asked.peek();
             let is_before_next = |at: RecordLocation| next.is_none_or(|next| at.is_before(next.at));
             let decision = self.decisions.iter().find(|decision| {
-                decision.phase == ApprovalPhase::Input
+                decision.phase == WaitPhase::Input
                     && question.at.is_before(decision.at)
                     && is_before_next(decision.at)
             });
@@ -316,7 +316,7 @@ impl<'a> CallTranscript<'a> {
 
     /// Returns the first decision about the approval of this phase. Only the first one counts.
     #[must_use]
-    pub fn decision(&self, phase: ApprovalPhase) -> Option<&RecordedDecision<'a>> {
+    pub fn decision(&self, phase: WaitPhase) -> Option<&RecordedDecision<'a>> {
         self.decisions.iter().find(|decision| decision.phase == phase)
     }
 }

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::fixtures::{entries, sample_records};
 use super::*;
 use crate::record::{JournalEntry, Record, ResponseEnding};
-use crate::types::{ApprovalPhase, ToolStatus, Verdict};
+use crate::types::{ApprovalVerdict, ToolStatus, WaitPhase};
 
 /// Returns the numbers of the turns of each run, and of the attempts of each turn.
 fn shape(transcript: &Transcript<'_>) -> Vec<Vec<(u32, Vec<u32>)>> {
@@ -54,8 +54,8 @@ fn records_are_read_as_runs_turns_attempts_and_calls() {
     assert_eq!(turn.usage(), turn.commit.unwrap().summary.usage);
     let pay = turn.call(turn.kept_calls()[1].key).unwrap();
     assert_eq!((pay.intents.len(), pay.reports.len(), pay.requests.len()), (1, 1, 1));
-    assert_eq!(pay.decision(ApprovalPhase::Before).unwrap().verdict, Verdict::Approved);
-    assert!(pay.decision(ApprovalPhase::After).is_none());
+    assert_eq!(pay.decision(WaitPhase::Before).unwrap().verdict, ApprovalVerdict::Approved);
+    assert!(pay.decision(WaitPhase::After).is_none());
     let outcome = pay.outcome().unwrap();
     assert_eq!((outcome.outcome.status, outcome.duration_ms), (ToolStatus::Ok, 1_500));
     assert!(pay.intents[0].at.is_before(outcome.at));

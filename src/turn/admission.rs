@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use super::call::{CallPhase, TurnCall, identity};
 use super::identical_calls::find_identical_call;
-use super::spec::{TurnRules, TurnSpec};
+use super::spec::{RunRules, TurnSpec};
 use super::{Turn, model_messages};
 use crate::config::OnExcess;
 use crate::event::ArgumentsAnomaly;
@@ -65,7 +65,7 @@ pub(super) fn decide_retention(index: u32, spec: &TurnSpec) -> CallRetention {
 }
 
 /// Decides about a call by the rules that are the same in every turn of the run.
-pub(super) fn retention_by_rules(index: u32, rules: &TurnRules) -> CallRetention {
+pub(super) fn retention_by_rules(index: u32, rules: &RunRules) -> CallRetention {
     if !rules.multi_tool_calls && index > 0 {
         return CallRetention::Drop;
     }
@@ -87,7 +87,7 @@ pub(super) fn parse_call_arguments(
     call: &mut TurnCall,
     raw: &str,
     oversize: bool,
-    rules: &TurnRules,
+    rules: &RunRules,
 ) -> Option<ArgumentsAnomaly> {
     let mut anomaly = None;
     if oversize {
@@ -120,7 +120,7 @@ pub(super) fn parse_call_arguments(
     if call.arguments_error.is_none() && rules.is_use_tool(&call.call.name) {
         anomaly = resolve_used_tool(call, raw, rules).or(anomaly);
     }
-    if call.arguments_error.is_none() && rules.found.contains(&*call.call.name) {
+    if call.arguments_error.is_none() && rules.search_only_tools.contains(&*call.call.name) {
         // The history shows it as a call of `use_tool`, because no request defines the tool.
         (call.call.indirect, call.call.raw) = (true, None);
     }
@@ -147,11 +147,7 @@ pub(super) fn check_schema(call: &mut TurnCall, raw: &str) {
 }
 
 /// Makes a call of `use_tool` a call of the tool that it means. If there is none, the call is answered.
-fn resolve_used_tool(
-    call: &mut TurnCall,
-    raw: &str,
-    rules: &TurnRules,
-) -> Option<ArgumentsAnomaly> {
+fn resolve_used_tool(call: &mut TurnCall, raw: &str, rules: &RunRules) -> Option<ArgumentsAnomaly> {
     let arguments = Arc::clone(&call.call.arguments);
     let (name, inner) = match used_tool(&arguments) {
         Ok(used) => used,
@@ -240,7 +236,7 @@ fn admit(call: &TurnCall, earlier: &[TurnCall], spec: &TurnSpec) -> CallAdmissio
     let Some(tool) = &call.tool else {
         let (name, rules) = (&*call.call.name, &spec.rules);
         let unresolved = call.arguments_error.clone().filter(|_| rules.is_use_tool(name));
-        return CallAdmission::Answer(unresolved.unwrap_or_else(|| match rules.search {
+        return CallAdmission::Answer(unresolved.unwrap_or_else(|| match rules.uses_tool_search {
             true => model_messages::tool_not_found(name),
             false => model_messages::unknown_tool(name, rules.tools.keys()),
         }));

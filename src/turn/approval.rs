@@ -29,21 +29,22 @@ use super::{Turn, TurnStage, model_messages};
 use crate::event::{ApprovalRequest, Event, WaitingFor};
 use crate::record::{Record, ResponseEnding};
 use crate::types::{
-    ApprovalPhase, CallKey, Judgement, Question, ReadSet, ToolOutcome, Verdict, WriteSet, excerpt,
+    ApprovalVerdict, CallKey, Question, ReadSet, ToolOutcome, VerdictWithMessage, WaitPhase,
+    WriteSet, excerpt,
 };
 
 /// The approvals of a turn.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Approvals {
-    pub(super) decisions: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
+    pub(super) decisions: BTreeMap<(CallKey, WaitPhase), VerdictWithMessage>,
     /// The approvals that were requested before the turn was resumed, with the time since then.
-    pub(super) requested_before_resume: BTreeMap<(CallKey, ApprovalPhase), Duration>,
+    pub(super) requested_before_resume: BTreeMap<(CallKey, WaitPhase), Duration>,
 }
 
 /// An approval or a question that a call has requested, as decisions are compared with it.
 #[derive(Clone, Copy, Debug)]
 struct RequestedApproval<'a> {
-    phase: ApprovalPhase,
+    phase: WaitPhase,
     /// The SHA-256 of the arguments, or of the question.
     sha256: &'a str,
     /// The question, in the phase `Input`.
@@ -58,7 +59,7 @@ enum ApprovalStatus<'a> {
     /// It has no decision and is not pending any more.
     Void,
     Decided {
-        verdict: Verdict,
+        verdict: ApprovalVerdict,
         /// The answer to a form, with its defaults.
         content: Option<&'a Arc<Value>>,
     },
@@ -67,7 +68,7 @@ enum ApprovalStatus<'a> {
 /// A decision of a pending approval that is accepted.
 #[derive(Debug)]
 struct AcceptedDecision {
-    phase: ApprovalPhase,
+    phase: WaitPhase,
     /// The answer to a form, with its defaults.
     content: Option<Arc<Value>>,
 }
@@ -91,7 +92,7 @@ impl RequestedApproval<'_> {
             ApprovalStatus::Pending => Ok(Some(AcceptedDecision { phase: self.phase, content })),
             ApprovalStatus::Void => Err(ApprovalError::NotAsked),
             ApprovalStatus::Decided { verdict, content: first } => {
-                let is_same = decision.judgement.verdict == verdict && content.as_ref() == first;
+                let is_same = decision.verdict == verdict && content.as_ref() == first;
                 if is_same { Ok(None) } else { Err(ApprovalError::Decided(verdict)) }
             }
         }
@@ -111,7 +112,7 @@ fn check_decision(
     requested: &[RequestedApproval<'_>],
     decision: &ApprovalDecision,
 ) -> Result<Option<AcceptedDecision>, ApprovalError> {
-    let is_answer = decision.phase == Some(ApprovalPhase::Input);
+    let is_answer = decision.phase == Some(WaitPhase::Input);
     let question = requested.iter().rev().find_map(|asked| {
         let question = asked.question.filter(|_| decision.is_about(asked.sha256))?;
         Some((asked, question))
@@ -125,17 +126,17 @@ fn check_decision(
         let has_asked = requested.iter().any(|asked| asked.question.is_some());
         return Err(if has_asked { ApprovalError::Stale } else { ApprovalError::NotAsked });
     }
-    let decided = |phase: ApprovalPhase| {
+    let decided = |phase: WaitPhase| {
         requested.iter().rfind(|asked| asked.phase == phase && asked.is_decided())
     };
     let is_question_open =
         requested.iter().any(|asked| asked.question.is_some() && asked.is_pending());
     let pending = requested.iter().find(|asked| asked.question.is_none() && asked.is_pending());
-    let (before, after) = (decided(ApprovalPhase::Before), decided(ApprovalPhase::After));
+    let (before, after) = (decided(WaitPhase::Before), decided(WaitPhase::After));
     let approval = match (decision.phase, pending) {
         (Some(phase), _) => decided(phase).or(pending.filter(|asked| asked.phase == phase)),
         // A repetition of the decision to run must not approve the result.
-        (None, Some(asked)) if asked.phase == ApprovalPhase::After && before.is_some() => {
+        (None, Some(asked)) if asked.phase == WaitPhase::After && before.is_some() => {
             return Err(ApprovalError::WhichPhase);
         }
         (None, Some(asked)) => Some(asked),
@@ -205,7 +206,8 @@ impl Turn {
             // The call waits for an earlier one. Counts the time before the resume.
             self.request_approval(index, phase);
         }
-        self.decide_approval(index, phase, decision.judgement, content);
+        let ApprovalDecision { verdict, message, .. } = decision;
+        self.decide_approval(index, phase, VerdictWithMessage { verdict, message }, content);
         Ok(())
     }
 
@@ -217,7 +219,7 @@ impl Turn {
     ) -> Result<Option<AcceptedDecision>, ApprovalError> {
         let Some(call) = self.calls.get(index) else { return Err(ApprovalError::NotAsked) };
         let (sha256, pending) = (call.arguments_sha256(), self.pending_phase(call));
-        let phases = [ApprovalPhase::Before, ApprovalPhase::After].into_iter();
+        let phases = [WaitPhase::Before, WaitPhase::After].into_iter();
         let approvals = phases.filter_map(|phase| {
             let status = match self.approvals.decisions.get(&(call.key(), phase)) {
                 Some(first) => ApprovalStatus::Decided { verdict: first.verdict, content: None },
@@ -228,14 +230,13 @@ impl Turn {
         });
         let last = call.questions.len();
         let questions = (1..).zip(&call.questions).map(|(number, asked)| RequestedApproval {
-            phase: ApprovalPhase::Input,
+            phase: WaitPhase::Input,
             sha256: &asked.sha256,
             question: Some(&asked.question),
             status: match &asked.decision {
-                Some(QuestionDecision { judgement, content }) => ApprovalStatus::Decided {
-                    verdict: judgement.verdict,
-                    content: content.as_ref(),
-                },
+                Some(QuestionDecision { given, content }) => {
+                    ApprovalStatus::Decided { verdict: given.verdict, content: content.as_ref() }
+                }
                 None if number == last && call.has_open_question() => ApprovalStatus::Pending,
                 None => ApprovalStatus::Void,
             },
@@ -245,14 +246,14 @@ impl Turn {
     }
 
     /// Returns the pending approvals in call order, and the calls that the client runs.
-    pub fn pending_approvals(&self) -> impl Iterator<Item = (CallKey, ApprovalPhase)> {
+    pub fn pending_approvals(&self) -> impl Iterator<Item = (CallKey, WaitPhase)> {
         self.calls.iter().filter_map(|call| Some((call.key(), self.pending_phase(call)?)))
     }
 
     /// Returns the pending approval of a call. After a resume, it is pending even if the call can be
     /// admitted only when the values of an earlier call's references are read.
-    fn pending_phase(&self, call: &TurnCall) -> Option<ApprovalPhase> {
-        let before = ApprovalPhase::Before;
+    fn pending_phase(&self, call: &TurnCall) -> Option<WaitPhase> {
+        let before = WaitPhase::Before;
         let is_open = || {
             matches!(call.phase, CallPhase::Sealed)
                 && call.notes.before.is_none()
@@ -284,16 +285,16 @@ impl Turn {
 
     /// Requests the approval to run a call.
     pub(super) fn request_start_approval(&mut self, index: usize) {
-        let until = self.approval_deadline(index, ApprovalPhase::Before);
+        let until = self.approval_deadline(index, WaitPhase::Before);
         let Some(call) = self.calls.get_mut(index) else { return };
         call.phase = CallPhase::AwaitingApproval { until };
-        let approval = (call.key(), ApprovalPhase::Before);
+        let approval = (call.key(), WaitPhase::Before);
         if self.approvals.requested_before_resume.contains_key(&approval) {
             // The wait was published before the turn was resumed.
             call.waiting_for = Some(WaitingFor::Approval);
         }
         self.publish_waiting(index, WaitingFor::Approval);
-        self.request_approval(index, ApprovalPhase::Before);
+        self.request_approval(index, WaitPhase::Before);
     }
 
     /// Ends a call with what its tool answered, or requests the approval of the result first.
@@ -301,7 +302,7 @@ impl Turn {
         let Some(call) = self.calls.get(index) else { return };
         let is_reviewed = call.tool.as_ref().is_some_and(|tool| tool.approval.after);
         let needs_review = is_reviewed || call.is_result_questioned();
-        let approval = (call.key(), ApprovalPhase::After);
+        let approval = (call.key(), WaitPhase::After);
         let decision = self.approvals.decisions.get(&approval).cloned();
         if !needs_review {
             self.end_call_with(index, outcome, writes);
@@ -311,12 +312,12 @@ impl Turn {
             if !call.has_undecided_report() {
                 self.record_report(index, &outcome, &ReadSet::default(), &writes);
             }
-            let until = self.approval_deadline(index, ApprovalPhase::After);
+            let until = self.approval_deadline(index, WaitPhase::After);
             self.set_phase(index, CallPhase::AwaitingReview { outcome, writes, until });
             match decision {
                 // The turn was resumed after the decision.
-                Some(judgement) => self.apply_judgement(index, ApprovalPhase::After, judgement),
-                None => self.request_approval(index, ApprovalPhase::After),
+                Some(given) => self.apply_verdict(index, WaitPhase::After, given),
+                None => self.request_approval(index, WaitPhase::After),
             }
         }
     }
@@ -330,7 +331,8 @@ impl Turn {
             if until <= now && call.waits_for_client() {
                 self.end_unanswered(index);
             } else if let Some(phase) = call.pending_approval_phase().filter(|_| until <= now) {
-                let expired = Judgement { verdict: Verdict::Expired, message: None };
+                let expired =
+                    VerdictWithMessage { verdict: ApprovalVerdict::Expired, message: None };
                 self.decide_approval(index, phase, expired, None);
             }
         }
@@ -348,7 +350,7 @@ impl Turn {
 
     /// Returns the time at which an approval that is requested now expires. The time that passed
     /// before a resume counts.
-    pub(super) fn approval_deadline(&self, index: usize, phase: ApprovalPhase) -> Option<Duration> {
+    pub(super) fn approval_deadline(&self, index: usize, phase: WaitPhase) -> Option<Duration> {
         let call = self.calls.get(index)?;
         let timeout = call.tool.as_ref()?.approval_timeout;
         match self.approvals.requested_before_resume.get(&(call.key(), phase)) {
@@ -359,7 +361,7 @@ impl Turn {
 
     /// Records and publishes the request for an approval, unless that was done before the turn was
     /// resumed.
-    pub(super) fn request_approval(&mut self, index: usize, phase: ApprovalPhase) {
+    pub(super) fn request_approval(&mut self, index: usize, phase: WaitPhase) {
         let now = self.now();
         let Some(call) = self.calls.get_mut(index) else { return };
         let requested_before = self.approvals.requested_before_resume.remove(&(call.key(), phase));
@@ -379,8 +381,8 @@ impl Turn {
     pub(super) fn decide_approval(
         &mut self,
         index: usize,
-        phase: ApprovalPhase,
-        judgement: Judgement,
+        phase: WaitPhase,
+        given: VerdictWithMessage,
         content: Option<Arc<Value>>,
     ) {
         let Some(call) = self.calls.get(index) else { return };
@@ -388,8 +390,8 @@ impl Turn {
         let now = self.now();
         let waited = now.saturating_sub(call.approval_requested_at.unwrap_or(now));
         let waited = call.approval_wait_before_resume.saturating_add(waited);
-        let verdict = judgement.verdict;
-        let message = judgement.message.clone();
+        let verdict = given.verdict;
+        let message = given.message.clone();
         self.record(Record::ApprovalGiven {
             key,
             phase,
@@ -398,24 +400,24 @@ impl Turn {
             content: content.clone(),
         });
         self.emit(Event::ApprovalGiven { call: label, phase, verdict, waited });
-        if phase == ApprovalPhase::Input {
-            let decision = QuestionDecision { judgement, content };
+        if phase == WaitPhase::Input {
+            let decision = QuestionDecision { given, content };
             return self.apply_question_decision(index, decision);
         }
-        self.approvals.decisions.insert((key, phase), judgement.clone());
-        self.apply_judgement(index, phase, judgement);
+        self.approvals.decisions.insert((key, phase), given.clone());
+        self.apply_verdict(index, phase, given);
     }
 
-    fn apply_judgement(&mut self, index: usize, phase: ApprovalPhase, judgement: Judgement) {
+    fn apply_verdict(&mut self, index: usize, phase: WaitPhase, given: VerdictWithMessage) {
         let Some(call) = self.calls.get_mut(index) else { return };
-        let is_approved = judgement.verdict == Verdict::Approved;
-        let rejection = (!is_approved).then(|| model_messages::rejected(phase, &judgement));
+        let is_approved = given.verdict == ApprovalVerdict::Approved;
+        let rejection = (!is_approved).then(|| model_messages::rejected(phase, &given));
         let note = match phase {
-            ApprovalPhase::Before => &mut call.notes.before,
-            ApprovalPhase::After => &mut call.notes.after,
-            ApprovalPhase::Input | ApprovalPhase::Client => return,
+            WaitPhase::Before => &mut call.notes.before,
+            WaitPhase::After => &mut call.notes.after,
+            WaitPhase::Input | WaitPhase::Client => return,
         };
-        *note = Some(judgement);
+        *note = Some(given);
         if let Some(rejection) = rejection {
             self.end_call(index, rejection);
             return;
@@ -440,13 +442,13 @@ impl Turn {
     }
 }
 
-pub(super) fn approval_request(call: &TurnCall, phase: ApprovalPhase) -> ApprovalRequest {
+pub(super) fn approval_request(call: &TurnCall, phase: WaitPhase) -> ApprovalRequest {
     let output_summary = if let CallPhase::AwaitingReview { outcome, .. } = &call.phase {
         Some(excerpt(&outcome.content, QUOTE_CHARS))
     } else {
         None
     };
-    let asked = call.questions.last().filter(|_| phase == ApprovalPhase::Input);
+    let asked = call.questions.last().filter(|_| phase == WaitPhase::Input);
     ApprovalRequest {
         call: call.label(),
         phase,

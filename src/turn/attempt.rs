@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::effect::{AttemptPlan, PermitReply, TurnAction, TurnEnd};
-use super::spec::TurnRules;
+use super::spec::RunRules;
 use super::turn_hooks::HookStage;
 use super::{Turn, TurnStage};
 use crate::event::Event;
@@ -62,7 +62,7 @@ pub(super) enum ContextReduction {
 }
 
 impl Attempt {
-    pub(super) fn new(plan: AttemptPlan, rules: &TurnRules) -> Self {
+    pub(super) fn new(plan: AttemptPlan, rules: &RunRules) -> Self {
         let response = ResponseAssembler::new(ResponseLimits {
             arguments_bytes_max: rules.limits.max_arguments_bytes,
             ..ResponseLimits::default()

@@ -27,7 +27,7 @@ use crate::event::{CallLabel, WaitingFor};
 use crate::tool::ToolSpec;
 use crate::transcript::RecordedOutcome;
 use crate::types::{
-    ApprovalPhase, CallKey, HookDecision, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult,
+    CallKey, HookDecision, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult, WaitPhase,
     WriteSet, excerpt,
 };
 
@@ -366,14 +366,14 @@ impl TurnCall {
     }
 
     /// Returns the phase of the pending approval, or of the result of a client that is awaited.
-    pub(super) fn pending_approval_phase(&self) -> Option<ApprovalPhase> {
+    pub(super) fn pending_approval_phase(&self) -> Option<WaitPhase> {
         match self.phase {
-            CallPhase::AwaitingApproval { .. } => Some(ApprovalPhase::Before),
-            CallPhase::AwaitingReview { .. } => Some(ApprovalPhase::After),
+            CallPhase::AwaitingApproval { .. } => Some(WaitPhase::Before),
+            CallPhase::AwaitingReview { .. } => Some(WaitPhase::After),
             CallPhase::Running { wait: Some(wait), .. } if wait.is_for_answer() => {
-                Some(ApprovalPhase::Input)
+                Some(WaitPhase::Input)
             }
-            CallPhase::AwaitingClient { .. } => Some(ApprovalPhase::Client),
+            CallPhase::AwaitingClient { .. } => Some(WaitPhase::Client),
             CallPhase::Open
             | CallPhase::Sealed
             | CallPhase::AwaitingReferences

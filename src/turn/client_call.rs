@@ -17,7 +17,7 @@ use super::effect::{ApprovalError, DeferredEffect};
 use super::{Turn, TurnStage, model_messages};
 use crate::event::{Event, WaitingFor};
 use crate::record::Record;
-use crate::types::{ApprovalPhase, CallKey, ToolOutcome, WriteSet};
+use crate::types::{CallKey, ToolOutcome, WaitPhase, WriteSet};
 
 impl Turn {
     /// Handles the result of a call that the client has run.
@@ -47,10 +47,10 @@ impl Turn {
     /// Hands a call to the client: records that, and publishes it once the record is stored.
     pub(super) fn hand_to_client(&mut self, index: usize) {
         let early = self.stage == TurnStage::AwaitingResponse;
-        let until = self.approval_deadline(index, ApprovalPhase::Client);
+        let until = self.approval_deadline(index, WaitPhase::Client);
         let Some(call) = self.calls.get_mut(index) else { return };
         let key = call.key();
-        let request = (key, ApprovalPhase::Client);
+        let request = (key, WaitPhase::Client);
         let passed = self.approvals.requested_before_resume.remove(&request);
         call.phase = CallPhase::AwaitingClient { until };
         call.run_time_before_resume = passed.unwrap_or_default();
@@ -61,7 +61,7 @@ impl Turn {
             self.publish_client_call(index);
             return;
         }
-        let request = Box::new(approval_request(call, ApprovalPhase::Client));
+        let request = Box::new(approval_request(call, WaitPhase::Client));
         self.record(Record::ApprovalAsked { request });
         self.effects.defer(DeferredEffect::StartCall(key));
     }

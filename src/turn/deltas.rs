@@ -70,12 +70,12 @@ impl Turn {
     }
 
     /// Publishes the status of a call that the model's service runs itself.
-    pub(super) fn publish_service_call(&mut self, at: usize, status: ServiceCallStatus) {
-        let Some(partial_call) = self.attempt.response.service_calls().get(at) else { return };
+    pub(super) fn publish_service_call(&mut self, index: usize, status: ServiceCallStatus) {
+        let Some(partial_call) = self.attempt.response.service_calls().get(index) else { return };
         let call = ServiceCall {
             turn: self.spec.number,
             attempt: self.attempt.plan.attempt,
-            position: u32::try_from(at).unwrap_or(u32::MAX),
+            position: u32::try_from(index).unwrap_or(u32::MAX),
             provider_id: partial_call.provider_id.clone(),
             name: partial_call.name.clone(),
             input_summary: excerpt(&partial_call.raw, QUOTE_CHARS),

@@ -17,8 +17,8 @@ use crate::context::Variables;
 use crate::event::Event;
 use crate::record::{Record, ResponseMessage};
 use crate::types::{
-    AgentLease, Answer, ApprovalPhase, CallKey, HookDecision, HookPoint, Judgement, ProviderError,
-    Reference, ToolCall, ToolOutcome, ToolResult, Verdict,
+    AgentLease, Answer, ApprovalVerdict, CallKey, HookDecision, HookPoint, ProviderError,
+    Reference, ToolCall, ToolOutcome, ToolResult, WaitPhase,
 };
 
 pub use crate::record::{CancelReason, TurnEnd};
@@ -278,21 +278,26 @@ pub enum PermitReply {
 /// A decision about a call.
 ///
 /// ```
-/// use callsheet::{ApprovalDecision, ApprovalPhase, Judgement, PendingApproval, Verdict};
+/// use callsheet::{ApprovalDecision, ApprovalVerdict, PendingApproval, WaitPhase};
 ///
 /// fn approve(pending: &PendingApproval) -> ApprovalDecision {
-///     let judgement = Judgement { verdict: Verdict::Approved, message: None };
-///     let arguments_sha256 = pending.arguments_sha256.clone();
-///     let phase = Some(ApprovalPhase::Before);
-///     ApprovalDecision { phase, judgement, arguments_sha256, content: None }
+///     ApprovalDecision {
+///         phase: Some(WaitPhase::Before),
+///         verdict: ApprovalVerdict::Approved,
+///         message: None,
+///         arguments_sha256: pending.arguments_sha256.clone(),
+///         content: None,
+///     }
 /// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ApprovalDecision {
     /// The phase that is decided; `None`: that of the pending approval.
-    pub phase: Option<ApprovalPhase>,
-    /// The verdict and its message.
-    pub judgement: Judgement,
+    pub phase: Option<WaitPhase>,
+    /// The verdict.
+    pub verdict: ApprovalVerdict,
+    /// The message of the person who decided. After a rejection the model receives it.
+    pub message: Option<String>,
     /// The SHA-256 of the arguments, or of the question, that the decision is about.
     pub arguments_sha256: String,
     /// The answer to a question with a form.
@@ -311,7 +316,7 @@ pub enum ApprovalError {
     Stale,
     /// The approval has another decision.
     #[error("the call is already decided: {}", .0.as_str())]
-    Decided(Verdict),
+    Decided(ApprovalVerdict),
     /// The call had an approval before it ran too, and the decision does not name its phase.
     #[error("the call waits for its second approval: send \"phase\": \"before\" or \"after\"")]
     WhichPhase,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Budget, CommittedTurn, ModelPlan, ModelPlans, TurnRules, TurnSpec};
+use super::{Budget, CommittedTurn, ModelPlan, ModelPlans, RunRules, TurnSpec};
 use crate::config::{AgentToolConfig, AskedCalls, ContextPolicy, Limits};
 use crate::context::{History, ResultCut, Variables};
 use crate::record::{JournalEntry, Record, Seq};
@@ -87,15 +87,15 @@ fn by_client(spec: ToolSpec) -> ToolSpec {
     ToolSpec { by_client: true, ..spec }
 }
 
-pub(crate) fn rules(execution: Execution) -> TurnRules {
-    TurnRules {
+pub(crate) fn rules(execution: Execution) -> RunRules {
+    RunRules {
         tools: tools(),
         limits: Limits { tool_timeout: Some(Duration::from_secs(30)), ..Limits::default() },
         execution,
         multi_tool_calls: true,
         early_start: true,
-        search: false,
-        found: Arc::default(),
+        uses_tool_search: false,
+        search_only_tools: Arc::default(),
         has_servers: false,
         fixed_tokens: 0,
         system_tokens: 0,
@@ -113,7 +113,7 @@ pub(crate) fn model(name: &str, max_attempts: u32) -> ModelPlan {
     ModelPlan { origin, streamed: true, max_attempts, context_window: None }
 }
 
-pub(crate) fn spec(rules: TurnRules) -> TurnSpec {
+pub(crate) fn spec(rules: RunRules) -> TurnSpec {
     TurnSpec {
         number: 1,
         turns_with_calls: 0,

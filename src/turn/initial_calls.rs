@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::LimitHit;
 use super::admission::{self, CallRetention};
-use super::spec::TurnRules;
+use super::spec::RunRules;
 use crate::record::{Record, ResponseEnding, ResponseMessage};
 use crate::types::Usage;
 
@@ -25,7 +25,7 @@ pub struct InitialCallsStart {
 impl InitialCallsStart {
     /// Returns the start of the turn with the number `turn` and the calls of this message.
     #[must_use]
-    pub fn new(turn: u32, message: &ResponseMessage, rules: &TurnRules) -> Self {
+    pub fn new(turn: u32, message: &ResponseMessage, rules: &RunRules) -> Self {
         let mut response = ResponseMessage { calls: Vec::new(), ..message.clone() };
         let mut dropped_calls = Vec::new();
         let mut ending = ResponseEnding::Complete;
@@ -105,7 +105,7 @@ mod tests {
         limit_action: Option<&'static str>,
     }
 
-    fn run_and_cancel(names: &[&str], change: impl FnOnce(&mut TurnRules)) -> CancelledTurn {
+    fn run_and_cancel(names: &[&str], change: impl FnOnce(&mut RunRules)) -> CancelledTurn {
         let mut rules = rules(Execution::Parallel { max: 8 });
         change(&mut rules);
         let initial_response = InitialCallsStart::new(1, &message(names), &rules);
@@ -144,7 +144,7 @@ mod tests {
         names.iter().map(|name| (*name).into()).collect()
     }
 
-    fn limited(on_excess: OnExcess) -> impl FnOnce(&mut TurnRules) {
+    fn limited(on_excess: OnExcess) -> impl FnOnce(&mut RunRules) {
         move |rules| {
             rules.limits =
                 Limits { max_tool_calls_per_turn: Some(1), on_excess, ..Limits::default() };
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn initial_calls_use_no_budget_and_excess_calls_do_not_run() {
         use ToolStatus::{Cancelled, Refused};
-        let one = |rules: &mut TurnRules| {
+        let one = |rules: &mut RunRules| {
             limited(OnExcess::Answer)(rules);
             rules.limits.max_tool_calls_per_run = Some(1);
         };

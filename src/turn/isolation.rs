@@ -20,7 +20,7 @@ use crate::context::Variables;
 use crate::event::{ConflictResolution, Event};
 use crate::record::Record;
 use crate::types::{
-    ApprovalPhase, ReadSet, ToolOutcome, ToolStatus, VariableName, VariablesUse, WriteSet,
+    ReadSet, ToolOutcome, ToolStatus, VariableName, VariablesUse, WaitPhase, WriteSet,
 };
 
 /// The session's variables with the writes of the turn's calls that have ended.
@@ -150,7 +150,7 @@ impl Turn {
         let Some(call) = self.calls.get_mut(index) else { return };
         let rerun = has_conflict && can_rerun && !call.has_effects();
         // If the review was requested before a crash, these events were published before it.
-        let review = (call.key(), ApprovalPhase::After);
+        let review = (call.key(), WaitPhase::After);
         let is_review_requested = self.approvals.requested_before_resume.contains_key(&review);
         let is_conflict_published = call.notes.conflict || is_review_requested;
         let resolution = match (rerun, report.writes.is_empty()) {

@@ -5,9 +5,9 @@
 //!
 //! | rule | file |
 //! | --- | --- |
-//! | agents as tools: budget of a child (`share_of_budget`), cancelled calls that wait for their child | `agent_calls` |
+//! | sub-agents (agents as tools): budget of a child (`share_of_budget`), cancelled calls that wait for their child | `agent_calls` |
 //! | call kept or dropped: `multi_tool_calls`, `max_tool_calls_per_turn`, `on_excess`, maximum number of calls | `admission` |
-//! | unknown tool, invalid arguments | `admission` |
+//! | unknown tool; invalid arguments: invalid JSON, not an object, schema violation | `admission`; parsing: `response::arguments`; text for the model: `model_messages` |
 //! | identical calls (same name and arguments), `repeatable` | `identical_calls` |
 //! | references in arguments (`$VAR_REF{{..}}`) | `references` |
 //! | hooks: before a call, after a call; the strictest of several verdicts | `hooks`, `hook_chain` |
@@ -15,29 +15,30 @@
 //! | call ids: missing, duplicate, reused | `deltas` |
 //! | seal, arguments that change after the seal | `deltas` |
 //! | early start (`early_start`, `start_on_seal`) and all that prevents it | `call_start` |
-//! | ticket, `exclusive`, sequential execution, `parallel = N` | `call_start` |
+//! | ticket, `exclusive`, sequential execution, parallel tool calls (`parallel = N`) | `call_start` |
 //! | tool timeout (`tool_timeout`), `max_concurrent`, intent before an effect | `call_start` |
-//! | outcome of a call, `max_result_bytes` | `call_end` |
+//! | outcome of a call | `call_end` |
+//! | `max_result_bytes` | `call_end` (event); what the model sees: `context::result_cut`. `max_output_bytes` of a program: `tool::command` |
 //! | variables: snapshot, conflict, rerun, two writers of one variable, `max_variables_bytes` | `isolation` |
-//! | approval, approval timeout (`approval_timeout`), expiry, a decision that is sent again | `approval` |
+//! | approval (human in the loop), approval timeout (`approval_timeout`), expiry, a decision that is sent again | `approval`; pending approvals after a restart: `resume` |
 //! | questions of running calls: answer, form, expiry | `question` |
 //! | timeouts that are paused while a running call waits for people, itself or by its child | `people_wait` |
 //! | calls that the client runs: request, result, expiry | `client_call` |
 //! | attempt, void attempt (stream interrupted, mid-stream break), reuse of pure results | `attempt` |
 //! | request larger than the context window (`CONTEXT_OVERFLOW`), refused or not, once made smaller | `attempt` |
-//! | retry, backoff, jitter, `Retry-After`, fallback model | `retry` |
+//! | retry, backoff, jitter, `Retry-After`, fallback model, requests without streaming after broken streams | `retry` |
 //! | circuit breaker, probe | `breaker` |
 //! | end of a response without a finish reason | `response::finish_reason` |
 //! | partial response: calls (also partial ones) and text that are kept after each kind of end, cancellation | `response_end` |
-//! | arguments that are cut off at the limit of tokens (`max_tokens`) | `response_end`, `admission` |
+//! | arguments that are cut off at the limit of tokens (`max_tokens`), partial JSON | `response_end`, `admission` |
 //! | order of results in events, commit (in the history: `context::history`) | `reassembly` |
-//! | token budget (`max_tokens_per_run`), `max_tool_calls_per_run`, `run_timeout` | `run_limits` |
-//! | texts that the model receives about calls that did not run | `model_messages` |
+//! | limit on cost: token budget (`max_tokens_per_run`), `max_tool_calls_per_run`; `run_timeout` | `run_limits` |
+//! | texts that the model receives about calls that did not run or did not end normally | `model_messages`; about failed tools (`Error: ..`): `tool::error`, `runtime::tool` |
 //! | order of all decisions after an event | `mod` (`advance`) |
-//! | host crash (`kill -9`) during a call: outcome unknown, or rerun of a pure or idempotent tool | `resume` |
+//! | crash recovery (`kill -9` during a call): outcome unknown (at most once), or rerun of a pure or idempotent tool | `resume` |
 //! | running calls that a resumed turn attaches to | `started_calls` |
 //! | unanswered calls of a new session | `initial_calls` |
-//! | typed answer: its value in a response, the messages that ask for it | `output` |
+//! | typed answer (structured output, JSON mode): its value in a response, the messages that ask for it | `output` |
 //! | rules, models and budget of a turn, idempotency key of a tool call | `spec` |
 //! | inputs and effects of a turn, effects that wait until records are stored | `effect` |
 //! | phases and times of a call | `call` |
@@ -107,8 +108,8 @@ pub use initial_calls::InitialCallsStart;
 pub use output::OutputRules;
 pub use replay::Difference;
 pub use run_limits::LimitHit;
-pub(crate) use run_limits::{MAX_CALLS, MAX_TOKENS};
-pub use spec::{Budget, HookScope, ModelPlan, ModelPlans, TurnRules, TurnSpec};
+pub(crate) use run_limits::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
+pub use spec::{Budget, HookScope, ModelPlan, ModelPlans, RunRules, TurnSpec};
 pub use started_calls::{
     CallStartState, StartedCall, StartedCalls, StartedQuestion, StartedWait, ToolCompletion,
 };

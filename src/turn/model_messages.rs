@@ -1,4 +1,4 @@
-//! The texts that the model receives about calls that did not run normally.
+//! The texts that the model receives about calls that did not run or did not end normally.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use serde_json::json;
 
 use super::call::{QUOTE_CHARS, TurnCall};
 use crate::types::{
-    ApprovalPhase, FailureKind, HookDecision, HookPoint, Judgement, ReferenceError, ToolOutcome,
-    ToolStatus, VariableName, Verdict, excerpt,
+    ApprovalVerdict, FailureKind, HookDecision, HookPoint, ReferenceError, ToolOutcome, ToolStatus,
+    VariableName, VerdictWithMessage, WaitPhase, excerpt,
 };
 
 /// Returns the answer to a call of `final_answer`.
@@ -159,24 +159,26 @@ pub(super) fn host_stopped() -> ToolOutcome {
 }
 
 /// Returns the answer to a call whose approval was rejected or has expired.
-pub(super) fn rejected(phase: ApprovalPhase, judgement: &Judgement) -> ToolOutcome {
-    let kind = match judgement.verdict {
-        Verdict::Approved | Verdict::Rejected | Verdict::Withdrawn => FailureKind::Rejected,
-        Verdict::Expired => FailureKind::ApprovalExpired,
+pub(super) fn rejected(phase: WaitPhase, given: &VerdictWithMessage) -> ToolOutcome {
+    let kind = match given.verdict {
+        ApprovalVerdict::Approved | ApprovalVerdict::Rejected | ApprovalVerdict::Withdrawn => {
+            FailureKind::Rejected
+        }
+        ApprovalVerdict::Expired => FailureKind::ApprovalExpired,
     };
-    let default = match (phase, judgement.verdict) {
-        (ApprovalPhase::Before, Verdict::Expired) => {
+    let default = match (phase, given.verdict) {
+        (WaitPhase::Before, ApprovalVerdict::Expired) => {
             "not run: no decision about the call arrived in time"
         }
-        (ApprovalPhase::Before | ApprovalPhase::Input | ApprovalPhase::Client, _) => {
+        (WaitPhase::Before | WaitPhase::Input | WaitPhase::Client, _) => {
             "not run: a person rejected the call"
         }
-        (ApprovalPhase::After, Verdict::Expired) => {
+        (WaitPhase::After, ApprovalVerdict::Expired) => {
             "it ran, but no decision about its result arrived in time"
         }
-        (ApprovalPhase::After, _) => "it ran, but a person rejected its result",
+        (WaitPhase::After, _) => "it ran, but a person rejected its result",
     };
-    refused(kind, judgement.message.as_deref().unwrap_or(default))
+    refused(kind, given.message.as_deref().unwrap_or(default))
 }
 
 /// Returns the answer to a call whose result was not approved before the run ended.

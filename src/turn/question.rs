@@ -21,7 +21,8 @@ use super::started_calls::{StartedQuestion, StartedWait};
 use crate::tool::InputSchema;
 use crate::transcript::CallTranscript;
 use crate::types::{
-    Answer, ApprovalPhase, CallKey, Judgement, Question, QuestionKind, Verdict, sha256_hex,
+    Answer, ApprovalVerdict, CallKey, Question, QuestionKind, VerdictWithMessage, WaitPhase,
+    sha256_hex,
 };
 
 /// A question that a call has asked.
@@ -36,7 +37,7 @@ pub(super) struct AskedQuestion {
 /// The decision about a question.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct QuestionDecision {
-    pub(super) judgement: Judgement,
+    pub(super) given: VerdictWithMessage,
     pub(super) content: Option<Arc<Value>>,
 }
 
@@ -76,24 +77,24 @@ impl Turn {
     }
 
     fn withdraw_question(&mut self, index: usize) {
-        let judgement = Judgement { verdict: Verdict::Withdrawn, message: None };
-        self.decide_approval(index, ApprovalPhase::Input, judgement, None);
+        let withdrawn = VerdictWithMessage { verdict: ApprovalVerdict::Withdrawn, message: None };
+        self.decide_approval(index, WaitPhase::Input, withdrawn, None);
     }
 
     fn ask(&mut self, index: usize, question: Arc<Question>) {
         let Some(call) = self.calls.get_mut(index) else { return };
         call.questions.push(AskedQuestion::new(question, call.next_question_number()));
         // An earlier question of the call is another one.
-        let approval = (call.key(), ApprovalPhase::Input);
+        let approval = (call.key(), WaitPhase::Input);
         self.approvals.requested_before_resume.remove(&approval);
         self.open_question(index);
     }
 
     /// Opens the last question of a running call.
     fn open_question(&mut self, index: usize) {
-        let until = self.approval_deadline(index, ApprovalPhase::Input);
+        let until = self.approval_deadline(index, WaitPhase::Input);
         if self.start_people_wait(index, PeopleWaitReason::Answer { until }) {
-            self.request_approval(index, ApprovalPhase::Input);
+            self.request_approval(index, WaitPhase::Input);
         }
     }
 
@@ -167,7 +168,7 @@ impl TurnCall {
             let Some(question) = request.request.question.clone() else { continue };
             let sha256 = request.request.arguments_sha256.clone();
             let decision = decision.map(|decision| QuestionDecision {
-                judgement: decision.judgement(),
+                given: decision.verdict_with_message(),
                 content: decision.content.cloned(),
             });
             self.questions.push(AskedQuestion { question, sha256, decision });
@@ -202,11 +203,13 @@ impl AskedQuestion {
 impl QuestionDecision {
     /// Returns the answer for the tool, unless the tool has withdrawn the question.
     fn answer(&self) -> Option<Answer> {
-        match self.judgement.verdict {
-            Verdict::Approved => Some(Answer::Accepted(self.content.clone().unwrap_or_default())),
-            Verdict::Rejected => Some(Answer::Declined(self.judgement.message.clone())),
-            Verdict::Expired => Some(Answer::Expired),
-            Verdict::Withdrawn => None,
+        match self.given.verdict {
+            ApprovalVerdict::Approved => {
+                Some(Answer::Accepted(self.content.clone().unwrap_or_default()))
+            }
+            ApprovalVerdict::Rejected => Some(Answer::Declined(self.given.message.clone())),
+            ApprovalVerdict::Expired => Some(Answer::Expired),
+            ApprovalVerdict::Withdrawn => None,
         }
     }
 }
@@ -220,7 +223,7 @@ impl Question {
         &self,
         decision: &ApprovalDecision,
     ) -> Result<Option<Arc<Value>>, ApprovalError> {
-        let is_accepted = decision.judgement.verdict == Verdict::Approved;
+        let is_accepted = decision.verdict == ApprovalVerdict::Approved;
         let error = |message: String| Err(ApprovalError::Content(message));
         let form = match &self.kind {
             QuestionKind::Form(form) if is_accepted => form,

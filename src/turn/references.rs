@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::call::{CallPhase, TurnCall};
 use super::effect::TurnAction;
-use super::spec::{TurnRules, TurnSpec};
+use super::spec::{RunRules, TurnSpec};
 use super::{Turn, admission, model_messages};
 use crate::context::{
     ReferenceValues, Variables, has_references, references_in, substitute_references,
@@ -25,7 +25,7 @@ impl TurnCall {
     /// Returns whether the values of references have to be put into the arguments before the call can be
     /// admitted. The arguments of `read_var` name references
     /// themselves, and those of `final_answer` are the answer.
-    pub(super) fn has_references(&self, rules: &TurnRules) -> bool {
+    pub(super) fn has_references(&self, rules: &RunRules) -> bool {
         rules.context.references
             && self.tool.is_some()
             && self.arguments_error.is_none()

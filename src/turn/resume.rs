@@ -19,7 +19,7 @@ use super::call::{CallPhase, ReportedOutcome, TurnCall};
 use super::effect::{CancelReason, TurnAction};
 use super::retry::RetryPolicy;
 use super::run_limits::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
-use super::spec::{TurnRules, TurnSpec};
+use super::spec::{RunRules, TurnSpec};
 use super::started_calls::{StartedCall, StartedCalls};
 use super::turn_hooks::HookStage;
 use super::{Turn, TurnStage, model_messages};
@@ -32,7 +32,8 @@ use crate::transcript::{
     AttemptTranscript, CallTranscript, RunTranscript, Transcript, TurnTranscript,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, HookPoint, Judgement, ProviderError, ProviderErrorKind, ToolCall, Usage,
+    CallKey, HookPoint, ProviderError, ProviderErrorKind, ToolCall, Usage, VerdictWithMessage,
+    WaitPhase,
 };
 
 /// The records of the turn's last attempt.
@@ -273,9 +274,9 @@ impl Turn {
                 restored.is_excess = retention == CallRetention::AnswerExcess;
             }
             let mut decisions = transcript.into_iter().flat_map(|call| &call.decisions);
-            let before = decisions.rfind(|decision| decision.phase == ApprovalPhase::Before);
+            let before = decisions.rfind(|decision| decision.phase == WaitPhase::Before);
             restored.notes.before =
-                before.map(|decision| decision.judgement()).or(restored.notes.before);
+                before.map(|decision| decision.verdict_with_message()).or(restored.notes.before);
             self.calls.push(restored);
         }
     }
@@ -293,7 +294,7 @@ impl Turn {
                 continue;
             }
             let key = call.key();
-            let handed = (key, ApprovalPhase::Client);
+            let handed = (key, WaitPhase::Client);
             if self.approvals.requested_before_resume.contains_key(&handed)
                 && call.outcome().is_none()
                 && !call.has_undecided_report()
@@ -314,7 +315,7 @@ impl Turn {
                 continue;
             }
             if let Some(rejection) = call.notes.rejection().cloned() {
-                self.end_call(index, model_messages::rejected(ApprovalPhase::Before, &rejection));
+                self.end_call(index, model_messages::rejected(WaitPhase::Before, &rejection));
                 continue;
             }
             let is_intended =
@@ -404,7 +405,7 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
     }
 
     /// Returns the approvals that were requested, with the Unix times of the requests in milliseconds.
-    fn approval_requests(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), u64)> {
+    fn approval_requests(&self) -> impl Iterator<Item = ((CallKey, WaitPhase), u64)> {
         self.attempt.calls.iter().flat_map(|(key, call)| {
             let questions = call.requests.iter();
             questions.map(|question| ((*key, question.request.phase), question.at.time))
@@ -412,18 +413,18 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
     }
 
     /// Returns whether an approval, or the result of a client, was requested before the response had ended.
-    fn is_early_request(&self, (key, phase): (CallKey, ApprovalPhase)) -> bool {
+    fn is_early_request(&self, (key, phase): (CallKey, WaitPhase)) -> bool {
         let questions = self.call(key).into_iter().flat_map(|call| &call.requests);
         let mut requested = questions.filter(|question| question.request.phase == phase);
         let response = self.attempt.response.map(|response| response.at);
         requested.any(|asked| response.is_none_or(|response| asked.at.is_before(response)))
     }
 
-    fn decisions(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), Judgement)> {
+    fn decisions(&self) -> impl Iterator<Item = ((CallKey, WaitPhase), VerdictWithMessage)> {
         self.attempt.calls.iter().flat_map(|(key, call)| {
             let decisions = call.decisions.iter();
-            let decisions = decisions.filter(|decision| decision.phase != ApprovalPhase::Input);
-            decisions.map(|decision| ((*key, decision.phase), decision.judgement()))
+            let decisions = decisions.filter(|decision| decision.phase != WaitPhase::Input);
+            decisions.map(|decision| ((*key, decision.phase), decision.verdict_with_message()))
         })
     }
 }
@@ -438,7 +439,7 @@ fn final_arguments<'a>(call: &CallTranscript<'a>) -> Option<&'a Arc<serde_json::
 
 /// Returns whether a pure call that has reported runs again, because the approval of its result, or the hooks
 /// that decide about it, need the values of its references, which are in no record.
-fn runs_again(call: &TurnCall, rules: &TurnRules) -> bool {
+fn runs_again(call: &TurnCall, rules: &RunRules) -> bool {
     let is_reviewed = call.tool.as_ref().is_some_and(|tool| tool.approval.after);
     (is_reviewed || rules.has_hook(HookPoint::AfterCall, &call.call.name))
         && call.has_references(rules)

@@ -27,7 +27,7 @@ pub(crate) const MAX_TOKENS: &str = "max_tokens_per_run";
 /// Configuration key of the run's call limit.
 pub(crate) const MAX_CALLS: &str = "max_tool_calls_per_run";
 /// Configuration key of the run's time limit.
-pub(super) const RUN_TIMEOUT: &str = "run_timeout";
+pub(crate) const RUN_TIMEOUT: &str = "run_timeout";
 
 /// A limit that was reached, or half used.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -43,7 +43,7 @@ pub struct TurnSpec {
     /// The run, whose id begins the idempotency keys of its calls.
     pub run: RunId,
     /// The rules of the run.
-    pub rules: Arc<TurnRules>,
+    pub rules: Arc<RunRules>,
 }
 
 impl TurnSpec {
@@ -93,13 +93,13 @@ impl HookScope {
 
 /// The rules that are the same for all turns of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct TurnRules {
+pub struct RunRules {
     /// The tools that are offered to the model, by name.
     pub tools: BTreeMap<String, Arc<ToolSpec>>,
     /// True if the model finds tools with a search and calls them with `use_tool`.
-    pub search: bool,
+    pub uses_tool_search: bool,
     /// The tools that only a search finds: no request defines them.
-    pub found: Arc<BTreeSet<String>>,
+    pub search_only_tools: Arc<BTreeSet<String>>,
     /// The limits.
     pub limits: Limits,
     /// The execution of calls.
@@ -126,7 +126,7 @@ pub struct TurnRules {
     pub models: Arc<ModelPlans>,
 }
 
-impl TurnRules {
+impl RunRules {
     /// Returns whether a hook is asked at this point about the turn.
     pub(super) fn has_turn_hook(&self, on: HookPoint) -> bool {
         self.hooks.iter().any(|scope| scope.on == on)
@@ -140,7 +140,7 @@ impl TurnRules {
 
     /// Returns whether a call of this name means another tool.
     pub(super) fn is_use_tool(&self, name: &str) -> bool {
-        self.search && name == USE_TOOL
+        self.uses_tool_search && name == USE_TOOL
     }
 }
 

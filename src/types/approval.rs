@@ -9,11 +9,11 @@ use super::Secrets;
 
 /// The point at which a call waits for an approval, for the answer to a question of its tool, or for its client.
 ///
-/// [`ApprovalQuestion`](crate::ApprovalQuestion) has it.
+/// Part of [`ApprovalHandle`](crate::ApprovalHandle).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum ApprovalPhase {
+pub enum WaitPhase {
     /// Before the call runs.
     Before,
     /// After the call ran, before the model sees its result.
@@ -24,7 +24,7 @@ pub enum ApprovalPhase {
     Client,
 }
 
-impl ApprovalPhase {
+impl WaitPhase {
     /// Returns the name for clients, logs and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -39,22 +39,22 @@ impl ApprovalPhase {
 
 /// The verdict of an approval.
 ///
-/// [`CallReport`](crate::CallReport) has it.
+/// Part of the decision in a [`CallReport`](crate::CallReport).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Verdict {
+pub enum ApprovalVerdict {
     /// Approved.
     Approved,
     /// Rejected.
     Rejected,
     /// No decision arrived in time. The call is treated as rejected.
     Expired,
-    /// The tool did not wait for the answer to its question any longer.
+    /// The tool stopped waiting for the answer to its question.
     Withdrawn,
 }
 
-impl Verdict {
+impl ApprovalVerdict {
     /// Every verdict.
     #[doc(hidden)]
     pub const ALL: [Self; 4] = [Self::Approved, Self::Rejected, Self::Expired, Self::Withdrawn];
@@ -73,9 +73,9 @@ impl Verdict {
 
 /// A verdict with an optional message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Judgement {
-    /// The verdict of an approval.
-    pub verdict: Verdict,
+pub struct VerdictWithMessage {
+    /// The verdict.
+    pub verdict: ApprovalVerdict,
     /// The message of the person who decided. After a rejection the model receives it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub message: Option<String>,
@@ -109,8 +109,8 @@ pub struct Question {
 pub enum QuestionKind {
     /// An object that is valid for this JSON schema.
     Form(Arc<Value>),
-    /// The consent to what a person does at this URL, which is shown and never opened. The answer has no
-    /// content.
+    /// A confirmation that a person has finished what the URL asks for. The host displays the URL and never
+    /// opens it. The answer has no content.
     Url(String),
 }
 
@@ -136,7 +136,7 @@ impl Question {
         Self { message: message.into(), kind: QuestionKind::Form(Arc::new(form)) }
     }
 
-    /// Creates a question whose answer is the consent to what a person does at this URL.
+    /// Creates a question whose answer is a confirmation that a person has finished what the URL asks for.
     #[must_use]
     pub fn url(message: impl Into<String>, url: impl Into<String>) -> Self {
         Self { message: message.into(), kind: QuestionKind::Url(url.into()) }

@@ -9,7 +9,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{ChildUse, FullResult, Judgement, ResultPart, RunId, Verdict, WriteSet};
+use super::{
+    ApprovalVerdict, ChildUse, FullResult, ResultPart, RunId, VerdictWithMessage, WriteSet,
+};
 
 /// Maximum number of calls that are kept of one response, or of one initial message of a session.
 /// It applies in addition to `max_tool_calls_per_turn`, and is reported under that name.
@@ -111,7 +113,7 @@ impl ToolCall {
 
 /// The status of a call's outcome.
 ///
-/// [`CallReport`](crate::CallReport) has it.
+/// A field of [`CallReport`](crate::CallReport).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum ToolStatus {
@@ -349,18 +351,18 @@ pub struct ResultNotes {
     pub by_client: bool,
     /// The decision about running the call, if approval was needed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub before: Option<Judgement>,
+    pub before: Option<VerdictWithMessage>,
     /// The decision about its result, if approval was needed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub after: Option<Judgement>,
+    pub after: Option<VerdictWithMessage>,
 }
 
 impl ResultNotes {
     /// Returns the decision that rejected the call or its result.
     #[must_use]
-    pub fn rejection(&self) -> Option<&Judgement> {
-        let judgements = [&self.before, &self.after].into_iter().flatten();
-        judgements.into_iter().find(|judgement| judgement.verdict != Verdict::Approved)
+    pub fn rejection(&self) -> Option<&VerdictWithMessage> {
+        let given = [&self.before, &self.after].into_iter().flatten();
+        given.into_iter().find(|given| given.verdict != ApprovalVerdict::Approved)
     }
 }
 

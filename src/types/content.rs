@@ -278,7 +278,7 @@ fn parse_part(part: &Value) -> Result<ContentPart, InvalidContent> {
             let url = image["url"].as_str().ok_or_else(|| {
                 InvalidContent::new("its \"image_url\" must be an object with a \"url\"")
             })?;
-            // Default values of the services are ignored.
+            // `auto` is the default of the services, so leaving it out changes nothing.
             let known: &[&str] =
                 if image["detail"] == "auto" { &["url", "detail"] } else { &["url"] };
             check_keys(image, known, "image_url.")?;

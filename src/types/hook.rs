@@ -8,16 +8,16 @@ use serde_json::Value;
 
 /// A point of a run at which hooks are asked.
 ///
-/// [`HookRule`](crate::tool::HookRule) has it.
+/// A field of [`HookRule`](crate::tool::HookRule).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum HookPoint {
     /// A turn is about to request a response from the model.
     BeforeRequest,
-    /// A call of a tool is complete, and nothing of it has run.
+    /// A call is complete and has not started.
     BeforeCall,
-    /// A tool has answered, and nothing of its result is final.
+    /// A tool has answered, and its result is not final yet.
     AfterCall,
     /// A turn has all its results, and is not committed.
     AfterTurn,
@@ -66,7 +66,7 @@ impl fmt::Display for HookPoint {
 
 /// The verdict of a hook, from weak to strict. The strictest of several applies.
 ///
-/// [`HookAnswer`](crate::tool::HookAnswer) has it.
+/// A field of [`HookAnswer`](crate::tool::HookAnswer).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]

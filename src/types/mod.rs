@@ -36,7 +36,9 @@ pub use agent_call::{
 };
 #[cfg(feature = "sqlite")]
 pub(crate) use agent_call::{CHILD_DIGITS, CHILD_PREFIX};
-pub use approval::{Answer, ApprovalPhase, Judgement, Question, QuestionKind, Verdict};
+pub use approval::{
+    Answer, ApprovalVerdict, Question, QuestionKind, VerdictWithMessage, WaitPhase,
+};
 pub use call::{
     CALLS_MAX, CallKey, FailureKind, InvalidCallKey, ResultNotes, ToolCall, ToolOutcome,
     ToolResult, ToolStatus, metadata,
@@ -197,7 +199,7 @@ impl SessionState {
 
 /// The reason why a run ended.
 ///
-/// [`RunReport`](crate::RunReport) has it.
+/// A field of [`RunReport`](crate::RunReport).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -405,9 +407,9 @@ pub fn one_line(text: &str, chars_max: usize) -> String {
     excerpt(&words.collect::<Vec<_>>().join(" "), chars_max)
 }
 
-/// Returns the text without control characters that a terminal would interpret, and with invisible
-/// characters written out (`\u{202e}`), because they can make a text look like another one. Keeps line
-/// feeds and tabs.
+/// Returns the text without control characters that a terminal would interpret, and with invisible and
+/// bidirectional (bidi) characters written out (`\u{202e}`), because they can make a text look like another
+/// one. Keeps line feeds and tabs.
 #[must_use]
 pub fn harmless(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());

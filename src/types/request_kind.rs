@@ -1,4 +1,4 @@
-//! The kinds of requests of a run: with the rule for calling tools, and the form of the answer.
+//! The kind of a turn's request, the rule for calling tools, and the form of the answer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -76,10 +76,11 @@ impl<'de> Deserialize<'de> for ToolChoice {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OutputMode {
-    /// By the field of the wire. If the service refuses the field or ignores it, by a prompt.
+    /// By the schema field of the wire format, such as `response_format` (structured output). If the service
+    /// refuses the field or ignores it, by a prompt.
     #[default]
     Auto,
-    /// By the field of the wire.
+    /// By the schema field of the wire format.
     Native,
     /// By the tool `final_answer`, which the model must call.
     Tool,
@@ -91,7 +92,7 @@ pub enum OutputMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestKind {
-    /// The run's rule for calling tools holds, except that no call is forced.
+    /// Uses the run's tool choice, or `Auto` if that would force a call.
     #[default]
     Ordinary,
     /// The run's rule forces a call.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// The unified kind of a finish reason.
 ///
-/// A [`FinishReason`](crate::model::FinishReason) has it; [`Delta`](crate::model::Delta) shows its use.
+/// A field of [`FinishReason`](crate::model::FinishReason). [`Delta`](crate::model::Delta) shows its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -166,13 +166,13 @@ pub struct ContextOverflow {
 }
 
 impl ContextOverflow {
-    /// Makes an overflow of the window, with the numbers that the service named.
+    /// Creates an overflow of the window, with the numbers that the service named.
     #[must_use]
     pub fn of_window(window: Option<u64>, request_tokens: Option<u64>) -> Self {
         Self { window, request_tokens, of_body: false }
     }
 
-    /// Makes the refusal of a request whose bytes are too many.
+    /// Creates the refusal of a request with too many bytes.
     #[must_use]
     pub fn of_body() -> Self {
         Self { of_body: true, ..Self::default() }

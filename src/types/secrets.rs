@@ -81,7 +81,7 @@ impl Secrets {
         }
     }
 
-    /// Redacts the beginning of a longer text. Also removes the beginning of a secret at its end.
+    /// Redacts the beginning of a longer text. If it ends within a secret, also removes that part of the secret.
     #[must_use]
     pub(crate) fn redact_head(&self, text: &str) -> String {
         self.redact_part(text, 0, text.len() - self.begun_at_end(text))
@@ -98,14 +98,14 @@ impl Secrets {
         self.redact(text).split_inclusive(CUT_MARK).map(redact_cut).collect()
     }
 
-    /// Redacts the end of a longer text. Also removes the end of a secret at its start.
+    /// Redacts the end of a longer text. If it starts within a secret, also removes that part of the secret.
     #[cfg(all(feature = "tools", target_os = "linux"))]
     #[must_use]
     pub(crate) fn redact_tail(&self, text: &str) -> String {
         self.redact_part(text, self.ended_at_start(text), text.len())
     }
 
-    /// Replaces each secret in a text. Removes what is before `start` and after `end`: parts of secrets.
+    /// Replaces each secret in a text. Removes the parts of secrets before `start` and after `end`.
     /// [`REDACTED`] marks a removed part only if it is at least as long as the shortest secret. A shorter
     /// one is mostly ordinary text that begins or ends like a secret.
     fn redact_part(&self, text: &str, start: usize, end: usize) -> String {
@@ -130,7 +130,7 @@ impl Secrets {
         redacted
     }
 
-    /// Replaces each secret in the strings and keys of a JSON value. Returns `None` if there is none.
+    /// Replaces each secret in the strings and keys of a JSON value. Returns `None` if it contains no secret.
     #[must_use]
     pub fn redact_json(&self, value: &Value) -> Option<Value> {
         let search = self.search.as_deref()?;

@@ -1,4 +1,4 @@
-//! The result of a tool when it is more than a text.
+//! The parts of a tool's result: texts, images and resources, and a value for programs.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -234,7 +234,7 @@ impl FullResult {
         }
     }
 
-    /// Returns whether the model reads more than a text.
+    /// Returns whether a part of the result is an image.
     #[must_use]
     pub fn has_image(&self) -> bool {
         self.content.iter().any(|part| matches!(part, ResultPart::Image(_)))

@@ -9,7 +9,8 @@
 //! | --- | --- |
 //! | `dialect` | the two traits that every dialect implements |
 //! | `request` | a request to a model, independent of the wire |
-//! | `request_cache` | the body of a request, which reuses the bytes of the previous one |
+//! | `request_cache` | the body of a request, which reuses the bytes of the previous one; detects prompts that miss the service's prompt cache |
+//! | `anthropic/request`, `anthropic/messages` | prompt caching: the breakpoints (`cache_control`); OpenAI's `prompt_cache_key`: `Wire::cache_key` below |
 //! | `extra_members` | the members of a body, merged with `extra_body` of the configuration |
 //! | `tool_images` | images of tool results, for wires whose results have only text |
 //! | `call_ids` | call ids and tool names in the form that a service accepts |

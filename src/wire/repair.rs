@@ -1,4 +1,5 @@
-//! JSON repair: corrects the invalid JSON that some services send.
+//! JSON repair: corrects the invalid JSON of payloads that some services send. The arguments of a call are
+//! parsed by `response::arguments`, and those of a call in the text by `tool_protocol`.
 
 use std::borrow::Cow;
 

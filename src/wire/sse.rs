@@ -1,4 +1,4 @@
-//! Server-sent events: splits bytes into events, wherever the chunks begin and end.
+//! Server-sent events: splits bytes into events, wherever the chunks begin and end, also within a UTF-8 character.
 //!
 //! Memory is bounded, and most events need no allocation. Follows
 //! <https://html.spec.whatwg.org/multipage/server-sent-events.html>. Also accepts what recorded

@@ -1,4 +1,5 @@
-//! Texts in fifteen languages and of machine formats, three pieces each, one for each turn of a conversation.
+//! Sample texts for tests of the token estimates: fifteen languages and several machine formats. Each has three
+//! pieces, one for each turn of a test conversation.
 
 /// A kind of text, and three pieces of it.
 pub(super) type Sample = (&'static str, [&'static str; 3]);

@@ -17,8 +17,8 @@ use super::{
     ServiceCallStatus, TurnSummary, WaitingFor,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishKind, Metadata, Question, READ_VAR, Reference,
-    ResultPart, RunEnd, RunError, RunId, SessionId, ToolResult, ToolStatus, Usage, millis,
+    CallKey, Execution, FinishKind, Metadata, Question, READ_VAR, Reference, ResultPart, RunEnd,
+    RunError, RunId, SessionId, ToolResult, ToolStatus, Usage, WaitPhase, millis,
 };
 use summary::{input_summary, summary};
 
@@ -352,7 +352,7 @@ struct ToolApprovalView<'a> {
     call_index: u32,
     tool_id: AsDisplay<CallKey>,
     tool_name: &'a str,
-    phase: ApprovalPhase,
+    phase: WaitPhase,
     input: &'a Value,
     arguments_sha256: &'a str,
     output_summary: Option<Cow<'a, str>>,

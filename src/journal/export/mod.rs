@@ -24,8 +24,8 @@ use super::JournalEntry;
 use crate::config::Limits;
 use crate::context::History;
 use crate::event::StatsReport;
-use crate::session::{RebuildError, RunTerms, StoredSession};
-use crate::types::{ApprovalPhase, Content, ContentPart, Usage, harmless};
+use crate::session::{RebuildError, SessionRunRules, StoredSession};
+use crate::types::{Content, ContentPart, Usage, WaitPhase, harmless};
 
 /// Formats an entry as a line with one JSON object: `seq, time, type` and the record's own fields.
 #[must_use]
@@ -60,8 +60,11 @@ pub fn openai(entries: &[JournalEntry]) -> Result<String, RebuildError> {
 /// Returns the history that a host rebuilds from these records, with whole results.
 pub(super) fn whole_history(entries: &[JournalEntry]) -> Result<History, RebuildError> {
     let limits = Limits { max_result_bytes: usize::MAX, ..Limits::default() };
-    let terms = RunTerms::from(limits);
-    Ok(StoredSession::read_uncompacted(entries, &|_| terms.clone())?.session.history().clone())
+    let session_rules = SessionRunRules::from(limits);
+    Ok(StoredSession::read_uncompacted(entries, &|_| session_rules.clone())?
+        .session
+        .history()
+        .clone())
 }
 
 /// Formats a Unix time in milliseconds for people, in UTC.
@@ -111,12 +114,12 @@ fn tokens(usage: Usage) -> String {
     format!("{} + {} tokens", usage.input_tokens, usage.output_tokens)
 }
 
-fn approval_question(phase: ApprovalPhase) -> &'static str {
+fn approval_question(phase: WaitPhase) -> &'static str {
     match phase {
-        ApprovalPhase::Before => "may it run?",
-        ApprovalPhase::After => "may its result be seen?",
-        ApprovalPhase::Input => "its question:",
-        ApprovalPhase::Client => "handed to the client",
+        WaitPhase::Before => "may it run?",
+        WaitPhase::After => "may its result be seen?",
+        WaitPhase::Input => "its question:",
+        WaitPhase::Client => "handed to the client",
     }
 }
 

@@ -13,8 +13,8 @@ use crate::transcript::{
     RecordedOutcome, RunTranscript,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, FailureKind, HookDecision, HookPoint, HookVerdict, Judgement,
-    Reference, ReferenceError, ToolCall, ToolStatus, Verdict,
+    ApprovalVerdict, CallKey, FailureKind, HookDecision, HookPoint, HookVerdict, Reference,
+    ReferenceError, ToolCall, ToolStatus, VerdictWithMessage, WaitPhase,
 };
 
 impl<'a> Verifier<'_, 'a> {
@@ -97,10 +97,10 @@ impl<'a> Verifier<'_, 'a> {
         arguments: &Arc<Value>,
     ) {
         let mut requests = call.requests.iter().filter(|question| question.at.is_before(at));
-        let is_requested = requests.any(|question| question.request.phase == ApprovalPhase::Before);
-        let verdict = verdict_before(call, ApprovalPhase::Before, at);
+        let is_requested = requests.any(|question| question.request.phase == WaitPhase::Before);
+        let verdict = verdict_before(call, WaitPhase::Before, at);
         self.require(
-            !is_requested || verdict == Some(Verdict::Approved),
+            !is_requested || verdict == Some(ApprovalVerdict::Approved),
             at,
             Invariant::Approval,
             || format!("{of} starts without an approval"),
@@ -178,31 +178,31 @@ impl<'a> Verifier<'_, 'a> {
                 format!("{key} has an approval request after the decision")
             });
             let is_in_time = match phase {
-                ApprovalPhase::Before => {
+                WaitPhase::Before => {
                     call.intents.first().is_none_or(|intent| at.is_before(intent.at))
                 }
-                ApprovalPhase::After => {
+                WaitPhase::After => {
                     call.reports.first().is_some_and(|report| report.at.is_before(at))
                 }
-                ApprovalPhase::Client => {
+                WaitPhase::Client => {
                     let ends = call.outcomes.first().map(|ended| ended.at);
                     let mut later = call.reports.iter().map(|report| report.at).chain(ends);
                     later.all(|later| at.is_before(later))
                 }
-                ApprovalPhase::Input => true,
+                WaitPhase::Input => true,
             };
             self.require(is_in_time, at, Invariant::Approval, || match phase {
-                ApprovalPhase::Before => format!("{key} has an approval request after its intent"),
-                ApprovalPhase::Client => {
+                WaitPhase::Before => format!("{key} has an approval request after its intent"),
+                WaitPhase::Client => {
                     format!("{key} is handed to the client, and has its result")
                 }
-                ApprovalPhase::After | ApprovalPhase::Input => {
+                WaitPhase::After | WaitPhase::Input => {
                     format!("{key} has an approval request without a result")
                 }
             });
         }
         let decisions = call.decisions.iter();
-        for decision in decisions.filter(|decision| decision.phase != ApprovalPhase::Input) {
+        for decision in decisions.filter(|decision| decision.phase != WaitPhase::Input) {
             let (at, phase) = (decision.at, decision.phase);
             let mut requests =
                 call.requests.iter().filter(|question| question.request.phase == phase);
@@ -242,7 +242,7 @@ impl<'a> Verifier<'_, 'a> {
                 format!("{key} has an answer that does not fit its question")
             });
         }
-        let is_input = |decision: &&RecordedDecision<'_>| decision.phase == ApprovalPhase::Input;
+        let is_input = |decision: &&RecordedDecision<'_>| decision.phase == WaitPhase::Input;
         let decisions: Vec<_> = call.decisions.iter().filter(is_input).collect();
         if let Some(last) = decisions.last() {
             self.require(decisions.len() == answered, last.at, Invariant::Approval, || {
@@ -307,14 +307,16 @@ impl<'a> Verifier<'_, 'a> {
         recorded: &RecordedOutcome<'a>,
     ) {
         let RecordedOutcome { at, outcome, notes, .. } = *recorded;
-        let phases = [ApprovalPhase::Before, ApprovalPhase::After];
+        let phases = [WaitPhase::Before, WaitPhase::After];
         let given = phases.map(|phase| verdict_before(call, phase, at));
         let noted = [&notes.before, &notes.after];
-        let noted = noted.map(|noted: &Option<Judgement>| noted.as_ref().map(|note| note.verdict));
+        let noted =
+            noted.map(|noted: &Option<VerdictWithMessage>| noted.as_ref().map(|note| note.verdict));
         self.require(noted == given, at, Invariant::Approval, || {
             format!("{key} does not note the decisions about it")
         });
-        let is_forbidden = given.iter().flatten().any(|verdict| *verdict != Verdict::Approved);
+        let is_forbidden =
+            given.iter().flatten().any(|verdict| *verdict != ApprovalVerdict::Approved);
         let is_ok = outcome.status == ToolStatus::Ok;
         self.require(!(is_forbidden && is_ok), at, Invariant::Approval, || {
             format!("{key} has a result that was forbidden")
@@ -384,9 +386,9 @@ fn hooks_before<'a>(
 /// Returns the verdict on a call, if it was recorded before `at`.
 fn verdict_before(
     call: &CallTranscript<'_>,
-    phase: ApprovalPhase,
+    phase: WaitPhase,
     at: RecordLocation,
-) -> Option<Verdict> {
+) -> Option<ApprovalVerdict> {
     let decision = call.decision(phase).filter(|decision| decision.at.is_before(at));
     decision.map(|decision| decision.verdict)
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::{JournalEntry, Record};
 use crate::event::{CallLabel, Event, EventId, PublishedEvent};
 use crate::types::{
-    ApprovalPhase, Execution, RunId, Seq, SessionId, ToolCall, ToolResult, floor_char_boundary,
+    Execution, RunId, Seq, SessionId, ToolCall, ToolResult, WaitPhase, floor_char_boundary,
 };
 pub use text::{DisplayedText, displayed_text};
 use text::{UnsentText, display_order};
@@ -185,7 +185,7 @@ impl PastEvents {
                 return;
             }
             // Clients receive the state of an open call.
-            Record::ApprovalAsked { request } if request.phase == ApprovalPhase::Client => return,
+            Record::ApprovalAsked { request } if request.phase == WaitPhase::Client => return,
             Record::ApprovalAsked { request } => Event::ApprovalAsked { request: request.clone() },
             Record::CallEnded { amended: true, .. } => return,
             Record::CallEnded {

@@ -82,13 +82,13 @@ impl EventDeadline {
         self.has_grace = false;
     }
 
-    /// Returns true if the deadline is over. Adds the time for which the host was stalled since the
-    /// last event; `woken` is the time at which the deadline was noticed.
+    /// Returns true if the deadline has passed. First adds the time for which the host was stalled since the
+    /// last event. `woken` is the time of this check.
     pub(super) fn is_over(&mut self, woken: Instant) -> bool {
         let stalled = self.clock.stalled();
         self.at += stalled.saturating_sub(self.counted_stalls);
         self.counted_stalls = stalled;
-        // The clock may not have noticed the stall that delayed this very check.
+        // The stall that delayed this check may not be in the clock yet.
         if StallClock::is_stall(woken.saturating_duration_since(self.at)) && !self.has_grace {
             self.has_grace = true;
             self.at = woken + self.time_limit.min(GRACE_MAX);

@@ -97,7 +97,7 @@ impl ExchangeCache {
         if !is_rendered {
             return None;
         }
-        let known = self.renderer.take().filter(|renderer| renderer.is_for(protocol, wire));
+        let known = self.renderer.take().filter(|renderer| renderer.matches(protocol, wire));
         let renderer = known.unwrap_or_else(|| PromptRenderer::new(protocol, wire));
         Some(self.renderer.insert(renderer).render(request))
     }

@@ -113,7 +113,7 @@ impl SessionActor {
             stored_turn_after: stored.as_ref().map_or(Seq(0), first_of_turn),
             last_run_end: 0,
             ended_runs: Vec::new(),
-            own_connections: Vec::new(),
+            server_connections: Vec::new(),
             activity,
             summary: AwaitedSummary::default(),
             _awake: awake,
@@ -142,7 +142,7 @@ impl SessionActor {
     /// Counts the runs that wait in the queue of a stored session. No caller waits for them.
     fn count_queued(&mut self) {
         let queued = self.session.queue().map(|RunInput { run_id, .. }| {
-            let counted = Some(self.link.shared.gauges.queued.increment());
+            let counted = Some(self.link.shared.gauges.queued_inputs.increment());
             (run_id.clone(), RunCaller { report: None, _counted: counted })
         });
         self.callers.runs = queued.collect();

@@ -23,7 +23,7 @@ use super::run::{ActiveRun, RunActors, RunCaller};
 use crate::runtime::actor::ActorRef;
 use crate::runtime::error::HostError;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage};
-use crate::session::open_approvals;
+use crate::session::pending_approvals;
 use crate::types::SessionState;
 
 impl SessionActor {
@@ -117,7 +117,7 @@ impl SessionActor {
     fn is_decision_recorded(&self) -> bool {
         self.run.as_deref().is_some_and(|run| {
             let entries = self.log.entries_since(run.turn_after);
-            open_approvals(entries.iter().map(|entry| &**entry)).len() != run.approvals.len()
+            pending_approvals(entries.iter().map(|entry| &**entry)).len() != run.approvals.len()
         })
     }
 }

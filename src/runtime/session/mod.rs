@@ -40,7 +40,7 @@ use super::message::{
 use super::model::ModelRequest;
 use super::publish::Publisher;
 use super::snapshot::SessionSnapshot;
-use super::tool_servers::OwnConnection;
+use super::tool_servers::PerSessionConnection;
 use crate::config::RunOverrides;
 use crate::context::{VARIABLE_NAME_BYTES_MAX, VariableError};
 use crate::event::Event;
@@ -48,8 +48,8 @@ use crate::journal::{SessionLog, Urgency, unix_ms};
 use crate::message::MessageList;
 use crate::record::{Record, RequestKey, Seq};
 use crate::session::{
-    RecordedAt, RunAdmission, RunInput, RunTerms, Session, SessionEffect, SessionRecord,
-    SessionRefusal, TurnBegin, TurnOrigin,
+    RecordedAt, RunAdmission, RunInput, Session, SessionEffect, SessionRecord, SessionRefusal,
+    SessionRunRules, TurnBegin, TurnOrigin,
 };
 use crate::telemetry::SourceRecord;
 use crate::tool::Extensions;
@@ -86,7 +86,7 @@ pub(super) struct SessionActor {
     /// The runs that have ended and whose last records may not be durable, with the positions of these records.
     ended_runs: Vec<(RunId, Seq)>,
     /// The connections to servers of tools that sessions do not share.
-    own_connections: Vec<OwnConnection>,
+    server_connections: Vec<PerSessionConnection>,
     /// The activity of the session, which others read without a message.
     activity: Arc<SessionActivity>,
     summary: AwaitedSummary,
@@ -303,7 +303,7 @@ impl SessionActor {
         }
         self.agents.own().check_client_tools(&run.overrides, self.session.client_tools())?;
         let all = self.session.with_client_tools(&run.overrides);
-        let agent = self.agents.own().with(&all)?;
+        let agent = self.agents.own().with_overrides(&all)?;
         let id = run.run_id.clone();
         let is_child_run = self.is_child_run(&id);
         let slot =
@@ -319,7 +319,7 @@ impl SessionActor {
         self.slot = slot.or(self.slot.take());
         self.link.shared.extensions.add_to_run(&self.id, &id, extensions);
         let (report, receiver) = oneshot::channel();
-        let counted = (!starts).then(|| self.link.shared.gauges.queued.increment());
+        let counted = (!starts).then(|| self.link.shared.gauges.queued_inputs.increment());
         self.callers.runs.insert(id.clone(), RunCaller { report: Some(report), _counted: counted });
         let seq = self.perform_effects(myself).unwrap_or_else(|| self.log.last_seq());
         Ok(RunAccepted { id, seq, report_receiver: Some(receiver) })
@@ -466,8 +466,9 @@ impl SessionActor {
         {
             let at = RecordedAt { seq: Seq(seq), time, now: self.now() };
             let agents = &self.agents;
-            let terms_of = |overrides: &RunOverrides| RunTerms::from(&*agents.rules(overrides));
-            if let Err(error) = self.session.apply(at, &record, &terms_of) {
+            let session_rules_of =
+                |overrides: &RunOverrides| SessionRunRules::from(&*agents.rules(overrides));
+            if let Err(error) = self.session.apply(at, &record, &session_rules_of) {
                 tracing::error!(session = %self.id, seq, error, "session_record_contradicts");
             }
             // A client that reads the run's end finds the session idle, and room for another run.

@@ -35,7 +35,7 @@ use crate::runtime::tool_servers::FrozenTools;
 use crate::session::RunSummary;
 use crate::telemetry::TracedRun;
 use crate::tool::{Extensions, ToolSourceContext};
-use crate::turn::{CommittedTurn, TurnRules};
+use crate::turn::{CommittedTurn, RunRules};
 use crate::types::{
     Content, HookPoint, ParentCall, RequestKind, RunId, RunTrace, SessionId, TraceContext,
 };
@@ -94,7 +94,7 @@ impl RunAgents {
     /// Uses these tools of servers from now on.
     pub(super) fn use_tools(&mut self, frozen: Arc<FrozenTools>) {
         self.own = Arc::clone(&frozen.agent);
-        self.current.1 = self.own.with_recorded(&self.current.0);
+        self.current.1 = self.own.with_recorded_overrides(&self.current.0);
         self.frozen = Some(frozen);
     }
 
@@ -138,17 +138,17 @@ impl RunAgents {
     /// Makes the agent with these overrides the current one.
     pub(super) fn use_for(&mut self, overrides: &Arc<RunOverrides>) {
         if self.current.0 != *overrides {
-            self.current = (Arc::clone(overrides), self.own.with_recorded(overrides));
+            self.current = (Arc::clone(overrides), self.own.with_recorded_overrides(overrides));
         }
     }
 
     /// Returns the rules of a run with these overrides.
-    pub(super) fn rules(&self, overrides: &RunOverrides) -> Arc<TurnRules> {
+    pub(super) fn rules(&self, overrides: &RunOverrides) -> Arc<RunRules> {
         let current = &*self.current.0;
         if std::ptr::eq(current, overrides) || current == overrides {
             return Arc::clone(&self.current.1.rules);
         }
-        Arc::clone(&self.own.with_recorded(overrides).rules)
+        Arc::clone(&self.own.with_recorded_overrides(overrides).rules)
     }
 }
 
@@ -482,7 +482,7 @@ impl SessionActor {
             (agent, parent),
             &self.link.shared.telemetry,
         );
-        let held = self.link.shared.gauges.hook_notes.increment();
+        let held = self.link.shared.gauges.run_end_hooks.increment();
         task::detach(async move {
             let _held = held;
             note.ask().await;

@@ -16,11 +16,10 @@ use crate::runtime::snapshot::{
 };
 use crate::runtime::task;
 use crate::runtime::tool::failed;
-use crate::session::open_approvals;
+use crate::session::pending_approvals;
 use crate::turn::{ApprovalDecision, results_so_far};
 use crate::types::{
-    ApprovalPhase, CallKey, ContextPart, FailureKind, Judgement, RequestKind, RunId, SessionState,
-    Verdict,
+    ApprovalVerdict, CallKey, ContextPart, FailureKind, RequestKind, RunId, SessionState, WaitPhase,
 };
 
 impl SessionActor {
@@ -122,13 +121,13 @@ impl SessionActor {
         results.map(|result| CallReport::new(run.clone(), None, result)).collect()
     }
 
-    /// Returns the open approvals of a suspended run's turn, from its records.
+    /// Returns the pending approvals of a suspended run's turn, from its records.
     fn recorded_approvals(&self, turn_after: Seq) -> Vec<PendingApproval> {
         let entries = self.log.entries_since(turn_after);
-        let open = open_approvals(entries.iter().map(|entry| &**entry)).into_iter();
+        let pending = pending_approvals(entries.iter().map(|entry| &**entry)).into_iter();
         // The tool that has asked a question does not run any more.
-        let open = open.filter(|open| open.request.phase != ApprovalPhase::Input);
-        open.map(|open| PendingApproval::new(open.request, open.asked_at)).collect()
+        let pending = pending.filter(|pending| pending.request.phase != WaitPhase::Input);
+        pending.map(|pending| PendingApproval::new(pending.request, pending.asked_at)).collect()
     }
 
     /// Notes the approvals that the turn waits for, from a report of the accumulator. `is_resumable` is true if
@@ -169,7 +168,7 @@ impl SessionActor {
         published.send_if_modified(|before| std::mem::replace(before, waits) != waits);
     }
 
-    /// Rejects the open approvals of a run whose caller waits for its end, if no other reader can answer them.
+    /// Rejects the pending approvals of a run whose caller waits for its end, if no other reader can answer them.
     /// Answers the calls for the client with an error then.
     fn reject_if_nobody_can_be_asked(&self) {
         if self.run.as_ref().is_none_or(|run| run.approvals.is_empty() || !run.is_awaited()) {
@@ -208,7 +207,7 @@ impl SessionActor {
             || self.run.as_ref().is_none_or(|run| !run.is_awaited())
     }
 
-    /// Rejects the open approvals, because nothing can answer them.
+    /// Rejects the pending approvals, because nothing can answer them.
     pub(super) fn reject_approvals(&self) {
         let Some(run) = &self.run else { return };
         for approval in &run.approvals {
@@ -216,7 +215,7 @@ impl SessionActor {
             let nobody = "nobody can be asked: nobody reads the events of this run";
             let (reply, _) = tokio::sync::oneshot::channel();
             let message = match approval.phase {
-                ApprovalPhase::Client => {
+                WaitPhase::Client => {
                     let what = "no client runs it: nobody reads the events of this run. Answer \
                                 client calls: see SessionHandle::start_run";
                     let outcome = Box::new(failed(FailureKind::ToolError, what));
@@ -224,20 +223,22 @@ impl SessionActor {
                     self.send_to_accumulator(answer);
                     continue;
                 }
-                ApprovalPhase::Input => {
+                WaitPhase::Input => {
                     format!("{nobody}. Answer questions: see SessionHandle::start_run")
                 }
-                ApprovalPhase::Before | ApprovalPhase::After => format!(
+                WaitPhase::Before | WaitPhase::After => format!(
                     "{nobody}. Set tools.{}.approval = \"never\", or answer approvals: see \
                      SessionHandle::start_run",
                     approval.tool_name
                 ),
             };
-            let judgement = Judgement { verdict: Verdict::Rejected, message: Some(message) };
-            let (phase, sha256) = (Some(approval.phase), approval.arguments_sha256.clone());
-            let decision =
-                ApprovalDecision { phase, judgement, arguments_sha256: sha256, content: None };
-            let decision = Box::new(decision);
+            let decision = Box::new(ApprovalDecision {
+                phase: Some(approval.phase),
+                verdict: ApprovalVerdict::Rejected,
+                message: Some(message),
+                arguments_sha256: approval.arguments_sha256.clone(),
+                content: None,
+            });
             self.send_to_accumulator(AccumulatorMessage::Decide { key, decision, reply });
         }
     }

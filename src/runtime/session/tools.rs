@@ -17,15 +17,16 @@ impl SessionActor {
         self.open_connections(myself);
         let (link, agent) = (self.link.clone(), Arc::clone(self.agents.configured()));
         let servers = &self.link.shared.tool_servers;
-        let used = servers.used_by(&link, Some(&self.id), |server| agent.names_server(server));
-        let starting = servers.starting(&used);
+        let connected =
+            servers.servers_for(&link, Some(&self.id), |server| agent.names_server(server));
+        let starting = servers.starting(&connected);
         if let (Some(run), false) = (self.session.run(), starting.is_empty()) {
             let waiting = Event::RunWaiting { waiting_for: WaitingFor::Server, servers: starting };
             self.publisher.publish(&run.id, self.session.turn(), waiting);
         }
         let myself = myself.clone();
         task::detach(async move {
-            let tools = link.shared.tool_servers.freeze(&agent, &used).await;
+            let tools = link.shared.tool_servers.freeze(&agent, &connected).await;
             // A session that has ended needs no tools.
             let _ = myself.cast(SessionMessage::ToolsRead { tools });
         });
@@ -74,11 +75,11 @@ impl SessionActor {
     /// Connects the session to the servers that its agent names and that sessions do not share, unless it is
     /// connected. The connections end with this actor.
     pub(super) fn open_connections(&mut self, myself: &ActorRef<SessionMessage>) {
-        if self.own_connections.is_empty() && !self.link.shared.is_closing() {
+        if self.server_connections.is_empty() && !self.link.shared.is_closing() {
             let agent = self.agents.configured();
             let session = (&self.id, myself);
-            let opened = self.link.shared.tool_servers.open_own(&self.link, agent, session);
-            self.own_connections = opened;
+            let opened = self.link.shared.tool_servers.connect_session(&self.link, agent, session);
+            self.server_connections = opened;
         }
     }
 

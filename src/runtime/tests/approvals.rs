@@ -12,7 +12,7 @@ use crate::journal::JournalEntry;
 use crate::record::Record;
 use crate::telemetry::{FeedItem, Subscription};
 use crate::turn::ApprovalDecision;
-use crate::types::{Execution, Judgement, RunEnd, Verdict};
+use crate::types::{ApprovalVerdict, Execution, RunEnd};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
@@ -58,11 +58,15 @@ fn questions(events: &mut Subscription) -> usize {
     request
 }
 
-pub(super) async fn decide(session: &SessionHandle, request: &ApprovalRequest, verdict: Verdict) {
-    let judgement = Judgement { verdict, message: None };
+pub(super) async fn decide(
+    session: &SessionHandle,
+    request: &ApprovalRequest,
+    verdict: ApprovalVerdict,
+) {
     let arguments_sha256 = request.arguments_sha256.clone();
     let phase = Some(request.phase);
-    let decision = ApprovalDecision { phase, judgement, arguments_sha256, content: None };
+    let decision =
+        ApprovalDecision { phase, verdict, message: None, arguments_sha256, content: None };
     session.decide(request.call.key, decision).await.expect("it counts");
 }
 
@@ -85,7 +89,7 @@ async fn clocks_stop_while_a_turn_waits_only_for_peoples() {
     for _ in 0..2 {
         let request = question(&mut run.events).await;
         pass(20 * HOUR).await;
-        decide(&session, &request, Verdict::Approved).await;
+        decide(&session, &request, ApprovalVerdict::Approved).await;
     }
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
@@ -104,7 +108,7 @@ async fn an_approval_expires_after_a_day() {
     pass(24 * HOUR).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
-    assert_eq!(report.calls[0].approval, Some(Verdict::Expired));
+    assert_eq!(report.calls[0].approval, Some(ApprovalVerdict::Expired));
 }
 
 #[tokio::test]
@@ -118,7 +122,7 @@ async fn an_approval_with_an_unrepresentable_timeout_never_expires() {
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
     let request = question(&mut run.events).await;
-    decide(&session, &request, Verdict::Approved).await;
+    decide(&session, &request, ApprovalVerdict::Approved).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(results(&report)["pay"], ("success", "paid"));
 }
@@ -158,7 +162,7 @@ async fn an_approval_request_survives_its_actors_and_does_not_count_as_run_time(
     pass(20 * HOUR).await;
     kill(&session, ACCUMULATOR).await;
     standing(&session).await;
-    decide(&session, &request, Verdict::Approved).await;
+    decide(&session, &request, ApprovalVerdict::Approved).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
     assert_eq!(results(&report)["pay"], ("success", "paid"));
@@ -180,12 +184,12 @@ async fn a_decision_survives_its_actors() {
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
     let request = question(&mut run.events).await;
-    decide(&session, &request, Verdict::Approved).await;
+    decide(&session, &request, ApprovalVerdict::Approved).await;
     until("the call runs", || begun.load(Ordering::SeqCst) == 1).await;
     kill(&session, SUPERVISOR).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(results(&report)["pay"], ("success", "paid"));
-    assert_eq!(report.calls[0].approval, Some(Verdict::Approved));
+    assert_eq!(report.calls[0].approval, Some(ApprovalVerdict::Approved));
     assert_eq!(questions(&mut run.events), 0, "the request is not repeated");
 }
 
@@ -198,7 +202,7 @@ async fn a_decision_during_an_actors_death_is_not_lost() {
     let mut run = session.start_run("go").await.unwrap();
     let request = question(&mut run.events).await;
     actors(&session).await[ACCUMULATOR].kill();
-    decide(&session, &request, Verdict::Approved).await;
+    decide(&session, &request, ApprovalVerdict::Approved).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(results(&report)["pay"], ("success", "paid"));
 }
@@ -225,7 +229,7 @@ async fn a_rejected_result_is_only_in_the_journal() {
     // Its actor dies. The call does not run again, and the approval request stays.
     kill(&session, ACCUMULATOR).await;
     standing(&session).await;
-    decide(&session, &request, Verdict::Rejected).await;
+    decide(&session, &request, ApprovalVerdict::Rejected).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(begun.load(Ordering::SeqCst), 1);
     assert_eq!(report.calls[0].status.as_str(), "refused");
@@ -279,12 +283,12 @@ async fn a_call_is_rejected_at_once_if_nobody_can_be_asked() {
     let mut events = session.subscribe().await.unwrap();
     let (report, ()) = tokio::join!(session.run("go"), async {
         let request = question(&mut events).await;
-        decide(&session, &request, Verdict::Approved).await;
+        decide(&session, &request, ApprovalVerdict::Approved).await;
     });
     assert_eq!(results(&report.unwrap())["pay"], ("success", "paid"));
     drop(events);
 
-    // So can a program that looks for open approvals.
+    // So can a program that looks for pending approvals.
     assert!(session.approvals().await.unwrap().is_empty());
     let (report, ()) = tokio::join!(session.run("go"), async {
         standing(&session).await;

@@ -858,10 +858,8 @@ async fn approve(host: &Host, asked: &PublishedEvent) {
     let Event::ApprovalAsked { request } = &event.event else { panic!("{asked:?}") };
     let decision = crate::turn::ApprovalDecision {
         phase: None,
-        judgement: crate::types::Judgement {
-            verdict: crate::types::Verdict::Approved,
-            message: None,
-        },
+        verdict: crate::types::ApprovalVerdict::Approved,
+        message: None,
         arguments_sha256: request.arguments_sha256.clone(),
         content: None,
     };

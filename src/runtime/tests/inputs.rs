@@ -51,8 +51,9 @@ fn contents(messages: &[Arc<Message>]) -> Vec<String> {
 /// Returns the history of a session as its records describe it.
 fn folded(journal: &dyn Journal, session: &SessionHandle) -> Vec<Arc<Message>> {
     let entries = entries(journal, session.id());
-    let terms = |_: &RunOverrides| Limits { max_result_bytes: 65_536, ..Limits::default() }.into();
-    StoredSession::read(&entries, &terms).unwrap().session.history().messages().to_vec()
+    let session_rules =
+        |_: &RunOverrides| Limits { max_result_bytes: 65_536, ..Limits::default() }.into();
+    StoredSession::read(&entries, &session_rules).unwrap().session.history().messages().to_vec()
 }
 
 async fn answering() -> Provider {

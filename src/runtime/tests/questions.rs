@@ -4,7 +4,7 @@ use super::approvals::{decide, pass, question};
 use super::recovery::{ACCUMULATOR, kill};
 use super::*;
 use crate::tool::{Answer, Question};
-use crate::types::{ApprovalPhase, RunEnd, Verdict};
+use crate::types::{ApprovalVerdict, RunEnd, WaitPhase};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -27,7 +27,7 @@ async fn clocks_stop_and_the_session_stays_awake_while_a_question_is_open() {
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
     let asked = question(&mut run.events).await;
-    assert_eq!(asked.phase, ApprovalPhase::Input);
+    assert_eq!(asked.phase, WaitPhase::Input);
     // The timeout of a tool is 30 s, that of a run 10 min.
     pass(20 * HOUR).await;
     drop(run.events);
@@ -36,7 +36,7 @@ async fn clocks_stop_and_the_session_stays_awake_while_a_question_is_open() {
     let open = session.approvals().await.unwrap();
     assert_eq!(open[0].approval.question, Some(sign_in()));
     assert_eq!(host.counts().awake, 1);
-    decide(&session, &asked, Verdict::Approved).await;
+    decide(&session, &asked, ApprovalVerdict::Approved).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
     assert_eq!(results(&report)["ask"], ("success", "Accepted(Null)"));
@@ -81,7 +81,7 @@ async fn a_tool_that_stops_waiting_withdraws_its_question() {
     gate.notify_one();
     let second = question(&mut run.events).await;
     assert_ne!(first.arguments_sha256, second.arguments_sha256);
-    decide(&session, &second, Verdict::Rejected).await;
+    decide(&session, &second, ApprovalVerdict::Rejected).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(results(&report)["ask"], ("success", "second Declined(None)"));
     nothing_left(&host).await;
@@ -97,7 +97,7 @@ async fn a_question_survives_the_owner_of_its_turn() {
     kill(&session, ACCUMULATOR).await;
     let open = session.approvals().await.unwrap();
     assert_eq!(open[0].approval.arguments_sha256, asked.arguments_sha256);
-    decide(&session, &asked, Verdict::Approved).await;
+    decide(&session, &asked, ApprovalVerdict::Approved).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(results(&report)["ask"], ("success", "Accepted(Null)"));
     nothing_left(&host).await;
@@ -118,7 +118,7 @@ async fn a_question_ends_with_its_call_and_a_call_asks_only_so_many() {
     let mut run = session.start_run("go").await.unwrap();
     for _ in 0..100 {
         let asked = question(&mut run.events).await;
-        decide(&session, &asked, Verdict::Approved).await;
+        decide(&session, &asked, ApprovalVerdict::Approved).await;
     }
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     let expected = "100 Declined(Some(\"a call may ask at most 100 questions\"))";

@@ -8,13 +8,13 @@ use crate::journal::SessionQuery;
 use crate::record::{JournalEntry, Record, Seq, StopMode, frozen_tools_key};
 use crate::session::{Replayed, replay};
 use crate::tool::FrozenList;
-use crate::turn::{Difference, TurnRules};
+use crate::turn::{Difference, RunRules};
 use crate::types::{Execution, RunEnd, ToolOutcome};
 
 /// Returns a function that returns the rules of an agent's turns.
 fn rules(
     host: &Host,
-) -> impl Fn(&str, &RunOverrides, Option<&str>) -> Result<Arc<TurnRules>, String> {
+) -> impl Fn(&str, &RunOverrides, Option<&str>) -> Result<Arc<RunRules>, String> {
     let shared = Arc::clone(&host.inner.link.shared);
     move |agent, overrides, frozen| {
         let mut agent = Arc::clone(shared.agents.get(agent).ok_or("no such agent")?);
@@ -25,7 +25,7 @@ fn rules(
             agent =
                 Arc::new(agent.with_server_tools(&list, &BTreeMap::new(), &shared.tool_limiters));
         }
-        Ok(Arc::clone(&agent.with(overrides).map_err(|error| error.to_string())?.rules))
+        Ok(Arc::clone(&agent.with_overrides(overrides).map_err(|error| error.to_string())?.rules))
     }
 }
 
@@ -231,11 +231,11 @@ async fn a_missing_record_is_reported_at_the_next_one() {
 #[tokio::test]
 async fn a_difference_caused_by_another_configuration_is_reported() {
     let recorded = recorded(|_| ()).await;
-    let changed = |change: &dyn Fn(&mut TurnRules)| {
+    let changed = |change: &dyn Fn(&mut RunRules)| {
         let (host, entries) = &recorded;
         let rules = rules(host);
         let found = replay(entries, |agent, overrides, tools| {
-            let mut rules = TurnRules::clone(&*rules(agent, overrides, tools)?);
+            let mut rules = RunRules::clone(&*rules(agent, overrides, tools)?);
             change(&mut rules);
             Ok(Arc::new(rules))
         });

@@ -1,4 +1,4 @@
-//! The inputs of a session, and the records of its turns, in any order.
+//! The actions of the explorer: inputs of a session, records of its turns, and deaths of actors and of the host.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::session::machine::Lifecycle;
 use crate::session::{InputLimits, RunAdmission, RunInput, SessionRefusal, SummaryReply};
 use crate::turn::CancelReason;
 use crate::types::{
-    ApprovalPhase, CallKey, Content, ResultNotes, RunId, SessionId, ToolCall, ToolOutcome,
-    ToolResult, TraceContext, Usage, Verdict, WriteSet,
+    ApprovalVerdict, CallKey, Content, ResultNotes, RunId, SessionId, ToolCall, ToolOutcome,
+    ToolResult, TraceContext, Usage, WaitPhase, WriteSet,
 };
 
-/// Something that may happen.
+/// An action. The explorer tries all that are possible in a state.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Action {
     Start,
@@ -40,7 +40,7 @@ pub(super) enum Action {
     Fail,
     /// The host dies and keeps this many records.
     Crash(usize),
-    /// The session goes on as a fork of itself.
+    /// The session continues as a fork of itself.
     Fork,
     Hibernate,
     Wake,
@@ -51,11 +51,11 @@ pub(super) enum Action {
     ReadTools,
     /// The list is read again on request.
     RefreshTools,
-    /// The summary arrives, or none with false.
+    /// The answer to the request for a summary arrives. False if it has failed.
     Summarise(bool),
     /// A client asks for a smaller context.
     Compact,
-    /// The time of a run that waits before its next turn is over.
+    /// `run_timeout` expires while the run waits before its next turn.
     TimeOut,
 }
 
@@ -186,7 +186,7 @@ impl World {
                 let request = Record::ApprovalAsked {
                     request: Box::new(ApprovalRequest {
                         call: label(&call(turn)),
-                        phase: ApprovalPhase::Before,
+                        phase: WaitPhase::Before,
                         arguments: call(turn).arguments,
                         arguments_sha256: "0".into(),
                         output_summary: None,
@@ -198,7 +198,7 @@ impl World {
             }
             Action::Approve => {
                 let key = call(self.turn.as_ref().unwrap().number).key;
-                let (phase, verdict) = (ApprovalPhase::Before, Verdict::Approved);
+                let (phase, verdict) = (WaitPhase::Before, ApprovalVerdict::Approved);
                 let given =
                     Record::ApprovalGiven { key, phase, verdict, message: None, content: None };
                 self.append_turn(vec![given]);

@@ -9,7 +9,7 @@ use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use crate::session::machine::Lifecycle;
 use crate::session::{
     OUTPUT_INVALID, OpenRun, OpenTurn, RunAdmission, RunInput, RunStage, Session, SessionRefusal,
-    StoredSession, open_approvals,
+    StoredSession, pending_approvals,
 };
 use crate::turn::CancelReason;
 use crate::types::{CallKey, RunEnd, RunId, Usage};
@@ -329,7 +329,7 @@ impl World {
             && !behind.iter().any(|record| matches!(record, Record::RunStarted { .. }))
     }
 
-    /// Checks that the open approvals in the records are those that the turn waits for.
+    /// Checks that the pending approvals in the records are those that the turn waits for.
     fn check_approvals(&self) {
         let Some(turn) = &self.turn else { return };
         let progress = self.progress(turn.number);
@@ -342,7 +342,7 @@ impl World {
             .filter(|entry| record_turn(&entry.record) == Some(turn.number))
             .collect();
         assert_eq!(
-            open_approvals(&of_turn).len(),
+            pending_approvals(&of_turn).len(),
             usize::from(progress.awaits_approval),
             "open approvals"
         );

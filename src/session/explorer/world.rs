@@ -10,11 +10,11 @@ use crate::context::repair_pairing;
 use crate::event::Event;
 use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use crate::session::{
-    RecordedAt, RunTerms, Session, SessionEffect, SessionRecord, StoredSession, TurnBegin,
+    RecordedAt, Session, SessionEffect, SessionRecord, SessionRunRules, StoredSession, TurnBegin,
     TurnOrigin,
 };
 use crate::turn::fixtures::{model, rules};
-use crate::turn::{CancelReason, CommittedTurn, ModelPlan, ModelPlans, OutputRules, TurnRules};
+use crate::turn::{CancelReason, CommittedTurn, ModelPlan, ModelPlans, OutputRules, RunRules};
 use crate::types::{Execution, OutputMode, RunId, ToolCall};
 
 /// The budget of a run, which no run uses half of, unless its scenario has fewer tokens.
@@ -137,9 +137,9 @@ pub(super) fn record_turn(record: &Record) -> Option<u32> {
 type RulesKey = (u32, bool, u64, bool, u64);
 
 /// Returns the rules of all runs. They are made once, because tools are costly to make.
-pub(super) fn rules_with(scenario: &Scenario) -> Arc<TurnRules> {
+pub(super) fn rules_with(scenario: &Scenario) -> Arc<RunRules> {
     thread_local! {
-        static RULES: RefCell<HashMap<RulesKey, Arc<TurnRules>>> = RefCell::default();
+        static RULES: RefCell<HashMap<RulesKey, Arc<RunRules>>> = RefCell::default();
     }
     let Scenario { max_turns, servers: has_servers, window, unmet_schema, .. } = *scenario;
     let max_tokens = scenario.max_tokens();
@@ -156,7 +156,7 @@ pub(super) fn rules_with(scenario: &Scenario) -> Arc<TurnRules> {
         let policy = ContextPolicy { history, keep_turns: 1, ..ContextPolicy::default() };
         let context_window = Some(window).filter(|window| *window > 0);
         let model = ModelPlan { context_window, ..model("m", 3) };
-        Arc::new(TurnRules {
+        Arc::new(RunRules {
             limits,
             has_servers,
             output: unmet_schema.then(|| Arc::new(output_rules())),
@@ -215,14 +215,14 @@ impl World {
         world
     }
 
-    pub(super) fn rules(&self) -> Arc<TurnRules> {
+    pub(super) fn rules(&self) -> Arc<RunRules> {
         rules_with(&self.left)
     }
 
     pub(super) fn read(&self, upto: usize) -> StoredSession {
-        let terms = RunTerms::from(&*self.rules());
-        let terms_of = |_: &RunOverrides| terms.clone();
-        StoredSession::read(&entries(&self.log[..upto]), &terms_of).unwrap()
+        let session_rules = SessionRunRules::from(&*self.rules());
+        let session_rules_of = |_: &RunOverrides| session_rules.clone();
+        StoredSession::read(&entries(&self.log[..upto]), &session_rules_of).unwrap()
     }
 
     pub(super) fn progress(&self, number: u32) -> TurnProgress {
@@ -325,7 +325,7 @@ impl World {
         }
     }
 
-    fn append(&mut self, batch: Vec<SessionRecord>, terms: &RunTerms) {
+    fn append(&mut self, batch: Vec<SessionRecord>, session_rules: &SessionRunRules) {
         assert!(!batch.is_empty());
         let ends = batch.iter().any(|of| matches!(of.record, Record::RunEnded { .. }));
         for SessionRecord { record, events, .. } in batch {
@@ -349,7 +349,7 @@ impl World {
             self.log.push(record.clone());
             let seq = Seq(self.log.len() as u64);
             let at = RecordedAt { seq, time: seq.0, now: Duration::ZERO };
-            self.session.apply(at, &record, &|_| terms.clone()).unwrap();
+            self.session.apply(at, &record, &|_| session_rules.clone()).unwrap();
             assert!(self.has_slot || !self.session.holds_slot(), "a run has a slot");
             self.has_slot = self.session.holds_slot();
         }

@@ -10,11 +10,11 @@ mod session;
 
 use std::sync::Arc;
 
-use super::{RunTerms, Session, StoredSession};
+use super::{Session, SessionRunRules, StoredSession};
 use crate::config::RunOverrides;
 use crate::context::Variables;
 use crate::record::JournalEntry;
-use crate::turn::TurnRules;
+use crate::turn::RunRules;
 use crate::turn::replay::{Difference, Recording};
 use session::SessionReplay;
 
@@ -42,15 +42,15 @@ pub struct Replayed {
 /// The first difference.
 pub fn replay(
     entries: &[JournalEntry],
-    rules_of: impl Fn(&str, &RunOverrides, Option<&str>) -> Result<Arc<TurnRules>, String>,
+    rules_of: impl Fn(&str, &RunOverrides, Option<&str>) -> Result<Arc<RunRules>, String>,
 ) -> Result<Replayed, Box<Difference>> {
     let recording = Recording::new(entries);
     let (replayed, end) = SessionReplay::new(&recording, &rules_of).play()?;
-    let terms_of = |overrides: &RunOverrides| match rules_of(&end.agent, overrides, None) {
-        Ok(rules) => RunTerms::from(&*rules),
-        Err(_) => RunTerms::default(),
+    let session_rules_of = |overrides: &RunOverrides| match rules_of(&end.agent, overrides, None) {
+        Ok(rules) => SessionRunRules::from(&*rules),
+        Err(_) => SessionRunRules::default(),
     };
-    let stored = StoredSession::read(entries, &terms_of);
+    let stored = StoredSession::read(entries, &session_rules_of);
     compare(&stored.map_err(|error| differs(error.to_string()))?.session, &end)?;
     Ok(Replayed { records: entries.len(), ..replayed })
 }

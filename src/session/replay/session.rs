@@ -8,16 +8,15 @@ use std::time::Duration;
 use super::Replayed;
 use crate::config::RunOverrides;
 use crate::record::Record;
-use crate::session::open_run::RUN_TIMEOUT;
 use crate::session::{
-    InputLimits, RecordedAt, RunInput, RunStage, RunTerms, Session, SessionEffect, TurnBegin,
+    InputLimits, RecordedAt, RunInput, RunStage, Session, SessionEffect, SessionRunRules, TurnBegin,
 };
 use crate::turn::replay::{Difference, Mismatch, Recording, ReplayEnd, TurnReplay, same};
-use crate::turn::{CommittedTurn, TurnRules};
+use crate::turn::{CommittedTurn, RUN_TIMEOUT, RunRules};
 use crate::types::{COMPACT_AT, RunEnd};
 
 type ReplayRulesOf<'t> =
-    &'t dyn Fn(&str, &RunOverrides, Option<&str>) -> std::result::Result<Arc<TurnRules>, String>;
+    &'t dyn Fn(&str, &RunOverrides, Option<&str>) -> std::result::Result<Arc<RunRules>, String>;
 type Result<T> = std::result::Result<T, Box<Difference>>;
 /// The turn that begins next, if the machine waits for one.
 type NextTurn = Option<Box<TurnBegin>>;
@@ -36,7 +35,7 @@ pub(super) struct SessionReplay<'t, 'a> {
     at: usize,
     session: Session,
     /// The rules that were looked up last, with the overrides of their run and the frozen tools.
-    rules: Option<(RunOverrides, Option<Arc<str>>, Arc<TurnRules>)>,
+    rules: Option<(RunOverrides, Option<Arc<str>>, Arc<RunRules>)>,
     /// The response of the session's initial calls, until their turn begins.
     initial_response: Option<Record>,
     runs: u32,
@@ -235,9 +234,10 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
     fn apply(&mut self, record: &Record) -> Result<()> {
         let Some(entry) = self.recording.entry(self.at) else { return Ok(()) };
         let at = RecordedAt { seq: entry.seq, time: entry.time, now: Duration::ZERO };
-        let terms = self.rules.as_ref().map(|(_, _, rules)| RunTerms::from(&**rules));
-        let terms_of = |_: &RunOverrides| terms.clone().unwrap_or_default();
-        let applied = self.session.apply(at, record, &terms_of);
+        let session_rules =
+            self.rules.as_ref().map(|(_, _, rules)| SessionRunRules::from(&**rules));
+        let session_rules_of = |_: &RunOverrides| session_rules.clone().unwrap_or_default();
+        let applied = self.session.apply(at, record, &session_rules_of);
         applied.map_err(|reason| self.differs(&reason, None))?;
         self.at += 1;
         Ok(())
@@ -351,7 +351,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
     }
 
     /// Returns today's rules of a run.
-    fn rules(&mut self, overrides: &RunOverrides) -> Result<Arc<TurnRules>> {
+    fn rules(&mut self, overrides: &RunOverrides) -> Result<Arc<RunRules>> {
         let tools = self.session.frozen_tools();
         if let Some((known, of, rules)) = &self.rules
             && known == overrides
@@ -366,8 +366,8 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
     }
 
     fn mismatch(&mut self, mismatch: Mismatch) -> Box<Difference> {
-        let Mismatch { at, now, state } = mismatch;
-        self.at = at;
+        let Mismatch { index, now, state } = mismatch;
+        self.at = index;
         match now {
             Some(now) => self.differs(DECIDES_ELSE, Some(*now)),
             None => self.differs(&format!("{NOTHING_LEADS} ({state})"), None),

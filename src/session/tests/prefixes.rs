@@ -17,16 +17,16 @@ use crate::message::MessageList;
 use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
 use crate::session::{
-    InputLimits, PastRun, RecordedAt, RunAdmission, RunInput, RunTerms, Session, SessionEffect,
-    StoredSession, TurnBegin, TurnOrigin, past_run, replay,
+    InputLimits, PastRun, RecordedAt, RunAdmission, RunInput, Session, SessionEffect,
+    SessionRunRules, StoredSession, TurnBegin, TurnOrigin, past_run, replay,
 };
 use crate::turn::fixtures::{call, entries, finish, rules, text, usage};
 use crate::turn::{
-    ApprovalDecision, Effect, OutputRules, ToolCompletion, Turn, TurnAction, TurnRules, TurnSpec,
+    ApprovalDecision, Effect, OutputRules, RunRules, ToolCompletion, Turn, TurnAction, TurnSpec,
 };
 use crate::types::{
-    CallKey, Execution, FinishKind, Judgement, OutputMode, RequestKind, RunError, RunId, SessionId,
-    ToolCall, ToolOutcome, ToolResult, Usage, VariablesUse, Verdict, WriteSet,
+    ApprovalVerdict, CallKey, Execution, FinishKind, OutputMode, RequestKind, RunError, RunId,
+    SessionId, ToolCall, ToolOutcome, ToolResult, Usage, VariablesUse, WriteSet,
 };
 use crate::wire::Delta;
 
@@ -75,8 +75,8 @@ struct LiveTurn {
     running: Vec<(CallKey, ToolCompletion)>,
 }
 
-fn terms(script: Script) -> RunTerms {
-    RunTerms { output: output_rules(script), ..limits(script.max_turns).into() }
+fn session_rules(script: Script) -> SessionRunRules {
+    SessionRunRules { output: output_rules(script), ..limits(script.max_turns).into() }
 }
 
 fn output_rules(script: Script) -> Option<Arc<OutputRules>> {
@@ -140,7 +140,7 @@ impl Life {
 
     /// Wakes the session from the first records of a journal.
     fn wake(script: Script, log: &[JournalEntry]) -> Self {
-        let stored = StoredSession::read(log, &move |_| terms(script)).unwrap();
+        let stored = StoredSession::read(log, &move |_| session_rules(script)).unwrap();
         let mut life = Self::new(script, stored.session, log.to_vec());
         life.session.handle_wake(Duration::ZERO, false);
         life
@@ -158,7 +158,7 @@ impl Life {
         }
     }
 
-    fn rules(&self) -> Arc<TurnRules> {
+    fn rules(&self) -> Arc<RunRules> {
         let limits = limits(self.script.max_turns);
         let execution = match self.script.is_parallel {
             true => Execution::Parallel { max: 2 },
@@ -166,7 +166,7 @@ impl Life {
         };
         let has_servers = self.script.servers;
         let output = output_rules(self.script);
-        Arc::new(TurnRules { limits, has_servers, output, ..rules(execution) })
+        Arc::new(RunRules { limits, has_servers, output, ..rules(execution) })
     }
 
     /// Lives until nothing is left to do.
@@ -200,7 +200,7 @@ impl Life {
                         self.append(made.record.clone());
                         let seq = Seq(self.log.len() as u64);
                         let at = RecordedAt { seq, time: 0, now: Duration::ZERO };
-                        self.session.apply(at, &made.record, &|_| terms(script)).unwrap();
+                        self.session.apply(at, &made.record, &|_| session_rules(script)).unwrap();
                     }
                 }
                 SessionEffect::BeginTurn(begin) => self.begin_turn(*begin),
@@ -241,7 +241,8 @@ impl Life {
             }
             TurnOrigin::Recorded | TurnOrigin::Stored => {
                 let script = self.script;
-                let stored = StoredSession::read(&self.log, &move |_| terms(script)).unwrap();
+                let stored =
+                    StoredSession::read(&self.log, &move |_| session_rules(script)).unwrap();
                 Turn::resume(spec, &stored.turn_entries, 0, begin.cancel)
             }
         };
@@ -387,11 +388,11 @@ fn described(messages: &MessageList, unknown: &BTreeSet<String>) -> Vec<Value> {
     messages.iter().map(|of| message(serde_json::to_value(&**of).unwrap())).collect()
 }
 
-fn approve(turn: &mut Turn, key: CallKey, phase: crate::types::ApprovalPhase) {
+fn approve(turn: &mut Turn, key: CallKey, phase: crate::types::WaitPhase) {
     let arguments_sha256 = turn.pending_approval(key).unwrap().arguments_sha256;
-    let judgement = Judgement { verdict: Verdict::Approved, message: None };
-    let phase = Some(phase);
-    let decision = ApprovalDecision { phase, judgement, arguments_sha256, content: None };
+    let (phase, verdict) = (Some(phase), ApprovalVerdict::Approved);
+    let decision =
+        ApprovalDecision { phase, verdict, message: None, arguments_sha256, content: None };
     turn.handle_approval(Duration::ZERO, key, decision).unwrap();
 }
 
@@ -412,9 +413,9 @@ fn unknown_outcomes(log: &[JournalEntry]) -> BTreeSet<String> {
 }
 
 fn check_past_runs(life: &Life) {
-    let terms_of = |_: &RunOverrides| terms(life.script);
+    let session_rules_of = |_: &RunOverrides| session_rules(life.script);
     for run in &life.ended {
-        let past = past_run(&life.log, &run.id, &terms_of).unwrap().unwrap();
+        let past = past_run(&life.log, &run.id, &session_rules_of).unwrap().unwrap();
         // A run may have calls of an earlier life.
         let own = past.calls.len() - run.calls.len();
         let calls = past.calls[own..].to_vec();
@@ -487,8 +488,8 @@ fn a_session_that_is_cut_after_any_record_ends_with_the_same_messages() {
 fn fork(life: &Life, at: usize) -> Life {
     let script = life.script;
     let (mut log, of) = (life.log.clone(), SessionId::parse("s").unwrap());
-    let terms_of = |_: &RunOverrides| terms(script);
-    StoredSession::fork(&mut log, of, Seq(at as u64), 0, &terms_of).unwrap();
+    let session_rules_of = |_: &RunOverrides| session_rules(script);
+    StoredSession::fork(&mut log, of, Seq(at as u64), 0, &session_rules_of).unwrap();
     Life::wake(life.script, &log).run()
 }
 
@@ -541,8 +542,8 @@ fn a_replay_accepts_a_failed_run_and_a_queued_run_that_a_shutdown_interrupts() {
         assert_eq!(ends.count(), 2, "the queued run has ended too");
         // The keys of the requests are those of the forked session: both runs start again.
         let (last, of) = (Seq(life.log.len() as u64), SessionId::parse("s").unwrap());
-        let terms_of = |_: &RunOverrides| terms(script);
-        StoredSession::fork(&mut life.log, of, last, 0, &terms_of).unwrap();
+        let session_rules_of = |_: &RunOverrides| session_rules(script);
+        StoredSession::fork(&mut life.log, of, last, 0, &session_rules_of).unwrap();
         let next = Life::wake(script, &life.log).run();
         check_replay(&next, &format!("given up in turn {turn}"));
     }

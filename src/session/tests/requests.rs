@@ -12,14 +12,14 @@ use crate::session::{
     SummaryReply, TurnBegin,
 };
 use crate::turn::fixtures::{model, rules};
-use crate::turn::{CancelReason, CommittedTurn, ModelPlan, ModelPlans, TurnRules};
+use crate::turn::{CancelReason, CommittedTurn, ModelPlan, ModelPlans, RunRules};
 use crate::types::{Execution, RequestKind, RunId, ToolChoice, Usage};
 use crate::wire::PromptChange;
 
 /// A session whose runs may take ten seconds, with its journal.
 struct Recorded {
     session: Session,
-    rules: Arc<TurnRules>,
+    rules: Arc<RunRules>,
     log: Vec<JournalEntry>,
     began: Option<TurnBegin>,
     cancels: Vec<CancelReason>,
@@ -33,16 +33,16 @@ fn limits() -> Limits {
     Limits { run_timeout: Some(Duration::from_secs(10)), ..Limits::default() }
 }
 
-fn turn_rules() -> TurnRules {
-    TurnRules { limits: limits(), ..rules(Execution::Sequential) }
+fn run_rules() -> RunRules {
+    RunRules { limits: limits(), ..rules(Execution::Sequential) }
 }
 
 impl Recorded {
     fn open() -> Self {
-        Self::with(turn_rules(), None)
+        Self::with(run_rules(), None)
     }
 
-    fn with(rules: TurnRules, client_tools: Option<Arc<[ClientTool]>>) -> Self {
+    fn with(rules: RunRules, client_tools: Option<Arc<[ClientTool]>>) -> Self {
         let metadata = crate::types::Metadata::default();
         let mut recorded = Self {
             session: Session::open("a", Vec::new(), metadata, None, client_tools),
@@ -60,7 +60,7 @@ impl Recorded {
     /// Opens a session whose only run has ended with an answer.
     fn answered(client_tools: Option<Arc<[ClientTool]>>) -> Self {
         let context = ContextPolicy { keep_turns: 0, ..ContextPolicy::default() };
-        let mut recorded = Self::with(TurnRules { context, ..turn_rules() }, client_tools);
+        let mut recorded = Self::with(RunRules { context, ..run_rules() }, client_tools);
         recorded.start("go", 2).unwrap();
         let answer = ResponseMessage { text: "Noon.".into(), ..ResponseMessage::default() };
         recorded.commit(Some(Arc::new(answer)), Duration::ZERO);
@@ -179,7 +179,7 @@ fn queued_and_steered_inputs_share_a_maximum() {
 
 #[test]
 fn inputs_that_wait_for_the_next_turn_count_while_it_waits_for_tools() {
-    let mut recorded = Recorded::with(TurnRules { has_servers: true, ..turn_rules() }, None);
+    let mut recorded = Recorded::with(RunRules { has_servers: true, ..run_rules() }, None);
     recorded.start("first", 2).unwrap();
     assert!(recorded.session.waits_for_tools());
     let steer = |recorded: &mut Recorded| {
@@ -202,11 +202,11 @@ fn inputs_that_wait_for_the_next_turn_count_while_it_waits_for_tools() {
 #[test]
 fn a_message_of_the_host_does_not_count_among_the_inputs_that_wait() {
     let models = ModelPlan { context_window: Some(50), ..model("m", 3) };
-    let rules = TurnRules {
+    let rules = RunRules {
         context: ContextPolicy { keep_turns: 0, ..ContextPolicy::default() },
         models: Arc::new(ModelPlans::new(models, Vec::new())),
         tool_choice: ToolChoice::Required,
-        ..turn_rules()
+        ..run_rules()
     };
     let mut recorded = Recorded::with(rules, None);
     recorded.start("go", 1).unwrap();
@@ -228,7 +228,7 @@ fn a_message_of_the_host_does_not_count_among_the_inputs_that_wait() {
 #[test]
 fn a_run_that_waits_for_tools_ends_when_its_time_is_over() {
     let seconds = Duration::from_secs;
-    let mut recorded = Recorded::with(TurnRules { has_servers: true, ..turn_rules() }, None);
+    let mut recorded = Recorded::with(RunRules { has_servers: true, ..run_rules() }, None);
     recorded.start("go", 2).unwrap();
     assert_eq!(recorded.session.deadline_before_turn(), Some(seconds(10)));
     recorded.perform(seconds(10) - Duration::from_millis(1));

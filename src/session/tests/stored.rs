@@ -9,7 +9,7 @@ use crate::context::InitialHistory;
 use crate::context::{History, ResultCut};
 use crate::message::Message;
 use crate::record::{Record, ResponseMessage, Seq};
-use crate::session::{RunTerms, StoredSession};
+use crate::session::{SessionRunRules, StoredSession};
 use crate::turn::fixtures::entries;
 use crate::types::{
     CallKey, ContentPart, Image, MessagePart, ModelOrigin, ResultNotes, ToolCall, ToolOutcome,
@@ -79,8 +79,9 @@ fn fold(records: &[Record]) -> History {
     let is_opened = matches!(records.first(), Some(Record::SessionOpened { .. }));
     let opened = (!is_opened).then_some(opened);
     let all: Vec<_> = opened.iter().chain(records).map(|record| (record.clone(), 0)).collect();
-    let limits =
-        |_: &RunOverrides| RunTerms::from(Limits { max_result_bytes: 10, ..Limits::default() });
+    let limits = |_: &RunOverrides| {
+        SessionRunRules::from(Limits { max_result_bytes: 10, ..Limits::default() })
+    };
     StoredSession::read(&entries(0, &all), &limits).unwrap().session.history().clone()
 }
 
@@ -398,14 +399,14 @@ fn a_record_that_contradicts_those_before_it_is_named() {
         ),
     ] {
         let records: Vec<_> = records.into_iter().map(|record| (record, 0)).collect();
-        let error =
-            StoredSession::read(&entries(0, &records), &|_| RunTerms::default()).unwrap_err();
+        let error = StoredSession::read(&entries(0, &records), &|_| SessionRunRules::default())
+            .unwrap_err();
         assert_eq!(error.seq, Seq(seq), "{error}");
         assert!(error.what.starts_with(what), "{error}");
     }
     let mut gap = entries(0, &[(opened(), 0), (started("go".into()), 0)]);
     gap[1].seq = Seq(7);
-    let error = StoredSession::read(&gap, &|_| RunTerms::default()).unwrap_err();
+    let error = StoredSession::read(&gap, &|_| SessionRunRules::default()).unwrap_err();
     assert_eq!(error.to_string(), "record 7 contradicts the ones before it: it follows record 1");
 }
 
@@ -430,7 +431,7 @@ fn a_fork_remembers_no_request_and_no_queue() {
     };
     let mut records = vec![(opened, 5), (queued, 6)];
     let fold = |records: &[(Record, u64)]| {
-        StoredSession::read(&entries(0, records), &|_| RunTerms::default()).unwrap()
+        StoredSession::read(&entries(0, records), &|_| SessionRunRules::default()).unwrap()
     };
     let whole = fold(&records);
     assert_eq!((whole.opened, whole.session.queue().len()), (5, 1));
@@ -439,7 +440,7 @@ fn a_fork_remembers_no_request_and_no_queue() {
     let from = crate::types::SessionId::parse("other").unwrap();
     let mut journal = entries(0, &records);
     journal.push(entries(2, &[(started("later".into()), 7)]).remove(0));
-    let limits = |_: &RunOverrides| RunTerms::default();
+    let limits = |_: &RunOverrides| SessionRunRules::default();
     let forked = StoredSession::fork(&mut journal, from.clone(), Seq(2), 9, &limits).unwrap();
     records.push((Record::SessionForked { from, at: Seq(2) }, 9));
     assert_eq!((&journal, &forked), (&entries(0, &records), &fold(&records)));
@@ -458,7 +459,7 @@ fn a_fork_stops_the_run_that_is_open_in_the_other_session() {
     };
     let mut journal = entries(0, &[(opened, 1), (started("go".into()), 2)]);
     let from = crate::types::SessionId::parse("other").unwrap();
-    let limits = |_: &RunOverrides| RunTerms::default();
+    let limits = |_: &RunOverrides| SessionRunRules::default();
     let forked = StoredSession::fork(&mut journal, from, Seq(2), 3, &limits).unwrap();
     let cancel = forked.session.run().unwrap().cancel;
     assert_eq!(cancel, Some(crate::turn::CancelReason::Stop));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::event::{Event, EventId, PublishedEvent, ServiceCallStatus};
 use crate::record::{DisplayedText, RunningText};
-use crate::types::{ApprovalPhase, CallKey, RunId, Seq, SessionId, ToolCall, floor_char_boundary};
+use crate::types::{CallKey, RunId, Seq, SessionId, ToolCall, WaitPhase, floor_char_boundary};
 
 /// The state after the last delivered event.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct CatchUpState {
     run_waiting: Option<Arc<PublishedEvent>>,
     /// The calls without an outcome.
     open: Vec<DisplayedCall>,
-    /// The open approvals of child sessions, with the calls that they are below.
+    /// The pending approvals of child sessions, with the calls that they are below.
     children: Vec<ChildApproval>,
     /// The ended calls of the response in progress. No record has their arguments yet.
     ended: Vec<Arc<PublishedEvent>>,
@@ -65,7 +65,7 @@ struct ChildApproval {
     call: CallKey,
     child: SessionId,
     /// The call in the child session, and the phase.
-    asked: (CallKey, ApprovalPhase),
+    asked: (CallKey, WaitPhase),
     event: Arc<PublishedEvent>,
 }
 
@@ -259,7 +259,7 @@ impl CatchUpState {
     }
 
     /// Returns the event of a run that waits, the last state and progress of each open call, in the order of
-    /// detection, and the open approvals of child sessions.
+    /// detection, and the pending approvals of child sessions.
     pub(super) fn states(&self) -> Vec<Arc<PublishedEvent>> {
         let calls = self.open.iter().flat_map(|call| [Some(&call.state), call.progress.as_ref()]);
         let states = [self.run_waiting.as_ref()].into_iter().chain(calls);
@@ -270,7 +270,7 @@ impl CatchUpState {
 
 /// Returns the approval that an event of a child session requests: the call of this session, the child session, and
 /// the call there.
-fn child_approval(event: &Event) -> Option<(CallKey, &SessionId, (CallKey, ApprovalPhase))> {
+fn child_approval(event: &Event) -> Option<(CallKey, &SessionId, (CallKey, WaitPhase))> {
     let Event::OfChild { call, event } = event else { return None };
     let Event::ApprovalAsked { request } = &event.event else { return None };
     Some((*call, &event.session, (request.call.key, request.phase)))

@@ -100,7 +100,7 @@ pub struct FeedSnapshot {
     /// subscriber has not received the last event that shows a record.
     pub running: Option<RunningText>,
     /// The `run_waiting` event of a run that waits, the last `tool_use` event of each open call, its last
-    /// progress, and the open approvals of child sessions.
+    /// progress, and the pending approvals of child sessions.
     pub states: Vec<Arc<PublishedEvent>>,
 }
 

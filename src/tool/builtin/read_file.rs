@@ -20,9 +20,9 @@ pub const READ_BYTES_MAX: usize = 64 << 10;
 
 /// Reads text files below one directory. Pure.
 ///
-/// The directory is open as a handle, and every path is resolved relative to it: `..`, absolute
-/// paths and symbolic links cannot leave it, even if a link is created during the call. Only
-/// regular files are read, because a pipe or device could block the call.
+/// Prevents path traversal: the directory is open as a handle, and every path is resolved relative to
+/// it. `..`, absolute paths and symbolic links cannot leave it, even if a link is created during the
+/// call. Only regular files are read, because a pipe or device could block the call.
 #[derive(Debug)]
 pub struct ReadFile {
     root: Dir,

@@ -1,5 +1,4 @@
-//! The arguments of a program, from templates. There is no shell, so no character has a meaning but a
-//! leading `-`.
+//! The arguments of a program, from templates. There is no shell, so only a leading `-` has a special meaning.
 
 use serde_json::{Map, Value};
 
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_an_argument_is_refused() {
+    fn an_invalid_argument_is_refused() {
         let error = render(&["--", "{a}"], json!({"a": "x\0y"})).unwrap_err();
         assert_eq!(error, "the argument a must not contain a NUL character");
         let long = |bytes| render(&["{a}"], json!({"a": "x".repeat(bytes)}));

@@ -25,7 +25,7 @@ use crate::types::{FailureKind, Secrets};
 use arguments::ArgumentTemplates;
 use output::CapturedOutput;
 
-/// Time that output may still arrive after the end of the program, whose descendants may hold its
+/// Time for which output may still arrive after the end of the program, whose descendants may hold its
 /// pipes open.
 const OUTPUT_GRACE: Duration = Duration::from_millis(200);
 
@@ -48,7 +48,7 @@ impl CommandTool {
     /// Checks a configured tool: its program, its templates, its schemas and its sandbox.
     ///
     /// # Errors
-    /// The first problem.
+    /// If the program, a template, a schema or the sandbox is invalid: the first problem.
     pub(crate) fn new(
         name: &str,
         tool: &ConfiguredTool,
@@ -136,7 +136,7 @@ pub(super) struct ProgramRun {
     pub(super) secrets: Secrets,
 }
 
-/// Runs a program to its end, with this text on its standard input. Asks it to end when `cancelled` is
+/// Runs a program to its end, with this text on its standard input. Sends `SIGTERM` when `cancelled` is
 /// ready, and kills it when the future is dropped. Keeps `bytes_max` bytes of its standard output.
 ///
 /// # Errors
@@ -175,7 +175,7 @@ pub(super) async fn run_program(
     Ok(ProgramRun { end, stdout: standard_output, stderr: standard_error, secrets })
 }
 
-/// Waits for the end of the program. Asks it to end when `cancelled` is ready; the host drops the call after
+/// Waits for the end of the program. Sends `SIGTERM` when `cancelled` is ready; the host drops the call after
 /// `cancel_grace`, which kills the program.
 async fn wait(control: &mut ProcessControl, cancelled: impl Future<Output = ()>) -> ProcessEnd {
     tokio::select! {
@@ -194,8 +194,8 @@ async fn write_input(mut stdin: pipe::Sender, input: String) {
 fn start_error(error: StartError) -> ToolError {
     let kind = match &error {
         StartError::Sandbox(_) => FailureKind::Sandbox,
-        StartError::NotConfigured
-        | StartError::NoLauncher { .. }
+        StartError::NoLauncher
+        | StartError::LauncherDidNotAnswer { .. }
         | StartError::Program(_)
         | StartError::MissingSecret(_)
         | StartError::Io(_) => FailureKind::ToolError,

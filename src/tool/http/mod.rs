@@ -1,16 +1,16 @@
 //! HTTP requests of tools: to public addresses only, unless a rule allows others.
 //!
 //! A model chooses the URL or a part of it, so a tool must prevent requests to targets that only the host
-//! can reach: its own ports, its local network, its cloud's metadata service (server-side request
-//! forgery). Every hop is checked at the address that is connected to: a literal address before the
-//! request; a host name in the resolver, which returns only allowed addresses. The tools follow
-//! redirects themselves, so that each hop is checked. Proxies are not used, because a proxy would resolve
-//! names itself.
+//! can reach: its own ports, its local network, its cloud's metadata service
+//! (server-side request forgery, SSRF). Every hop is checked at the address that is connected to: a literal
+//! address before the request; a host name in the resolver, which returns only allowed addresses. The tools
+//! follow redirects themselves, so that each hop is checked. Proxies are not used, because a proxy would
+//! resolve names itself.
 //!
 //! | file | what it holds |
 //! | --- | --- |
 //! | `mod.rs` | the client, its errors, redirects, and the headers of a call |
-//! | `allow_rule.rs` | [`AllowRule`]: hosts and networks that are allowed although they are not public |
+//! | `allow_rule.rs` | [`AllowRule`] of the allow-list: hosts and networks that are allowed although they are not public |
 //! | `resolver.rs` | the DNS resolver, which returns only allowed addresses |
 //! | `special_addresses.rs` | the addresses that are not public |
 //! | `response.rs` | the text of a response |

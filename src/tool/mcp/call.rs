@@ -30,10 +30,10 @@ use crate::types::{FailureKind, SessionId, TRACEPARENT, TRACESTATE, ToolStatus, 
 /// The key of the idempotency key in the metadata of a call.
 const IDEMPOTENCY_KEY: &str = "io.callsheet/idempotency-key";
 
-/// Maximum time for sending a cancellation. If the server reads nothing, it stays in the queue.
+/// Maximum time for sending a cancellation. If the server reads nothing, the cancellation stays in the queue.
 const CANCEL_WAIT: Duration = Duration::from_secs(1);
 
-/// The first wait before a call is sent again to a server that does not ask for input. It doubles.
+/// The first wait before a call is sent again because its answer asks for that without a question. It doubles.
 const RETRY_WAIT: Duration = Duration::from_millis(200);
 
 /// The wait before the next attempt if the service is busy and does not say for how long.
@@ -98,7 +98,7 @@ impl McpTool {
         }
     }
 
-    /// Sends the call, and again with answers as long as the server needs input.
+    /// Sends the call. As long as the server asks for input, sends it again with the answers.
     async fn rounds(
         &self,
         connection: &SharedConnection,
@@ -171,7 +171,7 @@ impl McpTool {
         let answer = loop {
             tokio::select! {
                 answer = &mut answer => break answer,
-                // The time limit begins again.
+                // Progress has arrived, or a question has begun or ended: the time limit starts again.
                 () = call.arrived.notified() => {}
                 () = context.cancelled() => {
                     if !call.withdraw() {
@@ -244,7 +244,7 @@ impl McpTool {
         ToolError::new(message).with_kind(FailureKind::Timeout).with_status(ToolStatus::TimedOut)
     }
 
-    /// Returns the error of a call that waited for the server to read others.
+    /// Returns the error of a call that was not sent because the server did not read the calls before it.
     fn unread(&self) -> ToolError {
         let (name, limit) = (&self.server, humantime::format_duration(self.timeout));
         let message = format!(
@@ -348,8 +348,8 @@ async fn request(
     peer.send_cancellable_request(request, options).await
 }
 
-/// Waits before a call is sent again to a server that does not ask for input. Returns false if the call was
-/// cancelled.
+/// Waits before a call is sent again because its answer asks for that without a question. Returns false if the
+/// call was cancelled.
 async fn wait_before_retry(round: usize, context: &ToolContext) -> bool {
     let doublings = u32::try_from(round).unwrap_or(u32::MAX).min(5);
     tokio::select! {
@@ -364,7 +364,7 @@ async fn cancel(peer: &Peer<RoleClient>, id: RequestId, reason: &str) {
     let _ = tokio::time::timeout(CANCEL_WAIT, peer.notify_cancelled(cancel)).await;
 }
 
-/// A call that receives progress and questions, and may be written, until this is dropped.
+/// A call that waits for its answer. Until this is dropped, it receives progress and questions and may be written.
 struct AwaitedCall<'a> {
     calls: &'a OpenCalls,
     call: Arc<ServerCall>,

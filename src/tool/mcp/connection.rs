@@ -42,7 +42,7 @@ use crate::types::{Secrets, excerpt};
 const TOOLS_MAX: usize = 2_000;
 const PAGES_MAX: usize = 200;
 
-/// Time that a process has to end after its input has ended, and again after `SIGTERM`.
+/// Time limit for the end of a process after its input has ended, and again after `SIGTERM`.
 const END_GRACE: Duration = Duration::from_secs(2);
 
 /// Maximum wait for the exit status of a process, or for its last output.

@@ -12,14 +12,14 @@
 //! | `http.rs` | the transport to a server at a URL |
 //! | `stdio.rs` | messages over the standard input and output of a process |
 //! | `transport_error.rs` | the errors of the library: their causes and texts |
-//! | `call.rs` | the tool: one call, and its outcome if the connection ends |
+//! | `call.rs` | the tool: one call, and its outcome if the server crashes or the connection ends (`server_down`) |
 //! | `server_call.rs` | a call whose answer is awaited, and the state of its writing |
 //! | `questions.rs` | questions of a server (elicitation) |
 //! | `naming.rs` | the names under which tools are offered |
 //! | `listing.rs` | the list of tools, from the results of `tools/list` |
 //! | `policy.rs` | the policy of a tool, from its annotations |
 //! | `result.rs` | the result of `tools/call` as the output of a tool |
-//! | `reconnect.rs` | the waits between attempts to connect |
+//! | `reconnect.rs` | reconnect: backoff between attempts to connect |
 //! | `list_pause.rs` | the waits between readings of a list that changes |
 
 mod call;

@@ -1,4 +1,4 @@
-//! The waits between attempts to connect to a server.
+//! Reconnect: the backoff between attempts to connect to a server.
 
 use std::time::Duration;
 

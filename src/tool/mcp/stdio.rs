@@ -109,8 +109,7 @@ impl StdioTransport {
         Self { reader, line: Vec::new(), skipped: None, writer, unwritten, noise, calls, secrets }
     }
 
-    /// Reads the next line. `None` at the end. May be dropped and called again: what has arrived of a line
-    /// is kept.
+    /// Reads the next line. `None` at the end. Cancel safe: keeps the bytes read so far.
     async fn next_line(&mut self) -> Option<StdioLine> {
         loop {
             let available = self.reader.fill_buf().await.unwrap_or_default();

@@ -5,21 +5,22 @@ use sha2::{Digest, Sha256};
 
 use super::*;
 use crate::turn::{ApprovalDecision, ApprovalError, check_repeated_decision};
-use crate::types::{ApprovalPhase, Judgement, Verdict};
+use crate::types::{ApprovalVerdict, WaitPhase};
 
 /// A call and the phase of its approval.
-pub(super) type ApprovalId = (CallKey, ApprovalPhase);
+pub(super) type ApprovalId = (CallKey, WaitPhase);
 
 pub(super) fn decision(
-    phase: ApprovalPhase,
-    verdict: Verdict,
+    phase: WaitPhase,
+    verdict: ApprovalVerdict,
     arguments_sha256: String,
 ) -> ApprovalDecision {
-    let is_answer = phase == ApprovalPhase::Input && verdict == Verdict::Approved;
+    let is_answer = phase == WaitPhase::Input && verdict == ApprovalVerdict::Approved;
     ApprovalDecision {
         content: is_answer.then(|| serde_json::json!({})),
         phase: Some(phase),
-        judgement: Judgement { verdict, message: None },
+        verdict,
+        message: None,
         arguments_sha256,
     }
 }
@@ -40,9 +41,9 @@ impl World {
         &self,
         (key, phase): ApprovalId,
         log: &[Record],
-    ) -> Option<Verdict> {
+    ) -> Option<ApprovalVerdict> {
         // A call may have several questions, of which the last one is meant.
-        let is_input = phase == ApprovalPhase::Input;
+        let is_input = phase == WaitPhase::Input;
         let from = self.request_index((key, phase)).filter(|_| is_input).unwrap_or(0);
         log.iter().skip(from).find_map(|record| match record {
             Record::ApprovalGiven { key: k, phase: p, verdict, .. } if (*k, *p) == (key, phase) => {
@@ -56,8 +57,8 @@ impl World {
     fn request_index(&self, approval: ApprovalId) -> Option<usize> {
         let is_request = |record: &Record| matches!(record, Record::ApprovalAsked { request } if (request.call.key, request.phase) == approval);
         match approval.1 {
-            ApprovalPhase::Input => self.log.iter().rposition(is_request),
-            ApprovalPhase::Before | ApprovalPhase::After | ApprovalPhase::Client => {
+            WaitPhase::Input => self.log.iter().rposition(is_request),
+            WaitPhase::Before | WaitPhase::After | WaitPhase::Client => {
                 self.log.iter().position(is_request)
             }
         }
@@ -82,7 +83,7 @@ impl World {
     /// expired.
     pub(super) fn check_pending_after_resume(&mut self, is_long: bool) {
         let request = self.log.iter().filter_map(|record| match record {
-            Record::ApprovalAsked { request } if request.phase != ApprovalPhase::Input => {
+            Record::ApprovalAsked { request } if request.phase != WaitPhase::Input => {
                 Some((request.call.key, request.phase))
             }
             _ => None,
@@ -97,7 +98,7 @@ impl World {
                 let waits = [CallPhase::AwaitingReferences, CallPhase::AwaitingHooks];
                 waits.contains(&call.phase)
             });
-            let is_answered = phase == ApprovalPhase::Client && self.is_reported(key);
+            let is_answered = phase == WaitPhase::Client && self.is_reported(key);
             let is_open = !waits_for_admission
                 && !self.outcomes.contains_key(&key)
                 && self.recorded_decision((key, phase), &self.log).is_none()
@@ -132,11 +133,10 @@ impl World {
                     panic!("no approval is pending");
                 };
                 assert_eq!(*until, left, "the approval has another deadline");
-                if phase != ApprovalPhase::Client {
+                if phase != WaitPhase::Client {
                     self.pending_approvals.insert((key, phase));
                 }
-            } else if call.pending_approval_phase() == Some(phase) && phase != ApprovalPhase::Client
-            {
+            } else if call.pending_approval_phase() == Some(phase) && phase != WaitPhase::Client {
                 self.pending_approvals.insert((key, phase));
             }
         }
@@ -144,33 +144,28 @@ impl World {
 
     /// Returns the hash that a decision about the call's arguments must have, or that about its question.
     fn decision_hash(&self, (key, phase): ApprovalId) -> String {
-        if phase == ApprovalPhase::Input {
+        if phase == WaitPhase::Input {
             return self.turn.pending_approval(key).unwrap().arguments_sha256;
         }
         let hash = Sha256::digest(self.call(key).call.arguments_text());
         hash.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    pub(super) fn decide(&mut self, (key, phase): ApprovalId, verdict: Verdict) {
+    pub(super) fn decide(&mut self, (key, phase): ApprovalId, verdict: ApprovalVerdict) {
         let decision = decision(phase, verdict, self.decision_hash((key, phase)));
         let applied = self.turn.handle_approval(self.now, key, decision);
         assert_eq!(applied, Ok(()), "a decision of a pending approval was refused");
     }
 
     /// Checks that an approval is requested only when nothing else keeps the call from starting.
-    pub(super) fn check_approval_request(
-        &self,
-        key: CallKey,
-        phase: ApprovalPhase,
-        rules: &TurnRules,
-    ) {
+    pub(super) fn check_approval_request(&self, key: CallKey, phase: WaitPhase, rules: &RunRules) {
         let index = self.turn.calls.iter().position(|call| call.key() == key).unwrap();
         let call = &self.turn.calls[index];
-        if phase == ApprovalPhase::Input {
+        if phase == WaitPhase::Input {
             assert!(self.running.contains(&key), "a question of a call that does not run");
             return;
         }
-        if phase == ApprovalPhase::Client {
+        if phase == WaitPhase::Client {
             self.check_handed(key, rules);
             return;
         }
@@ -178,7 +173,7 @@ impl World {
         let requested = self.requested_at((key, phase));
         assert_eq!(requested, None, "an approval was requested twice");
         let tool = call.tool.as_ref().unwrap();
-        if phase == ApprovalPhase::After {
+        if phase == WaitPhase::After {
             assert!(
                 self.is_reviewed(key) && self.ever_started.contains(&key),
                 "a review without a result"
@@ -237,8 +232,12 @@ impl World {
         if is_asked || call.is_start_questioned() {
             let log =
                 if call.has_effects() { &self.log[..self.durable as usize] } else { &self.log };
-            let decision = self.recorded_decision((key, ApprovalPhase::Before), log);
-            assert_eq!(decision, Some(Verdict::Approved), "{key} runs without its approval");
+            let decision = self.recorded_decision((key, WaitPhase::Before), log);
+            assert_eq!(
+                decision,
+                Some(ApprovalVerdict::Approved),
+                "{key} runs without its approval"
+            );
         }
     }
 
@@ -251,8 +250,11 @@ impl World {
         }
         let is_visible = result.outcome.content.contains("answer")
             || result.outcome.kind == Some(FailureKind::ToolError);
-        let decision = self.recorded_decision((key, ApprovalPhase::After), &self.log);
-        assert!(!is_visible || decision == Some(Verdict::Approved), "{key} has no approved result");
+        let decision = self.recorded_decision((key, WaitPhase::After), &self.log);
+        assert!(
+            !is_visible || decision == Some(ApprovalVerdict::Approved),
+            "{key} has no approved result"
+        );
         let is_kept =
             |record: &Record| matches!(record, Record::CallReported { key: k, .. } if *k == key);
         if self.tool_outcomes.contains_key(&key) {
@@ -285,7 +287,7 @@ impl World {
         let is_old = |index: usize| (index as u64) < self.records_before_resume;
         let is_old = |approval: &ApprovalId| self.request_index(*approval).is_some_and(is_old);
         let old = self.turn.pending_approvals().filter(is_old);
-        let old: Vec<_> = old.filter(|(_, phase)| *phase != ApprovalPhase::Client).collect();
+        let old: Vec<_> = old.filter(|(_, phase)| *phase != WaitPhase::Client).collect();
         self.pending_approvals.extend(old);
         let stopped =
             matches!(&self.turn.stage, TurnStage::ResponseEnded { cancelled: Some(_), .. });
@@ -296,7 +298,7 @@ impl World {
             );
             let over = matches!(&self.turn.stage, TurnStage::ResponseEnded { ending, .. } if *ending != ResponseEnding::Complete);
             let approval_wait_before_resume =
-                call.pending_approval_phase() == Some(ApprovalPhase::Before);
+                call.pending_approval_phase() == Some(WaitPhase::Before);
             assert!(
                 !approval_wait_before_resume || !over,
                 "an approval of a call that will not run"
@@ -319,7 +321,7 @@ impl World {
         self.check_deadlines(scenario);
         let decided = self.log.iter().filter_map(|record| match record {
             Record::ApprovalGiven { key, phase, verdict, .. }
-                if self.turn.position(*key).is_some() && *phase != ApprovalPhase::Input =>
+                if self.turn.position(*key).is_some() && *phase != WaitPhase::Input =>
             {
                 Some((*key, *phase, *verdict))
             }
@@ -330,15 +332,18 @@ impl World {
             self.check_repeated(key, stale, Err(ApprovalError::Stale));
             let hash = self.decision_hash((key, phase));
             self.check_repeated(key, decision(phase, verdict, hash.clone()), Ok(()));
-            let other =
-                if verdict == Verdict::Approved { Verdict::Rejected } else { Verdict::Approved };
+            let other = if verdict == ApprovalVerdict::Approved {
+                ApprovalVerdict::Rejected
+            } else {
+                ApprovalVerdict::Approved
+            };
             let refused = Err(ApprovalError::Decided(verdict));
             self.check_repeated(key, decision(phase, other, hash), refused);
         }
         self.check_answered_questions();
         self.check_waiting_children();
         for (key, phase) in self.pending_approvals.clone() {
-            let stale = decision(phase, Verdict::Approved, "0".into());
+            let stale = decision(phase, ApprovalVerdict::Approved, "0".into());
             self.check_unchanged(key, stale, Err(ApprovalError::Stale));
         }
     }

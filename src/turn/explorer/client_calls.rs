@@ -3,7 +3,7 @@
 use super::variables::run_tool;
 use super::*;
 use crate::turn::HookScope;
-use crate::types::{ApprovalPhase, HookPoint};
+use crate::types::{HookPoint, WaitPhase};
 
 impl World {
     /// Returns whether the turn awaits the client's result of a call.
@@ -19,7 +19,7 @@ impl World {
     }
 
     /// Checks that a call is handed to the client only if it may start.
-    pub(super) fn check_handed(&self, key: CallKey, rules: &TurnRules) {
+    pub(super) fn check_handed(&self, key: CallKey, rules: &RunRules) {
         let index = self.turn.calls.iter().position(|call| call.key() == key).unwrap();
         let call = &self.turn.calls[index];
         assert!(call.is_by_client(), "{key} is handed to the client, and the host has its tool");
@@ -39,14 +39,14 @@ impl World {
     fn is_request_recorded(&self, key: CallKey) -> bool {
         self.log.iter().any(|record| {
             matches!(record, Record::ApprovalAsked { request }
-                if (request.call.key, request.phase) == (key, ApprovalPhase::Client))
+                if (request.call.key, request.phase) == (key, WaitPhase::Client))
         })
     }
 
     /// Checks that the client learns of a call once, and not before the record of it is durable.
-    pub(super) fn receive_client_call(&mut self, key: CallKey, rules: &TurnRules) {
+    pub(super) fn receive_client_call(&mut self, key: CallKey, rules: &RunRules) {
         assert!(
-            self.is_request_durable((key, ApprovalPhase::Client)),
+            self.is_request_durable((key, WaitPhase::Client)),
             "the client learns of {key} before the journal"
         );
         self.check_start_approved(key);

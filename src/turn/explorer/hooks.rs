@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::turn::HookScope;
-use crate::types::{ApprovalPhase, HookDecision, HookPoint, HookVerdict, Verdict};
+use crate::types::{ApprovalVerdict, HookDecision, HookPoint, HookVerdict, WaitPhase};
 use serde_json::json;
 
 /// The decisions of hooks in scenarios.
@@ -37,7 +37,7 @@ impl World {
     }
 
     /// Checks that a call runs only if hooks allow it, with the arguments that they leave.
-    pub(super) fn check_start_allowed(&self, key: CallKey, rules: &TurnRules) {
+    pub(super) fn check_start_allowed(&self, key: CallKey, rules: &RunRules) {
         let call = self.call(key);
         let verdict = self.hook_verdict(key, HookPoint::BeforeCall);
         assert_eq!(
@@ -47,15 +47,15 @@ impl World {
         );
         assert_ne!(verdict, Some(HookVerdict::Refuse), "{key} runs, and hooks refuse it");
         let is_questioned = verdict == Some(HookVerdict::Ask);
-        let approval = self.recorded_decision((key, ApprovalPhase::Before), &self.log);
-        let is_approved = approval == Some(Verdict::Approved);
+        let approval = self.recorded_decision((key, WaitPhase::Before), &self.log);
+        let is_approved = approval == Some(ApprovalVerdict::Approved);
         assert!(!is_questioned || is_approved, "{key} runs without the approval of a hook");
         let is_changed = call.call.arguments.get("hooked").is_some();
         assert_eq!(is_changed, is_questioned, "{key} runs with other arguments");
     }
 
     /// Checks that the answer of a tool is an outcome only if hooks allow it.
-    pub(super) fn check_result_allowed(&self, result: &ToolResult, rules: &TurnRules) {
+    pub(super) fn check_result_allowed(&self, result: &ToolResult, rules: &RunRules) {
         let key = result.call.key;
         let is_copy = result.notes.duplicate_of.is_some() || result.notes.reused;
         let is_answer = result.outcome.content.contains("answer")

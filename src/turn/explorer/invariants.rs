@@ -166,7 +166,7 @@ impl World {
     }
 
     /// Checks that tickets are given in call order, and that at most `max` calls hold a permit.
-    fn check_tickets(&self, index: usize, rules: &TurnRules) {
+    fn check_tickets(&self, index: usize, rules: &RunRules) {
         for earlier in &self.turn.calls[..index] {
             let waits =
                 matches!(earlier.phase, CallPhase::Open | CallPhase::Sealed | CallPhase::Ready);
@@ -233,7 +233,7 @@ impl World {
         }
     }
 
-    pub(super) fn may_start(&self, call: &TurnCall, rules: &TurnRules) -> bool {
+    pub(super) fn may_start(&self, call: &TurnCall, rules: &RunRules) -> bool {
         // A child that was opened before the crash has to be stopped.
         if call.waits_for_child_end() && self.crashes > 0 {
             return true;

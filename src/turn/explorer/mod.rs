@@ -24,9 +24,8 @@ use std::time::Duration;
 use super::call::{CallPhase, TurnCall};
 use super::fixtures::{call, finish, model, more, rules, spec, text, usage};
 use super::{
-    AttemptPlan, CallStart, CancelReason, CommittedTurn, Effect, ModelPlans, PermitReply,
-    StartedCall, StartedCalls, ToolCompletion, Turn, TurnAction, TurnEnd, TurnRules, TurnSpec,
-    TurnStage,
+    AttemptPlan, CallStart, CancelReason, CommittedTurn, Effect, ModelPlans, PermitReply, RunRules,
+    StartedCall, StartedCalls, ToolCompletion, Turn, TurnAction, TurnEnd, TurnSpec, TurnStage,
 };
 use crate::config::OnExcess;
 use crate::context::History;
@@ -109,7 +108,7 @@ fn scenario(name: &str, execution: Execution, names: &[&str]) -> Scenario {
 
 /// Returns a scenario whose calls have these tools. Each call arrives in two deltas, so that states
 /// between them are visited.
-fn scenario_with(name: &str, rules: TurnRules, names: &[&str]) -> Scenario {
+fn scenario_with(name: &str, rules: RunRules, names: &[&str]) -> Scenario {
     let mut response = vec![text("so")];
     for (index, tool) in (0..).zip(names) {
         let (tool, arguments) = match tool.split_once(' ') {
@@ -238,7 +237,7 @@ fn a_request_that_is_too_large_at_any_time() {
         for fallbacks in [vec![], vec![model("backup", 2)]] {
             let models = ModelPlans::new(model("main", 2), fallbacks);
             let execution = Execution::Parallel { max: 2 };
-            let rules = TurnRules { models: Arc::new(models), ..rules(execution) };
+            let rules = RunRules { models: Arc::new(models), ..rules(execution) };
             let mut scenario = scenario_with(&format!("overflows {mix:?}"), rules, mix);
             (scenario.overflows, scenario.breaks) = (2, 1);
             (scenario.cancel, scenario.crashes) = (true, 1);
@@ -269,7 +268,7 @@ fn breaks_until_both_models_are_used_up() {
         [(0, true), (1, false)].map(|(crashes, cancel)| {
             let models = ModelPlans::new(model("main", 2), vec![model("backup", 1)]);
             let execution = Execution::Parallel { max: 8 };
-            let rules = TurnRules { models: Arc::new(models), ..rules(execution) };
+            let rules = RunRules { models: Arc::new(models), ..rules(execution) };
             let mut scenario = scenario_with("fallbacks", rules, mix);
             scenario.breaks = 3;
             scenario.crashes = crashes;

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::approvals::decision;
 use super::*;
 use crate::turn::{ApprovalError, StartedQuestion, StartedWait};
-use crate::types::{Answer, ApprovalPhase, Question, Verdict};
+use crate::types::{Answer, ApprovalVerdict, Question, WaitPhase};
 
 /// The questions of a running call, as its supervisor knows them.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
@@ -91,14 +91,16 @@ impl World {
     /// Checks that a durable decision precedes an answer, and that the answer is about the last question.
     pub(super) fn receive_answer(&mut self, key: CallKey, number: u32, answer: &Answer) {
         let durable = &self.log[..usize::try_from(self.durable).unwrap()];
-        let recorded = self.recorded_decision((key, ApprovalPhase::Input), durable);
+        let recorded = self.recorded_decision((key, WaitPhase::Input), durable);
         let is_last = self.questions.get(&key).is_some_and(|asked| asked.number() == number);
         if is_last {
             let expected = match recorded {
-                Some(Verdict::Approved) => Answer::Accepted(Arc::new(json!({"n": 1}))),
-                Some(Verdict::Rejected) => Answer::Declined(None),
-                Some(Verdict::Expired) => Answer::Expired,
-                Some(Verdict::Withdrawn) | None => panic!("an answer without a durable decision"),
+                Some(ApprovalVerdict::Approved) => Answer::Accepted(Arc::new(json!({"n": 1}))),
+                Some(ApprovalVerdict::Rejected) => Answer::Declined(None),
+                Some(ApprovalVerdict::Expired) => Answer::Expired,
+                Some(ApprovalVerdict::Withdrawn) | None => {
+                    panic!("an answer without a durable decision")
+                }
             };
             assert_eq!(*answer, expected, "another answer than was recorded");
         }
@@ -112,7 +114,7 @@ impl World {
     pub(super) fn check_answered_questions(&mut self) {
         let asking: Vec<_> = self.asking().collect();
         for key in asking.iter().filter(|key| self.running.contains(key)) {
-            let decided = self.recorded_decision((*key, ApprovalPhase::Input), &self.log);
+            let decided = self.recorded_decision((*key, WaitPhase::Input), &self.log);
             let is_open = self.call(*key).has_open_question();
             assert_eq!(is_open, decided.is_none(), "the question of {key} is lost");
         }
@@ -123,16 +125,16 @@ impl World {
         let decided = self.turn.calls.iter().flat_map(|call| {
             let asked = call.questions.iter();
             asked.filter_map(|asked| {
-                let verdict = asked.decision.as_ref()?.judgement.verdict;
+                let verdict = asked.decision.as_ref()?.given.verdict;
                 Some((call.key(), verdict, asked.sha256.clone()))
             })
         });
         for (key, verdict, sha256) in decided.collect::<Vec<_>>() {
-            let (approve, reject) = (Verdict::Approved, Verdict::Rejected);
+            let (approve, reject) = (ApprovalVerdict::Approved, ApprovalVerdict::Rejected);
             for given in [approve, reject] {
                 let expected =
                     if given == verdict { Ok(()) } else { Err(ApprovalError::Decided(verdict)) };
-                let repeated = decision(ApprovalPhase::Input, given, sha256.clone());
+                let repeated = decision(WaitPhase::Input, given, sha256.clone());
                 self.check_repeated(key, repeated, expected);
             }
         }

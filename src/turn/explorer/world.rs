@@ -9,7 +9,7 @@ use super::variables::{CallStartSnapshot, run_tool};
 use super::*;
 use crate::context::has_references;
 use crate::turn::ApprovalError;
-use crate::types::{HookDecision, HookPoint, HookVerdict, ToolCall, Verdict};
+use crate::types::{ApprovalVerdict, HookDecision, HookPoint, HookVerdict, ToolCall};
 
 /// The time that passes while an approval is pending.
 const PASSED_TIME: Duration = Duration::from_secs(7);
@@ -104,7 +104,7 @@ pub(super) enum Action {
     MakeDurable,
     Timeout,
     Cancel,
-    Decide(ApprovalId, Verdict),
+    Decide(ApprovalId, ApprovalVerdict),
     /// Time passes while an approval is pending.
     PassTime,
     /// The host crashes. This number of records is left. The next host starts after all approvals have
@@ -246,8 +246,8 @@ impl World {
         for approval in
             self.pending_approvals.iter().filter(|approval| self.is_request_durable(**approval))
         {
-            actions.push(Action::Decide(*approval, Verdict::Approved));
-            actions.push(Action::Decide(*approval, Verdict::Rejected));
+            actions.push(Action::Decide(*approval, ApprovalVerdict::Approved));
+            actions.push(Action::Decide(*approval, ApprovalVerdict::Rejected));
         }
         if scenario.spec.run_time_left.is_some()
             && !self.has_passed_time

@@ -27,7 +27,8 @@ pub struct Difference {
 /// A recorded record that differs from the replayed one.
 #[derive(Debug)]
 pub(crate) struct Mismatch {
-    pub(crate) at: usize,
+    /// The index of the recorded record.
+    pub(crate) index: usize,
     pub(crate) now: Option<Box<Record>>,
     /// A description of the machine's state, for people.
     pub(crate) state: String,

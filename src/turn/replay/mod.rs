@@ -44,7 +44,7 @@ pub(super) fn check(
             assert_eq!(matches!(end, ReplayEnd::Committed(_)), committed, "{records:#?}");
         }
         Err(mismatch) => {
-            panic!("{mismatch:?} instead of {:#?}\nin {records:#?}", records.get(mismatch.at));
+            panic!("{mismatch:?} instead of {:#?}\nin {records:#?}", records.get(mismatch.index));
         }
     }
 }

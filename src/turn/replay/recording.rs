@@ -18,7 +18,7 @@ use crate::types::{
     ReferencedValue,
 };
 
-/// The records of a session, read only. An `at` is the index of a record.
+/// The records of a session, read only. An `index` is that of a record.
 #[derive(Debug)]
 pub(crate) struct Recording<'a> {
     entries: &'a [JournalEntry],
@@ -106,85 +106,85 @@ impl<'a> Recording<'a> {
         &self.transcript
     }
 
-    pub(crate) fn entry(&self, at: usize) -> Option<&'a JournalEntry> {
-        self.entries.get(at)
+    pub(crate) fn entry(&self, index: usize) -> Option<&'a JournalEntry> {
+        self.entries.get(index)
     }
 
-    pub(crate) fn record(&self, at: usize) -> Option<&'a Record> {
-        self.entry(at).map(|entry| &entry.record)
+    pub(crate) fn record(&self, index: usize) -> Option<&'a Record> {
+        self.entry(index).map(|entry| &entry.record)
     }
 
     /// Returns whether the record is an input from outside.
-    pub(crate) fn is_input(&self, at: usize) -> bool {
-        matches!(self.roles.get(at), Some(RecordRole::Input))
+    pub(crate) fn is_input(&self, index: usize) -> bool {
+        matches!(self.roles.get(index), Some(RecordRole::Input))
     }
 
     /// Returns the call of a record about a call.
-    pub(super) fn call_at(&self, at: usize) -> Option<CallKey> {
-        match self.roles.get(at)? {
+    pub(super) fn call_at(&self, index: usize) -> Option<CallKey> {
+        match self.roles.get(index)? {
             RecordRole::Call(key) => Some(*key),
             RecordRole::Input | RecordRole::Skipped | RecordRole::Made => None,
         }
     }
 
     /// Returns the index of the next record that a machine has made.
-    pub(crate) fn next_made(&self, at: usize) -> usize {
-        let mut roles = self.roles.iter().skip(at);
+    pub(crate) fn next_made(&self, index: usize) -> usize {
+        let mut roles = self.roles.iter().skip(index);
         let is_other = |role: &RecordRole| matches!(role, RecordRole::Input | RecordRole::Skipped);
         let next = roles.position(|role| !is_other(role));
-        next.map_or(self.entries.len().max(at), |skipped| at + skipped)
+        next.map_or(self.entries.len().max(index), |skipped| index + skipped)
     }
 
     /// Returns the index of the next fork of the session, if no record that a machine has made
     /// stands before it.
-    pub(super) fn next_fork(&self, at: usize) -> Option<usize> {
-        let mut inputs = at..self.next_made(at);
-        inputs.find(|at| matches!(self.record(*at), Some(Record::SessionForked { .. })))
+    pub(super) fn next_fork(&self, index: usize) -> Option<usize> {
+        let mut inputs = index..self.next_made(index);
+        inputs.find(|index| matches!(self.record(*index), Some(Record::SessionForked { .. })))
     }
 
     /// Returns the run that is open at a record, or starts next.
-    pub(crate) fn run(&self, at: usize) -> Option<&RunTranscript<'a>> {
-        let is_over = |run: &RunTranscript<'_>| run.end.is_some_and(|end| end.at.index < at);
+    pub(crate) fn run(&self, index: usize) -> Option<&RunTranscript<'a>> {
+        let is_over = |run: &RunTranscript<'_>| run.end.is_some_and(|end| end.at.index < index);
         self.transcript.runs.get(self.transcript.runs.partition_point(is_over))
     }
 
     /// Returns the end of a run that is recorded at an index.
-    pub(crate) fn run_end(&self, at: usize) -> Option<RecordedRunEnd<'a>> {
-        self.run(at)?.end.filter(|end| end.at.index == at)
+    pub(crate) fn run_end(&self, index: usize) -> Option<RecordedRunEnd<'a>> {
+        self.run(index)?.end.filter(|end| end.at.index == index)
     }
 
     /// Returns the turn that is open at a record, or starts next in its run.
-    pub(crate) fn turn(&self, at: usize) -> Option<&TurnTranscript<'a>> {
-        let turns = &self.run(at)?.turns;
+    pub(crate) fn turn(&self, index: usize) -> Option<&TurnTranscript<'a>> {
+        let turns = &self.run(index)?.turns;
         let is_over =
-            |turn: &TurnTranscript<'_>| turn.commit.is_some_and(|commit| commit.at.index < at);
+            |turn: &TurnTranscript<'_>| turn.commit.is_some_and(|commit| commit.at.index < index);
         turns.get(turns.partition_point(is_over))
     }
 
     pub(super) fn attempt(
         &self,
-        at: usize,
+        index: usize,
         turn: u32,
         attempt: u32,
     ) -> Option<&AttemptTranscript<'a>> {
-        let turn = self.turn(at).filter(|open| open.number == turn)?;
+        let turn = self.turn(index).filter(|open| open.number == turn)?;
         turn.attempts.iter().find(|known| known.number == attempt)
     }
 
-    fn call(&self, at: usize, key: CallKey) -> Option<&CallTranscript<'a>> {
-        self.attempt(at, key.turn, key.attempt)?.calls.get(&key)
+    fn call(&self, index: usize, key: CallKey) -> Option<&CallTranscript<'a>> {
+        self.attempt(index, key.turn, key.attempt)?.calls.get(&key)
     }
 
     /// Returns whether the turn may have been cancelled for this reason when it began. If it ended otherwise, the
     /// reason came later: the session records a stop while the turn begins.
-    pub(super) fn may_begin_cancelled(&self, at: usize, reason: CancelReason) -> bool {
-        let commit = self.turn(at).and_then(|turn| turn.commit);
+    pub(super) fn may_begin_cancelled(&self, index: usize, reason: CancelReason) -> bool {
+        let commit = self.turn(index).and_then(|turn| turn.commit);
         commit.is_none_or(|commit| *commit.end == TurnEnd::Cancelled(reason))
     }
 
     /// Returns the reason of the external cancellation of the turn.
-    pub(super) fn cancelled(&self, at: usize) -> Option<CancelReason> {
-        match self.turn(at)?.commit?.end {
+    pub(super) fn cancelled(&self, index: usize) -> Option<CancelReason> {
+        match self.turn(index)?.commit?.end {
             TurnEnd::Cancelled(reason) => {
                 Some(*reason).filter(|reason| *reason != CancelReason::Budget)
             }
@@ -196,26 +196,27 @@ impl<'a> Recording<'a> {
     }
 
     /// Returns the variables that a call had read in its next report.
-    pub(super) fn next_reads(&self, at: usize, key: CallKey) -> Option<&'a ReadSet> {
-        let report = self.call(at, key)?.reports.iter().find(|report| report.at.index >= at)?;
+    pub(super) fn next_reads(&self, index: usize, key: CallKey) -> Option<&'a ReadSet> {
+        let report =
+            self.call(index, key)?.reports.iter().find(|report| report.at.index >= index)?;
         Some(report.reads)
     }
 
     /// Returns the arguments that hooks have put in place of those of a call.
-    pub(super) fn changed_arguments(&self, at: usize, key: CallKey) -> Option<&'a Arc<Value>> {
-        self.call(at, key)?.hook_decision(HookPoint::BeforeCall)?.arguments.as_ref()
+    pub(super) fn changed_arguments(&self, index: usize, key: CallKey) -> Option<&'a Arc<Value>> {
+        self.call(index, key)?.hook_decision(HookPoint::BeforeCall)?.arguments.as_ref()
     }
 
     /// Returns whether a call started. Returns `None` if it has no outcome.
-    pub(super) fn started(&self, at: usize, key: CallKey) -> Option<bool> {
-        let mut outcomes = self.call(at, key)?.outcomes.iter();
-        let outcome = outcomes.find(|outcome| outcome.at.index >= at && !outcome.amended)?;
+    pub(super) fn started(&self, index: usize, key: CallKey) -> Option<bool> {
+        let mut outcomes = self.call(index, key)?.outcomes.iter();
+        let outcome = outcomes.find(|outcome| outcome.at.index >= index && !outcome.amended)?;
         Some(outcome.started_ms.is_some())
     }
 
     /// Returns the outcomes of the open turn's calls in the order of the records.
-    pub(super) fn outcomes(&self, at: usize) -> Vec<RecordedOutcome<'a>> {
-        let attempts = self.turn(at).into_iter().flat_map(|turn| &turn.attempts);
+    pub(super) fn outcomes(&self, index: usize) -> Vec<RecordedOutcome<'a>> {
+        let attempts = self.turn(index).into_iter().flat_map(|turn| &turn.attempts);
         let outcomes = attempts.flat_map(|attempt| attempt.calls.values());
         let mut outcomes: Vec<_> =
             outcomes.flat_map(|call| call.outcomes.iter().copied()).collect();
@@ -224,15 +225,15 @@ impl<'a> Recording<'a> {
     }
 
     /// Returns whether the intent of a call is still to come.
-    pub(super) fn has_later_intent(&self, at: usize, key: CallKey) -> bool {
-        let call = self.call(at, key);
-        call.is_some_and(|call| call.intents.iter().any(|intent| intent.at.index >= at))
+    pub(super) fn has_later_intent(&self, index: usize, key: CallKey) -> bool {
+        let call = self.call(index, key);
+        call.is_some_and(|call| call.intents.iter().any(|intent| intent.at.index >= index))
     }
 
     /// Returns whether a call, or a later one of its response, did something that needs its admission. Calls
     /// are admitted in call order.
-    pub(super) fn has_gone_on_from(&self, at: usize, key: CallKey) -> bool {
-        let Some(attempt) = self.attempt(at, key.turn, key.attempt) else { return true };
+    pub(super) fn has_gone_on_from(&self, index: usize, key: CallKey) -> bool {
+        let Some(attempt) = self.attempt(index, key.turn, key.attempt) else { return true };
         // Hooks are asked about a call before the calls before it are admitted.
         let is_asked = attempt.calls.get(&key).is_some_and(|call| !call.hooks.is_empty());
         is_asked
@@ -255,12 +256,12 @@ impl<'a> Recording<'a> {
     /// If there is none.
     pub(super) fn value_before(
         &self,
-        at: usize,
+        index: usize,
         reference: &Reference,
     ) -> Result<ReferencedValue, ReferenceError> {
         if let Reference::Answer(run) = reference {
             let mut ends = self.transcript.runs.iter().filter_map(|run| run.end);
-            if !ends.any(|end| end.id == run && end.at.index < at) {
+            if !ends.any(|end| end.id == run && end.at.index < index) {
                 return Err(ReferenceError::NoSuchRun(reference.clone()));
             }
         }
@@ -269,16 +270,16 @@ impl<'a> Recording<'a> {
 
     /// Returns the calls that the machine has timed out together, from this record on. It records the limit after
     /// the outcome; a tool that times out itself reaches no limit.
-    pub(super) fn timed_out(&self, at: usize) -> Vec<CallKey> {
+    pub(super) fn timed_out(&self, index: usize) -> Vec<CallKey> {
         let (mut keys, mut ended_now) = (Vec::new(), Vec::new());
-        let Some(run) = self.run(at) else { return keys };
-        for at in at.. {
-            match outcome_at(run, at) {
+        let Some(run) = self.run(index) else { return keys };
+        for index in index.. {
+            match outcome_at(run, index) {
                 Some(ended) if ended.outcome.kind == Some(FailureKind::Timeout) => {
                     ended_now.push(ended.label.key);
                 }
                 Some(_) => break,
-                None if limit_at(run, at) == Some("tool_timeout") => keys.append(&mut ended_now),
+                None if limit_at(run, index) == Some("tool_timeout") => keys.append(&mut ended_now),
                 None => break,
             }
         }
@@ -286,12 +287,13 @@ impl<'a> Recording<'a> {
     }
 
     /// Returns whether `run_timeout` was reached together with the timeouts of these calls.
-    pub(super) fn runs_out_of_time(&self, at: usize) -> bool {
-        let Some(run) = self.run(at) else { return false };
-        let is_skipped =
-            |at| outcome_at(run, at).is_some() || limit_at(run, at) == Some("tool_timeout");
-        let next = (at..self.entries.len()).find(|at| !is_skipped(*at));
-        next.and_then(|at| limit_at(run, at)) == Some("run_timeout")
+    pub(super) fn runs_out_of_time(&self, index: usize) -> bool {
+        let Some(run) = self.run(index) else { return false };
+        let is_skipped = |index| {
+            outcome_at(run, index).is_some() || limit_at(run, index) == Some("tool_timeout")
+        };
+        let next = (index..self.entries.len()).find(|index| !is_skipped(*index));
+        next.and_then(|index| limit_at(run, index)) == Some("run_timeout")
     }
 
     /// Returns the calls of a response that were sealed before its end.
@@ -323,17 +325,17 @@ fn is_within(at: RecordLocation, attempt: &AttemptTranscript<'_>) -> bool {
 }
 
 /// Returns the outcome that is recorded at an index.
-fn outcome_at<'t, 'a>(run: &'t RunTranscript<'a>, at: usize) -> Option<&'t RecordedOutcome<'a>> {
+fn outcome_at<'t, 'a>(run: &'t RunTranscript<'a>, index: usize) -> Option<&'t RecordedOutcome<'a>> {
     let turn =
-        run.turns.partition_point(|turn| turn.commit.is_some_and(|commit| commit.at.index < at));
+        run.turns.partition_point(|turn| turn.commit.is_some_and(|commit| commit.at.index < index));
     let calls = run.turns.get(turn)?.attempts.iter().flat_map(|attempt| attempt.calls.values());
     let mut outcomes = calls.flat_map(|call| &call.outcomes);
-    outcomes.find(|outcome| outcome.at.index == at)
+    outcomes.find(|outcome| outcome.at.index == index)
 }
 
 /// Returns the limit that is recorded at an index.
-fn limit_at<'a>(run: &RunTranscript<'a>, at: usize) -> Option<&'a str> {
-    run.limits.iter().find(|limit| limit.at.index == at).map(|limit| limit.limit)
+fn limit_at<'a>(run: &RunTranscript<'a>, index: usize) -> Option<&'a str> {
+    run.limits.iter().find(|limit| limit.at.index == index).map(|limit| limit.limit)
 }
 
 /// Returns whether a call did not see a write that an earlier call had made before the response ended.

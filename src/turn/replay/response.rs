@@ -25,18 +25,18 @@ pub(super) struct ReplayStep {
 /// Returns the deltas of an attempt's response as far as they are recorded.
 pub(super) fn steps(
     recording: &Recording<'_>,
-    at: usize,
+    index: usize,
     turn: u32,
     attempt: u32,
     bytes_max: usize,
 ) -> Vec<ReplayStep> {
-    let Some(attempt) = recording.attempt(at, turn, attempt) else { return Vec::new() };
+    let Some(attempt) = recording.attempt(index, turn, attempt) else { return Vec::new() };
     let Some(response) = &attempt.response else {
         let usage = attempt.failure.map(|failure| failure.usage).unwrap_or_default();
         return Vec::from_iter(usage_delta(usage).map(ReplayStep::from_delta));
     };
     let early = recording.early(attempt);
-    let limits = recording.run(at).map(|run| run.limits.as_slice()).unwrap_or_default();
+    let limits = recording.run(index).map(|run| run.limits.as_slice()).unwrap_or_default();
     // Limits that were reached since the attempt started and before its response ended.
     let start = attempt.start.map_or(0, |start| start.at.index);
     let limits = limits.iter().filter(|limit| limit.at.index > start);
@@ -217,15 +217,15 @@ pub(super) fn more(index: u32, arguments: String) -> Delta {
 /// Returns the calls of a response that changed after their seal.
 pub(super) fn changed_after_seal(
     recording: &Recording<'_>,
-    at: usize,
+    index: usize,
     turn: u32,
     attempt: u32,
 ) -> BTreeSet<u32> {
-    let attempt = recording.attempt(at, turn, attempt);
+    let attempt = recording.attempt(index, turn, attempt);
     let calls = attempt.into_iter().flat_map(|attempt| &attempt.calls);
     let is_changed = |call: &CallTranscript<'_>| {
         let mut outcomes = call.outcomes.iter();
-        outcomes.any(|ended| ended.at.index >= at && ended.notes.arguments_changed)
+        outcomes.any(|ended| ended.at.index >= index && ended.notes.arguments_changed)
     };
     calls.filter(|(_, call)| is_changed(call)).map(|(key, _)| key.index).collect()
 }

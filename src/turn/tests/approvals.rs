@@ -7,10 +7,10 @@ use crate::config::Limits;
 use crate::event::ApprovalRequest;
 use crate::turn::fixtures::committed;
 use crate::turn::{ApprovalDecision, ApprovalError};
-use crate::types::{ApprovalPhase, Judgement, Verdict, WriteSet};
+use crate::types::{ApprovalVerdict, VerdictWithMessage, WaitPhase, WriteSet};
 
-use ApprovalPhase::{After, Before};
-use Verdict::{Approved, Expired, Rejected};
+use ApprovalVerdict::{Approved, Expired, Rejected};
+use WaitPhase::{After, Before};
 
 const REFUSED: ToolStatus = ToolStatus::Refused;
 const REJECTED: Option<FailureKind> = Some(FailureKind::Rejected);
@@ -23,7 +23,7 @@ const NOT_REVIEWED: &str = r#"{"status":"rejected","message":"it ran, but the ru
 
 impl Driver {
     /// Decides the pending approval of a call.
-    pub(super) fn decide_approval(&mut self, index: u32, verdict: Verdict) -> &mut Self {
+    pub(super) fn decide_approval(&mut self, index: u32, verdict: ApprovalVerdict) -> &mut Self {
         let phase = self.turn.pending_approval(self.key(index)).map(|request| request.phase);
         assert_eq!(self.decide(index, phase, verdict, None), Ok(()));
         self
@@ -32,15 +32,16 @@ impl Driver {
     fn decide(
         &mut self,
         index: u32,
-        phase: Option<ApprovalPhase>,
-        verdict: Verdict,
+        phase: Option<WaitPhase>,
+        verdict: ApprovalVerdict,
         message: Option<&str>,
     ) -> Result<(), ApprovalError> {
         let arguments = &self.turn.calls[index as usize].call.arguments;
         let hash = Sha256::digest(arguments.to_string());
         let decision = ApprovalDecision {
             phase,
-            judgement: Judgement { verdict, message: message.map(Into::into) },
+            verdict,
+            message: message.map(Into::into),
             arguments_sha256: hash.iter().map(|byte| format!("{byte:02X}")).collect(),
             content: None,
         };
@@ -49,7 +50,7 @@ impl Driver {
         applied
     }
 
-    fn requested_approvals(&self) -> Vec<(u32, ApprovalPhase)> {
+    fn requested_approvals(&self) -> Vec<(u32, WaitPhase)> {
         self.approval_requests().map(|request| (request.call.key.index, request.phase)).collect()
     }
 
@@ -98,7 +99,7 @@ fn a_call_runs_after_its_approval_and_its_result_is_released_after_its_review() 
     assert_eq!(summaries, [None, Some("secret")]);
     driver.decide_approval(0, Approved).assert_results(&[("both", OK, None, "secret")]);
     let notes = &driver.commit.as_ref().unwrap().results[0].notes;
-    let approved = Some(Judgement { verdict: Approved, message: None });
+    let approved = Some(VerdictWithMessage { verdict: Approved, message: None });
     assert_eq!((&notes.before, &notes.after), (&approved, &approved));
 }
 
@@ -132,7 +133,8 @@ fn the_first_decision_is_final_and_must_be_about_the_same_arguments() {
     let mut driver = calls(PARALLEL, &["asked", "pure"]);
     let stale = |phase, hash: &str| ApprovalDecision {
         phase,
-        judgement: Judgement { verdict: Approved, message: None },
+        verdict: Approved,
+        message: None,
         arguments_sha256: hash.into(),
         content: None,
     };
@@ -286,7 +288,7 @@ fn time_with_only_approvals_pending_does_not_count_towards_run_timeout() {
     // The remaining time of the run is the time before the approval subtracted from its limit.
     let mut timed = spec(rules(PARALLEL));
     timed.run_time_left = Some(Duration::from_secs(60));
-    timed.rules = Arc::new(TurnRules {
+    timed.rules = Arc::new(RunRules {
         limits: crate::config::Limits { tool_timeout: None, ..rules(PARALLEL).limits },
         ..rules(PARALLEL)
     });
@@ -436,7 +438,7 @@ fn a_run_that_ends_after_a_recorded_review_keeps_its_decision() {
             _ => ("reviewed", REFUSED, REJECTED, RESULT_REJECTED),
         }]);
         let notes = &driver.commit.as_ref().unwrap().results[0].notes;
-        assert_eq!(notes.after.as_ref().map(|judgement| judgement.verdict), Some(verdict));
+        assert_eq!(notes.after.as_ref().map(|given| given.verdict), Some(verdict));
     }
 }
 

@@ -15,7 +15,7 @@ fn hundred_tokens() -> Driver {
 }
 
 /// Drives a turn of a run with a limit of 5 calls, of which `left` are left.
-fn calls_left(left: u32, change: impl FnOnce(&mut TurnSpec, &mut TurnRules)) -> Driver {
+fn calls_left(left: u32, change: impl FnOnce(&mut TurnSpec, &mut RunRules)) -> Driver {
     let mut rules = rules(PARALLEL);
     rules.limits.max_tool_calls_per_run = Some(5);
     let mut spec = spec(rules.clone());

@@ -18,7 +18,7 @@ fn start_on_seal_starts_calls_with_effects_early_unless_early_start_is_off() {
     let response = || [call(0, "seal", "{}"), call(1, "pure", "{}"), call(2, "pure", "[]")];
     let mut driver = Driver::with(rules(PARALLEL));
     driver.receive(response()).assert_started(&["pure#1", "seal#0"]);
-    let mut driver = Driver::with(TurnRules { early_start: false, ..rules(PARALLEL) });
+    let mut driver = Driver::with(RunRules { early_start: false, ..rules(PARALLEL) });
     driver.receive(response()).assert_started(&[]);
     driver.end_well().assert_started(&["pure#1", "seal#0"]);
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::event::WaitingFor;
 use crate::turn::ApprovalError;
-use crate::types::ApprovalPhase;
+use crate::types::WaitPhase;
 
 const DAY: u64 = 24 * 60 * 60;
 
@@ -147,13 +147,13 @@ fn a_stop_answers_a_call_of_the_client() {
 fn approvals_come_before_the_client_and_after_it() {
     let mut driver = calls(PARALLEL, &["client_both"]);
     assert_eq!(driver.handed(), []);
-    driver.decide_approval(0, crate::types::Verdict::Approved);
+    driver.decide_approval(0, crate::types::ApprovalVerdict::Approved);
     assert_eq!(driver.handed(), [arguments(0)]);
     driver.answer_call(0, "secret").unwrap();
     assert!(driver.commit.is_none());
     let asked = driver.turn.pending_approvals().collect::<Vec<_>>();
-    assert_eq!(asked, [(driver.key(0), ApprovalPhase::After)]);
-    driver.decide_approval(0, crate::types::Verdict::Approved);
+    assert_eq!(asked, [(driver.key(0), WaitPhase::After)]);
+    driver.decide_approval(0, crate::types::ApprovalVerdict::Approved);
     driver.assert_results(&[("client_both", OK, None, "secret")]);
 }
 

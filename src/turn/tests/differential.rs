@@ -134,14 +134,14 @@ impl Reference {
     }
 }
 
-fn tool_rules(programs: &[Program], execution: Execution) -> TurnRules {
+fn tool_rules(programs: &[Program], execution: Execution) -> RunRules {
     let schema = || InputSchema::parse(json!({"type": "object"})).unwrap();
     let tools = programs.iter().enumerate().map(|(index, program)| {
         let tool = ToolSpec::with_schema(format!("t{index}"), "", schema());
         let tool = if program.pure { tool.pure() } else { tool };
         (tool.name.clone(), Arc::new(tool))
     });
-    TurnRules { tools: tools.collect(), ..rules(execution) }
+    RunRules { tools: tools.collect(), ..rules(execution) }
 }
 
 fn numbers(variables: &Variables) -> Values {

@@ -14,7 +14,7 @@ fn the_event_of_an_opened_call_has_its_provider_id() {
 
 #[test]
 fn a_call_that_is_not_kept_is_still_decoded_and_counted() {
-    let mut driver = Driver::with(TurnRules { multi_tool_calls: false, ..rules(PARALLEL) });
+    let mut driver = Driver::with(RunRules { multi_tool_calls: false, ..rules(PARALLEL) });
     driver.receive([call(0, "pure", "{}"), call(1, "pure", "{}"), call(2, "pure", "[")]).end_well();
     let counted =
         |event: &Event| matches!(event, Event::ResponseEnded { opened: 3, detected: 2, .. });

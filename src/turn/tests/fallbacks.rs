@@ -7,10 +7,10 @@ use super::super::{ModelPlan, ModelPlans};
 use super::*;
 
 /// Returns rules with two attempts with `main`, and one with `backup`, which does not stream.
-fn two_models() -> TurnRules {
+fn two_models() -> RunRules {
     let backup = ModelPlan { streamed: false, ..model("backup", 1) };
     let models = ModelPlans::new(model("main", 2), vec![backup]);
-    TurnRules { models: Arc::new(models), ..rules(PARALLEL) }
+    RunRules { models: Arc::new(models), ..rules(PARALLEL) }
 }
 
 fn denied(driver: &mut Driver) {

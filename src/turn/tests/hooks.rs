@@ -7,7 +7,7 @@ use crate::config::ToolPattern;
 use crate::event::WaitingFor;
 use crate::turn::HookScope;
 use crate::turn::hook_chain::sha256;
-use crate::types::{ApprovalPhase, HookDecision, HookPoint, HookVerdict, Judgement, Verdict};
+use crate::types::{ApprovalVerdict, HookDecision, HookPoint, HookVerdict, WaitPhase};
 
 fn scope(on: HookPoint, tools: &[&str]) -> HookScope {
     let tools = tools.iter().map(|name| ToolPattern::new(*name)).collect();
@@ -16,7 +16,7 @@ fn scope(on: HookPoint, tools: &[&str]) -> HookScope {
 
 fn driver(scopes: impl IntoIterator<Item = HookScope>) -> Driver {
     let hooks = scopes.into_iter().collect();
-    Driver::with(TurnRules { hooks, ..rules(PARALLEL) })
+    Driver::with(RunRules { hooks, ..rules(PARALLEL) })
 }
 
 fn before() -> Driver {
@@ -128,10 +128,10 @@ fn changed_arguments_are_those_of_the_approval_the_intent_and_the_tool() {
     });
     let asked = asked.unwrap();
     assert_eq!((&asked.arguments, &asked.arguments_sha256), (&arguments, &sha256(&arguments)));
-    let judgement = Judgement { verdict: Verdict::Approved, message: None };
     let approval = crate::turn::ApprovalDecision {
-        phase: Some(ApprovalPhase::Before),
-        judgement,
+        phase: Some(WaitPhase::Before),
+        verdict: ApprovalVerdict::Approved,
+        message: None,
         arguments_sha256: asked.arguments_sha256,
         content: None,
     };
@@ -212,7 +212,7 @@ fn a_reviewer_sees_what_hooks_leave_and_a_hook_can_ask_for_a_review() {
     driver.decide_hooks(0, HookPoint::AfterCall, changed);
     driver.decide_hooks(1, HookPoint::AfterCall, decision(HookVerdict::Ask));
     let pending: Vec<_> = driver.turn.pending_approvals().collect();
-    assert_eq!(pending, [(key(0), ApprovalPhase::After), (key(1), ApprovalPhase::After)]);
+    assert_eq!(pending, [(key(0), WaitPhase::After), (key(1), WaitPhase::After)]);
     let seen = driver.turn.pending_approval(key(0)).unwrap().output_summary;
     assert_eq!(seen.as_deref(), Some("short"));
     driver.cancel();
@@ -248,7 +248,7 @@ fn a_pure_result_of_a_void_attempt_is_not_reused_where_a_hook_asks() {
 #[test]
 fn a_recorded_decision_is_applied_without_asking_again() {
     let on = HookPoint::BeforeCall;
-    let rules = || TurnRules {
+    let rules = || RunRules {
         hooks: [scope(HookPoint::BeforeCall, &[]), scope(HookPoint::AfterCall, &[])].into(),
         ..rules(PARALLEL)
     };

@@ -5,13 +5,13 @@ use crate::config::ApprovalPolicy;
 use crate::event::WaitingFor;
 use crate::tool::ToolSpec;
 use crate::turn::ApprovalDecision;
-use crate::types::{ApprovalPhase, Judgement, Verdict};
+use crate::types::{ApprovalVerdict, WaitPhase};
 
 const CONFLICT_NOTE: &str = "\n[callsheet: an earlier call of the same response changed variables after \
                      this call had read them: x. This result rests on the older values.]";
 
 /// Returns the rules of the fixtures with an approval policy for one tool.
-fn with_approval(tool: &str, approval: ApprovalPolicy) -> TurnRules {
+fn with_approval(tool: &str, approval: ApprovalPolicy) -> RunRules {
     let mut rules = rules(PARALLEL);
     let spec = ToolSpec::clone(&rules.tools[tool]).approval(approval);
     rules.tools.insert(tool.into(), Arc::new(spec));
@@ -20,10 +20,13 @@ fn with_approval(tool: &str, approval: ApprovalPolicy) -> TurnRules {
 
 fn approve(driver: &mut Driver, index: u32) {
     let request = driver.turn.pending_approval(key(index)).expect("an approval is pending");
-    let judgement = Judgement { verdict: Verdict::Approved, message: None };
-    let arguments_sha256 = request.arguments_sha256;
-    let phase = Some(request.phase);
-    let decision = ApprovalDecision { phase, judgement, arguments_sha256, content: None };
+    let decision = ApprovalDecision {
+        phase: Some(request.phase),
+        verdict: ApprovalVerdict::Approved,
+        message: None,
+        arguments_sha256: request.arguments_sha256,
+        content: None,
+    };
     driver
         .turn
         .handle_approval(driver.now, key(index), decision)
@@ -95,14 +98,14 @@ fn a_review_shows_the_resolved_result_also_after_a_crash() {
     );
     approve(&mut driver, 1);
     let notes = &driver.commit.as_ref().unwrap().results[1].notes;
-    assert_eq!(notes.after.as_ref().map(|judgement| judgement.verdict), Some(Verdict::Approved));
+    assert_eq!(notes.after.as_ref().map(|given| given.verdict), Some(ApprovalVerdict::Approved));
     let result = &driver.commit.as_ref().unwrap().results[1];
     assert_eq!((result.writes.0.len(), &*result.outcome.content), (1, "second"));
     // After another crash no approval is requested, with any number of later records.
     let records = driver.log.len();
     for kept in (0..=records).rev() {
         let given = |record: &Record| {
-            matches!(record, Record::ApprovalGiven { phase: ApprovalPhase::After, .. })
+            matches!(record, Record::ApprovalGiven { phase: WaitPhase::After, .. })
         };
         if !driver.log[..kept].iter().any(given) {
             break;

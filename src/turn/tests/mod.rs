@@ -27,8 +27,8 @@ use std::time::Duration;
 
 use super::fixtures::{call, entries, finish, more, rules, spec, text};
 use super::{
-    CancelReason, CommittedTurn, Effect, HookRequest, PermitReply, ToolCompletion, Turn,
-    TurnAction, TurnEnd, TurnRules, TurnSpec,
+    CancelReason, CommittedTurn, Effect, HookRequest, PermitReply, RunRules, ToolCompletion, Turn,
+    TurnAction, TurnEnd, TurnSpec,
 };
 use crate::config::OnExcess;
 use crate::context::Variables;
@@ -133,7 +133,7 @@ impl Driver {
         driver
     }
 
-    fn with(rules: TurnRules) -> Self {
+    fn with(rules: RunRules) -> Self {
         Self::new(spec(rules))
     }
 

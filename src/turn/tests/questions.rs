@@ -6,9 +6,9 @@ use super::started_calls::replace_owner;
 use super::*;
 use crate::event::ApprovalRequest;
 use crate::turn::{ApprovalDecision, ApprovalError};
-use crate::types::{ApprovalPhase, Judgement, Question, Verdict};
+use crate::types::{ApprovalVerdict, Question, WaitPhase};
 
-use Verdict::{Approved, Expired, Rejected, Withdrawn};
+use ApprovalVerdict::{Approved, Expired, Rejected, Withdrawn};
 
 fn seats() -> Question {
     let properties = json!({
@@ -29,19 +29,20 @@ impl Driver {
 
     fn question(&self, index: u32) -> ApprovalRequest {
         let request = self.turn.pending_approval(self.key(index)).expect("a question is open");
-        assert_eq!(request.phase, ApprovalPhase::Input);
+        assert_eq!(request.phase, WaitPhase::Input);
         request
     }
 
     fn answer(
         &mut self,
         asked: &ApprovalRequest,
-        verdict: Verdict,
+        verdict: ApprovalVerdict,
         content: Option<Value>,
     ) -> Result<(), ApprovalError> {
         let decision = ApprovalDecision {
             phase: None,
-            judgement: Judgement { verdict, message: None },
+            verdict,
+            message: None,
             arguments_sha256: asked.arguments_sha256.clone(),
             content,
         };
@@ -57,9 +58,9 @@ impl Driver {
         self
     }
 
-    fn verdicts(&self) -> Vec<Verdict> {
+    fn verdicts(&self) -> Vec<ApprovalVerdict> {
         let given = self.log.iter().filter_map(|record| match record {
-            Record::ApprovalGiven { phase: ApprovalPhase::Input, verdict, .. } => Some(*verdict),
+            Record::ApprovalGiven { phase: WaitPhase::Input, verdict, .. } => Some(*verdict),
             _ => None,
         });
         given.collect()

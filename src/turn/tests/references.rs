@@ -6,7 +6,7 @@ use super::*;
 use crate::context::ReferenceValues;
 use crate::event::StatsReport;
 use crate::turn::ApprovalDecision;
-use crate::types::{Judgement, ReferenceError, ReferencedValue, RunEnd, RunId, Verdict};
+use crate::types::{ApprovalVerdict, ReferenceError, ReferencedValue, RunEnd, RunId};
 
 /// Returns the records of the run `run_7` with this answer.
 fn run_records(answer: &str) -> Vec<Record> {
@@ -260,10 +260,11 @@ fn an_approval_stays_open_after_a_crash_while_an_earlier_call_reads_its_values()
         assert_eq!(driver.turn.pending_approval(key(1)), Some(asked.clone()));
         let decision = ApprovalDecision {
             phase: None,
-            judgement: Judgement {
-                verdict: if is_approved { Verdict::Approved } else { Verdict::Rejected },
-                message: None,
+            verdict: match is_approved {
+                true => ApprovalVerdict::Approved,
+                false => ApprovalVerdict::Rejected,
             },
+            message: None,
             arguments_sha256: asked.arguments_sha256,
             content: None,
         };

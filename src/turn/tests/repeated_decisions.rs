@@ -4,10 +4,10 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::turn::{ApprovalDecision, ApprovalError, check_repeated_decision};
-use crate::types::{ApprovalPhase, Judgement, Question, Verdict};
+use crate::types::{ApprovalVerdict, Question, WaitPhase};
 
-use ApprovalPhase::{After, Before, Client, Input};
-use Verdict::{Approved, Rejected};
+use ApprovalVerdict::{Approved, Rejected};
+use WaitPhase::{After, Before, Client, Input};
 
 /// The calls of the turn.
 const ASKED: u32 = 0;
@@ -37,13 +37,13 @@ fn calls(names: &[&str]) -> Driver {
 }
 
 fn decision(
-    phase: Option<ApprovalPhase>,
-    verdict: Verdict,
+    phase: Option<WaitPhase>,
+    verdict: ApprovalVerdict,
     sha256: &str,
     content: Option<Value>,
 ) -> ApprovalDecision {
-    let judgement = Judgement { verdict, message: None };
-    ApprovalDecision { phase, judgement, arguments_sha256: sha256.to_owned(), content }
+    let arguments_sha256 = sha256.to_owned();
+    ApprovalDecision { phase, verdict, message: None, arguments_sha256, content }
 }
 
 /// Asks the next question of a running call. Returns its hash.
@@ -54,7 +54,7 @@ fn ask(driver: &mut Driver, index: u32, number: u32, question: Question) -> Stri
 }
 
 /// Decides what a call waits for.
-fn decide(driver: &mut Driver, index: u32, verdict: Verdict, content: Option<Value>) {
+fn decide(driver: &mut Driver, index: u32, verdict: ApprovalVerdict, content: Option<Value>) {
     let key = driver.key(index);
     let asked = driver.turn.pending_approval(key).unwrap();
     let first = decision(Some(asked.phase), verdict, &asked.arguments_sha256, content);

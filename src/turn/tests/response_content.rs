@@ -114,7 +114,7 @@ fn the_parts_of_dropped_calls_are_dropped() {
         .close_stream()
         .finish_call(0, "sent");
     only_first(&refused);
-    let mut single = Driver::with(TurnRules { multi_tool_calls: false, ..rules(PARALLEL) });
+    let mut single = Driver::with(RunRules { multi_tool_calls: false, ..rules(PARALLEL) });
     single.receive(deltas()).end_well().finish_call(0, "sent");
     only_first(&single);
     let mut rules = rules(PARALLEL);

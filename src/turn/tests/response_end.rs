@@ -224,7 +224,7 @@ fn excess_calls_up_to_twice_the_limit_are_answered_and_the_others_are_dropped() 
 
 #[test]
 fn without_multi_tool_calls_only_the_first_call_is_kept() {
-    let mut driver = Driver::with(TurnRules { multi_tool_calls: false, ..rules(PARALLEL) });
+    let mut driver = Driver::with(RunRules { multi_tool_calls: false, ..rules(PARALLEL) });
     driver.receive([call(0, "pure", "{}"), call(1, "effect", "{}")]).end_well().finish_call(0, "a");
     driver.assert_results(&[("pure", OK, None, "a")]);
     assert_eq!(driver.commit.as_ref().unwrap().dropped_calls, ["effect".into()]);

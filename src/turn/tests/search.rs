@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn searching(execution: Execution) -> TurnRules {
-    TurnRules { search: true, ..rules(execution) }
+fn searching(execution: Execution) -> RunRules {
+    RunRules { uses_tool_search: true, ..rules(execution) }
 }
 
 /// Returns the delta of a whole call of `use_tool`.
@@ -60,8 +60,9 @@ fn a_call_of_use_tool_is_a_call_of_the_tool_from_its_seal_on() {
 
 #[test]
 fn a_call_by_the_name_of_a_tool_that_no_request_defines_is_shown_as_one_of_use_tool() {
-    let found = std::sync::Arc::new(["pure".to_owned(), "idempotent".to_owned()].into());
-    let mut driver = Driver::with(TurnRules { found, ..searching(PARALLEL) });
+    let search_only_tools =
+        std::sync::Arc::new(["pure".to_owned(), "idempotent".to_owned()].into());
+    let mut driver = Driver::with(RunRules { search_only_tools, ..searching(PARALLEL) });
     let twice = r#""{\"n\": 1}""#;
     driver.receive([call(0, "pure", r#"{"n": 7}"#), call(1, "idempotent", twice)]);
     driver.receive([call(2, "pure", r#"{"n": "seven"}"#), call(3, "get", "{}")]);

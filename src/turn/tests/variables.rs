@@ -6,7 +6,7 @@ use super::*;
 use crate::config::Limits;
 use crate::event::ConflictResolution;
 use crate::turn::fixtures::committed;
-use crate::types::{ToolResult, Verdict, WriteSet};
+use crate::types::{ApprovalVerdict, ToolResult, WriteSet};
 
 fn writes(entries: &[(&str, i64)]) -> WriteSet {
     WriteSet(entries.iter().map(|(name, n)| ((*name).into(), Arc::new(json!(n)))).collect())
@@ -74,7 +74,7 @@ fn calls(names: &[&str]) -> Driver {
     calls_with_rules(rules(PARALLEL), names)
 }
 
-fn calls_with_rules(rules: TurnRules, names: &[&str]) -> Driver {
+fn calls_with_rules(rules: RunRules, names: &[&str]) -> Driver {
     let mut driver = Driver::with(rules);
     driver.receive((0..).zip(names).map(|(n, name)| match name.split_once(' ') {
         Some((name, arguments)) => call(n, name, arguments),
@@ -214,7 +214,7 @@ fn a_cancelled_rerun_keeps_the_first_result_with_a_note() {
             written,
         );
         // Both permits are held when the call has to run again.
-        driver.decide_approval(0, Verdict::Approved);
+        driver.decide_approval(0, ApprovalVerdict::Approved);
         driver.assert_started(&["bump_reviewed#0", "bump#1", "pure#2", "pure#3"]);
         driver.cancel().assert_result(1, &format!("ten{text}"), true, dropped);
         assert!(driver.result(1).started.is_some());

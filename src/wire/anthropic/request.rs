@@ -90,8 +90,8 @@ fn max_tokens(request: &ModelRequest) -> u64 {
     budget.unwrap_or(0).saturating_add(MAX_TOKENS)
 }
 
-/// Returns the rule for calling tools. A service whose model thinks refuses to force a call. The model may call then,
-/// and the run requests the call in its prompt. Rule:
+/// Returns the tool choice. The service refuses a forced call if the model thinks. Then it is `auto`, and the run asks
+/// for the call in its prompt. Rule:
 /// <https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking#extended-thinking-with-tool-use>.
 fn tool_choice(request: &ModelRequest) -> Value {
     let mut choice = match &request.tool_choice {

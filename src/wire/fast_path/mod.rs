@@ -1,8 +1,9 @@
 //! The fast path of decoding: a payload that is equal to a known template except for its text is
 //! not parsed.
 //!
-//! The full parse (`PayloadDecoder::parse_payload`) reads any payload and, if the payload holds a
-//! single change, returns the positions of its fields ([`TemplateFields`]). A [`template`] is made of these.
+//! The full parse (`PayloadDecoder::parse_payload`) reads any payload. If the payload holds a single change
+//! (a piece of text or of a call's arguments, or the finish reason: [`TemplateKind`]), it returns the
+//! positions of its fields ([`TemplateFields`]). A [`template`] is made of these.
 //! A later payload with the same bytes around the fields yields a [`TemplateMatch`], which
 //! `PayloadDecoder::apply_match` turns into the same deltas as the full parse would. The tests compare
 //! both readers on recorded and on generated streams. The environment variable

@@ -1,11 +1,12 @@
-//! Payload templates: comparing a payload with one, and making one.
+//! Payload templates: compares payloads with templates, and makes templates.
 //!
-//! A template is a payload that was parsed in full and held a single change, with the positions of
-//! its fields. Another payload with the same bytes around these positions parses to the same
-//! change with its own values. For example, `{"choices":[{"index":0,"delta":{"content":"Hel"}}]}` is a template whose
-//! fields are the index (stable: mostly the same) and the inside of `"Hel"` (text: different in each payload). A template says nothing about the state of the response: the dialect
-//! applies the match to its current state. So a template stays valid whatever comes in between, and
-//! in the next response. A payload that does not certainly match is parsed in full.
+//! A template is a payload that was parsed in full and held a single change ([`TemplateKind`]), with the
+//! positions of its fields. Another payload with the same bytes around these positions parses to the same
+//! kind of change with its own values. For example, `{"choices":[{"index":0,"delta":{"content":"Hel"}}]}` is
+//! a template whose fields are the index (stable: mostly the same) and the inside of `"Hel"` (text: different
+//! in each payload). A template says nothing about the state of the response: the dialect applies the match to
+//! its current state. So a template stays valid after other payloads, and in the next response. A payload that
+//! does not certainly match is parsed in full.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -19,8 +20,8 @@ use super::{TemplateKind, TemplateMatch};
 /// Maximum number of templates. A response mostly needs one each for text, reasoning and calls.
 pub(super) const TEMPLATES_MAX: usize = 6;
 
-/// Maximum number of templates of one kind. The first payload of a kind mostly has a template of
-/// its own. If every payload has one, none is worth keeping.
+/// Maximum number of templates of one kind. The first payload of a kind often has a different form. More
+/// forms than this mean that templates do not help.
 pub(super) const TEMPLATES_PER_KIND_MAX: usize = 2;
 
 /// The templates of one wire, the one that matched last first.
@@ -57,9 +58,6 @@ struct StableValues {
     id: Option<Range<usize>>,
     name: Option<Range<usize>>,
 }
-
-/// The position of the text in a payload, if it holds one.
-type TextSpan = Option<FieldSpan>;
 
 /// The position of a field in a payload: the inside of a string, or digits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -133,9 +131,9 @@ impl PayloadTemplate {
         template.update_if_match(event, payload).then_some(template)
     }
 
-    /// Returns the position of the text if the payload equals the template's in everything but
-    /// the fields that change with every payload. Stable fields are compared as bytes, as all between them.
-    fn compare(&self, event: &str, payload: &str) -> Option<TextSpan> {
+    /// Returns the position of the text if the payload equals the template's in everything but the fields that
+    /// change with every payload. Stable fields, and all bytes between fields, are compared as bytes.
+    fn compare(&self, event: &str, payload: &str) -> Option<Option<FieldSpan>> {
         let mut text = None;
         let mut comparison = self.comparison(event, payload)?;
         for field in self.fields.iter().filter(|field| !field.role.is_stable()) {
@@ -151,7 +149,11 @@ impl PayloadTemplate {
     }
 
     /// Returns the change of a payload that [`Self::compare`] accepted.
-    fn matched<'p>(&'p self, payload: &'p str, text: TextSpan) -> Option<TemplateMatch<'p>> {
+    fn matched<'p>(
+        &'p self,
+        payload: &'p str,
+        text: Option<FieldSpan>,
+    ) -> Option<TemplateMatch<'p>> {
         let StableValues { index, part_index, id, name } = &self.stable;
         let inside = |span: &Option<Range<usize>>| self.payload.get(span.clone()?);
         let text = match text {
@@ -162,7 +164,8 @@ impl PayloadTemplate {
         Some(TemplateMatch { kind, text, index, part_index, id: inside(id), name: inside(name) })
     }
 
-    /// Takes over the payload and its stable values, if it matches but for these. Returns whether it does.
+    /// If the payload matches apart from its stable values, replaces the template's payload and stable values
+    /// by its own. Returns whether it matches.
     fn update_if_match(&mut self, event: &str, payload: &str) -> bool {
         let found = is_short(event, payload).then(|| self.spans(event, payload)).flatten();
         let Some((spans, stable)) = found else { return false };
@@ -201,11 +204,11 @@ impl PayloadTemplate {
     }
 
     fn comparison<'s>(&'s self, event: &str, payload: &'s str) -> Option<Comparison<'s>> {
-        let (known, payload) = (self.payload.as_bytes(), payload.as_bytes());
-        is_same(event, &self.event).then_some(Comparison {
-            known,
+        let (template, payload) = (self.payload.as_bytes(), payload.as_bytes());
+        event_names_equal(event, &self.event).then_some(Comparison {
+            template,
             payload,
-            known_at: 0,
+            template_at: 0,
             payload_at: 0,
         })
     }
@@ -244,17 +247,17 @@ impl FieldRole {
 
 /// A comparison of a payload with the template's, from the beginning.
 struct Comparison<'s> {
-    known: &'s [u8],
+    template: &'s [u8],
     payload: &'s [u8],
     /// The number of bytes of each that are compared already.
-    known_at: usize,
+    template_at: usize,
     payload_at: usize,
 }
 
 impl Comparison<'_> {
     /// Compares the bytes before a field and returns the field's position in the payload.
     fn next(&mut self, field: &TemplateField) -> Option<FieldSpan> {
-        let before = self.known.get(self.known_at..field.begin)?;
+        let before = self.template.get(self.template_at..field.begin)?;
         let remaining = self.payload.get(self.payload_at..)?.strip_prefix(before)?;
         let begin = self.payload_at + before.len();
         let (length, has_escapes) = if field.is_string {
@@ -262,13 +265,14 @@ impl Comparison<'_> {
         } else {
             (number_bytes(remaining)?, false)
         };
-        (self.known_at, self.payload_at) = (field.end, begin + length);
+        (self.template_at, self.payload_at) = (field.end, begin + length);
         Some(FieldSpan { begin, end: begin + length, has_escapes })
     }
 
     /// Compares the remaining bytes.
     fn end(&self) -> Option<()> {
-        (self.payload.get(self.payload_at..)? == self.known.get(self.known_at..)?).then_some(())
+        (self.payload.get(self.payload_at..)? == self.template.get(self.template_at..)?)
+            .then_some(())
     }
 }
 
@@ -306,7 +310,7 @@ fn is_short(event: &str, payload: &str) -> bool {
 /// Returns whether two event names are equal. Most wires have no event names, and comparing two
 /// empty texts byte by byte is slow: some versions of the C library read the address of an empty
 /// text with a mask, and the processor has to suppress the fault.
-fn is_same(one: &str, other: &str) -> bool {
+fn event_names_equal(one: &str, other: &str) -> bool {
     one.len() == other.len() && (one.is_empty() || one == other)
 }
 

@@ -1,8 +1,8 @@
 //! The history: contents of the user and the model alternate, as in Google's API reference.
 //!
 //! The results of calls are the parts of the user's next content, as many as there are calls and in
-//! their order. A user's message is joined with them. Signatures go back in the part with which they
-//! came. Gemini 3 refuses a content whose first call has no signature, so a call of another model
+//! their order. A message of the user that follows is joined with them. Signatures go back in the part with
+//! which they came. Gemini 3 refuses a content whose first call has no signature, so a call of another model
 //! gets the placeholder from its documentation
 //! (<https://ai.google.dev/gemini-api/docs/thought-signatures>, "FAQs").
 
@@ -20,9 +20,9 @@ use crate::wire::call_ids::sanitized_tool_name;
 use crate::wire::extra_members::{arguments_object, write_members};
 use crate::wire::request_cache::HistoryWriter;
 
-/// Stands for the signature of a call that another model made.
+/// The placeholder for the signature of a call that another model made.
 const PLACEHOLDER: &str = r#"{"thoughtSignature":"skip_thought_signature_validator"}"#;
-/// Stands for the first message of the user if the history begins with the model.
+/// The text of the first message of the user if the history begins with the model.
 const BEGINNING: &str = "(The conversation begins with the model.)";
 
 /// A content: consecutive parts of one role.
@@ -231,8 +231,7 @@ struct FunctionResponseParam<'a> {
     parts: Vec<PartParam<'a>>,
 }
 
-/// Returns the images that are data. The text of the result has the address of the others, which the form of a
-/// result cannot hold.
+/// Returns the images with data. A result cannot contain an image by URL, so its text names the URL instead.
 fn result_images(content: &ResultContent) -> Vec<PartParam<'_>> {
     let is_data = |image: &&Image| matches!(image, Image::Base64 { .. });
     content.images().filter(is_data).map(PartParam::Image).collect()

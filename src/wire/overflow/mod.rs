@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | the classification | `mod.rs` |
 //! | the numbers in the sentence | `numbers.rs` |
-//! | wordings of services, and errors that are none | `tests.rs` |
+//! | error texts of services: overflows, and other errors | `tests.rs` |
 
 mod numbers;
 #[cfg(test)]
@@ -111,7 +111,7 @@ const OTHER_CODES: [&str; 8] = [
     "timeout",
 ];
 
-/// Nouns of the context window.
+/// Nouns for the context window.
 const WINDOW_NOUNS: [&str; 26] = [
     "context length",
     "context window",
@@ -141,7 +141,7 @@ const WINDOW_NOUNS: [&str; 26] = [
     "上下文",
 ];
 
-/// Nouns of what fills the window.
+/// Nouns for the contents of the window.
 const CONTENT_NOUNS: [&str; 14] = [
     "prompt",
     "input",
@@ -173,7 +173,7 @@ const SIZE_WORDS: [&str; 10] = [
     "最大",
 ];
 
-/// Words of excess.
+/// Words which say that a limit is exceeded.
 const EXCESS: [&str; 47] = [
     "exceed",
     "too long",
@@ -224,7 +224,7 @@ const EXCESS: [&str; 47] = [
     "过大",
 ];
 
-/// Words that mean excess where the window is named.
+/// Words which say so only in a text that names the window.
 const EXCESS_OF_WINDOW: [&str; 17] = [
     "maximum",
     "limit",
@@ -245,7 +245,7 @@ const EXCESS_OF_WINDOW: [&str; 17] = [
     "full",
 ];
 
-/// Things that have a size of their own.
+/// Things with a limit on their own size. A text about one of them is an overflow only if it names the window.
 const OTHER_THINGS: [&str; 21] = [
     "image",
     "picture",
@@ -270,7 +270,8 @@ const OTHER_THINGS: [&str; 21] = [
     "decimal",
 ];
 
-/// Names of the limit of the answer's length.
+/// Names of the limit on the length of the answer. They are removed from a text that does not name the window,
+/// because their words would look like an overflow.
 const ANSWER_LIMITS: [&str; 9] = [
     "max completion tokens",
     "max output tokens",
@@ -283,7 +284,7 @@ const ANSWER_LIMITS: [&str; 9] = [
     "output tokens",
 ];
 
-/// Nouns of the request's bytes.
+/// Nouns for the size of the request in bytes.
 const BODY_NOUNS: [&str; 6] = [
     "payload",
     "entity too large",
@@ -297,16 +298,16 @@ const BODY_NOUNS: [&str; 6] = [
 const BODY_CODES: [&str; 4] =
     ["requesttoolarge", "payloadtoolarge", "entitytoolarge", "bodytoolarge"];
 
-/// Members whose text may be that of the request.
+/// Members that may repeat the request. Their texts are not read.
 const ECHOES: [&str; 6] = ["input", "messages", "prompt", "request", "body", "ctx"];
 
-/// Members with codes, whose words are not those of a sentence.
+/// Members with codes. They are not read as sentences.
 const CODE_KEYS: [&str; 6] = ["code", "type", "error_code", "status", "reason", "param"];
 
 /// The separator between the texts of an error.
 const SEPARATOR: &str = " | ";
 
-/// The most bytes of an error that are read.
+/// Maximum number of bytes of an error that are read.
 const TEXT_BYTES_MAX: usize = 8 * 1024;
 
 /// Returns the overflow that an error reports. `message` is the service's own sentence, and `value` the
@@ -336,7 +337,7 @@ pub(super) fn find_overflow(
     }
     let is_of_body = match error.status {
         Some(413) => true,
-        // Cerebras and some gateways refuse a long request without a word.
+        // Cerebras and some gateways refuse a long request with an empty body.
         Some(400) if text.trim().is_empty() => true,
         Some(_) | None => has_code(&BODY_CODES) || (has(&text, &BODY_NOUNS) && has(&text, &EXCESS)),
     };
@@ -345,7 +346,7 @@ pub(super) fn find_overflow(
 
 /// Returns whether a sentence reports an overflow, if it is not about another limit.
 fn is_overflow_text(text: &str, status: Option<u16>) -> bool {
-    // Errors of access and of unknown models.
+    // These statuses report missing access or an unknown model.
     if matches!(status, Some(401..=404)) {
         return false;
     }

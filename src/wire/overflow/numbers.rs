@@ -1,4 +1,4 @@
-//! The window and the request's tokens in the sentence of an error.
+//! Finds the size of the context window and the tokens of the request in the text of an error.
 
 /// A window is never smaller, so smaller numbers are something else: a status, a count of messages.
 const WINDOW_TOKENS_MIN: u64 = 256;
@@ -6,13 +6,15 @@ const WINDOW_TOKENS_MIN: u64 = 256;
 /// MiniMax's code of an overflow, which is in its sentence: `context window exceeds limit (2013)`.
 const MINIMAX_CODE: u64 = 2013;
 
-/// Words between a number of the window and the sentence's beginning or the number before it.
+/// Words before a number which say that it is the window. They are searched backwards from the number, up to
+/// the number before it or the beginning of its sentence.
 const OF_WINDOW: [&str; 18] = [
     "maximum", "max", "limit", "limited", "allowed", "exceed", "exceeds", "exceeded", "most",
     "than", "up", "supports", "window", "context", "n_ctx", "should", "less", "range",
 ];
 
-/// Words before the tokens of the request. They decide if they are nearer to the number.
+/// Words before a number which say that it is the tokens of the request. Of the words in both lists the
+/// nearest to the number decides.
 const OF_REQUEST: [&str; 16] = [
     "requested",
     "contains",
@@ -46,7 +48,7 @@ enum Lexeme<'a> {
     Symbol(char),
 }
 
-/// Finds the numbers in a text in lower case. The error's code and status are no tokens.
+/// Finds the numbers in a text in lower case. Ignores the code and the status of the error.
 pub(super) fn find(text: &str, code: Option<&str>, status: Option<u16>) -> Numbers {
     let lexemes = lexemes(text);
     let mut found = Numbers::default();
@@ -70,7 +72,7 @@ pub(super) fn find(text: &str, code: Option<&str>, status: Option<u16>) -> Numbe
     let largest_other = others.iter().copied().max();
     match (found.window, found.request) {
         (Some(window), None) => found.request = largest_other.filter(|other| *other > window),
-        // Of two numbers without a word, the request is the larger.
+        // If no number has a word, the smallest is the window and the largest the request.
         (None, None) if others.len() > 1 => {
             found.window = others.iter().copied().min();
             found.request = largest_other.filter(|other| Some(*other) > found.window);
@@ -88,7 +90,7 @@ pub(super) fn find(text: &str, code: Option<&str>, status: Option<u16>) -> Numbe
 enum Meaning {
     Window,
     Request,
-    /// By how much the request is too long.
+    /// The excess of the request over the window.
     Difference,
     Unknown,
 }
@@ -130,7 +132,7 @@ fn meaning(before: &[Lexeme<'_>], after: &[Lexeme<'_>]) -> Meaning {
     Meaning::Unknown
 }
 
-/// Returns whether a number counts something smaller than tokens, or is part of a date.
+/// Returns whether a number counts characters or bytes instead of tokens, or is part of a date.
 fn is_no_count(after: &[Lexeme<'_>]) -> bool {
     match after {
         [Lexeme::Word(word), ..] => {
@@ -142,7 +144,7 @@ fn is_no_count(after: &[Lexeme<'_>]) -> bool {
 }
 
 /// Splits a text into words, numbers and symbols. A number may have separators and end in `k` or `m`;
-/// digits within a word, such as those of a model's name, are no number.
+/// digits within a word, such as those of a model's name, are not a number.
 fn lexemes(text: &str) -> Vec<Lexeme<'_>> {
     let mut lexemes = Vec::new();
     let mut rest = text;

@@ -18,7 +18,7 @@
 //! | `parameter_type` | values that are given as bare text, by their schema |
 //! | `render` | [`PromptRenderer`] |
 //! | `prompt` | the text of the system prompt |
-//! | `writing` | calls and results as text |
+//! | `text_format` | calls and results as text |
 //!
 //! The rules of reading:
 //!
@@ -46,8 +46,8 @@ mod tagged;
 #[cfg(test)]
 mod tests;
 mod text_context;
+mod text_format;
 mod trigger;
-mod writing;
 
 pub use reader::CallReader;
 pub(crate) use render::PromptRenderer;

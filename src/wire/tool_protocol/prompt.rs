@@ -89,7 +89,7 @@ fn form_of_results(protocol: ToolProtocol) -> &'static str {
 }
 
 /// Returns the rule for calling tools as words, if it is not that the model decides.
-pub(super) fn words_of(choice: &ToolChoice) -> Option<String> {
+pub(super) fn tool_choice_text(choice: &ToolChoice) -> Option<String> {
     match choice {
         ToolChoice::Auto => None,
         ToolChoice::None => {

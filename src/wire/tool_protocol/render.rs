@@ -1,9 +1,9 @@
-//! Requests with calls in the text.
+//! Renders a request with tools as one without: tools in the system prompt, calls and results as text.
 
 use std::sync::Arc;
 
-use super::prompt::{tool_prompt, words_of};
-use super::writing::{ResultWriter, WrittenResult, write_calls};
+use super::prompt::{tool_choice_text, tool_prompt};
+use super::text_format::{ResultWriter, WrittenResult, write_calls};
 use crate::message::{Message, MessageList, RequestPart, ResponseMessage};
 use crate::types::{ContentPart, MessagePart, ModelOrigin, ToolCall, ToolProtocol, Wire};
 use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
@@ -19,11 +19,11 @@ pub(crate) struct PromptRenderer {
     wire: Wire,
     results: ResultWriter,
     prompt: Option<SystemPrompt>,
-    /// The rendered messages with those that they were made of: one, or the results of a turn.
+    /// Each rendered message with its sources: one message, or all results of a turn.
     rendered: Vec<(Vec<Arc<Message>>, Arc<Message>)>,
 }
 
-/// The system prompt with the tools, and what it was made of.
+/// The system prompt with the tools, and the values that it was rendered from.
 #[derive(Debug)]
 struct SystemPrompt {
     tools: Arc<[ToolDefinition]>,
@@ -39,7 +39,7 @@ impl PromptRenderer {
     }
 
     /// Returns whether it renders for this protocol and wire format.
-    pub(crate) fn is_for(&self, protocol: ToolProtocol, wire: Wire) -> bool {
+    pub(crate) fn matches(&self, protocol: ToolProtocol, wire: Wire) -> bool {
         (self.protocol, self.wire) == (protocol, wire)
     }
 
@@ -48,8 +48,8 @@ impl PromptRenderer {
         let has_tools = !request.tools.is_empty();
         let system = if has_tools { Some(self.system(request)) } else { request.system.clone() };
         let mut messages = self.messages(request);
-        if let Some(words) = words_of(&request.tool_choice).filter(|_| has_tools) {
-            messages.push(Message::user(words));
+        if let Some(text) = tool_choice_text(&request.tool_choice).filter(|_| has_tools) {
+            messages.push(Message::user(text));
         }
         ModelRequest {
             system,
@@ -127,7 +127,7 @@ impl PromptRenderer {
         Arc::new(Message::User { content })
     }
 
-    /// Returns the message with its calls as text. The order of the parts and the data of the service stay.
+    /// Returns the message with its calls as text. Keeps the order of the parts and the metadata of the provider.
     fn render_response(&self, message: &ResponseMessage, origin: &ModelOrigin) -> ResponseMessage {
         let (mut text, mut reasoning) = (String::new(), String::new());
         let mut parts = Vec::new();
@@ -174,6 +174,7 @@ impl PromptRenderer {
                 }
             }
         }
+        // Without recorded parts, the message is only text and reasoning.
         if message.parts.is_empty() {
             reasoning.clone_from(&message.reasoning);
             parts.clear();
@@ -268,7 +269,7 @@ mod tests {
         }
     }
 
-    /// Written calls are read again as the same calls, and written results as none.
+    /// Written calls are read again as the same calls, and written results contain no call.
     #[test]
     fn written_calls_are_read_as_the_same_calls() {
         use crate::wire::tool_protocol::CallReader;

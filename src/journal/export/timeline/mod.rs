@@ -17,7 +17,7 @@ use crate::record::ResponseEnding;
 use crate::transcript::{
     AttemptTranscript, CallTranscript, RecordedOutcome, RunTranscript, Transcript, TurnTranscript,
 };
-use crate::types::{ApprovalPhase, CallKey, FailureKind, RunId, SessionId, ToolStatus};
+use crate::types::{CallKey, FailureKind, RunId, SessionId, ToolStatus, WaitPhase};
 use draw::{draw, format_duration, legend};
 
 /// The number of calls of an attempt that have a row each. The others share one.
@@ -362,7 +362,7 @@ fn started_at(
 ) -> u64 {
     let intended = call.intents.last().map(|intent| intent.at.time);
     let decided = call.decisions.iter();
-    let decided = decided.filter(|decision| decision.phase != ApprovalPhase::Input);
+    let decided = decided.filter(|decision| decision.phase != WaitPhase::Input);
     let decided = decided.map(|decision| decision.at.time);
     let earliest = decided.chain(intended).fold(requested_at(attempt), u64::max);
     // The run's clock stops while no host runs, so `by_clock` may be too early.

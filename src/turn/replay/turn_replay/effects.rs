@@ -96,7 +96,7 @@ impl TurnReplay<'_, '_> {
         };
         if !same(recorded, &now) && !self.accept_quotation(recorded, &now) {
             let state = String::new();
-            return Err(Mismatch { at: self.at, now: Some(Box::new(now)), state });
+            return Err(Mismatch { index: self.at, now: Some(Box::new(now)), state });
         }
         self.at += 1;
         Ok(())

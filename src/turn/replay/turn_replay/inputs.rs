@@ -37,12 +37,12 @@ impl TurnReplay<'_, '_> {
                 inputs.extend(self.call_outcome(call.key, outcome));
                 inputs.extend(self.up_to_seal(call.key));
             }
-            Record::ApprovalGiven { key, verdict: Verdict::Withdrawn, .. } => {
+            Record::ApprovalGiven { key, verdict: ApprovalVerdict::Withdrawn, .. } => {
                 inputs.push(ReplayInput::WithdrawQuestion(*key));
             }
             Record::ApprovalGiven { key, phase, verdict, message, content } => {
-                let judgement = Judgement { verdict: *verdict, message: message.clone() };
-                inputs.push(ReplayInput::Decide(*key, *phase, judgement, content.clone()));
+                let given = VerdictWithMessage { verdict: *verdict, message: message.clone() };
+                inputs.push(ReplayInput::Decide(*key, *phase, given, content.clone()));
             }
             Record::HooksDecided { key, on, decision } => {
                 inputs.push(ReplayInput::DecideHooks(Some(*key), *on, Arc::clone(decision)));

@@ -28,8 +28,8 @@ use crate::turn::spec::TurnSpec;
 use crate::turn::started_calls::{StartedCalls, ToolCompletion};
 use crate::turn::{Turn, TurnAction, TurnStage};
 use crate::types::{
-    ApprovalPhase, CallKey, FailureKind, HookDecision, HookPoint, Judgement, ProviderError,
-    Question, Reference, ToolOutcome, VariablesUse, Verdict,
+    ApprovalVerdict, CallKey, FailureKind, HookDecision, HookPoint, ProviderError, Question,
+    Reference, ToolOutcome, VariablesUse, VerdictWithMessage, WaitPhase,
 };
 use crate::wire::Delta;
 
@@ -100,7 +100,7 @@ enum ReplayInput {
     /// A tool asks a question, or withdraws it.
     Ask(CallKey, Arc<Question>),
     WithdrawQuestion(CallKey),
-    Decide(CallKey, ApprovalPhase, Judgement, Option<Arc<Value>>),
+    Decide(CallKey, WaitPhase, VerdictWithMessage, Option<Arc<Value>>),
     /// Hooks decide about a call, or about the turn.
     DecideHooks(Option<CallKey>, HookPoint, Arc<HookDecision>),
     /// The time of the run is over (`run_timeout`).
@@ -200,14 +200,14 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
                 Ok(()) if trial.has_changed_from(&self) => return Ok(trial),
                 Ok(()) => {}
                 // The turn was not resumed here, so this mismatch is not the difference.
-                Err(mismatch) if resumes && mismatch.at <= self.at => {}
+                Err(mismatch) if resumes && mismatch.index <= self.at => {}
                 Err(mismatch) => mismatches.push((trial, mismatch)),
             }
         }
         // The host may have stopped before all records of an input were stored.
         let mut closest: Option<Mismatch> = None;
         for (trial, mismatch) in mismatches {
-            let mismatch = if mismatch.at > self.at {
+            let mismatch = if mismatch.index > self.at {
                 match trial.resume_before(mismatch) {
                     Ok(trial) => return Ok(trial),
                     Err(mismatch) => mismatch,
@@ -215,26 +215,26 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
             } else {
                 mismatch
             };
-            if closest.as_ref().is_none_or(|best| best.at < mismatch.at) {
+            if closest.as_ref().is_none_or(|best| best.index < mismatch.index) {
                 closest = Some(mismatch);
             }
         }
         let state = self.state();
-        Err(closest.unwrap_or(Mismatch { at: self.at, now: None, state }))
+        Err(closest.unwrap_or(Mismatch { index: self.at, now: None, state }))
     }
 
     /// Resumes from the records before the mismatch, as if the host had stopped there.
     fn resume_before(mut self, mismatch: Mismatch) -> Result<Self, Mismatch> {
-        let mut at = mismatch.at;
+        let mut index = mismatch.index;
         loop {
-            if self.resumed_at.is_some_and(|before| before >= at) {
+            if self.resumed_at.is_some_and(|before| before >= index) {
                 return Err(mismatch);
             }
-            self.at = at;
+            self.at = index;
             self.resume(StartedCalls::default());
             match self.perform_effects() {
                 Ok(()) => return Ok(self),
-                Err(next) => at = next.at,
+                Err(next) => index = next.index,
             }
         }
     }
@@ -295,8 +295,8 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
                 let number = number.map_or(0, |question| question.number);
                 self.turn.handle_question_withdrawn(now, key, number);
             }
-            ReplayInput::Decide(key, phase, judgement, content) => {
-                self.decide_approval(key, phase, judgement, content)
+            ReplayInput::Decide(key, phase, given, content) => {
+                self.decide_approval(key, phase, given, content)
             }
             ReplayInput::DecideHooks(key, on, decision) => {
                 self.turn.handle_hook_decision(now, key, on, (*decision).clone());
@@ -381,17 +381,17 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
     fn decide_approval(
         &mut self,
         key: CallKey,
-        phase: ApprovalPhase,
-        judgement: Judgement,
+        phase: WaitPhase,
+        given: VerdictWithMessage,
         content: Option<Arc<Value>>,
     ) {
-        if judgement.verdict == Verdict::Expired {
+        if given.verdict == ApprovalVerdict::Expired {
             let index = self.turn.position(key);
             let call = index.and_then(|index| self.turn.calls.get(index));
             if call.and_then(TurnCall::pending_approval_phase) == Some(phase)
                 && let Some(index) = index
             {
-                self.turn.decide_approval(index, phase, judgement, None);
+                self.turn.decide_approval(index, phase, given, None);
                 self.turn.advance();
             }
             return;
@@ -399,8 +399,8 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
         let Some(request) = self.turn.pending_approval(key) else { return };
         let arguments_sha256 = request.arguments_sha256;
         let content = content.map(|content| (*content).clone());
-        let decision =
-            ApprovalDecision { phase: Some(phase), judgement, arguments_sha256, content };
+        let (phase, VerdictWithMessage { verdict, message }) = (Some(phase), given);
+        let decision = ApprovalDecision { phase, verdict, message, arguments_sha256, content };
         // A refused decision leads to no record.
         let _ = self.turn.handle_approval(Duration::ZERO, key, decision);
     }

@@ -92,7 +92,7 @@ pub(super) struct WrittenResult<'r> {
 }
 
 /// Writes results in the form that the system prompt announces. The texts that begin or end calls and
-/// results are escaped in them, so that a result can neither end itself nor make the model call.
+/// results are escaped in them, so that a result can neither end itself nor contain a call (prompt injection).
 #[derive(Debug)]
 pub(super) struct ResultWriter {
     protocol: ToolProtocol,
