@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use super::actor::{ActorId, ActorRef, ReplyPort};
@@ -40,6 +40,7 @@ use super::message::{HostMessage, SessionMessage};
 use super::model::StallClock;
 use super::models::Model;
 use super::publish::{FeedAccess, Publisher};
+use super::read_threads::ReadThreads;
 use super::sent_requests::SentRequests;
 use super::session_events::HistoryLimits;
 use super::session_start::{SessionOrigin, SessionStart};
@@ -98,8 +99,7 @@ pub(super) struct HostState {
     pub(super) sessions: AtomicUsize,
     /// The sessions that are awake or about to be. Locked for short sections, never across an await.
     pub(super) index: Mutex<BTreeMap<SessionId, SessionSlot>>,
-    /// Limits the number of concurrent reads of sessions from the journal.
-    pub(super) reads: Arc<Semaphore>,
+    pub(super) reads: ReadThreads,
     /// Limits the memory of the readers of stored events.
     pub(super) history: HistoryLimits,
     /// Runs that were reported as failed because the journal could not be written. The failure is recorded
@@ -562,19 +562,12 @@ impl HostRef {
         if self.shared.journal.is_in_memory() { Ok(read()) } else { self.read(read).await }
     }
 
-    /// Runs blocking work on a thread that may block.
+    /// Runs a blocking read of the journal.
     pub(super) async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, HostError> {
-        let reads = Arc::clone(&self.shared.reads);
-        let permit = reads.acquire_owned().await.map_err(|_| HostError::ShuttingDown)?;
-        // The work goes on, with its permit, if its caller is dropped.
-        let read = move || {
-            let _permit = permit;
-            read()
-        };
-        tokio::task::spawn_blocking(read).await.map_err(|_| HostError::ShuttingDown)
+        self.shared.reads.run(read).await
     }
 }
 

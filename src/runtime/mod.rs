@@ -54,7 +54,7 @@
 //! | `sent_requests` | the requests to models that are kept for the console |
 //! | `tool_servers`, `server_connections` | the servers of tools: frozen lists; connections |
 //! | `gauge`, `task`, `ids` | counts of live objects; tasks that end with their owner; new ids |
-//! | `maintenance`, `recovery`, `stored_sessions` | periodic work; unfinished runs at start; reading, forking and deleting stored sessions |
+//! | `maintenance`, `recovery`, `stored_sessions`, `read_threads` | periodic work; unfinished runs at start; reading, forking and deleting stored sessions; the threads that read the journal |
 //! | `error` | the errors of a host and its sessions |
 
 mod accumulator;
@@ -84,6 +84,7 @@ mod model_tokens;
 mod models;
 mod opening;
 mod publish;
+mod read_threads;
 mod recovery;
 mod references;
 mod report;
@@ -115,7 +116,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 pub use crate::event::StatsReport;
@@ -165,7 +165,8 @@ use message::SessionMessage;
 use model::StallClock;
 use models::Model;
 pub(crate) use models::ModelSources;
-use recovery::{READS_MAX, finish_deletions, open_journal, recover, unfinished};
+use read_threads::ReadThreads;
+use recovery::{finish_deletions, open_journal, recover, unfinished};
 use task::blocking;
 use tool_limiter::ToolLimiters;
 use tool_servers::ToolServers;
@@ -439,7 +440,7 @@ impl Host {
             approvals_are_read: AtomicBool::new(false),
             sessions: AtomicUsize::new(stored),
             index: parking_lot::Mutex::default(),
-            reads: Arc::new(Semaphore::new(READS_MAX)),
+            reads: ReadThreads::default(),
             history: HistoryLimits::default(),
             unrecorded_failures: parking_lot::Mutex::default(),
             approval_expiries: parking_lot::Mutex::default(),

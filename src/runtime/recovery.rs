@@ -29,9 +29,6 @@ const OWN_LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
 #[cfg(feature = "sqlite")]
 const OWN_LOCK_RETRY: Duration = Duration::from_millis(10);
 
-/// Maximum number of sessions that are read from the journal concurrently.
-pub(super) const READS_MAX: usize = 8;
-
 /// Maximum number of batches that wait to be written.
 #[cfg(feature = "sqlite")]
 const QUEUE_MAX: usize = 65_536;

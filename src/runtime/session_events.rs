@@ -48,7 +48,7 @@ const PAGE_BYTES: u64 = 64 * 1024;
 const HISTORY_READS_MAX: usize = 2;
 
 /// Bytes of events that each reader may hold without a share of [`SHARED_BYTES`].
-const READER_BYTES: usize = 40 * 1024;
+const READER_BYTES: usize = 20 * 1024;
 
 /// Bytes of events that all readers together may hold beyond [`READER_BYTES`] each.
 const SHARED_BYTES: usize = 24 << 20;

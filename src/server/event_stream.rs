@@ -250,7 +250,11 @@ impl StreamPosition {
                 }
             }
         }
-        if text.is_empty() { self.next_piece() } else { Some(Bytes::from(text)) }
+        if text.is_empty() {
+            return self.next_piece();
+        }
+        // A copy of the exact size: the write waits in memory while the client does not read.
+        Some(Bytes::copy_from_slice(text.as_bytes()))
     }
 
     /// Returns true if a further item can be appended to a write.

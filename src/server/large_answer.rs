@@ -19,7 +19,7 @@ use super::error::ApiError;
 pub(super) const LARGE_BYTES: usize = 1024 * 1024;
 
 /// Size of the pieces in which a body is sent. An answer that holds no more needs no permit.
-pub(super) const PIECE_BYTES: usize = 32 * 1024;
+pub(super) const PIECE_BYTES: usize = 16 * 1024;
 
 /// Maximum of the bytes of all other answers that are held at once. An answer that holds more needs all of
 /// them.

@@ -184,7 +184,7 @@ impl PageBody {
         (!piece.is_empty()).then_some((Ok(piece), self))
     }
 
-    /// Encodes the next parts, at least a piece. The text is empty if nothing is left.
+    /// Encodes the next parts: as many as fit in a piece, and at least one. The text is empty if nothing is left.
     async fn encode(&mut self) -> serde_json::Result<Vec<u8>> {
         let mut text = Vec::with_capacity(PIECE_BYTES);
         while text.len() < PIECE_BYTES {
@@ -196,12 +196,16 @@ impl PageBody {
                 Stage::Part(index) => {
                     let index = *index;
                     let part = self.page.part(index);
+                    let bytes = part.approximate_bytes();
+                    if !text.is_empty() && text.len() + bytes + NAMES_BYTES > PIECE_BYTES {
+                        break;
+                    }
                     let is_message = matches!(part, PagePart::Message(_));
                     if is_message && index > self.page.range.start {
                         text.push(b',');
                     }
                     self.stage = self.page.after(index);
-                    match part.approximate_bytes() {
+                    match bytes {
                         ..BLOCKING_BYTES => part.append_to(&mut text)?,
                         BLOCKING_BYTES..=LARGE_BYTES => text = encode_apart(part, text).await?,
                         _ => self.stage = Stage::Pieces(index, pieces_of(part)),

@@ -45,7 +45,7 @@ impl PublishedEvent {
         self.views().into_iter().flatten()
     }
 
-    fn views(&self) -> EventViews {
+    pub(super) fn views(&self) -> EventViews {
         match &self.event {
             Event::RunStarted { agent, model, execution, metadata } => self.single(
                 "stream_start",
@@ -154,6 +154,8 @@ impl PublishedEvent {
             by: result.notes.by_client.then_some(CLIENT),
             input: None,
         };
+        let content_bytes =
+            result.outcome.parts().into_iter().flatten().map(ResultPart::bytes).sum::<usize>();
         let result_view = ToolResultView {
             call_index: call.key.index,
             tool_id: AsDisplay(call.key),
@@ -171,7 +173,7 @@ impl PublishedEvent {
         let is_known = !call.arguments.is_null();
         [
             is_known.then(|| self.view("tool_use", &finished, 256)),
-            Some(self.view("tool_result", &result_view, 256)),
+            Some(self.view("tool_result", &result_view, 256 + content_bytes)),
             None,
         ]
     }

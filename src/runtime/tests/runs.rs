@@ -191,7 +191,7 @@ async fn parallel_calls_run_concurrently() {
 async fn a_snapshot_has_the_results_up_to_the_first_open_call() {
     let names = ["a", "b", "c"];
     let provider = Provider::calling(&[("a", "{}"), ("b", "{}"), ("c", "{}")]).await;
-    let gates = names.map(|_| Arc::new(Semaphore::new(0)));
+    let gates = names.map(|_| Arc::new(tokio::sync::Semaphore::new(0)));
     let tools = names.iter().zip(&gates).map(|(name, gate)| {
         let gate = Arc::clone(gate);
         tool(spec(name), move |_| {
