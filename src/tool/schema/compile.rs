@@ -316,11 +316,32 @@ struct SchemaCompiler<'s, 'f> {
     has_dynamic_references: bool,
 }
 
-/// The members of a schema, with its number.
+/// The members of a schema, with its number and its version of JSON Schema.
 #[derive(Clone, Copy)]
 struct SchemaMembers<'s> {
     members: &'s Map<String, Value>,
     number: usize,
+    draft: Draft,
+}
+
+impl<'s> SchemaMembers<'s> {
+    /// Returns the value of a keyword. Those of later versions have no meaning.
+    fn get(self, keyword: &str) -> Option<&'s Value> {
+        let first = match keyword {
+            "const" | "contains" | "propertyNames" | "if" | "then" | "else" => Draft::V7,
+            "dependentRequired"
+            | "dependentSchemas"
+            | "maxContains"
+            | "minContains"
+            | "prefixItems"
+            | "unevaluatedItems"
+            | "unevaluatedProperties"
+            | "$dynamicRef"
+            | "$recursiveRef" => Draft::V2020,
+            _ => Draft::V4,
+        };
+        self.members.get(keyword).filter(|_| self.draft >= first)
+    }
 }
 
 impl<'s> SchemaCompiler<'s, '_> {
@@ -339,8 +360,9 @@ impl<'s> SchemaCompiler<'s, '_> {
                 return Err("a schema is an object, true or false".to_owned());
             }
         };
-        let schema = SchemaMembers { members, number };
-        if self.document.draft < Draft::V2020 && members.contains_key("$ref") {
+        let draft = self.document.draft;
+        let schema = SchemaMembers { members, number, draft };
+        if draft < Draft::V2020 && members.contains_key("$ref") {
             return Ok(self
                 .reference(schema, "$ref")?
                 .map(Keyword::Reference)
@@ -365,7 +387,7 @@ impl<'s> SchemaCompiler<'s, '_> {
     fn assertions(&mut self, schema: SchemaMembers<'s>) -> Result<Vec<Assertion>, String> {
         let mut assertions = Vec::new();
         assertions.extend(self.types(schema)?.map(Assertion::Type));
-        let constant = schema.members.get("const");
+        let constant = schema.get("const");
         assertions
             .extend(constant.map(|value| Assertion::Const(EnumOptions::new(vec![value.clone()]))));
         if let Some(options) = self.list(schema, "enum")? {
@@ -405,7 +427,7 @@ impl<'s> SchemaCompiler<'s, '_> {
         {
             assertions.push(Assertion::Format(name.to_owned(), *check));
         }
-        match schema.members.get("uniqueItems") {
+        match schema.get("uniqueItems") {
             Some(Value::Bool(true)) => assertions.push(Assertion::UniqueItems),
             None | Some(Value::Bool(false)) => {}
             Some(_) => return self.error(schema.number, "uniqueItems", "must be true or false"),
@@ -450,7 +472,7 @@ impl<'s> SchemaCompiler<'s, '_> {
         schema: SchemaMembers<'s>,
         keywords: &mut Vec<Keyword>,
     ) -> Result<(), String> {
-        let is_tuple = schema.members.get("items").is_some_and(Value::is_array);
+        let is_tuple = schema.get("items").is_some_and(Value::is_array);
         let (first, others) = match is_tuple {
             true => ("items", "additionalItems"),
             false => ("prefixItems", "items"),
@@ -524,7 +546,7 @@ impl<'s> SchemaCompiler<'s, '_> {
     }
 
     fn types(&self, schema: SchemaMembers<'s>) -> Result<Option<Vec<JsonType>>, String> {
-        let Some(value) = schema.members.get("type") else { return Ok(None) };
+        let Some(value) = schema.get("type") else { return Ok(None) };
         let names = match value {
             Value::String(name) => Some(vec![name.as_str()]),
             Value::Array(names) => names.iter().map(Value::as_str).collect(),
@@ -552,7 +574,7 @@ impl<'s> SchemaCompiler<'s, '_> {
             NumberLimit::ExclusiveMaximum => (NumberLimit::Maximum, true),
         };
         let exclusive = if is_exclusive { limit } else { other };
-        let own = match schema.members.get(exclusive.keyword()) {
+        let own = match schema.get(exclusive.keyword()) {
             Some(Value::Bool(says_exclusive)) if *says_exclusive == is_exclusive => {
                 if is_exclusive { other } else { limit }
             }
@@ -564,7 +586,7 @@ impl<'s> SchemaCompiler<'s, '_> {
     }
 
     fn required(&self, schema: SchemaMembers<'s>) -> Result<Option<Vec<String>>, String> {
-        match schema.members.get("required") {
+        match schema.get("required") {
             // Draft 3 has a boolean in the schema of the member.
             None | Some(Value::Bool(_)) => Ok(None),
             Some(names) => self.names(schema.number, "required", names).map(Some),
@@ -609,7 +631,7 @@ impl<'s> SchemaCompiler<'s, '_> {
     }
 
     fn schema(&self, schema: SchemaMembers<'s>, keyword: &str) -> Result<Option<usize>, String> {
-        let Some(value) = schema.members.get(keyword) else { return Ok(None) };
+        let Some(value) = schema.get(keyword) else { return Ok(None) };
         match self.document.number(value) {
             Some(number) => Ok(Some(number)),
             None if keyword == "items" && value.is_array() => Ok(None),
@@ -683,7 +705,7 @@ impl<'s> SchemaCompiler<'s, '_> {
         read: impl FnOnce(&'s Value) -> Option<T>,
         problem: &str,
     ) -> Result<Option<T>, String> {
-        let Some(value) = schema.members.get(keyword) else { return Ok(None) };
+        let Some(value) = schema.get(keyword) else { return Ok(None) };
         match read(value) {
             Some(read) => Ok(Some(read)),
             None => self.error(schema.number, keyword, problem),

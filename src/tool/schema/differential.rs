@@ -218,6 +218,35 @@ fn regular_expressions_are_those_of_javascript() {
         (r"^(.)\1$", "aa", "ab"),
         (r"^\p{L}+$", "é", "7"),
         (r"^(?<year>\d{4})$", "1984", "84"),
+        (r"^a\b", "aé", "ab"),
+        (r"^é\b", "éa", "éé"),
+        (r"^(?=a)a\b", "aé", "ab"),
+        (r"^a\B", "ab", "aé"),
+        (r"^é\B", "éé", "éa"),
+        (r"\s|\B|é.$", "céb", "b"),
+        (r"^(?=a)a\B", "ab", "aé"),
+        (r"^.$", "é", "\r"),
+        (r"^.$", "\u{85}", "\n"),
+        (r"^.$", "😀", "\u{2028}"),
+        (r"^(?!x).$", "é", "\u{2029}"),
+        (r"^[.]$", ".", "a"),
+        (r"^(?s).$", "\n", ""),
+        (r"^(?:(?s:.)|b.)$", "\n", "b\r"),
+        (r"^(?:(a)|b)\1$", "b", "a"),
+        (r"^(?:(?<n>a)|b)\k<n>$", "aa", "a"),
+        (r"^(?:(?<n>a)|b)\k<n>$", "b", "ba"),
+        (r"^\1(a)$", "a", "aa"),
+        (r"^(a\1)$", "a", "aa"),
+        (r"^(?<n>a(b)\k<n>)$", "ab", "abab"),
+        (r"^(?:(a)|b)(c)\2$", "bcc", "bc"),
+        (r"^[--a]+$", "9-", "b"),
+        (r"^[+--]$", ",", "."),
+        (r"^[a-b-c]+$", "a-c", "d"),
+        (r"^[a-]+[-a]$", "a-", "b-"),
+        (r"^[\w-a-z]+$", "b-", "~"),
+        (r"^a[]*$", "a", "ab"),
+        (r"^[^]*a$", "\na", "b"),
+        (r"^(?:[]|a)$", "a", ""),
     ] {
         let schema = CompiledSchema::compile(&json!({"pattern": pattern}), &[]).unwrap();
         assert!(schema.is_valid(&json!(matching)), "{pattern} {matching}");
@@ -227,10 +256,56 @@ fn regular_expressions_are_those_of_javascript() {
 
 #[test]
 fn groups_that_javascript_does_not_have_are_refused() {
-    for pattern in [r"(a)(?P>1)", "(?R)", "(?1)", "(?&a)", "(?(1)a|b)"] {
+    for pattern in [
+        r"(a)(?P>1)",
+        "(?R)",
+        "(?1)",
+        "(?&a)",
+        "(?(1)a|b)",
+        "(?>a)",
+        "(?#a)",
+        "(?x)a",
+        "(?P<y>a)(?P=y)",
+        "(*FAIL)",
+        "(?=a)*",
+        r"(a)\2",
+        r"(a\99999999999999999999)",
+        r"\k<y>",
+        r"(?<y>a)\k<y)|(?!>",
+    ] {
         assert!(CompiledSchema::compile(&json!({"pattern": pattern}), &[]).is_err(), "{pattern}");
     }
-    for pattern in [r"\(?R", "[(?&]", "(?P<y>a)", "(?<y>a)(?:b)(?=c)(?i)"] {
+    for pattern in [r"\(?R", "[(?&]", "(?P<y>a)", "(?<y>a)(?:b)(?=c)(?i)", "(?i-s:a)"] {
         assert!(CompiledSchema::compile(&json!({"pattern": pattern}), &[]).is_ok(), "{pattern}");
+    }
+}
+
+#[test]
+fn keywords_have_a_meaning_from_their_version_on() {
+    let schemas = [
+        json!({"unevaluatedProperties": false}),
+        json!({"unevaluatedItems": false}),
+        json!({"prefixItems": [{"type": "string"}]}),
+        json!({"dependentSchemas": {"a": false}}),
+        json!({"dependentRequired": {"a": ["b"]}}),
+        json!({"contains": {"type": "integer"}, "minContains": 2}),
+        json!({"contains": {"type": "integer"}, "maxContains": 1}),
+        json!({"const": 1}),
+        json!({"propertyNames": {"maxLength": 1}}),
+        json!({"if": {"type": "integer"}, "then": false, "else": {"type": "string"}}),
+    ];
+    let values = json!([1, 2, "a", [], [1], [1, 2], ["a"], {}, {"a": 1}, {"ab": 1}]);
+    for version in [
+        "http://json-schema.org/draft-04/schema#",
+        "http://json-schema.org/draft-07/schema#",
+        "https://json-schema.org/draft/2020-12/schema",
+    ] {
+        for schema in &schemas {
+            let mut schema = schema.clone();
+            schema["$schema"] = json!(version);
+            for value in values.as_array().unwrap() {
+                assert_same(&schema, value);
+            }
+        }
     }
 }

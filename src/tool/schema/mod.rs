@@ -4,7 +4,9 @@
 //! no library offers.
 //!
 //! A schema is refused if it contains too many schemas or URIs, or regular expressions that take too much memory or
-//! repeat too much. An expression can take 10 MiB, so that `{1,4096}` fits, and all of them 24 MiB. An
+//! repeat too much. An expression can take 10 MiB, so that `{1,4096}` fits, and all of them 24 MiB. The count
+//! of an expression of one class, such as `^.{1,65535}$`, takes no memory. A keyword has a meaning from the draft on
+//! that introduced it: drafts 6 and 7 count as one, and so do 2019-09 and 2020-12. An
 //! `$id` that is not a URI is ignored, and of two equal ones the first counts. A reference to the schema of JSON
 //! Schema stands for every object and boolean, and one to a part of it for every value.
 //!

@@ -270,10 +270,46 @@ fn regular_expressions_that_need_much_memory_are_refused() {
         let error = problem(json!({"properties": members}));
         assert!(error.contains("need too much memory"), "{error}");
     }
-    // One with look-around has many parts, each of which is compiled.
+    // One with look-around has many parts, each of which is compiled. Escapes and classes are none.
     assert!(problem(text(r"(?=\p{L}x)".repeat(350))).contains("needs too much memory"));
+    let tag = r"^(?!aws:)[\p{L}\p{Z}\p{N}_.:/=+\-@(|)]{1,40}x$".to_owned();
+    assert!(InputSchema::parse(text(tag)).is_ok());
     assert!(problem(text("a".repeat(4_097))).contains("more than 4096 bytes"));
     assert!(InputSchema::parse(text("a".repeat(4_096))).is_ok());
+}
+
+#[test]
+fn a_count_of_one_class_takes_no_memory() {
+    for (pattern, character, least, most) in [
+        ("^.{1,65535}$", "😀", 1, 65_535),
+        (r"^[\s\S]{2,100000}$", "\n", 2, 100_000),
+        (r"^[\p{L}\p{N} _-]{1,255}$", "é", 1, 255),
+        (r"^\w{300}$", "a", 300, 300),
+        (r"^\u00e9{3,7}$", "é", 3, 7),
+        (r"^(?!aws:)[\p{L}\p{Z}\p{N}_.:/=+\-@]{1,128}$", "é", 1, 128),
+        (r"^(?!aws:).{1,128}$", "é", 1, 128),
+    ] {
+        let schema = parse(json!({"pattern": pattern}));
+        let matches =
+            |length: usize| schema.first_violation(&json!(character.repeat(length))).is_none();
+        assert!(matches(least) && matches(most), "{pattern}");
+        assert!(!matches(least - 1) && !matches(most + 1), "{pattern}");
+    }
+    // Other characters than that of the class, and expressions without one of the anchors.
+    for (pattern, matching, others) in [
+        (r"^[\d-]{1,70000}$", "1-2", "1a2"),
+        (r"^\d{2,}$", "123", "1"),
+        (r"^\d{2,70000}", "12a", "1a2"),
+        (r"\d{2,70000}$", "a12", "1a2"),
+        (r"\d{2,70000}", "a12a", "1a2"),
+        (r"^(?!12)\d{2,70000}$", "13", "12"),
+        (r"^(?=(\d))\1\d{1,2}$", "111", "1111"),
+        (r"^\d{1,2}$|^a{1,2}$", "aa", "aaa"),
+    ] {
+        let schema = parse(json!({"pattern": pattern}));
+        assert_eq!(schema.first_violation(&json!(matching)), None, "{pattern}");
+        assert!(schema.first_violation(&json!(others)).is_some(), "{pattern}");
+    }
 }
 
 #[test]
@@ -325,8 +361,10 @@ fn a_match_costs_the_text_times_the_expression() {
     assert!(matched("^a+$", 1_000_000) < 500_000);
     assert!(matched(r"^[\w.-]{1,64}$", 64) < 200);
     assert!(matched("^(?!b)[a-z]{1,63}(?<!b)$", 63) < 2_000);
-    assert!(matched(r"^(?=.*a)(?!.*\d).{8,}$", 100_000) < 100_000);
+    assert!(matched(r"^(?=.*a)(?!.*\d).{8,}$", 100_000) < 500_000);
     assert!(matched("a.{2000}b", 10_000) > 100 * matched("a.{2}b", 10_000));
+    // Optional characters have more states.
+    assert!(matched("a.{9,2000}b", 10_000) > matched("a.{2000}b", 10_000) * 3 / 2);
     // Each read by the backtracking engine is paid for, and a match ends when no steps are left.
     let nested = "^(?:(?=[ab]*a[ab]{13}c|)[ab])*$";
     assert!(matched(nested, 400) > 3 * matched(nested, 200));
@@ -345,11 +383,47 @@ fn a_match_costs_the_text_times_the_expression() {
         let violation = schema.first_violation(&json!("a".repeat(length)));
         assert_eq!(violation.is_some(), ends);
     }
-    // Steps back that do not read the text are paid for with the weight of the expression.
-    let schema = parse(json!({"items": {"pattern": r"^(?:(?:\2||){10}(?!)|(b)(c)|a)"}}));
-    assert_eq!(schema.first_violation(&json!(vec!["a"; 10])), None);
-    let violation = schema.first_violation(&json!(vec!["a"; 100_000]));
-    assert_eq!(violation.as_deref(), Some(TOO_EXPENSIVE));
+    // A search can go to the end of the text, from each place.
+    let bits: String =
+        (0..3_000_u32).map(|nth| if nth.count_ones() % 2 == 0 { 'a' } else { 'b' }).collect();
+    let schema = parse(json!({"pattern": "^(?:(?=[ab]*a[ab]{20}c|)[ab])*$"}));
+    assert_eq!(schema.first_violation(&json!(bits)).as_deref(), Some(TOO_EXPENSIVE));
+    // What is executed and saved between two reads is paid for with them.
+    let spins = |between: &str| matched(&format!("^(?:{between}(?:(?=)|){{8}}(?!)|(?=a)a)"), 1);
+    assert!(spins("((?=)){900}") > 3 * spins(""));
+    assert!(spins(&"(?=)".repeat(200)) > 20 * spins(""));
+    // Each step back is paid for, also of what fails before it looks at the text.
+    for fails in ["(?!)", "(?<=x)", "(?!|a)", "(?<!)", r"(?:(b)|[])\1", "[]", "(?!(?:))", "xx"] {
+        let pattern = format!("^(?:(?:(?=)|){{11}}{fails}|(?=a)a)");
+        assert!((2_048..50_000).contains(&matched(&pattern, 1)), "{pattern}");
+    }
+}
+
+#[test]
+fn ordinary_values_are_not_too_expensive() {
+    let hosts: Vec<_> =
+        (0..2_000).map(|nth| format!("host-{nth}.some-region.example.org")).collect();
+    for (pattern, value) in [
+        (
+            r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
+            json!(["A".repeat(16 << 20)]),
+        ),
+        (r"^(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.[A-Za-z0-9-]{1,63})*$", json!(hosts)),
+        (
+            r"^(?=.{1,253}$)(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*$",
+            json!(hosts),
+        ),
+        (r"^[\s\S]{1,4096}$", json!(vec!["a".repeat(1_000); 100])),
+        (r"^[\w.-]{1,64}$", json!(vec!["some-tag.name"; 50_000])),
+        (r"^(?!aws:).{1,128}$", json!(vec!["a".repeat(128); 2_000])),
+        (r"^(?:(?!<script)[\s\S])*$", json!(["a".repeat(8_000)])),
+        (r"foo(?!bar)|a$", json!(["a".repeat(8_000)])),
+        (r#"^(["'])[^"']*\1$"#, json!(vec!["'some text'"; 20_000])),
+        (r"^(?=.*[a-z])(?=.*[A-Z])(?=.*\d)[a-zA-Z\d]{8,}$", json!(vec!["abcDEF123"; 20_000])),
+    ] {
+        let schema = parse(json!({"items": {"pattern": pattern}}));
+        assert_eq!(schema.first_violation(&value), None, "{pattern}");
+    }
 }
 
 #[test]
