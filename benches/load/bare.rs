@@ -4,14 +4,16 @@
 //! JSON values. Tools run inline. It has no actors, events, metrics, limits or retries.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use callsheet::load::{cpu_time, memory};
 use callsheet::types::Wire;
-use futures::future::join_all;
+use parking_lot::Mutex;
 use reqwest::Client;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::Row;
@@ -179,27 +181,32 @@ async fn run(client: &Client, url: &str, tools: &Value) -> usize {
 pub(crate) async fn measure(base_url: &str, calls: usize, sessions: u32, runs: u32) -> Row {
     callsheet::load::raise_open_files(sessions).unwrap();
     let client = callsheet::tls::client(Client::builder().no_proxy().tcp_nodelay(true)).unwrap();
-    let url = Wire::OpenaiChat.url(base_url, "m", true);
-    let tools = tools();
-    let round = async |runs: u32| {
-        let one = async || {
-            for _ in 0..runs {
-                assert_eq!(run(&client, &url, &tools).await, calls);
-            }
-        };
-        join_all((0..sessions).map(|_| one())).await;
+    let shared = Arc::new((client, Wire::OpenaiChat.url(base_url, "m", true), tools()));
+    // A task for each session, as a server has.
+    let round = async |sessions: u32, runs: u32| {
+        let mut tasks = JoinSet::new();
+        for _ in 0..sessions {
+            let shared = Arc::clone(&shared);
+            tasks.spawn(async move {
+                let (client, url, tools) = &*shared;
+                for _ in 0..runs {
+                    assert_eq!(run(client, url, tools).await, calls);
+                }
+            });
+        }
+        tasks.join_all().await;
     };
     // Opens the connections, as the warm-up of `callsheet load` does.
-    join_all((0..sessions.min(256)).map(|_| run(&client, &url, &tools))).await;
+    round(sessions.min(256), 1).await;
     let before = memory();
-    let mut lags = Vec::new();
+    let lags = Arc::new(Mutex::new(Vec::new()));
+    let mut lag_task = JoinSet::new();
+    lag_task.spawn(watch_lag(Arc::clone(&lags)));
     let (cpu, began) = (cpu_time(), Instant::now());
-    tokio::select! {
-        biased;
-        () = watch_lag(&mut lags) => {}
-        () = round(runs) => {}
-    }
+    round(sessions, runs).await;
     let (cpu, time) = (cpu_time() - cpu, began.elapsed());
+    lag_task.abort_all();
+    let mut lags = std::mem::take(&mut *lags.lock());
     lags.sort_unstable();
     let lag = lags.get(lags.len() * 99 / 100);
     let count = f64::from(sessions) * f64::from(runs);
@@ -214,11 +221,11 @@ pub(crate) async fn measure(base_url: &str, calls: usize, sessions: u32, runs: u
 }
 
 /// Measures how late the loop reaches a timer, as `callsheet load` does. It never ends.
-async fn watch_lag(lags: &mut Vec<Duration>) {
+async fn watch_lag(lags: Arc<Mutex<Vec<Duration>>>) {
     let mut ticks = tokio::time::interval(Duration::from_millis(10));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let due = ticks.tick().await;
-        lags.push(due.elapsed());
+        lags.lock().push(due.elapsed());
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::error::HostError;
 
 /// Maximum number of concurrent reads. Further ones wait.
-const READ_THREADS: usize = 6;
+const READ_THREADS: usize = 4;
 
 type Read = Box<dyn FnOnce() + Send>;
 
@@ -26,7 +26,7 @@ pub(super) struct ReadThreads {
 }
 
 impl ReadThreads {
-    /// Runs a read. It is run even if this future is dropped.
+    /// Runs a read. It is skipped if this future is dropped before it begins, and else runs to its end.
     ///
     /// # Errors
     /// If the read panics.
@@ -36,8 +36,10 @@ impl ReadThreads {
     ) -> Result<T, HostError> {
         let (reply, result) = oneshot::channel();
         let read: Read = Box::new(move || {
-            // The caller may be gone.
-            let _ = reply.send(read());
+            if !reply.is_closed() {
+                // The caller may have gone meanwhile.
+                let _ = reply.send(read());
+            }
         });
         // Fails only if no thread could be started. The read is dropped then, and its caller gets an error.
         let _ = self.reads.get_or_init(start_threads).send(read);
@@ -104,6 +106,32 @@ mod tests {
         assert_eq!(Arc::strong_count(&alive), 1 + READ_THREADS);
         drop(threads);
         while Arc::strong_count(&alive) > 1 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_read_whose_caller_has_gone_is_skipped() {
+        let threads = ReadThreads::default();
+        let (busy, free) = (Arc::new(std::sync::Barrier::new(READ_THREADS + 1)), Arc::new(()));
+        let waiting: Vec<_> = (0..READ_THREADS)
+            .map(|_| {
+                let busy = Arc::clone(&busy);
+                Box::pin(threads.run(move || busy.wait()))
+            })
+            .collect();
+        let waiting = futures::future::join_all(waiting);
+        let read = Arc::clone(&free);
+        let mut dropped = Box::pin(threads.run(move || panic!("it runs, {read:?}")));
+        tokio::pin!(waiting);
+        assert!(futures::poll!(&mut waiting).is_pending());
+        assert!(futures::poll!(&mut dropped).is_pending());
+        drop(dropped);
+        assert_eq!(Arc::strong_count(&free), 2, "it waits for a thread");
+        busy.wait();
+        waiting.await;
+        assert_eq!(threads.run(|| 1).await.unwrap(), 1);
+        while Arc::strong_count(&free) > 1 {
             tokio::task::yield_now().await;
         }
     }

@@ -8,7 +8,7 @@
 //! Stored events are read from the journal page by page, at the reader's speed. The reader becomes a subscriber only
 //! after the last stored event, so that a long past fills no queue.
 //!
-//! The memory of slow readers is bounded in two ways. Only [`HISTORY_READS_MAX`] pages are
+//! The memory of slow readers is bounded in two ways. Only [`HISTORY_READS_MAX`] page is
 //! decoded at once, and records are dropped before their events wait for the reader. Readers that hold
 //! more than [`READER_BYTES`] of events share [`SHARED_BYTES`]. If nothing of it is left, a reader keeps
 //! only the first events of its page and decodes the page again later; if one event is larger, the reader waits.
@@ -45,13 +45,13 @@ const PAGE_MAX: usize = 256;
 const PAGE_BYTES: u64 = 64 * 1024;
 
 /// Number of pages of all readers that are read and decoded at once. Records can be large.
-const HISTORY_READS_MAX: usize = 2;
+const HISTORY_READS_MAX: usize = 1;
 
 /// Bytes of events that each reader may hold without a share of [`SHARED_BYTES`].
 const READER_BYTES: usize = 20 * 1024;
 
 /// Bytes of events that all readers together may hold beyond [`READER_BYTES`] each.
-const SHARED_BYTES: usize = 24 << 20;
+const SHARED_BYTES: usize = 16 << 20;
 
 /// Bytes of events that a page may have beyond [`READER_BYTES`], unless it is a single large event.
 const PAGE_SHARE_BYTES: usize = 1 << 20;

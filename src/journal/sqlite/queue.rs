@@ -20,7 +20,7 @@ const DEFER_TIME_MAX: Duration = Duration::from_millis(10);
 
 /// A transaction waits this long for the batches of other sessions, if the last one had at least this number
 /// of batches: many sessions append, and a transaction costs about as much for one as for all of them.
-const GATHER_TIME: Duration = Duration::from_millis(2);
+const GATHER_TIME: Duration = Duration::from_millis(1);
 const GATHER_FROM_BATCHES: usize = 16;
 
 /// Maximum size of a transaction, unless a single batch is larger.
