@@ -21,8 +21,8 @@ impl CommandError {
     }
 
     /// Names `--data-dir` instead of the configuration's key, if the flag has set the directory.
-    pub(super) fn of_data_dir(mut self, is_flag: bool) -> Self {
-        if is_flag && let Some((before, after)) = self.message.rsplit_once(" data_dir") {
+    pub(super) fn naming_data_dir_flag(mut self, is_set: bool) -> Self {
+        if is_set && let Some((before, after)) = self.message.rsplit_once(" data_dir") {
             self.message = format!("{before} --data-dir{after}");
         }
         self

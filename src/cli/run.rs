@@ -21,7 +21,8 @@ use crate::telemetry::{self, LogFormat};
 use crate::tool::{ToolRegistry, ToolServer};
 use crate::types::{Execution, Metadata, RunEnd, SessionId, ToolChoice};
 
-/// The parts of a request that flags set: the beginning of the host's error about the part, and the flag.
+/// The parts of a request that flags set: the text before the first `: ` of the host's error about the part, and
+/// the flag that the user sees instead.
 const FLAGS: [(&str, &str); 5] = [
     ("into", "--into"),
     ("invalid session id", "--session"),
@@ -98,6 +99,7 @@ pub(super) struct RunArgs {
 
 /// Runs the prompt. The exit status is that of the end of the run: see [`exit_status`].
 pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
+    // Logs are written only if they are asked for.
     if ["CALLSHEET_LOG", "RUST_LOG"].iter().any(|name| std::env::var_os(name).is_some()) {
         telemetry::init(LogFormat::Text).map_err(CommandError::usage)?;
     }
@@ -122,8 +124,8 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
         announce_rehearsal(&config);
     }
     let host = Host::builder().config(config).tools(tools).start().await;
-    let host =
-        host.map_err(|error| setup::start_error(error).of_data_dir(args.data_dir.is_some()))?;
+    let host = host
+        .map_err(|error| setup::start_error(error).naming_data_dir_flag(args.data_dir.is_some()))?;
     let open = OpenSession { agent: Some(agent), id: args.session.clone(), ..Default::default() };
     let report = run_on(&host, &args, open, is_stored, request, &mut signals).await;
     // The host also closes its journal after an error.
@@ -135,7 +137,7 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
     if !args.json
         && let Some(error) = &report.error
     {
-        output::error(&args.config.model_error(&error.message));
+        output::error(&args.config.with_flag_hint(&error.message));
     }
     Ok(ExitCode::from(exit_status(report.run_end)))
 }
@@ -158,7 +160,7 @@ impl RunSetup {
                     config.host.data_dir.clone_from(dir);
                 }
                 find_stored_agent(&config, id)
-                    .map_err(|error| error.of_data_dir(args.data_dir.is_some()))?
+                    .map_err(|error| error.naming_data_dir_flag(args.data_dir.is_some()))?
             }
             None => {
                 // Without a session nothing is stored.

@@ -74,7 +74,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
         .journal_holder(format!("listening on {listen}"))
         .start()
         .await
-        .map_err(|error| setup::start_error(error).of_data_dir(args.data_dir.is_some()))?;
+        .map_err(|error| setup::start_error(error).naming_data_dir_flag(args.data_dir.is_some()))?;
     // Returns at once. Connections are served in the background.
     let http_server =
         server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;

@@ -118,8 +118,9 @@ impl JournalLocation {
             Some(dir) => dir.clone(),
             None => setup::load(self.config.as_deref())?.config.host.data_dir,
         };
-        let reader = JournalReader::open(&dir)
-            .map_err(|error| CommandError::usage(error).of_data_dir(self.data_dir.is_some()))?;
+        let reader = JournalReader::open(&dir).map_err(|error| {
+            CommandError::usage(error).naming_data_dir_flag(self.data_dir.is_some())
+        })?;
         Ok(OpenJournal { reader, dir })
     }
 }

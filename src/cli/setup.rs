@@ -109,7 +109,7 @@ impl ConfigArgs {
     }
 
     /// Returns the error of a model with a hint that names the flags, if flags define the model.
-    pub(super) fn model_error(&self, message: &str) -> String {
+    pub(super) fn with_flag_hint(&self, message: &str) -> String {
         refused_key(message, self.base_url.as_deref(), self.api_key_env.as_deref())
     }
 }

@@ -7,7 +7,7 @@
 //! | a history that is too long (truncate, trim, shorten, compact): when, and what is kept | `session::context` |
 //! | the same: how messages are replaced by a summary, a log or a line | `compaction` |
 //! | token count (estimate), learnt context window | `tokens` |
-//! | results longer than `max_result_bytes` | `result_cut` |
+//! | results longer than `max_result_bytes` (truncated output of a tool): what the model sees | `result_cut` |
 //! | exactly one result for each call (pairing) | `pairing` |
 //! | references to earlier results (`$VAR_REF{{..}}`) | `references` |
 //! | session variables, and the transaction of a call | `variables` |

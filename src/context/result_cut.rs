@@ -1,4 +1,5 @@
 //! The part of a result that the model sees: all of it, or its beginning and its end with its reference.
+//! Truncates outputs of tools above `max_result_bytes`.
 
 use std::sync::Arc;
 

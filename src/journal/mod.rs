@@ -58,6 +58,7 @@ pub use sqlite::JournalReader;
 #[doc(hidden)]
 pub use sqlite::{SqliteJournal, SqliteOptions};
 #[doc(hidden)]
+pub(crate) use verify::verify_and_drop;
 pub use verify::{unfinished, verify, verify_children};
 
 use crate::record::Seq;

@@ -91,7 +91,7 @@ pub(super) fn run() -> i32 {
     let Ok(socket) = io::stdin().as_fd().try_clone_to_owned() else { return USAGE };
     let socket = UnixStream::from(socket);
     let Ok((request, streams)) = receive_request(&socket) else { return USAGE };
-    let (program, cwd) = (Path::new(&request.readable_program), Path::new(&request.cwd));
+    let (program, cwd) = (Path::new(&request.program), Path::new(&request.cwd));
     let restricted = sandbox::restrict_thread(request.sandbox, program, cwd);
     if let Err(error) = restricted {
         send_message(&socket, &LauncherMessage::SandboxFailed(error.to_string()));

@@ -94,7 +94,6 @@ impl Program {
             cwd: self.config.cwd.clone().into(),
             env,
             sandbox: self.config.sandbox,
-            readable_program: self.path.clone().into(),
             max_memory: self.config.max_memory.map(NonZeroU64::get),
             max_processes: self.config.max_processes.map(NonZeroU32::get),
         };

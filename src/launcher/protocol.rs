@@ -1,8 +1,8 @@
 //! The messages between the host and a launcher, over a socket that is the launcher's standard input.
 //!
 //! The host sends the length of a [`LaunchRequest`] together with the three standard streams of the
-//! program, then the request as JSON, then single bytes. The launcher sends [`LauncherMessage`]s, one
-//! a line.
+//! program, then the request as JSON, then one byte for each request ([`TERMINATE`] is the only one; others
+//! are ignored). The launcher sends [`LauncherMessage`]s, one a line.
 //!
 //! The launcher sends the same request to the process that enters the sandbox (see `exec.rs`), which
 //! answers with the same messages.
@@ -28,13 +28,13 @@ pub(super) const TERMINATE: u8 = b'T';
 /// The program to start. Paths are `OsString`, because a `PathBuf` that is not UTF-8 has no JSON form.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct LaunchRequest {
+    /// The tool's program, or bubblewrap at the level `strict`.
     pub(super) program: OsString,
     pub(super) arguments: Vec<OsString>,
     pub(super) cwd: OsString,
     pub(super) env: BTreeMap<String, String>,
     pub(super) sandbox: SandboxLevel,
-    /// The path of the tool's program. It differs from `program` if that is a wrapper.
-    pub(super) readable_program: OsString,
+    /// In bytes.
     pub(super) max_memory: Option<u64>,
     pub(super) max_processes: Option<u32>,
 }
@@ -82,7 +82,8 @@ pub(super) fn send_streams(
     Ok(())
 }
 
-/// Receives the request and the standard streams of the program.
+/// Receives the request and the standard streams of the program. The streams are standard input, output and
+/// error, in this order.
 pub(super) fn receive_request(
     mut socket: &UnixStream,
 ) -> io::Result<(LaunchRequest, [OwnedFd; 3])> {

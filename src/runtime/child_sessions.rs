@@ -5,12 +5,15 @@
 //! of starting a second run. The call waits for the end of the run. The run of a child does not count towards
 //! `max_concurrent_runs`, so waiting parents cannot block their children (deadlock).
 //!
-//! A child inherits the lease of the call (its budget), the trace, the extensions of the program, and the lowest
-//! `max_depth` and `max_children` of the calls above it. It does not inherit the history, the client tools or the
-//! overrides of its parent.
+//! A child inherits the lease of the call (its share of the run's budget: `turn::agent_calls`), the trace, the
+//! extensions of the program, and the lowest `max_depth` and `max_children` of the calls above it. It does not inherit
+//! the history, the client tools or the overrides of its parent.
 //!
 //! Once a call is cancelled, it stops its child and still waits for its end. The turn decides its outcome then
 //! (`turn::agent_calls`). Stopping a child stops its own children in the same way.
+//!
+//! The result of the call is the child's answer. Any other end of its run is a permanent error with the reason and the
+//! text so far (`result`). With `max_turns`, a text counts as an answer.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -91,9 +94,11 @@ impl AgentCaller for AgentCallRunner {
         }
         let is_new = self.open(&child).await?;
         let report = self.run_child(&child, &run, context).await;
-        let is_refused =
-            !matches!(report, Ok(_) | Err(HostError::Journal(_) | HostError::ShuttingDown));
-        if is_new && is_refused && self.child.lock().is_none() {
+        let run_did_not_start = self.child.lock().is_none();
+        // After a failure of the journal or at shutdown, the call may be started again and needs the child.
+        let may_start_again =
+            matches!(report, Err(HostError::Journal(_) | HostError::ShuttingDown));
+        if is_new && run_did_not_start && !may_start_again {
             // The outcome of a call names its child only if a run has started. The deletion of the parent would not
             // find this one.
             let _ = child.close().await;
@@ -251,7 +256,8 @@ impl AgentCallRunner {
         let zero = ChildUse { session: child.id().clone(), run: run.clone(), tokens: 0, calls: 0 };
         *self.child.lock() = Some(zero);
         if accepted.report_receiver.is_none() {
-            // It may have been interrupted and wait to be resumed, with `resume = "manual"`.
+            // The run was started earlier, such as by this call before a crash. The run may have been interrupted and
+            // wait to be resumed, with `resume = "manual"`.
             let _ = child.resume().await;
             self.publish_pending_approvals(child).await?;
         }
@@ -379,10 +385,11 @@ impl AgentCallRunner {
     /// Publishes the approvals that the child waits for.
     async fn publish_pending_approvals(&self, child: &SessionHandle) -> Result<(), HostError> {
         let entries = child.records(Seq(0)).await?;
-        let turn = entries.iter().rposition(|entry| {
+        // Approvals can be pending only after the last committed turn or the start of the run.
+        let boundary = entries.iter().rposition(|entry| {
             matches!(entry.record, Record::TurnCommitted { .. } | Record::RunStarted { .. })
         });
-        let last = entries.get(turn.map_or(0, |at| at + 1)..).unwrap_or_default();
+        let last = entries.get(boundary.map_or(0, |at| at + 1)..).unwrap_or_default();
         let Some(run) = child_run_id(child.id()) else { return Ok(()) };
         for pending in pending_approvals(last.iter()) {
             self.publish(&PublishedEvent {
@@ -483,7 +490,8 @@ fn refused(key: &str, why: &str) -> ToolError {
     ToolError::new(format!("the agent was not run: {key}: {why}")).permanent()
 }
 
-/// Returns the result of a call whose child has ended.
+/// Returns the result of a call whose child has ended: the answer, or an error with the reason, any error of the run,
+/// and the text so far.
 fn result(agent: &str, report: &RunReport) -> Result<ToolOutput, ToolError> {
     let has_answer = match report.run_end {
         RunEnd::Answered => true,

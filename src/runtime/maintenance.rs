@@ -55,7 +55,7 @@ pub(super) fn run(link: &HostRef) {
         let link = link.clone();
         task::detach(async move {
             let shared = Arc::clone(&link.shared);
-            let deleted = link.read(move || delete(&shared, kept_ms)).await;
+            let deleted = task::blocking(move || delete(&shared, kept_ms)).await;
             if let Ok(Err(error)) = deleted {
                 tracing::error!(%error, "sessions_not_deleted");
             }

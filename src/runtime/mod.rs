@@ -17,12 +17,13 @@
 //! | --- | --- |
 //! | hibernation (`idle_after`) | `session/hibernate`; all that wakes a session: `host_ref` |
 //! | expiry of an approval while its session hibernates | `maintenance` |
-//! | deletion of idle sessions (`keep_idle`); deletion on request | `maintenance`; `session/end`, `stored_sessions` |
+//! | deletion of idle sessions for good (`keep_idle`; retention, TTL); deletion on request | `maintenance`; `session/end`, `stored_sessions` |
 //! | crash recovery, restart of the host: unfinished runs (`resume`) | `recovery`; outcomes of their calls: `turn::resume` |
 //! | supervision: death and restart of the accumulator or of another actor of a run, `RECOVERIES_MAX` | `session/recovery` |
 //! | failure of the journal | `session/end` |
 //! | graceful shutdown (`shutdown_grace`): drains running turns, then interrupts them | [`Host::shutdown`]; the HTTP server: `server::ServerHandle` |
-//! | sub-agents (agents as tools): what a child inherits, `max_depth`, `max_children`, `agent_events` | `child_sessions`, `agent_trees`; their budget and cancellation: `turn::agent_calls` |
+//! | sub-agents (agents as tools): what a child inherits, `max_depth`, `max_children`, `agent_events`, how a child that failed becomes an error of the call (`result`) | `child_sessions`, `agent_trees`; their budget and cancellation: `turn::agent_calls` |
+//! | MCP: the list of tools changes during a run (`list_changed`): announced, not adopted | `server_connections` (`notify_list_changed`), `session/tools` (`server_tools_changed`, `refresh_tools`) |
 //! | reconnect with `Last-Event-ID`, replay of past events, `unknown_event_id` | `session_events` |
 //! | slow subscribers | `telemetry::feed`; capacity of their queues: `publish` |
 //! | cancellation of a tool, `cancel_grace`, kill; panic of a tool, outcome of a call whose actor died | `supervisor` |

@@ -68,6 +68,7 @@ async fn open_reserved(
     options: OpenSession,
     parent: Option<Arc<ParentCall>>,
 ) -> Result<SessionHandle, HostError> {
+    // `agent` and `id` were resolved by the caller.
     let OpenSession { agent: _, id: _, messages, metadata, client_tools, extensions } = options;
     // Only checks the messages: the record of the opening has them as JSON.
     InitialHistory::parse(&messages)?;
@@ -95,6 +96,7 @@ async fn open_reserved(
         origin: SessionOrigin::New { messages, metadata, parent, client_tools },
     };
     let begin = async {
+        // The reservation only excludes sessions that are awake, starting or being deleted.
         if is_stored().await? {
             return Err(HostError::SessionExists);
         }
@@ -110,12 +112,14 @@ async fn open_reserved(
     let live = match link.woken(waited).await {
         Ok(live) => live,
         Err(error) => {
-            // A source of tools panicked, before anything was recorded, or the host has ended.
+            // A source of tools panicked, before anything was recorded, or the host has ended. The slot is already free,
+            // or ends with the host.
             link.shared.uncount_sessions(1);
             return Err(error);
         }
     };
     if let Err(error) = live.log.wait_durable(live.log.last_seq()).await {
+        // The journal has failed: the session ends itself (`session/end`) and frees its slot.
         link.shared.uncount_sessions(1);
         return Err(error.into());
     }

@@ -4,14 +4,16 @@
 //! each thread that has decoded large records.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, SendError, Sender};
 use std::sync::{Arc, OnceLock};
 use std::{fmt, thread};
 
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::error::HostError;
+use super::task;
 
 /// Maximum number of concurrent reads. Further ones wait.
 const READ_THREADS: usize = 4;
@@ -41,8 +43,11 @@ impl ReadThreads {
                 let _ = reply.send(read());
             }
         });
-        // Fails only if no thread could be started. The read is dropped then, and its caller gets an error.
-        let _ = self.reads.get_or_init(start_threads).send(read);
+        if let Err(SendError(read)) = self.reads.get_or_init(start_threads).send(read) {
+            // No thread could be started.
+            task::blocking(read).await?;
+        }
+        // It has panicked.
         result.await.map_err(|_| HostError::ShuttingDown)
     }
 }
@@ -57,9 +62,14 @@ fn start_threads() -> Sender<Read> {
     let (sender, receiver) = mpsc::channel();
     let receiver = Arc::new(Mutex::new(receiver));
     for _ in 0..READ_THREADS {
-        let reads = Arc::clone(&receiver);
+        let (reads, runtime) = (Arc::clone(&receiver), Handle::current());
         let thread = thread::Builder::new().name("callsheet-read".to_owned());
-        if let Err(error) = thread.spawn(move || run_reads(&reads)) {
+        let run = move || {
+            // A journal of the embedding program may use its runtime.
+            let _context = runtime.enter();
+            run_reads(&reads);
+        };
+        if let Err(error) = thread.spawn(run) {
             tracing::warn!(%error, "a thread for reads of the journal cannot be started");
         }
     }
@@ -71,7 +81,10 @@ fn run_reads(reads: &Mutex<Receiver<Read>>) {
         let next = reads.lock().recv();
         let Ok(read) = next else { return };
         // A read that panics drops its reply, so that its caller gets an error.
-        let _ = catch_unwind(AssertUnwindSafe(read));
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(read)) {
+            // To drop it may panic, too.
+            std::mem::forget(payload);
+        }
     }
 }
 
@@ -108,6 +121,13 @@ mod tests {
         while Arc::strong_count(&alive) > 1 {
             tokio::task::yield_now().await;
         }
+    }
+
+    #[tokio::test]
+    async fn a_read_can_use_the_runtime() {
+        let threads = ReadThreads::default();
+        let slept = threads.run(|| Handle::current().block_on(tokio::task::yield_now())).await;
+        assert!(slept.is_ok());
     }
 
     #[tokio::test]

@@ -42,8 +42,8 @@ pub enum RunEvent {
     Text(String),
     /// A part of the model's reasoning.
     Thinking(String),
-    /// An attempt of the current turn failed. Its text and calls so far are void; the next
-    /// attempt, if there is one, starts anew.
+    /// An attempt of the current turn failed, or was cut off by a restart of the host. Its text and calls so far
+    /// are void; the next attempt, if there is one, starts anew.
     #[non_exhaustive]
     AttemptVoided {
         /// The reason.
@@ -83,7 +83,7 @@ pub enum RunEvent {
         text: String,
     },
     /// A tool call of the run or of a child session waits for a decision, or for the answer to a question of its
-    /// tool. The run waits until the question is answered or expires.
+    /// tool. The run waits until the decision or the answer is there, or the time limit expires.
     ApprovalRequested(ApprovalHandle),
     /// The client has to run a tool call. The run waits until it has the result, or its time limit expires.
     ClientCall(ClientCall),
@@ -91,7 +91,7 @@ pub enum RunEvent {
     CallEnded(Box<CallReport>),
 }
 
-/// A tool call that waits for approval.
+/// A tool call that waits for approval, or for the answer to a question (`approval.phase` tells which).
 ///
 /// ```
 /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
@@ -210,7 +210,8 @@ impl RunEvent {
         match &published.event {
             Event::TextReceived { text } => Some(Self::Text(text.clone())),
             Event::ThinkingReceived { text } => Some(Self::Thinking(text.clone())),
-            // `AttemptStarted` is published only from the second attempt on, so it voids the previous one.
+            // Never both for one failure: `AttemptStarted` (not published for a turn's first request) voids the
+            // attempt before; `AttemptVoided` is published only if no attempt follows.
             Event::AttemptStarted { reason, .. } | Event::AttemptVoided { reason, .. } => {
                 Some(Self::AttemptVoided { reason: reason.clone() })
             }

@@ -6,12 +6,13 @@
 //! replayed; the states of open calls are sent again.
 //!
 //! Stored events are read from the journal page by page, at the reader's speed. The reader becomes a subscriber only
-//! after the last stored event, so that a long past fills no queue.
+//! after the last stored event, so that stored events never fill its queue.
 //!
 //! The memory of slow readers is bounded in two ways. Only [`HISTORY_READS_MAX`] page is
 //! decoded at once, and records are dropped before their events wait for the reader. Readers that hold
-//! more than [`READER_BYTES`] of events share [`SHARED_BYTES`]. If nothing of it is left, a reader keeps
-//! only the first events of its page and decodes the page again later; if one event is larger, the reader waits.
+//! more than [`READER_BYTES`] of events share [`SHARED_BYTES`]. If no shared bytes are left, a reader keeps
+//! only the first events of its page and decodes the page again later. If the first event alone exceeds
+//! [`READER_BYTES`], the reader waits for a share.
 //! The text of the running attempt is read in the same way, and the reader becomes a subscriber with its last part.
 
 use std::collections::VecDeque;
@@ -177,6 +178,8 @@ impl SessionEvents {
         Self { start: after, items: read_by(reader).boxed(), host: host.clone() }
     }
 
+    /// Returns the events of a session that is in memory from now on, after the states of its open calls. `None` if the
+    /// session leaves memory.
     pub(super) fn from_now(host: &HostRef, live: &AwakeSession) -> Option<Self> {
         let (feed, _pending) = live.feed_access.begin_subscription()?;
         // With the last possible position, the snapshot contains no text of the running attempt.
@@ -225,7 +228,8 @@ fn last_to_read(after: EventId, position: &FeedPosition) -> Seq {
     if after < position.recorded {
         position.delivered.seq
     } else if after.seq > position.recorded.seq && position.has_text {
-        // The records say whether the text's response had ended by then. They have no events.
+        // The records between `recorded` and `after` have no events, but say whether the response with this text has
+        // ended.
         after.seq
     } else {
         Seq(0)
@@ -270,8 +274,8 @@ struct HistoryReader {
     ready: VecDeque<FeedItem>,
     /// The share of [`SHARED_BYTES`] for the events in `ready`.
     share: Option<OwnedSemaphorePermit>,
-    /// Limits the number of sessions of one stream that are read at once. `None` if the stream has one session, or
-    /// from the first read on.
+    /// Limits the number of sessions of one stream that are read at once. `None` if the stream has one session, and
+    /// after the permit was acquired.
     histories: Option<Arc<Semaphore>>,
     /// The permit of `histories`, held until all stored events are returned.
     permit: Option<OwnedSemaphorePermit>,
@@ -319,7 +323,7 @@ impl HistoryReader {
             }
             match &mut self.live {
                 None if self.pending.is_none() => {
-                    // Without a feed, the stored events are all. The last ones may have been held back.
+                    // A session without a feed has no live events. The last stored events may have been held back.
                     let mut events = VecDeque::new();
                     self.past.finish(None, &mut events);
                     if events.is_empty() {
@@ -337,8 +341,9 @@ impl HistoryReader {
                     self.target = last_to_read(self.after, &snapshot.position);
                     let texts = snapshot.running.iter().flat_map(|running| &running.pieces);
                     let bytes: usize = texts.map(|piece| piece.text.len()).sum();
-                    // While records are read, a copy of a long text is dropped, and so is a subscription that would
-                    // wait for a permit. Another one is made then.
+                    // If records must be read first, the subscription and its snapshot are dropped, unless the text
+                    // is short and a permit is free: a long text would stay in memory, and the subscription would
+                    // wait for a permit. A later iteration subscribes again.
                     let is_short = bytes <= READER_BYTES / 2;
                     if self.read >= self.target || (is_short && self.has_permit()) {
                         self.live = Some((subscription, Some(snapshot)));
@@ -383,7 +388,8 @@ impl HistoryReader {
         let (host, session) = (self.host.clone(), self.session.clone());
         let (position, target, page) = (self.read, self.target, self.page);
         let (after, past) = (self.after, self.past.clone());
-        // In a task: a reader among many is not polled while its client does not read, and would keep a permit.
+        // Runs in a task of its own. A stream of many readers does not poll each of them, and an unpolled reader would
+        // keep its permit.
         let read = task::isolated(async move {
             let history = &host.shared.history;
             let mut share = None;
@@ -448,7 +454,7 @@ impl HistoryReader {
         }
         self.append_events(events);
         if is_whole {
-            // Without the events that were held back: they are in `ready`.
+            // This state does not contain the held-back events, which are in `ready`.
             self.past = past;
             self.ready.extend(snapshot.states.into_iter().map(FeedItem::Event));
         }
@@ -507,7 +513,8 @@ fn bytes_max(share: Option<&OwnedSemaphorePermit>) -> usize {
     if shared < LARGE_EVENTS_BYTES { READER_BYTES + shared } else { usize::MAX }
 }
 
-/// Returns the share of [`SHARED_BYTES`] that events need. It is never all of them, for which a reader would wait long.
+/// Returns the share of [`SHARED_BYTES`] that events need. At most [`LARGE_EVENTS_BYTES`], so that no reader waits for
+/// all bytes.
 fn share_of(bytes: usize) -> u32 {
     u32::try_from(bytes.saturating_sub(READER_BYTES).min(LARGE_EVENTS_BYTES)).unwrap_or(u32::MAX)
 }

@@ -18,7 +18,7 @@ use super::report::{CallReport, Messages, RunReport};
 use super::session_start::{SessionOrigin, SessionStart};
 use super::task;
 use crate::event::Event;
-use crate::journal::{Breach, JournalError, SessionLog, unfinished, verify};
+use crate::journal::{Breach, JournalError, SessionLog, unfinished, verify_and_drop};
 use crate::record::{JournalEntry, Record, Seq};
 use crate::session::{PastRun, StoredSession, past_run};
 use crate::telemetry::FeedItem;
@@ -93,8 +93,8 @@ impl SessionHandle {
             if entries.is_empty() {
                 return Err(HostError::NoSuchSession(id));
             }
-            let (breaches, open_run) = (verify(&id, &entries), unfinished(&entries).cloned());
-            Ok(SessionCheck { records: entries.len(), open_run, breaches })
+            let (records, open_run) = (entries.len(), unfinished(&entries).cloned());
+            Ok(SessionCheck { records, open_run, breaches: verify_and_drop(&id, entries) })
         };
         self.link.read(check).await?
     }
@@ -235,16 +235,17 @@ pub(super) async fn delete(
         }
     }
     let (shared, of) = (Arc::clone(&link.shared), id.clone());
-    let deleted = link
-        .read_index(move || {
-            // A session that cannot be read is counted as existing.
-            let was_there = !matches!(shared.journal.find(&of), Ok(None));
-            let removed = shared.journal.remove(std::slice::from_ref(&of));
-            // After an error the records may be deleted, and only be left in the database file.
-            let is_gone = removed.is_ok() || matches!(shared.journal.find(&of), Ok(None));
-            (removed, was_there && is_gone)
-        })
-        .await;
+    let remove = move || {
+        // A session that cannot be read is counted as existing.
+        let was_there = !matches!(shared.journal.find(&of), Ok(None));
+        let removed = shared.journal.remove(std::slice::from_ref(&of));
+        // After an error the records may be deleted, and only be left in the database file.
+        let is_gone = removed.is_ok() || matches!(shared.journal.find(&of), Ok(None));
+        (removed, was_there && is_gone)
+    };
+    // Not on a thread for reads, because it waits for the writer.
+    let is_in_memory = link.shared.journal.is_in_memory();
+    let deleted = if is_in_memory { Ok(remove()) } else { task::blocking(remove).await };
     let is_deleted = matches!(deleted, Ok((_, true)));
     if is_deleted {
         link.shared.uncount_sessions(1);

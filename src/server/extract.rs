@@ -1,5 +1,6 @@
-//! Extractors of requests: strict parsing of paths, bodies and queries, in which unknown members are
-//! errors, and the session that a path names.
+//! Extractors of requests: strict parsing of paths, bodies and queries (unknown members are errors), the
+//! session that a path names, `Idempotency-Key`, and the limits of a body in size, time (`body_timeout`)
+//! and memory.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -42,7 +43,7 @@ const UNSIGNED_TYPES: [(&str, u64); 5] = [
 ];
 
 /// A JSON object as the body. Unknown members are refused only if `T` has `#[serde(deny_unknown_fields)]`,
-/// which every type here must have.
+/// which every body type of the API must have.
 #[derive(Debug)]
 pub(super) struct JsonBody<T>(pub(super) T);
 
@@ -276,7 +277,7 @@ fn parse_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, ApiError> {
 /// Returns the reason why a value is refused in plain words, without those of serde and of Rust. `noun` names
 /// what an object has: members, or the parameters of a query.
 pub(super) fn plain_reason(reason: &str, noun: &str) -> String {
-    // The reason may follow the path of the value.
+    // A path such as `metadata: ` may precede the reason, so each text after a `: ` is tried too.
     let starts = reason.match_indices(": ").map(|(at, colon)| at + colon.len());
     let plain = std::iter::once(0).chain(starts).find_map(|start| {
         let (path, problem) = reason.split_at_checked(start)?;

@@ -1,5 +1,5 @@
-//! Accepts TCP connections and serves HTTP/1.1 on each, with time limits for clients that do not send,
-//! do not read, or read very slowly. `connections` limits their number.
+//! Accepts TCP connections and serves HTTP/1.1 on each, with time limits for clients that do not send
+//! (slowloris), do not read, or read very slowly (slow readers). `connections` limits their number.
 
 use std::convert::Infallible;
 use std::io;
@@ -61,27 +61,28 @@ struct ConnectionTimeouts {
 #[derive(Debug)]
 struct MinimumRateWriter<S> {
     stream: S,
-    /// The time since which a write waits for the client.
+    /// The start of the current wait for the client. `None` if no write waits.
     waits_since: Option<Instant>,
-    /// The end of the last write.
-    idle_since: Instant,
-    /// The time for which writes have waited, less the time in which nothing waited to be written and the time that the
-    /// written bytes take at the minimum rate. Never negative: a client gets no credit.
-    delay: Duration,
-    delay_max: Duration,
+    /// The end of the last write; before the first write, the start of the connection.
+    last_write: Instant,
+    /// How far the client is behind. Grows by the time that a write waits; shrinks by the time that the written bytes
+    /// take at the minimum rate, and by the time in which nothing had to be written. Never negative: a client gets no
+    /// credit.
+    lag: Duration,
+    lag_max: Duration,
 }
 
 impl<S> MinimumRateWriter<S> {
-    fn new(stream: S, delay_max: Duration) -> Self {
-        let (delay, idle_since) = (Duration::ZERO, Instant::now());
-        Self { stream, waits_since: None, idle_since, delay, delay_max }
+    fn new(stream: S, lag_max: Duration) -> Self {
+        let (lag, last_write) = (Duration::ZERO, Instant::now());
+        Self { stream, waits_since: None, last_write, lag, lag_max }
     }
 
-    /// Updates the delay after a write. Returns an error if the delay is too long, else the result of the write.
+    /// Updates the lag after a write. Returns an error if the lag is too long, else the result of the write.
     fn check(&mut self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         let now = Instant::now();
         if self.waits_since.is_none() {
-            self.delay = self.delay.saturating_sub(now - self.idle_since);
+            self.lag = self.lag.saturating_sub(now - self.last_write);
         }
         match &written {
             Poll::Pending => {
@@ -90,9 +91,9 @@ impl<S> MinimumRateWriter<S> {
             Poll::Ready(Ok(bytes)) => {
                 let waited = self.waits_since.take().map(|since| now - since);
                 let time = Duration::from_micros(*bytes as u64 * 1_000_000 / BYTES_PER_SECOND_MIN);
-                self.delay = (self.delay + waited.unwrap_or_default()).saturating_sub(time);
-                self.idle_since = now;
-                if self.delay > self.delay_max {
+                self.lag = (self.lag + waited.unwrap_or_default()).saturating_sub(time);
+                self.last_write = now;
+                if self.lag > self.lag_max {
                     return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
                 }
             }
@@ -144,7 +145,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for MinimumRateWriter<S> {
     }
 }
 
-/// The body of a request. Its reader drops it when it has arrived.
+/// The body of a request. Its handler drops it once the whole body has been read or is not needed, which marks the
+/// request as complete (`connections`).
 struct RequestBody {
     body: Incoming,
     /// `None` if the body is empty.
@@ -243,6 +245,7 @@ async fn serve_connection(
     }
     limit_unsent(&stream);
     let local = ConnectInfo(LocalAddress(stream.local_addr().ok()));
+    // `TimeoutWriter` limits one write that does not go on, `MinimumRateWriter` all writes together.
     let mut stream = TimeoutWriter::new(MinimumRateWriter::new(stream, timeouts.write));
     stream.set_timeout(Some(timeouts.write));
     let service = service_fn(|request: Request<Incoming>| {

@@ -16,7 +16,7 @@
 //! | `guard.rs` | access control of every request: authentication by bearer token; `Host` and `Origin` (CSRF, CORS, DNS rebinding) |
 //! | `listener.rs` | accepts connections; time limits for clients that do not send or do not read |
 //! | `connections.rs` | `max_connections`, and which connection is closed for a new one |
-//! | `extract.rs` | strict parsing of paths, queries and JSON bodies; the session of a path; `Idempotency-Key` |
+//! | `extract.rs` | strict parsing of paths, queries and JSON bodies; the session of a path; `Idempotency-Key`; limits of bodies (size, time, memory) |
 //! | `error.rs` | [`HostError`] as a status code and an error body |
 //! | `sessions.rs` | `/v1/sessions`: open, list (pagination by `limit` and `after`), show, close, fork |
 //! | `session_page.rs` | a session with its messages, streamed, whole or by page |

@@ -12,7 +12,7 @@
 //! | stop: `after_turn` ends the run when its turn is over | `run_machine` (`follow_up_turn`), `runs` (`stops_before_turn`) |
 //! | suspended, resting, resumable: the meaning of the words | `machine` (`Session::suspended`) |
 //! | limits on waiting inputs and on the size of a session | `inputs`, `machine` |
-//! | requests for a new list of MCP tools (the list is frozen otherwise) | `inputs` |
+//! | requests for a new list of MCP tools (the list is frozen otherwise) | `inputs`; a server's change: `runtime::session::tools` |
 //! | conditions of hibernation in the machine (`may_hibernate`) | `inputs` |
 //! | idempotency keys of client requests (`Idempotency-Key`) | `idempotency_keys` |
 //! | the next turn, the records that follow a turn, the next queued run, the end of a run | `runs` |

@@ -1,5 +1,6 @@
 //! A stored session: the session machine after the records of a journal.
 
+use std::borrow::Borrow;
 use std::time::Duration;
 
 use super::machine::{Session, SessionRulesOf};
@@ -55,7 +56,7 @@ impl StoredSession {
     /// # Errors
     /// If a record contradicts the ones before it.
     pub fn read_uncompacted(
-        entries: &[JournalEntry],
+        entries: impl IntoIterator<Item = impl Borrow<JournalEntry>>,
         session_rules_of: SessionRulesOf<'_>,
     ) -> Result<Self, RebuildError> {
         SessionReader::new(session_rules_of).with_all_messages().read_all(entries)
@@ -126,9 +127,12 @@ impl<'a> SessionReader<'a> {
         Self { has_all_messages: true, ..self }
     }
 
-    fn read_all(mut self, entries: &[JournalEntry]) -> Result<StoredSession, RebuildError> {
+    fn read_all(
+        mut self,
+        entries: impl IntoIterator<Item = impl Borrow<JournalEntry>>,
+    ) -> Result<StoredSession, RebuildError> {
         for entry in entries {
-            self.read(entry)?;
+            self.read(entry.borrow())?;
         }
         if self.last.0 == 0 {
             return Err(contradiction(Seq(1), NOT_OPENED));

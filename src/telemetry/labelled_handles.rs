@@ -72,7 +72,9 @@ impl<H> PerName<H> {
             return handles;
         }
         let mut by_name = self.0.write();
-        let name = if by_name.len() < NAMES_MAX { name } else { OTHER };
+        // Another thread may have registered the name since the look-up.
+        let has_handles = by_name.contains_key(name) || by_name.len() < NAMES_MAX;
+        let name = if has_handles { name } else { OTHER };
         Arc::clone(by_name.entry(name.to_owned()).or_insert_with(|| Arc::new(register(name))))
     }
 }
@@ -126,11 +128,11 @@ impl AgentHandles {
     }
 }
 
-/// The handles of the host's tools, and one set for all other names. With more than [`NAMES_MAX`] tools,
-/// the first that are called have handles of their own and the others share those of `other`.
+/// The handles of the host's tools. A name that is not a tool's (a model can invent one) never becomes a label
+/// value: it shares `other`.
 #[derive(Debug)]
 pub(super) struct PerTool {
-    /// The names that may become label values.
+    /// The names of all known tools. Only they may become label values.
     names: RwLock<HashSet<String>>,
     handles: PerName<ToolHandles>,
     other: Arc<ToolHandles>,
@@ -181,7 +183,7 @@ impl PerTool {
         per_tool
     }
 
-    /// Adds names that may become label values.
+    /// Adds names of tools that became known later, such as those of servers.
     pub(super) fn add_names<'n>(&self, names: impl Iterator<Item = &'n str>) {
         self.names.write().extend(names.map(str::to_owned));
     }

@@ -10,6 +10,7 @@ mod tests;
 mod text;
 mod timeline;
 
+use std::borrow::Borrow;
 use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
@@ -58,7 +59,9 @@ pub fn openai(entries: &[JournalEntry]) -> Result<String, RebuildError> {
 }
 
 /// Returns the history that a host rebuilds from these records, with whole results.
-pub(super) fn whole_history(entries: &[JournalEntry]) -> Result<History, RebuildError> {
+pub(super) fn whole_history(
+    entries: impl IntoIterator<Item = impl Borrow<JournalEntry>>,
+) -> Result<History, RebuildError> {
     let limits = Limits { max_result_bytes: usize::MAX, ..Limits::default() };
     let session_rules = SessionRunRules::from(limits);
     Ok(StoredSession::read_uncompacted(entries, &|_| session_rules.clone())?

@@ -22,6 +22,7 @@ mod run;
 mod tests;
 mod turn;
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use agent::verify_children;
@@ -31,12 +32,26 @@ use crate::context::{History, InitialHistory};
 use crate::message::Message;
 use crate::record::JournalEntry;
 use crate::transcript::{Breach, Invariant, RecordLocation, Transcript};
-use crate::types::{CallKey, RunId, SessionId};
+use crate::types::{CallKey, RunId, Seq, SessionId};
 
 /// Returns the breaches in a session's records, in their order. A run that has not ended is no
 /// breach: see [`unfinished`].
 #[must_use]
 pub fn verify(session: &SessionId, entries: &[JournalEntry]) -> Vec<Breach> {
+    let (breaches, last) = record_breaches(session, entries);
+    with_history_breaches(breaches, last, entries)
+}
+
+/// Does the same as [`verify`], and drops each entry when its messages are in the history, so that those of a large
+/// session are in memory once.
+#[must_use]
+pub(crate) fn verify_and_drop(session: &SessionId, entries: Vec<JournalEntry>) -> Vec<Breach> {
+    let (breaches, last) = record_breaches(session, &entries);
+    with_history_breaches(breaches, last, entries)
+}
+
+/// Returns the breaches in the records without those in the history that results, and the position of the last record.
+fn record_breaches(session: &SessionId, entries: &[JournalEntry]) -> (Vec<Breach>, Seq) {
     let transcript = Transcript::read(entries);
     let mut verifier = Verifier {
         session,
@@ -51,9 +66,53 @@ pub fn verify(session: &SessionId, entries: &[JournalEntry]) -> Vec<Breach> {
         run.turns.iter().for_each(|turn| verifier.check_turn(run, turn));
         verifier.check_leases(run);
     }
-    verifier.check_history(entries);
-    verifier.breaches.sort_by_key(|breach| breach.seq);
-    verifier.breaches
+    (verifier.breaches, transcript.last().unwrap_or_default().seq)
+}
+
+/// Adds the breach in the history that the records result in, and sorts all by their records.
+fn with_history_breaches(
+    mut breaches: Vec<Breach>,
+    last: Seq,
+    entries: impl IntoIterator<Item = impl Borrow<JournalEntry>>,
+) -> Vec<Breach> {
+    match history_breach(last, entries) {
+        // A contradiction that has been listed already mostly causes this breach.
+        Some(breach) if breach.invariant == Invariant::Pairing || breaches.is_empty() => {
+            breaches.push(breach);
+        }
+        Some(_) | None => {}
+    }
+    breaches.sort_by_key(|breach| breach.seq);
+    breaches
+}
+
+/// Checks that the history that these records result in can be sent without repairs.
+fn history_breach(
+    last: Seq,
+    entries: impl IntoIterator<Item = impl Borrow<JournalEntry>>,
+) -> Option<Breach> {
+    let breach = |seq, invariant, message| Some(Breach { seq, invariant, message });
+    let history = match whole_history(entries) {
+        Ok(history) => history,
+        Err(error) => return breach(error.seq, Invariant::Session, error.what),
+    };
+    for message in history.messages().iter() {
+        let Message::Assistant(response) = message.as_ref() else { continue };
+        let calls = &response.calls;
+        let ids: BTreeSet<&str> = calls.iter().map(|call| &*call.id).collect();
+        if ids.len() < calls.len() {
+            // The check of the pairing below relies on different ids.
+            let message = "the history has two calls of a turn with the same id";
+            return breach(last, Invariant::Pairing, message.to_owned());
+        }
+    }
+    match history.request_messages() {
+        (_, 0) => None,
+        (_, repairs) => {
+            let message = format!("the history needs {repairs} repairs before it can be sent");
+            breach(last, Invariant::Pairing, message)
+        }
+    }
 }
 
 /// Returns the run that is open at the end of these records.
@@ -113,36 +172,5 @@ impl Verifier<'_, '_> {
                 "the session is closed while a run is open".to_owned()
             });
         }
-    }
-
-    /// Checks that the history that these records result in can be sent without repairs.
-    fn check_history(&mut self, entries: &[JournalEntry]) {
-        let at = self.transcript.last().unwrap_or_default();
-        let history = match whole_history(entries) {
-            Ok(history) => history,
-            Err(error) => {
-                // A contradiction that has been listed already mostly causes this error.
-                let (at, is_known) =
-                    (RecordLocation { seq: error.seq, ..at }, !self.breaches.is_empty());
-                self.require(is_known, at, Invariant::Session, || error.what);
-                return;
-            }
-        };
-        for message in history.messages().iter() {
-            let Message::Assistant(response) = message.as_ref() else { continue };
-            let calls = &response.calls;
-            let ids: BTreeSet<&str> = calls.iter().map(|call| &*call.id).collect();
-            if ids.len() < calls.len() {
-                // The check of the pairing below relies on different ids.
-                self.require(false, at, Invariant::Pairing, || {
-                    "the history has two calls of a turn with the same id".to_owned()
-                });
-                return;
-            }
-        }
-        let (_, repairs) = history.request_messages();
-        self.require(repairs == 0, at, Invariant::Pairing, || {
-            format!("the history needs {repairs} repairs before it can be sent")
-        });
     }
 }

@@ -6,8 +6,9 @@ use crate::event::Event;
 use crate::record::{DisplayedSegment, ResponseMessage};
 use crate::types::floor_char_boundary;
 
-/// The maximum length of the text of one event.
-pub(super) const PIECE_BYTES_MAX: usize = 16 * 1024;
+/// The maximum length of the text of one event. A reader of past events may hold such a text without a share of the
+/// memory for large events.
+pub(super) const PIECE_BYTES_MAX: usize = 8 * 1024;
 
 /// A piece of a model's answer or thinking.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use rustls::{CertificateError, InvalidMessage};
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 
 /// Maps an error of the HTTP client, which occurs before or within the body. Errors within the body do not
-/// have the address, so it comes as `url`.
+/// have the address, so the caller passes it as `url`.
 pub(super) fn transport(error: reqwest::Error, url: &Url) -> ProviderError {
     let kind = if error.is_connect() {
         ProviderErrorKind::Connect

@@ -212,7 +212,8 @@ impl SourceExchange {
         Self { source, state, time_limit: first_limit, time_limit_key, idle_timeout }
     }
 
-    /// Returns the next batch that is not empty. After an error, returns `None`.
+    /// Returns the next batch that is not empty. Returns `None` after an error, and when the stream has ended. An empty
+    /// batch starts the time limit anew.
     pub(super) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
         let source = Arc::clone(&self.source);
         let mut stream = match std::mem::replace(&mut self.state, SourceExchangeState::Over) {
@@ -256,6 +257,7 @@ impl fmt::Debug for SourceExchange {
 }
 
 fn panicked() -> ProviderError {
+    // No kind fits a panic; the flag below forbids the retry.
     let mut error = ProviderError::new(ProviderErrorKind::Malformed, "the model source panicked");
     error.retryable = Some(false);
     error

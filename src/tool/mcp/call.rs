@@ -1,4 +1,5 @@
-//! One call of a server's tool.
+//! One call of a server's tool. A call of a tool whose definition was refused (`tool_changed`, see
+//! `tool::pinning`) is answered without being sent.
 
 use std::sync::Arc;
 use std::time::Duration;

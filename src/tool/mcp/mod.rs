@@ -6,7 +6,7 @@
 //!
 //! | file | what it holds |
 //! | --- | --- |
-//! | `mod.rs` | [`McpServer`]: keeps the connection, and its list of tools |
+//! | `mod.rs` | [`McpServer`]: keeps the connection, and its list of tools: read again after `list_changed` |
 //! | `shared.rs` | what the calls of a connection share |
 //! | `connection.rs` | one connection: its start, its end, the list of tools |
 //! | `http.rs` | the transport to a server at a URL |

@@ -18,7 +18,7 @@
 //! | `steps.rs` | counts the work of a check |
 //! | `violation.rs` | describes the violations of a value |
 //! | `shown.rs` | cuts values and texts for errors |
-//! | `pattern.rs` | translates, compiles and matches regular expressions |
+//! | `pattern/` | regular expressions: their translation from JavaScript, their size and price, their match |
 //! | `numbers.rs` | compares values and numbers |
 
 mod check;
