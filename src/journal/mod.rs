@@ -57,8 +57,8 @@ pub use sqlite::JournalReader;
 #[cfg(feature = "sqlite")]
 #[doc(hidden)]
 pub use sqlite::{SqliteJournal, SqliteOptions};
-#[doc(hidden)]
 pub(crate) use verify::verify_and_drop;
+#[doc(hidden)]
 pub use verify::{unfinished, verify, verify_children};
 
 use crate::record::Seq;
