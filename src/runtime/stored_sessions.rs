@@ -234,18 +234,17 @@ pub(super) async fn delete(
             return Err(error);
         }
     }
-    let (shared, of) = (Arc::clone(&link.shared), id.clone());
-    let remove = move || {
-        // A session that cannot be read is counted as existing.
-        let was_there = !matches!(shared.journal.find(&of), Ok(None));
-        let removed = shared.journal.remove(std::slice::from_ref(&of));
-        // After an error the records may be deleted, and only be left in the database file.
-        let is_gone = removed.is_ok() || matches!(shared.journal.find(&of), Ok(None));
-        (removed, was_there && is_gone)
-    };
+    let of = id.clone();
     // Not on a thread for reads, because it waits for the writer.
-    let is_in_memory = link.shared.journal.is_in_memory();
-    let deleted = if is_in_memory { Ok(remove()) } else { task::blocking(remove).await };
+    let deleted = task::with_journal(&link.shared.journal, move |journal| {
+        // A session that cannot be read is counted as existing.
+        let was_there = !matches!(journal.find(&of), Ok(None));
+        let removed = journal.remove(std::slice::from_ref(&of));
+        // After an error the records may be deleted, and only be left in the database file.
+        let is_gone = removed.is_ok() || matches!(journal.find(&of), Ok(None));
+        Ok((removed, was_there && is_gone))
+    })
+    .await;
     let is_deleted = matches!(deleted, Ok((_, true)));
     if is_deleted {
         link.shared.uncount_sessions(1);

@@ -65,9 +65,9 @@ struct MinimumRateWriter<S> {
     waits_since: Option<Instant>,
     /// The end of the last write; before the first write, the start of the connection.
     last_write: Instant,
-    /// How far the client is behind. Grows by the time that a write waits; shrinks by the time that the written bytes
-    /// take at the minimum rate, and by the time in which nothing had to be written. Never negative: a client gets no
-    /// credit.
+    /// The time by which the client is behind. A write that waits adds its wait. A write that succeeds subtracts the
+    /// time that its bytes take at the minimum rate, and the time since the write before, in which nothing was to be
+    /// written. Never below zero, so that a client cannot save time for later.
     lag: Duration,
     lag_max: Duration,
 }

@@ -388,7 +388,7 @@ fn a_match_costs_the_text_times_the_expression() {
         (0..3_000_u32).map(|nth| if nth.count_ones() % 2 == 0 { 'a' } else { 'b' }).collect();
     let schema = parse(json!({"pattern": "^(?:(?=[ab]*a[ab]{20}c|)[ab])*$"}));
     assert_eq!(schema.first_violation(&json!(bits)).as_deref(), Some(TOO_EXPENSIVE));
-    // What is executed and saved between two reads is paid for with them.
+    // A read costs more if the engine executes more instructions, or saves more positions, before the next read.
     let spins = |between: &str| matched(&format!("^(?:{between}(?:(?=)|){{8}}(?!)|(?=a)a)"), 1);
     assert!(spins("((?=)){900}") > 3 * spins(""));
     assert!(spins(&"(?=)".repeat(200)) > 20 * spins(""));
