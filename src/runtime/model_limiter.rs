@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::Serialize;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::Instant;
 
 use super::actor::ActorId;
@@ -27,6 +27,10 @@ use crate::types::{ProviderError, ProviderErrorKind, Wire, excerpt};
 /// Maximum number of characters of an error that a report shows.
 const ERROR_CHARS: usize = 1000;
 
+/// Number of batches of deltas of one model that are delivered to turns at once. More batches wait outside of the
+/// runtime's queue of ready tasks, which delays other tasks (the event-loop lag) by the time that all of it takes.
+const DELIVERIES_MAX: usize = 256;
+
 /// The concurrency limit and the circuit breaker of one configured model, shared by all sessions.
 #[derive(Debug)]
 pub(super) struct ModelLimiter {
@@ -42,6 +46,8 @@ pub(super) struct ModelLimiter {
     metrics: ModelMetrics,
     permits_max: Option<NonZeroU32>,
     results: RequestResults,
+    /// The permits for [`DELIVERIES_MAX`] batches.
+    pub(super) deliveries: Semaphore,
 }
 
 /// The current status of a configured model.
@@ -180,6 +186,7 @@ impl ModelLimiter {
             metrics,
             permits_max: config.max_concurrent_requests,
             results: RequestResults::default(),
+            deliveries: Semaphore::new(DELIVERIES_MAX),
         })
     }
 

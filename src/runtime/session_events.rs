@@ -48,6 +48,9 @@ const PAGE_BYTES: u64 = 64 * 1024;
 /// Number of pages of all readers that are read and decoded at once. Records can be large.
 const HISTORY_READS_MAX: usize = 1;
 
+/// Number of sessions whose records are verified at once. Each is in memory as a whole.
+const VERIFICATIONS_MAX: usize = 1;
+
 /// Bytes of events that each reader may hold without a share of [`SHARED_BYTES`].
 const READER_BYTES: usize = 20 * 1024;
 
@@ -243,6 +246,8 @@ pub(super) struct HistoryLimits {
     reads: Arc<Semaphore>,
     /// The bytes of events that readers may hold beyond [`READER_BYTES`].
     pub(super) bytes: Arc<Semaphore>,
+    /// The sessions that may be verified at once.
+    pub(super) verifications: Arc<Semaphore>,
 }
 
 impl Default for HistoryLimits {
@@ -250,6 +255,7 @@ impl Default for HistoryLimits {
         Self {
             reads: Arc::new(Semaphore::new(HISTORY_READS_MAX)),
             bytes: Arc::new(Semaphore::new(SHARED_BYTES)),
+            verifications: Arc::new(Semaphore::new(VERIFICATIONS_MAX)),
         }
     }
 }

@@ -88,7 +88,10 @@ impl SessionHandle {
     #[doc(hidden)]
     pub async fn verify(&self) -> Result<SessionCheck, HostError> {
         let (shared, id) = (Arc::clone(&self.link.shared), self.id().clone());
+        // The semaphore is never closed.
+        let permit = Arc::clone(&shared.history.verifications).acquire_owned().await;
         let check = move || {
+            let _permit = permit;
             let entries = shared.journal.read(&id, Seq(0))?;
             if entries.is_empty() {
                 return Err(HostError::NoSuchSession(id));

@@ -1,5 +1,6 @@
 //! The stream actor, which reads the model's responses. Backpressure: it awaits the delivery of each chunk
-//! before it reads the next one.
+//! before it reads the next one. Under overload (thousands of responses that send at once) only some deliver at a time
+//! and the others wait for a permit, so that the queue of tasks that are ready stays short and the host responsive.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -118,6 +119,8 @@ impl ReadLoop {
                 Some(Err(error)) => break ExchangeEnd::Failed(error),
                 None => break ExchangeEnd::Closed,
             };
+            // The semaphore is never closed.
+            let _delivery = self.model.limiter.deliveries.acquire().await;
             let sent = sent.take();
             let deltas =
                 |reply| AccumulatorMessage::DeltasReceived { turn, attempt, sent, batch, reply };

@@ -1,10 +1,13 @@
 //! Tests that a stop reaches all parts of a run and that nothing keeps running.
 
+use futures::StreamExt as _;
 use tokio::sync::Semaphore;
 
 use super::provider::{Reply, calls, calls_to, text};
 use super::*;
+use crate::event::Event;
 use crate::record::StopMode;
+use crate::telemetry::FeedItem;
 use crate::types::RunEnd;
 
 #[tokio::test]
@@ -37,6 +40,38 @@ async fn a_stop_takes_effect_while_the_model_is_silent() {
 }
 
 #[tokio::test]
+async fn a_stop_ends_the_wait_for_a_delivery() {
+    let provider = Provider::new(|_, _| Reply::Stall(vec![text("one ")])).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
+    let model = Arc::clone(&host.inner.link.shared.models["test"]);
+    let deliveries = &model.limiter.deliveries;
+    let count = deliveries.available_permits();
+    let all = deliveries.acquire_many(count.try_into().unwrap()).await.unwrap();
+    let (stopped, other) = (session(&host).await, session(&host).await);
+    let mut events = other.subscribe().await.unwrap();
+    let run = stopped.start_run("go").await.unwrap();
+    let other_run = other.start_run("go").await.unwrap();
+    until("both responses have begun", || provider.open() == 2).await;
+    stopped.stop(StopMode::Now).await.unwrap();
+    assert_eq!(timeout(SOON, run.report).await.unwrap().unwrap().text, "");
+    // The other response goes on when there are permits, and returns its own.
+    drop(all);
+    timeout(SOON, async {
+        while let Some(FeedItem::Event(published)) = events.next().await {
+            if published.event.text() == Some((false, "one ")) {
+                break;
+            }
+        }
+    })
+    .await
+    .unwrap();
+    until("its permit is returned", || deliveries.available_permits() == count).await;
+    other.stop(StopMode::Now).await.unwrap();
+    assert_eq!(timeout(SOON, other_run.report).await.unwrap().unwrap().text, "one ");
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
 async fn a_stop_ends_the_wait_between_attempts() {
     let provider = Provider::new(|_, _| Reply::Whole {
         status: 503,
@@ -50,9 +85,6 @@ async fn a_stop_ends_the_wait_between_attempts() {
     let mut events = session.subscribe().await.unwrap();
     let run = session.start_run("go").await.unwrap();
     timeout(SOON, async {
-        use crate::event::Event;
-        use crate::telemetry::FeedItem;
-        use futures::StreamExt as _;
         loop {
             let Some(FeedItem::Event(published)) = events.next().await else { panic!("ended") };
             if let Event::AttemptStarted { wait, .. } = published.event {
