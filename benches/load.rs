@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use callsheet::config::BaseUrl;
-use callsheet::load::{self, ExpectedAnswer, LoadJournal, LoadOptions, LoadProgress};
+use callsheet::load::{self, ExpectedRun, LoadJournal, LoadOptions, LoadProgress};
 use report::Report;
 use serde_json::Value;
 use service::{FAT, W1, Workload};
@@ -132,13 +132,13 @@ fn callsheet_row(
     journal: &str,
     renew: u32,
 ) -> Row {
-    let journal = LoadJournal::WORDS.iter().find(|(word, _)| *word == journal).unwrap().1;
+    let journal = LoadJournal::NAMES.iter().find(|(name, _)| *name == journal).unwrap().1;
     let options = LoadOptions {
         sessions,
         runs,
         journal,
         renew_after: Some(renew).filter(|renew| *renew > 0),
-        expected: ExpectedAnswer { calls: Some(workload.calls), text: None },
+        expected: ExpectedRun { calls: Some(workload.calls), text: None },
         ..LoadOptions::new(BaseUrl::parse(base_url).unwrap(), "m")
     };
     let (counts, stop) = (Arc::new(LoadProgress::default()), CancellationToken::new());

@@ -440,7 +440,7 @@ fn wrong_definitions_name_line_key_and_remedy() {
         ),
         (
             "url = \"http://a/\"\nsecret_headers = { a = \"UNSET_X\" }",
-            "5: tools.t.secret_headers.a: the environment variable UNSET_X is not set: set it before the host starts",
+            "5: tools.t.secret_headers.a: the environment variable UNSET_X is not set or is blank: set it before the host starts",
         ),
         (
             "url = \"http://a/\"\nallow = [\"http://b\"]",

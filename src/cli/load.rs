@@ -16,7 +16,7 @@ use super::setup::{number_in, refused_key};
 use super::signals::Signals;
 use crate::config::{ApiKey, BaseUrl, REHEARSAL, parse_duration};
 use crate::load::{
-    self, ExpectedAnswer, LoadError, LoadJournal, LoadOptions, LoadProgress, LoadReport, RUNS_MAX,
+    self, ExpectedRun, LoadError, LoadJournal, LoadOptions, LoadProgress, LoadReport, RUNS_MAX,
     SESSIONS_MAX, ServiceProcess, Workload,
 };
 use crate::telemetry::{self, LogFormat};
@@ -154,7 +154,7 @@ impl LoadArgs {
         });
         let expected = match service {
             Some(_) => self.workload.workload().expected(),
-            None => ExpectedAnswer { calls: self.expect_calls, text: self.expect_text.clone() },
+            None => ExpectedRun { calls: self.expect_calls, text: self.expect_text.clone() },
         };
         Ok(LoadOptions {
             api_key: api_key.transpose()?,
@@ -166,7 +166,7 @@ impl LoadArgs {
             stream: self.stream,
             journal: self.journal,
             data_dir: self.data_dir.clone(),
-            time_max: self.max_time,
+            max_time: self.max_time,
             expected,
             ..LoadOptions::new(base_url, model)
         })
@@ -298,7 +298,7 @@ fn parse_time(text: &str) -> Result<Duration, String> {
 }
 
 fn parse_journal(text: &str) -> Result<LoadJournal, String> {
-    let found = LoadJournal::WORDS.iter().find(|(word, _)| *word == text);
+    let found = LoadJournal::NAMES.iter().find(|(name, _)| *name == text);
     let none = || format!("must be \"strict\", \"relaxed\" or \"memory\", not {text:?}");
     found.map(|(_, journal)| *journal).ok_or_else(none)
 }

@@ -1,9 +1,9 @@
 //! `callsheet serve`: runs the host and its HTTP API.
 
-use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 
@@ -13,9 +13,11 @@ use super::output;
 use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use super::signals::Signals;
 use crate::config::{Config, JournalEngine, REHEARSAL, parse_listen};
+use crate::rehearsal::Rehearsal;
 use crate::runtime::{AgentRules, Host};
-use crate::server::{self, ServerOptions};
+use crate::server::{self, ServerHandle, ServerOptions};
 use crate::telemetry::{self, LogFormat};
+use crate::tool::ToolRegistry;
 use crate::types::millis;
 
 /// Flags of `callsheet serve`.
@@ -36,10 +38,12 @@ pub(super) struct ServeArgs {
     check: bool,
 }
 
+/// The exit status after a second signal: 128 + SIGINT (2), as shells report a process that SIGINT ended.
+const INTERRUPTED: u8 = 130;
+
 /// Runs the host and its HTTP API until a signal arrives.
 pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
     let LoadedConfig { mut config, file } = args.config.load()?;
-    let named_file = args.config.named_file();
     if let Some(listen) = args.listen {
         config.set_listen(listen).map_err(CommandError::usage)?;
     }
@@ -47,72 +51,106 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
         config.host.data_dir.clone_from(dir);
     }
     let tools = setup::tools(&config)?;
-    let source = file.map_or_else(|| "the defaults".to_owned(), |file| file.display().to_string());
+    let config_source =
+        file.map_or_else(|| "the defaults".to_owned(), |file| file.display().to_string());
     if args.check {
-        // The host makes the models and agents in the same way when it starts.
-        AgentRules::new(&config, tools).map_err(CommandError::usage)?;
-        let (models, agents) = (config.models.len(), config.agents.len());
-        let summary = format!("{source}: valid (models: {models}, agents: {agents})\n");
-        output::to_stdout(&summary).map_err(|error| output::write_error(&error))?;
-        return Ok(ExitCode::SUCCESS);
+        return check(&config, tools, &config_source);
     }
     telemetry::init(args.log_format).map_err(CommandError::usage)?;
-    let listen = config.host.listen;
-    let listener = TcpListener::bind(listen).await.map_err(|error| {
-        CommandError::usage(format!("listen on {listen}: {}", listen_error(&error)))
-    })?;
-    // Handlers must be installed before the banner, because its reader may send a signal.
-    let mut signals = Signals::new().map_err(CommandError::failed)?;
-    let rehearsal = setup::start_rehearsal(&mut config).await?;
-    let options = ServerOptions::from(&config.host).with(|options| {
-        options.max_connections = open_files::raise_open_file_limit(options.max_connections);
-    });
-    let configured = config.clone();
-    let host = Host::builder()
-        .config(config)
-        .tools(tools)
-        .journal_holder(format!("listening on {listen}"))
-        .start()
-        .await
-        .map_err(|error| setup::start_error(error).naming_data_dir_flag(args.data_dir.is_some()))?;
-    // Returns at once. Connections are served in the background.
-    let http_server =
-        server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;
-    let addr = http_server.addr();
-    match args.log_format {
-        // Without log lines of this level, only the banner has the address.
-        LogFormat::Json if tracing::enabled!(tracing::Level::INFO) => {
-            log_start(&configured, addr, &source);
-        }
-        LogFormat::Text | LogFormat::Json => {
-            output::to_stderr(&banner(&configured, addr, &source, named_file));
-        }
-    }
+    let server = start(&mut config, tools, args.data_dir.is_some()).await?;
+    announce_start(&args, &config, server.http_server.addr(), &config_source);
+    Ok(server.wait(&config, args.log_format).await)
+}
 
-    signals.next().await;
-    let grace = configured.host.shutdown_grace;
-    match args.log_format {
-        LogFormat::Text => {
-            let seconds = grace.as_secs_f64();
-            let line = format!("callsheet: stopping; running tools have {seconds} s to end\n");
-            output::to_stderr(&line);
-        }
-        LogFormat::Json => tracing::info!(shutdown_grace_ms = millis(grace), "stopping"),
-    }
-    tokio::select! {
-        () = host.shutdown() => {}
-        // The second signal exits at once.
-        () = signals.next() => return Ok(ExitCode::from(130)),
-    }
-    http_server.shutdown().await;
-    if let Some(rehearsal) = rehearsal {
-        rehearsal.shutdown().await;
-    }
+/// Checks the models and agents as the host does at its start, and prints a summary of the configuration.
+fn check(
+    config: &Config,
+    tools: ToolRegistry,
+    config_source: &str,
+) -> Result<ExitCode, CommandError> {
+    AgentRules::new(config, tools).map_err(CommandError::usage)?;
+    let (models, agents) = (config.models.len(), config.agents.len());
+    let summary = format!("{config_source}: valid (models: {models}, agents: {agents})\n");
+    output::to_stdout(&summary).map_err(|error| output::write_error(&error))?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// A host with its HTTP server and its rehearsal model.
+struct RunningServer {
+    http_server: ServerHandle,
+    host: Host,
+    rehearsal: Option<Rehearsal>,
+    signals: Signals,
+}
+
+/// Starts the host and its HTTP server. Sets the address of the rehearsal model in the configuration.
+async fn start(
+    config: &mut Config,
+    tools: ToolRegistry,
+    has_data_dir_flag: bool,
+) -> Result<RunningServer, CommandError> {
+    let requested_addr = config.host.listen;
+    let listener = TcpListener::bind(requested_addr).await.map_err(|error| {
+        CommandError::usage(format!("listen on {requested_addr}: {}", listen_error(&error)))
+    })?;
+    // The handlers are installed before the start is announced, because a reader of the announcement may send
+    // a signal at once.
+    let signals = Signals::new().map_err(CommandError::failed)?;
+    let rehearsal = setup::start_rehearsal(config).await?;
+    let options = ServerOptions::from(&config.host).with(|options| {
+        options.max_connections = open_files::raise_open_file_limit(options.max_connections);
+    });
+    let host = Host::builder()
+        .config(config.clone())
+        .tools(tools)
+        .journal_holder(format!("listening on {requested_addr}"))
+        .start()
+        .await
+        .map_err(|error| setup::start_error(error).naming_data_dir_flag(has_data_dir_flag))?;
+    // The server handles connections in the background.
+    let http_server =
+        server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;
+    Ok(RunningServer { http_server, host, rehearsal, signals })
+}
+
+impl RunningServer {
+    /// Waits for a signal, and shuts everything down. A second signal ends the wait for the host.
+    async fn wait(mut self, config: &Config, log_format: LogFormat) -> ExitCode {
+        self.signals.next().await;
+        let grace = config.host.shutdown_grace;
+        match log_format {
+            LogFormat::Text => output::to_stderr(&shutdown_line(grace)),
+            LogFormat::Json => tracing::info!(shutdown_grace_ms = millis(grace), "stopping"),
+        }
+        tokio::select! {
+            () = self.host.shutdown() => {}
+            () = self.signals.next() => return ExitCode::from(INTERRUPTED),
+        }
+        self.http_server.shutdown().await;
+        if let Some(rehearsal) = self.rehearsal {
+            rehearsal.shutdown().await;
+        }
+        ExitCode::SUCCESS
+    }
+}
+
+fn shutdown_line(grace: Duration) -> String {
+    format!("callsheet: stopping; running turns have {} s to finish\n", grace.as_secs_f64())
+}
+
+/// Logs the start, or prints the banner.
+fn announce_start(args: &ServeArgs, config: &Config, bound_addr: SocketAddr, config_source: &str) {
+    // Without log lines of this level, only the banner names the address.
+    if args.log_format == LogFormat::Json && tracing::enabled!(tracing::Level::INFO) {
+        log_start(config, bound_addr, config_source);
+    } else {
+        let named_file = args.config.named_file();
+        output::to_stderr(&banner(config, bound_addr, config_source, named_file));
+    }
+}
+
 /// Logs the agents with their models, and the address.
-fn log_start(config: &Config, addr: SocketAddr, source: &str) {
+fn log_start(config: &Config, bound_addr: SocketAddr, config_source: &str) {
     for (name, agent) in &config.agents {
         for model_name in agent.models() {
             let Some(model) = config.models.get(model_name) else { continue };
@@ -125,63 +163,82 @@ fn log_start(config: &Config, addr: SocketAddr, source: &str) {
             );
         }
     }
-    tracing::info!(address = %addr, configuration = source, "listening");
+    tracing::info!(address = %bound_addr, configuration = config_source, "listening");
 }
 
 /// Returns the text at start: the address, the agents and their models, and commands to try. `named_file` is the
 /// configuration file that `--config` names.
-fn banner(config: &Config, addr: SocketAddr, source: &str, named_file: Option<&Path>) -> String {
-    let mut text = format!("callsheet: listening on http://{addr} (configuration: {source})\n");
-    let addr = reachable(addr);
+fn banner(
+    config: &Config,
+    bound_addr: SocketAddr,
+    config_source: &str,
+    named_file: Option<&Path>,
+) -> String {
+    let mut lines = vec![format!(
+        "callsheet: listening on http://{bound_addr} (configuration: {config_source})"
+    )];
     for (name, agent) in &config.agents {
         let mut label = format!("agent {name}");
         for model_name in agent.models() {
             let Some(model) = config.models.get(model_name) else { continue };
-            let _ = if model_name == REHEARSAL {
-                writeln!(text, "  {label}: the offline rehearsal model (not a real model)")
+            lines.push(if model_name == REHEARSAL {
+                format!("  {label}: the offline rehearsal model (not a real model)")
             } else {
-                writeln!(text, "  {label}: {} at {}", model.model, model.base_url)
-            };
+                format!("  {label}: {} at {}", model.model, model.base_url)
+            });
             "  fallback".clone_into(&mut label);
         }
     }
-    match config.journal.engine {
+    lines.push(match config.journal.engine {
         JournalEngine::Sqlite => {
-            let _ = writeln!(text, "  sessions are stored in {}", config.host.data_dir.display());
+            format!("  sessions are stored in {}", config.host.data_dir.display())
         }
         JournalEngine::Memory => {
-            text.push_str("  sessions are in memory and are lost when this host stops\n")
+            "  sessions are in memory and are lost when this host stops".to_owned()
         }
+    });
+    if config.host.token.is_some() {
+        lines.push(format!("  requests need the bearer token in {}", config.host.token_env));
     }
-    let token = if config.host.token.is_some() {
-        let _ = writeln!(text, "  requests need the bearer token in {}", config.host.token_env);
-        format!(" -H \"authorization: Bearer ${}\"", config.host.token_env)
-    } else {
-        String::new()
-    };
+    lines.push("Try:".to_owned());
+    lines.extend(commands_to_try(config, reachable(bound_addr), named_file));
+    lines.push("Stop with Ctrl-C.\n".to_owned());
+    lines.join("\n")
+}
+
+/// Returns lines with commands: a run without this host, a session of this host, and a run of that session.
+fn commands_to_try(config: &Config, addr: SocketAddr, named_file: Option<&Path>) -> [String; 3] {
     let agent = config.agents.keys().next().map_or("default", String::as_str);
     let agent_flag = if agent == "default" { String::new() } else { format!(" --agent {agent}") };
     let config_flag = named_file.map(|file| format!(" --config {}", shell_word(file)));
     let config_flag = config_flag.unwrap_or_default();
-    let _ = write!(
-        text,
-        "Try:\n  callsheet run{config_flag}{agent_flag} \"What time is it in Tokyo and in Beijing, and what is 17 % of 2,350?\"\n  \
-         curl -s http://{addr}/v1/sessions{token} -H 'content-type: application/json' -d '{{\"id\":\"demo\",\"agent\":\"{agent}\"}}'\n  \
-         curl -N http://{addr}/v1/sessions/demo/runs{token} -H 'content-type: application/json' \
-         -H 'accept: text/event-stream' -d '{{\"input\":\"What time is it in Tokyo?\"}}'\n\
-         Stop with Ctrl-C.\n"
-    );
-    text
+    let token_header = if config.host.token.is_some() {
+        format!(" -H \"authorization: Bearer ${}\"", config.host.token_env)
+    } else {
+        String::new()
+    };
+    let json_header = "-H 'content-type: application/json'";
+    [
+        format!(
+            "  callsheet run{config_flag}{agent_flag} \"What time is it in Tokyo and in Beijing, \
+             and what is 17 % of 2,350?\""
+        ),
+        format!(
+            "  curl -s http://{addr}/v1/sessions{token_header} {json_header} \
+             -d '{{\"id\":\"demo\",\"agent\":\"{agent}\"}}'"
+        ),
+        format!(
+            "  curl -N http://{addr}/v1/sessions/demo/runs{token_header} {json_header} \
+             -H 'accept: text/event-stream' -d '{{\"input\":\"What time is it in Tokyo?\"}}'"
+        ),
+    ]
 }
 
 /// Returns a path as a word of a shell, in quotes if it needs them.
 fn shell_word(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
-    match text.bytes().all(is_plain) {
-        true => text,
-        false => format!("'{}'", text.replace('\'', r"'\''")),
-    }
+    if text.bytes().all(is_plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
 /// Replaces an unspecified address ("all addresses") by the loopback address, which a client can
@@ -218,6 +275,12 @@ mod tests {
             assert!(text.contains(&format!("curl -s http://{reached}/v1/sessions ")), "{text}");
             assert!(text.contains("\n  callsheet run \"What"), "{text}");
         }
+    }
+
+    #[test]
+    fn the_time_of_running_turns_is_announced_at_shutdown() {
+        let line = shutdown_line(Duration::from_millis(10_500));
+        assert_eq!(line, "callsheet: stopping; running turns have 10.5 s to finish\n");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `[host]`.
+//! The configuration of the host: `[host]`.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::model::ApiKey;
 
-/// The default environment variable for the host's token.
+/// The default of [`HostConfig::token_env`].
 pub const TOKEN_ENV: &str = "CALLSHEET_TOKEN";
 
 /// The configuration of the host: address, access and limits.
@@ -23,12 +23,12 @@ pub struct HostConfig {
     /// The address to listen on. Default: `127.0.0.1:7700`.
     pub listen: SocketAddr,
     /// `Host` headers that are accepted besides loopback names and the listen address. Lower case. A
-    /// name with a port is accepted only with that port.
+    /// name with a port is accepted only with that port. Default: none.
     pub allowed_hosts: Vec<String>,
     /// The environment variable that holds the token. If the file names it, the variable must be
-    /// set; the default one may be unset or blank.
+    /// set; the default one may be unset or blank. Default: `CALLSHEET_TOKEN`.
     pub token_env: String,
-    /// The token that requests must have. `None` means that they need none.
+    /// The token that requests must have. `None` means that they need none. Default: `None`.
     pub token: Option<ApiKey>,
     /// The time that running turns have to finish at shutdown. Default: 10 seconds. After it, they
     /// are cancelled.
@@ -43,13 +43,16 @@ pub struct HostConfig {
     /// Maximum size of a session's stored records in bytes. Default: 256 MiB. A session that is larger
     /// accepts no more inputs. `None` means no limit.
     pub max_session_bytes: Option<u64>,
-    /// Maximum number of open connections of the HTTP server. Default: 20,000.
+    /// Maximum number of open connections of the HTTP server. Default: 20,000. Beyond it, the oldest
+    /// connection without a complete request is closed for a new one. If there is none, the new one is
+    /// refused.
     pub max_connections: usize,
     /// The time limit for receiving the header of an HTTP request. Default: 10 seconds.
     pub header_read_timeout: Duration,
     /// The time limit of one write to an HTTP client. Default: 30 seconds.
     pub write_timeout: Duration,
-    /// Maximum number of HTTP answers above 1 MiB at once. Default: 8.
+    /// Maximum number of HTTP answers above 1 MiB at once. Default: 8. Further ones are refused with
+    /// status 503.
     pub max_large_answers: usize,
     /// The directory of the journal. Default: `./callsheet-data`. A relative path starts at the
     /// host's working directory.
@@ -60,7 +63,10 @@ pub struct HostConfig {
 }
 
 impl HostConfig {
-    /// Checks that the address is loopback or requests need a token.
+    /// Checks that the address is loopback, or that requests need a token.
+    ///
+    /// # Errors
+    /// If the address is not loopback, and there is no token.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.listen.ip().is_loopback() || self.token.is_some() {
             return Ok(());
@@ -92,7 +98,8 @@ impl Default for HostConfig {
     }
 }
 
-/// Parses an address with a port from the file or the command line. `localhost` means 127.0.0.1.
+/// Parses an address with a port from the file or the command line. The name `localhost` means 127.0.0.1.
+/// Other names are not resolved.
 ///
 /// # Errors
 /// If the text is not an address with a port.

@@ -176,6 +176,8 @@ pub fn plan_summary(messages: &[Arc<Message>], limits: SummaryLimits) -> Option<
         if turns == limits.turns_max || turn_tokens > limits.turn_tokens_max {
             break;
         }
+        // A summary ends only before a response or after the last message. So a call is never separated from its
+        // results.
         if as_response(message).is_some() {
             (turns, end) = (turns + 1, at);
         }

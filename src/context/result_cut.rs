@@ -1,5 +1,6 @@
-//! The part of a result that the model sees: all of it, or its beginning and its end with its reference.
-//! Truncates outputs of tools above `max_result_bytes`.
+//! The part of a result that the model sees. Truncates outputs of tools above `max_result_bytes` (64 KiB by
+//! default): the model sees the beginning and the end with the reference of the result, or, without `references`,
+//! only the beginning. A note has the size of the whole.
 
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::options::ExpectedAnswer;
+use super::options::ExpectedRun;
 use super::work;
 use crate::message::Message;
 use crate::runtime::{CallReport, RunReport};
@@ -25,7 +25,7 @@ fn fault(kind: &str, example: impl Into<String>) -> AnswerFault {
 ///
 /// # Errors
 /// The first fault.
-pub(super) fn check(report: &RunReport, expected: &ExpectedAnswer) -> Result<(), AnswerFault> {
+pub(super) fn check(report: &RunReport, expected: &ExpectedRun) -> Result<(), AnswerFault> {
     check_end(report)?;
     check_calls(&report.calls)?;
     let called = check_messages(report.run_messages(), &report.text)?;

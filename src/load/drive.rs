@@ -98,7 +98,7 @@ pub async fn run(
     stop: &CancellationToken,
 ) -> Result<LoadReport, LoadError> {
     raise_open_files(options.sessions)?;
-    let deadline = Instant::now() + options.time_max;
+    let deadline = Instant::now() + options.max_time;
     let directory = JournalDirectory::new(&options)?;
     let warm_up = options.sessions.min(WARM_UP_MAX);
     // The warm-up uses the slots after the measured ones.

@@ -33,7 +33,7 @@ mod work;
 use std::io;
 
 pub use drive::{LoadProgress, run};
-pub use options::{ExpectedAnswer, LoadJournal, LoadOptions, RUNS_MAX, SESSIONS_MAX};
+pub use options::{ExpectedRun, LoadJournal, LoadOptions, RUNS_MAX, SESSIONS_MAX};
 pub use process::{ProcessMemory, cpu_time, memory, raise_open_files};
 pub use report::{LoadReport, Median, Quantiles};
 pub use service::{ServiceProcess, Workload, serve};

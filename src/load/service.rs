@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::Serialize;
 use serde_json::json;
 
-use super::options::ExpectedAnswer;
+use super::options::ExpectedRun;
 use super::{LoadError, work};
 use crate::config::BaseUrl;
 use crate::rehearsal::{Call, Rehearsal, RehearsalOptions, Response, Script};
@@ -41,8 +41,8 @@ impl Default for Workload {
 impl Workload {
     /// Returns the expected answer of a run.
     #[must_use]
-    pub fn expected(&self) -> ExpectedAnswer {
-        ExpectedAnswer {
+    pub fn expected(&self) -> ExpectedRun {
+        ExpectedRun {
             calls: Some(self.calls as usize),
             text: Some(self.text("All of it is done").concat()),
         }

@@ -40,8 +40,8 @@ pub enum ResponseEnding {
     /// The response reached its maximum length. Calls that had not started are answered with an
     /// error.
     Length,
-    /// The response was refused or filtered. Calls that had not started are removed from the
-    /// history.
+    /// The response was refused or filtered, or a hook refused its request. Calls that had not started
+    /// are removed from the history.
     Refused,
     /// The response broke after a call with effects had started. The received part is kept as the
     /// turn.

@@ -18,7 +18,7 @@ use super::message::{
     SessionMessage, StartTool, StreamMessage, ToolCommand, ToolSupervisorMessage,
     ToolSupervisorRef, TurnStart,
 };
-use super::model::{ModelRequest, StallClock};
+use super::model::{HostLagClock, ModelRequest};
 use super::model_limiter::BreakerPermitGuard;
 use super::publish::Publisher;
 use super::references::SessionReferences;
@@ -49,7 +49,7 @@ pub(super) struct AccumulatorSetup {
     pub(super) publisher: Publisher,
     pub(super) tool_limiters: ToolLimiters,
     pub(super) gauges: Gauges,
-    pub(super) stalls: StallClock,
+    pub(super) stalls: HostLagClock,
     /// The call that opened the session, if it is a child session.
     pub(super) parent: Option<Arc<ParentCall>>,
 }
@@ -142,7 +142,7 @@ struct TurnTimer {
 impl TurnTimer {
     /// Returns whether it fires so late that the host was stalled.
     fn is_late(&self) -> bool {
-        !self.has_grace && StallClock::is_stall(self.at.elapsed())
+        !self.has_grace && HostLagClock::is_stall(self.at.elapsed())
     }
 }
 
@@ -166,7 +166,7 @@ impl Actor for AccumulatorActor {
 }
 
 impl CurrentTurn {
-    fn begin(start: TurnStart, started: StartedCalls, stalls: &StallClock) -> Self {
+    fn begin(start: TurnStart, started: StartedCalls, stalls: &HostLagClock) -> Self {
         let TurnStart { spec, scope, request, resume, cancel } = start;
         let number = spec.number;
         let turn = match resume {
@@ -205,7 +205,7 @@ impl CurrentTurn {
     }
 
     /// Notifies the turn of the time for which the host was stalled since the last call.
-    fn count_stalls(&mut self, stalls: &StallClock) {
+    fn count_stalls(&mut self, stalls: &HostLagClock) {
         let stalled = stalls.stalled();
         let uncounted = stalled.saturating_sub(self.counted_stalls);
         if !uncounted.is_zero() {

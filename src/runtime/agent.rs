@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 
 use super::error::HostError;
 use super::gauge::Gauge;
-use super::model::{ModelRequest, StallClock};
+use super::model::{HostLagClock, ModelRequest};
 use super::models::{Model, ModelChain, ModelSources};
 use super::tool_limiter::ToolLimiters;
 use crate::config::{
@@ -718,7 +718,7 @@ impl AgentRules {
             config,
             &ModelSources::default(),
             &Telemetry::new(&[]),
-            &StallClock::default(),
+            &HostLagClock::default(),
             &Secrets::default(),
         )?);
         let tool_limiters = ToolLimiters::new(&tools, &Gauge::default());

@@ -284,7 +284,7 @@ impl HostError {
             | Self::NoSuchRecord { .. }
             | Self::NoSuchResult(_)
             | Self::UnknownEventId { .. }
-            | Self::Approval(ApprovalError::NotAsked)
+            | Self::Approval(ApprovalError::NoSuchApproval)
             | Self::ClientResult(ClientResultError::NoSuchCall)
             | Self::SessionClosed => ErrorKind::NotFound,
             Self::SessionExists
@@ -338,7 +338,7 @@ impl HostError {
             Self::ClientResult(ClientResultError::TooLarge { .. }) => "result_too_large",
             Self::UnknownModel { .. } => "unknown_model",
             Self::EmptyInput => "empty_input",
-            Self::Approval(ApprovalError::NotAsked) => "no_such_approval",
+            Self::Approval(ApprovalError::NoSuchApproval) => "no_such_approval",
             Self::Approval(ApprovalError::Stale) => "stale_approval",
             Self::Approval(ApprovalError::Decided(_)) => "already_decided",
             Self::Approval(ApprovalError::WhichPhase) => "phase_needed",

@@ -2,7 +2,10 @@
 //!
 //! While all permits are in use, requests wait. Sessions are served in turn, and the requests of one
 //! session in the order in which they came. A session with many waiting requests therefore does not
-//! delay the first request of another one.
+//! delay the first request of another one, and no session starves.
+//!
+//! A child session counts as a session of its own. There are no weights, priorities or tenants: each session with
+//! waiting requests gets the same share.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

@@ -466,7 +466,7 @@ impl SessionHandle {
             SessionMessage::Decide { key, decision, reply }
         };
         let (decided, live) = self.ask_turn(ask).await?;
-        if decided == Err(ApprovalError::NotAsked) {
+        if decided == Err(ApprovalError::NoSuchApproval) {
             // The decision may concern a turn that is over.
             return stored_sessions::decided(self, key, decision).await;
         }

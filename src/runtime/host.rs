@@ -25,8 +25,10 @@ const MAINTENANCE_PERIOD_MAX: Duration = Duration::from_secs(5);
 /// The interval at which the lag of the event loop is measured.
 const LAG_PERIOD: Duration = Duration::from_millis(100);
 
-/// Maximum number of times that a session is restarted after it died during a run.
-const RESTARTS_MAX: u32 = 3;
+/// Maximum number of deaths of a session's actor after which the host restarts it to continue its run. After a later
+/// death, only a request wakes the session. Deaths without a run count too, until [`DEATHS_KEPT`] has passed
+/// without a death.
+const SESSION_RESTARTS_MAX: u32 = 3;
 /// The time after the last death of a session at which its deaths are forgotten.
 const DEATHS_KEPT: Duration = Duration::from_secs(600);
 
@@ -112,7 +114,8 @@ impl Actor for HostActor {
     }
 }
 
-/// Measures how late the runtime wakes a sleeping task.
+/// Measures how late the runtime wakes a sleeping task: for the metric, and for the time limits that do not count
+/// the host's own lag (`model::HostLagClock`).
 async fn measure_lag(host: Arc<HostState>) {
     loop {
         let due = Instant::now() + LAG_PERIOD;
@@ -168,19 +171,20 @@ impl HostActor {
         let shared = &self.link.shared;
         // A session that was closed or hibernates is not in the index any more.
         if shared.replace(&id, actor, Some(SessionSlot::Waking(Vec::new()))) {
-            self.restart(id, live);
+            self.handle_session_death(id, live);
         }
         self.link.shared.update_counts();
     }
 
     /// Handles the death of a session actor, which is a bug. First waits until its appended records are
-    /// stored. If a run was open, then wakes the session to continue the run.
-    fn restart(&mut self, id: SessionId, dead: Arc<AwakeSession>) {
+    /// stored. If a run was open, then wakes the session to continue the run, at most [`SESSION_RESTARTS_MAX`]
+    /// times.
+    fn handle_session_death(&mut self, id: SessionId, dead: Arc<AwakeSession>) {
         let (deaths, last) = self.deaths.entry(id.clone()).or_insert((0, Instant::now()));
         (*deaths, *last) = (*deaths + 1, Instant::now());
         let ran = dead.activity.running.load(Ordering::Acquire);
         self.link.shared.set_sleeping_run(&id, ran);
-        let restarts = ran && *deaths <= RESTARTS_MAX && !self.link.shared.is_closing();
+        let restarts = ran && *deaths <= SESSION_RESTARTS_MAX && !self.link.shared.is_closing();
         let link = self.link.clone();
         dead.log.close();
         task::detach(async move {

@@ -37,7 +37,7 @@ use super::error::HostError;
 use super::extensions::ExtensionsBySession;
 use super::gauge::{CountGuard, Gauges};
 use super::message::{HostMessage, SessionMessage};
-use super::model::StallClock;
+use super::model::HostLagClock;
 use super::models::Model;
 use super::publish::{FeedAccess, Publisher};
 use super::read_threads::ReadThreads;
@@ -69,7 +69,7 @@ pub(super) struct HostState {
     pub(super) models: Arc<BTreeMap<String, Arc<Model>>>,
     pub(super) journal: Arc<dyn Journal>,
     pub(super) telemetry: Telemetry,
-    pub(super) stalls: StallClock,
+    pub(super) stalls: HostLagClock,
     pub(super) secrets: Secrets,
     pub(super) gauges: Gauges,
     pub(super) pool: BlockingPool,
@@ -510,11 +510,11 @@ impl HostRef {
         });
     }
 
-    /// Wakes a session whose actor died, if a run is to continue (`has_run`) or a request waits.
+    /// Wakes a session whose actor died, if its run is to continue now (`wake_now`) or a request waits.
     /// Otherwise the next request wakes it.
-    pub(super) fn finish_restart(&self, id: &SessionId, has_run: bool) {
+    pub(super) fn finish_restart(&self, id: &SessionId, wake_now: bool) {
         let mut index = self.shared.index.lock();
-        let is_needed = matches!(index.get(id), Some(SessionSlot::Waking(waiting)) if has_run || !waiting.is_empty());
+        let is_needed = matches!(index.get(id), Some(SessionSlot::Waking(waiting)) if wake_now || !waiting.is_empty());
         if is_needed {
             self.wake(id);
         } else {

@@ -9,7 +9,7 @@
 //! exception: it runs the tool in its start. When the accumulator dies, the session resumes the turn
 //! from its records, and the turn attaches to the calls that still run. When another actor of the
 //! run dies, the session ends the others and continues as after a crash of the host. After
-//! `RECOVERIES_MAX` replacements in a run, the next death ends the run (`session/recovery`).
+//! `RUN_RECOVERIES_MAX` replacements in a run, the next death ends the run (`session/recovery`).
 //!
 //! Look a rule up here:
 //!
@@ -19,7 +19,8 @@
 //! | expiry of an approval while its session hibernates | `maintenance` |
 //! | deletion of idle sessions for good (`keep_idle`; retention, TTL); deletion on request | `maintenance`; `session/end`, `stored_sessions` |
 //! | crash recovery, restart of the host: unfinished runs (`resume`) | `recovery`; outcomes of their calls: `turn::resume` |
-//! | supervision: death and restart of the accumulator or of another actor of a run, `RECOVERIES_MAX` | `session/recovery` |
+//! | supervision: death and restart of the accumulator or of another actor of a run, `RUN_RECOVERIES_MAX` | `session/recovery` |
+//! | supervision: death (panic) of a session's actor; restart, `SESSION_RESTARTS_MAX`, requests that it had not answered | `host` (`handle_session_death`), `host_ref` (`finish_restart`, `request`) |
 //! | failure of the journal | `session/end` |
 //! | graceful shutdown (`shutdown_grace`): drains running turns, then interrupts them | [`Host::shutdown`]; the HTTP server: `server::ServerHandle` |
 //! | sub-agents (agents as tools): what a child inherits, `max_depth`, `max_children`, `agent_events`, how a child that failed becomes an error of the call (`result`) | `child_sessions`, `agent_trees`; their budget and cancellation: `turn::agent_calls` |
@@ -28,10 +29,10 @@
 //! | slow subscribers | `telemetry::feed`; capacity of their queues: `publish` |
 //! | cancellation of a tool, `cancel_grace`, kill; panic of a tool, outcome of a call whose actor died | `supervisor` |
 //! | attempts of a call (`retries`, the wait that a tool asks for) | `tool` |
-//! | concurrency of a tool (`max_concurrent`) and of a model (`max_concurrent_requests`), fairness between sessions | `tool_limiter`, `model_limiter`, `fair_semaphore` |
+//! | concurrency of a tool (`max_concurrent`) and of a model (`max_concurrent_requests`), fairness between sessions (no starvation) | `tool_limiter`, `model_limiter`, `fair_semaphore` |
 //! | rate limit of a tool (`rate`) | `tool_limiter`; rate limits of a service (HTTP 429): `turn::retry` |
 //! | circuit breaker of a model, of a tool | `model_limiter`, `tool_limiter`; both with the machine `turn::breaker` |
-//! | timeouts of a request: `first_event_timeout`, `idle_timeout`, `answer_timeout` | `model/exchange` |
+//! | timeouts of a request: `first_event_timeout`, `idle_timeout`, `answer_timeout`; a stream that stalls (no bytes, pings only) | `model/exchange`, `model/deadline`; a model of the program: `model/source` |
 //! | errors of a provider that are retried | `types::response` (`is_transient`); number of attempts, backoff, `Retry-After`: `turn::retry` |
 //! | kind and status of a provider's error | `model/error` (connection, headers), `wire::error` (body, error in a stream) |
 //!
@@ -163,7 +164,7 @@ use host::HostActor;
 pub(crate) use host_ref::ToolSources;
 use host_ref::{HostRef, HostState};
 use message::SessionMessage;
-use model::StallClock;
+use model::HostLagClock;
 use models::Model;
 pub(crate) use models::ModelSources;
 use read_threads::ReadThreads;
@@ -386,7 +387,7 @@ impl Host {
         tools.apply_overrides(&config.tools);
         // Another host may use the registry, too.
         tools.renew_servers();
-        let (gauges, stalls) = (Gauges::default(), StallClock::default());
+        let (gauges, stalls) = (Gauges::default(), HostLagClock::default());
         let tool_limiters = ToolLimiters::new(&tools, &gauges.waiting_calls);
         let traces = |metrics: &Metrics| Traces::from_env(&config.models, metrics);
         metrics.check().map_err(HostError::Config)?;

@@ -374,7 +374,7 @@ mod tests {
     /// Checks that a request is refused, and returns the time until the next one may succeed.
     async fn refused(limiter: &Arc<ModelLimiter>) -> Option<Duration> {
         let error = acquire(limiter, 9).await.expect_err("the request is refused");
-        assert_eq!(error.kind, ProviderErrorKind::Unavailable);
+        assert_eq!(error.kind, ProviderErrorKind::BreakerOpen);
         error.retry_after
     }
 

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
 use super::error::HostError;
-use super::model::{ModelClient, ModelRequest, ModelService, ModelSource, StallClock};
+use super::model::{HostLagClock, ModelClient, ModelRequest, ModelService, ModelSource};
 use super::model_limiter::{ModelLimiter, ModelReport, ModelStatus};
 use super::model_tokens::LearntTokens;
 use crate::config::{Config, ModelConfig};
@@ -54,7 +54,7 @@ impl Model {
         config: &Config,
         sources: &ModelSources,
         telemetry: &Telemetry,
-        stalls: &StallClock,
+        stalls: &HostLagClock,
         secrets: &Secrets,
     ) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
         let models = config.models.iter().map(|(name, model)| {

@@ -78,7 +78,8 @@ impl ToolLimiters {
     }
 
     /// Requests a permit of a tool for a call of a session. If the call has to wait, `granted` is called when
-    /// it may start; `granted` must be quick. The call also waits for `ready`. A tool without limits needs no
+    /// it may start; `granted` must be quick. The call also waits for `ready` (`Tool::ready`), which ends when
+    /// the MCP server of the tool has started, or at its `start_timeout`. A tool without limits needs no
     /// permit: its calls are granted at once.
     pub(super) fn request_permit(
         &self,
@@ -183,7 +184,7 @@ impl ToolLimiter {
 struct RateLimiter {
     interval: Duration,
     /// Its only permit belongs to the call that starts next.
-    turns: Arc<FairSemaphore>,
+    queue: Arc<FairSemaphore>,
     next_start: Mutex<Instant>,
 }
 
@@ -191,21 +192,21 @@ impl RateLimiter {
     fn new(rate: CallRate) -> Self {
         Self {
             interval: rate.interval(),
-            turns: FairSemaphore::new(std::num::NonZeroU32::MIN, Gauge::default()),
+            queue: FairSemaphore::new(std::num::NonZeroU32::MIN, Gauge::default()),
             next_start: Mutex::new(Instant::now()),
         }
     }
 
     /// Starts a call if it does not have to wait. Returns whether it does not.
     fn start_now(&self, session: ActorId) -> bool {
-        let (reply, _turn) = self.turns.request(session, || ());
+        let (reply, _turn) = self.queue.request(session, || ());
         reply == PermitReply::Granted && self.try_start().is_ok()
     }
 
     /// Waits until a call may start, and starts it.
     async fn wait(&self, session: ActorId) {
         let (grant, granted) = oneshot::channel();
-        let (reply, _turn) = self.turns.request(session, move || {
+        let (reply, _turn) = self.queue.request(session, move || {
             let _ = grant.send(());
         });
         if reply == PermitReply::Waiting {

@@ -55,7 +55,7 @@ pub(super) async fn decide(
     let key: CallKey = path
         .ok()
         .and_then(|Path((_, tool_id))| tool_id.parse().ok())
-        .ok_or(HostError::Approval(ApprovalError::NotAsked))?;
+        .ok_or(HostError::Approval(ApprovalError::NoSuchApproval))?;
     let arguments_sha256 = arguments_sha256.ok_or_else(|| {
         let message = "arguments_sha256 is missing: copy it from the tool_approval event or from \
                        current_run.approvals of the session";

@@ -5,8 +5,8 @@
 //!
 //! | change | when | what it replaces | what it keeps |
 //! | --- | --- | --- | --- |
-//! | clear old results (`Cleared`) | before a turn whose request is above `clear_at` of the window, if that saves `clear_at_least` | results of tools, each by one line with its reference | the newest `keep_results` results, errors, results of tools with `keep`, results as short as the line |
-//! | summarise (`Summarised`) | before a turn whose request is above `compact_at`; on request of a client | the first messages, by a text that a model writes | the last `keep_turns` turns, users' messages up to `keep_user_tokens`, the references of the newest results |
+//! | clear old results (`Cleared`) | before a turn whose request is above `clear_at` (0.6) of the window, if that saves `clear_at_least` | results of tools, each by one line with its reference | the newest `keep_results` results, errors, results of tools with `keep`, results as short as the line |
+//! | summarise (`Summarised`) | before a turn whose request is above `compact_at` (0.85); on request of a client | the first messages, by a text that a model writes | the last `keep_turns` turns, users' messages up to `keep_user_tokens`, the references of the newest results |
 //! | format compactly (`Formatted`) | once, when a run has ended, with `history = "compact"` | the messages of the run, by one with a log of its calls | the inputs of the run, summaries |
 //!
 //! Steps are decided in `step_before_turn`, `shrink_idle` (formatting, and summaries on request) and
@@ -15,6 +15,11 @@
 //! summary. `context::compaction` plans and applies the changes. While no window is known, only an
 //! overflow and a client lead to a change. A single result is cut to `max_result_bytes` before all this
 //! (`context::result_cut`).
+//!
+//! A summary ends only before a response or after the last message, so that no call is separated from its results.
+//! If no model writes one, or if it does not save a third of the request, the history stays as it is, and
+//! [`Record::LimitReached`] says so (`summary_failed`, `summary_has_no_effect`). The turn then begins. After two of
+//! these the session asks for none by itself until the next input (`FAILED_SUMMARIES_MAX`).
 //!
 //! The word "compact": in `compact_at` and in the request of a client it means the summary, in `history = "compact"`
 //! the formatting, and in [`Record::Compacted`] and the event `context_compacted` any of the three.

@@ -260,6 +260,6 @@ pub(super) fn error_type(kind: ProviderErrorKind) -> &'static str {
         ProviderErrorKind::InStream => "in_stream",
         ProviderErrorKind::Malformed => "malformed",
         ProviderErrorKind::TooLarge => "too_large",
-        ProviderErrorKind::Unavailable => "unavailable",
+        ProviderErrorKind::BreakerOpen => "unavailable",
     }
 }

@@ -67,7 +67,7 @@ const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 9] = [
     Some(ProviderErrorKind::InStream),
     Some(ProviderErrorKind::Malformed),
     Some(ProviderErrorKind::TooLarge),
-    Some(ProviderErrorKind::Unavailable),
+    Some(ProviderErrorKind::BreakerOpen),
 ];
 
 const ANOMALIES: [ArgumentsAnomaly; 5] = [
@@ -386,7 +386,7 @@ impl Metrics {
         error: Option<&ProviderError>,
     ) {
         self.attempts.increment(error.map(|error| error.kind));
-        if error.is_some_and(|error| error.kind == ProviderErrorKind::Unavailable) {
+        if error.is_some_and(|error| error.kind == ProviderErrorKind::BreakerOpen) {
             // No request was sent.
             return;
         }
@@ -677,7 +677,7 @@ mod tests {
             error,
         };
         let trouble = ProviderError::new(ProviderErrorKind::InStream, "broke");
-        let unasked = ProviderError::new(ProviderErrorKind::Unavailable, "it is not asked");
+        let unasked = ProviderError::new(ProviderErrorKind::BreakerOpen, "it is not asked");
         let model = "gen_ai_operation_name=\"chat\",gen_ai_request_model=\"m\"";
         let series = |name: &str, more: &str| format!("{name}{{{model}{more}}}");
         let duration = "gen_ai_client_operation_duration_seconds_count";

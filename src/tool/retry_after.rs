@@ -4,7 +4,7 @@
 use std::time::{Duration, SystemTime};
 
 /// Maximum wait that is read from a response, so that it can be added to a time. It is not the longest wait: a model
-/// is waited for at most `RETRY_AFTER_MAX` of `turn::retry`, and a tool only within its timeout.
+/// is waited for at most `SERVICE_WAIT_MAX` of `turn::retry`, and a tool only within its timeout.
 const RETRY_AFTER_READ_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Returns the requested wait: `retry-after-ms`, or `retry-after` in seconds or as an HTTP date.

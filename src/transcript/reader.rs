@@ -329,7 +329,7 @@ impl<'a> Transcript<'a> {
         let at = start.at;
         let Some(open) = self.open_or_begin_turn(at, turn) else { return };
         let last = open.attempts.last();
-        let expected = last.map_or(1, |last| last.number + 1);
+        let expected = last.map_or(1, |last| last.number.saturating_add(1));
         let is_answered = last.is_some_and(|last| last.response.is_some());
         let is_open = last.is_some_and(|last| !last.is_void());
         let start = Some(start);

@@ -9,8 +9,8 @@
 //! for both is `check_decision`: the turn applies it to its state, and `check_repeated_decision` to the
 //! records of the session.
 //!
-//! Approval timeout: without a decision within the tool's `approval_timeout` the approval expires,
-//! which rejects the call or its result.
+//! Approval timeout: without a decision within the tool's `approval_timeout` (24 h by default) the
+//! approval expires, which rejects the call or its result.
 //!
 //! While the turn waits only for people, that time counts neither as overhead of the turn nor
 //! towards `run_timeout`. Approval timeouts go on, also while the session hibernates
@@ -57,7 +57,7 @@ struct RequestedApproval<'a> {
 enum ApprovalStatus<'a> {
     Pending,
     /// It has no decision and is not pending any more.
-    Void,
+    Closed,
     Decided {
         verdict: ApprovalVerdict,
         /// The answer to a form, with its defaults.
@@ -90,7 +90,7 @@ impl RequestedApproval<'_> {
     ) -> Result<Option<AcceptedDecision>, ApprovalError> {
         match self.status {
             ApprovalStatus::Pending => Ok(Some(AcceptedDecision { phase: self.phase, content })),
-            ApprovalStatus::Void => Err(ApprovalError::NotAsked),
+            ApprovalStatus::Closed => Err(ApprovalError::NoSuchApproval),
             ApprovalStatus::Decided { verdict, content: first } => {
                 let is_same = decision.verdict == verdict && content.as_ref() == first;
                 if is_same { Ok(None) } else { Err(ApprovalError::Decided(verdict)) }
@@ -124,7 +124,7 @@ fn check_decision(
     }
     if is_answer {
         let has_asked = requested.iter().any(|asked| asked.question.is_some());
-        return Err(if has_asked { ApprovalError::Stale } else { ApprovalError::NotAsked });
+        return Err(if has_asked { ApprovalError::Stale } else { ApprovalError::NoSuchApproval });
     }
     let decided = |phase: WaitPhase| {
         requested.iter().rfind(|asked| asked.phase == phase && asked.is_decided())
@@ -145,7 +145,7 @@ fn check_decision(
     let Some(approval) = approval else {
         // Without a phase, the decision may be meant for the open question.
         let is_stale = is_question_open && decision.phase.is_none();
-        return Err(if is_stale { ApprovalError::Stale } else { ApprovalError::NotAsked });
+        return Err(if is_stale { ApprovalError::Stale } else { ApprovalError::NoSuchApproval });
     };
     if !decision.is_about(approval.sha256) {
         return Err(ApprovalError::Stale);
@@ -176,7 +176,7 @@ pub(crate) fn check_repeated_decision<'a>(
                 phase: request.phase,
                 sha256: &request.arguments_sha256,
                 question: request.question.as_deref(),
-                status: ApprovalStatus::Void,
+                status: ApprovalStatus::Closed,
             });
         } else if let Record::ApprovalGiven { key: decided, phase, verdict, content, .. } = record
             && *decided == key
@@ -199,7 +199,7 @@ impl Turn {
         key: CallKey,
         decision: ApprovalDecision,
     ) -> Result<(), ApprovalError> {
-        let Some(index) = self.position(key) else { return Err(ApprovalError::NotAsked) };
+        let Some(index) = self.position(key) else { return Err(ApprovalError::NoSuchApproval) };
         let accepted = self.check_decision_of(index, &decision)?;
         let Some(AcceptedDecision { phase, content }) = accepted else { return Ok(()) };
         if self.approvals.requested_before_resume.contains_key(&(key, phase)) {
@@ -217,7 +217,7 @@ impl Turn {
         index: usize,
         decision: &ApprovalDecision,
     ) -> Result<Option<AcceptedDecision>, ApprovalError> {
-        let Some(call) = self.calls.get(index) else { return Err(ApprovalError::NotAsked) };
+        let Some(call) = self.calls.get(index) else { return Err(ApprovalError::NoSuchApproval) };
         let (sha256, pending) = (call.arguments_sha256(), self.pending_phase(call));
         let phases = [WaitPhase::Before, WaitPhase::After].into_iter();
         let approvals = phases.filter_map(|phase| {
@@ -234,11 +234,11 @@ impl Turn {
             sha256: &asked.sha256,
             question: Some(&asked.question),
             status: match &asked.decision {
-                Some(QuestionDecision { given, content }) => {
+                Some(QuestionDecision { verdict_with_message: given, content }) => {
                     ApprovalStatus::Decided { verdict: given.verdict, content: content.as_ref() }
                 }
                 None if number == last && call.has_open_question() => ApprovalStatus::Pending,
-                None => ApprovalStatus::Void,
+                None => ApprovalStatus::Closed,
             },
         });
         let requested: Vec<RequestedApproval<'_>> = approvals.chain(questions).collect();
@@ -322,7 +322,7 @@ impl Turn {
         }
     }
 
-    /// Decides the approvals whose time has passed as expired.
+    /// Marks as expired the approvals whose time has passed. Ends the calls of clients whose time has passed.
     pub(super) fn expire_approvals(&mut self) {
         let now = self.now();
         for index in 0..self.calls.len() {
@@ -401,7 +401,7 @@ impl Turn {
         });
         self.emit(Event::ApprovalGiven { call: label, phase, verdict, waited });
         if phase == WaitPhase::Input {
-            let decision = QuestionDecision { given, content };
+            let decision = QuestionDecision { verdict_with_message: given, content };
             return self.apply_question_decision(index, decision);
         }
         self.approvals.decisions.insert((key, phase), given.clone());

@@ -1,16 +1,18 @@
 //! Circuit breaker of a model or a tool: stops requests to a service that fails, and probes it later.
 //!
 //! - Closed: every request is let through, and consecutive failures are counted. At
-//!   [`BreakerRules::failures`] of them (10 by default) the breaker opens.
+//!   [`BreakerRules::failures`] of them the breaker opens (`breaker_failures`: 10 by default for a model; 0 for a
+//!   tool, which is never).
 //! - Open: no request is let through for [`BreakerRules::open_for`] (10 s by default).
 //! - Half open: one request at a time is let through as a probe. Its success closes the breaker. Its
 //!   failure opens it for twice the time, up to eight times `open_for`.
 //!
 //! A request that was let through before the last of these changes does not count when it ends.
-//! [`ServiceSignal`] says what counts as a failure of the service. Each configured model has one
-//! breaker, which all sessions share (`runtime::model_limiter`), and so has each tool that is a service
-//! (`runtime::tool_limiter`). [`retry`](super::retry) decides what a
-//! turn does after a refusal.
+//!
+//! Each configured model has one breaker, which all sessions share (`runtime::model_limiter`). So has each tool with
+//! `breaker_failures` (`runtime::tool_limiter`). [`ServiceSignal::from_error`] decides what counts as a failure of a
+//! model, and `BreakerCall` of `runtime::tool_limiter` what counts as a failure of a tool. [`retry`](super::retry)
+//! decides what a turn does after a refusal of its request; a refused call ends with an error (`not_sent`).
 
 use std::time::Duration;
 
@@ -70,11 +72,13 @@ pub struct BreakerRefusal {
 /// The health of the service, as the end of a request shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServiceSignal {
-    /// It works: it answered, or it refused an invalid request.
+    /// It works: it answered, or it refused the request with a status other than 408, 429 and 5xx, such as 400, 401,
+    /// 403, 404, 409 or 499. Resets the count of failures.
     Works,
     /// It failed: no connection, a timeout, a broken or unreadable response, or a status 408 or 5xx.
     Failed,
-    /// It is not known: the request was cancelled or rate-limited.
+    /// It is not known: the request was cancelled, rate-limited (429) or refused by the breaker, or the request
+    /// or its response was too large. Leaves the count of failures as it is.
     Unknown,
 }
 
@@ -214,7 +218,7 @@ impl ServiceSignal {
                 // A response that is too large is not a sign of a failing service.
                 ProviderErrorKind::Status
                 | ProviderErrorKind::TooLarge
-                | ProviderErrorKind::Unavailable => Self::Unknown,
+                | ProviderErrorKind::BreakerOpen => Self::Unknown,
             },
         }
     }
@@ -247,7 +251,7 @@ impl BreakerRefusal {
     #[must_use]
     pub fn into_error(self) -> ProviderError {
         let message = format!("the model is not asked: its {}", self.describe("request"));
-        let mut error = ProviderError::new(ProviderErrorKind::Unavailable, message);
+        let mut error = ProviderError::new(ProviderErrorKind::BreakerOpen, message);
         error.retry_after = self.wait;
         error
     }
@@ -402,7 +406,7 @@ mod tests {
         {
             assert_eq!(of(kind, None), ServiceSignal::Failed, "{kind:?}");
         }
-        for kind in [Kind::TooLarge, Kind::Unavailable] {
+        for kind in [Kind::TooLarge, Kind::BreakerOpen] {
             assert_eq!(of(kind, None), ServiceSignal::Unknown, "{kind:?}");
         }
         for kind in [Kind::Status, Kind::InStream] {

@@ -328,7 +328,7 @@ impl TurnCall {
             snapshot: self.snapshot.clone(),
             is_early: self.early,
             is_rerun: self.notes.conflict,
-            questions: self.next_question_number().saturating_sub(1),
+            questions: self.question_count(),
             arguments: self.model_arguments.as_ref().map(|_| Arc::clone(&self.call.arguments)),
         }
     }

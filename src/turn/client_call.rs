@@ -38,7 +38,7 @@ impl Turn {
             call.answered_at = Some(now);
             Some(index)
         });
-        let index = awaited.ok_or(ApprovalError::NotAsked)?;
+        let index = awaited.ok_or(ApprovalError::NoSuchApproval)?;
         self.check_result(index, outcome, WriteSet::default());
         self.advance();
         Ok(())

@@ -308,9 +308,9 @@ pub struct ApprovalDecision {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApprovalError {
-    /// The call has no such approval.
+    /// The call has no such approval, or the approval is not pending any more and has no decision.
     #[error("this call does not wait for an approval")]
-    NotAsked,
+    NoSuchApproval,
     /// The decision is about other arguments than those of the call.
     #[error("arguments_sha256 does not match the arguments of the call, or its open question")]
     Stale,

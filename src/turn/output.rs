@@ -1,4 +1,5 @@
-//! Typed answers: the schema of a run's answer, and how its value is found in a response.
+//! Typed answers: the schema of a run's answer, and how its value is found in a response. The configuration
+//! calls a typed answer `output`.
 
 use std::sync::Arc;
 
@@ -9,11 +10,15 @@ use crate::tool::{InputSchema, ToolSpec};
 use crate::types::{FINAL_ANSWER, FinishKind, InvalidValue, OutputMode, ToolStatus, excerpt};
 
 /// The maximum length of an error in a message to the model, in characters.
-const VIOLATION_CHARS: usize = 500;
-/// The member that holds the answer in the arguments of `final_answer`, if the answer is no object.
+const VIOLATION_CHARS_MAX: usize = 500;
+/// The member that holds the answer in the arguments of `final_answer`, if the answer is not an object.
 const VALUE: &str = "value";
+/// The `$id` of the schema of [`VALUE`], if the schema needs one.
+const VALUE_ID: &str = "final-answer-value";
 /// The members of a schema to which references point.
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
+/// The keywords of references.
+const REFERENCES: [&str; 3] = ["$ref", "$dynamicRef", "$recursiveRef"];
 
 /// The rules of a run's typed answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -22,17 +27,17 @@ pub struct OutputRules {
     pub schema: InputSchema,
     /// The way in which the model is asked for it.
     pub mode: OutputMode,
-    /// The number of requests that may follow the first one.
+    /// The number of times the answer may be requested again after the first request for it.
     pub retries: u32,
     /// The tool by which a model gives the answer.
     pub final_answer: Arc<ToolSpec>,
 }
 
 impl OutputRules {
-    /// Compiles a schema.
+    /// Compiles the schema of an answer, and creates the tool `final_answer` for it.
     ///
     /// # Errors
-    /// If it is not a valid JSON schema, or refers to another document.
+    /// If the schema is not a valid JSON schema, or refers to another document.
     pub fn new(schema: &Value, mode: OutputMode, retries: u32) -> Result<Self, InvalidValue> {
         let arguments = if is_object(schema) { schema.clone() } else { object_with_value(schema) };
         let spec = ToolSpec::with_schema(
@@ -45,21 +50,21 @@ impl OutputRules {
         Ok(Self { schema, mode, retries, final_answer: Arc::new(spec) })
     }
 
-    /// Returns the value of the answer in a turn: of a valid call of `final_answer`, else of the whole text
-    /// or of the content of its only code block.
+    /// Returns the answer of a turn. A valid call of `final_answer` has it in its arguments. Otherwise the
+    /// answer is the whole text, or the content of the only code block in it.
     ///
     /// # Errors
-    /// If no value matches the schema. The error is the reason, for the model.
+    /// If there is no valid answer. The error tells the model why.
     pub fn value_of(&self, turn: &CommittedTurn) -> Result<Arc<Value>, String> {
-        let mut violation = None;
+        let mut first_violation = None;
         for result in turn.results.iter().filter(|result| &*result.call.name == FINAL_ANSWER) {
             if result.outcome.status == ToolStatus::Ok {
-                return Ok(self.unwrapped(&result.call.arguments));
+                return Ok(self.answer_in_arguments(&result.call.arguments));
             }
-            violation.get_or_insert_with(|| result.outcome.content.to_string());
+            first_violation.get_or_insert_with(|| result.outcome.content.to_string());
         }
-        if let Some(violation) = violation {
-            return Err(excerpt(&violation, VIOLATION_CHARS));
+        if let Some(violation) = first_violation {
+            return Err(excerpt(&violation, VIOLATION_CHARS_MAX));
         }
         if turn.finish_reason.as_ref().is_some_and(|finish| finish.kind == FinishKind::Length) {
             return Err("the answer was cut off at its maximum length".to_owned());
@@ -81,13 +86,14 @@ impl OutputRules {
             },
         };
         match self.schema.first_violation(&value) {
-            Some(violation) => Err(excerpt(&violation, VIOLATION_CHARS)),
+            Some(violation) => Err(excerpt(&violation, VIOLATION_CHARS_MAX)),
             None => Ok(Arc::new(value)),
         }
     }
 
-    /// Returns the message that asks the model for the answer. `violation` says why the last one was
-    /// refused.
+    /// Returns the message that asks the model for the answer. `mode` is the way in which this request asks
+    /// for it, `violation` says why the last answer was refused, and the message contains the schema if
+    /// `with_schema` is true.
     pub(crate) fn instruction(
         &self,
         mode: OutputMode,
@@ -109,7 +115,7 @@ impl OutputRules {
     }
 
     /// Returns the answer in the arguments of `final_answer`.
-    fn unwrapped(&self, arguments: &Arc<Value>) -> Arc<Value> {
+    fn answer_in_arguments(&self, arguments: &Arc<Value>) -> Arc<Value> {
         if is_object(self.schema.as_value()) {
             return Arc::clone(arguments);
         }
@@ -121,14 +127,21 @@ fn is_object(schema: &Value) -> bool {
     schema.get("type").is_some_and(|kind| kind == "object")
 }
 
-/// Returns the schema of an object whose member is the value. References still find their definitions.
+/// Returns the schema of an object whose member is the value. References in the schema of the value find what
+/// they found before: its definitions move to the object, unless the schema has an `$id`, with which `#` is
+/// the schema itself.
 fn object_with_value(schema: &Value) -> Value {
     let mut inner = schema.clone();
     let mut whole = json!({"type": "object", "required": [VALUE], "additionalProperties": false});
     if let (Some(inner), Some(whole)) = (inner.as_object_mut(), whole.as_object_mut()) {
         inner.remove("$schema");
-        for name in DEFINITIONS {
-            whole.extend(inner.remove(name).map(|found| (name.to_owned(), found)));
+        if refers_outside_definitions(schema) {
+            inner.entry("$id").or_insert_with(|| VALUE_ID.into());
+        }
+        if !inner.contains_key("$id") {
+            for name in DEFINITIONS {
+                whole.extend(inner.remove(name).map(|found| (name.to_owned(), found)));
+            }
         }
     }
     if let Some(whole) = whole.as_object_mut() {
@@ -137,31 +150,60 @@ fn object_with_value(schema: &Value) -> Value {
     whole
 }
 
-/// Returns the content of the only code block of a text. A line of backquotes cannot stand within a JSON
-/// value, because a string has no line breaks.
+/// Returns whether a schema refers to itself, or to a part of itself other than its definitions.
+fn refers_outside_definitions(schema: &Value) -> bool {
+    let is_outside = |reference: &str| {
+        let is_pointer = reference.starts_with("#/");
+        let is_definition = |name: &&str| reference.starts_with(&format!("#/{name}/"));
+        matches!(reference, "" | "#") || (is_pointer && !DEFINITIONS.iter().any(is_definition))
+    };
+    match schema {
+        Value::Object(members) => {
+            let mut references = REFERENCES.iter().filter_map(|name| members.get(*name)?.as_str());
+            references.any(is_outside) || members.values().any(refers_outside_definitions)
+        }
+        Value::Array(items) => items.iter().any(refers_outside_definitions),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
+}
+
+/// Returns the content of the only code block of a text.
 fn only_code_block(text: &str) -> Option<&str> {
+    match code_blocks(text)?.as_slice() {
+        [block] => Some(*block),
+        _ => None,
+    }
+}
+
+/// Returns the contents of the code blocks of a text. Returns `None` if the last block has no end. A line of
+/// backquotes is always a fence, because a string in a JSON value has no line breaks.
+fn code_blocks(text: &str) -> Option<Vec<&str>> {
     let is_fence = |line: &str| ["```", "~~~"].iter().any(|fence| line.trim().starts_with(fence));
-    let (mut found, mut start, mut at) = (None, None, 0);
+    let mut blocks = Vec::new();
+    let mut block_start = None;
+    let mut line_start = 0;
     for line in text.split_inclusive('\n') {
-        let end = at + line.len();
+        let line_end = line_start + line.len();
         if is_fence(line) {
-            match start.take() {
-                // A block on one line.
-                None if line.trim().len() > 6 && line.trim().ends_with("```") => {
-                    let content = line.trim().trim_matches('`');
-                    let content = content.strip_prefix("json").unwrap_or(content);
-                    if found.replace(content).is_some() {
-                        return None;
-                    }
-                }
-                None => start = Some(end),
-                Some(from) if found.is_none() => found = text.get(from..at),
-                Some(_) => return None,
+            match (block_start.take(), one_line_block(line)) {
+                (Some(start), _) => blocks.extend(text.get(start..line_start)),
+                (None, Some(block)) => blocks.push(block),
+                (None, None) => block_start = Some(line_end),
             }
         }
-        at = end;
+        line_start = line_end;
     }
-    found.filter(|_| start.is_none())
+    block_start.is_none().then_some(blocks)
+}
+
+/// Returns the content of a code block that begins and ends on this line.
+fn one_line_block(line: &str) -> Option<&str> {
+    let block = line.trim();
+    if block.len() <= 6 || !block.ends_with("```") {
+        return None;
+    }
+    let content = block.trim_matches('`');
+    Some(content.strip_prefix("json").unwrap_or(content))
 }
 
 #[cfg(test)]
@@ -172,7 +214,7 @@ mod tests {
         OutputRules::new(schema, OutputMode::Auto, 2).unwrap()
     }
 
-    fn sum() -> OutputRules {
+    fn sum_rules() -> OutputRules {
         rules(
             &json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}),
         )
@@ -180,7 +222,7 @@ mod tests {
 
     #[test]
     fn the_whole_text_or_its_only_code_block_is_the_answer() {
-        let ok = |text: &str| sum().value_of_text(text).map(|value| value["sum"].clone());
+        let sum_in = |text: &str| sum_rules().value_of_text(text).map(|value| value["sum"].clone());
         for text in [
             "{\"sum\": 7}",
             "```json\n{\"sum\": 7}\n```",
@@ -190,7 +232,7 @@ mod tests {
             "Here: \n```{\"sum\": 7}```\nDone.",
             "```json {\"sum\": 7} ```",
         ] {
-            assert_eq!(ok(text), Ok(json!(7)), "{text}");
+            assert_eq!(sum_in(text), Ok(json!(7)), "{text}");
         }
         for (text, part) in [
             ("", "empty"),
@@ -202,13 +244,13 @@ mod tests {
             ("{\"sum\": \"7\"}", "/sum"),
             ("[]", "object"),
         ] {
-            let error = ok(text).unwrap_err();
+            let error = sum_in(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");
         }
     }
 
     #[test]
-    fn code_within_a_string_is_no_code_block() {
+    fn code_within_a_string_is_not_a_code_block() {
         let rules = rules(&json!({"type": "object", "properties": {"code": {"type": "string"}}}));
         let text = "```json\n{\"code\": \"```rust\\nfn main() {}\\n```\"}\n```";
         let value = rules.value_of_text(text).unwrap();
@@ -216,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_no_object_is_a_member_of_the_arguments() {
+    fn an_answer_that_is_not_an_object_is_a_member_of_the_arguments() {
         let schema = json!({"type": "array", "items": {"$ref": "#/$defs/Item"},
             "$defs": {"Item": {"type": "integer"}}});
         let rules = rules(&schema);
@@ -224,12 +266,47 @@ mod tests {
         assert_eq!(input.first_violation(&json!({"value": [1, 2]})), None);
         assert!(input.first_violation(&json!({"value": ["a"]})).is_some());
         assert!(input.first_violation(&json!([1])).is_some());
-        assert_eq!(*rules.unwrapped(&json!({"value": [1]}).into()), json!([1]));
-        assert_eq!(*sum().unwrapped(&json!({"sum": 1}).into()), json!({"sum": 1}));
+        assert_eq!(*rules.answer_in_arguments(&json!({"value": [1]}).into()), json!([1]));
+        let arguments = json!({"sum": 1});
+        assert_eq!(*sum_rules().answer_in_arguments(&arguments.clone().into()), arguments);
     }
 
     #[test]
-    fn a_schema_of_another_document_is_refused() {
+    fn references_in_a_schema_that_is_a_member_find_what_they_name() {
+        for (schema, valid, invalid) in [
+            (
+                json!({"type": ["integer", "array"], "items": {"$ref": "#"}}),
+                json!([1, [2]]),
+                json!([1, ["a"]]),
+            ),
+            (
+                json!({"type": "array", "prefixItems": [{"type": "integer"}],
+                    "items": {"$ref": "#/prefixItems/0"}}),
+                json!([1, 2]),
+                json!([1, "a"]),
+            ),
+            (
+                json!({"type": "array", "items": {"$ref": "#/$defs/Tree"}, "$defs":
+                    {"Tree": {"anyOf": [{"type": "integer"}, {"$ref": "#"}]}}}),
+                json!([1, [2]]),
+                json!(["a"]),
+            ),
+            (
+                json!({"$id": "https://example.com/answer", "type": "array",
+                    "items": {"$ref": "#/$defs/Item"}, "$defs": {"Item": {"type": "integer"}}}),
+                json!([1]),
+                json!(["a"]),
+            ),
+        ] {
+            let rules = rules(&schema);
+            let input = &rules.final_answer.input;
+            assert_eq!(input.first_violation(&json!({"value": valid})), None, "{schema}");
+            assert!(input.first_violation(&json!({"value": invalid})).is_some(), "{schema}");
+        }
+    }
+
+    #[test]
+    fn an_invalid_schema_and_a_reference_to_another_document_are_refused() {
         for schema in [json!({"type": 7}), json!({"$ref": "https://example.com/schema.json"})] {
             assert!(OutputRules::new(&schema, OutputMode::Auto, 2).is_err(), "{schema}");
         }

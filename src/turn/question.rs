@@ -1,12 +1,14 @@
-//! Questions of running calls: a tool asks the people who watch the run for input (`phase: "input"`).
+//! Questions of running calls: a tool asks the people who watch the run for input. In records and events such
+//! a question is an approval request of the phase `input`.
 //!
 //! A call has at most one open question. While it is open, the timeout of the tool is paused
-//! ([`people_wait`](super::people_wait)), and the tool's `approval_timeout` counts. The call keeps its permits. The
-//! answer reaches the tool after its record is stored. A question ends without an answer when it expires, when the
-//! tool withdraws it, or with the call.
+//! ([`people_wait`](super::people_wait)), and the tool's `approval_timeout` counts. The call keeps its
+//! permits. The tool receives the answer after the decision is stored. A question also ends when it expires
+//! (the tool receives [`Answer::Expired`]), when the tool withdraws it, or when the call ends.
 //!
-//! Each question has its own hash, also if its text is that of an earlier one: a decision about another
-//! question is refused as outdated. After a crash of the host, a call that runs again asks again.
+//! The hash of a question includes its number in the call. A decision that names another hash is refused as
+//! stale, even if both questions have the same text. After a crash of the host, a call that runs again asks
+//! again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +31,7 @@ use crate::types::{
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct AskedQuestion {
     pub(super) question: Arc<Question>,
+    /// SHA-256 of the question and its number, in hexadecimal. After a resume: the recorded one.
     pub(super) sha256: String,
     /// The decision, if there is one.
     pub(super) decision: Option<QuestionDecision>,
@@ -37,13 +40,14 @@ pub(super) struct AskedQuestion {
 /// The decision about a question.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct QuestionDecision {
-    pub(super) given: VerdictWithMessage,
+    pub(super) verdict_with_message: VerdictWithMessage,
+    /// The content of an accepted form, with the form's defaults.
     pub(super) content: Option<Arc<Value>>,
 }
 
 impl Turn {
-    /// Handles a question of a running call, which is the call's question of this number. Ignores the
-    /// question of a call that does not run any more.
+    /// Handles the question with this number (from 1) of a running call. Ignores it if the call does not run,
+    /// has an open question, or expects another number.
     pub fn handle_question(
         &mut self,
         now: Duration,
@@ -63,13 +67,13 @@ impl Turn {
         }
     }
 
-    /// Handles that the tool of a running call does not wait for the answer to its question any longer.
+    /// Handles the withdrawal of an open question by its tool. Ignores any other question.
     pub fn handle_question_withdrawn(&mut self, now: Duration, key: CallKey, number: u32) {
         self.clock.advance(now);
         if let Some(index) = self.position(key)
             && let Some(call) = self.calls.get(index)
             && call.has_open_question()
-            && number.saturating_add(1) == call.next_question_number()
+            && number == call.question_count()
         {
             self.withdraw_question(index);
             self.advance();
@@ -81,16 +85,17 @@ impl Turn {
         self.decide_approval(index, WaitPhase::Input, withdrawn, None);
     }
 
+    /// Adds a question to a running call, and opens it.
     fn ask(&mut self, index: usize, question: Arc<Question>) {
         let Some(call) = self.calls.get_mut(index) else { return };
         call.questions.push(AskedQuestion::new(question, call.next_question_number()));
-        // An earlier question of the call is another one.
+        // The key has no question number. An entry can only be about an earlier question of the call.
         let approval = (call.key(), WaitPhase::Input);
         self.approvals.requested_before_resume.remove(&approval);
         self.open_question(index);
     }
 
-    /// Opens the last question of a running call.
+    /// Opens the last question of a running call: pauses the timeout of the tool, and requests the answer.
     fn open_question(&mut self, index: usize) {
         let until = self.approval_deadline(index, WaitPhase::Input);
         if self.start_people_wait(index, PeopleWaitReason::Answer { until }) {
@@ -104,7 +109,7 @@ impl Turn {
             return;
         }
         let Some(call) = self.calls.get_mut(index) else { return };
-        let (key, number) = (call.key(), call.next_question_number().saturating_sub(1));
+        let (key, number) = (call.key(), call.question_count());
         if let Some(asked) = call.questions.last_mut() {
             asked.decision = Some(decision.clone());
         }
@@ -114,7 +119,8 @@ impl Turn {
         }
     }
 
-    /// Continues the wait of a call that the resumed turn has attached to.
+    /// Continues the wait of a call to which the resumed turn has attached. `None` means that the supervisor
+    /// knows of no wait. A recorded open question was then withdrawn.
     pub(super) fn resume_wait(&mut self, index: usize, started: Option<&StartedWait>) {
         match started {
             Some(StartedWait::Child) => {
@@ -125,29 +131,30 @@ impl Turn {
         }
     }
 
-    /// Continues the question of a call that the resumed turn has attached to: asks it, waits for its decision,
-    /// or passes the decision on that the tool may not have received.
+    /// Continues the question of a call to which the resumed turn has attached: asks it, waits for its
+    /// decision, sends the decision again, or withdraws it.
     fn resume_question(&mut self, index: usize, started: Option<&StartedQuestion>) {
         let Some(call) = self.calls.get(index) else { return };
-        let (key, last) = (call.key(), call.questions.last());
-        let last_number = call.next_question_number().saturating_sub(1);
-        match (started, last) {
-            (Some(started), _) if started.number > last_number => {
-                self.ask(index, Arc::clone(&started.question));
-            }
-            (Some(_), Some(AskedQuestion { decision: Some(decision), .. })) => {
-                if let Some(answer) = decision.answer() {
-                    let number = last_number;
-                    self.effects.perform(TurnAction::Answer { key, number, answer });
-                }
-            }
-            (Some(_), Some(AskedQuestion { decision: None, .. })) => self.open_question(index),
-            // The tool has withdrawn it while no turn listened.
-            (None, Some(AskedQuestion { decision: None, .. })) => {
-                self.open_question(index);
+        let (key, number) = (call.key(), call.question_count());
+        if let Some(started) = started
+            && started.number > number
+        {
+            self.ask(index, Arc::clone(&started.question));
+            return;
+        }
+        let Some(last) = call.questions.last() else { return };
+        let Some(decision) = &last.decision else {
+            self.open_question(index);
+            if started.is_none() {
                 self.withdraw_question(index);
             }
-            (Some(_) | None, _) => {}
+            return;
+        };
+        // The tool may not have received the answer.
+        if started.is_some()
+            && let Some(answer) = decision.answer()
+        {
+            self.effects.perform(TurnAction::Answer { key, number, answer });
         }
     }
 }
@@ -157,18 +164,24 @@ impl TurnCall {
         self.people_wait().is_some_and(PeopleWait::is_for_answer)
     }
 
+    /// Returns the number of questions that the call has asked, which is the number of its last question.
+    pub(super) fn question_count(&self) -> u32 {
+        u32::try_from(self.questions.len()).unwrap_or(u32::MAX)
+    }
+
     /// Returns the number of the next question of the call, from 1.
     pub(super) fn next_question_number(&self) -> u32 {
-        u32::try_from(self.questions.len()).unwrap_or(u32::MAX).saturating_add(1)
+        self.question_count().saturating_add(1)
     }
 
     /// Restores the recorded questions.
     pub(super) fn restore_questions(&mut self, recorded: &CallTranscript<'_>) {
         for (request, decision) in recorded.input_questions() {
             let Some(question) = request.request.question.clone() else { continue };
+            // For a question, this field holds the question's hash.
             let sha256 = request.request.arguments_sha256.clone();
             let decision = decision.map(|decision| QuestionDecision {
-                given: decision.verdict_with_message(),
+                verdict_with_message: decision.verdict_with_message(),
                 content: decision.content.cloned(),
             });
             self.questions.push(AskedQuestion { question, sha256, decision });
@@ -187,13 +200,13 @@ impl TurnCall {
             return None;
         }
         let question = Arc::clone(&self.questions.last()?.question);
-        Some(StartedQuestion { number: self.next_question_number().saturating_sub(1), question })
+        Some(StartedQuestion { number: self.question_count(), question })
     }
 }
 
 impl AskedQuestion {
     fn new(question: Arc<Question>, number: u32) -> Self {
-        // The number makes each question of a call another one.
+        // The number makes the hashes of equal questions differ.
         let identity = json!({ "question": *question, "number": number });
         let sha256 = sha256_hex(identity.to_string());
         Self { question, sha256, decision: None }
@@ -203,11 +216,13 @@ impl AskedQuestion {
 impl QuestionDecision {
     /// Returns the answer for the tool, unless the tool has withdrawn the question.
     fn answer(&self) -> Option<Answer> {
-        match self.given.verdict {
+        match self.verdict_with_message.verdict {
             ApprovalVerdict::Approved => {
                 Some(Answer::Accepted(self.content.clone().unwrap_or_default()))
             }
-            ApprovalVerdict::Rejected => Some(Answer::Declined(self.given.message.clone())),
+            ApprovalVerdict::Rejected => {
+                Some(Answer::Declined(self.verdict_with_message.message.clone()))
+            }
             ApprovalVerdict::Expired => Some(Answer::Expired),
             ApprovalVerdict::Withdrawn => None,
         }
@@ -215,42 +230,44 @@ impl QuestionDecision {
 }
 
 impl Question {
-    /// Returns the content of an answer with the defaults of the form.
+    /// Returns the content of an answer to a form, with the form's defaults filled in. Returns `None` for a
+    /// rejection and for the answer to a question with a URL.
     ///
     /// # Errors
-    /// If the content is missing, does not fit the form, or is given where there is no form.
+    /// If an approval of a form has no content, its content does not fit the form, or the form is not a valid
+    /// schema. If a rejection, or the answer to a question with a URL, has content.
     pub(super) fn check_content(
         &self,
         decision: &ApprovalDecision,
     ) -> Result<Option<Arc<Value>>, ApprovalError> {
         let is_accepted = decision.verdict == ApprovalVerdict::Approved;
-        let error = |message: String| Err(ApprovalError::Content(message));
+        let refuse = |message: String| Err(ApprovalError::Content(message));
         let form = match &self.kind {
             QuestionKind::Form(form) if is_accepted => form,
             _ if decision.content.is_none() => return Ok(None),
             QuestionKind::Form(_) => {
-                return error("content: only an approval has one, not a rejection".to_owned());
+                return refuse("content: only an approval has one, not a rejection".to_owned());
             }
             QuestionKind::Url(_) => {
-                return error("content: a question with a url has none".to_owned());
+                return refuse("content: a question with a url has none".to_owned());
             }
         };
         let Some(content) = &decision.content else {
-            return error(format!(
+            return refuse(format!(
                 "content is missing: send an object that fits the form, such as \
                  \"content\": {}",
-                example(form)
+                example_content(form)
             ));
         };
-        let Value::Object(given) = content else {
-            return error("content must be an object that fits the form".to_owned());
+        let Value::Object(members) = content else {
+            return refuse("content must be an object that fits the form".to_owned());
         };
-        let content = Value::Object(with_defaults(given.clone(), form));
+        let content = Value::Object(with_defaults(members.clone(), form));
         let schema = InputSchema::parse((**form).clone());
         let schema =
             schema.map_err(|invalid| ApprovalError::Content(format!("form: {invalid}")))?;
         match schema.first_violation(&content) {
-            Some(violation) => error(format!("content does not fit the form: {violation}")),
+            Some(violation) => refuse(format!("content does not fit the form: {violation}")),
             None => Ok(Some(Arc::new(content))),
         }
     }
@@ -273,8 +290,8 @@ fn with_defaults(mut content: Map<String, Value>, form: &Value) -> Map<String, V
     content
 }
 
-/// Returns the form of an answer, with the type of each property.
-fn example(form: &Value) -> Value {
+/// Returns an example of content for the form: each property with its type as placeholder.
+fn example_content(form: &Value) -> Value {
     let typed = properties(form).map(|(name, schema)| {
         let kind = schema.get("type").and_then(Value::as_str).unwrap_or("any");
         (name.clone(), Value::from(format!("<{kind}>")))

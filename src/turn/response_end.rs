@@ -8,8 +8,8 @@
 //!
 //! Two texts of `model_messages` say that something was cut off. `cut_off_response` answers each call that had not
 //! started when the response reached its maximum length, also one with complete arguments: the model decides
-//! what it still needs. `cut_off_arguments` answers a call that the stream had sealed, or of a response that
-//! ended well, with incomplete arguments: the model has to send it again.
+//! what it still needs. `cut_off_arguments` answers a call whose arguments are incomplete although the stream
+//! had marked the call as complete, or the response ended well: the model has to send it again.
 
 use std::sync::Arc;
 

@@ -238,7 +238,7 @@ impl Turn {
             {
                 restored.set_final_arguments(Arc::clone(arguments));
             }
-            let runs_again = runs_again(&restored, rules);
+            let runs_again = needs_rerun_for_references(&restored, rules);
             if let Some(transcript) = transcript {
                 restored.hooks.before = transcript.hook_decision(HookPoint::BeforeCall).cloned();
                 let after = transcript.hook_decision(HookPoint::AfterCall);
@@ -326,6 +326,7 @@ impl Turn {
             // The call may have run: a cancellation has to say so, and an identical later call must
             // not run either.
             call.started_at = Some(Duration::ZERO);
+            // The rule: an idempotent call runs again under the same idempotency key. Any other is unknown.
             if call.tool.as_ref().is_some_and(|tool| tool.idempotent) {
                 self.start_or_request_permit(index);
             } else {
@@ -407,17 +408,17 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
     /// Returns the approvals that were requested, with the Unix times of the requests in milliseconds.
     fn approval_requests(&self) -> impl Iterator<Item = ((CallKey, WaitPhase), u64)> {
         self.attempt.calls.iter().flat_map(|(key, call)| {
-            let questions = call.requests.iter();
-            questions.map(|question| ((*key, question.request.phase), question.at.time))
+            let requests = call.requests.iter();
+            requests.map(|requested| ((*key, requested.request.phase), requested.at.time))
         })
     }
 
     /// Returns whether an approval, or the result of a client, was requested before the response had ended.
     fn is_early_request(&self, (key, phase): (CallKey, WaitPhase)) -> bool {
-        let questions = self.call(key).into_iter().flat_map(|call| &call.requests);
-        let mut requested = questions.filter(|question| question.request.phase == phase);
+        let requests = self.call(key).into_iter().flat_map(|call| &call.requests);
+        let mut requests = requests.filter(|requested| requested.request.phase == phase);
         let response = self.attempt.response.map(|response| response.at);
-        requested.any(|asked| response.is_none_or(|response| asked.at.is_before(response)))
+        requests.any(|requested| response.is_none_or(|response| requested.at.is_before(response)))
     }
 
     fn decisions(&self) -> impl Iterator<Item = ((CallKey, WaitPhase), VerdictWithMessage)> {
@@ -432,14 +433,14 @@ impl<'t, 'a> RecordedTurn<'t, 'a> {
 /// Returns the arguments with which a call was intended or submitted for approval, or those of a hook.
 fn final_arguments<'a>(call: &CallTranscript<'a>) -> Option<&'a Arc<serde_json::Value>> {
     let intended = call.intents.last().map(|intent| &intent.call.arguments);
-    let asked = || call.requests.last().map(|question| &question.request.arguments);
+    let asked = || call.requests.last().map(|requested| &requested.request.arguments);
     let changed = || call.hook_decision(HookPoint::BeforeCall)?.arguments.as_ref();
     intended.or_else(asked).or_else(changed)
 }
 
 /// Returns whether a pure call that has reported runs again, because the approval of its result, or the hooks
 /// that decide about it, need the values of its references, which are in no record.
-fn runs_again(call: &TurnCall, rules: &RunRules) -> bool {
+fn needs_rerun_for_references(call: &TurnCall, rules: &RunRules) -> bool {
     let is_reviewed = call.tool.as_ref().is_some_and(|tool| tool.approval.after);
     (is_reviewed || rules.has_hook(HookPoint::AfterCall, &call.call.name))
         && call.has_references(rules)

@@ -12,12 +12,12 @@
 //!   sessions do not retry at the same moment. The full backoff is 500 ms after the first attempt,
 //!   and doubles with each further attempt up to 30 s.
 //! - `Retry-After`: read from the response by `runtime::model::error` (headers) and `wire::error`
-//!   (body). One that is longer than [`RETRY_AFTER_MAX`] leads to the next model.
+//!   (body). One that is longer than 120 s ([`SERVICE_WAIT_MAX`]) leads to the next model.
 //!
 //! A request that the circuit breaker of the model refuses uses up no attempt. If another model is
 //! left, the turn requests that one at once. Otherwise the turn waits until the breaker may let a request
-//! through. Each such wait is limited by [`RETRY_AFTER_MAX`], and their sum by that time multiplied
-//! by the model's `max_attempts`.
+//! through. Each such wait is limited to 120 s too, and their sum to 120 s multiplied by the model's
+//! `max_attempts`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,9 +30,9 @@ use crate::types::{ProviderError, ProviderErrorKind};
 const BACKOFF_FIRST: Duration = Duration::from_millis(500);
 /// The maximum of the full backoff.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// The longest `Retry-After` that the turn waits for. A longer one means no retry with this model: the next model is
-/// requested at once, or the turn fails. (`RETRY_AFTER_READ_MAX` of `tool::retry_after` only bounds what is read.)
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
+/// The longest wait for a service: for its `Retry-After`, or for its circuit breaker. A longer one means no retry with
+/// this model: the next model is requested at once, or the turn fails.
+const SERVICE_WAIT_MAX: Duration = Duration::from_secs(120);
 /// The number of broken streams of a model after which its attempts no longer stream.
 const BROKEN_STREAMS_MAX: u32 = 2;
 
@@ -106,12 +106,12 @@ impl RetryPolicy {
         was_streamed: bool,
     ) -> Option<AttemptPlan> {
         let retry_after = error.retry_after.unwrap_or_default();
-        if error.kind == ProviderErrorKind::Unavailable {
+        if error.kind == ProviderErrorKind::BreakerOpen {
             return self.after_breaker_refusal(retry_after);
         }
         self.consecutive_refusals = 0;
         self.broken_streams += u32::from(was_streamed && is_broken_stream(error));
-        let may_retry = error.is_transient() && retry_after <= RETRY_AFTER_MAX;
+        let may_retry = error.is_transient() && retry_after <= SERVICE_WAIT_MAX;
         if may_retry && self.attempts_with_model < self.model().max_attempts {
             let wait = self.backoff(self.attempts_with_model).max(retry_after);
             return Some(self.next_attempt(wait));
@@ -129,8 +129,8 @@ impl RetryPolicy {
         self.consecutive_refusals += 1;
         let wait = self.backoff(self.consecutive_refusals).max(retry_after);
         self.breaker_wait = self.breaker_wait.saturating_add(wait);
-        let breaker_wait_max = RETRY_AFTER_MAX.saturating_mul(self.model().max_attempts);
-        let may_wait = wait <= RETRY_AFTER_MAX && self.breaker_wait <= breaker_wait_max;
+        let breaker_wait_max = SERVICE_WAIT_MAX.saturating_mul(self.model().max_attempts);
+        let may_wait = wait <= SERVICE_WAIT_MAX && self.breaker_wait <= breaker_wait_max;
         may_wait.then(|| self.next_attempt(wait))
     }
 
@@ -181,7 +181,7 @@ fn is_broken_stream(error: &ProviderError) -> bool {
         ProviderErrorKind::Connect
         | ProviderErrorKind::Status
         | ProviderErrorKind::TooLarge
-        | ProviderErrorKind::Unavailable => false,
+        | ProviderErrorKind::BreakerOpen => false,
     }
 }
 
@@ -315,7 +315,7 @@ mod tests {
     /// Returns the error of a request that the circuit breaker refuses for this number of seconds.
     fn unavailable(seconds: u64) -> ProviderError {
         let retry_after = Some(Duration::from_secs(seconds));
-        ProviderError { retry_after, ..error(ProviderErrorKind::Unavailable) }
+        ProviderError { retry_after, ..error(ProviderErrorKind::BreakerOpen) }
     }
 
     #[test]
@@ -350,7 +350,7 @@ mod tests {
         for (seconds, max_attempts) in [(0, 1), (1, 1), (30, 1), (60, 3), (100, 3), (120, 2)] {
             let mut retry = retry_policy(max_attempts, 1);
             retry.first();
-            let (mut waited, longest) = (Duration::ZERO, RETRY_AFTER_MAX * max_attempts);
+            let (mut waited, longest) = (Duration::ZERO, SERVICE_WAIT_MAX * max_attempts);
             while let Some(plan) = retry.after_error(&unavailable(seconds), true) {
                 waited += plan.wait;
                 assert!(plan.attempt < 50);

@@ -118,10 +118,13 @@ pub enum ProviderErrorKind {
     InStream,
     /// The data is not a response of this wire format.
     Malformed,
-    /// The response exceeded a hard limit of the decoder.
+    /// The response exceeded a hard limit (`max_response_bytes`, or a limit of its text or of one event), or the
+    /// request filled the context window although the service accepted it
+    /// ([`ProviderError::is_context_overflow`]).
     TooLarge,
     /// No request was sent, because the model's circuit breaker is open.
-    Unavailable,
+    #[serde(rename = "unavailable")]
+    BreakerOpen,
 }
 
 /// The error of a failed attempt.
@@ -223,7 +226,7 @@ impl ProviderError {
                 | ProviderErrorKind::Transport
                 | ProviderErrorKind::InStream
                 | ProviderErrorKind::Malformed
-                | ProviderErrorKind::Unavailable => true,
+                | ProviderErrorKind::BreakerOpen => true,
                 ProviderErrorKind::Status | ProviderErrorKind::TooLarge => false,
             },
         }

@@ -192,7 +192,7 @@ secret_headers = { authorization = "SET" }
             ),
             (
                 "[mcp.a]\nurl = \"http://a\"\nsecret_headers = { x = \"UNSET\" }",
-                "3: mcp.a.secret_headers.x: the environment variable UNSET is not set: set it before the host starts",
+                "3: mcp.a.secret_headers.x: the environment variable UNSET is not set or is blank: set it before the host starts",
             ),
             ("[mcp.a]\nurl = \"http://a\"\ncwd = \".\"", "3: mcp.a.cwd: unknown key"),
             (

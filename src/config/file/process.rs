@@ -10,17 +10,21 @@ use super::source::Section;
 use super::values::{self, Parsed};
 use crate::config::tool_definition::{ProcessConfig, SandboxLevel};
 
-/// Looks up an environment variable of the host.
+/// Returns the value of an environment variable of the host, or `None` if it is not set.
 pub(super) type EnvLookup<'e> = &'e dyn Fn(&str) -> Option<String>;
 
 impl ProcessConfig {
-    /// Reads the keys that all processes have.
-    pub(super) fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
+    /// Reads the keys that all processes have. Records an error for each wrong value, and for a name that is
+    /// in both `env` and `secret_env`.
+    pub(super) fn read(section: &Section<'_, '_>, lookup_env: EnvLookup<'_>) -> Self {
         let env_pass = section.list("env_pass", |value| {
             let name = env_var_name(value)?;
-            if env(&name).is_some() { Ok(name) } else { Err(unset_message(&name)) }
+            match lookup_env(&name) {
+                Some(_) => Ok(name),
+                None => Err(unusable_message(&name, "is not set")),
+            }
         });
-        let secret_env = secret_variables(section, "secret_env", env);
+        let secret_env = secret_env_names(section, "secret_env", lookup_env);
         let env = section.table("env").entries(values::string);
         for name in env.keys().filter(|name| secret_env.contains_key(*name)) {
             section.add_error("env", format!("{name} is also in secret_env"));
@@ -41,8 +45,9 @@ impl ProcessConfig {
     }
 }
 
-/// Reads `command`: a program and its arguments. Leaves wrong items out. Returns an empty list if the key is missing
-/// or is no list.
+/// Reads `command`: a program and its arguments. Records an error if the key is missing, is not a list or is
+/// empty, and for each wrong item. Leaves wrong items out. Returns an empty list if the key is missing or is
+/// not a list.
 pub(super) fn command(section: &Section<'_, '_>) -> Vec<String> {
     let mut has_wrong_item = false;
     let command = section.list("command", |value| {
@@ -63,19 +68,21 @@ pub(super) fn command(section: &Section<'_, '_>) -> Vec<String> {
     command
 }
 
-/// Reads `headers` and `secret_headers`. A name may be there only once. Names are case-insensitive, see
-/// [RFC 9110, section 5.1](https://www.rfc-editor.org/rfc/rfc9110#section-5.1).
+/// Reads `headers` and `secret_headers`. Records an error for a name that appears twice. Names are
+/// case-insensitive, see [RFC 9110, section 5.1](https://www.rfc-editor.org/rfc/rfc9110#section-5.1).
 pub(super) fn headers(
     section: &Section<'_, '_>,
-    env: EnvLookup<'_>,
+    lookup_env: EnvLookup<'_>,
 ) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
     let headers = section.table("headers").entries(values::string);
-    let secret_headers = secret_variables(section, "secret_headers", env);
+    let secret_headers = secret_env_names(section, "secret_headers", lookup_env);
     for (key, table) in [("headers", &headers), ("secret_headers", &secret_headers)] {
         let mut names = BTreeSet::new();
-        for name in table.keys().filter(|name| !names.insert(name.to_ascii_lowercase())) {
-            let message = format!("{name} is there twice: names of headers are case-insensitive");
-            section.add_error(key, message);
+        for name in table.keys() {
+            if !names.insert(name.to_ascii_lowercase()) {
+                let message = format!("{name} appears twice: header names are case-insensitive");
+                section.add_error(key, message);
+            }
         }
     }
     for name in headers.keys() {
@@ -86,24 +93,28 @@ pub(super) fn headers(
     (headers, secret_headers)
 }
 
-/// Reads a table whose values are names of environment variables of the host that hold secrets.
-fn secret_variables(
+/// Reads a table whose values are names of environment variables of the host that hold secrets. Records an
+/// error for a variable that is not set or is blank.
+fn secret_env_names(
     section: &Section<'_, '_>,
     key: &'static str,
-    env: EnvLookup<'_>,
+    lookup_env: EnvLookup<'_>,
 ) -> BTreeMap<String, String> {
     section.table(key).entries(|value| {
         let name = env_var_name(value)?;
-        let is_set = env(&name).is_some_and(|value| !value.trim().is_empty());
-        if is_set { Ok(name) } else { Err(unset_message(&name)) }
+        let has_secret = lookup_env(&name).is_some_and(|value| !value.trim().is_empty());
+        if has_secret { Ok(name) } else { Err(unusable_message(&name, "is not set or is blank")) }
     })
 }
 
-fn unset_message(name: &str) -> String {
-    format!("the environment variable {name} is not set: set it before the host starts")
+fn unusable_message(name: &str, problem: &str) -> String {
+    format!("the environment variable {name} {problem}: set it before the host starts")
 }
 
 /// Parses the name of an environment variable of the host.
+///
+/// # Errors
+/// If the value is not a text that can name a variable.
 fn env_var_name(value: &DeValue<'_>) -> Parsed<String> {
     let name = values::non_empty_string(value)?;
     if name.contains(['=', '\0']) {

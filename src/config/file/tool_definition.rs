@@ -12,7 +12,7 @@ use crate::config::tool_definition::{
 };
 use crate::config::{AgentEvents, AgentToolConfig};
 
-/// The value of `kind`.
+/// The kind of a tool that a table defines, as the key `kind` names it.
 #[derive(Clone, Copy)]
 enum ToolKindName {
     Command,
@@ -38,8 +38,8 @@ const METHODS: [(&str, HttpMethod); 5] = [
 ];
 
 impl ConfiguredTool {
-    /// Reads the definition of a tool. Returns `None` if `kind` is missing, because the table then changes a
-    /// registered tool, or if `kind` is wrong.
+    /// Reads the definition of a tool. Returns `None` if `kind` is missing or wrong. A table without `kind`
+    /// changes a registered tool.
     pub(super) fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Option<Self> {
         let Some(kind) = section.read("kind", |value| values::one_of(value, &KINDS)) else {
             if !section.has("kind") {
@@ -104,7 +104,7 @@ impl ToolInput {
             Ok(Self::File(section.resolve_path(&values::non_empty_string(value)?)))
         });
         if section.has("input") && section.has("input_schema") {
-            section.add_error("input_schema", "input and input_schema exclude each other");
+            section.add_error("input_schema", "set either input or input_schema, not both");
         }
         schema.unwrap_or_else(|| Self::Properties(properties.unwrap_or_default()))
     }
@@ -123,8 +123,8 @@ impl CommandConfig {
         if config.output_schema.is_some() && config.output != CommandOutput::Json {
             section.add_error("output_schema", "needs output = \"json\"");
         }
-        let empty = "must not be empty: a list of exit statuses such as [0, 1]";
-        let ok_exit = section.non_empty_list("ok_exit", empty, values::unsigned::<u8>);
+        let empty_message = "must not be empty: a list of exit statuses such as [0, 1]";
+        let ok_exit = section.non_empty_list("ok_exit", empty_message, values::unsigned::<u8>);
         if let Some(ok_exit) = ok_exit {
             config.ok_exit = ok_exit.into_iter().map(i32::from).collect();
         }
@@ -150,8 +150,8 @@ impl HttpConfig {
             config.body = body;
         }
         config.pick = section.read("pick", values::string);
-        let empty = "must not be empty: a list of statuses such as [200, 201]";
-        if let Some(ok_status) = section.non_empty_list("ok_status", empty, http_status) {
+        let empty_message = "must not be empty: a list of statuses such as [200, 201]";
+        if let Some(ok_status) = section.non_empty_list("ok_status", empty_message, http_status) {
             config.ok_status = ok_status;
         }
         if let Some(header) = section.read("idempotency_header", values::non_empty_string) {
@@ -193,12 +193,16 @@ mod tests {
     use crate::config::tool_definition::SandboxLevel;
 
     fn parse(text: &str) -> Result<Config, String> {
-        let env = |name: &str| (name == "SET").then(|| "value".to_owned());
-        Config::parse(text, "etc/callsheet.toml", &env).map_err(|error| error.to_string())
+        let lookup_env = |name: &str| match name {
+            "SET" => Some("value".to_owned()),
+            "BLANK" => Some(" ".to_owned()),
+            _ => None,
+        };
+        Config::parse(text, "etc/callsheet.toml", &lookup_env).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn a_command_has_all_keys_of_its_table() {
+    fn all_keys_of_a_command_are_read() {
         let text = r#"
 [tools.search]
 kind = "command"
@@ -258,7 +262,7 @@ effect = "none"
     }
 
     #[test]
-    fn a_schema_is_a_file_or_a_table() {
+    fn input_schema_is_the_name_of_a_file_or_a_table() {
         let table = "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"true\"]\n";
         let input = |keys: &str| {
             let config = parse(&format!("{table}{keys}")).unwrap();
@@ -272,7 +276,7 @@ effect = "none"
     }
 
     #[test]
-    fn wrong_definitions_name_line_and_remedy() {
+    fn an_error_in_a_definition_names_the_line_and_the_remedy() {
         let table = "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"true\"]\n";
         for (text, expected) in [
             (
@@ -311,12 +315,12 @@ effect = "none"
             (
                 "[tools.t]\nkind = \"http\"\nurl = \"http://x.example/\"\ndescription = \"d\"\n\
                  headers = { X-Key = \"a\", x-key = \"b\" }",
-                "5: tools.t.headers: x-key is there twice: names of headers are case-insensitive",
+                "5: tools.t.headers: x-key appears twice: header names are case-insensitive",
             ),
             (
                 "[tools.t]\nkind = \"http\"\nurl = \"http://x.example/\"\ndescription = \"d\"\n\
                  [tools.t.secret_headers]\nX-Key = \"SET\"\nx-key = \"SET\"",
-                "5: tools.t.secret_headers: x-key is there twice: names of headers are case-insensitive",
+                "5: tools.t.secret_headers: x-key appears twice: header names are case-insensitive",
             ),
             (
                 "[tools.t]\nkind = \"http\"\nurl = \"http://x.example/\"\ndescription = \"d\"\n\
@@ -330,8 +334,13 @@ effect = "none"
             ),
             (
                 &format!("{table}secret_env = {{ TOKEN = \"UNSET\" }}"),
-                "5: tools.t.secret_env.TOKEN: the environment variable UNSET is not set: set it \
-                 before the host starts",
+                "5: tools.t.secret_env.TOKEN: the environment variable UNSET is not set or is blank: \
+                 set it before the host starts",
+            ),
+            (
+                &format!("{table}secret_env = {{ TOKEN = \"BLANK\" }}"),
+                "5: tools.t.secret_env.TOKEN: the environment variable BLANK is not set or is blank: \
+                 set it before the host starts",
             ),
             (
                 &format!("{table}env = {{ A = \"1\" }}\nsecret_env = {{ A = \"SET\" }}"),
@@ -343,7 +352,7 @@ effect = "none"
             ),
             (
                 &format!("{table}input = {{}}\ninput_schema = \"a.json\""),
-                "6: tools.t.input_schema: input and input_schema exclude each other",
+                "6: tools.t.input_schema: set either input or input_schema, not both",
             ),
             (
                 &format!("{table}input_schema = 1"),

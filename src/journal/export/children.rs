@@ -1,4 +1,4 @@
-//! Child sessions below the calls of agents.
+//! Finds and describes the child sessions of agent calls, for texts that show them below their calls.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -8,8 +8,9 @@ use crate::journal::JournalEntry;
 use crate::transcript::{CallTranscript, RunTranscript, Transcript};
 use crate::types::{RunId, SessionId, Usage, child_run_id, child_session_id};
 
-/// The largest depth of child sessions that are shown.
-const DEPTH_MAX: usize = 32;
+/// The depth from which on the runs and the children of child sessions are not shown. The children of the
+/// session itself have depth 0.
+const CHILD_DEPTH_MAX: usize = 32;
 
 /// The records of the child sessions of a session, and of their own children.
 ///
@@ -32,13 +33,15 @@ const DEPTH_MAX: usize = 32;
 #[derive(Clone, Debug)]
 pub struct ChildSessions {
     session: SessionId,
-    /// The records of each child, none if it is not stored, or the error of reading them.
+    /// The records of each child session: an empty list if the child is not stored, or the error of reading
+    /// it.
     records: BTreeMap<SessionId, Result<Vec<JournalEntry>, String>>,
 }
 
-/// The child session of a call.
+/// The child session of an agent call.
 pub(in crate::journal) struct ChildSession<'a> {
     pub(in crate::journal) id: SessionId,
+    /// Its records, or the reason why there are none.
     pub(in crate::journal) records: ChildRecords<'a>,
 }
 
@@ -47,11 +50,11 @@ pub(in crate::journal) struct ChildSession<'a> {
 pub(in crate::journal) enum ChildRecords<'a> {
     Stored(&'a [JournalEntry]),
     Unreadable(&'a str),
-    /// The outcome of the call names the child, and the journal has none.
+    /// The call has an outcome that names the child, but the journal has no records of the child.
     Deleted,
-    /// The call has its outcome, which names no child.
+    /// The call has an outcome that names no child.
     NeverOpened,
-    /// The call is open.
+    /// The call has no outcome yet.
     NotYetOpened,
 }
 
@@ -60,7 +63,10 @@ pub(super) struct ChildLine {
     /// The number of child sessions above it.
     pub(super) depth: usize,
     pub(super) id: SessionId,
+    /// The name of the child's agent. `None` if the child's records are not there or not shown.
     pub(super) agent: Option<String>,
+    /// The state of the child's run, or the reason why it is not shown. It completes a sentence about the
+    /// child.
     pub(super) state: String,
 }
 
@@ -79,10 +85,10 @@ impl ChildSessions {
         mut read: impl FnMut(&SessionId) -> Result<Vec<JournalEntry>, E>,
     ) -> Self {
         let mut children = Self::new(session);
-        let mut open = Self::ids(session, entries);
-        while let Some(child) = open.pop() {
+        let mut pending = Self::ids(session, entries);
+        while let Some(child) = pending.pop() {
             let records = read(&child).map_err(|error| error.to_string());
-            open.extend(children.add(child, records));
+            pending.extend(children.add(child, records));
         }
         children
     }
@@ -101,11 +107,12 @@ impl ChildSessions {
         child: SessionId,
         records: Result<Vec<JournalEntry>, String>,
     ) -> Vec<SessionId> {
-        let mut further =
+        // The ids of children whose records are not added yet.
+        let mut unread =
             records.as_deref().map_or_else(|_| Vec::new(), |records| Self::ids(&child, records));
         self.records.insert(child, records);
-        further.retain(|id| !self.records.contains_key(id));
-        further
+        unread.retain(|id| !self.records.contains_key(id));
+        unread
     }
 
     /// Returns the session whose children these are.
@@ -113,13 +120,14 @@ impl ChildSessions {
         &self.session
     }
 
-    /// Returns the time of the last record of all children.
+    /// Returns the time of the last record of all children: Unix time in milliseconds.
     pub(super) fn last_time(&self) -> u64 {
         let entries = self.records.values().flatten().flatten();
         entries.map(|entry| entry.time).max().unwrap_or_default()
     }
 
-    /// Returns the child session of a call. `None` if its tool is no agent.
+    /// Returns the child session of a call. Returns `None` if the tool is not an agent, or the call has no
+    /// intent yet.
     pub(in crate::journal) fn of_call(
         &self,
         session: &SessionId,
@@ -151,37 +159,38 @@ impl ChildSessions {
     }
 
     fn add_lines(&self, depth: usize, child: ChildSession<'_>, lines: &mut Vec<ChildLine>) {
-        let mut add = |agent, state: &str| {
-            let (id, state) = (child.id.clone(), state.to_owned());
-            lines.push(ChildLine { depth, id, agent, state });
+        let ChildSession { id, records } = child;
+        let entries = match records {
+            ChildRecords::Stored(_) if depth >= CHILD_DEPTH_MAX => {
+                Err("its own children are not shown".to_owned())
+            }
+            ChildRecords::Stored(entries) => Ok(entries),
+            ChildRecords::Unreadable(error) => Err(format!("cannot be read: {error}")),
+            ChildRecords::Deleted => Err("was deleted".to_owned()),
+            ChildRecords::NeverOpened => Err("was never opened".to_owned()),
+            ChildRecords::NotYetOpened => Err("is not opened yet".to_owned()),
         };
-        let entries = match child.records {
-            ChildRecords::Stored(_) if depth >= DEPTH_MAX => {
-                return add(None, "its own children are not shown");
+        let entries = match entries {
+            Ok(entries) => entries,
+            Err(state) => {
+                lines.push(ChildLine { depth, id, agent: None, state });
+                return;
             }
-            ChildRecords::Stored(entries) => entries,
-            ChildRecords::Unreadable(error) => {
-                return add(None, &format!("cannot be read: {error}"));
-            }
-            ChildRecords::Deleted => return add(None, "was deleted"),
-            ChildRecords::NeverOpened => return add(None, "was never opened"),
-            ChildRecords::NotYetOpened => return add(None, "is not opened yet"),
         };
         let transcript = Transcript::read(entries);
         let agent = transcript.opening.map(|opening| opening.agent.to_owned());
-        let Some(run) = run_of_call(&child.id, &transcript) else {
-            return add(agent, "has not started its run");
-        };
-        add(agent, &run_state(run));
-        for call in calls(run) {
-            if let Some(grandchild) = self.of_call(&child.id, &transcript, call) {
+        let run = run_of_call(&id, &transcript);
+        let state = run.map_or_else(|| "has not started its run".to_owned(), run_state);
+        lines.push(ChildLine { depth, id: id.clone(), agent, state });
+        for call in run.into_iter().flat_map(calls) {
+            if let Some(grandchild) = self.of_call(&id, &transcript, call) {
                 self.add_lines(depth + 1, grandchild, lines);
             }
         }
     }
 }
 
-/// Returns the run of a child session that its call has started.
+/// Returns the run that the agent call started in its child session.
 pub(in crate::journal) fn run_of_call<'t, 'a>(
     child: &SessionId,
     transcript: &'t Transcript<'a>,
@@ -190,14 +199,15 @@ pub(in crate::journal) fn run_of_call<'t, 'a>(
     transcript.runs.iter().find(|run| run.id() == Some(&id))
 }
 
-/// Returns the id of the child session of a call. `None` if its tool is no agent.
+/// Returns the id of the child session of a call. Returns `None` if the tool is not an agent, or the call has
+/// no intent yet.
 pub(in crate::journal) fn child_id(
     session: &SessionId,
     transcript: &Transcript<'_>,
     call: &CallTranscript<'_>,
 ) -> Option<SessionId> {
     let intent = call.intents.last().filter(|intent| intent.lease.is_some())?;
-    // Records before a fork are those of the other session.
+    // A call before a fork was recorded in the session that was forked. Its child belongs to that session.
     let fork = transcript.forks.iter().find(|fork| intent.at.is_before(fork.at));
     let session = fork.map_or(session, |fork| fork.from);
     Some(child_session_id(session, intent.idempotency_key))
@@ -215,20 +225,20 @@ fn run_state(run: &RunTranscript<'_>) -> String {
     }
     let mut usage = Usage::default();
     run.turns.iter().for_each(|turn| usage += turn.usage());
-    let made = run.turns.iter().map(|turn| turn.kept_calls().len()).sum();
+    let call_count = run.turns.iter().map(|turn| turn.kept_calls().len()).sum();
     let mut state = format!(
         "has not ended, {}, {}, {} so far",
         count_with_noun(run.turns.len(), "turn"),
-        count_with_noun(made, "call"),
+        count_with_noun(call_count, "call"),
         tokens(usage)
     );
-    let open = calls(run).filter(|call| call.outcome().is_none());
-    let asks = open.filter_map(|call| {
-        let asked = call.requests.last()?;
-        call.decision_about(asked).is_none().then_some(&asked.request.call)
+    let open_calls = calls(run).filter(|call| call.outcome().is_none());
+    let undecided = open_calls.filter_map(|call| {
+        let requested = call.requests.last()?;
+        call.decision_about(requested).is_none().then_some(&requested.request.call)
     });
-    for call in asks {
-        state.push_str(&format!(", {} {} waits for an answer", call.key, call.name));
+    for call in undecided {
+        state.push_str(&format!(", {} {} waits for a decision", call.key, call.name));
     }
     state
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::record::Record;
 use crate::transcript::fixtures::{entries, sample_records, session};
-use crate::types::{SessionId, child_run_id, child_session_id};
+use crate::types::{RequestKind, SessionId, child_run_id, child_session_id};
 
 fn rich_entries() -> Vec<JournalEntry> {
     entries(sample_records())
@@ -159,6 +159,18 @@ fn a_misplaced_record_has_a_line_of_text() {
 }
 
 #[test]
+fn the_contents_of_records_are_in_one_column() {
+    let mut records = sample_records();
+    let (request, text) = (RequestKind::FinalAnswer, "Give the final answer.".to_owned());
+    records.insert(17, Record::Instructed { request, text });
+    let text: String = super::text(&entries(records)).collect();
+    let column = |part: &str| text.lines().find_map(|line| line.find(part)).unwrap();
+    for part in ["Give the final answer.", "turn 1, attempt 1 of m", "run_1: answered"] {
+        assert_eq!(column(part), column("agent default"), "{part} in {text}");
+    }
+}
+
+#[test]
 fn the_calls_of_an_abandoned_turn_precede_the_end_of_its_run() {
     let mut records = sample_records();
     records.drain(9..21);
@@ -267,6 +279,30 @@ fn the_tree_of_child_sessions_stands_below_the_calls() {
         let text: String = text_with_children(&entries, &broken).collect();
         assert!(text.contains(&format!("child {child}: cannot be read: a torn page\n")), "{text}");
     }
+}
+
+#[test]
+fn a_pending_approval_of_a_child_waits_for_a_decision() {
+    let root = session();
+    let entries_of_root = child_records(&root, &child_session_id(&root, "x/y"), false);
+    let child = only_child(&root, &entries_of_root);
+    let read = |id: &SessionId| {
+        if *id != child {
+            return Ok::<_, String>(Vec::new());
+        }
+        let mut records: Vec<_> =
+            child_records(&root, id, false).into_iter().map(|entry| entry.record).collect();
+        records.truncate(4);
+        let key = json!({"turn": 1, "attempt": 1, "index": 0});
+        let asked = json!({"call": {"key": key, "provider_id": null, "name": "helper"},
+            "phase": "before", "arguments": {"input": "help"}, "arguments_sha256": "00"});
+        let asked = json!({"type": "approval_asked", "asked": asked});
+        records.push(serde_json::from_value(asked).unwrap());
+        Ok(entries(records))
+    };
+    let children = ChildSessions::read(&root, &entries_of_root, read);
+    let text: String = text_with_children(&entries_of_root, &children).collect();
+    assert!(text.contains("10 + 5 tokens so far, t1a1c0 helper waits for a decision\n"), "{text}");
 }
 
 #[test]

@@ -18,22 +18,24 @@ use crate::types::{
     one_line,
 };
 
-/// Maximum number of characters of a text that are printed. Its length follows it.
+/// Maximum number of characters printed of one text. A longer one is cut, and its length is appended.
 const BRIEF_CHARS_MAX: usize = 200;
 
-/// The number of columns of the longest label of a record.
-const LABEL_COLUMNS: usize = 9;
-
-/// The label of a kind of record, and lines about the contents.
-type Description = (&'static str, Vec<String>);
+/// What is printed about a record, after its number and time.
+struct RecordDescription {
+    /// The kind of the record, in ASCII.
+    label: &'static str,
+    /// The lines about its contents. The first one follows the label.
+    lines: Vec<String>,
+}
 
 /// Formats the records. Each piece is the lines of one record.
 pub fn text(entries: &[JournalEntry]) -> impl Iterator<Item = String> + '_ {
     log_of(entries, None)
 }
 
-/// Formats the records. Below the intent of the call of an agent are lines about its child session and the
-/// children of that session.
+/// Formats the records. Below the intent of an agent call are lines about its child session and the children
+/// of that session.
 pub fn text_with_children<'a>(
     entries: &'a [JournalEntry],
     children: &ChildSessions,
@@ -45,23 +47,27 @@ fn log_of<'a>(
     entries: &'a [JournalEntry],
     children: Option<&ChildSessions>,
 ) -> impl Iterator<Item = String> + use<'a> {
-    let columns = entries.last().map_or(1, |entry| entry.seq.to_string().len());
     let mut log = TextLog::default();
     let transcript = Transcript::read(entries);
     log.describe(&transcript);
     if let Some(children) = children {
         log.add_children(&transcript, children);
     }
-    entries.iter().enumerate().map(move |(index, entry)| {
-        let (label, lines) =
-            log.records.remove(&index).unwrap_or_else(|| describe_misplaced(entry));
+    for (index, entry) in entries.iter().enumerate() {
+        log.descriptions.entry(index).or_insert_with(|| describe_misplaced(entry));
+    }
+    let seq_columns = entries.last().map_or(1, |entry| entry.seq.to_string().len());
+    let labels = log.descriptions.values().map(|description| description.label.len());
+    let label_columns = labels.max().unwrap_or_default();
+    entries.iter().zip(log.descriptions.into_values()).map(move |(entry, description)| {
+        let RecordDescription { label, lines } = description;
         let (seq, time) = (entry.seq.to_string(), when(entry.time));
-        let head = format!("{seq:>columns$}  {time}  {label:<LABEL_COLUMNS$}  ");
+        let head = format!("{seq:>seq_columns$}  {time}  {label:<label_columns$}  ");
         let margin = " ".repeat(head.len());
         let mut rows = String::new();
         for (row, line) in lines.iter().enumerate() {
             let line = format!("{}{line}", if row == 0 { &head } else { &margin });
-            // No name or text in it must break the line, or look like another one.
+            // A name or text in the line must neither break it nor imitate another line.
             rows.push_str(&harmless_line(line.trim_end()));
             rows.push('\n');
         }
@@ -70,8 +76,9 @@ fn log_of<'a>(
 }
 
 /// Describes a record that contradicts earlier ones.
-fn describe_misplaced(entry: &JournalEntry) -> Description {
-    ("misplaced", vec![brief(&serde_json::to_string(&entry.record).unwrap_or_default())])
+fn describe_misplaced(entry: &JournalEntry) -> RecordDescription {
+    let json = serde_json::to_string(&entry.record).unwrap_or_default();
+    RecordDescription { label: "misplaced", lines: vec![brief(&json)] }
 }
 
 fn compaction_lines(compaction: &RecordedCompaction<'_>) -> Vec<String> {
@@ -92,33 +99,34 @@ fn compaction_lines(compaction: &RecordedCompaction<'_>) -> Vec<String> {
 /// The descriptions of records, by their index.
 #[derive(Default)]
 struct TextLog {
-    records: BTreeMap<usize, Description>,
+    descriptions: BTreeMap<usize, RecordDescription>,
 }
 
 impl TextLog {
     fn add(&mut self, at: RecordLocation, label: &'static str, lines: Vec<String>) {
-        self.records.insert(at.index, (label, lines));
+        self.descriptions.insert(at.index, RecordDescription { label, lines });
     }
 
-    /// Adds the child session of each call of an agent to its last intent.
+    /// Adds lines about the child session of each agent call to the call's last intent.
     fn add_children(&mut self, transcript: &Transcript<'_>, children: &ChildSessions) {
         let turns = transcript.runs.iter().flat_map(|run| &run.turns);
         let attempts = turns.flat_map(|turn| &turn.attempts);
         for call in attempts.flat_map(|attempt| attempt.calls.values()) {
             let Some(intent) = call.intents.last() else { continue };
-            if let Some((_, lines)) = self.records.get_mut(&intent.at.index) {
-                lines.extend(children.lines(transcript, call).iter().map(child_line));
+            if let Some(description) = self.descriptions.get_mut(&intent.at.index) {
+                description.lines.extend(children.lines(transcript, call).iter().map(child_line));
             }
         }
     }
 
     fn describe(&mut self, transcript: &Transcript<'_>) {
         if let Some(opening) = transcript.opening {
-            let with = match opening.messages.len() {
+            let history = match opening.messages.len() {
                 0 => String::new(),
                 count => format!(" with {}", count_with_noun(count, "message")),
             };
-            let mut lines = opened_lines(opening.agent, &with, opening.metadata);
+            let mut lines = vec![format!("agent {}{history}", opening.agent)];
+            lines.extend(metadata_line(opening.metadata));
             lines.extend(opening.parent.map(|parent| parent_line(parent)));
             self.add(opening.at, "opened", lines);
         }
@@ -140,13 +148,13 @@ impl TextLog {
                 vec![format!("{}: {}", queued.run, content(queued.input))],
             );
         }
-        transcript.runs.iter().for_each(|run| self.run(run));
+        transcript.runs.iter().for_each(|run| self.add_run(run));
         if let Some(closed) = transcript.closed {
             self.add(closed, "closed", vec![String::new()]);
         }
     }
 
-    fn run(&mut self, run: &RunTranscript<'_>) {
+    fn add_run(&mut self, run: &RunTranscript<'_>) {
         if let Some(start) = run.start {
             let head = format!("{} with {}, {}", start.id, start.model, start.execution);
             let mut lines = vec![head, content(start.input)];
@@ -157,7 +165,7 @@ impl TextLog {
             lines.extend(metadata_line(start.metadata));
             self.add(start.at, "run", lines);
         }
-        run.turns.iter().for_each(|turn| self.turn(turn));
+        run.turns.iter().for_each(|turn| self.add_turn(turn));
         for steer in &run.steers {
             let line = format!("after turn {}: {}", steer.follows_turn, content(steer.input));
             self.add(steer.at, "steered", vec![line]);
@@ -178,10 +186,10 @@ impl TextLog {
         }
     }
 
-    fn turn(&mut self, turn: &TurnTranscript<'_>) {
+    fn add_turn(&mut self, turn: &TurnTranscript<'_>) {
         for attempt in &turn.attempts {
-            let of = format!("turn {}, attempt {}", turn.number, attempt.number);
-            self.attempt(&of, attempt);
+            let position = format!("turn {}, attempt {}", turn.number, attempt.number);
+            self.add_attempt(&position, attempt);
         }
         if let Some(commit) = turn.commit {
             let calls = count_with_noun(commit.summary.tool_names.len(), "call");
@@ -191,9 +199,9 @@ impl TextLog {
         }
     }
 
-    fn attempt(&mut self, of: &str, attempt: &AttemptTranscript<'_>) {
+    fn add_attempt(&mut self, position: &str, attempt: &AttemptTranscript<'_>) {
         if let Some(start) = &attempt.start {
-            self.add(start.at, "requested", start_lines(of, start));
+            self.add(start.at, "requested", start_lines(position, start));
         }
         if let Some(failure) = &attempt.failure {
             let received = if failure.kept {
@@ -201,21 +209,21 @@ impl TextLog {
             } else {
                 "the received part is void"
             };
-            let head = format!("{of}: {received}, {}", tokens(failure.usage));
+            let head = format!("{position}: {received}, {}", tokens(failure.usage));
             self.add(failure.at, "broke", vec![head, brief(&failure.error.message)]);
         }
         if let Some(response) = &attempt.response {
-            self.add(response.at, "response", response_lines(of, response));
+            self.add(response.at, "response", response_lines(position, response));
         }
         for (key, call) in &attempt.calls {
-            self.call(&key.to_string(), call);
+            self.add_call(&key.to_string(), call);
         }
     }
 
-    fn call(&mut self, key: &str, call: &CallTranscript<'_>) {
+    fn add_call(&mut self, key: &str, call: &CallTranscript<'_>) {
         for intent in &call.intents {
-            let under = format!("under the key {}", intent.idempotency_key);
-            self.add(intent.at, "intent", vec![call_line(intent.call), under]);
+            let key_line = format!("under the key {}", intent.idempotency_key);
+            self.add(intent.at, "intent", vec![call_line(intent.call), key_line]);
         }
         for report in &call.reports {
             let mut lines = vec![format!("{key} {}", outcome_line(report.outcome))];
@@ -225,21 +233,21 @@ impl TextLog {
             lines.extend(writes_line("would write", report.writes));
             self.add(report.at, "reported", lines);
         }
-        for question in &call.requests {
-            let (name, arguments) = (&question.request.call.name, &question.request.arguments);
-            let text = approval_question(question.request.phase);
-            let about = match &question.request.question {
+        for requested in &call.requests {
+            let request = &requested.request;
+            let (text, name) = (approval_question(request.phase), &request.call.name);
+            let subject = match &request.question {
                 Some(question) => brief(&question.message),
-                None => brief(&arguments.to_string()),
+                None => brief(&request.arguments.to_string()),
             };
-            self.add(question.at, "approval", vec![format!("{text} {key} {name} {about}")]);
+            self.add(requested.at, "approval", vec![format!("{text} {key} {name} {subject}")]);
         }
         for decision in &call.decisions {
             let content = decision.content.map(|content| content.to_string());
-            let with = decision.message.or(content.as_deref());
-            let with = with.map(|with| format!(": {}", brief(with)));
-            let (verdict, with) = (decision.verdict.as_str(), with.unwrap_or_default());
-            let line = format!("{} {key} {verdict}{with}", approval_question(decision.phase));
+            let answer = decision.message.or(content.as_deref());
+            let answer = answer.map(|answer| format!(": {}", brief(answer))).unwrap_or_default();
+            let verdict = decision.verdict.as_str();
+            let line = format!("{} {key} {verdict}{answer}", approval_question(decision.phase));
             self.add(decision.at, "decided", vec![line]);
         }
         for ended in &call.outcomes {
@@ -248,19 +256,19 @@ impl TextLog {
     }
 }
 
-fn start_lines(of: &str, start: &AttemptStart<'_>) -> Vec<String> {
-    let how = if start.streamed { "" } else { ", not streamed" };
-    let head = format!("{of} of {}{how}", start.model);
+fn start_lines(position: &str, start: &AttemptStart<'_>) -> Vec<String> {
+    let streaming = if start.streamed { "" } else { ", not streamed" };
+    let head = format!("{position} of {}{streaming}", start.model);
     let reason = start.reason.map(|reason| {
         format!("after {}, because {}", format_duration(start.wait_ms), brief(reason))
     });
     Vec::from_iter([head].into_iter().chain(reason))
 }
 
-fn response_lines(of: &str, response: &AttemptResponse<'_>) -> Vec<String> {
+fn response_lines(position: &str, response: &AttemptResponse<'_>) -> Vec<String> {
     let reason = response.finish_reason.map(|reason| format!(" ({})", reason.raw));
     let (ending, reason) = (word(response.ending), reason.unwrap_or_default());
-    let mut lines = vec![format!("{of}: {ending}{reason}, {}", tokens(response.usage))];
+    let mut lines = vec![format!("{position}: {ending}{reason}, {}", tokens(response.usage))];
     let ResponseMessage { text, reasoning, calls, .. } = &**response.message;
     if !reasoning.is_empty() {
         lines.push(format!("thinks {}", brief(reasoning)));
@@ -276,23 +284,18 @@ fn response_lines(of: &str, response: &AttemptResponse<'_>) -> Vec<String> {
 }
 
 fn outcome_lines(ended: &RecordedOutcome<'_>) -> Vec<String> {
-    let took = match ended.started_ms {
+    let duration = match ended.started_ms {
         Some(_) => format!("in {}", format_duration(ended.duration_ms)),
         None => "without a start".to_owned(),
     };
-    let again = if ended.amended { " (with new notes)" } else { "" };
-    let (key, name) = (ended.label.key, &ended.label.name);
-    let mut lines = vec![format!("{key} {name} {took}{again}: {}", outcome_line(ended.outcome))];
-    let metadata = metadata(ended.outcome, ended.notes);
-    let is_empty = metadata.as_object().is_none_or(serde_json::Map::is_empty);
-    lines.extend((!is_empty).then(|| metadata.to_string()));
+    let amendment = if ended.amended { " (with new notes)" } else { "" };
+    let (key, name, outcome) = (ended.label.key, &ended.label.name, outcome_line(ended.outcome));
+    let mut lines = vec![format!("{key} {name} {duration}{amendment}: {outcome}")];
+    let result_metadata = metadata(ended.outcome, ended.notes);
+    let is_empty = result_metadata.as_object().is_none_or(serde_json::Map::is_empty);
+    lines.extend((!is_empty).then(|| result_metadata.to_string()));
     lines.extend(writes_line("writes", ended.writes));
     lines
-}
-
-fn opened_lines(agent: &str, with: &str, metadata: &Metadata) -> Vec<String> {
-    let head = format!("agent {agent}{with}");
-    [head].into_iter().chain(metadata_line(metadata)).collect()
 }
 
 /// Describes the call that opened a child session.
@@ -350,11 +353,11 @@ fn names(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
 }
 
 fn content(input: &Content) -> String {
-    let with = match image_count(input) {
+    let images = match image_count(input) {
         0 => String::new(),
-        images => format!(" with {}", count_with_noun(images, "image")),
+        count => format!(" with {}", count_with_noun(count, "image")),
     };
-    format!("{}{with}", brief(&input.text()))
+    format!("{}{images}", brief(&input.text()))
 }
 
 /// Returns the beginning of a text in one line, with the length of the text if it is longer.

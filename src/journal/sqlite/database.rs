@@ -251,7 +251,7 @@ pub(super) fn check_size(connection: &Connection, file: &Path) -> Result<(), Jou
         .pragma_query_value(None, "page_count", |row| row.get::<_, u64>(0))
         .map_err(open_error)?;
     let page_size = page_size(connection).map_err(open_error)? as u64;
-    let missing = pages::are_missing(file, &data_directory::wal_path(file), pages, page_size);
+    let missing = pages::has_missing_pages(file, &data_directory::wal_path(file), pages, page_size);
     let reason = match missing {
         Ok(false) => return Ok(()),
         Ok(true) => format!("it is damaged (its end is cut off): {RESTORE_HINT}"),

@@ -215,7 +215,7 @@ impl SqliteJournal {
         let ids: Vec<&str> = removed.iter().map(SessionId::as_str).collect();
         let file = self.file.upgrade().ok_or(JournalError::Closed)?;
         let mut file = file.lock();
-        pages::with_copies(&mut file, page_size, &ids)
+        pages::find_pages_with_copies(&mut file, page_size, &ids)
             .map_err(|error| JournalError::Read(format!("{error} ({})", self.path.display())))
     }
 

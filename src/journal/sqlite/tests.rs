@@ -586,3 +586,21 @@ async fn a_database_of_version_1_is_converted() {
     assert_eq!(texts(&journal, "new"), ["x", "x", "y", "fork of old at 3", "new-own"]);
     assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
 }
+
+#[test]
+fn a_copy_on_an_empty_page_of_64_kib_is_found_and_erased() {
+    const PAGE_SIZE: usize = 65_536;
+    let dir = TestDir::new();
+    std::fs::create_dir(&dir.0).unwrap();
+    let path = dir.0.join("pages");
+    let mut content = vec![0_u8; 2 * PAGE_SIZE];
+    // A table leaf without cells: its content starts at 65,536, which is stored as 0.
+    content[PAGE_SIZE] = 13;
+    content[PAGE_SIZE + 100] = 1;
+    std::fs::write(&path, &content).unwrap();
+    let mut file = File::options().read(true).write(true).open(&path).unwrap();
+    assert_eq!(pages::find_pages_with_copies(&mut file, PAGE_SIZE, &[]).unwrap(), [2]);
+    pages::erase_unused(&mut file, PAGE_SIZE, &[2]).unwrap();
+    content[PAGE_SIZE + 100] = 0;
+    assert!(std::fs::read(&path).unwrap() == content, "the page has other bytes");
+}

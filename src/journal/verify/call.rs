@@ -53,7 +53,7 @@ impl<'a> Verifier<'_, 'a> {
         intent: &CallIntent<'a>,
     ) {
         let (at, key) = (intent.at, intent.idempotency_key);
-        let is_own_key = *self.intents.entry(key).or_insert(of) == of;
+        let is_own_key = *self.calls_by_idempotency_key.entry(key).or_insert(of) == of;
         self.require(is_own_key, at, Invariant::Intent, || {
             format!("{key:?} is the idempotency key of another call")
         });

@@ -1,9 +1,9 @@
-//! Checks that a host can have written a session's records: every invariant that they can breach.
+//! Checks a session's records against every invariant: a journal is valid if a host could have written it.
 //!
-//! The verifier is pure: entries go in, breaches come out. The [`Transcript`] lists the records in
-//! places where they cannot be; the verifier adds the records that contradict each other. A journal
-//! is legal if the session and turn machines can write it, also when they resume after a crash.
-//! Tests verify the journals that the turn machine writes.
+//! The verifier is pure: it receives entries and returns breaches. The [`Transcript`] reports records at
+//! positions where they cannot be. The verifier adds the records that contradict each other. A journal is
+//! valid if the session and turn machines can write it, also when they resume after a crash. Tests verify the
+//! journals that the turn machine writes.
 //!
 //! | file | invariants |
 //! | --- | --- |
@@ -11,7 +11,7 @@
 //! | `run` | runs, inputs, and a run's sums |
 //! | `turn` | attempts, responses and commits |
 //! | `call` | outcomes, intents, approvals, writes |
-//! | `agent` | leases and child sessions of calls of agents |
+//! | `agent` | leases and child sessions of agent calls |
 
 mod agent;
 mod call;
@@ -34,30 +34,31 @@ use crate::record::JournalEntry;
 use crate::transcript::{Breach, Invariant, RecordLocation, Transcript};
 use crate::types::{CallKey, RunId, Seq, SessionId};
 
-/// Returns the breaches in a session's records, in their order. A run that has not ended is no
-/// breach: see [`unfinished`].
+/// Returns the breaches in a session's records, in the order of the records. A run that has not ended is not
+/// a breach: see [`unfinished`].
 #[must_use]
 pub fn verify(session: &SessionId, entries: &[JournalEntry]) -> Vec<Breach> {
-    let (breaches, last) = record_breaches(session, entries);
-    with_history_breaches(breaches, last, entries)
+    let (breaches, last_seq) = record_breaches(session, entries);
+    with_history_breaches(breaches, last_seq, entries)
 }
 
 /// Does the same as [`verify`], and drops each entry when its messages are in the history, so that those of a large
 /// session are in memory once.
 #[must_use]
 pub(crate) fn verify_and_drop(session: &SessionId, entries: Vec<JournalEntry>) -> Vec<Breach> {
-    let (breaches, last) = record_breaches(session, &entries);
-    with_history_breaches(breaches, last, entries)
+    let (breaches, last_seq) = record_breaches(session, &entries);
+    with_history_breaches(breaches, last_seq, entries)
 }
 
-/// Returns the breaches in the records without those in the history that results, and the position of the last record.
+/// Returns the breaches in the records, and the number of the last record. The breach in the history that
+/// results from the records is not among them.
 fn record_breaches(session: &SessionId, entries: &[JournalEntry]) -> (Vec<Breach>, Seq) {
     let transcript = Transcript::read(entries);
     let mut verifier = Verifier {
         session,
         transcript: &transcript,
         breaches: transcript.breaches.clone(),
-        intents: BTreeMap::new(),
+        calls_by_idempotency_key: BTreeMap::new(),
         opens_with_calls: false,
     };
     verifier.check_session();
@@ -69,14 +70,15 @@ fn record_breaches(session: &SessionId, entries: &[JournalEntry]) -> (Vec<Breach
     (verifier.breaches, transcript.last().unwrap_or_default().seq)
 }
 
-/// Adds the breach in the history that the records result in, and sorts all by their records.
+/// Adds the breach in the history that results from the records, and sorts all breaches by their records.
 fn with_history_breaches(
     mut breaches: Vec<Breach>,
-    last: Seq,
+    last_seq: Seq,
     entries: impl IntoIterator<Item = impl Borrow<JournalEntry>>,
 ) -> Vec<Breach> {
-    match history_breach(last, entries) {
-        // A contradiction that has been listed already mostly causes this breach.
+    match history_breach(last_seq, entries) {
+        // Another breach usually causes this one. It is therefore added only if it is about pairing or is the
+        // only one.
         Some(breach) if breach.invariant == Invariant::Pairing || breaches.is_empty() => {
             breaches.push(breach);
         }
@@ -86,31 +88,34 @@ fn with_history_breaches(
     breaches
 }
 
-/// Checks that the history that these records result in can be sent without repairs.
+/// Returns the breach that prevents the history from being sent without repairs.
 fn history_breach(
-    last: Seq,
+    last_seq: Seq,
     entries: impl IntoIterator<Item = impl Borrow<JournalEntry>>,
 ) -> Option<Breach> {
-    let breach = |seq, invariant, message| Some(Breach { seq, invariant, message });
+    let pairing_breach =
+        |message| Some(Breach { seq: last_seq, invariant: Invariant::Pairing, message });
     let history = match whole_history(entries) {
         Ok(history) => history,
-        Err(error) => return breach(error.seq, Invariant::Session, error.what),
+        Err(error) => {
+            let (seq, message) = (error.seq, error.what);
+            return Some(Breach { seq, invariant: Invariant::Session, message });
+        }
     };
     for message in history.messages().iter() {
         let Message::Assistant(response) = message.as_ref() else { continue };
         let calls = &response.calls;
         let ids: BTreeSet<&str> = calls.iter().map(|call| &*call.id).collect();
         if ids.len() < calls.len() {
-            // The check of the pairing below relies on different ids.
+            // The check of the pairing below relies on ids that differ.
             let message = "the history has two calls of a turn with the same id";
-            return breach(last, Invariant::Pairing, message.to_owned());
+            return pairing_breach(message.to_owned());
         }
     }
     match history.request_messages() {
         (_, 0) => None,
         (_, repairs) => {
-            let message = format!("the history needs {repairs} repairs before it can be sent");
-            breach(last, Invariant::Pairing, message)
+            pairing_breach(format!("the history needs {repairs} repairs before it can be sent"))
         }
     }
 }
@@ -125,8 +130,8 @@ struct Verifier<'t, 'a> {
     session: &'t SessionId,
     transcript: &'t Transcript<'a>,
     breaches: Vec<Breach>,
-    /// The call of each idempotency key.
-    intents: BTreeMap<&'a str, CallKey>,
+    /// The call whose intent first used each idempotency key.
+    calls_by_idempotency_key: BTreeMap<&'a str, CallKey>,
     /// True if the session was opened with calls that its first turn runs.
     opens_with_calls: bool,
 }
@@ -152,8 +157,8 @@ impl Verifier<'_, '_> {
                 self.check_parent(opening.at, parent);
             }
             match InitialHistory::parse(opening.messages) {
-                Ok(seed) => {
-                    self.opens_with_calls = History::from_initial(seed).initial_calls().is_some()
+                Ok(initial) => {
+                    self.opens_with_calls = History::from_initial(initial).initial_calls().is_some()
                 }
                 Err(error) => {
                     self.require(false, opening.at, Invariant::Pairing, || error.to_string());
@@ -162,7 +167,8 @@ impl Verifier<'_, '_> {
         }
         for fork in &transcript.forks {
             let (from, last) = (fork.from, fork.last_copied);
-            self.require(last.0 + 1 == fork.at.seq.0, fork.at, Invariant::Session, || {
+            let is_next = last.0.checked_add(1) == Some(fork.at.seq.0);
+            self.require(is_next, fork.at, Invariant::Session, || {
                 format!("the records copied from {from} end at {last}, and not right before it")
             });
         }

@@ -1,4 +1,4 @@
-//! A legal journal is changed in many ways: each illegal change is reported.
+//! A valid journal is changed in many ways: each change that makes it invalid is reported.
 
 use serde_json::{Value, json};
 
@@ -39,7 +39,7 @@ fn changed(kind_of_record: &str, nth: usize, pointer: &str, value: Value) -> Vec
 }
 
 #[test]
-fn a_legal_journal_has_no_breach() {
+fn a_valid_journal_has_no_breach() {
     assert_eq!(verify(&session(), &entries(sample_records())), []);
     assert_eq!(unfinished(&entries(sample_records())), None);
 }
@@ -131,6 +131,7 @@ fn a_changed_field_is_a_breach() {
         ("run_started", 0, "/execution", json!("sequential"), Commit),
         ("attempt_started", 0, "/turn", json!(2), Turn),
         ("attempt_started", 0, "/attempt", json!(2), Turn),
+        ("attempt_started", 0, "/attempt", json!(u32::MAX), Turn),
         ("attempt_started", 1, "/attempt", json!(3), Turn),
         ("attempt_started", 2, "/turn", json!(3), Turn),
         ("attempt_failed", 0, "/kept", json!(true), Response),
@@ -205,10 +206,11 @@ fn a_changed_field_is_a_breach() {
         let change = format!("{kind_of_record} {nth} {pointer} {value}");
         assert!(breached.contains(&expected), "{change}: {breached:?}");
     }
-    let forked = Record::SessionForked { from: session(), at: Seq(7) };
-    let mut records = sample_records();
-    records.push(forked);
-    assert!(breached(&entries(records)).contains(&Session));
+    for last_copied in [7, u64::MAX] {
+        let mut records = sample_records();
+        records.push(Record::SessionForked { from: session(), at: Seq(last_copied) });
+        assert!(breached(&entries(records)).contains(&Session), "{last_copied}");
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The verifier agrees with the turn machine: the records of a turn are legal in every scenario.
+//! The verifier agrees with the turn machine: the records of a turn are valid in every scenario.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The deadline of the next event of a response, which does not count the host's own stalls.
+//! The deadline of the next delta of a response, which does not count the time for which the host itself lagged.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,14 +17,14 @@ const STALL_MIN: Duration = Duration::from_millis(50);
 /// Maximum time that is added to the deadline if a stall of the host lasted beyond it.
 const GRACE_MAX: Duration = Duration::from_millis(500);
 
-/// The time for which the host's threads handled nothing: the process was stopped, or the threads
-/// were busy with something else. Clones share the time.
+/// The sum of the host's own lags: times for which its threads handled nothing, because the process was stopped
+/// or the threads were busy with something else. It is no stall of a stream. Clones share the sum.
 #[derive(Clone, Debug, Default)]
-pub(in crate::runtime) struct StallClock {
+pub(in crate::runtime) struct HostLagClock {
     stalled_us: Arc<AtomicU64>,
 }
 
-impl StallClock {
+impl HostLagClock {
     /// Adds the delay of a timer, if it is long enough to be a stall.
     pub(in crate::runtime) fn add_delay(&self, delay: Duration) {
         if Self::is_stall(delay) {
@@ -43,20 +43,20 @@ impl StallClock {
     }
 }
 
-/// The time at which an exchange fails unless an event arrives.
+/// The time at which an exchange fails unless a delta arrives.
 #[derive(Debug)]
-pub(super) struct EventDeadline {
+pub(super) struct DeltaDeadline {
     at: Instant,
     time_limit: Duration,
-    clock: StallClock,
+    clock: HostLagClock,
     /// The part of the clock's time that is already added to `at`.
     counted_stalls: Duration,
     /// True if the deadline was moved because of a late check.
     has_grace: bool,
 }
 
-impl EventDeadline {
-    pub(super) fn new(time_limit: Duration, clock: StallClock) -> Self {
+impl DeltaDeadline {
+    pub(super) fn new(time_limit: Duration, clock: HostLagClock) -> Self {
         let counted_stalls = clock.stalled();
         Self {
             at: Instant::now() + time_limit,
@@ -83,13 +83,13 @@ impl EventDeadline {
     }
 
     /// Returns true if the deadline has passed. First adds the time for which the host was stalled since the
-    /// last event. `woken` is the time of this check.
+    /// last delta. `woken` is the time of this check.
     pub(super) fn is_over(&mut self, woken: Instant) -> bool {
         let stalled = self.clock.stalled();
         self.at += stalled.saturating_sub(self.counted_stalls);
         self.counted_stalls = stalled;
         // The stall that delayed this check may not be in the clock yet.
-        if StallClock::is_stall(woken.saturating_duration_since(self.at)) && !self.has_grace {
+        if HostLagClock::is_stall(woken.saturating_duration_since(self.at)) && !self.has_grace {
             self.has_grace = true;
             self.at = woken + self.time_limit.min(GRACE_MAX);
         }
@@ -103,9 +103,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_hosts_own_stalls_do_not_count() {
-        let clock = StallClock::default();
+        let clock = HostLagClock::default();
         let limit = Duration::from_secs(1);
-        let mut deadline = EventDeadline::new(limit, clock.clone());
+        let mut deadline = DeltaDeadline::new(limit, clock.clone());
         let start = Instant::now();
         assert!(!deadline.is_over(start + Duration::from_millis(999)));
         // A short delay is usual, and is no stall.

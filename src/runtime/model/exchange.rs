@@ -1,5 +1,6 @@
 //! One exchange with a model: a request and its streamed response. Reads calls in the text of the
-//! response and replaces secrets in it.
+//! response and replaces secrets in it. Fails a response that stalls: after `first_event_timeout` without a
+//! first delta, after `idle_timeout` between two deltas, and after `answer_timeout` if it is not streamed.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use futures::FutureExt as _;
 use reqwest::header::CONTENT_TYPE;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
-use super::deadline::{ANSWER_TIMEOUT, EventDeadline, FIRST_EVENT_TIMEOUT, IDLE_TIMEOUT};
+use super::deadline::{ANSWER_TIMEOUT, DeltaDeadline, FIRST_EVENT_TIMEOUT, IDLE_TIMEOUT};
 use super::error::RetryHints;
 use super::source::SourceExchange;
 use super::{ClientInner, error};
@@ -172,9 +173,9 @@ struct ResponseBody {
     decoder: Option<Decoder>,
     /// True if the body has no separate events, so that any bytes extend the deadline.
     whole: bool,
-    /// The time at which the exchange fails for lack of events. Only real events extend it: a
-    /// service that sends nothing but comments times out like a silent one.
-    deadline: EventDeadline,
+    /// The time at which the exchange fails for lack of deltas. Only deltas extend it: a service that
+    /// sends nothing but comments times out like a silent one.
+    deadline: DeltaDeadline,
     /// The configuration key of the deadline's time limit.
     time_limit_key: &'static str,
     /// Number of bytes that the rest of the body may have.
@@ -259,7 +260,7 @@ impl Exchange {
             false => (self.client.answer_timeout, ANSWER_TIMEOUT),
         };
         let transport = |error| error::transport(error, &self.client.plain.url);
-        let mut deadline = EventDeadline::new(time_limit, self.client.stalls.clone());
+        let mut deadline = DeltaDeadline::new(time_limit, self.client.stalls.clone());
         let mut request = self.client.request(body, self.streamed);
         if let Some(trace) = &self.trace {
             request = request.header(TRACEPARENT, trace.traceparent());
@@ -365,6 +366,8 @@ impl ResponseBody {
             } else if !streamed && self.whole {
                 // `answer_timeout` counts from the request.
             } else if self.whole || !batch.is_empty() {
+                // Only bytes that decode to at least one delta restart `idle_timeout`. Keep-alive comments,
+                // Anthropic's ping and unknown events do not: a service that only pings counts as silent.
                 self.deadline.restart(client.idle_timeout);
                 self.time_limit_key = IDLE_TIMEOUT;
             }

@@ -42,7 +42,7 @@ use crate::wire::{
     CallReader, Delta, Framing, HeadCache, KeyHeader, PayloadTemplates, PromptChange,
     PromptRenderer, RequestCache, ToolChoice, Wire,
 };
-pub(super) use deadline::StallClock;
+pub(super) use deadline::HostLagClock;
 pub(super) use exchange::ModelExchange;
 use exchange::{Exchange, ServiceExchange};
 use source::SourceExchange;
@@ -182,7 +182,7 @@ struct ClientInner {
     idle_timeout: Duration,
     answer_timeout: Duration,
     response_bytes_max: u64,
-    stalls: StallClock,
+    stalls: HostLagClock,
 }
 
 /// The address and all headers of one kind of request.
@@ -198,13 +198,13 @@ impl ModelClient {
     /// # Errors
     /// If the address, the key or a header cannot be put into a request.
     pub fn new(config: &ModelConfig) -> Result<Self, InvalidValue> {
-        Self::with_stall_clock(config, StallClock::default())
+        Self::with_stall_clock(config, HostLagClock::default())
     }
 
     /// Creates the client of a host, whose time limits do not count the host's own stalls.
     pub(super) fn with_stall_clock(
         config: &ModelConfig,
-        stalls: StallClock,
+        stalls: HostLagClock,
     ) -> Result<Self, InvalidValue> {
         let (streamed, plain) = (Target::new(config, true)?, Target::new(config, false)?);
         let loopback = is_loopback(&plain.url);

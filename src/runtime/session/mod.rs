@@ -391,7 +391,7 @@ impl SessionActor {
             // An accumulator that is gone drops the reply, and the caller asks again.
             self.send_to_accumulator(message(reply));
         } else {
-            let _ = reply.send(Err(ApprovalError::NotAsked));
+            let _ = reply.send(Err(ApprovalError::NoSuchApproval));
         }
     }
 

@@ -3,7 +3,7 @@
 //!
 //! The session ends the other actors of the run and waits for them, so that no other actor writes
 //! to the log. Then the turn continues from its records with new actors. If the accumulator died,
-//! the tool supervisor stays, and the turn attaches to the calls that it runs. After `RECOVERIES_MAX`
+//! the tool supervisor stays, and the turn attaches to the calls that it runs. After `RUN_RECOVERIES_MAX`
 //! replacements in a run, the next death ends the run as failed (`internal_error`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,7 +24,7 @@ use crate::turn::{
 use crate::types::{FailureKind, RunError, RunId, ToolOutcome, ToolStatus, VariablesUse};
 
 /// Maximum number of times that the actors of one run are replaced. The next death ends the run.
-const RECOVERIES_MAX: u32 = 3;
+const RUN_RECOVERIES_MAX: u32 = 3;
 
 /// The error of a run whose actors died once more after that.
 const DIED: &str = "the run's actors died too often";
@@ -77,7 +77,7 @@ impl SessionActor {
         }
         run.recovering = None;
         run.recoveries += 1;
-        let is_too_often = run.recoveries > RECOVERIES_MAX;
+        let is_too_often = run.recoveries > RUN_RECOVERIES_MAX;
         let supervisor = self.forget_actors().and_then(|actors| actors.living_supervisor());
         if is_too_often {
             if let Some(supervisor) = supervisor {

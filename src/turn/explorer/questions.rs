@@ -125,7 +125,7 @@ impl World {
         let decided = self.turn.calls.iter().flat_map(|call| {
             let asked = call.questions.iter();
             asked.filter_map(|asked| {
-                let verdict = asked.decision.as_ref()?.given.verdict;
+                let verdict = asked.decision.as_ref()?.verdict_with_message.verdict;
                 Some((call.key(), verdict, asked.sha256.clone()))
             })
         });

@@ -451,7 +451,7 @@ impl World {
         let unawaited: Vec<_> = keys.iter().filter(|key| !self.is_awaited(**key)).collect();
         for key in unawaited {
             let late = self.turn.handle_client_result(self.now, *key, ToolOutcome::ok("late"));
-            assert_eq!(late, Err(ApprovalError::NotAsked));
+            assert_eq!(late, Err(ApprovalError::NoSuchApproval));
             assert_eq!(self.turn.poll(), None, "a result that was not awaited had an effect");
         }
         if !self.awaiting_context {

@@ -141,11 +141,11 @@ fn the_first_decision_is_final_and_must_be_about_the_same_arguments() {
     let key = driver.key(0);
     let refused = driver.turn.handle_approval(driver.now, key, stale(None, "00"));
     assert_eq!(refused, Err(ApprovalError::Stale));
-    assert_eq!(driver.decide(0, Some(After), Approved, None), Err(ApprovalError::NotAsked));
-    assert_eq!(driver.decide(1, None, Approved, None), Err(ApprovalError::NotAsked));
+    assert_eq!(driver.decide(0, Some(After), Approved, None), Err(ApprovalError::NoSuchApproval));
+    assert_eq!(driver.decide(1, None, Approved, None), Err(ApprovalError::NoSuchApproval));
     let unknown = CallKey { index: 7, ..key };
     let refused = driver.turn.handle_approval(driver.now, unknown, stale(None, "00"));
-    assert_eq!(refused, Err(ApprovalError::NotAsked));
+    assert_eq!(refused, Err(ApprovalError::NoSuchApproval));
     driver.assert_started(&["pure#1"]).decide_approval(0, Rejected).decide_approval(0, Rejected);
     for phase in [None, Some(Before)] {
         let refused = driver.decide(0, phase, Approved, None);
@@ -213,7 +213,7 @@ fn a_cancellation_ends_every_pending_approval() {
         ("asked", CANCELLED, NOT_STARTED, not_started),
         ("reviewed", REFUSED, REJECTED, NOT_REVIEWED),
     ]);
-    assert_eq!(driver.decide(0, None, Approved, None), Err(ApprovalError::NotAsked));
+    assert_eq!(driver.decide(0, None, Approved, None), Err(ApprovalError::NoSuchApproval));
     // A report that is resolved by the cancellation is not approved either.
     let mut driver = calls(PARALLEL, &["pure", "bump_reviewed"]);
     driver.finish_call_using(1, ToolOutcome::ok("secret"), reads_and_writes_x(1)).cancel();

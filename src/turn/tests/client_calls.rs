@@ -47,10 +47,10 @@ fn a_call_of_the_client_waits_for_its_result_and_starts_no_tool() {
     driver.assert_started(&["pure#1"]).finish_call(1, "b");
     // Nothing else runs, so that the clocks stand still.
     assert!(driver.turn.waits_only_for_people());
-    assert_eq!(driver.answer_call(1, "x"), Err(ApprovalError::NotAsked));
+    assert_eq!(driver.answer_call(1, "x"), Err(ApprovalError::NoSuchApproval));
     driver.now = Duration::from_secs(3600);
     assert_eq!(driver.answer_call(0, "a"), Ok(()));
-    assert_eq!(driver.answer_call(0, "c"), Err(ApprovalError::NotAsked));
+    assert_eq!(driver.answer_call(0, "c"), Err(ApprovalError::NoSuchApproval));
     driver.assert_results(&[("client", OK, None, "a"), ("pure", OK, None, "b")]);
     let record = driver.commit.as_ref().unwrap();
     assert!(record.results[0].notes.by_client && !record.results[1].notes.by_client);
@@ -126,7 +126,7 @@ fn a_call_without_a_result_times_out_by_wall_time() {
     ]);
     let limit = ("approval_timeout".to_owned(), DAY * 1000, DAY * 1000, "timed_out".to_owned());
     assert_eq!(driver.reached_limits(), [limit.clone(), limit]);
-    assert_eq!(driver.answer_call(0, "late"), Err(ApprovalError::NotAsked));
+    assert_eq!(driver.answer_call(0, "late"), Err(ApprovalError::NoSuchApproval));
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn the_next_model_begins_when_the_attempts_with_the_first_are_used_up() {
 
 /// The circuit breaker refuses the request of the open attempt for this number of seconds.
 fn refuse_request(driver: &mut Driver, seconds: u64) {
-    let unavailable = ProviderError::new(ProviderErrorKind::Unavailable, "the breaker is open");
+    let unavailable = ProviderError::new(ProviderErrorKind::BreakerOpen, "the breaker is open");
     let retry_after = Some(Duration::from_secs(seconds));
     let end = ExchangeEnd::Failed(ProviderError { retry_after, ..unavailable });
     driver.turn.handle_response_end(driver.now, end);

@@ -204,7 +204,7 @@ fn a_cancelled_call_has_no_question() {
     driver.turn.handle_cancel(driver.now, CancelReason::Stop);
     driver.perform_effects();
     assert_eq!((&*driver.aborted, driver.answers.len()), (&[0][..], 0));
-    assert_eq!(driver.answer(&asked, Rejected, None), Err(ApprovalError::NotAsked));
+    assert_eq!(driver.answer(&asked, Rejected, None), Err(ApprovalError::NoSuchApproval));
     let late = Arc::new(seats());
     driver.turn.handle_question(driver.now, asked.call.key, 2, late);
     assert_eq!(driver.turn.poll(), None);
@@ -233,9 +233,9 @@ fn a_call_that_runs_again_after_a_crash_asks_another_question() {
     driver.turn = Turn::resume(spec, &entries(0, &log), 0, None);
     driver.records = 0;
     driver.perform_effects();
-    assert_eq!(driver.answer(&asked, Rejected, None), Err(ApprovalError::NotAsked));
+    assert_eq!(driver.answer(&asked, Rejected, None), Err(ApprovalError::NoSuchApproval));
     let again = driver.ask(0, 2, seats()).question(0);
     assert_ne!(again.arguments_sha256, asked.arguments_sha256);
-    assert_eq!(driver.answer(&asked, Rejected, None), Err(ApprovalError::NotAsked));
+    assert_eq!(driver.answer(&asked, Rejected, None), Err(ApprovalError::NoSuchApproval));
     assert_eq!(driver.answer(&again, Rejected, None), Ok(()));
 }

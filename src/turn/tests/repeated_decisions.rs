@@ -98,7 +98,7 @@ fn repeat_all(driver: &mut Driver, hashes: &[&str]) {
 fn short(answer: &Result<(), ApprovalError>) -> &'static str {
     match answer {
         Ok(()) => "repeated",
-        Err(ApprovalError::NotAsked) => "not asked",
+        Err(ApprovalError::NoSuchApproval) => "not asked",
         Err(ApprovalError::Stale) => "stale",
         Err(ApprovalError::Decided(first)) => first.as_str(),
         Err(ApprovalError::WhichPhase) => "which phase",

@@ -12,7 +12,7 @@ use crate::wire::Delta;
 use crate::wire::delta::{append_call, append_text};
 use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{keyed_error, named_error, unkeyed_error};
-use crate::wire::fast_path::{TemplateFields, TemplateKind, TemplateMatch};
+use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
 use crate::wire::lenient::{ReadMembers, read_object};
 use crate::wire::repair::parse_value;
 
@@ -58,14 +58,14 @@ impl PayloadDecoder for AnthropicDialect {
 
     fn apply_match(&mut self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
         match (matched.kind, matched.nonempty_text()) {
-            (TemplateKind::Arguments, _) => {
+            (ChangeKind::Arguments, _) => {
                 let text = matched.text.as_deref();
                 let call = text.and_then(|text| self.blocks.push_input(matched.index, text));
                 if let Some(call) = call {
                     append_call(call, text, out);
                 }
             }
-            (TemplateKind::Reasoning, Some(text)) => {
+            (ChangeKind::Reasoning, Some(text)) => {
                 self.blocks.mark_thinking(matched.index);
                 append_text(Delta::Reasoning, text, out);
             }

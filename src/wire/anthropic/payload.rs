@@ -3,7 +3,7 @@
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
-use crate::wire::fast_path::{FieldRole, TemplateFields, TemplateKind};
+use crate::wire::fast_path::{ChangeKind, FieldRole, TemplateFields};
 use crate::wire::lenient::{JsonText, Number, ObjectSeed, ReadMembers, Scalar};
 
 /// An event or a message. A plain body is a message, and `message_start` holds one.
@@ -94,11 +94,12 @@ impl<'a> EventPayload<'a> {
         let delta = &self.delta;
         let fields = match delta.kind() {
             "text_delta" => {
-                TemplateFields::new(TemplateKind::Text).scalar(FieldRole::Text, &delta.text)
+                TemplateFields::new(ChangeKind::Text).scalar(FieldRole::Text, &delta.text)
             }
-            "thinking_delta" => TemplateFields::new(TemplateKind::Reasoning)
-                .scalar(FieldRole::Text, &delta.thinking),
-            "input_json_delta" => TemplateFields::new(TemplateKind::Arguments)
+            "thinking_delta" => {
+                TemplateFields::new(ChangeKind::Reasoning).scalar(FieldRole::Text, &delta.thinking)
+            }
+            "input_json_delta" => TemplateFields::new(ChangeKind::Arguments)
                 .json_text(FieldRole::Text, &delta.partial_json),
             _ => None,
         };

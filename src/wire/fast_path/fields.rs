@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::TemplateKind;
+use super::ChangeKind;
 use crate::wire::lenient::{JsonText, Number, Scalar, TextContent};
 
 /// Maximum length of a payload that becomes a template. Longer payloads hold more than one change.
@@ -20,7 +20,7 @@ pub(super) const FIELDS_MAX: usize = 8;
 /// made of the payload then.
 #[derive(Clone, Debug)]
 pub(in crate::wire) struct TemplateFields<'p> {
-    pub(super) kind: TemplateKind,
+    pub(super) kind: ChangeKind,
     /// A text without escapes is a slice of the payload, so its address gives its position.
     fields: [Option<(FieldRole, Cow<'p, str>)>; FIELDS_MAX],
 }
@@ -40,8 +40,8 @@ pub(in crate::wire) enum FieldRole {
 }
 
 impl<'p> TemplateFields<'p> {
-    /// Starts a list of fields for a payload whose text is of this kind.
-    pub(in crate::wire) fn new(kind: TemplateKind) -> Self {
+    /// Starts a list of fields for a payload that holds a change of this kind.
+    pub(in crate::wire) fn new(kind: ChangeKind) -> Self {
         Self { kind, fields: Default::default() }
     }
 

@@ -1,13 +1,18 @@
-//! The fast path of decoding: a payload that is equal to a known template except for its text is
-//! not parsed.
+//! The fast path of decoding: a payload that equals a known template outside a few fields is not parsed.
 //!
-//! The full parse (`PayloadDecoder::parse_payload`) reads any payload. If the payload holds a single change
-//! (a piece of text or of a call's arguments, or the finish reason: [`TemplateKind`]), it returns the
-//! positions of its fields ([`TemplateFields`]). A [`template`] is made of these.
-//! A later payload with the same bytes around the fields yields a [`TemplateMatch`], which
-//! `PayloadDecoder::apply_match` turns into the same deltas as the full parse would. The tests compare
-//! both readers on recorded and on generated streams. The environment variable
-//! `CALLSHEET_FAST_PATH=off` turns the fast path off ([`super::DecoderOptions::fast_path`]).
+//! The full parse (`decoder::parse_in_full`) reads any payload. If the payload is an object that holds a
+//! single change ([`ChangeKind`]: a piece of text or of a call's arguments, or the finish reason), its
+//! dialect returns the values of the fields ([`TemplateFields`]). Their positions in the payload follow from
+//! the values, and payload and positions make a [`template`]. A later payload with the same bytes outside the
+//! fields yields a [`TemplateMatch`], which `PayloadDecoder::apply_match` turns into the same deltas as the
+//! full parse would. The tests compare both readers on recorded and on generated streams. The environment
+//! variable `CALLSHEET_FAST_PATH=off` turns the fast path off ([`super::DecoderOptions::fast_path`]).
+//!
+//! | type | content |
+//! | --- | --- |
+//! | `PayloadTemplate` | one template: a payload, with the positions of its fields |
+//! | `TemplateSet` | the templates of one wire, the one that matched last first |
+//! | `PayloadTemplates` | a `TemplateSet` with its wire, which callers pass from one response to the next |
 
 mod fields;
 mod scan;
@@ -41,34 +46,47 @@ impl PayloadTemplates {
     }
 }
 
-/// The only change that a payload holds, with its fields as they are in the payload. The dialect
-/// interprets them.
+/// The only change that a payload holds, with the values of its fields. The dialect interprets them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TemplateMatch<'p> {
-    pub(super) kind: TemplateKind,
+    pub(super) kind: ChangeKind,
+    /// The piece of text, arguments or input, or the finish reason, without JSON escapes.
     pub(super) text: Option<Cow<'p, str>>,
-    /// The index of the call, the block or the item.
+    /// The index of the call (Chat Completions), the block (Anthropic) or the item (Responses).
     pub(super) index: Option<u64>,
-    /// The index within an item.
+    /// The index of a part within its item (Responses).
     pub(super) part_index: Option<u64>,
+    /// The id of the call (Chat Completions) or the item (Responses).
     pub(super) id: Option<&'p str>,
+    /// The name of the call's tool (Chat Completions).
     pub(super) name: Option<&'p str>,
 }
 
-/// The member of a payload that holds its text, as far as a wire distinguishes members.
+/// The kind of the only change that a payload holds. Where a wire has several members for one kind of text,
+/// each of them is a kind of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TemplateKind {
+pub(super) enum ChangeKind {
+    /// A piece of the answer: `content` (Chat Completions, Ollama), `text_delta` (Anthropic),
+    /// `response.output_text.delta` (Responses).
     Text,
+    /// A piece of a refusal: `refusal` (Chat Completions), `response.refusal.delta` (Responses).
     Refusal,
+    /// A piece of reasoning: `reasoning` (Chat Completions), `thinking` (Ollama), `thinking_delta`
+    /// (Anthropic), `response.reasoning_text.delta` and its variants (Responses).
     Reasoning,
+    /// A piece of reasoning in `reasoning_content` (Chat Completions).
     ReasoningContent,
+    /// A piece of reasoning in `reasoning_text` (Chat Completions).
     ReasoningText,
+    /// A piece of a summary of reasoning: `response.reasoning_summary_text.delta` (Responses).
     Summary,
-    /// A part of a call's arguments.
+    /// A piece of a call's arguments: `function.arguments` (Chat Completions), `input_json_delta`
+    /// (Anthropic), `response.function_call_arguments.delta` (Responses).
     Arguments,
-    /// A part of the input of a call whose input is free text.
+    /// A piece of the input of a call whose input is free text: `response.custom_tool_call_input.delta`
+    /// (Responses).
     Input,
-    /// The finish reason.
+    /// The finish reason: `finish_reason` (Chat Completions).
     Finish,
 }
 

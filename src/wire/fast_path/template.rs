@@ -1,6 +1,6 @@
 //! Payload templates: compares payloads with templates, and makes templates.
 //!
-//! A template is a payload that was parsed in full and held a single change ([`TemplateKind`]), with the
+//! A template is a payload that was parsed in full and held a single change ([`ChangeKind`]), with the
 //! positions of its fields. Another payload with the same bytes around these positions parses to the same
 //! kind of change with its own values. For example, `{"choices":[{"index":0,"delta":{"content":"Hel"}}]}` is
 //! a template whose fields are the index (stable: mostly the same) and the inside of `"Hel"` (text: different
@@ -15,7 +15,7 @@ use memchr::memchr;
 
 use super::fields::{FIELDS_MAX, FieldRole, TEMPLATE_BYTES_MAX, TemplateFields};
 use super::scan::{number_bytes, string_bytes};
-use super::{TemplateKind, TemplateMatch};
+use super::{ChangeKind, TemplateMatch};
 
 /// Maximum number of templates. A response mostly needs one each for text, reasoning and calls.
 pub(super) const TEMPLATES_MAX: usize = 6;
@@ -32,7 +32,7 @@ pub(in crate::wire) struct TemplateSet {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PayloadTemplate {
-    kind: TemplateKind,
+    kind: ChangeKind,
     event: String,
     /// The payload that updated the template last.
     payload: String,

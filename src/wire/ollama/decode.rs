@@ -9,7 +9,7 @@ use crate::types::{FinishKind, FinishReason};
 use crate::wire::delta::append_text;
 use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{keyed_error, unkeyed_error};
-use crate::wire::fast_path::{TemplateFields, TemplateKind, TemplateMatch};
+use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
 use crate::wire::lenient::{argument_text, read_object};
 use crate::wire::{CallDelta, Delta};
 
@@ -48,7 +48,7 @@ impl PayloadDecoder for OllamaDialect {
 
     fn apply_match(&mut self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
         match matched.nonempty_text() {
-            Some(text) if matched.kind == TemplateKind::Reasoning => {
+            Some(text) if matched.kind == ChangeKind::Reasoning => {
                 append_text(Delta::Reasoning, text, out);
             }
             Some(text) => append_text(Delta::Text, text, out),

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
-use crate::wire::fast_path::{FieldRole, TemplateFields, TemplateKind};
+use crate::wire::fast_path::{ChangeKind, FieldRole, TemplateFields};
 use crate::wire::lenient::{
     JsonText, Lenient, LenientList, ObjectSeed, ReadMembers, Scalar, TextContent,
 };
@@ -96,11 +96,9 @@ impl<'a> ChunkPayload<'a> {
             return None;
         }
         let fields = match (content.is_blank(), thinking.is_blank()) {
-            (_, true) => {
-                TemplateFields::new(TemplateKind::Text).content(FieldRole::Text, content)?
-            }
+            (_, true) => TemplateFields::new(ChangeKind::Text).content(FieldRole::Text, content)?,
             (true, false) => {
-                TemplateFields::new(TemplateKind::Reasoning).content(FieldRole::Text, thinking)?
+                TemplateFields::new(ChangeKind::Reasoning).content(FieldRole::Text, thinking)?
             }
             (false, false) => return None,
         };

@@ -11,7 +11,7 @@ use crate::types::{FinishKind, FinishReason};
 use crate::wire::delta::{append_call, append_text};
 use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{find_error, keyed_error, provider_error, unkeyed_error};
-use crate::wire::fast_path::{TemplateFields, TemplateKind, TemplateMatch};
+use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
 use crate::wire::lenient::{Lenient, TextContent, read_object};
 use crate::wire::repair::parse_value;
 use crate::wire::{CallDelta, CallKind, Delta};
@@ -55,12 +55,12 @@ impl PayloadDecoder for OpenaiChatDialect {
 
     fn apply_match(&mut self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
         let text = matched.nonempty_text();
-        if matched.kind == TemplateKind::Finish {
+        if matched.kind == ChangeKind::Finish {
             return text.into_iter().for_each(|raw| self.push_finish(raw, out));
         }
-        self.has_deltas |= text.is_some() || matched.kind == TemplateKind::Arguments;
+        self.has_deltas |= text.is_some() || matched.kind == ChangeKind::Arguments;
         match (matched.kind, text) {
-            (TemplateKind::Arguments, _) => {
+            (ChangeKind::Arguments, _) => {
                 let some =
                     |text: Option<&str>| text.filter(|text| !text.is_empty()).map(Into::into);
                 let (index, id, name) = (matched.index, some(matched.id), some(matched.name));
@@ -68,20 +68,19 @@ impl PayloadDecoder for OpenaiChatDialect {
                 let call = CallDelta { index, id, name, ..CallDelta::default() };
                 append_call(call, matched.text.as_deref(), out);
             }
-            (TemplateKind::Text, Some(text)) => append_text(Delta::Text, text, out),
-            (TemplateKind::Refusal, Some(text)) => append_text(Delta::Refusal, text, out),
-            (TemplateKind::Reasoning, Some(text)) => {
+            (ChangeKind::Text, Some(text)) => append_text(Delta::Text, text, out),
+            (ChangeKind::Refusal, Some(text)) => append_text(Delta::Refusal, text, out),
+            (ChangeKind::Reasoning, Some(text)) => {
                 self.append_reasoning(ReasoningField::Reasoning, text, out);
             }
-            (TemplateKind::ReasoningContent, Some(text)) => {
+            (ChangeKind::ReasoningContent, Some(text)) => {
                 self.append_reasoning(ReasoningField::ReasoningContent, text, out);
             }
-            (TemplateKind::ReasoningText, Some(text)) => {
+            (ChangeKind::ReasoningText, Some(text)) => {
                 self.append_reasoning(ReasoningField::ReasoningText, text, out);
             }
             // This wire has no summaries and no free-text input. The finish is handled above.
-            (_, None) | (TemplateKind::Summary | TemplateKind::Input | TemplateKind::Finish, _) => {
-            }
+            (_, None) | (ChangeKind::Summary | ChangeKind::Input | ChangeKind::Finish, _) => {}
         }
     }
 

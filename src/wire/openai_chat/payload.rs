@@ -5,7 +5,7 @@ use serde::de::MapAccess;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::wire::fast_path::{FieldRole, TemplateFields, TemplateKind};
+use crate::wire::fast_path::{ChangeKind, FieldRole, TemplateFields};
 use crate::wire::lenient::{
     JsonText, Lenient, LenientList, Number, ObjectListSeed, ObjectSeed, ReadMembers, Scalar,
     TextContent,
@@ -170,7 +170,7 @@ impl<'a> ChoicePayload<'a> {
             return delta.template_fields();
         }
         let ends =
-            TemplateFields::new(TemplateKind::Finish).scalar(FieldRole::Text, finish_reason)?;
+            TemplateFields::new(ChangeKind::Finish).scalar(FieldRole::Text, finish_reason)?;
         delta.is_blank().then_some(ends)
     }
 }
@@ -193,11 +193,11 @@ impl<'a> MessagePayload<'a> {
             || self.reasoning_opaque.is_some()
             || self.function_call.0.is_some();
         let texts = [
-            (TemplateKind::Text, &self.content),
-            (TemplateKind::ReasoningContent, &self.reasoning_content),
-            (TemplateKind::Reasoning, &self.reasoning),
-            (TemplateKind::ReasoningText, &self.reasoning_text),
-            (TemplateKind::Refusal, &self.refusal),
+            (ChangeKind::Text, &self.content),
+            (ChangeKind::ReasoningContent, &self.reasoning_content),
+            (ChangeKind::Reasoning, &self.reasoning),
+            (ChangeKind::ReasoningText, &self.reasoning_text),
+            (ChangeKind::Refusal, &self.refusal),
         ];
         let mut present = texts.iter().filter(|(_, content)| !content.is_blank());
         match (present.next(), present.next()) {
@@ -207,7 +207,7 @@ impl<'a> MessagePayload<'a> {
             }
             // Most streams begin with a chunk without text.
             (None, None) => {
-                TemplateFields::new(TemplateKind::Text).content(FieldRole::Text, &self.content)
+                TemplateFields::new(ChangeKind::Text).content(FieldRole::Text, &self.content)
             }
             (Some((kind, content)), None) if self.tool_calls.is_empty() => {
                 TemplateFields::new(*kind).content(FieldRole::Text, content)
@@ -221,8 +221,7 @@ impl<'a> CallPayload<'a> {
     fn template_fields(&self) -> Option<TemplateFields<'a>> {
         let Self { index, id, function, custom: _, name: _, arguments: _, .. } = self;
         let function = function.0.as_ref().filter(|_| self.members().is_empty())?;
-        let fields =
-            TemplateFields::new(TemplateKind::Arguments).number(FieldRole::Index, *index)?;
+        let fields = TemplateFields::new(ChangeKind::Arguments).number(FieldRole::Index, *index)?;
         let fields = fields.scalar(FieldRole::Id, id)?.scalar(FieldRole::Name, &function.name)?;
         fields.json_text(FieldRole::Text, &function.arguments)
     }

@@ -11,7 +11,7 @@ use crate::types::{FinishKind, FinishReason, ProviderError};
 use crate::wire::delta::{append_call, append_text};
 use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{find_error, keyed_error, malformed, named_error, provider_error};
-use crate::wire::fast_path::{TemplateFields, TemplateKind, TemplateMatch};
+use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
 use crate::wire::lenient::{TextContent, read_object};
 use crate::wire::openai_chat::usage::read_usage;
 use crate::wire::repair::parse_value;
@@ -123,22 +123,22 @@ impl OpenaiResponsesDialect {
     /// something.
     fn piece_target(
         &mut self,
-        kind: TemplateKind,
+        kind: ChangeKind,
         item: ItemRef<'_>,
         part_index: Option<u64>,
         text: Option<&str>,
     ) -> Option<PieceTarget> {
         let text_kind = match kind {
-            TemplateKind::Arguments => return self.argument_target(ItemKind::Function, item),
-            TemplateKind::Input => return self.argument_target(ItemKind::Custom, item),
-            TemplateKind::Text => TextKind::Text,
-            TemplateKind::Refusal => TextKind::Refusal,
-            TemplateKind::Summary => TextKind::Summary,
-            TemplateKind::Reasoning
-            | TemplateKind::ReasoningContent
-            | TemplateKind::ReasoningText => TextKind::Reasoning,
+            ChangeKind::Arguments => return self.argument_target(ItemKind::Function, item),
+            ChangeKind::Input => return self.argument_target(ItemKind::Custom, item),
+            ChangeKind::Text => TextKind::Text,
+            ChangeKind::Refusal => TextKind::Refusal,
+            ChangeKind::Summary => TextKind::Summary,
+            ChangeKind::Reasoning | ChangeKind::ReasoningContent | ChangeKind::ReasoningText => {
+                TextKind::Reasoning
+            }
             // This wire has no such pieces.
-            TemplateKind::Finish => return None,
+            ChangeKind::Finish => return None,
         };
         self.text_target(text_kind, item, part_index, text)
     }
@@ -263,18 +263,18 @@ impl OpenaiResponsesDialect {
 }
 
 /// Returns the kind of the pieces that events of this type hold.
-fn piece_kind(event_type: &str) -> Option<TemplateKind> {
+fn piece_kind(event_type: &str) -> Option<ChangeKind> {
     match event_type {
-        "response.output_text.delta" | "response.text.delta" => Some(TemplateKind::Text),
-        "response.refusal.delta" => Some(TemplateKind::Refusal),
+        "response.output_text.delta" | "response.text.delta" => Some(ChangeKind::Text),
+        "response.refusal.delta" => Some(ChangeKind::Refusal),
         "response.reasoning_text.delta"
         | "response.reasoning_content.delta"
-        | "response.reasoning.delta" => Some(TemplateKind::Reasoning),
+        | "response.reasoning.delta" => Some(ChangeKind::Reasoning),
         "response.reasoning_summary_text.delta" | "response.reasoning_summary.delta" => {
-            Some(TemplateKind::Summary)
+            Some(ChangeKind::Summary)
         }
-        "response.function_call_arguments.delta" => Some(TemplateKind::Arguments),
-        "response.custom_tool_call_input.delta" => Some(TemplateKind::Input),
+        "response.function_call_arguments.delta" => Some(ChangeKind::Arguments),
+        "response.custom_tool_call_input.delta" => Some(ChangeKind::Input),
         _ => None,
     }
 }

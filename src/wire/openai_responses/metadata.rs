@@ -1,4 +1,15 @@
-//! Metadata: the form in which a model's items go back to it.
+//! Metadata: the form in which a model's items are replayed to it.
+//!
+//! The service checks that the replayed items of a model are consistent. Its error messages give the rules:
+//!
+//! - A reasoning item and the item that it led to are replayed together ("was provided without its
+//!   required following item", "without its required 'reasoning' item").
+//! - Reasoning that the service did not store must have its content ("Items are not persisted when
+//!   `store` is set to false").
+//! - Ids of calls have at most 64 characters.
+//!
+//! Items are replayed as they came. If one of them cannot be, the message is replayed as text and calls
+//! without ids.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -10,7 +21,7 @@ use crate::wire::lenient::Scalar;
 /// Maximum length of an item's id, from the service's error message for longer ids.
 pub(super) const ID_CHARS_MAX: usize = 64;
 
-/// The form in which the items of one message go back.
+/// The form in which the items of one message are replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReplayMode {
     /// Items as they came.
@@ -22,7 +33,7 @@ pub(super) enum ReplayMode {
     Bare,
 }
 
-/// The members that decide whether an item of the service's own can go back.
+/// The members that decide whether an item of the service's own can be replayed.
 #[derive(Default, Deserialize)]
 #[serde(default, bound(deserialize = "'de: 'a"))]
 pub(super) struct ProviderItem<'a> {
@@ -68,10 +79,10 @@ impl<'a> ProviderItem<'a> {
     }
 }
 
-/// Returns the form in which a message goes back to the model that wrote it.
+/// Returns the form in which a message is replayed to the model that wrote it.
 ///
-/// A reasoning item can go back only if an item follows to which it can have led. If one cannot, the
-/// message goes back without items.
+/// A reasoning item can be replayed only if an item follows to which it can have led. If one cannot, the
+/// message is replayed without items.
 pub(super) fn replay_mode(
     message: &ResponseMessage,
     parts: &[RequestPart<'_>],

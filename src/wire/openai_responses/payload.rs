@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::stream::{ItemKind, ItemRef};
-use crate::wire::fast_path::{FieldRole, TemplateFields, TemplateKind};
+use crate::wire::fast_path::{ChangeKind, FieldRole, TemplateFields};
 use crate::wire::lenient::{JsonText, Number, ReadMembers, Scalar, TextContent};
 use crate::wire::repair::parse_value;
 
@@ -74,7 +74,7 @@ impl<'a> EventPayload<'a> {
     }
 
     /// Returns the fields of a template for an event that holds a piece of this kind.
-    pub(super) fn template_fields(&self, kind: TemplateKind) -> Option<TemplateFields<'a>> {
+    pub(super) fn template_fields(&self, kind: ChangeKind) -> Option<TemplateFields<'a>> {
         let fields = TemplateFields::new(kind).content(FieldRole::Text, &self.delta)?;
         let fields = fields.number(FieldRole::Index, self.output_index)?;
         let fields = fields.number(FieldRole::PartIndex, self.part_index)?;

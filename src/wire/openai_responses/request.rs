@@ -2,17 +2,7 @@
 //! <https://platform.openai.com/docs/api-reference/responses/create>.
 //!
 //! The host keeps the history itself, so requests ask the service to store nothing and to return
-//! its reasoning encrypted. The service checks that the items of a model are consistent when they
-//! go back. Its error messages give the rules:
-//!
-//! - A reasoning item and the item that it led to go back together ("was provided without its
-//!   required following item", "without its required 'reasoning' item").
-//! - Reasoning that the service did not store must have its content ("Items are not persisted when
-//!   `store` is set to false").
-//! - Ids of calls have at most 64 characters.
-//!
-//! Items go back as they came. If one of them cannot, the message goes back as text and calls
-//! without ids.
+//! its reasoning encrypted.
 
 use serde_json::{Value, json};
 
@@ -23,13 +13,13 @@ use crate::wire::request::object_schema;
 use crate::wire::request_cache::HistoryWriter;
 use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
 
-/// The smallest limit of the answer's length that the service accepts (its error message).
+/// The smallest value of `max_output_tokens` that the service accepts, in tokens (its error message).
 const OUTPUT_TOKENS_MIN: u32 = 16;
 
 /// Prefixes of the names of models that do not reason. The service refuses a request for their
 /// encrypted reasoning ("Encrypted content is not supported with this model"). Every other model
 /// may reason.
-const WITHOUT_REASONING: [&str; 4] = ["gpt-3", "gpt-4", "chatgpt-4", "gpt-5-chat"];
+const NON_REASONING_PREFIXES: [&str; 4] = ["gpt-3", "gpt-4", "chatgpt-4", "gpt-5-chat"];
 
 impl RequestFormat for OpenaiResponsesDialect {
     const STREAM_FRAMING: Framing = Framing::Sse;
@@ -46,8 +36,8 @@ impl RequestFormat for OpenaiResponsesDialect {
         json!({
             "model": request.model,
             "instructions": request.system.as_deref().filter(|text| !text.is_empty()),
-            "tools": has_tools.then(|| request.tools.iter().map(tool).collect::<Vec<_>>()),
-            "tool_choice": has_tools.then(|| tool_choice(&request.tool_choice)),
+            "tools": has_tools.then(|| request.tools.iter().map(tool_json).collect::<Vec<_>>()),
+            "tool_choice": has_tools.then(|| tool_choice_json(&request.tool_choice)),
             "parallel_tool_calls": request.parallel_tool_calls.filter(|_| has_tools),
             "stream": request.stream,
             "max_output_tokens": request.max_output_tokens.map(|tokens| tokens.max(OUTPUT_TOKENS_MIN)),
@@ -67,14 +57,15 @@ impl RequestFormat for OpenaiResponsesDialect {
     }
 }
 
-/// Returns whether a model may reason, judged by its name without the prefixes of gateways.
+/// Returns whether a model may reason, judged by its name without the prefix of a gateway, such as `openai/`,
+/// or of a fine-tuned model, `ft:`.
 fn may_reason(model: &str) -> bool {
     let name = model.rsplit('/').next().unwrap_or(model);
     let name = name.strip_prefix("ft:").unwrap_or(name);
-    !WITHOUT_REASONING.iter().any(|known| name.starts_with(known))
+    !NON_REASONING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-fn tool_choice(choice: &ToolChoice) -> Value {
+fn tool_choice_json(choice: &ToolChoice) -> Value {
     match choice {
         ToolChoice::Auto => "auto".into(),
         ToolChoice::None => "none".into(),
@@ -83,7 +74,7 @@ fn tool_choice(choice: &ToolChoice) -> Value {
     }
 }
 
-fn tool(tool: &ToolDefinition) -> Value {
+fn tool_json(tool: &ToolDefinition) -> Value {
     let ToolDefinition { name, description, schema } = tool;
     json!({
         "type": "function",
@@ -140,14 +131,14 @@ mod tests {
         MessagePart::Raw { json: json.into() }
     }
 
-    const THOUGHT: &str =
+    const REASONING_ITEM: &str =
         r#"{"id": "rs_1", "type": "reasoning", "encrypted_content": "e", "summary": []}"#;
 
     fn parts() -> Vec<MessagePart> {
         let members = |text: &str| Some(text.into());
         vec![
             MessagePart::Reasoning { bytes: 2, members: None },
-            raw(THOUGHT),
+            raw(REASONING_ITEM),
             MessagePart::Text {
                 bytes: 11,
                 members: members(r#"{"id":"msg_1","phase":"commentary"}"#),
@@ -176,8 +167,8 @@ mod tests {
         serde_json::from_slice(&Wire::OpenaiResponses.request_body(request)).unwrap()
     }
 
-    /// Returns the items between the user's and the outputs.
-    fn back(parts: Vec<MessagePart>) -> Vec<Value> {
+    /// Returns the replayed items of a message of the model with these parts.
+    fn replayed(parts: Vec<MessagePart>) -> Vec<Value> {
         let body = sent(&ModelRequest::new("m", history(model_message(parts))));
         let items = body["input"].as_array().unwrap();
         items[1..items.len() - 2].to_vec()
@@ -194,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn streamed_with_a_message_of_its_own_model() {
+    fn a_streamed_request_with_a_message_of_its_own_model() {
         insta::assert_json_snapshot!(sent(&ModelRequest {
             parallel_tool_calls: Some(false),
             max_output_tokens: Some(100),
@@ -204,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_with_a_message_of_another_model() {
+    fn a_plain_request_with_a_message_of_another_model() {
         insta::assert_json_snapshot!(sent(&ModelRequest {
             model: "other".into(),
             tool_choice: ToolChoice::Tool("add".into()),
@@ -214,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn images_and_ids_that_are_too_long() {
+    fn a_request_with_images_and_ids_that_are_too_long() {
         let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
         let content = json!([{"type": "text", "text": "What is it?"},
             image("https://a.example/b.png"), image("data:image/png;base64,aGk=")]);
@@ -239,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_of_an_unknown_tool_goes_back_under_a_valid_name() {
+    fn a_call_of_an_unknown_tool_is_replayed_under_a_valid_name() {
         let mut message = model_message(parts());
         message.calls[0].name = "multi_tool_use.parallel".into();
         for model in ["m", "other"] {
@@ -251,42 +242,42 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_goes_back_byte_for_byte() {
+    fn reasoning_is_replayed_byte_for_byte() {
         let body = Wire::OpenaiResponses.request_body(&with_tools());
-        assert!(String::from_utf8(body).unwrap().contains(THOUGHT));
+        assert!(String::from_utf8(body).unwrap().contains(REASONING_ITEM));
     }
 
     #[test]
-    fn inconsistent_items_go_back_as_text_and_calls() {
+    fn a_message_with_inconsistent_items_is_replayed_as_text_and_calls() {
         let bare = json!([
             {"type": "message", "role": "assistant", "content": "Let me add."},
             {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": "{\"a\":1}"},
             {"type": "function_call", "call_id": "call_2", "name": "add", "arguments": "{}"},
         ]);
-        let without = |at: usize, other: MessagePart| {
+        let with_part = |at: usize, other: MessagePart| {
             let mut parts = parts();
             parts[at] = other;
-            back(parts)
+            replayed(parts)
         };
         // The service did not store the reasoning, and its content is missing.
         let empty = r#"{"id":"rs_1","type":"reasoning","encrypted_content":null,"content":[]}"#;
-        assert_eq!(json!(without(1, raw(empty))), bare);
+        assert_eq!(json!(with_part(1, raw(empty))), bare);
         // Nothing follows it; or what it led to did not stay in the history.
-        assert_eq!(json!(back([parts(), vec![raw(THOUGHT)]].concat())), bare);
+        assert_eq!(json!(replayed([parts(), vec![raw(REASONING_ITEM)]].concat())), bare);
         let dropped = MessagePart::Call { index: 7, members: None };
-        assert_eq!(json!(back([parts(), vec![raw(THOUGHT), dropped]].concat())), bare);
+        assert_eq!(json!(replayed([parts(), vec![raw(REASONING_ITEM), dropped]].concat())), bare);
         // The response was stopped within the text that it led to.
-        assert_eq!(json!(without(2, MessagePart::Text { bytes: 11, members: None })), bare);
+        assert_eq!(json!(with_part(2, MessagePart::Text { bytes: 11, members: None })), bare);
         // It was stopped within the call that it led to.
         let cut = MessagePart::Call { index: 0, members: None };
-        assert_eq!(json!(back(vec![parts()[2].clone(), raw(THOUGHT), cut]))[0], bare[0]);
+        assert_eq!(json!(replayed(vec![parts()[2].clone(), raw(REASONING_ITEM), cut]))[0], bare[0]);
         // Its content stands in for what is encrypted.
         let open = r#"{"id":"rs_1","type":"reasoning","content":[{"type":"reasoning_text"}]}"#;
-        assert_eq!(without(1, raw(open))[0]["id"], "rs_1");
+        assert_eq!(with_part(1, raw(open))[0]["id"], "rs_1");
     }
 
     #[test]
-    fn stored_reasoning_goes_back_without_its_content() {
+    fn stored_reasoning_is_replayed_without_its_content() {
         let mut parts = parts();
         parts[1] = raw(r#"{"id":"rs_1","type":"reasoning","summary":[]}"#);
         let request = ModelRequest::new("m", history(model_message(parts)));
@@ -338,11 +329,11 @@ mod tests {
     }
 
     #[test]
-    fn a_call_goes_back_with_its_caller_and_namespace() {
+    fn a_call_is_replayed_with_its_caller_and_namespace() {
         let members =
             r#"{"id":"fc_1","namespace":"n","caller":{"type":"program","caller_id":"c"}}"#;
         let call = MessagePart::Call { index: 0, members: Some(members.into()) };
-        let sent = back(vec![call, MessagePart::Call { index: 1, members: None }]);
+        let sent = replayed(vec![call, MessagePart::Call { index: 1, members: None }]);
         assert_eq!(sent[0]["namespace"], "n");
         assert_eq!(sent[0]["caller"], json!({"type": "program", "caller_id": "c"}));
         assert_eq!(sent[1].get("caller"), None);
@@ -355,7 +346,7 @@ mod tests {
             index: 0,
             members: Some(json!({"id": "x".repeat(400)}).to_string().into()),
         };
-        let items = back(parts);
+        let items = replayed(parts);
         let types: Vec<_> = items.iter().map(|item| item["type"].as_str().unwrap()).collect();
         assert_eq!(types, ["reasoning", "message", "function_call", "function_call"]);
         assert!(items.iter().all(|item| item.get("id").is_none()), "{items:?}");
@@ -364,10 +355,10 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_the_client_cannot_answer_is_left_out() {
+    fn a_call_that_the_host_cannot_answer_is_left_out() {
         let mut parts = parts();
         parts[3] = raw(r#"{"type":"computer_call","id":"cu_1","call_id":"c"}"#);
-        let items = back(parts);
+        let items = replayed(parts);
         assert!(items.iter().all(|item| item["type"] != "computer_call"), "{items:?}");
         assert_eq!(items.len(), 4);
     }

@@ -182,7 +182,7 @@ impl JournalWriter {
     fn reopen(&mut self) -> Result<(), JournalError> {
         self.lock.opened().check()?;
         let readers = Arc::clone(&self.readers);
-        readers.while_closed(|| {
+        readers.while_suspended(|| {
             let write_error = |error: rusqlite::Error| errors::write_error(&error);
             let connection = &self.database.connection;
             connection
