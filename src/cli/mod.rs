@@ -1,13 +1,13 @@
 //! The command line: `callsheet` and its subcommands, one per file.
 //!
-//! An error is printed as one line on stderr. Exit statuses:
+//! Errors are printed on stderr, one line each. Exit statuses:
 //!
 //! | status | meaning |
 //! | --- | --- |
 //! | 0 | success: the run was answered, the journal is valid, the replay found no difference |
 //! | 1 | a run, call or load test failed, a journal is broken, a replay or pinned tools differ, the output failed |
-//! | 2 | wrong usage or configuration |
-//! | 3 | `run`: a limit ended the run |
+//! | 2 | wrong usage or configuration; also an unknown session, a file or journal that cannot be opened, an address that cannot be listened on |
+//! | 3 | `run`: a limit, a loop or failing tools ended the run |
 //! | 130 | a run or a load test was stopped; or a second signal ended the process |
 //!
 //! | file | what it holds |

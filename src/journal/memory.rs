@@ -1,4 +1,4 @@
-//! The storage engine that keeps records in memory, until the process ends.
+//! The storage engine that keeps records in memory, until it is dropped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;

@@ -50,7 +50,7 @@ pub enum ResponseEnding {
     /// The response had too many calls, and `on_excess` is `fail`.
     #[serde(rename = "excess")]
     TooManyCalls,
-    /// The run was stopped during the response.
+    /// The run was stopped, timed out, exceeded its budget or was interrupted by a shutdown during the response.
     Cancelled,
 }
 

@@ -2,8 +2,9 @@
 //!
 //! Reconnect: a client gives the id of the last event that it received (`Last-Event-ID`, or `after`). No id is too
 //! old: the later events with ids are replayed from the journal until the session is deleted. An id whose record
-//! number is above that of the last durable record is refused (`unknown_event_id`). Events without an id are not
-//! replayed; the states of open calls are sent again.
+//! number is above that of the last durable record is refused (`unknown_event_id`). An event that shows a
+//! record is replayed with all the public events that it becomes, also those whose SSE frames have no `id:`. Progress and
+//! other events without a record are not replayed; the states of open calls are sent again.
 //!
 //! Stored events are read from the journal page by page, at the reader's speed. The reader becomes a subscriber only
 //! after the last stored event, so that stored events never fill its queue.

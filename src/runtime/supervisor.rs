@@ -2,6 +2,9 @@
 //!
 //! It is an actor of its own, so that running calls survive the death of the accumulator. The next
 //! accumulator attaches to it, and receives the ends of calls that the last one may have missed.
+//!
+//! Cancellation: a cancelled tool is notified at once, and its actor is killed after `cancel_grace`. The turn has
+//! answered the call already (`turn::response_end`). A call of an agent is not killed: it ends with its child.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -63,7 +66,8 @@ pub(super) struct ToolSupervisorSetup {
     pub(super) parent: Option<Arc<ParentCall>>,
 }
 
-/// The actor that starts and stops calls, and alone determines their outcomes.
+/// The actor that starts and stops the tools of calls, and alone reports how they ended. The turn decides the outcome of
+/// each call (`turn::call_end`).
 pub(super) struct ToolSupervisor {
     session: SessionId,
     /// A tool that keeps its context beyond the session's life does not keep this alive.

@@ -35,7 +35,7 @@ pub enum RegisteredKind {
     Mcp,
     /// An agent.
     Agent,
-    /// A tool of the host itself, such as `read_var`.
+    /// A tool of the host itself, such as `read_var`, or one that the client runs.
     Host,
 }
 
@@ -91,7 +91,8 @@ impl ToolRegistry {
     /// Adds a tool under the name of its spec.
     ///
     /// # Errors
-    /// If another tool has the name, a provider would refuse the name, or the input is not an object.
+    /// If another tool has the name, the name is reserved or a provider would refuse it, a time limit is zero, or the
+    /// input is not the schema of an object or not a valid schema.
     pub fn register(&mut self, tool: impl Tool) -> Result<(), RegistryError> {
         self.register_as(RegisteredKind::Native, tool)
     }

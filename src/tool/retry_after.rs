@@ -13,16 +13,18 @@ pub(crate) fn retry_after<'v>(
     now: SystemTime,
 ) -> Option<Duration> {
     let number = |text: &str| text.trim().parse::<f64>().ok();
-    let wait = match header("retry-after-ms").and_then(number) {
-        Some(ms) => Duration::try_from_secs_f64(ms / 1000.0).ok(),
-        None => {
-            let value = header("retry-after")?;
-            match number(value) {
-                Some(seconds) => Duration::try_from_secs_f64(seconds).ok(),
-                None => until(value, now),
-            }
-        }
+    let seconds = |number: f64| {
+        let wait = || Duration::try_from_secs_f64(number).unwrap_or(RETRY_AFTER_READ_MAX);
+        (number >= 0.0).then(wait)
     };
+    let ms = header("retry-after-ms").and_then(number).and_then(|ms| seconds(ms / 1000.0));
+    let wait = ms.or_else(|| {
+        let value = header("retry-after")?;
+        match number(value) {
+            Some(number) => seconds(number),
+            None => until(value, now),
+        }
+    });
     wait.map(|wait| wait.min(RETRY_AFTER_READ_MAX))
 }
 
@@ -49,10 +51,21 @@ mod tests {
         check("retry-after", "0.5", Some(Duration::from_millis(500)));
         check("retry-after", "Wed, 21 Oct 2015 07:28:10 GMT", Some(Duration::from_secs(10)));
         check("retry-after", "Wed, 21 Oct 2015 07:27:00 GMT", Some(Duration::ZERO));
-        check("retry-after", "99999999999", Some(RETRY_AFTER_READ_MAX));
+        for large in ["99999999999", "1e20", "inf"] {
+            check("retry-after", large, Some(RETRY_AFTER_READ_MAX));
+        }
         check("retry-after", "-3", None);
         check("retry-after", "soon", None);
         check("retry-after-ms", "1500", Some(Duration::from_millis(1500)));
         check("x-other", "7", None);
+    }
+
+    #[test]
+    fn milliseconds_that_cannot_be_a_wait_leave_the_seconds() {
+        for (ms, seconds) in [("1500", 2), ("-1", 7), ("soon", 7)] {
+            let header = |asked: &str| Some(if asked == "retry-after-ms" { ms } else { "7" });
+            let wait = retry_after(header, SystemTime::UNIX_EPOCH).unwrap();
+            assert_eq!(wait.as_millis().div_ceil(1000), seconds, "{ms}");
+        }
     }
 }

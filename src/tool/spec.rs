@@ -47,13 +47,14 @@ pub struct ToolSpec {
     /// Identical calls of one response all run; otherwise only the first runs and its result is
     /// copied.
     pub repeatable: bool,
-    /// Blocks or computes; runs on a thread of its own pool.
+    /// Blocks or computes; runs on a thread of the host's pool for blocking tools.
     pub blocking: bool,
     /// Time limit of one call; the agent's `tool_timeout` if `None`.
     pub timeout: Option<Duration>,
     /// Phases of a call that need a person's approval.
     pub approval: ApprovalPolicy,
-    /// Time limit of an approval; an expired approval counts as a rejection.
+    /// Time limit of an approval, which then counts as rejected, of the answer to a question of the tool, and of a call
+    /// that the client runs.
     pub approval_timeout: Duration,
     /// A call may have to wait until its session is connected to the tool's server.
     #[doc(hidden)]
@@ -187,7 +188,7 @@ impl ToolSpec {
         self
     }
 
-    /// Runs calls on a thread of their own pool, because they block or compute.
+    /// Runs calls on the host's threads for blocking tools, because they block or compute.
     #[must_use]
     pub fn blocking(mut self) -> Self {
         self.blocking = true;
@@ -201,14 +202,16 @@ impl ToolSpec {
         self
     }
 
-    /// Sets the time within which a call must be approved. Default: 24 hours.
+    /// Sets the time limit of an approval, of the answer to a question of the tool, and of a call that the client runs.
+    /// Default: 24 hours.
     #[must_use]
     pub fn approval_timeout(mut self, timeout: Duration) -> Self {
         self.approval_timeout = timeout;
         self
     }
 
-    /// Requires a person's approval of each call, within [`Self::approval_timeout`].
+    /// Sets what needs a person's approval within [`Self::approval_timeout`]: calls before they run, or their results.
+    /// Default: nothing.
     #[must_use]
     pub fn approval(mut self, approval: ApprovalPolicy) -> Self {
         self.approval = approval;
@@ -258,8 +261,8 @@ impl ToolSpec {
         self
     }
 
-    /// Declares that its results are needed as long as the session lasts: they are never cleared from the
-    /// context.
+    /// Declares that its results are never cleared from the context. A summary of the context, or the short form of an
+    /// ended run, still replaces them.
     #[must_use]
     pub fn keep(mut self) -> Self {
         self.keep = true;
@@ -267,7 +270,7 @@ impl ToolSpec {
     }
 
     /// Limits the part of a result that the model sees, instead of the agent's `max_result_bytes`. The
-    /// journal keeps all of it. 0 counts as 1.
+    /// journal keeps the whole result, up to 16 MiB. 0 counts as 1.
     #[must_use]
     pub fn max_result_bytes(mut self, bytes: usize) -> Self {
         self.max_result_bytes = NonZeroUsize::new(bytes).or(Some(NonZeroUsize::MIN));

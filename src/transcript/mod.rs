@@ -331,6 +331,22 @@ impl<'a> TurnTranscript<'a> {
         self.hooks.iter().rfind(|hooks| hooks.on == on).map(|hooks| hooks.decision)
     }
 
+    /// Returns the decision of hooks about the turn's request. One about a request that was larger than the context
+    /// window does not hold for the smaller one that was sent to the same model then.
+    #[must_use]
+    pub fn request_decision(&self) -> Option<&'a Arc<HookDecision>> {
+        let pairs = self.attempts.iter().zip(self.attempts.iter().skip(1)).rev();
+        let mut smaller = pairs.filter_map(|(failed, next)| {
+            let (start, next) = (failed.start?, next.start?);
+            let has_overflowed = failed.failure?.error.is_context_overflow();
+            (has_overflowed && start.model == next.model).then_some(next.at)
+        });
+        let from = smaller.next();
+        let holds = |at: RecordLocation| from.is_none_or(|from| from.is_before(at));
+        let mut decisions = self.hooks.iter().filter(|hooks| hooks.on == HookPoint::BeforeRequest);
+        decisions.rfind(|hooks| holds(hooks.at)).map(|hooks| hooks.decision)
+    }
+
     /// Returns the response that is kept: that of the last attempt.
     #[must_use]
     pub fn response(&self) -> Option<&AttemptResponse<'a>> {

@@ -70,7 +70,7 @@ impl Turn {
     /// Commits the turn if its response has ended and every outcome is released.
     pub(super) fn finish(&mut self) {
         let has_ended = matches!(self.stage, TurnStage::ResponseEnded { .. });
-        if !has_ended || !self.reassembly.is_done(&self.calls) || !self.is_turn_checked() {
+        if !has_ended || !self.reassembly.is_done(&self.calls) || !self.check_turn() {
             return;
         }
         let refusal = self.hook_refusal();

@@ -4,7 +4,7 @@
 //! Each [`ResponseEnding`] has a row in the table of `docs/architecture.md`. Calls that can no
 //! longer start are answered. Calls that are discarded leave the history. A cancellation (stop, timeout,
 //! shutdown) answers every running call at once and aborts its tool; the supervisor kills it after
-//! `cancel_grace`.
+//! `cancel_grace`. A call of an agent is answered when its child has ended (`agent_calls`).
 //!
 //! Two texts of `model_messages` say that something was cut off. `cut_off_response` answers each call that had not
 //! started when the response reached its maximum length, also one with complete arguments: the model decides

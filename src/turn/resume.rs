@@ -79,9 +79,10 @@ impl Turn {
         let retry = RetryPolicy::new(Arc::clone(&spec.rules.models), spec.seed);
         let mut resumed = Self::blank(spec, retry.resumed(recorded.attempt_number(), model));
         resumed.usage = turn.map(TurnTranscript::usage).unwrap_or_default();
-        let decided = |on| HookStage::recorded(turn.and_then(|turn| turn.hook_decision(on)));
-        resumed.hooks.before_request = decided(HookPoint::BeforeRequest);
-        resumed.hooks.after_turn = decided(HookPoint::AfterTurn);
+        let before_request = turn.and_then(TurnTranscript::request_decision);
+        let after_turn = turn.and_then(|turn| turn.hook_decision(HookPoint::AfterTurn));
+        resumed.hooks.before_request = HookStage::recorded(before_request);
+        resumed.hooks.after_turn = HookStage::recorded(after_turn);
         let passed = |time: u64| Duration::from_millis(now.saturating_sub(time));
         let requests = recorded.approval_requests();
         resumed.approvals.requested_before_resume =

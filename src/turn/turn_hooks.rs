@@ -5,8 +5,8 @@
 //! change the messages and the parameters. The decision holds for all attempts of the turn, unless the context
 //! is made smaller in between.
 //!
-//! After a turn: every outcome is released, and the turn is committed when the hooks have decided. They are not
-//! asked about a turn that ends the run anyway.
+//! After a turn: every outcome is released, and the turn is committed when the hooks have decided. They are
+//! asked about a final answer too, but not about a turn that was cancelled or refused, or had too many calls.
 //!
 //! A refusal ends the run as refused.
 
@@ -83,7 +83,7 @@ impl Turn {
         true
     }
 
-    /// Requests a response, when hooks have decided about the request.
+    /// Requests a response at once, or, if hooks must decide first, holds the request back and asks them.
     pub(super) fn request_or_ask(&mut self, plan: AttemptPlan) {
         let has_hook = self.spec.rules.has_turn_hook(HookPoint::BeforeRequest);
         if !has_hook || matches!(self.hooks.before_request, HookStage::Decided(_)) {
@@ -95,7 +95,7 @@ impl Turn {
         self.ask_turn_hooks(HookPoint::BeforeRequest);
     }
 
-    /// Requests a response, unless hooks refuse the request.
+    /// Requests a response as hooks have decided: unchanged, changed, or not at all.
     fn request_allowed(&mut self, plan: AttemptPlan) {
         if let HookStage::Decided(decision) = &self.hooks.before_request {
             if decision.verdict == HookVerdict::Refuse {
@@ -106,14 +106,16 @@ impl Turn {
                 let change = TurnAction::ChangeRequest(Arc::clone(decision));
                 self.effects.perform(change);
             }
+            // The time in which the hooks decided is not part of the attempt's wait.
             self.attempt.requested_at = self.now() + plan.wait;
         }
         self.clock.request_started();
         self.effects.perform(TurnAction::Request(plan));
     }
 
-    /// Returns whether hooks have decided about the finished turn, or need not. Asks them otherwise.
-    pub(super) fn is_turn_checked(&mut self) -> bool {
+    /// Asks the hooks about the finished turn if they must be asked, and withdraws a question that is not needed any
+    /// more. Returns true if the turn can be committed.
+    pub(super) fn check_turn(&mut self) -> bool {
         let TurnStage::ResponseEnded { ending, cancelled, .. } = &self.stage else { return true };
         let goes_on = cancelled.is_none()
             && match ending {

@@ -10,7 +10,7 @@
 //! | this one | the session's opening, forks and end, its history |
 //! | `run` | runs, inputs, and a run's sums |
 //! | `turn` | attempts, responses and commits |
-//! | `call` | outcomes, intents, approvals, writes |
+//! | `call` | outcomes, intents, approvals, hooks, writes |
 //! | `agent` | leases and child sessions of agent calls |
 
 mod agent;
@@ -88,7 +88,8 @@ fn with_history_breaches(
     breaches
 }
 
-/// Returns the breach that prevents the history from being sent without repairs.
+/// Returns the first breach of the history that the records result in: a record that contradicts those before it, or
+/// messages that need repairs before they can be sent.
 fn history_breach(
     last_seq: Seq,
     entries: impl IntoIterator<Item = impl Borrow<JournalEntry>>,
@@ -169,7 +170,7 @@ impl Verifier<'_, '_> {
             let (from, last) = (fork.from, fork.last_copied);
             let is_next = last.0.checked_add(1) == Some(fork.at.seq.0);
             self.require(is_next, fork.at, Invariant::Session, || {
-                format!("the records copied from {from} end at {last}, and not right before it")
+                format!("the records of {from} end at {last}, and not right before the record of the fork")
             });
         }
         if let Some(closed) = transcript.closed {

@@ -44,16 +44,23 @@ impl SessionActor {
         }
         self.activity.leaving.store(true, Ordering::Release);
         self.log.close();
-        // The journal has not recorded the end of a run.
-        let was_running = has_lost_end || self.activity.running.load(Ordering::Acquire);
-        self.link.shared.set_sleeping_run(&self.id, was_running);
-        self.link.shared.replace(&self.id, myself.id(), None);
-        let state = if was_running { SessionState::Running } else { SessionState::Hibernated };
-        self.link.shared.session_states.changed(&self.id, state);
+        // In the journal a run is open, also one whose end was lost.
+        let has_open_run = has_lost_end || self.activity.running.load(Ordering::Acquire);
+        let shared = &self.link.shared;
+        // The slot of a session that is being deleted is another one.
+        let was_awake = shared.remove_awake_if(&self.id, myself.id(), || {
+            shared.set_sleeping_run(&self.id, has_open_run);
+            true
+        });
+        if was_awake {
+            let state = if has_open_run { SessionState::Running } else { SessionState::Hibernated };
+            shared.session_states.changed(&self.id, state);
+        }
         myself.stop();
     }
 
-    /// Deletes the records of the closed session.
+    /// Deletes the records of the closed session and its child sessions in the background. Requests wait in the slot
+    /// until then. [`proceed`](Self::proceed) stops the actor when its last tools have ended.
     pub(super) fn delete_session(&mut self, myself: &ActorRef<SessionMessage>) {
         self.release_actors();
         self.log.close();

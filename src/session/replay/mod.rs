@@ -25,7 +25,7 @@ pub struct Replayed {
     pub runs: u32,
     /// The number of turns that began.
     pub turns: u32,
-    /// The number of calls that were answered.
+    /// The number of calls of committed turns.
     pub calls: usize,
     /// The number of records.
     pub records: usize,
@@ -45,28 +45,32 @@ pub fn replay(
     rules_of: impl Fn(&str, &RunOverrides, Option<&str>) -> Result<Arc<RunRules>, String>,
 ) -> Result<Replayed, Box<Difference>> {
     let recording = Recording::new(entries);
-    let (replayed, end) = SessionReplay::new(&recording, &rules_of).play()?;
-    let session_rules_of = |overrides: &RunOverrides| match rules_of(&end.agent, overrides, None) {
-        Ok(rules) => SessionRunRules::from(&*rules),
-        Err(_) => SessionRunRules::default(),
-    };
+    let (replayed, session) = SessionReplay::new(&recording, &rules_of).play()?;
+    // The tools of servers affect neither messages nor variables.
+    let session_rules_of =
+        |overrides: &RunOverrides| match rules_of(&session.agent, overrides, None) {
+            Ok(rules) => SessionRunRules::from(&*rules),
+            Err(_) => SessionRunRules::default(),
+        };
     let stored = StoredSession::read(entries, &session_rules_of);
-    compare(&stored.map_err(|error| differs(error.to_string()))?.session, &end)?;
+    compare(&stored.map_err(|error| differs(error.to_string()))?.session, &session)?;
     Ok(Replayed { records: entries.len(), ..replayed })
 }
 
-/// Compares the messages byte for byte, and the variables, with those that the records hold.
+/// Compares the messages byte for byte, and the variables, with those of the session that a host reads from the records
+/// ([`StoredSession`]). Both follow today's rules, so another `max_result_bytes` is not a difference here.
 fn compare(recorded: &Session, now: &Session) -> Result<(), Box<Difference>> {
-    let [before, after] = [recorded, now].map(|session| {
+    let [recorded_messages, messages_now] = [recorded, now].map(|session| {
         let messages = session.history.display_messages();
         messages.iter().map(|message| json(&**message)).collect::<Vec<_>>()
     });
-    for index in 0..before.len().max(after.len()) {
-        let [before, after] = [&before, &after].map(|list| list.get(index).map(String::as_str));
-        if before != after {
-            let [before, after] = [before, after].map(|message| message.unwrap_or("none"));
+    for index in 0..recorded_messages.len().max(messages_now.len()) {
+        let [recorded, now] =
+            [&recorded_messages, &messages_now].map(|list| list.get(index).map(String::as_str));
+        if recorded != now {
+            let [recorded, now] = [recorded, now].map(|message| message.unwrap_or("none"));
             return Err(differs(format!(
-                "the history differs at message {index}\n  recorded: {before}\n  now:      {after}"
+                "the history differs at message {index}\n  recorded: {recorded}\n  now:      {now}"
             )));
         }
     }

@@ -226,14 +226,14 @@ fn the_wait_for_a_permit_of_the_model_is_no_time_of_the_model_even_if_the_turn_i
     }
 }
 
-fn overflows(driver: &mut Driver) {
+pub(super) fn overflows(driver: &mut Driver) {
     let mut error = ProviderError::new(ProviderErrorKind::Status, "the prompt is too long");
     error.overflow = Some(crate::types::ContextOverflow::default());
     driver.turn.handle_response_end(driver.now, ExchangeEnd::Failed(error));
     driver.perform_effects();
 }
 
-fn reduced(driver: &mut Driver, is_smaller: bool) {
+pub(super) fn reduced(driver: &mut Driver, is_smaller: bool) {
     driver.turn.handle_context_reduced(driver.now, is_smaller);
     driver.perform_effects();
 }

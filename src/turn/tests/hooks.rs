@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::fallbacks::{overflows, reduced};
 use super::*;
 use crate::config::ToolPattern;
 use crate::event::WaitingFor;
@@ -378,4 +379,27 @@ fn a_copy_of_a_withheld_result_is_withheld_too() {
     assert_eq!(outcomes[0], outcomes[1]);
     assert_eq!(outcomes[1].1, HOOK);
     assert!(!outcomes[1].2.contains("secret"));
+}
+
+#[test]
+fn hooks_are_asked_about_a_smaller_request_also_after_a_crash() {
+    let on = HookPoint::BeforeRequest;
+    let mut driver = driver([scope(on, &[])]);
+    let state = |driver: &Driver| (driver.hooks_asked.len(), driver.requests.len());
+    let allow = |driver: &mut Driver| {
+        let decision = decision(HookVerdict::Allow);
+        driver.turn.handle_hook_decision(driver.now, None, on, decision);
+        driver.perform_effects();
+    };
+    allow(&mut driver);
+    overflows(&mut driver);
+    reduced(&mut driver, true);
+    assert_eq!(state(&driver), (2, 1));
+    driver.crash(driver.log.len());
+    assert_eq!(state(&driver), (3, 1), "the first decision was about the larger request");
+    allow(&mut driver);
+    assert_eq!(state(&driver), (3, 2));
+    // The second decision is about this request.
+    driver.crash(driver.log.len());
+    assert_eq!(state(&driver), (3, 3));
 }
