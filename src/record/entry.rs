@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Record, Seq};
 use crate::types::{SessionId, excerpt};
 
-/// The version of the stored form. Readers reject later versions.
+/// The version of the stored form. Readers accept this version only, and no unknown fields or records.
 pub const RECORD_VERSION: u32 = 1;
 
 /// A record with its sequence number and time.

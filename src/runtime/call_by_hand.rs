@@ -1,6 +1,6 @@
 //! One tool call by hand, as a session would make it.
 //!
-//! The call runs in a session of its own, which is deleted afterwards. Its agent has the limits, hooks and
+//! The call runs in a session of its own, which is deleted afterwards, after a crash by the next host (`recovery`). Its agent has the limits, hooks and
 //! policies of a configured one, and a model that asks for the call and answers with its result. So the
 //! call takes the same path as every other: schema, hooks, approval, limits of the tool, timeout, metrics.
 

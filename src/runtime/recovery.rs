@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::agent_trees;
+use super::call_by_hand::CALLER;
 use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
@@ -110,32 +111,37 @@ pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>
     }
 }
 
-/// Deletes the sessions whose deletion is unfinished, and leaves those with unfinished runs.
+/// Deletes the sessions whose deletion is unfinished and those of calls by hand, and leaves the others with unfinished
+/// runs.
 pub(super) async fn finish_deletions(link: HostRef, unfinished: Vec<SessionId>) {
     let shared = Arc::clone(&link.shared);
-    let closed = move || {
-        let is_closed = |id: &SessionId| is_closed(&*shared.journal, id);
-        unfinished.into_iter().filter(is_closed).collect()
+    let leftover = move || {
+        let is_leftover = |id: &SessionId| is_leftover(&*shared.journal, id);
+        unfinished.into_iter().filter(is_leftover).collect()
     };
-    close_all(&link, link.read(closed).await.unwrap_or_default()).await;
+    close_all(&link, link.read(leftover).await.unwrap_or_default()).await;
 }
 
-/// Returns true if a session is closed, but not deleted.
-fn is_closed(journal: &dyn Journal, id: &SessionId) -> bool {
+/// Returns true if a session is closed, but not deleted, or is that of a call by hand that a crash has cut off.
+fn is_leftover(journal: &dyn Journal, id: &SessionId) -> bool {
     let Ok(Some(stored)) = journal.find(id) else { return false };
+    if stored.agent == CALLER {
+        return true;
+    }
     let last = journal.read(id, Seq(stored.seq.0.saturating_sub(1))).unwrap_or_default();
     last.last().is_some_and(|entry| matches!(entry.record, Record::SessionClosed))
 }
 
-async fn close_all(link: &HostRef, closed: Vec<SessionId>) {
-    for id in closed {
+async fn close_all(link: &HostRef, sessions: Vec<SessionId>) {
+    for id in sessions {
         if let Err(error) = SessionHandle::new(id.clone(), link.clone()).close().await {
             tracing::error!(session = %id, %error, "session_not_deleted");
         }
     }
 }
 
-/// Wakes the sessions with unfinished runs, which then continue, and deletes those whose deletion is unfinished.
+/// Wakes the sessions with unfinished runs, which then continue, and deletes those whose deletion is unfinished and those
+/// of calls by hand.
 pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: Instant) {
     let (shared, ids) = (Arc::clone(&link.shared), unfinished.clone());
     let orphans = link.read(move || agent_trees::orphans(&*shared.journal, &ids)).await;
@@ -143,12 +149,15 @@ pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: In
     let woken = unfinished.iter().map(|id| link.awake_session(id));
     let woken = futures::future::join_all(woken).await;
     let recovered = woken.iter().filter(|woken| woken.is_ok()).count();
-    let is_closed = |woken: &Result<_, _>| matches!(woken, Err(HostError::NoSuchSession(_)));
-    let closed = unfinished.iter().zip(&woken).filter(|(_, woken)| is_closed(woken));
-    let closed: Vec<_> = closed.map(|(id, _)| id.clone()).collect();
-    let failed = unfinished.len() - recovered - closed.len();
+    let is_leftover = |woken: &Result<_, _>| {
+        matches!(woken, Err(HostError::NoSuchSession(_)))
+            || matches!(woken, Err(HostError::AgentGone(agent)) if agent == CALLER)
+    };
+    let leftover = unfinished.iter().zip(&woken).filter(|(_, woken)| is_leftover(woken));
+    let leftover: Vec<_> = leftover.map(|(id, _)| id.clone()).collect();
+    let failed = unfinished.len() - recovered - leftover.len();
     let took = began.elapsed();
-    close_all(&link, closed).await;
+    close_all(&link, leftover).await;
     for id in orphans {
         // The parent's run has ended, so that no call waits for this child.
         let _ = SessionHandle::new(id, link.clone()).stop(StopMode::Now).await;

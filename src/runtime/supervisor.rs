@@ -86,7 +86,7 @@ pub(super) struct ToolSupervisor {
     /// The turn that the first accumulator resumed. Another supervisor may have started calls of
     /// it.
     inherited_turn: Option<u32>,
-    /// True after `Finish`: no other call starts.
+    /// True after `Finish`, which the session sends only when no turn can start a call.
     finishing: bool,
     _counted: CountGuard,
 }
@@ -583,15 +583,15 @@ pub(super) fn redact_outcome(secrets: &Secrets, outcome: &mut ToolOutcome) {
     if let Cow::Owned(redacted) = secrets.redact(&outcome.content) {
         outcome.content = redacted.into();
     }
-    if let Some(full) = &mut outcome.full
-        && let Some(redacted) = redacted_result(secrets, full)
-    {
-        *full = Arc::new(redacted);
-    }
+    outcome.full = outcome.full.take().and_then(|full| redacted_result(secrets, full));
 }
 
-/// Returns a result without the host's secrets, or `None` if it holds none.
-fn redacted_result(secrets: &Secrets, full: &FullResult) -> Option<FullResult> {
-    let json = serde_json::to_value(full).ok()?;
-    serde_json::from_value(secrets.redact_json(&json)?).ok()
+/// Returns a result without the host's secrets. Returns `None` if it has another form without them: then only the text
+/// of the result is left.
+fn redacted_result(secrets: &Secrets, full: Arc<FullResult>) -> Option<Arc<FullResult>> {
+    let json = serde_json::to_value(&*full).ok()?;
+    match secrets.redact_json(&json) {
+        Some(redacted) => serde_json::from_value(redacted).ok().map(Arc::new),
+        None => Some(full),
+    }
 }

@@ -17,7 +17,7 @@ pub(crate) const SERVER_SEPARATOR: &str = "__";
 /// A server of tools. The host connects to it once, for all sessions, or once for each session.
 ///
 /// The list of tools may change at any time. A session keeps the definitions that it read at its
-/// first run. A later change of the server affects only the outcomes of calls.
+/// first run, until a client asks for a refresh. A later change of the server affects only the outcomes of calls.
 #[async_trait]
 pub(crate) trait ToolServer: Send + Sync + 'static {
     /// Returns the server's name in the configuration. Its tools are offered as `NAME__TOOL`.

@@ -39,7 +39,7 @@ impl Turn {
             Some(index)
         });
         let index = awaited.ok_or(ApprovalError::NoSuchApproval)?;
-        self.check_result(index, outcome, WriteSet::default());
+        self.ask_hooks_or_review(index, outcome, WriteSet::default());
         self.advance();
         Ok(())
     }

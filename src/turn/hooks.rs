@@ -126,7 +126,12 @@ impl Turn {
 
     /// Asks the hooks about the result of a call, or applies their recorded decision. Without hooks the result
     /// is reviewed.
-    pub(super) fn check_result(&mut self, index: usize, outcome: ToolOutcome, writes: WriteSet) {
+    pub(super) fn ask_hooks_or_review(
+        &mut self,
+        index: usize,
+        outcome: ToolOutcome,
+        writes: WriteSet,
+    ) {
         let Some(call) = self.calls.get(index) else { return };
         if call.hooks.after.is_some() {
             self.apply_result_decision(index, outcome, writes);

@@ -10,7 +10,8 @@
 //! start, keeps its result, and its writes are dropped.
 //!
 //! Two calls that write the same variable without reading it have no conflict. Their writes are
-//! applied in call order, so that the last writer in call order wins, whichever tool answered first.
+//! applied in call order, so that the last writer in call order wins, whichever tool answered first. Duplicates of such
+//! calls are resolved in the same order (`identical_calls`).
 
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
 use super::call_start::StartGate;
@@ -82,7 +83,7 @@ impl Turn {
         // A call that did not succeed changes no variable.
         let writes = if outcome.status == ToolStatus::Ok { writes } else { WriteSet::default() };
         if reads.0.is_empty() && writes.is_empty() {
-            self.check_result(index, outcome, writes);
+            self.ask_hooks_or_review(index, outcome, writes);
             return;
         }
         self.record_report(index, &outcome, &reads, &writes);
@@ -139,7 +140,7 @@ impl Turn {
         }
     }
 
-    /// Decides the outcome of a reported call, or lets the call run again.
+    /// Resolves a reported call: passes its result to hooks and review, or lets the call run again.
     fn resolve_report(&mut self, index: usize, report: ReportedOutcome) {
         let names = self.variables.conflicts(&report.reads);
         let has_conflict = !names.is_empty();
@@ -176,7 +177,7 @@ impl Turn {
             if call.notes.writes_dropped {
                 writes = WriteSet::default();
             }
-            self.check_result(index, outcome, writes);
+            self.ask_hooks_or_review(index, outcome, writes);
         }
         if has_conflict && !is_conflict_published {
             self.emit(Event::ConflictFound { call: label, names, resolution });

@@ -309,7 +309,7 @@ impl Turn {
                 && writes.is_empty()
             {
                 let (outcome, writes) = (outcome.clone(), writes.clone());
-                self.check_result(index, outcome, writes);
+                self.ask_hooks_or_review(index, outcome, writes);
                 continue;
             }
             if call.outcome().is_some() || call.has_undecided_report() {

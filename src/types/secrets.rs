@@ -130,12 +130,33 @@ impl Secrets {
         redacted
     }
 
-    /// Replaces each secret in the strings and keys of a JSON value. Returns `None` if it contains no secret.
+    /// Replaces each secret in the strings, keys and numbers of a JSON value; a number with a secret becomes a string.
+    /// Returns `None` if it contains no secret.
     #[must_use]
     pub fn redact_json(&self, value: &Value) -> Option<Value> {
         let search = self.search.as_deref()?;
         let text = value.to_string();
-        search.is_in(&text).then(|| serde_json::from_str(&self.redact(&text)).ok())?
+        if !search.is_in(&text) {
+            return None;
+        }
+        // Without a match in a number, the text is JSON still.
+        Some(serde_json::from_str(&self.redact(&text)).unwrap_or_else(|_| self.redact_parts(value)))
+    }
+
+    fn redact_parts(&self, value: &Value) -> Value {
+        match value {
+            Value::Null | Value::Bool(_) => value.clone(),
+            Value::Number(number) => match self.redact(&number.to_string()) {
+                Cow::Borrowed(_) => value.clone(),
+                Cow::Owned(redacted) => redacted.into(),
+            },
+            Value::String(text) => self.redact(text).into(),
+            Value::Array(items) => items.iter().map(|item| self.redact_parts(item)).collect(),
+            Value::Object(members) => members
+                .iter()
+                .map(|(name, member)| (self.redact(name).into_owned(), self.redact_parts(member)))
+                .collect(),
+        }
     }
 
     /// Returns the length of the longest end of a text that may be the beginning of a secret.
@@ -251,6 +272,17 @@ mod tests {
         let redacted = serde_json::json!({"a": ["x[redacted]"], "b": 1});
         assert_eq!(secrets.redact_json(&value), Some(redacted));
         assert_eq!(secrets.redact_json(&serde_json::json!({"b": 1})), None);
+    }
+
+    #[test]
+    fn a_secret_of_digits_is_replaced_in_numbers_too() {
+        let secrets = Secrets::new(["12345678"]);
+        let value =
+            serde_json::json!({"pin": 12_345_678, "12345678": ["a 12345678", -912_345_678, 7]});
+        let redacted = serde_json::json!(
+            {"pin": "[redacted]", "[redacted]": ["a [redacted]", "-9[redacted]", 7]}
+        );
+        assert_eq!(secrets.redact_json(&value), Some(redacted));
     }
 
     #[test]

@@ -26,7 +26,8 @@
 //! | `tool_protocol` | calls in the text, for models without tool calling |
 //!
 //! The folder of each dialect (`openai_chat`, `openai_responses`, `anthropic`, `gemini`, `ollama`)
-//! has the same files. A file is missing where the dialect has nothing of that kind.
+//! has these files where it needs them. Some share a file of another dialect, and some have further ones, described at
+//! their top.
 //!
 //! | file | what it does |
 //! | --- | --- |
@@ -200,7 +201,7 @@ pub enum Framing {
     JsonLines,
     /// One JSON value: a plain answer, or an error.
     Json,
-    /// One JSON array of payloads.
+    /// One JSON array of payloads. No dialect asks for it; `callsheet decode` reads it from files.
     JsonArray,
 }
 

@@ -54,7 +54,10 @@ impl HookConfig {
             },
             HookKindName::Http => http(section, env),
         });
-        section.report_unknown_keys();
+        // The keys of a hook depend on its kind.
+        if kind_name.is_some() {
+            section.report_unknown_keys();
+        }
         let (on, kind) = (on?, kind?);
         let mut rule = HookRule::new(name.unwrap_or_else(|| kind.default_name()), on);
         rule.agents = agents;
@@ -87,7 +90,7 @@ fn http(section: &Section<'_, '_>, env: EnvLookup<'_>) -> HookKind {
 }
 
 impl HookKind {
-    /// Returns the file name of the program, or the authority of the URL: the host, and the port if it has one.
+    /// Returns the file name of the program, or the authority of the URL: the text between `://` and the path.
     fn default_name(&self) -> String {
         match self {
             Self::Command { command, .. } => {
@@ -172,6 +175,10 @@ secret_headers = { authorization = "SET" }
                 "2: hooks[0].on: must be \"before_request\", \"before_call\", \"after_call\", \"after_turn\" or \"run_end\", not \"delta\"",
             ),
             ("[[hooks]]\non = \"before_call\"", "1: hooks[0].kind: is missing"),
+            (
+                "[[hooks]]\non = \"before_call\"\ncommand = [\"true\"]",
+                "1: hooks[0].kind: is missing",
+            ),
             ("hooks = 1", "1: hooks: must be a list of tables ([[hooks]]), not 1"),
             ("hooks = [1]", "1: hooks[0]: must be a table, not 1"),
             (

@@ -31,7 +31,7 @@ pub struct StatsReport {
     pub turns: u32,
     /// Number of calls that were answered.
     pub tool_calls: u32,
-    /// Input tokens.
+    /// Input tokens, including cached ones.
     pub input_tokens: u64,
     /// Output tokens.
     pub output_tokens: u64,
@@ -51,7 +51,7 @@ pub struct StatsReport {
     /// Time outside of model, tools, people and waits: the overhead of the host.
     pub overhead_ms: u64,
     /// Time in which a model request was open and a tool ran. Model, tools, people, waits and overhead add up
-    /// to the duration and this.
+    /// to the duration and this, except that each is cut to milliseconds.
     pub overlap_saved_ms: u64,
 }
 

@@ -372,7 +372,7 @@ impl<'a> Verifier<'_, 'a> {
     }
 }
 
-/// Returns the decision of hooks at a point, if it was recorded before `at`.
+/// Returns the last decision of hooks at a point that was recorded before `at`.
 fn hooks_before<'a>(
     call: &CallTranscript<'a>,
     on: HookPoint,
@@ -383,7 +383,7 @@ fn hooks_before<'a>(
     Some(last.decision)
 }
 
-/// Returns the verdict on a call, if it was recorded before `at`.
+/// Returns the first verdict on a call in this phase, if it was recorded before `at`. Later ones do not count.
 fn verdict_before(
     call: &CallTranscript<'_>,
     phase: WaitPhase,

@@ -46,7 +46,7 @@ impl PayloadDecoder for AnthropicDialect {
             }
             "" if payload.content.is_some() => self.message(&mut payload, out),
             "" if payload.error.is_none() => {
-                // The event has no known member, so it may be an error without the key `error`.
+                // Neither a type, nor content, nor an error: it may be an error without the key `error`.
                 out.extend(unkeyed_error(text));
             }
             // Pings and unknown events are ignored.
@@ -74,7 +74,7 @@ impl PayloadDecoder for AnthropicDialect {
         }
     }
 
-    /// Ends the open blocks, because some relays leave out `message_stop` too.
+    /// Ends the open blocks as [`Self::close`] does, because some relays leave out `message_stop`.
     fn end_of_body(&mut self, out: &mut Vec<Delta>) {
         self.close(out);
     }

@@ -30,9 +30,10 @@ use crate::wire::request_cache::HistoryWriter;
 /// Stands for an empty message of a user, because the service refuses empty texts.
 const EMPTY_MESSAGE: &str = "(nothing)";
 
-/// Number of blocks that the service searches before a breakpoint for what it has cached: 20
-/// (<https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching>). Results that are merged into a
-/// message and texts that are left out make the host's count inexact.
+/// Number of blocks between two breakpoints above which the earlier one is marked too. The service searches 20 blocks
+/// before a breakpoint for what it has cached
+/// (<https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching>). This is less, because results that are merged
+/// into a message and texts that are left out make the host's count inexact.
 const LOOK_BACK: usize = 15;
 
 /// Maximum length of an id that every service of this wire accepts.
