@@ -41,6 +41,7 @@ use super::model::HostLagClock;
 use super::models::Model;
 use super::publish::{FeedAccess, Publisher};
 use super::read_threads::ReadThreads;
+use super::removals::Removals;
 use super::sent_requests::SentRequests;
 use super::session_events::HistoryLimits;
 use super::session_start::{SessionOrigin, SessionStart};
@@ -100,6 +101,7 @@ pub(super) struct HostState {
     /// The sessions that are awake or about to be. Locked for short sections, never across an await.
     pub(super) index: Mutex<BTreeMap<SessionId, SessionSlot>>,
     pub(super) reads: ReadThreads,
+    pub(super) removals: Removals,
     /// Limits the memory of the readers of stored events.
     pub(super) history: HistoryLimits,
     /// Runs that were reported as failed because the journal could not be written. The failure is recorded

@@ -17,7 +17,7 @@
 //! | --- | --- |
 //! | hibernation (`idle_after`) | `session/hibernate`; all that wakes a session: `host_ref` |
 //! | expiry of an approval while its session hibernates | `maintenance` |
-//! | deletion of idle sessions for good (`keep_idle`; retention, TTL); deletion on request | `maintenance`; `session/end`, `stored_sessions` |
+//! | deletion of idle sessions for good (`keep_idle`; retention, TTL); deletion on request | `maintenance`; `session/end`, `stored_sessions`, `removals` |
 //! | crash recovery, restart of the host: unfinished runs (`resume`) | `recovery`; outcomes of their calls: `turn::resume` |
 //! | supervision: death and restart of the accumulator or of another actor of a run, `RUN_RECOVERIES_MAX` | `session/recovery` |
 //! | supervision: death (panic) of a session's actor; restart, `SESSION_RESTARTS_MAX`, requests that it had not answered | `host` (`handle_session_death`), `host_ref` (`finish_restart`, `request`) |
@@ -56,7 +56,7 @@
 //! | `sent_requests` | the requests to models that are kept for the console |
 //! | `tool_servers`, `server_connections` | the servers of tools: frozen lists; connections |
 //! | `gauge`, `task`, `ids` | counts of live objects; tasks that end with their owner; new ids |
-//! | `maintenance`, `recovery`, `stored_sessions`, `read_threads` | periodic work; unfinished runs at start; reading, forking and deleting stored sessions; the threads that read the journal |
+//! | `maintenance`, `recovery`, `stored_sessions`, `removals`, `read_threads` | periodic work; unfinished runs at start; reading, forking and deleting stored sessions; removing deleted ones from the journal together; the threads that read the journal |
 //! | `error` | the errors of a host and its sessions |
 
 mod accumulator;
@@ -89,6 +89,7 @@ mod publish;
 mod read_threads;
 mod recovery;
 mod references;
+mod removals;
 mod report;
 mod run_events;
 mod run_feed;
@@ -169,6 +170,7 @@ use models::Model;
 pub(crate) use models::ModelSources;
 use read_threads::ReadThreads;
 use recovery::{finish_deletions, open_journal, recover, unfinished};
+use removals::Removals;
 use task::blocking;
 use tool_limiter::ToolLimiters;
 use tool_servers::ToolServers;
@@ -443,6 +445,7 @@ impl Host {
             sessions: AtomicUsize::new(stored),
             index: parking_lot::Mutex::default(),
             reads: ReadThreads::default(),
+            removals: Removals::default(),
             history: HistoryLimits::default(),
             unrecorded_failures: parking_lot::Mutex::default(),
             approval_expiries: parking_lot::Mutex::default(),

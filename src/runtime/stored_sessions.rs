@@ -237,18 +237,8 @@ pub(super) async fn delete(
             return Err(error);
         }
     }
-    let of = id.clone();
-    // Not on a thread for reads, because it waits for the writer.
-    let deleted = task::with_journal(&link.shared.journal, move |journal| {
-        // A session that cannot be read is counted as existing.
-        let was_there = !matches!(journal.find(&of), Ok(None));
-        let removed = journal.remove(std::slice::from_ref(&of));
-        // After an error the records may be deleted, and only be left in the database file.
-        let is_gone = removed.is_ok() || matches!(journal.find(&of), Ok(None));
-        Ok((removed, was_there && is_gone))
-    })
-    .await;
-    let is_deleted = matches!(deleted, Ok((_, true)));
+    let removed = link.shared.removals.remove(&link.shared.journal, id).await;
+    let is_deleted = removed.as_ref().is_ok_and(|removed| removed.was_removed);
     if is_deleted {
         link.shared.uncount_sessions(1);
         // The subscribers are notified before another session can have the id.
@@ -260,7 +250,7 @@ pub(super) async fn delete(
     }
     link.shared.end_deletion(id);
     link.shared.update_counts();
-    deleted?.0?;
+    removed?.result?;
     if is_deleted { Ok(()) } else { Err(HostError::NoSuchSession(id.clone())) }
 }
 

@@ -10,7 +10,7 @@ use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
 
-use memchr::memmem;
+use aho_corasick::AhoCorasick;
 
 /// The kinds of b-tree pages, without the interior pages of tables: these have no rows.
 const INDEX_INTERIOR: u8 = 2;
@@ -76,8 +76,7 @@ pub(super) fn find_pages_with_copies(
     page_size: usize,
     deleted_ids: &[&str],
 ) -> io::Result<Vec<u64>> {
-    let finders = deleted_ids.iter().map(|id| memmem::Finder::new(id.as_bytes()));
-    let finders: Vec<_> = finders.collect();
+    let deleted_ids = AhoCorasick::new(deleted_ids).map_err(io::Error::other)?;
     let mut database = BufReader::with_capacity(64 * page_size.max(1), database);
     let mut page = vec![0; page_size];
     // The first page has no records, and another header.
@@ -89,9 +88,7 @@ pub(super) fn find_pages_with_copies(
         let unused = page.get(unused_range(&page)).unwrap_or_default();
         let has_copies = match page.first() {
             Some(&TABLE_LEAF) => unused.iter().any(|byte| *byte != 0),
-            Some(&(INDEX_LEAF | INDEX_INTERIOR)) => {
-                finders.iter().any(|finder| finder.find(unused).is_some())
-            }
+            Some(&(INDEX_LEAF | INDEX_INTERIOR)) => deleted_ids.is_match(unused),
             Some(_) | None => false,
         };
         if has_copies {

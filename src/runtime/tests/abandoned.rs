@@ -238,6 +238,30 @@ async fn a_call_by_hand_that_a_crash_cut_off_is_deleted_by_the_next_host() {
 }
 
 #[tokio::test]
+async fn sessions_that_are_deleted_during_a_removal_are_removed_together() {
+    let provider = Provider::answering("fine").await;
+    let engine = Engine::new(|inner, batch| inner.append(batch));
+    let setup = setup(&provider, ToolRegistry::new(), |_| ());
+    let host = start_on(setup, Arc::clone(&engine) as Arc<dyn Journal>).await.unwrap();
+    let delete = |session: SessionHandle| spawn(async move { session.delete().await });
+    let first = session(&host).await;
+    engine.hold_removal(Some(first.id().clone()));
+    let mut deletions = vec![delete(first)];
+    until("the first is being removed", || engine.removals() == 1).await;
+    for _ in 0..3 {
+        deletions.push(delete(session(&host).await));
+    }
+    let waiting = || host.inner.link.shared.removals.waiting.lock().len();
+    until("the others wait", || waiting() == 3).await;
+    engine.hold_removal(None);
+    for deletion in deletions {
+        timeout(SOON, deletion).await.unwrap().unwrap().unwrap();
+    }
+    assert_eq!((engine.removals(), engine.count().unwrap(), host.counts().sessions), (2, 0, 0));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
 async fn a_fork_has_no_queue_that_keeps_it_running() {
     let provider = Provider::new(|n, _| match n {
         0 => Reply::Stall(vec![text("hm")]),

@@ -28,6 +28,7 @@ pub(super) struct Engine {
     fails_late: AtomicBool,
     /// The number of times that sessions were listed.
     lists: AtomicUsize,
+    removals: AtomicUsize,
 }
 
 impl Engine {
@@ -49,6 +50,7 @@ impl Engine {
             held: Mutex::default(),
             fails_late: AtomicBool::new(false),
             lists: AtomicUsize::new(0),
+            removals: AtomicUsize::new(0),
         })
     }
 
@@ -72,6 +74,11 @@ impl Engine {
     /// Returns the number of times that sessions were listed.
     pub(super) fn lists(&self) -> usize {
         self.lists.load(Ordering::SeqCst)
+    }
+
+    /// Returns the number of removals that have begun.
+    pub(super) fn removals(&self) -> usize {
+        self.removals.load(Ordering::SeqCst)
     }
 
     /// Stores a batch immediately.
@@ -121,6 +128,7 @@ impl Journal for Engine {
     }
 
     fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
+        self.removals.fetch_add(1, Ordering::SeqCst);
         if self.is_dead.load(Ordering::SeqCst) {
             return Err(JournalError::Write("the host is dead".to_owned()));
         }
