@@ -120,8 +120,7 @@ fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
         .with("typo.toml", "\n[agents.default.limits]\nmax_turn = 3\n")
         .with("agent.toml", "[tools.x]\nkind='agent'\ndescription='d'\nagent='nope'\n")
         .with("schema.toml", "[agents.default]\noutput_schema = 'list.json'\n")
-        // Valid, but not as the schema of a member, which the start needs.
-        .with("list.json", "{\"type\": \"array\", \"items\": {\"$ref\": \"#/x\"}, \"x\": {}}");
+        .with("list.json", "{\"type\": \"array\", \"items\": {\"$ref\": \"#/x\"}}");
     let no_agent = "agent.toml:4: tools.x.agent: no agent is called \"nope\" (known: default)";
     std::fs::write(folder.0.join("latin.toml"), b"# \xe9\n").unwrap();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -16,9 +16,12 @@ pub(super) fn session_id() -> Option<SessionId> {
     SessionId::parse(&format!("ses_{:016x}", unique())).ok()
 }
 
-/// Returns a new id for the session of a tool call by hand: `call_` and 16 hex digits.
+/// The beginning of the ids of the sessions of tool calls by hand.
+pub(super) const CALL_PREFIX: &str = "call_";
+
+/// Returns a new id for the session of a tool call by hand: [`CALL_PREFIX`] and 16 hex digits.
 pub(super) fn call_session_id() -> Option<SessionId> {
-    SessionId::parse(&format!("call_{:016x}", unique())).ok()
+    SessionId::parse(&format!("{CALL_PREFIX}{:016x}", unique())).ok()
 }
 
 /// Returns the seed of a turn's random delays: the same number for the same turn in every process.

@@ -12,6 +12,7 @@ use super::call_by_hand::CALLER;
 use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
+use super::ids::CALL_PREFIX;
 #[cfg(feature = "sqlite")]
 use super::task::blocking;
 use crate::config::{Config, JournalEngine};
@@ -91,7 +92,8 @@ async fn open_sqlite(_: &Config, _: String, _: &Telemetry) -> Result<Arc<dyn Jou
     Err(HostError::Config(problem.to_owned()))
 }
 
-/// Returns the number of stored sessions, and those with unfinished runs or an unfinished deletion.
+/// Returns the number of stored sessions, and those with unfinished runs or an unfinished deletion. These include the
+/// sessions of calls by hand.
 pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>), JournalError> {
     let mut found = Vec::new();
     let mut listing = SessionQuery {
@@ -105,9 +107,31 @@ pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>
         let is_last = page.len() < PAGE_LENGTH;
         found.extend(page.into_iter().map(|stored| stored.id));
         if is_last {
+            found.extend(idle_calls(journal)?);
             return Ok((journal.count()?, found));
         }
         listing.after = found.last().cloned();
+    }
+}
+
+/// Returns the sessions of calls by hand that a crash left before their run or after it.
+fn idle_calls(journal: &dyn Journal) -> Result<Vec<SessionId>, JournalError> {
+    let mut listing = SessionQuery {
+        after: SessionId::parse(CALL_PREFIX).ok(),
+        state: Some(SessionState::Idle),
+        limit: PAGE_LENGTH,
+        ..SessionQuery::default()
+    };
+    let mut found = Vec::new();
+    loop {
+        let page = journal.list(&listing)?;
+        listing.after = page.last().map(|stored| stored.id.clone());
+        let is_last = page.len() < PAGE_LENGTH
+            || page.last().is_none_or(|last| !last.id.as_str().starts_with(CALL_PREFIX));
+        found.extend(page.into_iter().filter(|stored| stored.agent == CALLER).map(|s| s.id));
+        if is_last {
+            return Ok(found);
+        }
     }
 }
 

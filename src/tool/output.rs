@@ -139,9 +139,9 @@ impl ToolOutput {
     pub(super) fn redacted(mut self, secrets: &Secrets) -> Self {
         secrets.redact_in_place(&mut self.text);
         let full = self.full.as_ref().and_then(|full| serde_json::to_value(full).ok());
-        let full = full.and_then(|full| secrets.redact_json(&full));
-        if let Some(full) = full.and_then(|full| serde_json::from_value(full).ok()) {
-            self.full = Some(full);
+        if let Some(redacted) = full.and_then(|full| secrets.redact_json(&full)) {
+            // If the result has another form without secrets, only its text is left.
+            self.full = serde_json::from_value(redacted).ok();
         }
         self
     }

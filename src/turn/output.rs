@@ -13,12 +13,10 @@ use crate::types::{FINAL_ANSWER, FinishKind, InvalidValue, OutputMode, ToolStatu
 const VIOLATION_CHARS_MAX: usize = 500;
 /// The member that holds the answer in the arguments of `final_answer`, if the answer is not an object.
 const VALUE: &str = "value";
-/// The `$id` of the schema of [`VALUE`], if the schema needs one.
-const VALUE_ID: &str = "final-answer-value";
 /// The members of a schema to which references point.
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 /// The keywords of references.
-const REFERENCES: [&str; 3] = ["$ref", "$dynamicRef", "$recursiveRef"];
+const REFERENCES: [&str; 2] = ["$ref", "$dynamicRef"];
 
 /// The rules of a run's typed answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -128,21 +126,21 @@ fn is_object(schema: &Value) -> bool {
 }
 
 /// Returns the schema of an object whose member is the value. References in the schema of the value find what
-/// they found before: its definitions move to the object, unless the schema has an `$id`, with which `#` is
-/// the schema itself.
+/// they found before: its definitions move to the object, and references to its other parts point to the
+/// member. A schema with an `$id` stays as it is, because `#` is the schema itself there.
 fn object_with_value(schema: &Value) -> Value {
     let mut inner = schema.clone();
     let mut whole = json!({"type": "object", "required": [VALUE], "additionalProperties": false});
-    if let (Some(inner), Some(whole)) = (inner.as_object_mut(), whole.as_object_mut()) {
-        inner.remove("$schema");
-        if refers_outside_definitions(schema) {
-            inner.entry("$id").or_insert_with(|| VALUE_ID.into());
-        }
-        if !inner.contains_key("$id") {
+    if !is_resource(&inner) {
+        point_to_member(&mut inner);
+        if let (Some(inner), Some(whole)) = (inner.as_object_mut(), whole.as_object_mut()) {
             for name in DEFINITIONS {
                 whole.extend(inner.remove(name).map(|found| (name.to_owned(), found)));
             }
         }
+    }
+    if let Some(inner) = inner.as_object_mut() {
+        inner.remove("$schema");
     }
     if let Some(whole) = whole.as_object_mut() {
         whole.insert("properties".to_owned(), json!({VALUE: inner}));
@@ -150,21 +148,38 @@ fn object_with_value(schema: &Value) -> Value {
     whole
 }
 
-/// Returns whether a schema refers to itself, or to a part of itself other than its definitions.
-fn refers_outside_definitions(schema: &Value) -> bool {
-    let is_outside = |reference: &str| {
-        let is_pointer = reference.starts_with("#/");
-        let is_definition = |name: &&str| reference.starts_with(&format!("#/{name}/"));
-        matches!(reference, "" | "#") || (is_pointer && !DEFINITIONS.iter().any(is_definition))
-    };
+/// Returns whether a schema has a URI of its own, so that its references are relative to it.
+fn is_resource(schema: &Value) -> bool {
+    let id = schema.get("$id").and_then(Value::as_str);
+    id.is_some_and(|id| !id.is_empty() && !id.starts_with('#'))
+}
+
+/// Changes the references to the schema itself and to its parts other than definitions, because the schema is
+/// a member.
+fn point_to_member(schema: &mut Value) {
     match schema {
         Value::Object(members) => {
-            let mut references = REFERENCES.iter().filter_map(|name| members.get(*name)?.as_str());
-            references.any(is_outside) || members.values().any(refers_outside_definitions)
+            for name in REFERENCES {
+                if let Some(Value::String(reference)) = members.get_mut(name)
+                    && is_outside_definitions(reference)
+                {
+                    let pointer = reference.trim_start_matches('#');
+                    *reference = format!("#/properties/{VALUE}{pointer}");
+                }
+            }
+            members.values_mut().filter(|member| !is_resource(member)).for_each(point_to_member);
         }
-        Value::Array(items) => items.iter().any(refers_outside_definitions),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+        Value::Array(items) => {
+            items.iter_mut().filter(|item| !is_resource(item)).for_each(point_to_member);
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
+}
+
+fn is_outside_definitions(reference: &str) -> bool {
+    let is_definition = |name: &&str| reference.starts_with(&format!("#/{name}/"));
+    let is_pointer = reference.starts_with("#/");
+    matches!(reference, "" | "#") || (is_pointer && !DEFINITIONS.iter().any(is_definition))
 }
 
 /// Returns the content of the only code block of a text.
@@ -292,6 +307,12 @@ mod tests {
                 json!(["a"]),
             ),
             (
+                json!({"$id": "#", "type": "array", "items": {"$ref": "#/$defs/Item"},
+                    "$defs": {"Item": {"type": "integer"}}}),
+                json!([1]),
+                json!(["a"]),
+            ),
+            (
                 json!({"$id": "https://example.com/answer", "type": "array",
                     "items": {"$ref": "#/$defs/Item"}, "$defs": {"Item": {"type": "integer"}}}),
                 json!([1]),
@@ -300,6 +321,9 @@ mod tests {
         ] {
             let rules = rules(&schema);
             let input = &rules.final_answer.input;
+            // Some dialects look for definitions at the root only.
+            let has_definitions = schema.get("$defs").is_some() && !is_resource(&schema);
+            assert_eq!(input.as_value().get("$defs").is_some(), has_definitions, "{schema}");
             assert_eq!(input.first_violation(&json!({"value": valid})), None, "{schema}");
             assert!(input.first_violation(&json!({"value": invalid})).is_some(), "{schema}");
         }

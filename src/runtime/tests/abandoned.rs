@@ -200,10 +200,15 @@ async fn a_deletion_that_a_crash_cut_off_is_finished_also_if_runs_wait_to_be_res
 #[tokio::test]
 async fn a_call_by_hand_that_a_crash_cut_off_is_deleted_by_the_next_host() {
     let provider = Provider::answering("fine").await;
-    for is_manual in [false, true] {
+    for (is_manual, ends) in [(false, false), (false, true), (true, false), (true, true)] {
         let (journal, is_dead) = (Arc::new(MemoryJournal::new()), Arc::<AtomicBool>::default());
         let has_crashed = Arc::clone(&is_dead);
         let engine = Engine::on(Arc::clone(&journal), move |inner, batch| {
+            let is_closed =
+                |entry: &Arc<JournalEntry>| matches!(entry.record, Record::SessionClosed);
+            if batch.entries.iter().any(is_closed) {
+                has_crashed.store(true, Ordering::SeqCst);
+            }
             if has_crashed.load(Ordering::SeqCst) {
                 return AppendStatus::Queued;
             }
@@ -212,8 +217,13 @@ async fn a_call_by_hand_that_a_crash_cut_off_is_deleted_by_the_next_host() {
         let engine = engine.dead_once(&is_dead) as Arc<dyn Journal>;
         let setup = || {
             let mut tools = ToolRegistry::new();
-            let hang = tool(spec("hang"), |_| std::future::pending());
-            tools.register(hang).unwrap();
+            let work = tool(spec("work"), move |_| async move {
+                if !ends {
+                    std::future::pending::<()>().await;
+                }
+                Ok("done".into())
+            });
+            tools.register(work).unwrap();
             setup(&provider, tools, |config| {
                 if is_manual {
                     config.journal.resume = Resume::Manual;
@@ -223,14 +233,19 @@ async fn a_call_by_hand_that_a_crash_cut_off_is_deleted_by_the_next_host() {
         let first = start_on(setup(), engine).await.unwrap();
         let host = first.clone();
         let call = spawn(async move {
-            host.call_tool(None, "hang", serde_json::Map::new(), false).await.is_ok()
+            host.call_tool(None, "work", serde_json::Map::new(), false).await.is_ok()
         });
-        let running =
-            SessionQuery::default().with(|query| query.state = Some(SessionState::Running));
-        until("the call runs", || journal.list(&running).unwrap().len() == 1).await;
-        is_dead.store(true, Ordering::SeqCst);
+        if ends {
+            until("the session is closed", || is_dead.load(Ordering::SeqCst)).await;
+        } else {
+            let state = Some(SessionState::Running);
+            let running = SessionQuery::default().with(|query| query.state = state);
+            until("the call runs", || journal.list(&running).unwrap().len() == 1).await;
+            is_dead.store(true, Ordering::SeqCst);
+        }
         call.abort();
         drop(first);
+        assert_eq!(journal.count().unwrap(), 1);
         let next = super::child_sessions::restart(setup, &journal).await;
         until("its session is deleted", || journal.count().unwrap() == 0).await;
         until("it is not counted", || next.counts().sessions == 0).await;
