@@ -170,7 +170,7 @@ impl HostActor {
         let Some((id, live)) = self.sessions.remove(&actor) else { return };
         let shared = &self.link.shared;
         // A session that was closed or hibernates is not in the index any more.
-        if shared.replace(&id, actor, Some(SessionSlot::Waking(Vec::new()))) {
+        if shared.replace(&id, actor, SessionSlot::Waking(Vec::new())) {
             self.handle_session_death(id, live);
         }
         self.link.shared.update_counts();

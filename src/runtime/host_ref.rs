@@ -271,21 +271,13 @@ impl HostState {
         }
     }
 
-    /// Replaces the slot of a session, or removes it (`None`), if `actor` still holds it. Returns whether it did.
-    pub(super) fn replace(
-        &self,
-        id: &SessionId,
-        actor: ActorId,
-        slot: Option<SessionSlot>,
-    ) -> bool {
+    /// Replaces the slot of a session if `actor` still holds it. Returns whether it did.
+    pub(super) fn replace(&self, id: &SessionId, actor: ActorId, slot: SessionSlot) -> bool {
         let mut index = self.index.lock();
         let is_current =
             matches!(index.get(id), Some(SessionSlot::Awake(live)) if live.actor.id() == actor);
         if is_current {
-            match slot {
-                Some(slot) => index.insert(id.clone(), slot),
-                None => index.remove(id),
-            };
+            index.insert(id.clone(), slot);
         }
         is_current
     }

@@ -21,7 +21,7 @@ use crate::types::{
 /// Maximum number of characters printed of one text. A longer one is cut, and its length is appended.
 const BRIEF_CHARS_MAX: usize = 200;
 
-/// What is printed about a record, after its number and time.
+/// The label and the lines of a record, printed after its number and time.
 struct RecordDescription {
     /// The kind of the record, in ASCII.
     label: &'static str,

@@ -64,7 +64,7 @@ impl SessionActor {
     pub(super) fn delete_session(&mut self, myself: &ActorRef<SessionMessage>) {
         self.release_actors();
         self.log.close();
-        self.link.shared.replace(&self.id, myself.id(), Some(SessionSlot::Deleting(Vec::new())));
+        self.link.shared.replace(&self.id, myself.id(), SessionSlot::Deleting(Vec::new()));
         let waiting = std::mem::take(&mut self.callers.close);
         let (link, id) = (self.link.clone(), self.id.clone());
         let has_children = self.session.has_children();
