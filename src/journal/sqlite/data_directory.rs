@@ -1,4 +1,5 @@
-//! The data directory and its lock.
+//! The data directory: its lock, which admits one host; the permissions of its files (0600, and 0700 for a directory
+//! that holds nothing else); the check that the database is there and still the one that was opened.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};

@@ -1,4 +1,5 @@
-//! Opens the database, creates its tables and checks it.
+//! Opens the database and checks it. Creates its tables, or converts those of an earlier version (migration); refuses
+//! those of a later one.
 
 use std::fmt::Write;
 use std::fs::{self, File};
@@ -32,7 +33,8 @@ const SCHEMA: &str = "
         running INTEGER NOT NULL,
         opened INTEGER NOT NULL,
         origin INTEGER,
-        prefix INTEGER NOT NULL DEFAULT 0
+        prefix INTEGER NOT NULL DEFAULT 0,
+        metadata TEXT
     ) STRICT;
     CREATE INDEX forks ON sessions(origin, prefix) WHERE origin IS NOT NULL;
     CREATE INDEX running_sessions ON sessions(id) WHERE running = 1;
@@ -76,6 +78,15 @@ const CONVERSION: &str = "
     ALTER TABLE sessions ADD COLUMN prefix INTEGER NOT NULL DEFAULT 0;
     CREATE INDEX forks ON sessions(origin, prefix) WHERE origin IS NOT NULL;
 ";
+
+/// Earlier programs added this column with the first session that had metadata.
+const ADD_METADATA_COLUMN: &str = "ALTER TABLE sessions ADD COLUMN metadata TEXT";
+
+/// Returns true if the table of sessions has a column for metadata.
+fn has_metadata_column(connection: &Connection) -> rusqlite::Result<bool> {
+    let columns = "SELECT count(*) FROM pragma_table_info('sessions') WHERE name = 'metadata'";
+    connection.query_row(columns, [], |row| row.get(0))
+}
 
 /// Time to wait for a lock of another program: when the database is opened, and later.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -123,6 +134,9 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     };
     if let Some(tables) = tables {
         create_tables(&mut connection, tables).map_err(open_error)?;
+    }
+    if !has_metadata_column(&connection).map_err(open_error)? {
+        connection.execute_batch(ADD_METADATA_COLUMN).map_err(open_error)?;
     }
     check_ends(&connection).map_err(open_error)?;
     connection.set_db_config(keep_log, false).map_err(open_error)?;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
+use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, params_from_iter};
 
 use super::super::{JournalEntry, JournalError, SessionQuery, SessionSummary};
 use super::errors;
@@ -50,12 +50,10 @@ impl From<JournalError> for QueryError {
 /// [`super::deletion`].
 pub(super) const BEFORE_ALL_IDS: &str = ",";
 
-/// Selects sessions with their last record, which the index finds.
-const SELECT_SESSIONS: &str = "
-    SELECT s.id, s.agent, s.running, s.opened, r.seq, r.time, METADATA
+/// The columns of sessions after `metadata`, and their last record, which the index finds.
+const SESSION_COLUMNS: &str = "s.id, s.agent, s.running, s.opened, r.seq, r.time
     FROM sessions s JOIN records r ON r.session = s.number
-        AND r.seq = (SELECT max(seq) FROM records WHERE session = s.number)
-    WHERE ";
+        AND r.seq = (SELECT max(seq) FROM records WHERE session = s.number)";
 
 /// Selects the records that belong to no session. They cannot be listed or deleted.
 const RECORDS_WITHOUT_SESSION: &str = "
@@ -199,8 +197,7 @@ pub(super) fn find(
     connection: &Connection,
     session: &SessionId,
 ) -> Result<Option<SessionSummary>, QueryError> {
-    let select = select_sessions(connection)?;
-    let mut statement = connection.prepare_cached(&format!("{select} s.id = ?1"))?;
+    let mut statement = select_sessions(connection, "s.id = ?1")?;
     Ok(statement.query_row([session.as_str()], session_info).optional()?)
 }
 
@@ -211,7 +208,7 @@ pub(super) fn list(
     listing: &SessionQuery,
 ) -> Result<Vec<SessionSummary>, QueryError> {
     let after = listing.after.as_ref().map_or(BEFORE_ALL_IDS, SessionId::as_str);
-    let mut query = format!("{} s.id > ?", select_sessions(connection)?);
+    let mut query = "s.id > ?".to_owned();
     let mut values = vec![Value::Text(after.to_owned())];
     match listing.state {
         Some(SessionState::Running) => query.push_str(" AND s.running = 1"),
@@ -233,7 +230,7 @@ pub(super) fn list(
         query.push_str(" LIMIT ?");
         values.push(Value::Integer(i64::try_from(listing.limit).unwrap_or(i64::MAX)));
     }
-    let mut statement = connection.prepare_cached(&query)?;
+    let mut statement = select_sessions(connection, &query)?;
     let sessions = statement.query_map(params_from_iter(values), session_info)?;
     Ok(sessions.collect::<rusqlite::Result<_>>()?)
 }
@@ -248,19 +245,17 @@ pub(super) fn count(connection: &Connection) -> Result<usize, QueryError> {
     Ok(statement.query_row([BEFORE_ALL_IDS], |row| row.get(0))?)
 }
 
-/// Returns the beginning of a query for sessions. A database in which no session was opened with metadata
-/// may have no column for them.
-fn select_sessions(connection: &Connection) -> rusqlite::Result<String> {
-    let column = if has_metadata_column(connection)? { "s.metadata" } else { "NULL" };
-    Ok(SELECT_SESSIONS.replace("METADATA", column))
-}
-
-/// Returns true if the table of sessions has a column for metadata.
-pub(super) fn has_metadata_column(connection: &Connection) -> rusqlite::Result<bool> {
-    let mut statement = connection.prepare_cached(
-        "SELECT count(*) FROM pragma_table_info('sessions') WHERE name = 'metadata'",
-    )?;
-    statement.query_row([], |row| row.get::<_, bool>(0))
+/// Prepares a query for the sessions that meet a condition.
+fn select_sessions<'c>(
+    connection: &'c Connection,
+    condition: &str,
+) -> rusqlite::Result<CachedStatement<'c>> {
+    let prepare = |metadata| {
+        let select = format!("SELECT {metadata}, {SESSION_COLUMNS} WHERE {condition}");
+        connection.prepare_cached(&select)
+    };
+    // The database of an earlier program that no host has opened since may have no metadata.
+    prepare("s.metadata").or_else(|_| prepare("NULL"))
 }
 
 fn metadata(text: Option<String>) -> Metadata {
@@ -268,19 +263,19 @@ fn metadata(text: Option<String>) -> Metadata {
 }
 
 fn session_info(row: &Row<'_>) -> rusqlite::Result<SessionSummary> {
-    let id = row.get_ref(0)?.as_str()?;
+    let id = row.get_ref(1)?.as_str()?;
     let id = SessionId::parse(id).map_err(|error| {
         rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error))
     })?;
-    let running: bool = row.get(2)?;
+    let running: bool = row.get(3)?;
     Ok(SessionSummary {
         id,
-        agent: row.get(1)?,
+        agent: row.get(2)?,
         state: if running { SessionState::Running } else { SessionState::Idle },
-        opened: row.get(3)?,
-        seq: Seq(row.get(4)?),
-        touched: row.get(5)?,
-        metadata: metadata(row.get(6)?),
+        opened: row.get(4)?,
+        seq: Seq(row.get(5)?),
+        touched: row.get(6)?,
+        metadata: metadata(row.get(0)?),
     })
 }
 

@@ -1,4 +1,8 @@
 //! The queue of the writer thread, and the reports of the status of its batches.
+//!
+//! Group commit: a transaction takes the queued batches, up to 1,024 or 8 MiB. It waits 1 ms for more if the last one
+//! had 16 or more. A batch that is not urgent waits for an urgent one, at most 10 ms. A batch fails at once
+//! (`Overloaded`) if `queue_max` batches or more than 256 MiB are queued.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;

@@ -94,7 +94,6 @@ async fn durable_records_survive_reopening() {
 #[tokio::test]
 async fn lists_have_the_metadata_of_sessions_and_forks() {
     let dir = TestDir::new();
-    let journal = open(&dir, Durability::Strict);
     let metadata = crate::types::Metadata::new([("user", "u-17")]).unwrap();
     let with = Record::SessionOpened {
         agent: "writer".to_owned(),
@@ -103,7 +102,15 @@ async fn lists_have_the_metadata_of_sessions_and_forks() {
         parent: None,
         client_tools: None,
     };
-    // The database has no column for metadata before the second session.
+    // Earlier programs added the column for metadata when the first session had some.
+    drop(open(&dir, Durability::Strict));
+    let database = rusqlite::Connection::open(data_directory::database_path(&dir.0)).unwrap();
+    database.execute_batch("ALTER TABLE sessions DROP COLUMN metadata").unwrap();
+    drop(database);
+    assert!(
+        JournalReader::open(&dir.0).unwrap().list(&SessionQuery::default()).unwrap().is_empty()
+    );
+    let journal = open(&dir, Durability::Strict);
     for (session, record) in [("s1", opened("writer")), ("s2", with), ("s3", opened("writer"))] {
         let stored = log(&journal, session, 0);
         stored.append(vec![record], Urgency::Urgent, || ());
@@ -564,7 +571,8 @@ async fn a_database_of_version_1_is_converted() {
     connection
         .execute_batch(
             "DROP INDEX forks; ALTER TABLE sessions DROP COLUMN origin;
-             ALTER TABLE sessions DROP COLUMN prefix; PRAGMA user_version = 1;
+             ALTER TABLE sessions DROP COLUMN prefix;
+             ALTER TABLE sessions DROP COLUMN metadata; PRAGMA user_version = 1;
              INSERT INTO sessions VALUES (1, 'old', 'default', 0, 5);",
         )
         .unwrap();

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior};
+use rusqlite::{
+    CachedStatement, Connection, OptionalExtension as _, Transaction, TransactionBehavior,
+};
 use tokio::time::Instant;
 
 use super::super::{BatchStatus, EngineLogState, GroupCommit, JournalError, JournalObserver};
@@ -394,14 +396,19 @@ impl WriteConnection {
         let mut outcomes = Vec::with_capacity(batches.len());
         // The last records of the sessions in this transaction, by number.
         let mut last_seqs = HashMap::new();
+        let mut insert_row = transaction.prepare_cached(
+            "INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)",
+        )?;
         for batch in batches {
-            let outcome = insert_batch(&transaction, &mut self.state, &last_seqs, batch)?;
+            let state = &mut self.state;
+            let outcome = insert_batch(&transaction, &mut insert_row, state, &last_seqs, batch)?;
             if let BatchOutcome::Stored { position, .. } = &outcome {
                 last_seqs.insert(position.number, position.last);
                 records += batch.records();
             }
             outcomes.push(outcome);
         }
+        drop(insert_row);
         self.kill.before_commit(records);
         transaction.commit()?;
         self.kill.after_commit(records);
@@ -413,8 +420,10 @@ fn immediate(connection: &mut Connection) -> rusqlite::Result<Transaction<'_>> {
     connection.transaction_with_behavior(TransactionBehavior::Immediate)
 }
 
+/// Stores the session and the records of a batch. `insert_row` inserts a row of records.
 fn insert_batch(
     transaction: &Transaction<'_>,
+    insert_row: &mut CachedStatement<'_>,
     state: &mut WriteState,
     last_seqs: &HashMap<i64, u64>,
     batch: &QueuedBatch,
@@ -458,10 +467,8 @@ fn insert_batch(
         }
         (None, Some(_) | None) => return refused(format!("there is no session {id}")),
     };
-    let mut insert = transaction
-        .prepare_cached("INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)")?;
     for row in &batch.rows {
-        insert.execute((number, row.last_seq, row.time, &row.bodies))?;
+        insert_row.execute((number, row.last_seq, row.time, &row.bodies))?;
     }
     if !batch.documents.is_empty() {
         database::create_document_tables(transaction)?;
@@ -498,8 +505,9 @@ fn open_session(
     };
     let number = state.next_number;
     state.next_number += 1;
-    let insert = "INSERT INTO sessions(number, id, agent, running, opened, origin, prefix)
-                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+    let insert =
+        "INSERT INTO sessions(number, id, agent, running, opened, origin, prefix, metadata)
+                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
     let running = batch.state == Some(SessionState::Running);
     let (origin, prefix) = origin.unzip();
     transaction.prepare_cached(insert)?.execute((
@@ -510,15 +518,8 @@ fn open_session(
         opening.time,
         origin,
         prefix.unwrap_or(0),
+        &opening.metadata,
     ))?;
-    if let Some(metadata) = &opening.metadata {
-        if !query::has_metadata_column(transaction)? {
-            transaction.execute_batch("ALTER TABLE sessions ADD COLUMN metadata TEXT")?;
-        }
-        transaction
-            .prepare_cached("UPDATE sessions SET metadata = ?2 WHERE number = ?1")?
-            .execute((number, metadata))?;
-    }
     Ok(Ok(number))
 }
 

@@ -1,5 +1,9 @@
 //! The work of the writer besides storing batches: its tasks, checkpoints of the write-ahead log, and attempts
 //! to write after a failure.
+//!
+//! A checkpoint is made from 2,000 pages of the log on if the queue is empty, from 8,000 on in any case, and from 500
+//! on while the disk has less than 64 MiB free or sessions are deleted. After a failure the writer tries again every
+//! second (`RETRY_PERIOD`).
 
 use std::fs::File;
 use std::sync::Arc;
