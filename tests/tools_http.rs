@@ -324,6 +324,26 @@ async fn a_request_that_was_not_sent_may_be_sent_again_although_it_has_effects()
     assert!(call.result.ends_with("(after 2 attempts)"), "{}", call.result);
 }
 
+#[tokio::test]
+async fn a_call_whose_arguments_are_refused_is_not_tried_again() {
+    let schema = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("tools_http_refused.json");
+    std::fs::write(&schema, r#"{"type":"object","properties":{"x":{}}}"#).unwrap();
+    let default = |x: &str| format!("input = {{ x = {{ default = \"{x}\" }} }}");
+    for (url, input, expected) in [
+        ("a.example/{x}", format!("input_schema = {schema:?}"), "the URL needs the argument x"),
+        ("a.example/{x}", default(".."), "an argument makes \"..\" of a path segment"),
+        ("a.example/{x}", default(&"x".repeat(9000)), "the URL has 9017 bytes"),
+        ("{x}/", default("a b"), "invalid URL: "),
+        ("{x}/", default("127.0.0.1"), "refused: 127.0.0.1 is a loopback address"),
+    ] {
+        let keys = format!("url = \"http://{url}\"\n{input}\nidempotent = true\nretries = 1");
+        let report = run_with(&keys).await;
+        let result = &report.calls[0].result;
+        assert!(result.starts_with(&format!("Error: {expected}")), "{result}");
+        assert!(!result.contains("attempts"), "{result}");
+    }
+}
+
 /// Runs a model that calls the tool `t` with these keys once.
 async fn run_with(keys: &str) -> RunReport {
     let text = format!("[tools.t]\nkind = \"http\"\ndescription = \"d\"\n{keys}\n");

@@ -188,6 +188,7 @@ async fn every_redirect_is_checked() {
         .route("/metadata", get(to("http://169.254.169.254/latest/meta-data/".to_owned())))
         .route("/file", get(to("file:///etc/passwd".to_owned())))
         .route("/login", get(to("http://user:secret@example.com/".to_owned())))
+        .route("/long", get(to(format!("http://example.com/{}", "x".repeat(9000)))))
         .route("/bad", get(to("http://[/".to_owned())));
     let server = Server::start(routes).await;
     let rule = server.address.to_string();
@@ -199,6 +200,7 @@ async fn every_redirect_is_checked() {
         ("/metadata", "169.254.169.254 is a link-local address"),
         ("/file", "only http and https"),
         ("/login", "user name or password"),
+        ("/long", "the URL has 9019 bytes"),
         ("/bad", "invalid URL"),
     ] {
         let error = run(&tool, &server.url(path)).await.unwrap_err();

@@ -4,7 +4,7 @@
 //! tool has no effects, is idempotent, or the call was certainly not sent), if another attempt may help, and
 //! if there is time before the deadline. The wait doubles with each attempt, from a quarter of a second up to
 //! ten seconds; the wait that a service asks for wins. All attempts are one call with one outcome and one
-//! idempotency key.
+//! idempotency key. An open circuit breaker ends the call at once.
 
 use std::convert::Infallible;
 use std::num::NonZeroU32;
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::actor::{Actor, ActorId, ActorRef};
 use super::blocking::BlockingPool;
 use super::gauge::CountGuard;
-use super::tool_limiter::{CallPermit, ToolLimiter};
+use super::tool_limiter::{BreakerCall, CallPermit, ToolLimiter};
 use crate::tool::{NextAttempt, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::types::{FailureKind, Secrets, ToolOutcome, ToolStatus};
 
@@ -76,16 +76,21 @@ impl ToolAttempts {
     /// Runs the call. Returns its result and the number of attempts.
     async fn run(&self) -> (Result<ToolOutput, ToolError>, u32) {
         let mut attempts = 0;
+        let mut last_error: Option<ToolError> = None;
         loop {
-            let result = self.attempt().await;
+            let breaker_call = match self.pass_breaker() {
+                Ok(breaker_call) => breaker_call,
+                Err(refusal) => {
+                    // An open breaker ends the call at once, also before a further attempt.
+                    let error = last_error.unwrap_or(refusal);
+                    return (Err(with_attempts(error, attempts)), attempts);
+                }
+            };
+            let result = self.attempt(breaker_call).await;
             attempts += 1;
             let Err(error) = result else { return (result, attempts) };
             let Some(wait) = self.wait_before_next(&error, attempts) else {
-                let note = |message| match attempts {
-                    1 => message,
-                    _ => format!("{message} (after {attempts} attempts)"),
-                };
-                return (Err(error.map_message(note)), attempts);
+                return (Err(with_attempts(error, attempts)), attempts);
             };
             let next = async {
                 tokio::time::sleep(wait).await;
@@ -97,14 +102,15 @@ impl ToolAttempts {
                 () = next => self.context.begin_again(),
                 () = self.context.cancelled() => return (Err(error), attempts),
             }
+            last_error = Some(error);
         }
     }
 
-    async fn attempt(&self) -> Result<ToolOutput, ToolError> {
-        let passed = match &self.limiter {
-            Some(limiter) => limiter.pass_breaker(&self.context)?,
-            None => None,
-        };
+    fn pass_breaker(&self) -> Result<Option<BreakerCall>, ToolError> {
+        self.limiter.as_ref().map_or(Ok(None), |limiter| limiter.pass_breaker(&self.context))
+    }
+
+    async fn attempt(&self, breaker_call: Option<BreakerCall>) -> Result<ToolOutput, ToolError> {
         let (tool, context) = (Arc::clone(&self.tool), self.context.clone());
         let permit = self.permit.clone();
         let run = async move {
@@ -119,8 +125,9 @@ impl ToolAttempts {
                 pool.clone().run(run).await.unwrap_or_else(ended)
             }
         };
-        if let Some(passed) = passed {
-            passed.report(result.as_ref().err());
+        // An interrupted call says nothing about the tool, unless its deadline has passed.
+        if let Some(breaker_call) = breaker_call.filter(|_| !self.context.is_cancelled()) {
+            breaker_call.report(result.as_ref().err());
         }
         result
     }
@@ -141,6 +148,14 @@ impl ToolAttempts {
         let is_in_time = |at: Instant| deadline.is_none_or(|deadline| at < deadline);
         Instant::now().checked_add(wait).filter(|at| is_in_time(*at)).map(|_| wait)
     }
+}
+
+/// Adds the number of attempts to the error's message, if there were several.
+fn with_attempts(error: ToolError, attempts: u32) -> ToolError {
+    error.map_message(|message| match attempts {
+        0 | 1 => message,
+        _ => format!("{message} (after {attempts} attempts)"),
+    })
 }
 
 /// Returns the outcome of a call. The sources of its error go to the log.

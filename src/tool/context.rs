@@ -148,16 +148,17 @@ impl ToolContext {
     /// deserialised.
     ///
     /// # Errors
-    /// If they do not fit `Input`. This cannot happen if the tool's schema was derived from
-    /// `Input`, because arguments are checked against the schema before the call.
+    /// If they do not fit `Input`; the error is [permanent](ToolError::permanent). This cannot happen if
+    /// the tool's schema was derived from `Input`, because arguments are checked against the schema before
+    /// the call.
     pub fn input<Input: DeserializeOwned>(&self) -> Result<Input, ToolError> {
         let arguments = self.arguments();
         Input::deserialize(arguments).or_else(|error| {
             // An input without fields, such as `()`, may be deserialised from null alone.
             let is_empty = arguments.as_object().is_some_and(serde_json::Map::is_empty);
             let unit = is_empty.then(|| Input::deserialize(Value::Null).ok()).flatten();
-            let misfit = || ToolError::new(format!("the arguments do not fit: {error}"));
-            unit.ok_or_else(misfit)
+            let message = || format!("the arguments do not fit: {error}");
+            unit.ok_or_else(|| ToolError::new(message()).permanent())
         })
     }
 

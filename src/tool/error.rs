@@ -1,4 +1,5 @@
-//! The error of a call: the text for the model, and the chain of causes for the log.
+//! The error of a call: the text for the model, and the chain of causes for the log. The text of a converted error is
+//! cut at 200 characters. `NextAttempt` says whether another attempt may help (`retries`).
 
 use std::error::Error;
 use std::fmt;

@@ -1,4 +1,8 @@
 //! A tool that sends an HTTP request: `[tools.NAME]` with `kind = "http"`.
+//!
+//! Only a GET request follows redirects, at most five. At most 1 MiB of an answer is read. Of the statuses of failure,
+//! 408, 429 and those from 500 on may be tried again (`retries`): after `Retry-After` if there is one, or 1 s
+//! after 429 without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
@@ -99,24 +103,23 @@ impl HttpTool {
 
     /// Returns the URL of a call.
     fn call_url(&self, arguments: &Map<String, Value>) -> Result<Url, ToolError> {
-        let text = self.url.render_encoded(arguments).map_err(ToolError::new)?;
+        let text = self.url.render_encoded(arguments);
+        let text = text.map_err(|error| ToolError::new(error).permanent())?;
         let Some(text) = text else {
             let is_absent = |name: &&str| arguments.get(*name).is_none_or(Value::is_null);
             let absent: Vec<&str> = self.url.names().filter(is_absent).collect();
-            return Err(ToolError::new(format!(
-                "the URL needs the argument {}",
-                absent.join(", ")
-            )));
+            let message = format!("the URL needs the argument {}", absent.join(", "));
+            return Err(ToolError::new(message).permanent());
         };
-        let mut url =
-            Url::parse(&text).map_err(|error| HttpError::InvalidUrl(error.to_string()))?;
+        let mut url = Url::parse(&text)
+            .map_err(|error| HttpError::InvalidUrl(error.to_string()).into_tool_error())?;
         for (name, value) in &self.query {
             for value in value.render_list(arguments) {
                 url.query_pairs_mut().append_pair(name, &value);
             }
         }
         if url.as_str().len() > URL_BYTES_MAX {
-            return Err(HttpError::UrlTooLong(url.as_str().len()).into());
+            return Err(HttpError::UrlTooLong(url.as_str().len()).into_tool_error());
         }
         Ok(url)
     }
@@ -285,15 +288,12 @@ impl Tool for HttpTool {
 
 /// Returns the error of an exchange that failed, for the model.
 fn failure(error: HttpError, has_effects: bool) -> ToolError {
-    if matches!(error, HttpError::Connect(_)) {
-        ToolError::new(error).with_kind(FailureKind::NotSent)
-    } else if error.is_unsent() {
-        ToolError::new(error).permanent()
-    } else if has_effects {
-        ToolError::new(format!("{error}; the server may have acted on the request"))
-    } else {
-        ToolError::new(error)
+    let may_have_acted = has_effects && !error.is_unsent();
+    let error = error.into_tool_error();
+    if !may_have_acted {
+        return error;
     }
+    error.map_message(|message| format!("{message}; the server may have acted on the request"))
 }
 
 fn method(method: HttpMethod) -> Method {

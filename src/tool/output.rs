@@ -15,7 +15,7 @@ use crate::types::{FullResult, RESULT_BYTES_MAX, ResultPart, cut_text};
 /// The output of a call: a text for the model, or text, images and resources, and a value for programs.
 ///
 /// The model reads the content. If it has no text, no image and no resource, the model reads the structured
-/// value as JSON. It never reads both. The journal keeps everything.
+/// value as JSON. It never reads both. The journal keeps both, up to 16 MiB.
 ///
 /// ```
 /// use callsheet::Image;
@@ -66,7 +66,7 @@ impl ToolOutput {
         Self::json(&value)
     }
 
-    /// Adds a text, an image (`Image`) or a resource (`ResultResource`) behind the content so far.
+    /// Adds a text, an image (`Image`) or a resource (`ResultResource`) after the content so far.
     #[must_use]
     pub fn with_part(mut self, part: impl Into<ResultPart>) -> Self {
         self.full_mut().content.push(part.into());
@@ -122,14 +122,14 @@ impl ToolOutput {
         self.text.len() + full.map_or(0, FullResult::bytes)
     }
 
-    /// Adds a note behind what the model reads.
+    /// Adds a note after what the model reads.
     #[cfg(feature = "tools")]
     pub(super) fn with_note(mut self, note: String) -> Self {
-        let shown = self.text().into_owned();
         let full = self.full_mut();
-        if full.content.is_empty() {
-            // The model reads the structured value only if there is no other content.
-            full.content.push(shown.into());
+        // The model reads the structured value only if there is no other content, which the note would be.
+        let reads_value = full.model_parts().next().is_none();
+        if let Some(value) = full.structured.as_ref().filter(|_| reads_value) {
+            full.content.push(value.to_string().into());
         }
         self.with_part(note)
     }
@@ -138,10 +138,16 @@ impl ToolOutput {
     #[cfg(feature = "tools")]
     pub(super) fn redacted(mut self, secrets: &Secrets) -> Self {
         secrets.redact_in_place(&mut self.text);
-        let full = self.full.as_ref().and_then(|full| serde_json::to_value(full).ok());
-        if let Some(redacted) = full.and_then(|full| secrets.redact_json(&full)) {
-            // If the result has another form without secrets, only its text is left.
-            self.full = serde_json::from_value(redacted).ok();
+        let json = self.full.as_ref().and_then(|full| serde_json::to_value(full).ok());
+        if let Some(redacted) = json.and_then(|json| secrets.redact_json(&json)) {
+            let full: Option<FullResult> = serde_json::from_value(redacted).ok();
+            if full.is_none() {
+                // The redacted value is no longer a result, for example because a number became a string. Then
+                // only the text of the result is left.
+                let text = secrets.redact(&self.text()).into_owned();
+                self.text = text;
+            }
+            self.full = full;
         }
         self
     }
@@ -181,7 +187,12 @@ mod tests {
     use std::borrow::Cow;
     use std::collections::BTreeMap;
 
+    #[cfg(feature = "tools")]
+    use serde_json::json;
+
     use super::*;
+    #[cfg(feature = "tools")]
+    use crate::types::ResultResource;
 
     #[derive(Serialize)]
     struct Row {
@@ -222,5 +233,35 @@ mod tests {
     fn a_value_that_is_no_json_is_an_error() {
         let error = ToolOutput::json(&BTreeMap::from([([1], 2)])).unwrap_err();
         assert_eq!(error.message(), "key must be a string");
+    }
+
+    #[cfg(feature = "tools")]
+    #[test]
+    fn a_note_stands_after_what_the_model_reads() {
+        let noted = |output: ToolOutput| output.with_note("note".to_owned()).text().into_owned();
+        for (text, expected) in
+            [("", "{\"a\":1}\nnote"), (" \n", "{\"a\":1}\nnote"), ("seven", "seven\nnote")]
+        {
+            let output = ToolOutput::from(text).with_structured(json!({"a": 1}));
+            assert_eq!(noted(output), expected, "{text:?}");
+        }
+        assert_eq!(noted(ToolOutput::default()), "note");
+    }
+
+    #[cfg(feature = "tools")]
+    #[test]
+    fn of_a_result_that_a_secret_breaks_the_redacted_text_is_left() {
+        for (secret, expected) in [
+            // A number becomes a string.
+            ("12345678", "see\n[resource a, [redacted] bytes]"),
+            // The kind of a part is not known any more.
+            ("resource", "see\n[[redacted] a, 12345678 bytes]"),
+        ] {
+            let file = ResultResource { bytes: Some(12_345_678), ..ResultResource::new("a", "") };
+            let output = ToolOutput::from("see").with_part(file).into_error();
+            let redacted = output.redacted(&Secrets::new([secret]));
+            assert!(redacted.is_error());
+            assert_eq!(redacted.into_parts(), (expected.to_owned(), None));
+        }
     }
 }

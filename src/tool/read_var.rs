@@ -1,4 +1,5 @@
-//! `read_var`: reads the value of a reference in parts, or searches it with a regular expression.
+//! `read_var`: reads the value of a reference in parts, or searches it with a regular expression. A part has 8 KiB by
+//! default and at most `max_result_bytes`; a pattern has at most 1,000 bytes.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,5 @@
-//! The registry of a host's tools, by name.
+//! The registry of a host's tools, by name: 1 to 64 characters of `a-z A-Z 0-9 _ -`. A second tool with a name is
+//! refused.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -6,7 +6,7 @@
 //!
 //! The ranking is Okapi BM25 over the words of a tool's name, description and arguments (S. Robertson,
 //! H. Zaragoza: The Probabilistic Relevance Framework: BM25 and Beyond, 2009). A tool whose name is asked for
-//! comes first.
+//! comes first. At most five tools are found.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

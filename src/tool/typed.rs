@@ -153,3 +153,24 @@ impl ToolSpec {
         FunctionTool { spec: self, function, _input: PhantomData }
     }
 }
+
+#[cfg(feature = "testing")]
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::tool::NextAttempt;
+    use crate::tool::testing::tool_context;
+
+    #[tokio::test]
+    async fn arguments_that_do_not_parse_are_a_permanent_error() {
+        let tool = ToolSpec::named("count", "Counts the numbers.")
+            .into_tool(async |numbers: BTreeMap<String, u8>, _| Ok(numbers.len()));
+        let error = tool.run(tool_context(json!({ "n": "x" }))).await.unwrap_err();
+        assert!(error.message().starts_with("the arguments do not fit: "), "{error}");
+        assert_eq!(error.next_attempt(), NextAttempt::Useless);
+    }
+}

@@ -4,7 +4,6 @@ use std::sync::atomic::AtomicU32;
 
 use futures::StreamExt as _;
 
-#[cfg(feature = "prometheus")]
 use super::provider::{Reply, answer_with, calls_to};
 use super::*;
 use crate::event::{Event, WaitingFor};
@@ -160,6 +159,52 @@ async fn an_open_breaker_answers_at_once_and_a_probe_closes_it() {
     let report = session.run("go").await.unwrap();
     assert!(report.calls.iter().all(|call| call.result == "worked"), "{report:?}");
     assert_eq!(state(), "callsheet_tool_breaker_state{tool=\"flaky\"} 0");
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn an_open_breaker_ends_calls_that_could_be_tried_again() {
+    // The first call opens the breaker, and so has no second attempt. The second call is refused.
+    let tool = spec("flaky").pure().repeatable().retries(2).breaker(1, Duration::from_secs(3600));
+    let (tool, attempts) = flaky(tool, 9, unlucky);
+    let provider = Provider::calling(&[("flaky", "{}"); 2]).await;
+    let host = host(&provider, registry([tool]), |_| ()).await;
+    let report = session(&host).await.run("go").await.unwrap();
+    let found: Vec<_> = report.calls.iter().map(|call| &*call.result).collect();
+    assert_eq!(found[0], "Error: no luck");
+    assert!(found[1].starts_with("Error: flaky is not available, and was not called"), "{found:?}");
+    assert!(!found[1].contains("attempts"), "{found:?}");
+    assert_eq!(attempts.load(Ordering::SeqCst), 1);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_stopped_run_does_not_open_the_breaker_of_its_tool() {
+    let attempts = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&attempts);
+    let spec = spec("flaky").pure().repeatable().breaker(1, Duration::from_secs(3600));
+    let tool = tool(spec, move |context| {
+        let is_first = counted.fetch_add(1, Ordering::SeqCst) == 0;
+        async move {
+            if is_first {
+                context.cancelled().await;
+                return Err(unlucky());
+            }
+            Ok("worked".into())
+        }
+    });
+    let provider = Provider::new(|n, _| {
+        Reply::Sse(if n < 2 { calls_to(&[("flaky", "{}")]) } else { answer_with("done") })
+    })
+    .await;
+    let host = host(&provider, registry([tool]), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the tool runs", || attempts.load(Ordering::SeqCst) == 1).await;
+    session.stop(crate::record::StopMode::Now).await.unwrap();
+    timeout(SOON, run.report).await.unwrap().unwrap();
+    let report = session.run("go").await.unwrap();
+    assert_eq!(results(&report)["flaky"], ("success", "worked"));
     nothing_left(&host).await;
 }
 

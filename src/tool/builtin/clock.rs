@@ -154,7 +154,8 @@ impl Tool for Clock {
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let ClockInput { zone } = context.input()?;
-        self.format_time(&zone, Timestamp::now()).map(ToolOutput::from).map_err(ToolError::new)
+        let time = self.format_time(&zone, Timestamp::now());
+        time.map(ToolOutput::from).map_err(|error| ToolError::new(error).permanent())
     }
 }
 

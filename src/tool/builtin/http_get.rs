@@ -1,4 +1,6 @@
 //! `http_get {url}`: fetches a text document from the public internet.
+//!
+//! Default limits: 256 KiB of a body, 5 redirects, 5 s to connect, 20 s for the call.
 
 use std::fmt;
 use std::time::Duration;
@@ -136,7 +138,7 @@ impl Tool for HttpGet {
             fetched = timeout(limit, self.get(&url, &headers)) => fetched.unwrap_or(Err(HttpError::TimedOut(limit))),
             () = context.cancelled() => Err(HttpError::Cancelled),
         };
-        fetched.map(ToolOutput::from).map_err(ToolError::new)
+        fetched.map(ToolOutput::from).map_err(HttpError::into_tool_error)
     }
 }
 

@@ -127,7 +127,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::tool::NextAttempt;
     use crate::tool::testing::ToolTest;
+    use crate::types::FailureKind;
 
     fn names(options: &BuiltinOptions) -> Vec<String> {
         builtin(options).unwrap().iter().map(|(name, _)| name.to_owned()).collect()
@@ -191,6 +193,38 @@ mod tests {
         let refused = refused.error().message();
         assert!(refused.starts_with("refused: 127.0.0.1 is a loopback"), "{refused}");
         std::fs::remove_dir_all(root).unwrap();
+    }
+
+    #[tokio::test]
+    async fn refused_arguments_are_permanent_errors() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = closed.local_addr().unwrap().to_string();
+        drop(closed);
+        let options = BuiltinOptions {
+            read_file_root: Some(std::env::temp_dir()),
+            http_get_allow: vec![address.clone()],
+        };
+        let registry = builtin(&options).unwrap();
+        let run = async |name: &str, arguments: serde_json::Value| {
+            let tool = Arc::clone(&registry.tool(name).unwrap().tool);
+            let call = ToolTest::new(tool).call(arguments).await;
+            let error = call.error();
+            (error.kind(), error.next_attempt())
+        };
+        for (name, arguments) in [
+            ("calculator", json!({ "expression": "1,5 + 1" })),
+            ("calculator", json!({ "expression": "1/0" })),
+            ("clock", json!({ "zone": "Atlantis" })),
+            ("http_get", json!({ "url": "example.com" })),
+            ("http_get", json!({ "url": "http://10.0.0.1/" })),
+            ("read_file", json!({ "path": "callsheet-no-such-file" })),
+            ("set_variable", json!({ "name": "", "value": 1 })),
+        ] {
+            let expected = (FailureKind::ToolError, NextAttempt::Useless);
+            assert_eq!(run(name, arguments.clone()).await, expected, "{name} {arguments}");
+        }
+        let unreachable = run("http_get", json!({ "url": format!("http://{address}/") })).await;
+        assert_eq!(unreachable, (FailureKind::NotSent, NextAttempt::MayHelp));
     }
 
     #[test]

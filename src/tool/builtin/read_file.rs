@@ -1,4 +1,4 @@
-//! `read_file {path}`: reads a text file below a configured directory.
+//! `read_file {path}`: reads a text file below a configured directory, by default at most its first 64 KiB.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -14,6 +14,10 @@ use crate::types::excerpt;
 
 /// Maximum number of characters of a path that an error quotes.
 const QUOTED_CHARS_MAX: usize = 200;
+
+/// Errors of the system that another attempt with the same path would repeat. `ENXIO`: it is a socket.
+const PATH_ERRORS: [i32; 5] =
+    [libc::EACCES, libc::ELOOP, libc::ENAMETOOLONG, libc::ENOTDIR, libc::ENXIO];
 
 /// Default of the maximum number of bytes that are read of a file.
 pub const READ_BYTES_MAX: usize = 64 << 10;
@@ -105,7 +109,9 @@ impl Tool for ReadFile {
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let ReadFileInput { path } = context.input()?;
         self.read(&path).map(ToolOutput::from).map_err(|e| {
-            ToolError::new(format!("cannot read {:?}: {e}", excerpt(&path, QUOTED_CHARS_MAX)))
+            let path = excerpt(&path, QUOTED_CHARS_MAX);
+            let error = ToolError::new(format!("cannot read {path:?}: {e}"));
+            if e.is_permanent() { error.permanent() } else { error }
         })
     }
 }
@@ -127,6 +133,21 @@ enum ReadError {
     NotText(usize),
     #[error("{0}")]
     Io(#[from] io::Error),
+}
+
+impl ReadError {
+    /// Returns whether the path cannot be read, so that another attempt would fail in the same way.
+    fn is_permanent(&self) -> bool {
+        match self {
+            Self::NotFound
+            | Self::OutsideRoot
+            | Self::NulInPath
+            | Self::Directory
+            | Self::NotRegularFile
+            | Self::NotText(_) => true,
+            Self::Io(error) => error.raw_os_error().is_some_and(|code| PATH_ERRORS.contains(&code)),
+        }
+    }
 }
 
 /// Decodes UTF-8. If the bytes were cut, drops a last character that the cut left incomplete.
@@ -264,6 +285,26 @@ mod tests {
         directory.check_error("loop", "");
         assert!(ReadFile::new(&directory.0.join("nowhere"), 16).is_err());
         assert!(ReadFile::new(&directory.0.join("secret.txt"), 16).is_err());
+    }
+
+    #[test]
+    fn errors_of_the_path_are_permanent_and_those_of_the_device_are_not() {
+        let directory = TestDirectory::new();
+        let root = directory.root();
+        symlink("loop", root.join("loop")).unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(root.join("s")).unwrap();
+        let tool = ReadFile::new(&root, 16).unwrap();
+        let long = "x".repeat(300);
+        for path in
+            ["b.txt", "../secret.txt", "a\0.txt", "sub", "a.txt/b", "loop", "s", long.as_str()]
+        {
+            let error = tool.read(path).unwrap_err();
+            assert!(error.is_permanent(), "{path:?}: {error:?}");
+        }
+        for code in [libc::EIO, libc::EINTR, libc::EMFILE] {
+            let error = ReadError::Io(io::Error::from_raw_os_error(code));
+            assert!(!error.is_permanent(), "{error:?}");
+        }
     }
 
     #[test]

@@ -39,7 +39,7 @@ impl Tool for SetVariable {
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let SetVariableInput { name, value } = context.input()?;
-        context.set(&name, value)?;
+        context.set(&name, value).map_err(ToolError::permanent)?;
         Ok(format!("{name:?} is set").into())
     }
 }

@@ -61,7 +61,7 @@ impl ArgumentTemplates {
 }
 
 fn refused(names: &[&str], why: &str) -> ToolError {
-    ToolError::new(format!("the argument {} {why}", names.join(", ")))
+    ToolError::new(format!("the argument {} {why}", names.join(", "))).permanent()
 }
 
 #[cfg(test)]
@@ -70,14 +70,19 @@ mod tests {
 
     use super::*;
     use crate::config::ToolInput;
+    use crate::tool::NextAttempt;
 
+    /// Renders the arguments. Checks that a refusal is permanent.
     fn render(elements: &[&str], values: Value) -> Result<Vec<String>, String> {
         let names = ["a", "b", "list"].map(|name| (name.to_owned(), json!({})));
         let input = ToolInput::Properties(names.into_iter().collect());
         let input = DefinedInput::load(&input).unwrap();
         let elements: Vec<String> = elements.iter().map(|text| (*text).to_owned()).collect();
         let templates = ArgumentTemplates::parse(&input, &elements).unwrap();
-        templates.render(values.as_object().unwrap()).map_err(|error| error.to_string())
+        templates.render(values.as_object().unwrap()).map_err(|error| {
+            assert_eq!(error.next_attempt(), NextAttempt::Useless, "{error}");
+            error.to_string()
+        })
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! The captured output of a program, and the result or error that it makes.
+//! The captured output of a program, and the result or error that it makes. Of the standard output the first
+//! `max_output_bytes` are kept (1 MiB by default). An error quotes the last 10 lines of the standard error, of
+//! which the last 2 KiB are kept, or of the standard output if it is empty.
 
 use std::num::NonZeroU32;
 use std::os::unix::process::ExitStatusExt;

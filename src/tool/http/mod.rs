@@ -31,9 +31,9 @@ pub use allow_rule::{AllowRule, InvalidAllowRule};
 pub use resolver::DnsLookup;
 pub(crate) use resolver::system_lookup;
 
-use super::ToolContext;
+use super::{ToolContext, ToolError};
 use crate::config::{is_named_secret, with_last_word};
-use crate::types::{Secrets, TRACEPARENT, TRACESTATE};
+use crate::types::{FailureKind, Secrets, TRACEPARENT, TRACESTATE};
 use resolver::{AddressPolicy, NoPublicAddress, Resolver};
 
 /// Maximum length of a URL.
@@ -167,6 +167,26 @@ impl HttpError {
             | Self::Transport(_) => false,
         }
     }
+
+    /// Returns whether the URL of the request, or the target of a redirect, is refused.
+    fn is_refused(&self) -> bool {
+        if let Self::Redirected(_, error) = self {
+            return error.is_refused();
+        }
+        self.is_unsent() && !matches!(self, Self::Connect(_))
+    }
+
+    /// Returns the error for the model. A URL that is refused would be refused again. A request without a
+    /// connection was not sent.
+    pub(crate) fn into_tool_error(self) -> ToolError {
+        if self.is_refused() {
+            ToolError::new(self).permanent()
+        } else if self.is_unsent() {
+            ToolError::new(self).with_kind(FailureKind::NotSent)
+        } else {
+            ToolError::new(self)
+        }
+    }
 }
 
 impl From<reqwest::Error> for HttpError {
@@ -202,14 +222,13 @@ pub(crate) fn redirect(url: &Url, response: &Response) -> Result<Option<Url>, Ht
         return Ok(None);
     };
     let location = String::from_utf8_lossy(location.as_bytes());
+    let refused =
+        |error| HttpError::Redirected(response::quoted_excerpt(&location), Box::new(error));
     if location.len() > URL_BYTES_MAX {
-        return Err(HttpError::UrlTooLong(location.len()));
+        return Err(refused(HttpError::UrlTooLong(location.len())));
     }
     let next = url.join(&location);
-    next.map(Some).map_err(|e| {
-        let invalid = HttpError::InvalidUrl(e.to_string());
-        HttpError::Redirected(response::quoted_excerpt(&location), Box::new(invalid))
-    })
+    next.map(Some).map_err(|error| refused(HttpError::InvalidUrl(error.to_string())))
 }
 
 /// Returns the headers of every request of a call: its trace.
@@ -250,6 +269,7 @@ fn accept_headers() -> HeaderMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tool::NextAttempt;
 
     fn client(allow: &[&str]) -> HttpClient {
         let allow = allow.iter().map(|rule| rule.parse().unwrap()).collect();
@@ -304,6 +324,35 @@ mod tests {
         ] {
             let reason = refused(&client, url).unwrap();
             assert!(reason.contains(expect), "{url}: {reason}");
+        }
+    }
+
+    #[test]
+    fn a_refused_url_is_permanent_and_a_failed_connection_is_not_sent() {
+        use FailureKind::{NotSent, ToolError};
+        use NextAttempt::{MayHelp, Useless};
+        let forbidden = || {
+            let address = IpAddr::from([127, 0, 0, 1]);
+            HttpError::ForbiddenAddress { address, kind: "a loopback address" }
+        };
+        let connect = || HttpError::Connect("failed to connect".to_owned());
+        let redirected = |error| HttpError::Redirected("http://a/".to_owned(), Box::new(error));
+        for (error, kind, next_attempt) in [
+            (HttpError::UrlTooLong(9000), ToolError, Useless),
+            (HttpError::InvalidUrl("empty host".to_owned()), ToolError, Useless),
+            (HttpError::Scheme("ftp".to_owned()), ToolError, Useless),
+            (HttpError::Credentials, ToolError, Useless),
+            (forbidden(), ToolError, Useless),
+            (redirected(forbidden()), ToolError, Useless),
+            (connect(), NotSent, MayHelp),
+            (redirected(connect()), ToolError, MayHelp),
+            (HttpError::TimedOut(CONNECT_TIMEOUT), ToolError, MayHelp),
+            (HttpError::Transport("the request failed".to_owned()), ToolError, MayHelp),
+        ] {
+            let text = error.to_string();
+            let error = error.into_tool_error();
+            assert_eq!(error.message(), text);
+            assert_eq!((error.kind(), error.next_attempt()), (kind, next_attempt), "{text}");
         }
     }
 

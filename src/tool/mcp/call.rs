@@ -1,5 +1,8 @@
 //! One call of a server's tool. A call of a tool whose definition was refused (`tool_changed`, see
 //! `tool::pinning`) is answered without being sent.
+//!
+//! Time limits: `timeout` (60 s by default) without progress, which starts again with each progress notification and
+//! does not count questions; `max_timeout` (10 min) in all, as the timeout of the tool (`ToolSpec::timeout`).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,23 +2,24 @@
 //!
 //! One connection serves all sessions of the host, or each session has its own (`share`). It speaks the protocol of
 //! 2026-07-28, or the handshake of earlier ones if the server does not know it. Roots, sampling and logging are not
-//! offered. A question of a server belongs to the call during which it is asked.
+//! offered, resources and prompts of a server are not read, and there is no OAuth. A question of a server belongs to
+//! the call during which it is asked.
 //!
 //! | file | what it holds |
 //! | --- | --- |
 //! | `mod.rs` | [`McpServer`]: keeps the connection, and its list of tools: read again after `list_changed` |
-//! | `shared.rs` | what the calls of a connection share |
+//! | `shared.rs` | what the calls of a connection share; the connections of sessions (`share`, `max_connections`) |
 //! | `connection.rs` | one connection: its start, its end, the list of tools |
 //! | `http.rs` | the transport to a server at a URL |
 //! | `stdio.rs` | messages over the standard input and output of a process |
 //! | `transport_error.rs` | the errors of the library: their causes and texts |
-//! | `call.rs` | the tool: one call, and its outcome if the server crashes or the connection ends (`server_down`) |
+//! | `call.rs` | the tool: one call, its time limit and progress, and its outcome if the server crashes or the connection ends (`server_down`) |
 //! | `server_call.rs` | a call whose answer is awaited, and the state of its writing |
 //! | `questions.rs` | questions of a server (elicitation) |
 //! | `naming.rs` | the names under which tools are offered |
 //! | `listing.rs` | the list of tools, from the results of `tools/list` |
-//! | `policy.rs` | the policy of a tool, from its annotations |
-//! | `result.rs` | the result of `tools/call` as the output of a tool |
+//! | `policy.rs` | the policy of a tool, from its annotations (`trust`, `readOnlyHint`, `destructiveHint`) |
+//! | `result.rs` | the result of `tools/call` as the output of a tool; `structuredContent` against `outputSchema` |
 //! | `reconnect.rs` | reconnect: backoff between attempts to connect |
 //! | `list_pause.rs` | the waits between readings of a list that changes |
 

@@ -4,7 +4,7 @@
 //! answers and the server's opaque state. A server of an earlier protocol sends a request during the call, and
 //! does not name the call. Over HTTP it is the call whose event stream carries the question. Over a process it is the
 //! call that was sent last, unless calls of several sessions run: then it is declined, so that no session receives
-//! the question of another one.
+//! the question of another one. A call is sent at most 16 times, the first time included.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

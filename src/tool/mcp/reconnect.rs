@@ -1,4 +1,5 @@
-//! Reconnect: the backoff between attempts to connect to a server.
+//! Reconnect: the backoff between attempts to connect to a server. At once after a connection of 10 s or more; else
+//! 0.1 s, doubled each time, up to 60 s after a failed attempt and 2 s after a short connection.
 
 use std::time::Duration;
 

@@ -46,18 +46,14 @@ pub(super) fn output(
     };
     let is_error = result.get("isError").and_then(Value::as_bool).unwrap_or(false);
     if let Some(value) = structured {
+        output = output.with_structured(value.clone());
         let violation =
             schema.filter(|_| !is_error).and_then(|schema| schema.first_violation(value));
         if let Some(violation) = violation {
             let violation = excerpt(&violation, VIOLATION_CHARS_MAX);
-            // Without content the model reads the value, so it stands before the note.
-            if content.is_empty() {
-                output = output.with_part(&*value.to_string());
-            }
             let note = format!("[the result does not match the tool's output schema: {violation}]");
-            output = output.with_part(&*note);
+            output = output.with_note(note);
         }
-        output = output.with_structured(value.clone());
     }
     Ok(if is_error { output.into_error() } else { output })
 }
@@ -158,6 +154,9 @@ mod tests {
         let note = "[the result does not match the tool's output schema: /n: \"x\" is not of type \"integer\"]";
         assert_eq!(text(json!({"structuredContent": {"n": 1}})), "{\"n\":1}");
         let wrong = json!({"structuredContent": {"n": "x"}});
+        assert_eq!(text(wrong), format!("{{\"n\":\"x\"}}\n{note}"));
+        let blank = json!([{"type": "text", "text": " "}]);
+        let wrong = json!({"content": blank, "structuredContent": {"n": "x"}});
         assert_eq!(text(wrong), format!("{{\"n\":\"x\"}}\n{note}"));
         let content = json!([{"type": "text", "text": "seven"}]);
         let wrong = json!({"content": content, "structuredContent": {"n": "x"}});

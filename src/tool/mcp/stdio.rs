@@ -1,4 +1,5 @@
-//! Messages over the standard input and output of a process: one JSON value on each line.
+//! Messages over the standard input and output of a process: one JSON value on each line, of at most 16 MiB. While more
+//! than 256 KiB of replies wait to be written, nothing is read.
 
 use std::fmt;
 use std::io;

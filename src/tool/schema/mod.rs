@@ -3,6 +3,9 @@
 //! The checker is our own, because schemas and values are untrusted: the number of steps of a check is limited, which
 //! no library offers.
 //!
+//! A check takes at most five million steps, and 500 schemas in each other. A document has at most 100,000 schemas,
+//! 1,000 of them with an `$id`, and 200 different regular expressions of at most 4,096 bytes.
+//!
 //! A schema is refused if it contains too many schemas or URIs, or regular expressions that take too much memory or
 //! repeat too much. An expression can take 10 MiB, so that `{1,4096}` fits, and all of them 24 MiB. The count
 //! of an expression of one class, such as `^.{1,65535}$`, takes no memory. A keyword has a meaning from the draft on

@@ -2,7 +2,8 @@
 //!
 //! Evaluates with the `fend-core` library. Variables, user-defined functions, strings, dates, dice
 //! and currencies are refused. The remaining language cannot loop, but an evaluation can take very
-//! long, so its time is limited.
+//! long, so its time is limited: 2 s, and 5 s for the call. An expression has at most 500 characters, a result at most
+//! 4,096 bytes.
 
 mod expression;
 
@@ -70,7 +71,12 @@ impl Tool for Calculator {
         let CalculatorInput { expression } = context.input()?;
         let deadline = Instant::now() + COMPUTING_TIME_MAX;
         let expired = move || Instant::now() >= deadline || context.is_cancelled();
-        evaluate_in_thread(&expression, expired).map(ToolOutput::from).map_err(ToolError::new)
+        evaluate_in_thread(&expression, expired).map(ToolOutput::from).map_err(|error| {
+            // All other errors are those of the expression.
+            let may_help = matches!(error, EvaluationError::Evaluator(_));
+            let error = ToolError::new(error);
+            if may_help { error } else { error.permanent() }
+        })
     }
 }
 
