@@ -6,10 +6,11 @@
 //! without CA certificates, although plain HTTP works there.
 
 use std::error::Error;
+use std::net::IpAddr;
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
-use reqwest::{Client, ClientBuilder};
+use reqwest::{Client, ClientBuilder, Url};
 use rustls::crypto::CryptoProvider;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_platform_verifier::BuilderVerifierExt as _;
@@ -38,6 +39,17 @@ pub fn client(settings: ClientBuilder) -> Result<Client, TlsClientError> {
             build(settings, without_certificates()?)
         }
     }
+}
+
+/// Returns true if a URL names this machine. A service on this machine is asked without a proxy.
+#[must_use]
+pub fn is_loopback(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default();
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let name = host.trim_end_matches('.');
+    name == "localhost"
+        || name.ends_with(".localhost")
+        || bare.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
 fn build(settings: ClientBuilder, mut config: ClientConfig) -> Result<Client, TlsClientError> {
@@ -98,6 +110,25 @@ mod tests {
     #[test]
     fn builds_a_client_without_certificates() {
         build(Client::builder().no_proxy(), without_certificates().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn loopback_hosts_are_recognised() {
+        for (host, expect) in [
+            ("localhost", true),
+            ("LOCALHOST.", true),
+            ("model.localhost", true),
+            ("127.9.9.9", true),
+            ("[::1]", true),
+            ("[::ffff:127.0.0.1]", true),
+            ("notlocalhost", false),
+            ("localhost.example.com", false),
+            ("127.0.0.1.example.com", false),
+            ("10.0.0.1", false),
+        ] {
+            let url = Url::parse(&format!("http://{host}:1/v1")).unwrap();
+            assert_eq!(is_loopback(&url), expect, "{host}");
+        }
     }
 
     #[test]

@@ -412,6 +412,26 @@ async fn an_interrupt_stops_the_run_and_reports_its_end() {
     assert!(stderr(&output).contains("stopped: "), "{}", stderr(&output));
 }
 
+#[test]
+fn an_interrupt_ends_a_run_whose_host_has_not_started() {
+    let folder = Folder::new("interrupt-start");
+    let data_dir = folder.0.join("callsheet-data");
+    std::fs::create_dir(&data_dir).unwrap();
+    // The start of the host waits for the name of the lock's holder, which never comes through the pipe.
+    let path = data_dir.join("callsheet.lock");
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let lock = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    lock.lock().unwrap();
+    let mut child = folder.start(&["run", "--session", "s", PROMPT]);
+    let mut announced = String::new();
+    BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut announced).unwrap();
+    assert!(announced.contains("the offline rehearsal model answers"), "{announced}");
+    signal(&child, "INT");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &*stderr(&output)), (Some(130), ""));
+    drop(lock);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_closed_stdout_ends_the_run_without_a_panic() {
     let model = model_that_pauses().await;

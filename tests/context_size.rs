@@ -492,6 +492,20 @@ async fn a_summary_that_is_cut_off_or_filtered_replaces_nothing() {
 }
 
 #[tokio::test]
+async fn a_summary_with_too_much_text_is_not_read_to_its_end() {
+    // A response may have 16 MiB of text. The end of this one never comes.
+    let large = Response { text: vec!["x".repeat(1 << 20); 17], ..Response::default() };
+    let responses = [calls("long"), Response::text("First."), large.hold(At::Finish, "end")];
+    let world = host(responses, 0, |config| {
+        config.agents.get_mut("default").unwrap().context.keep_turns = 0;
+    })
+    .await;
+    world.run("one").await;
+    let compacted = within(world.session.compact()).await;
+    assert_eq!(compacted.unwrap_err(), HostError::SummaryFailed);
+}
+
+#[tokio::test]
 async fn a_summary_must_save_a_third_of_the_request_as_it_is_counted_afterwards() {
     // When the result was added, the service's count grew by three times the estimate. So the host counts new messages,
     // such as a summary, as three times their estimate, and the replaced messages at the average of the whole request.

@@ -458,3 +458,17 @@ async fn a_response_that_is_too_large_fails_without_a_retry() {
         "{error}"
     );
 }
+
+#[tokio::test]
+async fn a_plain_response_above_64_mib_is_read_if_the_model_allows_it() {
+    let message = json!({"role": "assistant", "content": "Hello again."});
+    let body = json!({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]});
+    let spaces = std::iter::repeat_n(vec![b' '; 1 << 20], 65);
+    let large = Response::raw("application/json", spaces.chain([body.to_string().into_bytes()]));
+    let world = world(Script::new([large]), ToolRegistry::new(), |config| {
+        (model(config).stream, model(config).max_response_bytes) = (false, 128 << 20);
+    })
+    .await;
+    let report = world.run("go").await;
+    assert_eq!((report.error, report.text.as_str()), (None, "Hello again."));
+}

@@ -303,6 +303,21 @@ async fn spans_beyond_the_queue_are_dropped_and_counted() {
     host.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collector_on_this_machine_is_reached_without_a_proxy() {
+    let collector = Collector::start().await;
+    let model = model(json!({"responses": [{"text": ["Hi."]}]})).await;
+    // Refuses connections, because it is closed at once.
+    let proxy = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let proxy = format!("http://{proxy}");
+    let variables = ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"]
+        .map(|name| (name, &*proxy))
+        .into_iter()
+        .chain([("no_proxy", ""), ("NO_PROXY", "")]);
+    run(&model, &collector.url, &variables.collect::<Vec<_>>()).await;
+    assert_eq!(collector.spans().len(), 2);
+}
+
 /// Trace, span and start time of the run survive the host.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resumed_run_continues_its_trace_after_a_crash() {

@@ -188,6 +188,33 @@ async fn a_system_prompt_and_a_temperature_hold_for_their_run_and_its_fallbacks(
 }
 
 #[tokio::test]
+async fn a_fallback_keeps_its_own_maximum_length_where_that_is_lower() {
+    for (may_raise, own, requested, expected) in [
+        (true, Some(30), 200, [200, 30]),
+        (true, None, 200, [200, 200]),
+        (false, Some(30), 50, [50, 30]),
+    ] {
+        let script = Script::new([Response::status(401), Response::text("Here.")]);
+        let world = world(script, tools(), |config| {
+            let first = config.models.values_mut().next().unwrap();
+            first.max_output_tokens = Some(100);
+            let second = first.clone().with(|new| new.max_output_tokens = own);
+            config.models.insert("second".to_owned(), second);
+            let agent = config.agents.get_mut("default").unwrap();
+            agent.fallback_models = vec!["second".to_owned()];
+            agent.allow_overrides = may_raise;
+        })
+        .await;
+        let request = with(|new| new.max_output_tokens = std::num::NonZeroU32::new(requested));
+        within(world.session.run(request)).await.unwrap();
+        let requests = world.requests();
+        let sent: Vec<_> =
+            requests.iter().map(|request| request.body["max_tokens"].as_u64()).collect();
+        assert_eq!(sent, expected.map(Some), "{may_raise} {own:?}");
+    }
+}
+
+#[tokio::test]
 async fn metadata_is_in_lists_events_reports_of_state_and_exports_and_not_in_metrics() {
     let world = world(Script::new([Response::text("Hello.")]), tools(), |_| {}).await;
     let open = OpenSession::from("m").with_metadata(Metadata::new([("user", "u-17")]).unwrap());

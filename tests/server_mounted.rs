@@ -5,6 +5,7 @@
 mod client;
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Path, State};
@@ -13,6 +14,7 @@ use axum::routing::{get, post as post_to};
 use callsheet::SessionId;
 use callsheet::prelude::*;
 use callsheet::server::{self, EventStream, Guard};
+use callsheet::testing::FakeModel;
 use client::{HttpConnection, HttpResponse, parse_events, post};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -108,6 +110,21 @@ async fn operations_are_a_router_of_their_own() {
     let addr = serve(Router::new().merge(server::operations(&host))).await;
     let page = send(addr, &get_from("/metrics", "")).await;
     assert_eq!(page.error(), (404, "no_metrics_page".to_owned()));
+    host.shutdown().await;
+}
+
+#[tokio::test]
+async fn approvals_do_not_wait_on_a_host_with_operations_alone() {
+    let pay = ToolSpec::named("pay", "Pays.")
+        .approval(ApprovalPolicy::BEFORE)
+        .into_tool(async |(): (), _| Ok("paid"));
+    let model = FakeModel::replies([ModelReply::call("pay", json!({})), ModelReply::text("No.")]);
+    let host = Host::builder().model_source("fake", model).tool(pay).start().await.unwrap();
+    let _operations: Router = server::operations(&host);
+    let session = host.open_session("test").await.unwrap();
+    let run = tokio::time::timeout(Duration::from_secs(20), session.run("go"));
+    let report = run.await.unwrap().unwrap();
+    assert!(report.calls[0].result.contains("nobody can be asked"), "{:?}", report.calls);
     host.shutdown().await;
 }
 

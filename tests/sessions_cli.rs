@@ -237,7 +237,7 @@ async fn verify_names_each_problem_and_continues_with_the_other_sessions() {
     assert_eq!(lines.len(), 3, "{found}");
     let unreadable = "session answered: cannot read record 2 of session answered: unknown variant";
     assert!(lines[0].starts_with(unreadable), "{found}");
-    assert_eq!(lines[1], "session worse: record 6: it counts 2 turns, and had 1 (sums)");
+    assert_eq!(lines[1], "session worse: record 6: run_1 counts 2 turns, and had 1 (sums)");
     let summary = "3 sessions, 9 records: 2 problems, 1 run has not ended";
     assert_eq!(lines[2], summary);
     assert_eq!(folder.run(&["verify", "open"]).status.code(), Some(0));

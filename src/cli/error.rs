@@ -3,7 +3,7 @@
 /// The exit status and the message of a command that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CommandError {
-    /// The exit status: 1 or 2, as described in [`crate::cli`].
+    /// The exit status: 1, 2 or 130, as described in [`crate::cli`].
     pub(super) status: u8,
     /// The message; empty if nothing is left to print.
     pub(super) message: String,
@@ -18,6 +18,11 @@ impl CommandError {
     /// Reports a failure, with exit status 1.
     pub(super) fn failed(error: impl std::fmt::Display) -> Self {
         Self { status: 1, message: error.to_string() }
+    }
+
+    /// Reports that a signal has ended the command, with exit status 130 and no message.
+    pub(super) fn interrupted() -> Self {
+        Self { status: 130, message: String::new() }
     }
 
     /// Names `--data-dir` instead of the configuration's key, if the flag has set the directory.

@@ -30,11 +30,13 @@ impl FormPrompt {
     pub(super) fn prompt(&self) -> Option<String> {
         let (name, schema) = self.fields.as_slice().first()?;
         let title = schema["title"].as_str().unwrap_or(name);
-        let choices = schema["enum"].as_array().map(|choices| {
-            let choices: Vec<_> = choices.iter().map(value_text).collect();
-            choices.join(" | ")
-        });
-        let kind = choices.or_else(|| schema["type"].as_str().map(str::to_owned));
+        let list = || {
+            // A list is entered as JSON.
+            let choices = choices(&schema["items"], ToString::to_string)?;
+            Some(format!("JSON array of {choices}"))
+        };
+        let kind = choices(schema, value_text).or_else(list);
+        let kind = kind.or_else(|| schema["type"].as_str().map(str::to_owned));
         let kind = kind.map(|kind| format!(" ({kind})")).unwrap_or_default();
         let default = match schema.get("default") {
             Some(default) => format!(" [{}]", value_text(default)),
@@ -44,7 +46,8 @@ impl FormPrompt {
         Some(clean(&format!("  {title}{kind}{default}: ")))
     }
 
-    /// Enters the next field. An empty line leaves it out, so that its default holds.
+    /// Enters the next field. An empty line leaves it out. The host then fills in its default, if it has one
+    /// (`turn/question.rs`).
     pub(super) fn enter(&mut self, line: &str) {
         let Some((name, schema)) = self.fields.next() else { return };
         let line = line.trim();
@@ -63,8 +66,25 @@ fn value_text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Reads the value of a field. A line that is no value of the field's type becomes a string, which the check of
-/// the whole answer refuses.
+/// Returns the choices of a schema: each value, and its title if it has one.
+fn choices(schema: &Value, text: fn(&Value) -> String) -> Option<String> {
+    let choice = |value: &Value, title: &Value| match title.as_str() {
+        Some(title) => format!("{} ({title})", text(value)),
+        None => text(value),
+    };
+    let choices: Vec<String> = if let Some(values) = schema["enum"].as_array() {
+        let names = &schema["enumNames"];
+        values.iter().enumerate().map(|(index, value)| choice(value, &names[index])).collect()
+    } else {
+        let options = schema["oneOf"].as_array().or(schema["anyOf"].as_array())?;
+        let choice_of = |option: &Value| Some(choice(option.get("const")?, &option["title"]));
+        options.iter().map(choice_of).collect::<Option<_>>()?
+    };
+    Some(choices.join(" | "))
+}
+
+/// Reads the value of a field: a string as it is, a boolean as yes or no, any other value as JSON. A line that
+/// cannot be read so becomes a string. The check of the whole answer refuses a value of a wrong type.
 fn value(schema: &Value, line: &str) -> Value {
     let text = || Value::from(line);
     match schema["type"].as_str() {
@@ -117,5 +137,29 @@ mod tests {
             "a_name": "7", "c_class": "first", "d_window": true, "e_tags": ["x"], "f_pets": "none",
         });
         assert_eq!(form.content(), content);
+    }
+
+    #[test]
+    fn the_choices_of_a_field_are_shown_with_their_titles() {
+        let titled = json!([{"const": "#f00", "title": "Red"}, {"const": "#0f0"}]);
+        for (schema, kind) in [
+            (json!({"type": "string", "oneOf": titled}), "#f00 (Red) | #0f0"),
+            (
+                json!({"type": "string", "enum": ["f", "s"], "enumNames": ["First"]}),
+                "f (First) | s",
+            ),
+            (
+                json!({"type": "array", "items": {"type": "string", "anyOf": titled}}),
+                "JSON array of \"#f00\" (Red) | \"#0f0\"",
+            ),
+            (
+                json!({"type": "array", "items": {"enum": ["f", "s"]}}),
+                "JSON array of \"f\" | \"s\"",
+            ),
+            (json!({"type": "string", "anyOf": [{"const": "a"}, {"minLength": 9}]}), "string"),
+        ] {
+            let form = FormPrompt::new(&json!({"properties": {"x": schema}, "required": ["x"]}));
+            assert_eq!(form.prompt(), Some(format!("  x ({kind}): ")));
+        }
     }
 }

@@ -8,7 +8,7 @@
 //! | 1 | a run, call or load test failed, a journal is broken, a replay or pinned tools differ, the output failed |
 //! | 2 | wrong usage or configuration; also an unknown session, a file or journal that cannot be opened, an address that cannot be listened on |
 //! | 3 | `run`: a limit, a loop or failing tools ended the run |
-//! | 130 | a run or a load test was stopped; or a second signal ended the process |
+//! | 130 | a run or a load test was stopped; a signal ended the start of `run` or `tools call`; or a second signal ended the process |
 //!
 //! | file | what it holds |
 //! | --- | --- |

@@ -123,9 +123,9 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
     if rehearsal.is_some() {
         announce_rehearsal(&config);
     }
-    let host = Host::builder().config(config).tools(tools).start().await;
-    let host = host
-        .map_err(|error| setup::start_error(error).naming_data_dir_flag(args.data_dir.is_some()))?;
+    let builder = Host::builder().config(config).tools(tools);
+    let host = setup::start_host(builder, &mut signals).await;
+    let host = host.map_err(|error| error.naming_data_dir_flag(args.data_dir.is_some()))?;
     let open = OpenSession { agent: Some(agent), id: args.session.clone(), ..Default::default() };
     let report = run_on(&host, &args, open, is_stored, request, &mut signals).await;
     // The host also closes its journal after an error.

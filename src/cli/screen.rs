@@ -6,7 +6,7 @@
 use std::io::{self, IsTerminal as _, Write};
 use std::os::fd::AsFd;
 
-use crate::types::{fitting, harmless, text_columns};
+use crate::types::{HarmlessStream, fitting, harmless, text_columns};
 
 /// Width of an output that is not a terminal.
 const DEFAULT_COLUMNS: usize = 80;
@@ -115,6 +115,8 @@ pub(super) struct Screen<O, E> {
     drawn: Vec<String>,
     /// Answer text whose line is not complete. It waits while open calls are drawn below.
     held_text: String,
+    /// Converts the streamed answer.
+    streamed: HarmlessStream,
     /// The last line of the answer has no line end yet.
     is_line_open: bool,
 }
@@ -136,6 +138,7 @@ impl<O: Write, E: Write> Screen<O, E> {
             columns: columns.max(COLUMNS_MIN),
             drawn: Vec::new(),
             held_text: String::new(),
+            streamed: HarmlessStream::default(),
             is_line_open: false,
         }
     }
@@ -179,7 +182,7 @@ impl<O: Write, E: Write> Screen<O, E> {
         for item in items {
             match item {
                 ScreenItem::AnswerText(text) if self.streams_answer => {
-                    self.held_text.push_str(&harmless(&text))
+                    self.held_text.push_str(&self.streamed.push(&text))
                 }
                 ScreenItem::AnswerText(_) => {}
                 ScreenItem::Line(line) => {
@@ -267,7 +270,7 @@ impl<O: Write, E: Write> Screen<O, E> {
     }
 
     fn end_line(&mut self) -> io::Result<()> {
-        let held = std::mem::take(&mut self.held_text);
+        let held = std::mem::take(&mut self.held_text) + &self.streamed.finish();
         self.write_out(&held)?;
         if self.is_line_open { self.write_out("\n") } else { Ok(()) }
     }
@@ -326,6 +329,29 @@ mod tests {
         screen.update([text("swer\u{1b}[2J")], &[]).expect("update");
         screen.finish("Answer", true).expect("finish");
         assert_eq!(written(screen).0, "Answer[2J\n");
+    }
+
+    #[test]
+    fn a_joiner_at_the_edge_of_a_piece_is_shown_as_in_the_whole_text() {
+        for (whole, expected) in [
+            ("a \u{1f469}\u{200d}\u{1f4bb}.", "a \u{1f469}\u{200d}\u{1f4bb}.\n"),
+            ("\u{645}\u{6cc}\u{200c}\u{62e}", "\u{645}\u{6cc}\u{200c}\u{62e}\n"),
+            ("\u{e9}\u{200d}\u{200d}\u{e9}", "\u{e9}\\u{200d}\\u{200d}\u{e9}\n"),
+            ("\u{e9}\u{200d}a", "\u{e9}\\u{200d}a\n"),
+            ("\u{e9}\u{200d}", "\u{e9}\\u{200d}\n"),
+        ] {
+            let splits = whole.char_indices().map(|(at, _)| whole.split_at(at));
+            let splits = splits.map(|(one, two)| vec![text(one), text(two)]);
+            let chars = whole.chars().map(|c| text(&c.to_string())).collect();
+            for pieces in splits.chain([chars]) {
+                let mut screen = screen(true, false);
+                for piece in pieces.clone() {
+                    screen.update([piece], &[]).expect("update");
+                }
+                screen.finish(whole, true).expect("finish");
+                assert_eq!(written(screen).0, expected, "{pieces:?}");
+            }
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `callsheet serve`: runs the host and its HTTP API.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub(super) struct ServeArgs {
     listen: Option<SocketAddr>,
     #[arg(long, value_name = "DIR", help = DATA_DIR_HELP)]
     data_dir: Option<PathBuf>,
-    /// Format of log lines: text or json. With json, what is shown at the start is log lines, too.
+    /// Format of log lines: text or json. With json, the start is also reported in log lines.
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     log_format: LogFormat,
     /// Check the configuration and exit.
@@ -57,7 +57,9 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
         return check(&config, tools, &config_source);
     }
     telemetry::init(args.log_format).map_err(CommandError::usage)?;
-    let server = start(&mut config, tools, args.data_dir.is_some()).await?;
+    let Some(server) = start(&mut config, tools, args.data_dir.is_some()).await? else {
+        return Ok(ExitCode::SUCCESS);
+    };
     announce_start(&args, &config, server.http_server.addr(), &config_source);
     Ok(server.wait(&config, args.log_format).await)
 }
@@ -83,34 +85,38 @@ struct RunningServer {
     signals: Signals,
 }
 
-/// Starts the host and its HTTP server. Sets the address of the rehearsal model in the configuration.
+/// Starts the host and its HTTP server. Sets the address of the rehearsal model in the configuration. Returns
+/// `None` if a signal arrives before the host has started.
 async fn start(
     config: &mut Config,
     tools: ToolRegistry,
     has_data_dir_flag: bool,
-) -> Result<RunningServer, CommandError> {
+) -> Result<Option<RunningServer>, CommandError> {
     let requested_addr = config.host.listen;
     let listener = TcpListener::bind(requested_addr).await.map_err(|error| {
         CommandError::usage(format!("listen on {requested_addr}: {}", listen_error(&error)))
     })?;
     // The handlers are installed before the start is announced, because a reader of the announcement may send
     // a signal at once.
-    let signals = Signals::new().map_err(CommandError::failed)?;
+    let mut signals = Signals::new().map_err(CommandError::failed)?;
     let rehearsal = setup::start_rehearsal(config).await?;
     let options = ServerOptions::from(&config.host).with(|options| {
         options.max_connections = open_files::raise_open_file_limit(options.max_connections);
     });
-    let host = Host::builder()
+    let builder = Host::builder()
         .config(config.clone())
         .tools(tools)
-        .journal_holder(format!("listening on {requested_addr}"))
-        .start()
-        .await
-        .map_err(|error| setup::start_error(error).naming_data_dir_flag(has_data_dir_flag))?;
+        .journal_holder(format!("listening on {requested_addr}"));
+    let host = tokio::select! {
+        host = Box::pin(builder.start()) => host,
+        () = signals.next() => return Ok(None),
+    };
+    let host =
+        host.map_err(|error| setup::start_error(error).naming_data_dir_flag(has_data_dir_flag))?;
     // The server handles connections in the background.
     let http_server =
         server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;
-    Ok(RunningServer { http_server, host, rehearsal, signals })
+    Ok(Some(RunningServer { http_server, host, rehearsal, signals }))
 }
 
 impl RunningServer {
@@ -144,8 +150,7 @@ fn announce_start(args: &ServeArgs, config: &Config, bound_addr: SocketAddr, con
     if args.log_format == LogFormat::Json && tracing::enabled!(tracing::Level::INFO) {
         log_start(config, bound_addr, config_source);
     } else {
-        let named_file = args.config.named_file();
-        output::to_stderr(&banner(config, bound_addr, config_source, named_file));
+        output::to_stderr(&banner(config, bound_addr, config_source, &args.config));
     }
 }
 
@@ -166,13 +171,13 @@ fn log_start(config: &Config, bound_addr: SocketAddr, config_source: &str) {
     tracing::info!(address = %bound_addr, configuration = config_source, "listening");
 }
 
-/// Returns the text at start: the address, the agents and their models, and commands to try. `named_file` is the
-/// configuration file that `--config` names.
+/// Returns the text at start: the address, the agents and their models, and commands to try. `flags` have chosen the
+/// configuration and the model.
 fn banner(
     config: &Config,
     bound_addr: SocketAddr,
     config_source: &str,
-    named_file: Option<&Path>,
+    flags: &ConfigArgs,
 ) -> String {
     let mut lines = vec![format!(
         "callsheet: listening on http://{bound_addr} (configuration: {config_source})"
@@ -201,17 +206,20 @@ fn banner(
         lines.push(format!("  requests need the bearer token in {}", config.host.token_env));
     }
     lines.push("Try:".to_owned());
-    lines.extend(commands_to_try(config, reachable(bound_addr), named_file));
+    lines.extend(commands_to_try(config, reachable(bound_addr), flags));
     lines.push("Stop with Ctrl-C.\n".to_owned());
     lines.join("\n")
 }
 
 /// Returns lines with commands: a run without this host, a session of this host, and a run of that session.
-fn commands_to_try(config: &Config, addr: SocketAddr, named_file: Option<&Path>) -> [String; 3] {
+fn commands_to_try(config: &Config, addr: SocketAddr, flags: &ConfigArgs) -> [String; 3] {
     let agent = config.agents.keys().next().map_or("default", String::as_str);
     let agent_flag = if agent == "default" { String::new() } else { format!(" --agent {agent}") };
-    let config_flag = named_file.map(|file| format!(" --config {}", shell_word(file)));
-    let config_flag = config_flag.unwrap_or_default();
+    // Without these flags the command could use another configuration or model.
+    let words = flags.words();
+    let config_flags: Vec<String> =
+        words.iter().map(|word| format!(" {}", shell_word(word))).collect();
+    let config_flags = config_flags.concat();
     let token_header = if config.host.token.is_some() {
         format!(" -H \"authorization: Bearer ${}\"", config.host.token_env)
     } else {
@@ -220,7 +228,7 @@ fn commands_to_try(config: &Config, addr: SocketAddr, named_file: Option<&Path>)
     let json_header = "-H 'content-type: application/json'";
     [
         format!(
-            "  callsheet run{config_flag}{agent_flag} \"What time is it in Tokyo and in Beijing, \
+            "  callsheet run{config_flags}{agent_flag} \"What time is it in Tokyo and in Beijing, \
              and what is 17 % of 2,350?\""
         ),
         format!(
@@ -234,11 +242,13 @@ fn commands_to_try(config: &Config, addr: SocketAddr, named_file: Option<&Path>)
     ]
 }
 
-/// Returns a path as a word of a shell, in quotes if it needs them.
-fn shell_word(path: &Path) -> String {
-    let text = path.display().to_string();
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
-    if text.bytes().all(is_plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+/// Returns a text as a word of a shell, in quotes if it needs them.
+fn shell_word(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-:".contains(&byte);
+    if !text.is_empty() && text.bytes().all(is_plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 /// Replaces an unspecified address ("all addresses") by the loopback address, which a client can
@@ -262,7 +272,15 @@ fn listen_error(error: &std::io::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+
+    #[derive(clap::Parser)]
+    struct ParsedFlags {
+        #[command(flatten)]
+        config: ConfigArgs,
+    }
 
     #[test]
     fn the_banner_names_a_reachable_address() {
@@ -270,7 +288,7 @@ mod tests {
             [("0.0.0.0:1", "127.0.0.1:1"), ("[::]:2", "[::1]:2"), ("10.0.0.1:3", "10.0.0.1:3")]
         {
             let addr = listening.parse().expect("parse the address");
-            let text = banner(&Config::default(), addr, "the defaults", None);
+            let text = banner(&Config::default(), addr, "the defaults", &ConfigArgs::default());
             assert!(text.starts_with(&format!("callsheet: listening on http://{listening} ")));
             assert!(text.contains(&format!("curl -s http://{reached}/v1/sessions ")), "{text}");
             assert!(text.contains("\n  callsheet run \"What"), "{text}");
@@ -284,15 +302,25 @@ mod tests {
     }
 
     #[test]
-    fn the_commands_to_try_name_the_configuration_file() {
+    fn the_command_to_try_has_the_flags_of_the_configuration_and_the_model() {
         let addr = "127.0.0.1:1".parse().expect("parse the address");
-        for (file, word) in [
-            ("etc/other-1.toml", "etc/other-1.toml"),
-            ("my file's.toml", "'my file'\\''s.toml'"),
-            ("$(x).toml", "'$(x).toml'"),
+        for (flags, words) in [
+            (&["--config", "etc/other-1.toml"][..], "--config etc/other-1.toml"),
+            (&["--config", "my file's.toml"][..], "--config 'my file'\\''s.toml'"),
+            (&["--config", "$(x).toml"][..], "--config '$(x).toml'"),
+            (
+                &["--rehearsal", "--wire", "ollama-chat", "--config", "x.toml"][..],
+                "--config x.toml --wire ollama-chat --rehearsal",
+            ),
+            (
+                &["--base-url", "http://[::1]:80/v1", "--model", "m", "--api-key-env", "KEY"][..],
+                "--base-url 'http://[::1]:80/v1' --model m --api-key-env KEY",
+            ),
         ] {
-            let text = banner(&Config::default(), addr, file, Some(Path::new(file)));
-            let command = format!("\n  callsheet run --config {word} \"What");
+            let parsed = ParsedFlags::try_parse_from(["serve"].iter().chain(flags));
+            let flags = parsed.expect("parse the flags").config;
+            let text = banner(&Config::default(), addr, "x.toml", &flags);
+            let command = format!("\n  callsheet run {words} \"What");
             assert!(text.contains(&command), "{text}");
         }
     }

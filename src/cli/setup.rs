@@ -8,9 +8,11 @@ use std::str::FromStr;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::error::CommandError;
+use super::signals::Signals;
+use crate::builder::HostBuilder;
 use crate::config::{ApiKey, BaseUrl, Config, ModelConfig, REHEARSAL, ToolKind, Wire};
 use crate::rehearsal::{Rehearsal, RehearsalOptions};
-use crate::runtime::HostError;
+use crate::runtime::{Host, HostError};
 use crate::tool::{BuiltinError, BuiltinOptions, ToolRegistry, builtin};
 
 /// The configuration file that is read by default, if it exists.
@@ -61,9 +63,18 @@ pub(super) struct LoadedConfig {
 }
 
 impl ConfigArgs {
-    /// Returns the file that `--config` names.
-    pub(super) fn named_file(&self) -> Option<&Path> {
-        self.config.as_deref()
+    /// Returns the flags as words of a command line.
+    pub(super) fn words(&self) -> Vec<String> {
+        let Self { config, wire, base_url, model, api_key_env, rehearsal } = self;
+        let flags = [
+            ("--config", config.as_ref().map(|file| file.display().to_string())),
+            ("--wire", wire.map(|wire| wire.to_string())),
+            ("--base-url", base_url.clone()),
+            ("--model", model.clone()),
+            ("--api-key-env", api_key_env.clone()),
+        ];
+        let given = flags.into_iter().filter_map(|(flag, value)| Some([flag.to_owned(), value?]));
+        given.flatten().chain(rehearsal.then(|| "--rehearsal".to_owned())).collect()
     }
 
     pub(super) fn load(&self) -> Result<LoadedConfig, CommandError> {
@@ -127,6 +138,17 @@ pub(super) fn refused_key(
     match api_key_env {
         Some(name) => format!("{problem}(the key in {name} was sent)"),
         None => format!("{problem}(no key was sent; name its variable with --api-key-env)"),
+    }
+}
+
+/// Starts a host, unless a signal arrives before it has started.
+pub(super) async fn start_host(
+    builder: HostBuilder,
+    signals: &mut Signals,
+) -> Result<Host, CommandError> {
+    tokio::select! {
+        host = Box::pin(builder.start()) => host.map_err(start_error),
+        () = signals.next() => Err(CommandError::interrupted()),
     }
 }
 

@@ -164,8 +164,8 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
     let input = move || given.get().cloned().unwrap_or_default();
     let caller = model_that_calls(args.name.clone(), input);
     let mut signals = Signals::new().map_err(CommandError::failed)?;
-    let host = Host::builder().config(config).tools(registry).model_source(CALLER, caller);
-    let host = host.start().await.map_err(setup::start_error)?;
+    let builder = Host::builder().config(config).tools(registry).model_source(CALLER, caller);
+    let host = setup::start_host(builder, &mut signals).await?;
     let parsed = match host.tool_schema(&agent, &args.name).await {
         Ok(schema) => match &args.input {
             Some(json) => parse_input(json),

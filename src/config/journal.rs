@@ -25,7 +25,8 @@ pub struct JournalConfig {
     /// The handling of runs that were in progress when the host ended.
     #[doc(hidden)]
     pub resume: Resume,
-    /// Sessions without activity for this time are deleted. `None` means never.
+    /// Sessions without activity for this time are deleted, once they have left memory (`idle_after`). `None` means
+    /// never.
     pub keep_idle: Option<Duration>,
     /// Bytes of the disk that are kept free, so that sessions can be deleted when it is full. Default: 4
     /// MiB. 0 means none.

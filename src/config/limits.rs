@@ -18,9 +18,10 @@ use std::time::Duration;
 #[non_exhaustive]
 pub struct Limits {
     /// Maximum number of turns of a run. Default: 10. When it is reached, one more request asks
-    /// the model for an answer without calls. That request is not counted.
+    /// the model for an answer without calls. That request is not counted, nor are those for a typed answer and
+    /// a second one that forces a call.
     pub max_turns: Option<u32>,
-    /// Maximum number of consecutive turns in which every call failed. Default: 3. When it is
+    /// Maximum number of consecutive turns with calls of which none succeeded. Default: 3. When it is
     /// reached, the run ends as `all_tools_failed`.
     pub max_failed_turns: Option<u32>,
     /// The token budget of a run: maximum number of input and output tokens, including failed

@@ -3,6 +3,15 @@
 //! `file` reads `callsheet.toml` (feature `toml`). All errors are found before the host starts, with
 //! file, line and key. The module does not depend on the HTTP server, actors or tools: [`Config::check`]
 //! receives the names of the registered tools.
+//!
+//! | rule | file |
+//! | --- | --- |
+//! | defaults | the file of the table: `host`, `journal`, `model`, `agent`, `limits`, `context`, `tools`, `hooks`, `mcp` |
+//! | precedence: flags, then environment variables, then the file | `cli::setup`, `file/mod` (`Config::parse`) |
+//! | unknown keys, errors with file and line | `file/source` |
+//! | checks of the whole, also of values that a program has set | `check`; `listen` without a token: `host` |
+//! | what a run may change (overrides) | `overrides` |
+//! | API keys and tokens from the environment | `model` (`ApiKey`); which values are secret: `secrets` |
 
 mod agent;
 mod agent_tool;

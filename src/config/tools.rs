@@ -18,8 +18,8 @@ use crate::types::excerpt;
 pub enum ToolEffect {
     /// Calls have no effect outside the process. They may start early and may be repeated.
     None,
-    /// Calls may have effects outside the process. They wait for the response to complete, and a
-    /// retry never repeats them.
+    /// Calls may have effects outside the process. They wait for the response to complete, unless [`StartPolicy`] says
+    /// otherwise. A retry repeats only calls that are idempotent or were certainly not sent.
     #[default]
     Some,
 }

@@ -6,9 +6,9 @@
 //! | order of the messages, inputs that wait for the end of a turn, ids of calls | `history` |
 //! | a history that is too long (truncate, trim, shorten, compact): when, and what is kept | `session::context` |
 //! | the same: how messages are replaced by a summary, a log or a line | `compaction` |
-//! | token count (estimate), learnt context window | `tokens` |
+//! | token count (estimate; no tokenizer), learnt context window | `tokens` |
 //! | results longer than `max_result_bytes` (truncated output of a tool): what the model sees | `result_cut` |
-//! | exactly one result for each call (pairing) | `pairing` |
+//! | exactly one result for each call (pairing; orphaned calls and results), repair | `pairing` |
 //! | references to earlier results (`$VAR_REF{{..}}`) | `references` |
 //! | session variables, and the transaction of a call | `variables` |
 //! | messages that a new session begins with | `initial_history` |

@@ -1,7 +1,9 @@
-//! The variables of a session, and a call's transaction on them.
+//! The variables of a session, and a call's transaction on them. A name has 1 to 128 bytes; names and values together
+//! have at most `max_variables_bytes` (256 KiB by default).
 //!
-//! A call reads a snapshot and collects its writes. Both are checked for conflicts when every
-//! earlier call of its turn has its outcome (`turn`'s `isolation`).
+//! A call reads a snapshot and collects its writes. When every earlier call of its turn has its outcome, its
+//! reads are checked for conflicts with the writes of those calls. Then its own writes are applied or dropped,
+//! or the call runs again (`turn`'s `isolation`).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -173,7 +175,7 @@ mod tests {
         let used = view.take();
         assert_eq!(used.reads, ["x".into(), "y".into()].into());
         assert_eq!(used.writes, writes(&[("z", json!([2]))]));
-        // Later writes of a tool whose call has ended are ignored.
+        // Later writes of a tool whose call has ended fail.
         assert!(view.set("late", json!(1)).is_err());
         assert_eq!(view.take(), VariablesUse::default());
     }

@@ -24,7 +24,7 @@
 //! | `supervise.rs` | launcher: starts the program, limits its memory and processes, reports its exit, kills it |
 //! | `exec.rs` | launcher: starts the program in a sandbox; the process that enters the sandbox |
 //! | `descendants.rs` | launcher: finds and signals all descendants |
-//! | `sandbox.rs` | the sandboxes, and the check that the kernel supports them |
+//! | `sandbox.rs` | the sandboxes (Landlock, seccomp, bubblewrap), and the check that the kernel supports them |
 
 #[cfg(target_os = "linux")]
 mod descendants;

@@ -1,11 +1,11 @@
 //! The messages between the host and a launcher, over a socket that is the launcher's standard input.
 //!
 //! The host sends the length of a [`LaunchRequest`] together with the three standard streams of the
-//! program, then the request as JSON, then one byte for each request ([`TERMINATE`] is the only one; others
-//! are ignored). The launcher sends [`LauncherMessage`]s, one a line.
+//! program, then the launch request as JSON, then one byte for each later request ([`TERMINATE`] is the only
+//! one; other bytes are ignored). The launcher sends [`LauncherMessage`]s, one a line.
 //!
-//! The launcher sends the same request to the process that enters the sandbox (see `exec.rs`), which
-//! answers with the same messages.
+//! The launcher sends the same launch request to the process that enters the sandbox (see `exec.rs`), which
+//! answers with `SandboxFailed`, or with `Started` and, if the execution fails, `StartFailed`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::SandboxLevel;
 
-/// The byte that requests `SIGTERM` for the program.
+/// The byte that requests `SIGTERM` for the program and its descendants.
 pub(super) const TERMINATE: u8 = b'T';
 
 /// The program to start. Paths are `OsString`, because a `PathBuf` that is not UTF-8 has no JSON form.
@@ -43,7 +43,8 @@ pub(super) struct LaunchRequest {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum LauncherMessage {
-    /// It runs.
+    /// It runs. The process that enters the sandbox sends this just before it executes the program; a
+    /// `StartFailed` may follow.
     Started,
     /// It did not start, because its sandbox could not be set up.
     SandboxFailed(String),

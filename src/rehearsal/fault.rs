@@ -58,7 +58,7 @@ pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration
             steps.push(SendStep::Pause(delay));
         }
         steps.append(&mut marked.remove(&number).unwrap_or_default());
-        // A fault at a position beyond the end happens at the end.
+        // A stall or a cut beyond the end happens at the end.
         if response.stall_after_chunks.is_some_and(|after| after.min(end) == number) {
             let every = response.keep_alive_ms.map(Duration::from_millis);
             let keep_alive = every.map(|every| (every, encoded.keep_alive));

@@ -1,4 +1,4 @@
-//! Parsing of a call's arguments, once, at its seal.
+//! Parsing of a call's arguments, once, at its seal. No repair of invalid JSON, except for lone surrogates.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,5 @@
-//! Assembles one response from its deltas.
+//! Assembles one response from its deltas. Text, reasoning and refusal may have 16 MiB each (`ResponseLimits` of
+//! `call_assembler`). Later token counts and finish reasons replace earlier ones; the first error stays.
 
 use super::call_assembler::{CallAssembler, CallChange, CallChanges, PartialCall, ResponseLimits};
 use super::content_parts::ContentParts;
@@ -8,7 +9,7 @@ use crate::wire::{CallDelta, CallKind, Delta, Problem};
 /// Maximum number of problems of one response that are kept.
 const PROBLEMS_MAX: usize = 64;
 
-/// Maximum length of a tool's name in characters. A longer one is cut: no tool has such a name.
+/// Maximum length of a tool's name in bytes. A longer one is cut: no tool has such a name.
 const NAME_CHARS_MAX: usize = 200;
 
 /// Maximum length of a provider's id of a call in bytes. A longer one counts as missing.

@@ -6,7 +6,7 @@
 //! | seal of a call; which piece belongs to which call: index, id, name; a call while its pieces arrive | `call_assembler` |
 //! | limits of a response (bytes of arguments and text, number of calls), changes to the calls | `call_assembler` |
 //! | arguments: empty, invalid JSON, cut off (partial JSON), encoded twice, not an object | `arguments` |
-//! | order of the parts of a response, metadata that the service wants back | `content_parts` |
+//! | order of the parts of a response, metadata that the service wants back (signatures of thinking, encrypted reasoning); to which model it goes back: `message::request_parts` | `content_parts` |
 //! | order in which text and thinking were displayed | `display_order` |
 //! | the response as a whole: applies each delta | `assembler` |
 //! | secrets of the host in deltas, also across two of them | `redaction` |

@@ -539,13 +539,12 @@ impl Agent {
         if temperature.is_none() && overrides.max_output_tokens.is_none() {
             return Ok(models);
         }
-        let may_raise = self.allow_overrides;
         let configured = models.first().max_output_tokens();
         let max_output_tokens = match overrides.max_output_tokens {
-            Some(_) => overrides.max_output_tokens(configured, may_raise)?,
+            Some(_) => overrides.max_output_tokens(configured, self.allow_overrides)?,
             None => None,
         };
-        Ok(Arc::new(models.with_parameters(temperature, max_output_tokens, may_raise)))
+        Ok(Arc::new(models.with_parameters(temperature, max_output_tokens)))
     }
 
     /// Returns the rule for calling tools of a run that offers these tools.

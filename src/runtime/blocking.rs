@@ -1,4 +1,4 @@
-//! Runs tools that block or compute on separate threads.
+//! Runs tools that block or compute on separate threads, at most 64 in the whole host.
 
 use std::future::Future;
 use std::panic::resume_unwind;

@@ -7,7 +7,8 @@
 //!
 //! A child inherits the lease of the call (its share of the run's budget: `turn::agent_calls`), the trace, the
 //! extensions of the program, and the lowest `max_depth` and `max_children` of the calls above it. It does not inherit
-//! the history, the client tools or the overrides of its parent.
+//! the history, the client tools or the overrides of its parent. Defaults (`config::agent_tool`): `max_depth` 1,
+//! `max_children` 8 below one run of the root, `share_of_budget` a half.
 //!
 //! Once a call is cancelled, it stops its child and still waits for its end. The turn decides its outcome then
 //! (`turn::agent_calls`). Stopping a child stops its own children in the same way.

@@ -1,4 +1,4 @@
-//! The actor that supervises all sessions.
+//! The actor that supervises all sessions and the servers of tools.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ const SESSION_RESTARTS_MAX: u32 = 3;
 /// The time after the last death of a session at which its deaths are forgotten.
 const DEATHS_KEPT: Duration = Duration::from_secs(600);
 
-/// Starts sessions and receives their ends.
+/// Starts sessions and servers of tools, receives their ends, and starts the periodic work.
 pub(super) struct HostActor {
     link: HostRef,
     sessions: HashMap<ActorId, (SessionId, Arc<AwakeSession>)>,

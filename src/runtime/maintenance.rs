@@ -1,5 +1,10 @@
 //! Periodic work of a host: metrics, hibernation of idle sessions, deletion of old sessions, expiry of
 //! approvals, and storing what was learnt of models.
+//!
+//! The host does it at intervals of half of `idle_after`, of 5 seconds at most (`host`). Sessions that were idle for
+//! `keep_idle` are deleted once they have left memory, so with `idle_after = "0s"` not before the next start of the
+//! host. Each search deletes at most 1,000 ([`DELETED_MAX`]). Searches are a tenth of `keep_idle` apart, at most a
+//! minute.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

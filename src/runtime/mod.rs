@@ -17,18 +17,18 @@
 //! | --- | --- |
 //! | hibernation (`idle_after`) | `session/hibernate`; all that wakes a session: `host_ref` |
 //! | expiry of an approval while its session hibernates | `maintenance` |
-//! | deletion of idle sessions for good (`keep_idle`; retention, TTL); deletion on request | `maintenance`; `session/end`, `stored_sessions`, `removals` |
+//! | deletion of idle sessions for good (`keep_idle`; retention, TTL), once they have left memory; deletion on request | `maintenance`; `session/end`, `stored_sessions`, `removals` |
 //! | crash recovery, restart of the host: unfinished runs (`resume`) | `recovery`; outcomes of their calls: `turn::resume` |
 //! | supervision: death and restart of the accumulator or of another actor of a run, `RUN_RECOVERIES_MAX` | `session/recovery` |
 //! | supervision: death (panic) of a session's actor; restart, `SESSION_RESTARTS_MAX`, requests that it had not answered | `host` (`handle_session_death`), `host_ref` (`finish_restart`, `request`) |
 //! | failure of the journal | `session/end` |
-//! | graceful shutdown (`shutdown_grace`): drains running turns, then interrupts them | [`Host::shutdown`]; the HTTP server: `server::ServerHandle` |
-//! | sub-agents (agents as tools): what a child inherits, `max_depth`, `max_children`, `agent_events`, how a child that failed becomes an error of the call (`result`) | `child_sessions`, `agent_trees`; their budget and cancellation: `turn::agent_calls` |
+//! | graceful shutdown (`shutdown_grace`, SIGTERM): drains running turns, then interrupts them; each further step has 5 s (`END_MAX`), tools `cancel_grace` more | [`Host::shutdown`]; the HTTP server: `server::ServerHandle` |
+//! | sub-agents (agents as tools): what a child inherits, `max_depth`, `max_children`, `agent_events`, how a child that failed becomes an error of the call (`result`) | `child_sessions`, `agent_trees` (also orphans: children whose parent has no unfinished run); their budget and cancellation: `turn::agent_calls` |
 //! | MCP: the list of tools changes during a run (`list_changed`): announced, not adopted | `server_connections` (`notify_list_changed`), `session/tools` (`server_tools_changed`, `refresh_tools`) |
 //! | reconnect with `Last-Event-ID`, replay of past events, `unknown_event_id` | `session_events` |
 //! | slow subscribers | `telemetry::feed`; capacity of their queues: `publish` |
 //! | cancellation of a tool, `cancel_grace`, kill; panic of a tool, outcome of a call whose actor died | `supervisor` |
-//! | attempts of a call (`retries`, the wait that a tool asks for) | `tool` |
+//! | retry of a failed tool call: attempts (`retries`), backoff, the wait that a tool asks for | `tool` |
 //! | concurrency of a tool (`max_concurrent`) and of a model (`max_concurrent_requests`), fairness between sessions (no starvation) | `tool_limiter`, `model_limiter`, `fair_semaphore` |
 //! | rate limit of a tool (`rate`) | `tool_limiter`; rate limits of a service (HTTP 429): `turn::retry` |
 //! | circuit breaker of a model, of a tool | `model_limiter`, `tool_limiter`; both with the machine `turn::breaker` |
@@ -679,7 +679,7 @@ impl Host {
         }
         let _ =
             timeout(*cancel_grace + END_MAX, shared.gauges.running_calls.wait_until_zero()).await;
-        // Each hook has its own time limit.
+        // Each hook has its own time limit. It begins when the end of its run is durable.
         shared.gauges.run_end_hooks.wait_until_zero().await;
         shared.tool_servers.close().await;
         link.host.stop();

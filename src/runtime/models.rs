@@ -195,19 +195,22 @@ impl ModelChain {
         &self,
         temperature: Option<f64>,
         max_output_tokens: Option<u32>,
-        may_raise: bool,
     ) -> Self {
-        let change = |model: &Arc<Model>| {
-            let own = model.max_output_tokens;
-            let lower = max_output_tokens.zip(own).map(|(new, own)| new.min(own));
-            let limit = if may_raise { max_output_tokens } else { lower };
+        let change = |model: &Arc<Model>, maximum: Option<u32>| {
             Arc::new(Model {
                 temperature: temperature.or(model.temperature),
-                max_output_tokens: limit.or(max_output_tokens).or(own),
+                max_output_tokens: maximum.or(model.max_output_tokens),
                 ..Model::clone(model)
             })
         };
-        Self { first: change(&self.first), fallbacks: self.fallbacks.iter().map(change).collect() }
+        let change_fallback = |model: &Arc<Model>| {
+            let both = max_output_tokens.zip(model.max_output_tokens);
+            change(model, both.map(|(new, own)| new.min(own)).or(max_output_tokens))
+        };
+        Self {
+            first: change(&self.first, max_output_tokens),
+            fallbacks: self.fallbacks.iter().map(change_fallback).collect(),
+        }
     }
 
     pub(super) fn first(&self) -> &Arc<Model> {

@@ -5,6 +5,9 @@
 //!
 //! Cancellation: a cancelled tool is notified at once, and its actor is killed after `cancel_grace`. The turn has
 //! answered the call already (`turn::response_end`). A call of an agent is not killed: it ends with its child.
+//!
+//! Limits of a call: 1,000 progress texts of at most 500 characters (further ones are dropped), and 100 questions
+//! (further ones are declined).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -233,7 +236,8 @@ impl ToolSupervisor {
         }
         let running = self.running.iter().map(|running| (running.key, running.as_started(None)));
         let ended = self.ended.iter().cloned();
-        // A call may run again, so that its earlier end is of no use.
+        // `calls` is a map. If a call runs again, its entry as a running call comes later and replaces its
+        // earlier end.
         let calls = ended.chain(running).filter(|(key, _)| Some(key.turn) == resumed_turn);
         StartedCalls { calls: calls.collect(), is_complete: self.inherited_turn != resumed_turn }
     }
@@ -376,7 +380,7 @@ impl ToolSupervisor {
     fn ask(&mut self, key: CallKey, question: Question, reply: oneshot::Sender<Answer>) {
         let running = self.running.iter_mut().find(|running| running.key == key);
         let Some(running) = running.filter(|running| !running.cancellation.is_cancelled()) else {
-            // The tool receives that the call is cancelled, because the sender is dropped.
+            // The tool learns that the call is cancelled, because the sender is dropped.
             return;
         };
         if running.questions == QUESTIONS_PER_CALL_MAX {
@@ -407,7 +411,7 @@ impl ToolSupervisor {
 
     fn withdraw_question(&mut self, key: CallKey) {
         let running = self.running.iter_mut().find(|running| running.key == key);
-        // A later question is not meant.
+        // If the call has asked another question meanwhile, that one still has a receiver, and stays open.
         let is_withdrawn = |running: &&mut RunningCall| {
             running.open_question().is_some_and(|open| open.reply.is_closed())
         };
@@ -586,8 +590,8 @@ pub(super) fn redact_outcome(secrets: &Secrets, outcome: &mut ToolOutcome) {
     outcome.full = outcome.full.take().and_then(|full| redacted_result(secrets, full));
 }
 
-/// Returns a result without the host's secrets. Returns `None` if it has another form without them: then only the text
-/// of the result is left.
+/// Returns a result without the host's secrets. Returns `None` if the redacted value is no longer a result, for example
+/// because a number became a string: then only the text of the result is left.
 fn redacted_result(secrets: &Secrets, full: Arc<FullResult>) -> Option<Arc<FullResult>> {
     let json = serde_json::to_value(&*full).ok()?;
     match secrets.redact_json(&json) {

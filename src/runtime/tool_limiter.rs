@@ -1,4 +1,5 @@
-//! The limits of each tool in the whole host: concurrent calls, a rate limit, and a circuit breaker.
+//! The limits of each tool in the whole host: concurrent calls, a rate limit (calls start at equal intervals, without
+//! bursts), and a circuit breaker.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -15,15 +15,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::ApiError;
 
-/// Size from which an answer is large.
+/// Size above which an answer is large.
 pub(super) const LARGE_BYTES: usize = 1024 * 1024;
 
 /// Size of the pieces in which a body is sent. An answer that holds no more needs no permit.
 pub(super) const PIECE_BYTES: usize = 16 * 1024;
 
-/// Maximum of the bytes of all other answers that are held at once. An answer that holds more needs all of
-/// them.
-const HELD_BYTES_MAX: usize = 48 * 1024 * 1024;
+/// Maximum number of bytes that the answers above [`PIECE_BYTES`], pages of metrics excepted, hold at once. An
+/// answer that holds more than this maximum takes all of it.
+const HELD_BYTES_MAX: usize = 40 * 1024 * 1024;
 
 /// Maximum of the bytes of all pages of metrics that are held at once.
 const METRICS_BYTES_MAX: usize = 8 * 1024 * 1024;
@@ -98,7 +98,8 @@ impl LargeAnswers {
         if permit.try_grow(size, held) { Ok(permit) } else { Err(self.no_permit()) }
     }
 
-    /// Refuses a request whose answer can be large, before it is read, if no large answer can be sent now.
+    /// Refuses a request whose answer can be large if no large answer can be sent now. Called before the answer
+    /// is read from the journal.
     pub(super) fn check_large(&self) -> Result<(), ApiError> {
         match self.answers.available_permits() {
             0 => Err(self.no_permit()),
@@ -157,7 +158,7 @@ impl LargeAnswers {
         ApiError::retry_later(StatusCode::SERVICE_UNAVAILABLE, NO_PERMIT, message)
     }
 
-    /// Returns the text that there is no permit.
+    /// Returns the text which says that there is no permit.
     fn full(&self) -> String {
         let megabytes = self.bytes_max >> 20;
         format!(

@@ -1,5 +1,8 @@
 //! Accepts TCP connections and serves HTTP/1.1 on each, with time limits for clients that do not send
 //! (slowloris), do not read, or read very slowly (slow readers). `connections` limits their number.
+//!
+//! A header has at most 32 KiB and `header_read_timeout` (10 s). A client that the server waits for must read within
+//! `write_timeout` (30 s), and 16 KiB per second on average.
 
 use std::convert::Infallible;
 use std::io;

@@ -1,8 +1,8 @@
 //! The HTTP API of a host: routes, status codes, event streams and access control.
 //!
-//! [`serve`] is the server of the binary. A program with an HTTP server of its own mounts the same
-//! routes with [`router`] and [`operations`], and puts a [`Guard`] around them if it wants one. Its
-//! own handlers answer with [`EventStream`] and with [`HostError`], which are responses.
+//! [`serve`] runs the server, for the binary and for programs. A program with an HTTP server of its own
+//! mounts the same routes with [`router`] and [`operations`], and puts a [`Guard`] around them if it wants
+//! one. Its own handlers answer with [`EventStream`] and with [`HostError`], which are responses.
 //!
 //! Handlers are thin: each parses a request, calls the [`Host`], and turns the result into a
 //! response.
@@ -14,10 +14,10 @@
 //! | `mount.rs` | the path below which the routes are mounted |
 //! | `state.rs` | [`ServerOptions`], and the state that all handlers share |
 //! | `guard.rs` | access control of every request: authentication by bearer token; `Host` and `Origin` (CSRF, CORS, DNS rebinding) |
-//! | `listener.rs` | accepts connections; time limits for clients that do not send or do not read |
+//! | `listener.rs` | accepts connections; time limits for clients that do not send (slowloris) or do not read; size of a header |
 //! | `connections.rs` | `max_connections`, and which connection is closed for a new one |
 //! | `extract.rs` | strict parsing of paths, queries and JSON bodies; the session of a path; `Idempotency-Key`; limits of bodies (size, time, memory) |
-//! | `error.rs` | [`HostError`] as a status code and an error body |
+//! | `error.rs` | [`HostError`] as a status code, an error body and `Retry-After`; the error codes: `runtime::error` |
 //! | `sessions.rs` | `/v1/sessions`: open, list (pagination by `limit` and `after`), show, close, fork |
 //! | `session_page.rs` | a session with its messages, streamed, whole or by page |
 //! | `large_answer.rs` | the memory of answers that clients have not received, and bodies that are sent in pieces |
@@ -26,10 +26,10 @@
 //! | `approvals.rs` | `/v1/sessions/{id}/approvals/{tool_id}` |
 //! | `results.rs` | `/v1/sessions/{id}/results/{tool_id}`: shows a result, receives that of a client tool |
 //! | `events.rs` | `/v1/sessions/{id}/events`, `/v1/events`: the positions at which a client starts to read |
-//! | `event_stream.rs` | Server-Sent Events of a run or a session |
+//! | `event_stream.rs` | Server-Sent Events of a run or a session; keep-alive comments (heartbeat) |
 //! | `records.rs` | `/v1/sessions/{id}/`: `records`, `verify`, `turns/{n}/request` |
 //! | `vitals.rs` | `/v1/ui/vitals` |
-//! | `operations.rs` | `/healthz`, `/readyz`, `/metrics`, `/v1/host/models` |
+//! | `operations.rs` | liveness (`/healthz`), readiness (`/readyz`), `/metrics`, `/v1/host/models` |
 //! | `start_page.rs` | the start page, `page.html` |
 //! | `console.rs` | the files of the console |
 
@@ -77,7 +77,8 @@ pub use routes::{operations, router};
 use state::ApiState;
 pub use state::ServerOptions;
 
-/// Paths that need no token, because they reveal no data. Health probes send none, and a browser sends none
+/// Paths that need no token, because they reveal nothing of sessions (`/readyz` has the names and the load of
+/// models, and the error of a journal that cannot be written). Health probes send none, and a browser sends none
 /// until the console has asked the user for it.
 const PUBLIC_PATHS: [&str; 3] = ["/", "/healthz", "/readyz"];
 

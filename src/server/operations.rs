@@ -1,4 +1,7 @@
 //! Health checks, metrics, and the state of the models.
+//!
+//! Liveness: `/healthz` is always 200. Readiness: `/readyz` is 503 `journal_failed` while the journal cannot be
+//! written, and 503 `not_ready` from the beginning of a shutdown on. The state of models does not change it.
 
 use axum::Json;
 use axum::extract::State;

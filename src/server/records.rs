@@ -1,5 +1,6 @@
-//! `/v1/sessions/{id}/`: `records`, `verify` and `turns/{n}/request`: the records of a session in the journal,
-//! and the requests to models that the host has kept. No such request wakes the session.
+//! The endpoints `records`, `verify` and `turns/{turn}/request` below `/v1/sessions/{id}/`: the records of a
+//! session in the journal, and the requests to models that the host has kept. None of these endpoints wakes
+//! the session.
 
 use axum::extract::State;
 use axum::http::header;
@@ -47,6 +48,7 @@ pub(super) async fn list(
         let message = format!("limit: must be a number from 1 to {PAGE_LENGTH_MAX}");
         return Err(ApiError::bad_request("invalid_request", message));
     }
+    // One request of this kind at a time: see `JournalReads`.
     let _guard = state.reads.pages.lock().await;
     let (records, has_more) = session.record_page(Seq(after), limit).await?;
     let next = records.last().filter(|_| has_more).map(|entry| entry.seq);
@@ -70,7 +72,7 @@ pub(super) async fn verify(
     state.large_answers.json(&body)
 }
 
-/// Returns the exact body of the request of a turn.
+/// Returns the exact body of the request of a turn's newest attempt.
 pub(super) async fn request(
     State(state): State<AppState>,
     PathSession(session): PathSession,

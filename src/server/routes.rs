@@ -68,8 +68,7 @@ impl ServerOptions {
     /// ```
     pub fn router<S: Clone + Send + Sync + 'static>(&self, host: &Host) -> Router<S> {
         let state = ApiState::new(host, self, &CancellationToken::new(), false);
-        with_routes(api_routes())
-            .merge(with_console_routes(&state))
+        client_routes(&state)
             // A fallback would be lost in a router that is nested twice, and would collide with the
             // fallback of an application.
             .route("/v1/{*path}", any(unknown_path))
@@ -96,13 +95,20 @@ pub fn operations<S: Clone + Send + Sync + 'static>(host: &Host) -> Router<S> {
     with_routes(operations_routes()).with_state(Arc::new(state))
 }
 
-/// Returns all routes, for the server of the binary.
+/// Returns all routes, for [`serve`](super::serve).
 pub(super) fn server_router(state: ApiState) -> Router {
-    with_routes(api_routes())
+    client_routes(&state)
         .merge(with_routes(operations_routes()))
-        .merge(with_console_routes(&state))
         .fallback(unknown_path)
         .with_state(Arc::new(state))
+}
+
+/// Returns the routes of clients: the API, and the console if it is enabled.
+fn client_routes(state: &ApiState) -> Router<AppState> {
+    // Clients can answer approvals, so approvals wait for an answer and are not rejected at once.
+    state.host.note_approvals_are_read();
+    let routes = with_routes(api_routes());
+    if state.host.console().enabled { routes.merge(with_routes(console_routes())) } else { routes }
 }
 
 fn api_routes() -> Vec<Route> {
@@ -138,12 +144,6 @@ fn api_routes() -> Vec<Route> {
 /// Refuses a query, because the request has no parameters. Handlers that read a body refuse a query themselves.
 fn without_query(handler: MethodRouter<AppState>) -> MethodRouter<AppState> {
     handler.route_layer(from_extractor::<NoQuery>())
-}
-
-/// Returns the routes of the console, or none if it is not enabled.
-fn with_console_routes(state: &ApiState) -> Router<AppState> {
-    let routes = if state.host.console().enabled { console_routes() } else { Vec::new() };
-    with_routes(routes)
 }
 
 fn console_routes() -> Vec<Route> {

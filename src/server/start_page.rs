@@ -15,7 +15,7 @@ pub(super) const PAGE: &str = include_str!("page.html");
 /// The address in `page.html`, which is replaced by the server's own.
 const EXAMPLE_ADDRESS: &str = "http://127.0.0.1:7700";
 
-/// Marks the lines of `page.html` that describe the binary's server and not a mounted router.
+/// Marks the lines of `page.html` that describe [`serve`](super::serve) and not a mounted router.
 const SERVER_ONLY: &str = "<!-- server -->";
 
 /// Marks the lines of `page.html` that describe the console.

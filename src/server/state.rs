@@ -11,10 +11,10 @@ use super::large_answer::LargeAnswers;
 use crate::config::{ApiKey, HostConfig};
 use crate::runtime::Host;
 
-/// Maximum of the bytes of all but small request bodies that are being received.
+/// Maximum number of bytes of all request bodies above 32 KiB that are being received.
 pub(super) const BODIES_BYTES_MAX: usize = 48 * 1024 * 1024;
 
-/// Maximum number of sessions of all streams of several sessions. A stream needs memory for each.
+/// Maximum number of sessions that all streams of `GET /v1/events` watch together. A stream needs memory for each.
 pub(super) const WATCHED_SESSIONS_MAX: usize = 8192;
 
 /// Access rules and limits of a server.
@@ -42,8 +42,10 @@ pub struct ServerOptions {
     /// Time limit of one write to a client. A client that does not read for this time is
     /// disconnected, and so is one that reads less than 16 KiB per second and is behind by this time.
     pub write_timeout: Duration,
-    /// Maximum number of answers above 1 MiB at once. Further ones are refused with status 503, as
-    /// are those that would need more than 48 MiB together, and 8 MiB for pages of metrics.
+    /// Maximum number of answers above 1 MiB that are being sent at once. What the host holds of all answers
+    /// above 16 KiB is also limited, to 40 MiB. Pages of metrics have limits of their own: the same number, and
+    /// 8 MiB. An answer beyond a limit is refused with status 503. The answer to a request that has had an
+    /// effect waits up to 10 s first.
     pub max_large_answers: usize,
     /// Time that open connections get to finish at shutdown.
     pub close_timeout: Duration,
@@ -86,7 +88,7 @@ impl From<&HostConfig> for ServerOptions {
 pub(super) struct ApiState {
     pub(super) host: Host,
     pub(super) options: ServerOptions,
-    /// The permits of answers that are being sent.
+    /// The permits of answers, except pages of metrics, that are being sent.
     pub(super) large_answers: LargeAnswers,
     /// The permits of pages of metrics that are being sent.
     pub(super) metrics_pages: LargeAnswers,
@@ -97,7 +99,7 @@ pub(super) struct ApiState {
     pub(super) watched_sessions: Arc<Semaphore>,
     /// Cancelled at shutdown, to end event streams.
     pub(super) closing: CancellationToken,
-    /// True for the binary's server, false for a router in an application of the embedding program.
+    /// True for [`serve`](crate::server::serve), false for a router in an application.
     pub(super) is_server: bool,
 }
 
@@ -127,7 +129,6 @@ impl ApiState {
         closing: &CancellationToken,
         is_server: bool,
     ) -> Self {
-        host.note_approvals_are_read();
         Self {
             host: host.clone(),
             large_answers: LargeAnswers::new(options.max_large_answers),

@@ -5,8 +5,8 @@
 //!
 //! | change | when | what it replaces | what it keeps |
 //! | --- | --- | --- | --- |
-//! | clear old results (`Cleared`) | before a turn whose request is above `clear_at` (0.6) of the window, if that saves `clear_at_least` | results of tools, each by one line with its reference | the newest `keep_results` results, errors, results of tools with `keep`, results as short as the line |
-//! | summarise (`Summarised`) | before a turn whose request is above `compact_at` (0.85); on request of a client | the first messages, by a text that a model writes | the last `keep_turns` turns, users' messages up to `keep_user_tokens`, the references of the newest results |
+//! | clear old results (`Cleared`) | before a turn whose request is above `clear_at` (0.6) of the window, if that saves `clear_at_least` (0.1) | results of tools, each by one line with its reference | the newest `keep_results` (8) results, errors, results of tools with `keep`, results as short as the line |
+//! | summarise (`Summarised`) | before a turn whose request is above `compact_at` (0.85); on request of a client | the first messages, by a text that a model writes | the last `keep_turns` (3) turns, at most a third of the window; users' messages up to `keep_user_tokens` (20,000), at most a third too; the references of the newest 20 results |
 //! | format compactly (`Formatted`) | once, when a run has ended, with `history = "compact"` | the messages of the run, by one with a log of its calls | the inputs of the run, summaries |
 //!
 //! Steps are decided in `step_before_turn`, `shrink_idle` (formatting, and summaries on request) and
@@ -44,7 +44,7 @@ use crate::wire::PromptChange;
 
 /// Number of summaries that failed or had no effect after which none is asked for until the next input.
 const FAILED_SUMMARIES_MAX: u32 = 2;
-/// The turns behind a summary may have one third of the window.
+/// The turns behind a summary may have one third of the window, and so may the users' messages that stay.
 const KEPT_TURNS_DIVISOR: u64 = 3;
 /// One tenth of the window is left free for the question for a summary and its answer.
 const SUMMARY_DIVISOR: u64 = 10;

@@ -1,5 +1,5 @@
 //! Idempotency keys of client requests: a request that is repeated with the same key has no second
-//! effect. Beyond [`IDEMPOTENCY_KEYS_MAX`] the oldest keys are forgotten, and a fork forgets all. (The
+//! effect. Beyond 1,000 ([`IDEMPOTENCY_KEYS_MAX`]) the oldest keys are forgotten, and a fork forgets all. (The
 //! keys of tool calls are another rule: `TurnSpec::idempotency_key`.)
 //!
 //! Requests are equal if the SHA-256 of their path and JSON body is equal; the order of members does not

@@ -1,4 +1,5 @@
-//! Meters: how much of a limit a run has used.
+//! Meters: how much of a limit a run has used. The model is told once, when half of a limit is used:
+//! `[callsheet: 5 of 10 turns are left]`.
 
 use crate::turn::LimitHit;
 

@@ -17,7 +17,7 @@
 //! | idempotency keys of client requests (`Idempotency-Key`) | `idempotency_keys` |
 //! | the next turn, the records that follow a turn, the next queued run, the end of a run | `runs` |
 //! | end of a run after a turn: `max_turns`, `max_failed_turns`, token budget, request for a final answer | `run_machine` |
-//! | forced call (`tool_choice`), typed answer (structured output): requests for it, `output_retries` | `run_machine` |
+//! | forced call (`tool_choice`, `FORCED_REQUESTS_MAX`), an answer without text, typed answer (structured output): requests for it, `output_retries` | `run_machine` |
 //! | a history that is too long (truncate, trim, shorten, compact): clearing of results, compact history, summary, overflow, learnt window | `context` |
 //! | use of a limit, and the note when half of it is used | `limit_meter` |
 //! | loop detection (`repeat_limit`) | `loop_detection` |
@@ -26,7 +26,7 @@
 //! | pending approvals after a restart or while hibernating, from the records of the turn | `approvals` |
 //! | the state of a session, the records that change it, inputs and effects of the machine | `machine` |
 //! | a session from its journal | `stored` |
-//! | fork: keeps the records up to a position; drops idempotency keys and queued inputs; ends the open run | `stored` (`StoredSession::fork`), `machine` (`SessionForked`); storage: `journal::sqlite::database` |
+//! | fork (branch, time travel): keeps the records up to a position; drops idempotency keys and queued inputs; ends the open run | `stored` (`StoredSession::fork`), `machine` (`SessionForked`); storage: `journal::sqlite::database` |
 //! | report of a run that has ended, from its records | `past_run` |
 //! | the records that hold the values of references | `reference_index` |
 //! | replay of a session, compared with its records | `replay` |

@@ -1,4 +1,12 @@
 //! The run machine: counts turns, calls and tokens, and decides after each turn what follows.
+//!
+//! - After a turn with calls, the first of these that is reached decides: a stop after the turn, `max_tokens_per_run`,
+//!   `max_failed_turns`, loop detection (`repeat_limit`), `max_turns`. The last one leads to one more request, for an
+//!   answer without calls (`next_turn`).
+//! - A response without calls and with text is the answer, also one that was cut off at its maximum length. One
+//!   without text leads to one more request for an answer (`follow_up_turn`).
+//! - `tool_choice`: a call is forced in the first turn only, and asked for at most twice (`FORCED_REQUESTS_MAX`).
+//! - Typed answer: asked for once, and again at most `output_retries` (2) times; then the run fails (`OUTPUT_INVALID`).
 
 use std::sync::Arc;
 
@@ -29,8 +37,8 @@ pub const OUTPUT_INVALID: &str = "OUTPUT_INVALID";
 /// [`OpenRun`](super::OpenRun).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RunMachine {
-    /// Turns that have begun, without requests for a final answer and without a turn of initial
-    /// calls.
+    /// Turns that have begun, without requests for a final or a typed answer, without the second request that
+    /// forces a call, and without a turn of initial calls.
     turns: LimitMeter,
     /// Calls in the history.
     calls: LimitMeter,
@@ -269,7 +277,7 @@ impl RunMachine {
     }
 
     /// Returns the number of turns that have begun, as `max_turns` counts them: without the turn
-    /// of initial calls and without the request for a final answer.
+    /// of initial calls, the requests for a final or a typed answer, and the second request that forces a call.
     #[must_use]
     pub fn turns(&self) -> u32 {
         u32::try_from(self.turns.used()).unwrap_or(u32::MAX)

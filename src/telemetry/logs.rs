@@ -1,7 +1,8 @@
 //! Translates events into log lines.
 //!
-//! Texts of users, models and tools are logged only at the level trace. The exception is the first
-//! 200 characters of invalid arguments, because the warning needs them to explain the problem.
+//! Texts of users, models and tools are logged only at the level trace. The exceptions are the
+//! first 200 characters of invalid arguments and of the error of a request or a run (a service may quote the request in
+//! it), because the warnings need them to explain the problem, and the metadata of a run.
 
 use std::time::Duration;
 

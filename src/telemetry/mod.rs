@@ -18,7 +18,7 @@
 //! | metrics page for Prometheus | `prometheus_page` |
 //! | log lines from events, and which texts they may contain (log redaction); log output of the binary | `logs`, `log_output`; secrets: `types::secrets` |
 //! | hooks of the program that follow all events | `live_hooks` |
-//! | traces (OpenTelemetry): spans, message contents, export | `traces/`; trace propagation (`traceparent`): `types::trace` |
+//! | traces (OpenTelemetry, OTLP): spans, message contents, export | `traces/`; trace propagation (`traceparent`): `types::trace` |
 //! | the telemetry of one host as a whole | `exporter` |
 
 mod exporter;

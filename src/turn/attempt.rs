@@ -190,14 +190,14 @@ impl Turn {
         let tokens = response.usage().input_tokens;
         let window = self.spec.window.filter(|_| self.attempt.plan.model == 0);
         // A service whose window is learnt refuses larger requests. If it accepts one, its window is larger.
-        let configured = self.spec.rules.models.first().context_window;
+        let configured = self.spec.rules.models.at(self.attempt.plan.model).context_window;
         let is_above = configured == window && window.is_some_and(|window| tokens > window);
         let is_near = window
             .is_some_and(|window| tokens.saturating_mul(100) >= window.saturating_mul(99))
             || response.finish().is_some_and(|finish| &*finish.raw == WINDOW_EXCEEDED);
         let has_no_output = response.text().is_empty() && self.calls.is_empty();
-        // The window is not configured, and the response reached its maximum length without any output: the request
-        // filled the window.
+        // The window of the model is not configured, and the response reached its maximum length without any output:
+        // the request filled the window.
         let is_empty =
             has_no_output && response.reasoning().is_empty() && response.parts().is_empty();
         let had_no_room = configured.is_none() && is_empty && response.usage().output_tokens <= 1;

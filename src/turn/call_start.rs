@@ -29,7 +29,9 @@
 //!
 //! Tool timeout: the `timeout` of the tool, or else `tool_timeout` of the agent. It counts from the
 //! start of the call; waits for a ticket, a permit, an approval, the answer to a question or a child that waits
-//! only for people do not count. At the deadline [`end_timed_out`](Turn::end_timed_out) answers the call as timed
+//! only for people do not count, nor does time for which the host was stalled. The defaults are in `config::limits`
+//! (`tool_timeout` 30 s, `cancel_grace` 1 s).
+//! At the deadline [`end_timed_out`](Turn::end_timed_out) answers the call as timed
 //! out and aborts the tool. The tool supervisor then cancels the tool, and kills it after `cancel_grace`.
 
 use std::time::Duration;

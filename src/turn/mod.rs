@@ -7,10 +7,11 @@
 //! | --- | --- |
 //! | sub-agents (agents as tools): budget of a child (`share_of_budget`), cancelled calls that wait for their child | `agent_calls` |
 //! | call kept or dropped: `multi_tool_calls`, `max_tool_calls_per_turn`, `on_excess`, maximum number of calls | `admission` |
-//! | unknown tool; invalid arguments: invalid JSON, not an object, schema violation | `admission`; parsing: `response::arguments`; text for the model: `model_messages` |
+//! | unknown tool (tool not found); invalid arguments (validation): invalid JSON, not an object, schema violation | `admission`; parsing: `response::arguments`; text for the model: `model_messages` |
 //! | identical calls (same name and arguments), `repeatable` | `identical_calls` |
 //! | references in arguments (`$VAR_REF{{..}}`) | `references` |
-//! | hooks: before a call, after a call; the strictest of several verdicts | `hooks`, `hook_chain` |
+//! | hooks (guardrails): before a call, after a call; the strictest of several verdicts | `hooks`, `hook_chain` |
+//! | a hook that fails or times out: `on_failure` (fail open, fail closed) | `hook_chain` (`handle_answer`); its timeout: `runtime::hooks` |
 //! | hooks: before a request, after a turn | `turn_hooks` |
 //! | call ids: missing, duplicate, reused | `deltas` |
 //! | seal, arguments that change after the seal | `deltas` |
@@ -21,25 +22,25 @@
 //! | `max_result_bytes` | `call_end` (event); what the model sees: `context::result_cut`. `max_output_bytes` of a program: `tool::command` |
 //! | variables: snapshot, conflict, rerun, two writers of one variable, `max_variables_bytes` | `isolation` |
 //! | approval (human in the loop), approval timeout (`approval_timeout`), expiry, a decision that is sent again | `approval`; pending approvals after a restart: `resume` |
-//! | questions of running calls: answer, form, expiry | `question` |
+//! | questions of running calls (elicitation): answer, form, expiry | `question`; at most 100 of a call: `runtime::supervisor` |
 //! | timeouts that are paused while a running call waits for people, itself or by its child | `people_wait` |
 //! | calls that the client runs: request, result, expiry | `client_call` |
 //! | attempt, void attempt (stream interrupted, mid-stream break), reuse of pure results | `attempt` |
 //! | request larger than the context window (`CONTEXT_OVERFLOW`), refused or not, once made smaller | `attempt` |
-//! | retry, backoff, jitter, `Retry-After`, fallback model, requests without streaming after broken streams | `retry` |
+//! | retry, number of attempts (`max_attempts`), backoff, jitter, `Retry-After`, fallback model, requests without streaming after broken streams | `retry` |
 //! | circuit breaker, probe | `breaker` |
 //! | end of a response without a finish reason | `response::finish_reason` |
 //! | partial response: calls (also partial ones) and text that are kept after each kind of end, cancellation | `response_end` |
-//! | arguments that are cut off at the limit of tokens (`max_tokens`), partial JSON | `response_end`, `admission` |
+//! | arguments that are cut off (truncated) at the limit of tokens (`max_tokens`), partial JSON | `response_end`, `admission` |
 //! | order of results in events, commit (in the history: `context::history`) | `reassembly` |
-//! | limit on cost: token budget (`max_tokens_per_run`), `max_tool_calls_per_run`; `run_timeout` | `run_limits` |
+//! | within a turn: limit on cost, token budget (`max_tokens_per_run`), `max_tool_calls_per_run`; `run_timeout` | `run_limits` |
 //! | texts that the model receives about calls that did not run or did not end normally | `model_messages`; about failed tools (`Error: ..`): `tool::error`, `runtime::tool` |
 //! | order of all decisions after an event | `mod` (`advance`) |
 //! | crash recovery (`kill -9` during a call): outcome unknown (at most once), or rerun of a pure or idempotent tool | `resume` |
 //! | running calls that a resumed turn attaches to | `started_calls` |
 //! | unanswered calls of a new session | `initial_calls` |
 //! | typed answer (structured output, JSON mode): its value in a response, the messages that ask for it | `output` |
-//! | rules, models and budget of a turn, idempotency key of a tool call | `spec` |
+//! | rules, models and budget of a turn, idempotency key of a tool call | `spec`; its form: `types::call` |
 //! | inputs and effects of a turn, effects that wait until records are stored | `effect` |
 //! | phases and times of a call | `call` |
 //! | committed turn, and how it is read from its records | `committed` |

@@ -1,5 +1,7 @@
-//! Typed answers: the schema of a run's answer, and how its value is found in a response. The configuration
-//! calls a typed answer `output`.
+//! Typed answers: the schema of a run's answer, and how its value is found in a response: in a valid call of
+//! `final_answer`, else in the whole text, else in its only code block. A response that was cut off has none
+//! without such a call. `session::run_machine` decides about the requests. The configuration calls a typed answer
+//! `output`.
 
 use std::sync::Arc;
 

@@ -3,7 +3,8 @@
 //!
 //! A call has at most one open question. While it is open, the timeout of the tool is paused
 //! ([`people_wait`](super::people_wait)), and the tool's `approval_timeout` counts. The call keeps its
-//! permits. The tool receives the answer after the decision is stored. A question also ends when it expires
+//! permits. A call may ask 100 questions (`runtime::supervisor`), each of at most 64 KiB (`tool::context`).
+//! The tool receives the answer after the decision is stored. A question also ends when it expires
 //! (the tool receives [`Answer::Expired`]), when the tool withdraws it, or when the call ends.
 //!
 //! The hash of a question includes its number in the call. A decision that names another hash is refused as

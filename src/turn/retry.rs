@@ -71,7 +71,8 @@ impl RetryPolicy {
     }
 
     /// Continues after a crash of the host with the model that was requested last. The model has
-    /// all its attempts again, because the crash was not its failure.
+    /// all its attempts again, because the crash was not its failure. Of several models with the same name
+    /// at their services, it is the first one: the record of an attempt has only this name.
     pub(super) fn resumed(mut self, attempts: u32, model: &str) -> Self {
         self.attempts = attempts;
         let index = self.models.iter().position(|plan| plan.origin.model == model);

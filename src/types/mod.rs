@@ -118,7 +118,8 @@ fn session_id<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Arc<s
     SessionId::parse(&text).map(|id| id.0).map_err(serde::de::Error::custom)
 }
 
-/// The error of a value that cannot be used, such as a URL or a key. Its text names the value and says why.
+/// The error of a value that cannot be used, such as a URL or a key. Its text says what is wrong. It does not
+/// always quote the value, which may be a secret.
 ///
 /// ```
 /// use callsheet::SessionId;
@@ -210,7 +211,7 @@ pub enum RunEnd {
     MaxTurns,
     /// A client stopped the run.
     Stopped,
-    /// The model or the service refused.
+    /// The model or its service refused to answer, or a hook refused the turn.
     Refused,
     /// The run could not continue.
     Failed,
@@ -412,34 +413,89 @@ pub fn one_line(text: &str, chars_max: usize) -> String {
 /// one. Keeps line feeds and tabs.
 #[must_use]
 pub fn harmless(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    let mut before = '\0';
-    for c in text.chars() {
-        // A joiner between other than ASCII characters is a part of an emoji or of a script that needs it.
-        let joins = matches!(c, '\u{200c}' | '\u{200d}') && !before.is_ascii();
-        if is_invisible(c) && !joins {
-            shown.extend(c.escape_unicode());
-        } else if !c.is_control() || matches!(c, '\n' | '\t') {
-            shown.push(c);
-        }
-        before = c;
-    }
+    let mut stream = HarmlessStream::default();
+    let mut shown = stream.push(text);
+    shown.push_str(&stream.finish());
     shown
 }
 
+/// Converts a text that arrives in pieces as [`harmless`] does.
+#[derive(Debug, Default)]
+pub struct HarmlessStream {
+    /// The last character.
+    before: Option<char>,
+    /// The last character, if it is a joiner and the next character decides about it.
+    joiner: Option<char>,
+}
+
+impl HarmlessStream {
+    /// Returns the next piece of the converted text. Holds a joiner at the end back.
+    #[must_use]
+    pub fn push(&mut self, piece: &str) -> String {
+        let mut shown = String::with_capacity(piece.len());
+        for c in piece.chars() {
+            // Between two visible non-ASCII characters, a joiner is a part of an emoji or of a script.
+            match self.joiner.take() {
+                Some(joiner) if can_be_joined(c) => shown.push(joiner),
+                Some(joiner) => shown.extend(joiner.escape_unicode()),
+                None => {}
+            }
+            if matches!(c, '\u{200c}' | '\u{200d}') && self.before.is_some_and(can_be_joined) {
+                self.joiner = Some(c);
+            } else if is_invisible(c) {
+                shown.extend(c.escape_unicode());
+            } else if !c.is_control() || matches!(c, '\n' | '\t') {
+                shown.push(c);
+            }
+            self.before = Some(c);
+        }
+        shown
+    }
+
+    /// Ends the text. Returns the joiner that was held back, written out.
+    #[must_use]
+    pub fn finish(&mut self) -> String {
+        self.before = None;
+        self.joiner.take().into_iter().flat_map(char::escape_unicode).collect()
+    }
+}
+
+/// Returns true for visible characters that are not ASCII.
+fn can_be_joined(c: char) -> bool {
+    !(c.is_ascii() || c.is_control() || c.is_whitespace() || is_invisible(c))
+}
+
 /// Returns the text with everything written out that is not printable: for a question that a person
-/// answers.
+/// answers. A combining mark is printable after a letter or a digit.
 #[must_use]
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
+    // The letter or digit to which combining marks belong.
+    let mut base: Option<char> = None;
     for c in text.chars() {
         match c {
             '"' | '\'' | '\\' => shown.push(c),
             c if is_invisible(c) => shown.extend(c.escape_unicode()),
+            c if base.is_some_and(|base| is_visible_mark(base, c)) => {
+                shown.push(c);
+                continue;
+            }
             c => shown.extend(c.escape_debug()),
         }
+        base = Some(c).filter(|c| c.is_alphanumeric() && shown.ends_with(*c));
     }
     shown
+}
+
+/// Returns true for a combining mark that changes the appearance of the letter or digit before it.
+fn is_visible_mark(base: char, c: char) -> bool {
+    // `char::escape_debug` escapes all combining marks, `str::escape_debug` only one at the beginning.
+    let is_mark =
+        c.escape_debug().len() > 1 && String::from_iter(['a', c]).escape_debug().eq(['a', c]);
+    let is_emoji_selector = matches!(c, '\u{fe0e}' | '\u{fe0f}');
+    // Many marks of other scripts are invisible after a Latin letter.
+    let fits_base = !base.is_ascii() || matches!(c, '\u{300}'..='\u{36f}');
+    is_mark && !is_emoji_selector && fits_base
 }
 
 /// Returns true for bidirectional controls and for default-ignorable characters (the properties
@@ -497,9 +553,57 @@ pub(crate) fn sha256_hex(bytes: impl AsRef<[u8]>) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns the number of columns of a character. East Asian characters have two.
+/// Returns the number of columns of a character. East Asian characters and most emoji have two.
 fn char_columns(c: char) -> usize {
-    if c >= '\u{1100}' && !('\u{2000}'..'\u{2e80}').contains(&c) { 2 } else { 1 }
+    let is_wide = match c {
+        '\u{2000}'..'\u{2e80}' => is_wide_symbol(c),
+        c => c >= '\u{1100}',
+    };
+    if is_wide { 2 } else { 1 }
+}
+
+/// Returns true for the symbols from U+2000 to U+2E7F that have two columns (the property value
+/// `East_Asian_Width=Wide` of Unicode 17).
+fn is_wide_symbol(c: char) -> bool {
+    matches!(
+        c,
+        '\u{231a}'..='\u{231b}'
+            | '\u{2329}'..='\u{232a}'
+            | '\u{23e9}'..='\u{23ec}'
+            | '\u{23f0}'
+            | '\u{23f3}'
+            | '\u{25fd}'..='\u{25fe}'
+            | '\u{2614}'..='\u{2615}'
+            | '\u{2630}'..='\u{2637}'
+            | '\u{2648}'..='\u{2653}'
+            | '\u{267f}'
+            | '\u{268a}'..='\u{268f}'
+            | '\u{2693}'
+            | '\u{26a1}'
+            | '\u{26aa}'..='\u{26ab}'
+            | '\u{26bd}'..='\u{26be}'
+            | '\u{26c4}'..='\u{26c5}'
+            | '\u{26ce}'
+            | '\u{26d4}'
+            | '\u{26ea}'
+            | '\u{26f2}'..='\u{26f3}'
+            | '\u{26f5}'
+            | '\u{26fa}'
+            | '\u{26fd}'
+            | '\u{2705}'
+            | '\u{270a}'..='\u{270b}'
+            | '\u{2728}'
+            | '\u{274c}'
+            | '\u{274e}'
+            | '\u{2753}'..='\u{2755}'
+            | '\u{2757}'
+            | '\u{2795}'..='\u{2797}'
+            | '\u{27b0}'
+            | '\u{27bf}'
+            | '\u{2b1b}'..='\u{2b1c}'
+            | '\u{2b50}'
+            | '\u{2b55}'
+    )
 }
 
 #[cfg(test)]
@@ -514,6 +618,8 @@ mod tests {
             assert!(text_columns(fits) <= columns);
         }
         assert_eq!(text_columns("⠋ 東京"), 6);
+        assert_eq!((text_columns("✅❌⌚⚡⭐"), text_columns("✓✗–…❤")), (10, 5));
+        assert_eq!(fitting("✅✅", 3), "✅");
     }
 
     #[test]
@@ -523,5 +629,42 @@ mod tests {
         assert_eq!(harmless(text), expected);
         let expected = "{\"a\": \"\\u{202e}\\n\\u{9b} \u{e9}\"}";
         assert_eq!(printable("{\"a\": \"\u{202e}\n\u{9b} \u{e9}\"}"), expected);
+    }
+
+    #[test]
+    fn a_joiner_is_written_out_unless_visible_characters_are_joined() {
+        for (text, expected) in [
+            ("\u{e9}\u{200d}\u{200d}a", "\u{e9}\\u{200d}\\u{200d}a"),
+            ("\u{e9}\u{200d}a", "\u{e9}\\u{200d}a"),
+            ("\u{e9}\u{200d}", "\u{e9}\\u{200d}"),
+            ("\u{e9}\u{200c}\u{a0}", "\u{e9}\\u{200c}\u{a0}"),
+            ("\u{202e}\u{200d}\u{e9}", "\\u{202e}\\u{200d}\u{e9}"),
+            ("\u{2764}\u{fe0f}\u{200d}\u{1f525}", "\u{2764}\u{fe0f}\u{200d}\u{1f525}"),
+            ("\u{645}\u{6cc}\u{200c}\u{62e}", "\u{645}\u{6cc}\u{200c}\u{62e}"),
+        ] {
+            assert_eq!(harmless(text), expected);
+        }
+    }
+
+    #[test]
+    fn a_combining_mark_is_printable_only_after_a_letter_or_a_digit() {
+        for text in ["हिन्दी", "ที่", "cafe\u{301}", "e\u{302}\u{301}", "\u{438}\u{306}"]
+        {
+            assert_eq!(printable(text), text);
+        }
+        for (text, expected) in [
+            ("\u{301}a", "\\u{301}a"),
+            ("\n\u{301}", "\\n\\u{301}"),
+            ("\"\u{301}", "\"\\u{301}"),
+            (" \u{301}", " \\u{301}"),
+            ("\u{202e}\u{301}", "\\u{202e}\\u{301}"),
+            ("e\u{301}\u{34f}\u{301}", "e\u{301}\\u{34f}\\u{301}"),
+            ("a\u{fe0f}\u{e0100}", "a\\u{fe0f}\\u{e0100}"),
+            ("\u{e9}\u{fe0e}\u{fe00}", "\u{e9}\\u{fe0e}\\u{fe00}"),
+            ("\u{915}\u{200d}\u{94d}", "\u{915}\\u{200d}\\u{94d}"),
+            ("rm\u{1039}", "rm\\u{1039}"),
+        ] {
+            assert_eq!(printable(text), expected);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The parts of a tool's result: texts, images and resources, and a value for programs.
+//! The parts of a tool's result: texts, images and resources, and a value for programs. At most 16 MiB are kept.
 
 use std::fmt::Write as _;
 use std::sync::Arc;

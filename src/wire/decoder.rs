@@ -1,5 +1,8 @@
 //! The decoder: splits the bytes of a response into payloads and decodes them with its dialect.
 //! Handles everything around the JSON object that a dialect reads.
+//!
+//! A server-sent event or a line may have 16 MiB, and a plain body 64 MiB, unless [`DecoderOptions`] say otherwise:
+//! the client of a model allows a plain body as many bytes as `max_response_bytes`.
 
 use memchr::memchr;
 use serde_json::value::RawValue;

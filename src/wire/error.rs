@@ -49,13 +49,14 @@ pub fn http_error(status: u16, body: &str) -> ProviderError {
     };
     error.kind = ProviderErrorKind::Status;
     // OpenAI sends an exhausted quota with status 429 too, but a retry cannot succeed.
-    let is_billing_error = error.code.as_deref().and_then(status_of_code) == Some(402);
+    let is_billing_error = value.and_then(status_of_codes) == Some(402);
     error.retryable = Some(false).filter(|_| is_billing_error);
     error
 }
 
-/// Finds the error in a JSON value: its member `error`, or the value itself if it has members that
-/// only errors have.
+/// Finds the error in a JSON value: its member `error`, or the value itself if it has a member that usually
+/// holds the text of an error. Answers may have such members too, so callers pass only values that are no
+/// answer of their wire.
 pub(super) fn find_error(value: &Value) -> Option<&Value> {
     match value {
         Value::Array(items) => items.iter().find_map(find_error),
@@ -97,10 +98,7 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
                 _ => None,
             },
         );
-        let words = ["code", "error_code", "type", "status"]
-            .iter()
-            .filter_map(|key| map.get(*key)?.as_str());
-        error.status = error.status.or_else(|| words.filter_map(status_of_code).next());
+        error.status = error.status.or_else(|| status_of_codes(value));
         error.retry_after = map.get("details").and_then(retry_delay);
     }
     error.overflow = find_overflow(&error, Some(value), &error.message);
@@ -151,8 +149,15 @@ pub(super) fn malformed(text: &str, error: &serde_json::Error) -> Delta {
     Delta::Error(ProviderError::new(ProviderErrorKind::Malformed, message))
 }
 
-/// Returns the HTTP status that an error code stands for. Errors within a stream have no status of
-/// their own, and the status decides whether the error is transient. Unknown codes are transient.
+/// Returns the HTTP status that the first known code of an error stands for. Errors within a stream often have
+/// no status of their own, and the status decides whether the error is transient. An error within a stream with
+/// neither a status nor a known code is transient.
+fn status_of_codes(error: &Value) -> Option<u16> {
+    let keys = ["code", "error_code", "type", "status"];
+    keys.iter().find_map(|key| status_of_code(error.get(*key)?.as_str()?))
+}
+
+/// Returns the HTTP status that an error code stands for.
 ///
 /// OpenAI: <https://platform.openai.com/docs/guides/error-codes>, and the codes of `ResponseError`
 /// in its API reference; `slow_down` and `server_is_overloaded` as its own Codex client reads them.
@@ -325,6 +330,10 @@ mod tests {
         let body = |code: &str| format!(r#"{{"error":{{"message":"m","code":"{code}"}}}}"#);
         assert!(!http_error(429, &body("insufficient_quota")).is_transient());
         assert!(http_error(429, &body("rate_limit_exceeded")).is_transient());
+        // A gateway replaces the code, but keeps the type.
+        let body = r#"{"error":{"type":"insufficient_quota","code":"some_code"}}"#;
+        let error = http_error(429, body);
+        assert_eq!((error.is_transient(), error.code.as_deref()), (false, Some("some_code")));
     }
 
     #[test]

@@ -15,7 +15,7 @@
 //! | `tool_images` | images of tool results, for wires whose results have only text |
 //! | `call_ids` | call ids and tool names in the form that a service accepts |
 //! | `decoder` | bytes to payloads by framing, payloads to deltas by dialect; proxy prefixes, lists, `[DONE]`, errors |
-//! | `sse` | server-sent events |
+//! | `sse` | server-sent events (SSE), also cut at any byte |
 //! | `fast_path` | payloads that match a template and need no parse |
 //! | `lenient` | deserialisation that ignores values of unexpected types |
 //! | `repair` | repair of invalid JSON |
@@ -32,13 +32,13 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | `mod` | the source of the format, and the state of a response |
-//! | `request` | the address and the members of the body other than the history: `RequestFormat` |
-//! | `messages` | the history |
+//! | `request` | the address and the members of the body other than the history (`max_tokens`, `temperature`, `tool_choice`, `response_format`): `RequestFormat` |
+//! | `messages` | the history: roles, empty messages, ids of calls, images, reasoning |
 //! | `payload` | the types of the payloads, and the fields for the fast path |
-//! | `decode` | payloads to deltas, and the finish reasons: `PayloadDecoder` |
+//! | `decode` | payloads to deltas, and the finish reasons (`stop_reason`): `PayloadDecoder` |
 //! | `stream` | the calls, blocks or items of a stream that are not complete yet |
-//! | `metadata` | data that the service wants back with the next request |
-//! | `usage` | token counts |
+//! | `metadata` | data that the service wants back with the next request (signatures of thinking, encrypted reasoning) |
+//! | `usage` | token counts (usage, also cached tokens) |
 //!
 //! A new dialect needs these steps:
 //!

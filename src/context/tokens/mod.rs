@@ -1,4 +1,4 @@
-//! Counts tokens without a tokenizer.
+//! Counts tokens without a tokenizer. Prices are not known: budgets count tokens.
 //!
 //! A service reports the tokens of a request only after the request. What is new since then is
 //! estimated: by script and kind of characters, because a character of English is a quarter of a token

@@ -128,7 +128,7 @@ impl<'a> Verifier<'_, 'a> {
         let is_fork = !self.transcript.forks.is_empty();
         self.require(is_own || is_fork, at, Invariant::Session, || {
             format!(
-                "its id is not that of the child of {} in session {}",
+                "the id of this session is not that of the child of {} in session {}",
                 parent.key, parent.session
             )
         });
@@ -230,7 +230,7 @@ impl<'a> Verifier<'_, 'a> {
         for again in call.intents.iter().skip(1) {
             let is_same = first.is_none() || again.lease.is_none() || again.lease == first;
             self.require(is_same, again.at, Invariant::Lease, || {
-                format!("{key} is intended again, with another lease")
+                format!("{key} has a second intent with another lease")
             });
         }
     }

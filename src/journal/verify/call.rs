@@ -55,7 +55,7 @@ impl<'a> Verifier<'_, 'a> {
         let (at, key) = (intent.at, intent.idempotency_key);
         let is_own_key = *self.calls_by_idempotency_key.entry(key).or_insert(of) == of;
         self.require(is_own_key, at, Invariant::Intent, || {
-            format!("{key:?} is the idempotency key of another call")
+            format!("{of} has the idempotency key {key:?} of another call")
         });
         // Up to a fork, keys are those of the other session.
         let is_own = self.transcript.forks.last().is_none_or(|fork| fork.at.is_before(at));
@@ -66,26 +66,26 @@ impl<'a> Verifier<'_, 'a> {
             is_run || !is_own || scope == self.session.as_str()
         });
         self.require(is_scoped, at, Invariant::Intent, || {
-            format!("{key:?} is not the idempotency key of {of} in this run")
+            format!("{of} has the idempotency key {key:?}, which is not that of this call and run")
         });
         // A call of an idempotent tool runs again after a crash and has another intent.
         let is_same = call.intents.first().is_none_or(|first| {
             (first.call, first.idempotency_key) == (intent.call, intent.idempotency_key)
         });
         self.require(is_same, at, Invariant::Intent, || {
-            format!("{of} is intended again, as another call")
+            format!("{of} has a second intent, with another call or idempotency key")
         });
         self.check_start(at, of, call, &intent.call.arguments);
         let has_ended = attempt.response.is_some_and(|response| response.at.is_before(at));
         let what = match intent.partial {
-            None if !has_ended => "it starts early, and the partial response is missing",
-            Some(_) if has_ended => "it has a partial response, and the response had ended",
+            None if !has_ended => "has no partial response, and the response had not ended",
+            Some(_) if has_ended => "has a partial response, and the response had ended",
             Some(partial) if !self.is_made(&partial.message.calls, intent.call, call) => {
-                "the partial response does not hold it"
+                "has a partial response that does not contain the call"
             }
             None | Some(_) => return,
         };
-        self.require(false, at, Invariant::Response, || format!("{of}: {what}"));
+        self.require(false, at, Invariant::Response, || format!("the intent of {of} {what}"));
     }
 
     /// Checks the approvals and the decisions of hooks about a call that starts, or is handed to the client.
@@ -96,22 +96,22 @@ impl<'a> Verifier<'_, 'a> {
         call: &CallTranscript<'a>,
         arguments: &Arc<Value>,
     ) {
-        let mut requests = call.requests.iter().filter(|question| question.at.is_before(at));
-        let is_requested = requests.any(|question| question.request.phase == WaitPhase::Before);
+        let mut requests = call.requests.iter().filter(|asked| asked.at.is_before(at));
+        let is_requested = requests.any(|asked| asked.request.phase == WaitPhase::Before);
         let verdict = verdict_before(call, WaitPhase::Before, at);
         self.require(
             !is_requested || verdict == Some(ApprovalVerdict::Approved),
             at,
             Invariant::Approval,
-            || format!("{of} starts without an approval"),
+            || format!("{of} starts without the approval that was requested"),
         );
         let decision = hooks_before(call, HookPoint::BeforeCall, at);
         let is_refused = decision.is_some_and(|hooks| hooks.verdict == HookVerdict::Refuse);
         self.require(!is_refused, at, Invariant::Hook, || {
-            format!("{of} starts, and hooks have refused it")
+            format!("{of} starts although hooks have refused it")
         });
-        let is_questioned = decision.is_some_and(|hooks| hooks.verdict == HookVerdict::Ask);
-        self.require(!is_questioned || is_requested, at, Invariant::Hook, || {
+        let needs_approval = decision.is_some_and(|hooks| hooks.verdict == HookVerdict::Ask);
+        self.require(!needs_approval || is_requested, at, Invariant::Hook, || {
             format!("{of} starts without the approval that a hook has asked for")
         });
         let changed = decision.and_then(|hooks| hooks.arguments.as_ref());
@@ -119,7 +119,7 @@ impl<'a> Verifier<'_, 'a> {
             changed.is_none_or(|changed| changed == arguments),
             at,
             Invariant::Hook,
-            || format!("{of} starts with other arguments than those of its hooks"),
+            || format!("{of} starts with other arguments than those that its hooks have set"),
         );
     }
 
@@ -171,8 +171,8 @@ impl<'a> Verifier<'_, 'a> {
     /// not once it is decided.
     fn check_approvals(&mut self, key: CallKey, call: &CallTranscript<'a>) {
         self.check_questions(key, call);
-        for question in call.requests.iter().filter(|question| !question.is_input()) {
-            let (at, phase) = (question.at, question.request.phase);
+        for asked in call.requests.iter().filter(|asked| !asked.is_input()) {
+            let (at, phase) = (asked.at, asked.request.phase);
             let is_open = verdict_before(call, phase, at).is_none();
             self.require(is_open, at, Invariant::Approval, || {
                 format!("{key} has an approval request after the decision")
@@ -193,21 +193,18 @@ impl<'a> Verifier<'_, 'a> {
             };
             self.require(is_in_time, at, Invariant::Approval, || match phase {
                 WaitPhase::Before => format!("{key} has an approval request after its intent"),
-                WaitPhase::Client => {
-                    format!("{key} is handed to the client, and has its result")
-                }
+                WaitPhase::Client => format!("{key} is handed to the client after its result"),
                 WaitPhase::After | WaitPhase::Input => {
-                    format!("{key} has an approval request without a result")
+                    format!("{key} has an approval request for its result before the result")
                 }
             });
         }
         let decisions = call.decisions.iter();
         for decision in decisions.filter(|decision| decision.phase != WaitPhase::Input) {
             let (at, phase) = (decision.at, decision.phase);
-            let mut requests =
-                call.requests.iter().filter(|question| question.request.phase == phase);
+            let mut requests = call.requests.iter().filter(|asked| asked.request.phase == phase);
             self.require(
-                requests.any(|question| question.at.is_before(at)),
+                requests.any(|asked| asked.at.is_before(at)),
                 at,
                 Invariant::Approval,
                 || format!("{key} has a decision without an approval request"),
@@ -223,13 +220,16 @@ impl<'a> Verifier<'_, 'a> {
     /// only the answer to a form has content.
     fn check_questions(&mut self, key: CallKey, call: &CallTranscript<'a>) {
         for asked in &call.requests {
-            let (at, is_input) = (asked.at, asked.is_input());
-            self.require(
-                is_input == asked.request.question.is_some(),
-                at,
-                Invariant::Approval,
-                || format!("{key} has a question if and only if its tool asks for input"),
-            );
+            let is_input = asked.is_input();
+            let fits = is_input == asked.request.question.is_some();
+            self.require(fits, asked.at, Invariant::Approval, || {
+                let what = if is_input {
+                    "a request for input without a question"
+                } else {
+                    "a question in a request that is not for input"
+                };
+                format!("{key} has {what}")
+            });
         }
         let inputs: Vec<_> = call.input_questions().collect();
         let mut answered = 0;
@@ -239,7 +239,7 @@ impl<'a> Verifier<'_, 'a> {
             let question = asked.request.question.as_deref();
             let fits = question.is_none_or(|question| decision.fits(question));
             self.require(fits, decision.at, Invariant::Approval, || {
-                format!("{key} has an answer that does not fit its question")
+                format!("{key} has an answer that does not fit the question")
             });
         }
         let is_input = |decision: &&RecordedDecision<'_>| decision.phase == WaitPhase::Input;
@@ -251,8 +251,9 @@ impl<'a> Verifier<'_, 'a> {
         }
     }
 
-    /// Checks an outcome that may be recorded again: to amend its notes, or because more bytes
-    /// came for the call and its result was discarded.
+    /// Checks an outcome that is recorded again. It may be: to amend its notes, or, before the end of the
+    /// response, because more bytes of its arguments came after its seal: the call is then malformed, and its
+    /// result is discarded.
     fn check_repetition(
         &mut self,
         key: CallKey,
@@ -264,9 +265,9 @@ impl<'a> Verifier<'_, 'a> {
         let wrong = match (earlier, outcome.amended) {
             (Some(old), true) => {
                 let is_same = (old.outcome, old.writes) == (outcome.outcome, outcome.writes);
-                (!is_same).then_some("is amended with another outcome")
+                (!is_same).then_some("has an amended outcome with another result or other writes")
             }
-            (None, true) => Some("is amended, and has no outcome"),
+            (None, true) => Some("has an amended outcome without an earlier one"),
             (Some(_), false) if !has_response && is_malformed => None,
             (Some(_), false) => Some("has a second outcome"),
             (None, false) => None,
@@ -289,13 +290,14 @@ impl<'a> Verifier<'_, 'a> {
         });
         let is_ok = outcome.status == ToolStatus::Ok;
         self.require(outcome.kind.is_none() == is_ok, at, Invariant::Outcome, || {
-            format!("{key} has a failure kind if and only if it did not succeed")
+            let what = if is_ok { "succeeded, and has a" } else { "did not succeed, and has no" };
+            format!("{key} {what} failure kind")
         });
         let may_have_run = outcome.kind == Some(FailureKind::HostStopped);
         let is_intended = call.intents.first().is_some_and(|intent| intent.at.is_before(at));
         let is_known = !may_have_run || is_intended || notes.duplicate_of.is_some();
         self.require(is_known, at, Invariant::Intent, || {
-            format!("{key} may have run, and was not intended")
+            format!("{key} may have run when the host stopped, and has no intent")
         });
     }
 
@@ -313,24 +315,24 @@ impl<'a> Verifier<'_, 'a> {
         let noted =
             noted.map(|noted: &Option<VerdictWithMessage>| noted.as_ref().map(|note| note.verdict));
         self.require(noted == given, at, Invariant::Approval, || {
-            format!("{key} does not note the decisions about it")
+            format!("the outcome of {key} does not note the decisions about the call")
         });
         let is_forbidden =
             given.iter().flatten().any(|verdict| *verdict != ApprovalVerdict::Approved);
         let is_ok = outcome.status == ToolStatus::Ok;
         self.require(!(is_forbidden && is_ok), at, Invariant::Approval, || {
-            format!("{key} has a result that was forbidden")
+            format!("{key} succeeded although an approval was rejected or had expired")
         });
         let hooks = [HookPoint::BeforeCall, HookPoint::AfterCall];
         let mut hooks = hooks.into_iter().filter_map(|on| hooks_before(call, on, at));
         let is_refused = hooks.any(|hooks| hooks.verdict == HookVerdict::Refuse);
         self.require(!(is_refused && is_ok), at, Invariant::Hook, || {
-            format!("{key} has a result that hooks have refused")
+            format!("{key} succeeded although hooks have refused the call or its result")
         });
         let is_expired = outcome.kind == Some(FailureKind::ApprovalExpired);
         let is_decided = is_forbidden || notes.duplicate_of.is_some();
         self.require(!is_expired || is_decided, at, Invariant::Approval, || {
-            format!("{key} has expired without a recorded expiry")
+            format!("an approval of {key} has expired without a record of the expiry")
         });
     }
 
@@ -350,8 +352,11 @@ impl<'a> Verifier<'_, 'a> {
         let reported = call.reports.iter().rfind(|report| report.at.is_before(at));
         let is_reported = reported.is_some_and(|report| report.writes == writes);
         self.require(may_write && is_reported, at, Invariant::Writes, || {
-            let what = if may_write { "its tool did not report" } else { "it may not write" };
-            format!("{key} writes variables that {what}")
+            let what = match may_write {
+                true => "that its tool has not reported",
+                false => "although it failed, is a copy, or has dropped its writes",
+            };
+            format!("{key} writes variables {what}")
         });
     }
 

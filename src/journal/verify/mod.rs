@@ -170,7 +170,7 @@ impl Verifier<'_, '_> {
             let (from, last) = (fork.from, fork.last_copied);
             let is_next = last.0.checked_add(1) == Some(fork.at.seq.0);
             self.require(is_next, fork.at, Invariant::Session, || {
-                format!("the records of {from} end at {last}, and not right before the record of the fork")
+                format!("the records of {from} end at {last}, not right before the fork's record")
             });
         }
         if let Some(closed) = transcript.closed {

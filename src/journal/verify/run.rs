@@ -34,14 +34,15 @@ impl<'a> Verifier<'_, 'a> {
                 let queued = queue.waiting.remove(&*id.0);
                 let is_same = queued.is_none_or(|queued| queued == start.input);
                 self.require(is_same, at, Invariant::Run, || {
-                    format!("{id} was queued with another input")
+                    format!("{id} starts with another input than it was queued with")
                 });
             }
             if let Some(end) = run.end {
                 self.queue_until(end.at, &mut queue);
                 let waiting = queue.waiting.len() as u64;
                 self.require(waiting == end.waiting, end.at, Invariant::Run, || {
-                    format!("it counts {} waiting inputs, but {waiting} wait", end.waiting)
+                    let (id, counted) = (end.id, end.waiting);
+                    format!("the end of {id} counts {counted} waiting inputs, and {waiting} wait")
                 });
                 self.check_run_end(run, &end);
             }
@@ -69,7 +70,7 @@ impl<'a> Verifier<'_, 'a> {
                     let is_new = !queue.started.contains(id)
                         && queue.waiting.insert(id, input.input).is_none();
                     self.require(is_new, input.at, Invariant::Run, || {
-                        format!("{id} is the id of another run")
+                        format!("a queued input has the id {id} of another run")
                     });
                     queue.read.0 += 1;
                 }
@@ -89,7 +90,12 @@ impl<'a> Verifier<'_, 'a> {
         let by_hook = last.is_some_and(|(_, last)| matches!(last.end, TurnEnd::RefusedByHook(_)));
         let needs_error = end.end == RunEnd::Failed || (end.end == RunEnd::Refused && by_hook);
         self.require(end.error.is_some() == needs_error, at, Invariant::Run, || {
-            "a run has an error if and only if it failed, or a hook ended it".to_owned()
+            let what = if needs_error {
+                "failed or was refused by a hook, and has no error"
+            } else {
+                "has an error, and neither failed nor was refused by a hook"
+            };
+            format!("{} {what}", end.id)
         });
         if !end.is_given_up() {
             if let Some(open) = run.turns.last().filter(|turn| turn.commit.is_none()) {
@@ -107,7 +113,7 @@ impl<'a> Verifier<'_, 'a> {
         let Some((turn, commit)) = run.committed().last() else {
             // The run was queued when its host shut down.
             self.require(end.end == RunEnd::Interrupted, end.at, Invariant::Run, || {
-                "it ends without a turn".to_owned()
+                format!("{} ends as {} without a turn", end.id, end.end.as_str())
             });
             return;
         };
@@ -128,7 +134,7 @@ impl<'a> Verifier<'_, 'a> {
             RunEnd::Failed => matches!(last, TurnEnd::Failed(_)),
         };
         self.require(fits, end.at, Invariant::Run, || {
-            format!("it ends as {}, and its last turn ended otherwise", end.end.as_str())
+            format!("{} ends as {}, and its last turn ended otherwise", end.id, end.end.as_str())
         });
         let answer = turn.response().map_or("", |response| &response.message.text);
         let is_answer = matches!(end.end, RunEnd::Answered | RunEnd::MaxTurns);
@@ -136,12 +142,12 @@ impl<'a> Verifier<'_, 'a> {
         let has_own_text = end.output.is_some() && answer.trim().is_empty();
         let is_same = end.text == answer || has_own_text;
         self.require(!is_answer || is_same, end.at, Invariant::Run, || {
-            "its answer is not the text of the last response".to_owned()
+            format!("the answer of {} is not the text of its last response", end.id)
         });
     }
 
     fn check_sums(&mut self, run: &RunTranscript<'a>, end: &RecordedRunEnd<'a>) {
-        let (at, stats) = (end.at, end.stats);
+        let (at, id, stats) = (end.at, end.id, end.stats);
         let (mut calls, mut usage) = (0, Usage::default());
         for (turn, _) in run.committed() {
             calls += u32::try_from(turn.kept_calls().len()).unwrap_or(u32::MAX);
@@ -162,17 +168,18 @@ impl<'a> Verifier<'_, 'a> {
         // A run that the session gave up also counts the turn that had begun or was about to begin.
         let allowed = turns..=turns + u32::from(end.is_given_up());
         self.require(allowed.contains(&stats.turns), at, Invariant::Sums, || {
-            format!("it counts {} turns, and had {turns}", stats.turns)
+            format!("{id} counts {} turns, and had {turns}", stats.turns)
         });
         self.require(stats.tool_calls == calls, at, Invariant::Sums, || {
-            format!("it counts {} calls, and had {calls}", stats.tool_calls)
+            format!("{id} counts {} calls, and had {calls}", stats.tool_calls)
         });
         let counted = (stats.input_tokens, stats.output_tokens);
         let used = (usage.input_tokens, usage.output_tokens);
         self.require(counted == used, at, Invariant::Sums, || {
             let ((input, output), (used_input, used_output)) = (counted, used);
             format!(
-                "it counts {input} and {output} tokens, and used {used_input} and {used_output}"
+                "{id} counts {input} input and {output} output tokens, and used {used_input} and \
+                 {used_output}"
             )
         });
     }

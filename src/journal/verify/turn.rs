@@ -30,25 +30,31 @@ impl<'a> Verifier<'_, 'a> {
             };
             let has_effects = attempt.calls.values().any(is_earlier);
             self.require(has_effects == failure.kept, failure.at, Invariant::Response, || {
-                let what = if failure.kept {
-                    "a part of it is kept, and no call with effects had started"
+                let name = attempt_name(turn, attempt);
+                if failure.kept {
+                    format!("a part of {name} is kept, and no call with effects had started")
                 } else {
-                    "all of it is void, and a call with effects had started"
-                };
-                what.to_owned()
+                    format!("all of {name} is void, and a call with effects had started")
+                }
             });
         }
         let Some(response) = &attempt.response else { return };
         if attempt.start.is_none() {
             let is_seeded = self.opens_with_calls && turn.number == 1 && attempt.number == 1;
             self.require(is_seeded, response.at, Invariant::Turn, || {
-                "it is a response that no model was asked for".to_owned()
+                let name = attempt_name(turn, attempt);
+                format!("{name} has a response without a request to a model")
             });
         }
         let broke = attempt.failure.map(|failure| failure.kept);
-        let fits = broke == (response.ending == ResponseEnding::BrokenKept).then_some(true);
-        self.require(fits, response.at, Invariant::Response, || {
-            "a response is the part of a broken attempt if and only if its attempt broke".to_owned()
+        let is_part = response.ending == ResponseEnding::BrokenKept;
+        self.require(broke == is_part.then_some(true), response.at, Invariant::Response, || {
+            let name = attempt_name(turn, attempt);
+            if is_part {
+                format!("{name} keeps a part of a response, and has no failure that keeps one")
+            } else {
+                format!("{name} has a whole response, and a failure")
+            }
         });
         self.check_message(turn, attempt, response);
         self.check_kept_calls(attempt, response);
@@ -66,14 +72,15 @@ impl<'a> Verifier<'_, 'a> {
             let key = call.key;
             let is_own = (key.turn, key.attempt) == (turn.number, attempt.number);
             self.require(is_own && key.index >= next, at, Invariant::Response, || {
-                format!("the message holds {key}, which does not belong there")
+                let name = attempt_name(turn, attempt);
+                format!("the response of {name} contains {key} out of order or of another attempt")
             });
             next = key.index.saturating_add(1);
             self.require(ids.insert(&call.id), at, Invariant::Pairing, || {
                 format!("{key} has the id {:?} of another call of the turn", call.id)
             });
             self.require(call.arguments.is_object(), at, Invariant::Response, || {
-                format!("the arguments of {key} are not an object")
+                format!("the arguments of {key} are not a JSON object")
             });
         }
     }
@@ -90,10 +97,12 @@ impl<'a> Verifier<'_, 'a> {
         let drops_calls =
             matches!(response.ending, ResponseEnding::Refused | ResponseEnding::BrokenKept);
         for (key, call) in attempt.calls.iter().filter(|(key, _)| !response.keeps(**key)) {
-            self.require(drops_calls, at, Invariant::Outcome, || format!("{key} is not kept"));
+            self.require(drops_calls, at, Invariant::Outcome, || {
+                format!("{key} has records, and its response does not contain it")
+            });
             let is_lost = response.ending == ResponseEnding::BrokenKept && !call.intents.is_empty();
             self.require(!is_lost, at, Invariant::Response, || {
-                format!("the message does not hold {key}, which was intended")
+                format!("{key} has an intent, and is not in the kept part of its response")
             });
         }
         for call in &response.message.calls {
@@ -104,7 +113,7 @@ impl<'a> Verifier<'_, 'a> {
             let has_effects = first.is_some_and(|intent| intent.at.is_before(at));
             let is_refused = response.ending == ResponseEnding::Refused;
             self.require(has_effects || !is_refused, at, Invariant::Response, || {
-                format!("{} is kept of a refusal, and has no effects", call.key)
+                format!("{} is kept in a refused response, and had no intent before it", call.key)
             });
             // The raw arguments may have grown since the call was intended.
             let is_same = intents.all(|intent| {
@@ -112,7 +121,7 @@ impl<'a> Verifier<'_, 'a> {
                     && self.are_final(&call.arguments, &intent.call.arguments, records)
             });
             self.require(is_same, at, Invariant::Intent, || {
-                format!("{} is not the call that was intended", call.key)
+                format!("{} has an intent with another tool or other arguments", call.key)
             });
         }
     }
@@ -124,28 +133,34 @@ impl<'a> Verifier<'_, 'a> {
         commit: TurnCommit<'a>,
     ) {
         let (at, summary, response) = (commit.at, commit.summary, turn.response());
+        let number = turn.number;
         self.require(end_fits(commit.end, turn), at, Invariant::Commit, || {
-            "it does not end as its response did".to_owned()
+            format!("turn {number} does not end as its response did")
         });
         self.require(summary.usage == turn.usage(), at, Invariant::Commit, || {
-            "its tokens are not those of its attempts".to_owned()
+            format!("the tokens of turn {number} are not those of its attempts")
         });
         let names = turn.kept_calls().iter().map(|call| &call.name);
         self.require(summary.tool_names.iter().eq(names), at, Invariant::Commit, || {
-            "its tools are not those of its calls".to_owned()
+            format!("the tools of turn {number} are not those of its calls")
         });
         let finish_reason = response.and_then(|response| response.finish_reason);
         let dropped = response.map_or(0, |response| response.dropped_calls.len());
         let is_same = summary.finish_reason.as_ref() == finish_reason
             && summary.dropped_calls as usize == dropped;
         self.require(is_same, at, Invariant::Commit, || {
-            "its finish reason or its dropped calls are not those of its response".to_owned()
+            format!(
+                "the finish reason or the dropped calls of turn {number} are not those of its \
+                 response"
+            )
         });
         for call in turn.kept_calls() {
             let key = call.key;
             let name = turn.call(key).and_then(CallTranscript::outcome).map(|end| &end.label.name);
             self.require(name == Some(&call.name), at, Invariant::Outcome, || match name {
-                Some(name) => format!("{key} is {:?}, and its outcome is of {name:?}", call.name),
+                Some(name) => {
+                    format!("{key} is a call of {:?}, and its outcome is of {name:?}", call.name)
+                }
                 None => format!("{key} has no outcome"),
             });
         }
@@ -154,9 +169,14 @@ impl<'a> Verifier<'_, 'a> {
             parallel.is_none_or(|parallel| parallel == summary.parallel),
             at,
             Invariant::Commit,
-            || "its execution is not that of its run".to_owned(),
+            || format!("the execution of turn {number} is not that of its run"),
         );
     }
+}
+
+/// Returns the name of an attempt in messages.
+fn attempt_name(turn: &TurnTranscript<'_>, attempt: &AttemptTranscript<'_>) -> String {
+    format!("attempt {} of turn {}", attempt.number, turn.number)
 }
 
 /// Returns true if a turn ends as its response did, or was cancelled.

@@ -13,7 +13,7 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-use super::sealed;
+use super::encrypted_content;
 use crate::rehearsal::openai_chat::check_tool_choice;
 use crate::rehearsal::request_schema::Refusal;
 use crate::rehearsal::request_schema::RequestSchema;
@@ -123,7 +123,7 @@ fn check_encrypted(item: &Value, stateless: bool) -> Result<(), Refusal> {
     let summary: String = summary.collect();
     let parts = encrypted.strip_prefix("rehearsal.").and_then(|rest| rest.rsplit_once('.'));
     let reason = match parts {
-        Some((item_id, _)) if sealed(item_id, &summary) != encrypted => {
+        Some((item_id, _)) if encrypted_content(item_id, &summary) != encrypted => {
             "could not be decrypted or parsed."
         }
         Some((item_id, _)) if id.is_some_and(|id| id != item_id) => {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     fn reasoning(id: &str) -> Value {
-        json!({"type": "reasoning", "id": id, "encrypted_content": sealed(id, "hm"),
+        json!({"type": "reasoning", "id": id, "encrypted_content": encrypted_content(id, "hm"),
             "summary": [{"type": "summary_text", "text": "hm"}]})
     }
 

@@ -1,7 +1,10 @@
 //! The Responses API: the events of a stream, or one plain body.
 //!
-//! Pure: equal responses and requests give equal bytes, apart from the ids and the time. The item
-//! ids of a response with reasoning contain a `t`.
+//! Pure: equal responses and requests give equal bytes, apart from the ids and the time.
+//!
+//! The item ids of a response with reasoning have a `t` before the response's number (`msg_t7_1`), those of
+//! other responses an `r`. By the `t`, [`check`] sees in a later request that an item came with reasoning,
+//! which must be sent back too.
 
 mod check;
 mod form;
@@ -49,7 +52,7 @@ impl ProviderService for OpenaiResponses {
 
 /// Returns the text that this server sends as encrypted reasoning. It is accepted only with the item
 /// that it came with.
-fn sealed(id: &str, summary: &str) -> String {
+fn encrypted_content(id: &str, summary: &str) -> String {
     format!("rehearsal.{id}.{}", hash(&format!("{id}\n{summary}"), 8))
 }
 
@@ -98,7 +101,7 @@ impl ResponseEncoder<'_> {
                     "summary": [{"type": "summary_text", "text": summary}]});
                 let wanted = |what: &Value| what == "reasoning.encrypted_content";
                 if items(&self.answer.request["include"]).iter().any(wanted) {
-                    item["encrypted_content"] = sealed(&id, &summary).into();
+                    item["encrypted_content"] = encrypted_content(&id, &summary).into();
                 }
                 item
             }
@@ -361,7 +364,7 @@ mod tests {
         );
         assert!(events.iter().zip(0..).all(|(event, at)| event["sequence_number"] == at));
         let reasoning = &events[8]["item"];
-        assert_eq!(reasoning["encrypted_content"], sealed("rs_t7_0", "hm"));
+        assert_eq!(reasoning["encrypted_content"], encrypted_content("rs_t7_0", "hm"));
         assert_eq!(events[16]["item"]["call_id"], "call_r7_0");
         assert_eq!(
             (&events[16]["output_index"], &events[22]["output_index"]),

@@ -1,4 +1,6 @@
-//! The deadline of the next delta of a response, which does not count the time for which the host itself lagged.
+//! The deadline of the next delta of a response, which does not count the time for which the host itself lagged: the
+//! delays of timers by 50 ms or more (`STALL_MIN`). If a check itself is late by as much, the response
+//! has up to 0.5 s more (`GRACE_MAX`), once between two deltas.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,11 +16,13 @@ pub(super) const ANSWER_TIMEOUT: &str = "answer_timeout";
 /// The delay of a timer that counts as a stall of the host. A shorter one is usual under load.
 const STALL_MIN: Duration = Duration::from_millis(50);
 
-/// Maximum time that is added to the deadline if a stall of the host lasted beyond it.
+/// Maximum time from a late check to the new deadline. A check is late if a stall of the host lasted beyond the
+/// deadline.
 const GRACE_MAX: Duration = Duration::from_millis(500);
 
 /// The sum of the host's own lags: times for which its threads handled nothing, because the process was stopped
-/// or the threads were busy with something else. It is no stall of a stream. Clones share the sum.
+/// or the threads were busy with something else. The service did not cause such a time, so it does not count
+/// against a stream. Clones share the sum.
 #[derive(Clone, Debug, Default)]
 pub(in crate::runtime) struct HostLagClock {
     stalled_us: Arc<AtomicU64>,
@@ -46,29 +50,31 @@ impl HostLagClock {
 /// The time at which an exchange fails unless a delta arrives.
 #[derive(Debug)]
 pub(super) struct DeltaDeadline {
-    at: Instant,
+    /// The end of the time limit, moved by the stalls in the clock.
+    due: Instant,
     time_limit: Duration,
     clock: HostLagClock,
-    /// The part of the clock's time that is already added to `at`.
+    /// The part of the clock's time that is already added to `due`.
     counted_stalls: Duration,
-    /// True if the deadline was moved because of a late check.
-    has_grace: bool,
+    /// The deadline that a late check has set. It applies while it is later than `due`: the clock adds the same
+    /// stall to `due` afterwards.
+    grace_until: Option<Instant>,
 }
 
 impl DeltaDeadline {
     pub(super) fn new(time_limit: Duration, clock: HostLagClock) -> Self {
         let counted_stalls = clock.stalled();
         Self {
-            at: Instant::now() + time_limit,
+            due: Instant::now() + time_limit,
             time_limit,
             clock,
             counted_stalls,
-            has_grace: false,
+            grace_until: None,
         }
     }
 
     pub(super) fn at(&self) -> Instant {
-        self.at
+        self.grace_until.map_or(self.due, |until| until.max(self.due))
     }
 
     pub(super) fn time_limit(&self) -> Duration {
@@ -77,23 +83,23 @@ impl DeltaDeadline {
 
     /// Starts again with this time limit.
     pub(super) fn restart(&mut self, time_limit: Duration) {
-        (self.at, self.time_limit) = (Instant::now() + time_limit, time_limit);
+        (self.due, self.time_limit) = (Instant::now() + time_limit, time_limit);
         self.counted_stalls = self.clock.stalled();
-        self.has_grace = false;
+        self.grace_until = None;
     }
 
     /// Returns true if the deadline has passed. First adds the time for which the host was stalled since the
     /// last delta. `woken` is the time of this check.
     pub(super) fn is_over(&mut self, woken: Instant) -> bool {
         let stalled = self.clock.stalled();
-        self.at += stalled.saturating_sub(self.counted_stalls);
+        self.due += stalled.saturating_sub(self.counted_stalls);
         self.counted_stalls = stalled;
         // The stall that delayed this check may not be in the clock yet.
-        if HostLagClock::is_stall(woken.saturating_duration_since(self.at)) && !self.has_grace {
-            self.has_grace = true;
-            self.at = woken + self.time_limit.min(GRACE_MAX);
+        let is_late = HostLagClock::is_stall(woken.saturating_duration_since(self.due));
+        if is_late && self.grace_until.is_none() {
+            self.grace_until = Some(woken + self.time_limit.min(GRACE_MAX));
         }
-        self.at <= woken
+        self.at() <= woken
     }
 }
 
@@ -125,5 +131,13 @@ mod tests {
         assert_eq!(deadline.at(), start + Duration::from_millis(5500));
         // This wait counts once, so that a busy host waits for a dead service at most so much longer.
         assert!(deadline.is_over(start + Duration::from_millis(9000)));
+
+        // The clock notices the stall after the late check. It counts once.
+        deadline.restart(limit);
+        assert!(!deadline.is_over(start + Duration::from_millis(5000)));
+        clock.add_delay(Duration::from_millis(4800));
+        assert!(!deadline.is_over(start + Duration::from_millis(5500)));
+        assert_eq!(deadline.at(), start + Duration::from_millis(5800));
+        assert!(deadline.is_over(start + Duration::from_millis(5800)));
     }
 }

@@ -1,6 +1,9 @@
 //! One exchange with a model: a request and its streamed response. Reads calls in the text of the
 //! response and replaces secrets in it. Fails a response that stalls: after `first_event_timeout` without a
 //! first delta, after `idle_timeout` between two deltas, and after `answer_timeout` if it is not streamed.
+//!
+//! A service may answer a plain request with a stream. Then `answer_timeout` limits the time to the first delta, and
+//! `idle_timeout` each time between two: a stream that makes progress goes on, as one that was requested does.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -342,8 +345,12 @@ impl ResponseBody {
                     }
                     let framing = framing(client, streamed, &self.response, &bytes);
                     self.whole = framing == Framing::Json;
-                    let options =
-                        DecoderOptions { fast_path: client.fast_path, ..DecoderOptions::default() };
+                    let options = DecoderOptions {
+                        // `bytes_left` limits the body.
+                        body_bytes_max: usize::MAX,
+                        fast_path: client.fast_path,
+                        ..DecoderOptions::default()
+                    };
                     let templates = std::mem::take(templates);
                     let decoder = Decoder::with_templates(client.wire, framing, options, templates);
                     self.decoder.insert(decoder)

@@ -3,7 +3,7 @@
 //! Works without a host: [`ModelClient::complete`] returns one whole response, and
 //! [`ModelClient::stream`] returns its deltas. Each call makes one exchange and never retries; the
 //! turn decides about retries. Concurrency limits and circuit breakers belong to the host, so a
-//! client alone has neither.
+//! client alone has neither. Redirects are not followed, and a service on this machine is asked without a proxy.
 
 mod deadline;
 mod error;
@@ -14,7 +14,6 @@ mod response;
 mod source;
 
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -207,7 +206,7 @@ impl ModelClient {
         stalls: HostLagClock,
     ) -> Result<Self, InvalidValue> {
         let (streamed, plain) = (Target::new(config, true)?, Target::new(config, false)?);
-        let loopback = is_loopback(&plain.url);
+        let loopback = tls::is_loopback(&plain.url);
         let settings = Client::builder()
             .connect_timeout(config.connect_timeout)
             .tcp_nodelay(true)
@@ -380,37 +379,4 @@ fn headers(config: &ModelConfig, accept: &'static str) -> Result<HeaderMap, Inva
         headers.insert(name, value);
     }
     Ok(headers)
-}
-
-fn is_loopback(url: &Url) -> bool {
-    let host = url.host_str().unwrap_or_default();
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let name = host.trim_end_matches('.');
-    name == "localhost"
-        || name.ends_with(".localhost")
-        || bare.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn loopback_hosts_are_recognised() {
-        for (host, expect) in [
-            ("localhost", true),
-            ("LOCALHOST.", true),
-            ("model.localhost", true),
-            ("127.9.9.9", true),
-            ("[::1]", true),
-            ("[::ffff:127.0.0.1]", true),
-            ("notlocalhost", false),
-            ("localhost.example.com", false),
-            ("127.0.0.1.example.com", false),
-            ("10.0.0.1", false),
-        ] {
-            let url = Url::parse(&format!("http://{host}:1/v1")).unwrap();
-            assert_eq!(is_loopback(&url), expect, "{host}");
-        }
-    }
 }

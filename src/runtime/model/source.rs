@@ -15,7 +15,8 @@ use super::{ModelRequest, error};
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind};
 use crate::wire::{CallDelta, CallKind, Delta};
 
-/// The deltas of a response, in batches that arrived together. An error is the last item.
+/// The deltas of a response, in batches that arrived together. An error is the last item. An empty batch does not
+/// extend the time limit of the next delta.
 ///
 /// Returned by a [`ModelSource`].
 pub type ModelStream = Pin<Box<dyn Stream<Item = Result<Vec<Delta>, ProviderError>> + Send>>;
@@ -45,7 +46,11 @@ pub type ModelStream = Pin<Box<dyn Stream<Item = Result<Vec<Delta>, ProviderErro
 /// ```
 pub trait ModelSource: Send + Sync + 'static {
     /// Returns the response to a request. The stream is dropped when the response is not needed any
-    /// more. A response needs a [`Delta::Finish`]; without one it counts as broken, and is retried.
+    /// more.
+    ///
+    /// A response ends with a [`Delta::Finish`]. Without one it is accepted only if [`Delta::Done`] came, it is
+    /// not empty, and the arguments of all calls parse. Otherwise it counts as broken, and is retried as after
+    /// a transient error.
     ///
     /// A model that streams returns its deltas as they come:
     ///
@@ -60,8 +65,8 @@ pub trait ModelSource: Send + Sync + 'static {
     /// }
     /// ```
     ///
-    /// After two broken streams, the turn's next attempts ask for a response that is not streamed
-    /// (`request.stream` is false).
+    /// After two broken streams, the turn's next attempts with this model ask for a response that is not
+    /// streamed (`request.stream` is false).
     fn respond(&self, request: ModelRequest) -> ModelStream;
 }
 
@@ -109,8 +114,10 @@ impl ModelReply {
         Self { deltas: Vec::new(), calls: 0, error: None }.and_call(name, arguments)
     }
 
-    /// Makes a response that fails. Errors of the kinds `Connect`, `Timeout`, `Transport`, `InStream`
-    /// and `Malformed` are retried, those of the kind `Status` only with a status such as 429 or 503.
+    /// Makes a response that fails. It is retried if its error is transient
+    /// ([`ProviderError::is_transient`]): the error's own `retryable` decides first, then an error status (400
+    /// or more), then its kind. The kinds `Connect`, `Timeout`, `Transport`, `InStream` and `Malformed` are
+    /// retried, `Status` and `TooLarge` are not.
     #[must_use]
     pub fn error(error: ProviderError) -> Self {
         Self { deltas: Vec::new(), calls: 0, error: Some(error) }
@@ -212,8 +219,9 @@ impl SourceExchange {
         Self { source, state, time_limit: first_limit, time_limit_key, idle_timeout }
     }
 
-    /// Returns the next batch that is not empty. Returns `None` after an error, and when the stream has ended. An empty
-    /// batch starts the time limit anew.
+    /// Returns the next batch that is not empty. Returns `None` after an error, and when the stream has ended. Empty
+    /// batches do not extend the time limit, as keep-alive comments of a service do not. A batch does, also if the
+    /// request asked for a plain response: then `answer_timeout` limits the time to the first batch.
     pub(super) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
         let source = Arc::clone(&self.source);
         let mut stream = match std::mem::replace(&mut self.state, SourceExchangeState::Over) {
@@ -226,26 +234,27 @@ impl SourceExchange {
             SourceExchangeState::Response(stream) => stream,
             SourceExchangeState::Over => return None,
         };
-        loop {
-            let next = AssertUnwindSafe(stream.next()).catch_unwind();
-            match timeout(self.time_limit, next).await {
-                Err(_) => {
-                    return Some(Err(error::silence_timeout(
-                        "the model was silent",
-                        self.time_limit,
-                        self.time_limit_key,
-                    )));
-                }
-                Ok(Err(_)) => return Some(Err(panicked())),
-                Ok(Ok(None)) => return None,
-                Ok(Ok(Some(Err(error)))) => return Some(Err(error)),
-                Ok(Ok(Some(Ok(batch)))) if batch.is_empty() => {}
-                Ok(Ok(Some(Ok(batch)))) => {
-                    (self.time_limit, self.time_limit_key) = (self.idle_timeout, IDLE_TIMEOUT);
-                    self.state = SourceExchangeState::Response(stream);
-                    return Some(Ok(batch));
+        let next = async {
+            loop {
+                let batch = stream.next().await;
+                if !matches!(&batch, Some(Ok(deltas)) if deltas.is_empty()) {
+                    return batch;
                 }
             }
+        };
+        match timeout(self.time_limit, AssertUnwindSafe(next).catch_unwind()).await {
+            Err(_) => Some(Err(error::silence_timeout(
+                "the model was silent",
+                self.time_limit,
+                self.time_limit_key,
+            ))),
+            Ok(Err(_)) => Some(Err(panicked())),
+            Ok(Ok(Some(Ok(batch)))) => {
+                (self.time_limit, self.time_limit_key) = (self.idle_timeout, IDLE_TIMEOUT);
+                self.state = SourceExchangeState::Response(stream);
+                Some(Ok(batch))
+            }
+            Ok(Ok(end)) => end,
         }
     }
 }
@@ -261,4 +270,27 @@ fn panicked() -> ProviderError {
     let mut error = ProviderError::new(ProviderErrorKind::Malformed, "the model source panicked");
     error.retryable = Some(false);
     error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn empty_batches_do_not_extend_the_time_limit() {
+        let source = |_: ModelRequest| -> ModelStream {
+            let interval = tokio::time::interval(Duration::from_secs(1));
+            let empty = futures::stream::unfold(interval, |mut interval| async move {
+                interval.tick().await;
+                Some((Ok(Vec::new()), interval))
+            });
+            let text = futures::stream::iter([Ok(vec![Delta::Text("late".to_owned())])]);
+            Box::pin(empty.take(100).chain(text))
+        };
+        let (request, limit) = (ModelRequest::new("m", [].into()), Duration::from_secs(10));
+        let mut exchange = SourceExchange::new(Arc::new(source), &request, limit, limit);
+        let error = exchange.next().await.unwrap().unwrap_err();
+        assert_eq!(error.kind, ProviderErrorKind::Timeout, "{error}");
+        assert_eq!(exchange.next().await, None);
+    }
 }

@@ -468,7 +468,8 @@ impl SessionActor {
         }
     }
 
-    /// Notifies hooks of the end of a run. Only the shutdown of the host waits for them.
+    /// Notifies hooks of the end of a run when its record is durable. Only the shutdown of the host waits for
+    /// them.
     fn notify_run_end_hooks(&self, summary: &RunSummary) {
         let agent = self.agents.current();
         if !agent.hooks.iter().any(|hook| hook.rule.on == HookPoint::RunEnd) {
@@ -483,9 +484,13 @@ impl SessionActor {
             &self.link.shared.telemetry,
         );
         let held = self.link.shared.gauges.run_end_hooks.increment();
+        let (log, last) = (Arc::clone(&self.log), self.log.last_seq());
         task::detach(async move {
             let _held = held;
-            note.ask().await;
+            // If the record is lost, the run has not ended: it gets another end.
+            if log.wait_durable(last).await.is_ok() {
+                note.ask().await;
+            }
         });
     }
 

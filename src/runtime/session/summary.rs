@@ -22,7 +22,7 @@ use crate::runtime::report::CompactionReport;
 use crate::runtime::task::OwnedTask;
 use crate::session::{SummaryReply, SummaryRequest};
 use crate::turn::{AttemptPlan, CommittedTurn, RetryPolicy};
-use crate::types::{ContextOverflow, ProviderError, RunId, Usage};
+use crate::types::{ContextOverflow, ProviderError, ProviderErrorKind, RunId, Usage};
 
 /// The summary that a session waits for.
 #[derive(Default)]
@@ -245,6 +245,12 @@ impl Summariser {
                     first_chunk.get_or_insert_with(|| began.elapsed());
                     for delta in &batch {
                         response.push(delta);
+                    }
+                    // The rest of a response with too much text is not read, as in a turn.
+                    let is_too_large =
+                        |error: &ProviderError| error.kind == ProviderErrorKind::TooLarge;
+                    if response.error().is_some_and(is_too_large) {
+                        break ExchangeEnd::Closed;
                     }
                 }
                 Some(Err(error)) => break ExchangeEnd::Failed(error),

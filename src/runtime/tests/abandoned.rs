@@ -16,7 +16,7 @@ use crate::tool::{ToolSource, ToolSourceContext};
 use crate::types::RunEnd;
 
 /// Returns an engine that fails the next batch with such a record, once `fails` is set.
-fn failing(
+pub(super) fn failing(
     fails: &Arc<AtomicBool>,
     is_meant: impl Fn(&Record) -> bool + Send + Sync + 'static,
 ) -> Arc<Engine> {

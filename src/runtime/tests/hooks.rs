@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicUsize;
 
 use parking_lot::Mutex;
 
+use super::abandoned::failing;
 use super::provider::{Reply, answer_with, calls_to};
 use super::recovery::{ACCUMULATOR, kill};
 use super::*;
@@ -202,6 +203,47 @@ async fn a_call_by_hand_runs_once_although_a_message_follows_its_result() {
     assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "counted"));
     assert_eq!((ran.load(Ordering::SeqCst), report.calls.len(), provider.count()), (1, 1, 0));
     nothing_left(&host).await;
+}
+
+/// Records how runs ended.
+struct EndRecorder(Arc<Mutex<Vec<RunEnd>>>);
+
+#[async_trait]
+impl Hook for EndRecorder {
+    async fn answer(&self, input: &HookInput) -> Result<HookAnswer, HookError> {
+        self.0.lock().extend(input.run_end);
+        Ok(HookAnswer::allow())
+    }
+}
+
+#[tokio::test]
+async fn hooks_are_not_notified_of_the_end_of_a_run_that_the_journal_has_lost() {
+    let provider = Provider::answering("fine").await;
+    let ends: Arc<Mutex<Vec<RunEnd>>> = Arc::default();
+    let mut registry = ToolRegistry::new();
+    let hook = Arc::new(EndRecorder(Arc::clone(&ends)));
+    let rule = HookRule::new("recorder", HookPoint::RunEnd);
+    registry.add_hook(RegisteredHook { rule, hook });
+    let fails = Arc::new(AtomicBool::new(true));
+    let engine = failing(&fails, |record| matches!(record, Record::RunEnded { .. }));
+    let host = start_on(setup(&provider, registry, |_| ()), engine).await.unwrap();
+    let session = session(&host).await;
+    assert!(matches!(session.run("go").await, Err(HostError::Journal(_))));
+    // The run gets another end before the next one starts.
+    let report = timeout(SOON, async {
+        loop {
+            if let Ok(report) = session.run("again").await {
+                return report;
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+    });
+    assert_eq!(report.await.unwrap().run_end, RunEnd::Answered);
+    // The shutdown waits for the hooks.
+    timeout(SOON, host.shutdown()).await.unwrap();
+    let mut ends = std::mem::take(&mut *ends.lock());
+    ends.sort();
+    assert_eq!(ends, [RunEnd::Answered, RunEnd::Failed]);
 }
 
 /// A live hook that keeps what it receives, after a permit for each event.

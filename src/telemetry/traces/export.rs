@@ -161,10 +161,13 @@ impl SpanExporter for CountingExporter {
     }
 }
 
-/// The host's HTTP client for the exporter, whose thread does not belong to the async runtime.
+/// The host's HTTP clients for the exporter, whose thread does not belong to the async runtime.
 #[derive(Debug)]
 struct CollectorClient {
+    /// Uses the proxy of the environment.
     http: reqwest::Client,
+    /// Uses no proxy: for a collector on this machine.
+    direct: reqwest::Client,
     runtime: Handle,
 }
 
@@ -174,17 +177,19 @@ impl CollectorClient {
             .or_else(|| number("OTEL_EXPORTER_OTLP_TIMEOUT"));
         let timeout = timeout.map_or(TIMEOUT, |ms| Duration::from_millis(ms as u64));
         // A redirect would send the headers, which may contain a key, to another address.
-        let settings = reqwest::Client::builder().timeout(timeout).redirect(Policy::none());
-        let http = tls::client(settings)?;
-        Ok(Self { http, runtime: Handle::try_current()? })
+        let settings = || reqwest::Client::builder().timeout(timeout).redirect(Policy::none());
+        let (http, direct) = (tls::client(settings())?, tls::client(settings().no_proxy())?);
+        Ok(Self { http, direct, runtime: Handle::try_current()? })
     }
 }
 
 #[async_trait]
 impl HttpClient for CollectorClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let (http, request) = (self.http.clone(), request.try_into()?);
-        self.runtime.spawn(send(http, request)).await?
+        let request = reqwest::Request::try_from(request)?;
+        let is_local = tls::is_loopback(request.url());
+        let http = if is_local { &self.direct } else { &self.http };
+        self.runtime.spawn(send(http.clone(), request)).await?
     }
 }
 

@@ -288,6 +288,20 @@ fn a_model_with_a_larger_window_is_asked_if_the_context_stays_too_large() {
 }
 
 #[test]
+fn the_configured_window_of_the_model_that_answered_decides_about_an_empty_response() {
+    let overflow = Some("CONTEXT_OVERFLOW");
+    for (main, backup, expected) in [(None, Some(50), (0, None)), (Some(50), None, (1, overflow))] {
+        let plan = |name: &str, context_window| ModelPlan { context_window, ..model(name, 1) };
+        let models = ModelPlans::new(plan("main", main), vec![plan("backup", backup)]);
+        let mut driver = Driver::with(RunRules { models: Arc::new(models), ..rules(PARALLEL) });
+        denied(&mut driver);
+        driver.receive([finish(FinishKind::Length)]).close_stream();
+        reduced(&mut driver, false);
+        assert_eq!((driver.reductions, error_code(&driver)), expected, "{main:?} {backup:?}");
+    }
+}
+
+#[test]
 fn a_turn_that_waited_for_a_smaller_context_asks_for_it_again_after_a_crash() {
     let mut driver = Driver::with(rules(PARALLEL));
     overflows(&mut driver);

@@ -1,4 +1,7 @@
 //! Decoding: chunks and plain bodies to deltas.
+//!
+//! A payload that equals an earlier one outside a few fields is not parsed: it comes to `apply_match`
+//! (see `wire::fast_path`).
 
 use std::borrow::Cow;
 use std::mem::take;
@@ -79,7 +82,8 @@ impl PayloadDecoder for OpenaiChatDialect {
             (ChangeKind::ReasoningText, Some(text)) => {
                 self.append_reasoning(ReasoningField::ReasoningText, text, out);
             }
-            // This wire has no summaries and no free-text input. The finish is handled above.
+            // This wire has no summaries, and a piece of free-text input (`custom`) never makes a template. The
+            // finish is handled above.
             (_, None) | (ChangeKind::Summary | ChangeKind::Input | ChangeKind::Finish, _) => {}
         }
     }
@@ -173,6 +177,7 @@ impl OpenaiChatDialect {
         default_index: Option<u64>,
         out: &mut Vec<Delta>,
     ) {
+        // The members that go back with the call, such as thought signatures (see `metadata`).
         let members = call.members();
         let mut piece = CallDelta {
             index: call.index.value().or(default_index),

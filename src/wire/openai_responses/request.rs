@@ -2,7 +2,8 @@
 //! <https://platform.openai.com/docs/api-reference/responses/create>.
 //!
 //! The host keeps the history itself, so requests ask the service to store nothing and to return
-//! its reasoning encrypted.
+//! its reasoning encrypted (`store` is false, `previous_response_id` is not used). `max_output_tokens` below 16 is sent
+//! as 16.
 
 use serde_json::{Value, json};
 
