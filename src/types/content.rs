@@ -14,7 +14,7 @@ use super::{InvalidValue, excerpt};
 /// Maximum number of characters of an input that an error quotes.
 const QUOTE_CHARS: usize = 64;
 
-/// The content of a user's message. Cloning shares images.
+/// The content of a user's message. Clones share it.
 ///
 /// Its JSON form is that of Chat Completions: a text, or a list of parts of type `text` and
 /// `image_url`. An image is a URL or a `data:` URL.
@@ -30,7 +30,7 @@ const QUOTE_CHARS: usize = 64;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Content(Vec<ContentPart>);
+pub struct Content(Arc<[ContentPart]>);
 
 /// One part of the content.
 ///
@@ -116,7 +116,7 @@ impl Content {
     #[must_use]
     pub fn text(&self) -> Cow<'_, str> {
         let texts = self.0.iter().filter_map(ContentPart::as_text);
-        match self.0.as_slice() {
+        match &*self.0 {
             [ContentPart::Text(text)] => Cow::Borrowed(text),
             _ => Cow::Owned(texts.collect::<Vec<_>>().join("\n")),
         }
@@ -206,7 +206,7 @@ impl Image {
 
 impl From<String> for Content {
     fn from(text: String) -> Self {
-        Self(vec![ContentPart::Text(text)])
+        Self(Arc::new([ContentPart::Text(text)]))
     }
 }
 
@@ -220,17 +220,17 @@ impl From<Vec<ContentPart>> for Content {
     /// Removes blank text parts. They have no content, and some services reject them.
     fn from(mut parts: Vec<ContentPart>) -> Self {
         parts.retain(|part| part.as_text().is_none_or(|text| !text.trim().is_empty()));
-        Self(parts)
+        Self(parts.into())
     }
 }
 
 impl Serialize for Content {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if let [ContentPart::Text(text)] = self.0.as_slice() {
+        if let [ContentPart::Text(text)] = &*self.0 {
             return serializer.serialize_str(text);
         }
         let mut seq = serializer.serialize_seq(Some(self.0.len()))?;
-        for part in &self.0 {
+        for part in self.parts() {
             seq.serialize_element(part)?;
         }
         seq.end()
@@ -260,7 +260,15 @@ impl Serialize for ContentPart {
 
 impl<'de> Deserialize<'de> for Content {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Self::parse(&Value::deserialize(deserializer)?).map_err(D::Error::custom)
+        match Value::deserialize(deserializer)? {
+            // Moved: it can have several megabytes.
+            Value::String(text) => Ok(text.into()),
+            value @ (Value::Array(_)
+            | Value::Null
+            | Value::Bool(_)
+            | Value::Number(_)
+            | Value::Object(_)) => Self::parse(&value).map_err(D::Error::custom),
+        }
     }
 }
 
