@@ -43,7 +43,8 @@ pub(super) fn signal(signal: Signal, except: Option<Pid>) {
     }
 }
 
-/// Kills all descendants, and those that they start meanwhile. Another thread must wait for children.
+/// Kills all descendants, and those that they start meanwhile. Another thread must reap the children, or this
+/// goes on for all attempts.
 pub(super) fn kill_all() {
     for _ in 0..KILL_ATTEMPTS_MAX {
         // The list can miss a child while others end. This call misses none.

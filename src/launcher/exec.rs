@@ -1,10 +1,14 @@
-//! Starts a program in the sandbox `read` or `write`, from a process that only enters the sandbox.
+//! Starts a program in the sandbox `read` or `write`, or with a limit of its memory, from a process that only
+//! restricts itself.
 //!
 //! A program may trace and kill every thread that is in its sandbox, and with the thread its whole
 //! process. So no thread of the launcher ever enters the sandbox. The launcher starts its own binary
 //! once more, by a second hidden subcommand. That process receives the request, restricts itself, and
 //! then executes the program in its own place. The program has the process id of that process, and the
 //! launcher is its parent.
+//!
+//! The limit of memory is set in the same way, because the launcher may need more itself. A limit that is set
+//! after the start would not hold for the processes that the program has started before.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,13 +17,15 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use rustix::process::{Resource, Rlimit};
+
 use super::protocol::{
     LaunchRequest, LauncherMessage, not_started, receive_request, send_message, send_streams,
 };
 use super::sandbox;
 use super::supervise::USAGE;
 
-/// The first argument of the process that enters the sandbox.
+/// The first argument of the process that restricts itself.
 pub(super) const SUBCOMMAND: &str = "callsheet-sandboxed";
 
 /// The exit status of that process if it cannot execute the program.
@@ -40,9 +46,9 @@ pub(super) fn command(request: &LaunchRequest, streams: [OwnedFd; 3]) -> Command
     command
 }
 
-/// Starts the program in its sandbox and in a process group of its own. Returns after its execution
-/// has begun.
-pub(super) fn spawn_sandboxed(
+/// Starts the program in its sandbox, with its limit of memory and in a process group of its own. Returns after
+/// its execution has begun.
+pub(super) fn spawn_restricted(
     request: &LaunchRequest,
     streams: [OwnedFd; 3],
 ) -> Result<Child, LauncherMessage> {
@@ -65,8 +71,8 @@ pub(super) fn spawn_sandboxed(
     Err(answer)
 }
 
-/// Sends the request to the process that enters the sandbox. Returns its last message. The execution of
-/// the program closes the other end of the socket.
+/// Sends the request to the process that restricts itself. Returns its last message. The execution of the
+/// program closes the other end of the socket.
 fn send_request(
     mut socket: &UnixStream,
     request: &LaunchRequest,
@@ -81,12 +87,12 @@ fn send_request(
     socket.read_to_end(&mut lines)?;
     let messages = serde_json::Deserializer::from_slice(&lines).into_iter();
     let last = messages.last().ok_or_else(|| {
-        io::Error::other("the process that enters the sandbox ended without a message")
+        io::Error::other("the process that becomes the program ended without a message")
     })?;
     Ok(last?)
 }
 
-/// Runs the process that enters the sandbox. Returns its exit status if it cannot execute the program.
+/// Runs the process that restricts itself. Returns its exit status if it cannot execute the program.
 pub(super) fn run() -> i32 {
     let Ok(socket) = io::stdin().as_fd().try_clone_to_owned() else { return USAGE };
     let socket = UnixStream::from(socket);
@@ -97,9 +103,21 @@ pub(super) fn run() -> i32 {
         send_message(&socket, &LauncherMessage::SandboxFailed(error.to_string()));
         return NOT_EXECUTED;
     }
+    let mut command = command(&request, streams);
+    if let Err(error) = request.max_memory.map_or(Ok(()), limit_memory) {
+        send_message(&socket, &not_started(error));
+        return NOT_EXECUTED;
+    }
     // Without this message, the launcher could not tell the execution from a crash before it.
     send_message(&socket, &LauncherMessage::Started);
-    let error = command(&request, streams).exec();
+    let error = command.exec();
     send_message(&socket, &not_started(error));
     NOT_EXECUTED
+}
+
+/// Limits the memory of this process and of all that it starts. A lower limit of the host stays.
+fn limit_memory(bytes: u64) -> rustix::io::Result<()> {
+    let inherited = rustix::process::getrlimit(Resource::Data).maximum;
+    let bytes = Some(inherited.map_or(bytes, |inherited| inherited.min(bytes)));
+    rustix::process::setrlimit(Resource::Data, Rlimit { current: bytes, maximum: bytes })
 }

@@ -6,9 +6,9 @@
 //! program with all its descendants and ends. As a child subreaper it also finds the descendants that
 //! left the process group or the session.
 //!
-//! The program runs with `no_new_privs`. For the sandboxes `read` and `write`, the launcher starts its
-//! own binary once more. That process restricts itself by Landlock and seccomp, and then becomes the
-//! program. The launcher is never restricted itself: a program can trace and kill what is in its own
+//! The program runs with `no_new_privs`. For the sandboxes `read` and `write`, and for a limit of
+//! memory, the launcher starts its own binary once more. That process restricts itself (Landlock, seccomp,
+//! `RLIMIT_DATA`), and then becomes the program. The launcher is never restricted itself: a program can trace and kill what is in its own
 //! sandbox. The level `strict` runs the program in bubblewrap instead.
 //!
 //! Limits: a program without a sandbox can kill its launcher by `SIGKILL`. Its descendants then stay.
@@ -21,8 +21,8 @@
 //! | `protocol.rs` | the messages between host and launcher |
 //! | `program.rs` | host: a program that was checked and can be started |
 //! | `process.rs` | host: a started program, with its pipes |
-//! | `supervise.rs` | launcher: starts the program, limits its memory and processes, reports its exit, kills it |
-//! | `exec.rs` | launcher: starts the program in a sandbox; the process that enters the sandbox |
+//! | `supervise.rs` | launcher: starts the program, limits its processes, reports its exit, kills it |
+//! | `exec.rs` | launcher: starts the program in a sandbox or with a limit of memory; the process that restricts itself |
 //! | `descendants.rs` | launcher: finds and signals all descendants |
 //! | `sandbox.rs` | the sandboxes (Landlock, seccomp, bubblewrap), and the check that the kernel supports them |
 

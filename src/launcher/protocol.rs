@@ -4,8 +4,8 @@
 //! program, then the launch request as JSON, then one byte for each later request ([`TERMINATE`] is the only
 //! one; other bytes are ignored). The launcher sends [`LauncherMessage`]s, one a line.
 //!
-//! The launcher sends the same launch request to the process that enters the sandbox (see `exec.rs`), which
-//! answers with `SandboxFailed`, or with `Started` and, if the execution fails, `StartFailed`.
+//! The launcher sends the same launch request to the process that restricts itself (see `exec.rs`), which
+//! answers with `SandboxFailed`, with `StartFailed`, or with `Started` and, if the execution fails, `StartFailed`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -43,7 +43,7 @@ pub(super) struct LaunchRequest {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum LauncherMessage {
-    /// It runs. The process that enters the sandbox sends this just before it executes the program; a
+    /// It runs. The process that restricts itself sends this just before it executes the program; a
     /// `StartFailed` may follow.
     Started,
     /// It did not start, because its sandbox could not be set up.

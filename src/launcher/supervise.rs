@@ -49,7 +49,8 @@ fn supervise(socket: &UnixStream, request: &LaunchRequest, streams: [OwnedFd; 3]
     let threads = start_threads(socket, request, &program);
     let child = match threads.and_then(|()| start(request, streams)) {
         Ok(child) => child,
-        // Without threads, no other thread would end this process.
+        // Return, which ends the process: the thread that would end it when the host closes the socket may not
+        // exist.
         Err(message) => return send_message(socket, &message),
     };
     let _ = program.set(child);
@@ -138,25 +139,23 @@ fn count_descendants(messages: &UnixStream, max: usize) {
     descendants::kill_all();
 }
 
-/// Starts the program. Does not restrict a thread of this process to the sandbox: see `exec.rs`.
+/// Starts the program. Does not restrict this process to the sandbox and the memory of the program: see
+/// `exec.rs`.
 fn start(request: &LaunchRequest, streams: [OwnedFd; 3]) -> Result<Pid, LauncherMessage> {
     let no_core = Rlimit { current: Some(0), maximum: Some(0) };
     rustix::process::setrlimit(Resource::Core, no_core).map_err(not_started)?;
     rustix::thread::set_no_new_privs(true).map_err(not_started)?;
-    let child = match request.sandbox {
-        SandboxLevel::Read | SandboxLevel::Write => exec::spawn_sandboxed(request, streams)?,
-        SandboxLevel::None | SandboxLevel::Strict => {
-            exec::command(request, streams).process_group(0).spawn().map_err(not_started)?
-        }
+    let is_restricted = match request.sandbox {
+        SandboxLevel::Read | SandboxLevel::Write => true,
+        SandboxLevel::None | SandboxLevel::Strict => request.max_memory.is_some(),
+    };
+    let child = if is_restricted {
+        exec::spawn_restricted(request, streams)?
+    } else {
+        exec::command(request, streams).process_group(0).spawn().map_err(not_started)?
     };
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let pid = pid.ok_or_else(|| LauncherMessage::StartFailed("it has no process id".to_owned()))?;
-    if let Some(bytes) = request.max_memory {
-        // The launcher itself may need more, so the limit is set on the new process only.
-        let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
-        let _ = rustix::process::prlimit(Some(pid), Resource::Data, limit);
-    }
-    Ok(pid)
+    pid.ok_or_else(|| LauncherMessage::StartFailed("it has no process id".to_owned()))
 }
 
 fn exited(status: WaitStatus) -> LauncherMessage {
