@@ -3,8 +3,9 @@
 //! A secret may be cut at any place into several deltas. The end of a text that may be the beginning of
 //! a secret is therefore held back until more of the text decides. Deltas whose order relative to the
 //! text does not matter, such as token counts, pass it. The end of a part of the text is held back with
-//! it. Every other delta releases it, so that all deltas keep their order. The released beginning is
-//! remembered: if the text goes on with the rest of the secret, that is replaced.
+//! it. Every other delta releases it, so that these deltas keep their order; the next paragraph has the
+//! exception. The released beginning is remembered: if the text goes on with the rest of the secret, that is
+//! replaced.
 //!
 //! A delta of another text does not release a beginning of [`WAITING_BYTES_MIN`] bytes or more. It is held
 //! back until its own text goes on, or until a delta comes that must follow it.
@@ -24,6 +25,15 @@ pub struct DeltaRedactor {
     secrets: Secrets,
     /// At most one for each of text, reasoning and refusal, and one for the arguments of calls.
     held: Vec<HeldText>,
+    newest_call: CallLabels,
+}
+
+/// The labels of a call, as a piece with an id or a name has them.
+#[derive(Clone, Debug, Default)]
+struct CallLabels {
+    index: Option<u64>,
+    id: Option<String>,
+    name: Option<String>,
 }
 
 /// The end of a text, which may be the beginning of a secret. It is not empty.
@@ -54,7 +64,11 @@ impl DeltaRedactor {
     /// Creates a redactor for one response. Returns `None` if there are no secrets.
     #[must_use]
     pub fn new(secrets: &Secrets) -> Option<Self> {
-        (!secrets.is_empty()).then(|| Self { secrets: secrets.clone(), held: Vec::new() })
+        (!secrets.is_empty()).then(|| Self {
+            secrets: secrets.clone(),
+            held: Vec::new(),
+            newest_call: CallLabels::default(),
+        })
     }
 
     /// Replaces secrets in a batch.
@@ -98,14 +112,7 @@ impl DeltaRedactor {
                 let channel = HeldChannel::Arguments { index, kind };
                 self.push_text(channel, arguments.unwrap_or_default(), out);
             }
-            // A piece with a name or an id is not divided, because both may begin another call.
-            Delta::Call(mut piece) => {
-                self.release(None, out);
-                self.redact_labels(&mut piece);
-                let channel = HeldChannel::Arguments { index: piece.index, kind: piece.kind };
-                piece.arguments = piece.arguments.map(|text| self.hold_end(channel, text));
-                out.push(Delta::Call(piece));
-            }
+            Delta::Call(piece) => self.push_labelled(piece, out),
             mut unordered @ (Delta::Usage { .. }
             | Delta::Problem(_)
             | Delta::Metadata(
@@ -130,6 +137,22 @@ impl DeltaRedactor {
                 out.push(whole);
             }
         }
+    }
+
+    /// Adds a piece with a name or an id. It may begin another call, and its arguments do not continue those that are
+    /// held back then. Some services repeat the name and the id of a call in each of its pieces.
+    fn push_labelled(&mut self, mut piece: CallDelta, out: &mut Vec<Delta>) {
+        let channel = HeldChannel::Arguments { index: piece.index, kind: piece.kind };
+        if !self.newest_call.is_continued_by(&piece) {
+            let (id, name) = (piece.id.clone(), piece.name.clone());
+            self.newest_call = CallLabels { index: piece.index, id, name };
+        } else if self.held.iter().any(|held| held.channel == channel) {
+            return self.push_text(channel, piece.arguments.unwrap_or_default(), out);
+        }
+        self.release(None, out);
+        self.redact_labels(&mut piece);
+        piece.arguments = piece.arguments.map(|text| self.hold_end(channel, text));
+        out.push(Delta::Call(piece));
     }
 
     fn push_part_end(&mut self, channel: HeldChannel, mut part_end: Delta, out: &mut Vec<Delta>) {
@@ -230,6 +253,17 @@ impl DeltaRedactor {
             )
             | Delta::Done => {}
         }
+    }
+}
+
+impl CallLabels {
+    /// Returns whether a piece belongs to this call, as `call_assembler` decides: its index is the same, and so are
+    /// its id and its name if it has them.
+    fn is_continued_by(&self, piece: &CallDelta) -> bool {
+        !piece.begins
+            && piece.index == self.index
+            && (piece.id.is_none() || piece.id == self.id)
+            && (piece.name.is_none() || piece.name == self.name)
     }
 }
 
@@ -489,6 +523,47 @@ mod tests {
         assert_eq!(redact(ended), [hm.clone(), text("sk-live"), stop]);
         assert_eq!(redact([text("sk-live"), hm.clone()]), [hm, text("sk-live")]);
         let calls = [more(0, "sk-live"), more(1, "{}")];
+        assert_eq!(redact(calls.clone()), calls);
+    }
+
+    #[test]
+    fn a_secret_is_replaced_if_its_pieces_repeat_the_id_or_the_name_of_the_call() {
+        let piece = |(id, name): (&str, &str), arguments: &str| {
+            let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+            let (index, arguments) = (Some(0), Some(arguments.to_owned()));
+            let (id, name) = (some(id), some(name));
+            Delta::Call(CallDelta { index, id, name, arguments, ..CallDelta::default() })
+        };
+        let arguments_of = |deltas: &[Delta]| -> Vec<String> {
+            let mut response = ResponseAssembler::new(ResponseLimits::default());
+            deltas.iter().for_each(|delta| drop(response.push(delta)));
+            response.calls().iter().map(|call| call.raw.clone()).collect()
+        };
+        let (both, none) = (("c", "f"), ("", ""));
+        for cut in 1..KEY.len() {
+            let (begin, rest) = KEY.split_at(cut);
+            for (first, second) in [
+                (both, both),
+                (both, none),
+                (none, both),
+                (("c", ""), ("c", "")),
+                (("", "f"), ("", "f")),
+            ] {
+                let pieces = [
+                    piece(both, "{\"k\":\""),
+                    piece(first, begin),
+                    piece(second, rest),
+                    piece(second, "\"}"),
+                ];
+                let redacted = arguments_of(&redact(pieces));
+                assert_eq!(redacted, ["{\"k\":\"[redacted]\"}"], "{first:?} {second:?} {cut}");
+            }
+        }
+        // Another id begins another call.
+        let calls = [piece(both, "sk-live"), piece(("d", "f"), "-0123456789")];
+        assert_eq!(arguments_of(&redact(calls)), ["sk-live", "-0123456789"]);
+        // What begins no secret passes unchanged.
+        let calls = [piece(both, "{\"a\""), piece(both, ":1}")];
         assert_eq!(redact(calls.clone()), calls);
     }
 
