@@ -26,7 +26,8 @@ pub struct Limits {
     pub max_failed_turns: Option<u32>,
     /// The token budget of a run: maximum number of input and output tokens, including failed
     /// attempts, summaries and child sessions. Default: no limit. When the service reports more, the run
-    /// ends as `budget`.
+    /// ends as `budget`. A complete answer is kept: the run then ends as without the limit, such as `answered`,
+    /// and the action of the event is `answer_kept`.
     pub max_tokens_per_run: Option<u64>,
     /// Maximum number of calls of a run that are kept in the history, including those of child
     /// sessions. Default: no limit. When a further call opens, the run is stopped and ends as `budget`.

@@ -1,7 +1,7 @@
 //! Actors: a task with a mailbox and a supervisor, as in Erlang.
 //!
-//! - An actor handles one message at a time. Its mailbox has no limit, so data moves by an awaited
-//!   [`ActorRef::call`], and only control messages are sent by [`ActorRef::cast`].
+//! - An actor handles one message at a time. Its mailbox has no limit, so a sender that must not run ahead awaits
+//!   a [`ActorRef::call`]; everything else is an [`ActorRef::cast`].
 //! - The supervisor of an actor receives its end ([`ChildEnd`]) before all messages that wait, also before the
 //!   last ones of that actor.
 //! - A stop takes effect after the current message: the messages that wait are dropped. A kill takes effect at the

@@ -161,7 +161,7 @@ impl AgentCallRunner {
             // An earlier host may have started the run.
             let (shared, root) = (Arc::clone(&self.link.shared), parent.root.clone());
             let read = move || agent_trees::descendants(&*shared.journal, &root);
-            let stored = self.link.read_index(read).await.and_then(|stored| Ok(stored?));
+            let stored = self.link.query(read).await.and_then(|stored| Ok(stored?));
             let stored = stored.map_err(|error| ToolError::new(error.to_string()))?;
             trees.restore(&parent.root, stored);
         }
@@ -293,7 +293,7 @@ impl AgentCallRunner {
     /// end.
     async fn stop_existing_child(&self, child: &SessionHandle, run: &RunId) {
         let (shared, id) = (Arc::clone(&self.link.shared), child.id().clone());
-        let stored = self.link.read_index(move || shared.journal.find(&id)).await;
+        let stored = self.link.query(move || shared.journal.find(&id)).await;
         if !matches!(stored, Ok(Ok(Some(_)))) {
             return;
         }

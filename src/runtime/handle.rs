@@ -84,7 +84,7 @@ impl SessionHandle {
             return Ok(live.agent.clone());
         }
         let (shared, id) = (Arc::clone(&self.link.shared), self.id.clone());
-        let stored = self.link.read_index(move || shared.journal.find(&id)).await??;
+        let stored = self.link.query(move || shared.journal.find(&id)).await??;
         let stored = stored.ok_or_else(|| HostError::NoSuchSession(self.id.clone()))?;
         Ok(stored.agent)
     }
@@ -119,7 +119,7 @@ impl SessionHandle {
     #[doc(hidden)]
     pub async fn exists(&self) -> Result<bool, HostError> {
         let (shared, id) = (Arc::clone(&self.link.shared), self.id.clone());
-        Ok(self.link.read_index(move || shared.journal.find(&id)).await??.is_some())
+        Ok(self.link.query(move || shared.journal.find(&id)).await??.is_some())
     }
 
     /// Returns whether the session's host accepts sessions and runs. It does until it shuts down.

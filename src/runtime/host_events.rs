@@ -309,7 +309,7 @@ impl HostEvents {
         // In a task: the stream is not polled while its client does not read, and would keep a permit for reading.
         let found = task::isolated(async move {
             let shared = Arc::clone(&host.shared);
-            Ok(host.read_index(move || shared.journal.find(&session)).await??)
+            Ok(host.query(move || shared.journal.find(&session)).await??)
         });
         async move { found.await.unwrap_or(Err(HostError::ShuttingDown)) }
     }

@@ -547,16 +547,17 @@ impl HostRef {
         }
     }
 
-    /// Runs a query or a removal of a session: on this thread if the engine is in memory, else on a
-    /// thread that may block.
-    pub(super) async fn read_index<T: Send + 'static>(
+    /// Runs a query of the journal that takes little time in memory, such as `find`: on this thread if the
+    /// engine is in memory, else as [`Self::read`]. For what takes long with any engine, such as reading a whole
+    /// session, use [`Self::read`].
+    pub(super) async fn query<T: Send + 'static>(
         &self,
-        read: impl FnOnce() -> T + Send + 'static,
+        query: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, HostError> {
-        if self.shared.journal.is_in_memory() { Ok(read()) } else { self.read(read).await }
+        if self.shared.journal.is_in_memory() { Ok(query()) } else { self.read(query).await }
     }
 
-    /// Runs a blocking read of the journal.
+    /// Runs a read of the journal on a thread that may block.
     pub(super) async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce() -> T + Send + 'static,

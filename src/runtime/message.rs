@@ -1,7 +1,8 @@
 //! The messages between actors.
 //!
 //! Commands are imperative, facts are in the past tense, and a reply port is the last field. Actors
-//! import messages, not each other. Data flows by an awaited `call`, control by `cast`.
+//! import messages, not each other. A sender awaits a `call` if it needs the answer or must not run ahead (the
+//! chunks of a response); everything else is a `cast`.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -43,7 +44,7 @@ use crate::wire::Delta;
 pub(super) enum HostMessage {
     /// Start a session whose slot is reserved: a new one or a hibernating one.
     Begin(Box<SessionStart>),
-    /// Run a connection of one session to a server of tools.
+    /// Run a connection to a server that sessions do not share: for one session, or only to read its list.
     BeginServer { server: Arc<dyn ToolServer>, audience: ServerAudience },
     /// Do the periodic work. `sent` is the time of sending.
     RunMaintenance { sent: Instant },
@@ -77,8 +78,8 @@ pub(super) enum SessionMessage {
         request_key: Option<RequestKey>,
         reply: ReplyPort<Result<Seq, HostError>>,
     },
-    /// Continue the run that was open when the session was stored. Also sent when the time of a run is over that waits
-    /// before its next turn.
+    /// Continue the run that was open when the session was stored. Also sent when `run_timeout` passes while the
+    /// run waits for a summary or for tools: handling any message makes the machine look at its clock.
     ContinueRun,
     /// Resume a suspended run on request.
     Resume { reply: ReplyPort<Result<Seq, HostError>> },
@@ -100,8 +101,8 @@ pub(super) enum SessionMessage {
     Locate { reference: Reference, reply: ReplyPort<Result<RecordRange, ReferenceError>> },
     /// A turn was committed by the record `seq`. Counts only if it comes from the run's current actors.
     TurnCommitted { epoch: u64, turn: Box<CommittedTurn>, seq: Seq },
-    /// The pending approvals changed, or whether the turn waits only for people (`only_waits`), or whether none of
-    /// its calls runs then (`is_resumable`).
+    /// At least one of these has changed: the pending approvals; `only_waits`: the turn waits only for people;
+    /// `is_resumable`: it does, and none of its calls runs.
     ApprovalsChanged {
         epoch: u64,
         approvals: Vec<ApprovalRequest>,
@@ -219,7 +220,8 @@ pub(super) enum AccumulatorMessage {
     ToolsFinished,
     /// Stop: the tool supervisor has ended and no other turn begins.
     Finish,
-    /// This number of the turn's records is stored, as far as `journal.durability` asks.
+    /// The first `upto` records of the turn are stored, as far as `journal.durability` asks. Records from which the
+    /// turn was resumed do not count.
     RecordsStored { turn: u32, upto: u64 },
     /// The turn's timer has fired.
     TimerFired,
@@ -239,7 +241,7 @@ pub(super) enum AccumulatorMessage {
 pub(super) struct ResponseEnded {
     pub(super) turn: u32,
     pub(super) attempt: u32,
-    /// Set if there was no chunk, which it comes with otherwise.
+    /// `None` if no request was sent, or if a chunk has arrived: it came with the first `DeltasReceived` then.
     pub(super) sent: Option<Box<RequestSent>>,
     pub(super) end: ExchangeEnd,
     /// Released with the result of the attempt, which the circuit breaker counts. `None` if no request was

@@ -22,7 +22,7 @@
 //! | supervision: death and restart of the accumulator or of another actor of a run, `RUN_RECOVERIES_MAX` | `session/recovery` |
 //! | supervision: death (panic) of a session's actor; restart, `SESSION_RESTARTS_MAX`, requests that it had not answered | `host` (`handle_session_death`), `host_ref` (`finish_restart`, `request`) |
 //! | failure of the journal | `session/end` |
-//! | graceful shutdown (`shutdown_grace`, SIGTERM): drains running turns, then interrupts them; each further step has 5 s (`END_MAX`), tools `cancel_grace` more | [`Host::shutdown`]; the HTTP server: `server::ServerHandle` |
+//! | graceful shutdown (`shutdown_grace`, SIGTERM): drains running turns, then interrupts them. A further step has 5 s (`END_MAX`), except: tools have `cancel_grace` more, servers of tools 10 s; hooks of the ends of runs have only their own time limits, and the journal (`learnt.store`, `close`) has none | [`Host::shutdown`]; servers of tools: `tool_servers` (`CLOSE_TIMEOUT`); queued inputs: `session::runs` (`record_interrupted_run`); the HTTP server: `server::ServerHandle` |
 //! | sub-agents (agents as tools): what a child inherits, `max_depth`, `max_children`, `agent_events`, how a child that failed becomes an error of the call (`result`) | `child_sessions`, `agent_trees` (also orphans: children whose parent has no unfinished run); their budget and cancellation: `turn::agent_calls` |
 //! | MCP: the list of tools changes during a run (`list_changed`): announced, not adopted | `server_connections` (`notify_list_changed`), `session/tools` (`server_tools_changed`, `refresh_tools`) |
 //! | reconnect with `Last-Event-ID`, replay of past events, `unknown_event_id` | `session_events` |
@@ -175,7 +175,8 @@ use task::blocking;
 use tool_limiter::ToolLimiters;
 use tool_servers::ToolServers;
 
-/// Time limit for the end of cancelled runs, and for the end of the host actor.
+/// Time limit of the steps of a shutdown that have no other one: the end of cancelled runs, of their tools
+/// (after `cancel_grace`), of the host actor and of the sessions, and the export of spans.
 const END_MAX: Duration = Duration::from_secs(5);
 
 /// A host of many sessions in one process. All clones are the same host; cloning is cheap.

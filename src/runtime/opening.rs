@@ -80,7 +80,7 @@ async fn open_reserved(
     let (waiter, waited) = oneshot::channel();
     let is_stored = async || {
         let (shared, id) = (Arc::clone(&link.shared), id.clone());
-        let found = link.read_index(move || shared.journal.find(&id)).await??;
+        let found = link.query(move || shared.journal.find(&id)).await??;
         Ok::<_, HostError>(found.is_some())
     };
     if let Err(error) = link.shared.reserve_new(&id, waiter) {

@@ -1,4 +1,5 @@
-//! Reads the values of a session's references from its journal.
+//! Reads the values of references (`$VAR_REF{{ID}}` in the arguments of a call, see [`Reference`]) from the
+//! session's journal: results, arguments and answers. The turn has the variables itself.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,14 +12,15 @@ use super::handle::SessionHandle;
 use super::host_ref::HostRef;
 use super::message::SessionMessage;
 use crate::context::{ReferenceValues, add_value, is_needed, recorded_result, stored_value};
-use crate::journal::SessionLog;
-use crate::record::JournalEntry;
+use crate::journal::{Journal, JournalError, SessionLog};
+use crate::record::{JournalEntry, Seq};
 use crate::session::RecordRange;
 use crate::tool::ReferenceReader;
 use crate::transcript::Transcript;
 use crate::types::{CallKey, Reference, ReferenceError, ReferencedValue, SessionId, ToolOutcome};
 
-/// Number of records that are read at once. Of these, only the records that the value depends on are kept.
+/// Number of records that are read at once. Of these, for a result or arguments, records about other calls are
+/// dropped.
 const PART_RECORDS: usize = 16;
 
 /// Reads the values of the references of one session.
@@ -31,7 +33,8 @@ pub(super) struct SessionReferences {
 }
 
 impl SessionReferences {
-    /// Returns the values of all references.
+    /// Returns the values of these references, none of which is a variable. Fails if they have more than
+    /// `bytes_max` bytes.
     pub(super) async fn read_all(
         &self,
         references: BTreeSet<Reference>,
@@ -102,15 +105,48 @@ async fn read_range(
     let upto = upto.unwrap_or_else(|| log.last_seq());
     log.wait_durable(upto).await?;
     let (shared, id, reference) = (Arc::clone(&link.shared), id.clone(), reference.clone());
-    link.read_index(move || {
-        let (mut after, mut needed) = (after, Vec::new());
-        while after < upto {
-            let read = shared.journal.read_some(&id, after, PART_RECORDS)?;
-            let Some(last) = read.last() else { break };
-            after = last.seq;
-            needed.extend(read.into_iter().filter(|entry| is_needed(&entry.record, &reference)));
+    let read = move || read_needed(&*shared.journal, &id, (after, upto), &reference);
+    Ok(link.query(read).await??)
+}
+
+/// Returns the records after the first position and up to the second that the value of a reference depends on.
+fn read_needed(
+    journal: &dyn Journal,
+    id: &SessionId,
+    (mut after, upto): (Seq, Seq),
+    reference: &Reference,
+) -> Result<Vec<JournalEntry>, JournalError> {
+    let mut needed = Vec::new();
+    while after < upto {
+        // The numbers of records have no gaps. Records after `upto` may not be durable.
+        let left = usize::try_from(upto.0 - after.0).unwrap_or(usize::MAX);
+        let read = journal.read_some(id, after, left.min(PART_RECORDS))?;
+        let Some(last) = read.last() else { break };
+        after = last.seq;
+        needed.extend(read.into_iter().filter(|entry| is_needed(&entry.record, reference)));
+    }
+    Ok(needed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::{MemoryJournal, Urgency};
+    use crate::record::{Record, StopMode};
+
+    #[test]
+    fn records_after_the_range_are_not_read() {
+        let journal = Arc::new(MemoryJournal::new());
+        let id = SessionId::parse("s").unwrap();
+        let engine = Arc::clone(&journal) as Arc<dyn Journal>;
+        let log = SessionLog::new(id.clone(), engine, Seq(0), |_| ());
+        let records = vec![Record::StopAsked { mode: StopMode::Now }; 3 * PART_RECORDS];
+        log.append(records, Urgency::Urgent, || ());
+        let reference: Reference = "run_7".parse().unwrap();
+        for (after, upto) in [(0, 1), (2, 2), (2, 5), (0, 16), (0, 18), (3, 40), (40, 48)] {
+            let read = read_needed(&*journal, &id, (Seq(after), Seq(upto)), &reference).unwrap();
+            let numbers: Vec<_> = read.iter().map(|entry| entry.seq.0).collect();
+            assert_eq!(numbers, (after + 1..=upto).collect::<Vec<_>>(), "{after} {upto}");
         }
-        Ok(needed)
-    })
-    .await?
+    }
 }

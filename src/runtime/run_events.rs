@@ -130,7 +130,8 @@ impl ApprovalHandle {
     /// Allows the call, or its result. Consents to a question with a URL.
     ///
     /// # Errors
-    /// If another decision was made before, or the session is closed.
+    /// If another decision was made before, or the session is closed. If the question has a form: use
+    /// [`Self::answer`].
     pub async fn approve(&self) -> Result<(), HostError> {
         self.decide(ApprovalVerdict::Approved, None, None).await
     }

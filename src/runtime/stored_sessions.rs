@@ -260,9 +260,8 @@ fn delete_children<'a>(
 ) -> BoxFuture<'a, Result<(), HostError>> {
     let (shared, of) = (Arc::clone(&link.shared), id.clone());
     Box::pin(async move {
-        let children = link
-            .read_index(move || agent_trees::readable_children(&*shared.journal, &of))
-            .await??;
+        let children =
+            link.query(move || agent_trees::readable_children(&*shared.journal, &of)).await??;
         for child in children {
             // A child has children of its own.
             SessionHandle::new(child, link.clone()).close().await?;

@@ -187,7 +187,7 @@ fn request_key(
     };
     let key = key.ok_or_else(|| {
         let message = format!(
-            "Idempotency-Key: send one key of 1 to {KEY_BYTES_MAX} visible ASCII characters"
+            "Idempotency-Key: send one key of 1 to {KEY_BYTES_MAX} printable ASCII characters"
         );
         ApiError::bad_request("invalid_request", message)
     })?;

@@ -27,9 +27,10 @@ use crate::config::ApiKey;
 /// A layer (`tower_layer::Layer`) that refuses requests of foreign web pages, and requests without the
 /// bearer token.
 ///
-/// A request must name this host in its `Host` header: by a loopback name, or by one of
-/// [`Guard::hosts`]. If it has an `Origin`, this must be the same host or one of [`Guard::hosts`].
-/// With [`Guard::token`] it must carry the token. Each refusal is an error of the API.
+/// A request must name this host, in its `Host` header or its URI: by a loopback name, by one of
+/// [`Guard::hosts`], or, under `serve`, by the address at which it arrived. If it has an `Origin`,
+/// this must be the same host or one of [`Guard::hosts`]. With [`Guard::token`] it must carry the
+/// token. Each refusal is an error of the API.
 ///
 /// Put it around the routers of [`router`](super::router) and [`operations`](super::operations), or
 /// around a whole application:
@@ -62,7 +63,8 @@ impl Guard {
     }
 
     /// Accepts further host names, with or without a port, as the host of a request and as the host
-    /// of the page that sends it.
+    /// of the page that sends it. A name with port 80 or 443 is accepted without the port, too: clients
+    /// leave out the default port.
     #[must_use]
     pub fn hosts(mut self, hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.hosts.extend(hosts.into_iter().map(|host| host.into().to_ascii_lowercase()));
@@ -92,7 +94,7 @@ impl Guard {
         local: Option<SocketAddr>,
     ) -> Result<(), ApiError> {
         let host = self.check_host(uri, headers, local)?;
-        self.check_origin(headers, &host)?;
+        self.check_origin(headers, &host, local)?;
         self.check_token(uri.path(), headers)
     }
 
@@ -104,16 +106,16 @@ impl Guard {
         local: Option<SocketAddr>,
     ) -> Result<Authority, ApiError> {
         let invalid =
-            || ApiError::bad_request("invalid_host", "the Host header is not a host name");
+            || ApiError::bad_request("invalid_host", "send one Host header with a host name");
         let mut values = headers.get_all(header::HOST).iter();
         let in_header: Option<Authority> = match (values.next(), values.next()) {
             (Some(host), None) => Some(parse_host(host.as_bytes()).ok_or_else(invalid)?),
             (None, _) => None,
             (Some(_), Some(_)) => return Err(invalid()),
         };
-        // HTTP/2 and proxies put the host into the URI. If both are present, both must be valid.
+        // HTTP/2 and proxies put the host into the URI. If both are present, both must be names of this host.
         for host in in_header.iter().chain(uri.authority()) {
-            if !self.is_own_name(host, local) {
+            if !self.is_own_name(host.host(), host.port_u16(), local) {
                 let message = format!(
                     "{host} is not a name of this host; add it to host.allowed_hosts, or in a program to Guard::hosts"
                 );
@@ -125,24 +127,32 @@ impl Guard {
             .ok_or_else(|| ApiError::bad_request("missing_host", "the request has no Host header"))
     }
 
-    fn is_own_name(&self, host: &Authority, local: Option<SocketAddr>) -> bool {
-        let name = host.host().to_ascii_lowercase();
+    fn is_own_name(&self, host: &str, port: Option<u16>, local: Option<SocketAddr>) -> bool {
+        let name = host.to_ascii_lowercase();
         let bare = name.trim_start_matches('[').trim_end_matches(']');
         let address: Option<IpAddr> = bare.parse().ok();
         let loopback = name == "localhost" || address.is_some_and(|ip| ip.is_loopback());
         let is_local_address =
             address.is_some() && address == local.map(|local| local.ip().to_canonical());
-        loopback || is_local_address || self.is_allowed(&name, host.port_u16())
+        loopback || is_local_address || self.is_allowed(&name, port)
     }
 
+    /// Returns true if `hosts` has this name, without a port or with this one. `None` is the default port: 80
+    /// or 443, because a request from a proxy does not tell the scheme.
     fn is_allowed(&self, name: &str, port: Option<u16>) -> bool {
-        let with_port = port.map(|port| format!("{name}:{port}"));
-        self.hosts.iter().any(|allowed| allowed == name || Some(allowed) == with_port.as_ref())
+        let ports = port.map_or([80, 443], |port| [port; 2]);
+        let with_port = ports.map(|port| format!("{name}:{port}"));
+        self.hosts.iter().any(|allowed| allowed == name || with_port.contains(allowed))
     }
 
     /// Checks the site whose page sent the request, which browsers put into `Origin`. Allowed are this
     /// host itself and `hosts`.
-    fn check_origin(&self, headers: &HeaderMap, host: &Authority) -> Result<(), ApiError> {
+    fn check_origin(
+        &self,
+        headers: &HeaderMap,
+        host: &Authority,
+        local: Option<SocketAddr>,
+    ) -> Result<(), ApiError> {
         let foreign = |origin: &[u8]| {
             let origin = crate::types::excerpt(&String::from_utf8_lossy(origin), 100);
             let message = format!(
@@ -159,10 +169,12 @@ impl Guard {
             };
             let default_port = if scheme == "http" { 80 } else { 443 };
             let port = authority.port_u16().unwrap_or(default_port);
+            // A host without a port was accepted for both default ports. The scheme tells which of them it is.
             let same_origin = authority.host().eq_ignore_ascii_case(host.host())
-                && port == host.port_u16().unwrap_or(default_port);
+                && port == host.port_u16().unwrap_or(default_port)
+                && self.is_own_name(host.host(), Some(port), local);
             let name = authority.host().to_ascii_lowercase();
-            if !same_origin && !self.is_allowed(&name, authority.port_u16()) {
+            if !same_origin && !self.is_allowed(&name, Some(port)) {
                 return Err(foreign(value.as_bytes()));
             }
         }
@@ -347,7 +359,33 @@ mod tests {
     }
 
     #[test]
-    fn every_path_but_health_probes_needs_the_token() {
+    fn the_default_port_may_be_left_out() {
+        const HOST: Option<(u16, &str)> = Some((403, "forbidden_host"));
+        const ORIGIN: Option<(u16, &str)> = Some((403, "forbidden_origin"));
+        let guard = Guard::new().hosts(["tls.example:443", "plain.example:80", "a.example:8443"]);
+        for (host, origin, expected) in [
+            ("tls.example", "https://tls.example", None),
+            ("tls.example", "https://tls.example:443", None),
+            ("tls.example:443", "https://tls.example", None),
+            ("localhost:7700", "https://tls.example", None),
+            ("plain.example", "http://plain.example", None),
+            ("localhost:7700", "http://plain.example", None),
+            ("tls.example", "http://tls.example", ORIGIN),
+            ("tls.example", "https://tls.example:8443", ORIGIN),
+            ("plain.example", "https://plain.example", ORIGIN),
+            ("localhost:7700", "https://plain.example", ORIGIN),
+            ("tls.example:80", "http://tls.example", HOST),
+            ("a.example", "https://a.example", HOST),
+            ("localhost:7700", "https://a.example", ORIGIN),
+        ] {
+            let headers = [("host", host), ("origin", origin)];
+            assert_eq!(check(&guard, "/v1/sessions", &headers), expected, "{host} {origin}");
+        }
+        assert_eq!(check(&guard, "/", &[("host", "tls.example")]), None);
+    }
+
+    #[test]
+    fn every_path_but_the_public_ones_needs_the_token() {
         const UNAUTHORIZED: Option<(u16, &str)> = Some((401, "unauthorized"));
         for (value, expected) in [
             ("Bearer token-1", None),

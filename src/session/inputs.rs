@@ -1,5 +1,5 @@
-//! Requests to a session, except those to start a run: each is checked here, and the records that
-//! follow from it are decided.
+//! Steering, stops, suspension, shutdown, close and frozen tools; what the runtime reports of the current turn and
+//! run; and the condition of hibernation. Runs start in `runs.rs`; the context is made smaller in `context.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,8 +93,8 @@ impl Session {
         }
     }
 
-    /// Handles the shutdown of the host. Interrupts the current run after its turn, or with `now` at
-    /// once. Queued runs do not start any more.
+    /// Handles the shutdown of the host. Interrupts the current run after its turn; at once with `now`, or if the
+    /// turn waits only for people. Queued runs do not start any more.
     pub fn handle_shutdown(&mut self, now: bool) {
         self.shutting_down = true;
         for queued in &self.queue {
@@ -105,7 +105,9 @@ impl Session {
         let Some(run) = self.run.as_deref_mut().filter(|_| !self.suspended) else { return };
         let reason = *run.cancel.get_or_insert(CancelReason::Shutdown);
         let may_cancel = now && !waits;
-        // A turn that waits only for people may not end before the host.
+        // A turn that waits only for people would not end before the host, so it is cancelled at once. A run
+        // that can continue on the next host is kept before this function is called (`leave_at_shutdown` of
+        // `runtime::session::hibernate`): none of its calls runs, and it is not that of a child session.
         if may_cancel || run.turn().is_some_and(super::OpenTurn::is_resting) {
             self.outbox.push_back(SessionEffect::CancelTurn(reason));
         }
@@ -116,8 +118,8 @@ impl Session {
         self.shutting_down = true;
     }
 
-    /// Freezes the tools that servers offer, of which this is the SHA-256 of the list. Returns false if no run
-    /// waits for them.
+    /// Freezes the list of the servers' tools; `sha256` is the hash of the list. Returns false if no run waits for
+    /// it.
     pub fn handle_tools_read(&mut self, sha256: Arc<str>) -> bool {
         let is_needed = std::mem::take(&mut self.waits_for_tools) && self.frozen_tools.is_none();
         let Some(run) = self.run.as_ref().filter(|_| is_needed) else { return false };
@@ -129,7 +131,7 @@ impl Session {
     /// Replaces the frozen list of tools, on request, by the one with this SHA-256.
     ///
     /// # Errors
-    /// If a run is in progress, or the session is closed.
+    /// If a run is in progress or queued, or the session is closing or closed.
     pub fn handle_tools_refreshed(&mut self, sha256: Arc<str>) -> Result<(), SessionRefusal> {
         self.check_idle()?;
         if self.frozen_tools.as_ref() != Some(&sha256) {

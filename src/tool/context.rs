@@ -85,19 +85,38 @@ struct SharedContext {
 #[derive(Default)]
 struct Questions {
     open: tokio::sync::Mutex<()>,
-    /// The time for which the call has waited for answers.
-    waited: Mutex<Duration>,
+    wait: Mutex<QuestionWait>,
 }
 
-/// Adds the time of a question to that of its call, also if the tool does not wait for the answer.
-struct QuestionTimer<'a> {
-    began: Instant,
-    waited: &'a Mutex<Duration>,
+/// The time for which a call has waited for answers.
+#[derive(Default)]
+struct QuestionWait {
+    /// The time of the questions that have ended.
+    ended: Duration,
+    /// The time at which the open question was asked.
+    open_since: Option<Instant>,
+}
+
+impl QuestionWait {
+    fn total(&self) -> Duration {
+        self.ended + self.open_since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+}
+
+/// Counts the time of a question, also if the tool does not wait for the answer.
+struct QuestionTimer<'a>(&'a Mutex<QuestionWait>);
+
+impl<'a> QuestionTimer<'a> {
+    fn start(wait: &'a Mutex<QuestionWait>) -> Self {
+        wait.lock().open_since = Some(Instant::now());
+        Self(wait)
+    }
 }
 
 impl Drop for QuestionTimer<'_> {
     fn drop(&mut self) {
-        *self.waited.lock() += self.began.elapsed();
+        let mut wait = self.0.lock();
+        *wait = QuestionWait { ended: wait.total(), open_since: None };
     }
 }
 
@@ -164,7 +183,8 @@ impl ToolContext {
 
     /// Returns the time at which the call times out: after its tool's `timeout`, or else the
     /// agent's `tool_timeout`. `None` if the call has no time limit. The call can be cancelled
-    /// earlier, for example at the end of its run. The time of [questions](Self::ask) does not count.
+    /// earlier, for example at the end of its run. The time of [questions](Self::ask) does not count: while one
+    /// is open, the deadline moves, and a task that waits for it reads it again.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.0.parts.deadline?.checked_add(self.question_wait())
@@ -182,7 +202,7 @@ impl ToolContext {
 
     /// Returns the time for which the call has waited for answers to its questions.
     pub(crate) fn question_wait(&self) -> Duration {
-        *self.0.questions.waited.lock()
+        self.0.questions.wait.lock().total()
     }
 
     /// Returns a value that the embedding program gave with the run or the session, by its type. A
@@ -208,7 +228,7 @@ impl ToolContext {
     }
 
     /// Returns a variable of the session: the value that this call wrote, or else the value at the
-    /// call's start, which includes the writes that earlier calls of the turn had made by then.
+    /// call's start, which includes the writes of earlier calls of the turn that had taken effect by then.
     ///
     /// If an earlier call of the turn writes the variable after this read, the host detects the
     /// conflict: a call of a pure tool runs again; a call with effects keeps its result, and its
@@ -305,8 +325,7 @@ impl ToolContext {
         }
         let asked = async {
             let _open = self.0.questions.open.lock().await;
-            let waited = &self.0.questions.waited;
-            let _timer = QuestionTimer { began: Instant::now(), waited };
+            let _timer = QuestionTimer::start(&self.0.questions.wait);
             (self.0.parts.ask)(question).await
         };
         tokio::select! {
@@ -377,5 +396,25 @@ impl fmt::Debug for ToolContext {
             .field("tool", tool)
             .field("key", key)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_of_a_question_counts_while_it_is_open() {
+        let second = Duration::from_secs(1);
+        let wait = Mutex::new(QuestionWait::default());
+        let total = || wait.lock().total();
+        for asked in 0..2 {
+            let timer = QuestionTimer::start(&wait);
+            tokio::time::advance(second).await;
+            assert_eq!(total(), second * (asked + 1));
+            drop(timer);
+            tokio::time::advance(second).await;
+            assert_eq!(total(), second * (asked + 1));
+        }
     }
 }

@@ -193,8 +193,9 @@ pub enum RegistryError {
     /// Another tool has this name.
     #[error("register tool {0:?}: another tool has this name")]
     DuplicateName(String),
-    /// The host has a tool of its own with this name.
-    #[error("register tool {0:?}: the name belongs to the host")]
+    /// The host has a tool of its own with this name, or it is a text of
+    /// [`ToolChoice`](crate::config::ToolChoice).
+    #[error("register tool {0:?}: the name is reserved for a tool of the host or for tool_choice")]
     ReservedName(String),
     /// The name has characters or a length that providers refuse.
     #[error("register tool {0:?}: the name must have 1 to 64 characters of a-z, A-Z, 0-9, _ and -")]
@@ -214,4 +215,20 @@ pub enum RegistryError {
         /// The problem with the schema.
         problem: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::ToolChoice;
+
+    #[test]
+    fn a_tool_that_a_tool_choice_cannot_name_is_refused() {
+        let mut registry = ToolRegistry::new();
+        for choice in [ToolChoice::Auto, ToolChoice::None, ToolChoice::Required] {
+            let name = choice.to_string();
+            let tool = ToolSpec::named(&name, "Ends.").into_tool(async |(): (), _| Ok(()));
+            assert_eq!(registry.register(tool), Err(RegistryError::ReservedName(name)));
+        }
+    }
 }

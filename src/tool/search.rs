@@ -21,8 +21,10 @@ use crate::types::{READ_VAR, USE_TOOL};
 /// The name of the tool that finds others.
 pub(crate) const FIND_TOOLS: &str = "find_tools";
 
-/// Names that no other tool may have.
-pub(crate) const RESERVED_NAMES: [&str; 4] = [FIND_TOOLS, USE_TOOL, READ_VAR, FINAL_ANSWER];
+/// Names that no other tool may have: those of the host's own tools, and the texts of a
+/// [`ToolChoice`](crate::config::ToolChoice), which could not name such a tool.
+pub(crate) const RESERVED_NAMES: [&str; 7] =
+    [FIND_TOOLS, USE_TOOL, READ_VAR, FINAL_ANSWER, "auto", "none", "required"];
 
 /// Maximum number of tools in a result.
 const FOUND_MAX: usize = 5;

@@ -12,6 +12,13 @@
 //! Approval timeout: without a decision within the tool's `approval_timeout` (24 h by default) the
 //! approval expires, which rejects the call or its result.
 //!
+//! Nobody can be asked: without the HTTP server and without a reader of approvals or events, an approval of a
+//! run whose caller only waits for its end is rejected at once (`reject_if_nobody_can_be_asked` in
+//! `runtime::session::snapshot`).
+//!
+//! A decision cannot edit (modify) the arguments: it names them by their SHA-256, and one about other arguments
+//! is refused. Hooks can change them, before the approval is requested ([`hook_chain`](super::hook_chain)).
+//!
 //! While the turn waits only for people, that time counts neither as overhead of the turn nor
 //! towards `run_timeout`. Approval timeouts go on, also while the session hibernates
 //! (`runtime::maintenance` wakes it) and while no host runs.

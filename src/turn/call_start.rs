@@ -2,13 +2,13 @@
 //!
 //! Ticket: the permission of a call to start. Tickets are given in call order. An admitted call has
 //! its ticket when the [`StartGate`] is open to it and every earlier call has its ticket or has
-//! ended. A call with its ticket may still wait:
+//! ended. In sequential execution every earlier call must have ended; a call that waits for that waits for its
+//! ticket ([`WaitingFor::Ticket`]). A call with its ticket may still wait:
 //!
-//! 1. in sequential execution, until every earlier call has ended;
-//! 2. for an earlier exclusive call, or, if it is exclusive itself, for every earlier call;
-//! 3. for the approval to start;
-//! 4. for a permit: with `parallel = N` at most N calls of the turn hold one;
-//! 5. for a permit of its tool, if the tool has `max_concurrent` or `rate`, or a server that connects.
+//! 1. for an earlier exclusive call, or, if it is exclusive itself, for every earlier call;
+//! 2. for the approval to start;
+//! 3. for a permit: with `parallel = N` at most N calls of the turn hold one;
+//! 4. for a permit of its tool, if the tool has `max_concurrent` or `rate`, or a server that connects.
 //!
 //! A call that waits for an approval, or that the client runs, holds no permit, so that later calls can
 //! overtake it. A call that waits for a permit of its tool holds one of the turn: it counts as a running call.

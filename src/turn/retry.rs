@@ -1,5 +1,6 @@
 //! Retries of a turn: the number of attempts, the wait before each (exponential backoff, jitter,
-//! `Retry-After`), and fallback models.
+//! `Retry-After`), and fallback models. Each turn begins with the first model again. A turn that a crash of
+//! the host has interrupted continues with the model that it requested last.
 //!
 //! A transient error ([`ProviderError::is_transient`]) is retried with the same model until its
 //! `max_attempts` are used up. After two broken streams the requests to that model no longer stream. Any other

@@ -30,6 +30,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use unicode_width::UnicodeWidthChar as _;
 
 pub use agent_call::{
     AgentLease, ChildUse, ParentCall, RootRun, child_run_id, child_session_id, is_child_session,
@@ -553,57 +554,10 @@ pub(crate) fn sha256_hex(bytes: impl AsRef<[u8]>) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns the number of columns of a character. East Asian characters and most emoji have two.
+/// Returns the number of columns of a character: 2 for East Asian characters and most emoji, 0 for combining
+/// marks.
 fn char_columns(c: char) -> usize {
-    let is_wide = match c {
-        '\u{2000}'..'\u{2e80}' => is_wide_symbol(c),
-        c => c >= '\u{1100}',
-    };
-    if is_wide { 2 } else { 1 }
-}
-
-/// Returns true for the symbols from U+2000 to U+2E7F that have two columns (the property value
-/// `East_Asian_Width=Wide` of Unicode 17).
-fn is_wide_symbol(c: char) -> bool {
-    matches!(
-        c,
-        '\u{231a}'..='\u{231b}'
-            | '\u{2329}'..='\u{232a}'
-            | '\u{23e9}'..='\u{23ec}'
-            | '\u{23f0}'
-            | '\u{23f3}'
-            | '\u{25fd}'..='\u{25fe}'
-            | '\u{2614}'..='\u{2615}'
-            | '\u{2630}'..='\u{2637}'
-            | '\u{2648}'..='\u{2653}'
-            | '\u{267f}'
-            | '\u{268a}'..='\u{268f}'
-            | '\u{2693}'
-            | '\u{26a1}'
-            | '\u{26aa}'..='\u{26ab}'
-            | '\u{26bd}'..='\u{26be}'
-            | '\u{26c4}'..='\u{26c5}'
-            | '\u{26ce}'
-            | '\u{26d4}'
-            | '\u{26ea}'
-            | '\u{26f2}'..='\u{26f3}'
-            | '\u{26f5}'
-            | '\u{26fa}'
-            | '\u{26fd}'
-            | '\u{2705}'
-            | '\u{270a}'..='\u{270b}'
-            | '\u{2728}'
-            | '\u{274c}'
-            | '\u{274e}'
-            | '\u{2753}'..='\u{2755}'
-            | '\u{2757}'
-            | '\u{2795}'..='\u{2797}'
-            | '\u{27b0}'
-            | '\u{27bf}'
-            | '\u{2b1b}'..='\u{2b1c}'
-            | '\u{2b50}'
-            | '\u{2b55}'
-    )
+    c.width().unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub const FINAL_ANSWER: &str = "final_answer";
 ///
 /// Set in a [`ModelRequest`](crate::model::ModelRequest), or for a run in
 /// [`RunOverrides`](crate::config::RunOverrides). Its text is `auto`, `none`, `required` or the name of a tool.
+/// No tool can be registered with one of the three words as its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ToolChoice {
@@ -95,7 +96,7 @@ pub enum RequestKind {
     /// Uses the run's tool choice, or `Auto` if that would force a call.
     #[default]
     Ordinary,
-    /// The run's rule forces a call.
+    /// Uses the run's tool choice, which forces a call.
     ForcedCall,
     /// Asks for a final answer. Calls are dropped.
     FinalAnswer,

@@ -11,7 +11,7 @@ const NAME_BYTES_MAX: usize = 64;
 /// Number of hex digits of the hash in a name that would not be unique or is too long.
 const HASH_DIGITS: usize = 8;
 
-/// The names of the built-in tools. [`RESERVED_NAMES`] has the names of the tools that the host itself answers.
+/// The names of the built-in tools. [`RESERVED_NAMES`] has the others that an operation cannot have.
 const BUILT_IN_NAMES: [&str; 6] =
     ["calculator", "clock", "get_variable", "http_get", "read_file", "set_variable"];
 
@@ -33,15 +33,15 @@ pub(super) fn tool_names<'d>(operations: impl Iterator<Item = (&'d str, String)>
         let is_of_host =
             [&BUILT_IN_NAMES[..], &RESERVED_NAMES[..]].concat().contains(&name.as_str());
         let is_usable = is_unique && !is_of_host && name.len() <= NAME_BYTES_MAX;
-        let mut digits = HASH_DIGITS;
         let mut unique = match is_usable {
             true => name.clone(),
-            false => with_hash(name, method_and_path, digits),
+            false => with_hash(name, method_and_path),
         };
-        // The `operationId` of another operation can equal this name. Each round adds one more digit of the hash.
+        // The `operationId` of another operation can equal this name. Each round has another hash.
+        let mut round = 1;
         while !used.insert(unique.clone()) {
-            digits += 1;
-            unique = with_hash(name, method_and_path, digits);
+            round += 1;
+            unique = with_hash(name, &format!("{method_and_path} {round}"));
         }
         names.push(unique);
     }
@@ -59,11 +59,11 @@ fn plain_name(id: &str, method_and_path: &str) -> String {
     if name.starts_with(|c: char| c.is_ascii_alphabetic()) { name } else { format!("op_{name}") }
 }
 
-/// Appends the first digits of a hash of method and path to a name. Shortens the name to the permitted length.
-fn with_hash(name: &str, method_and_path: &str, digits: usize) -> String {
-    let hash = sha256_hex(method_and_path);
-    let hash = hash.get(..digits).unwrap_or(&hash);
-    let beginning = name.get(..NAME_BYTES_MAX - 1 - hash.len()).unwrap_or(name);
+/// Appends the first digits of the hash of a text to a name. Shortens the name to the permitted length.
+fn with_hash(name: &str, hashed: &str) -> String {
+    let hash = sha256_hex(hashed);
+    let hash = hash.get(..HASH_DIGITS).unwrap_or(&hash);
+    let beginning = name.get(..NAME_BYTES_MAX - 1 - HASH_DIGITS).unwrap_or(name);
     format!("{beginning}_{hash}")
 }
 
@@ -148,6 +148,21 @@ mod tests {
         assert_eq!((&first[0], &first[1]), (&named[4], &named[3]));
         let same = names(&[("a.b", "GET", "/d"), ("a.b", "PUT", "/d"), (&named[3], "GET", "/x")]);
         assert_eq!(same.iter().collect::<HashSet<_>>().len(), 3);
+    }
+
+    #[test]
+    fn ids_that_equal_the_names_with_a_hash_do_not_exhaust_them() {
+        let hash = sha256_hex("GET /d");
+        let id = |digits: usize| format!("{}_{}", &"a_b"[..(63 - digits).min(3)], &hash[..digits]);
+        let ids: Vec<String> = (HASH_DIGITS..63).map(id).collect();
+        let paths: Vec<String> = (0..ids.len()).map(|at| format!("/{at}")).collect();
+        let operations =
+            ids.iter().zip(&paths).map(|(id, path)| (id.as_str(), "GET", path.as_str()));
+        let same = [("a.b", "GET", "/d"), ("a.b", "PUT", "/d")];
+        let named = names(&operations.chain(same).collect::<Vec<_>>());
+        assert_eq!(named[..ids.len()], ids);
+        assert!(named[ids.len()..].iter().all(|name| name.starts_with("a_b_")), "{named:?}");
+        assert_eq!(named.iter().collect::<HashSet<_>>().len(), ids.len() + 2);
     }
 
     #[test]

@@ -5,9 +5,10 @@ use super::ModelTokens;
 /// The ratio before the first count: the estimate is used unchanged.
 pub(super) const INITIAL_RATIO_MILLI: u64 = 1000;
 
-/// Estimated tokens whose count weighs as much as all counts before them. A count of a whole request
-/// has tokens that the host does not see, such as the template of a chat. A count that is higher than
-/// expected changes the ratio quickly, because a request above the window is refused.
+/// A request of this many estimated tokens, or the growth of a request by them, weighs as much in the ratio as
+/// everything learnt before it. A count of a whole request has tokens that the host does not see, such as the
+/// template of a chat. A count that is higher than expected changes the ratio quickly, because a request above
+/// the window is refused.
 const WHOLE_WEIGHT: u64 = 300;
 const UPWARD_WEIGHT: u64 = 20;
 const DOWNWARD_WEIGHT: u64 = 3_000;

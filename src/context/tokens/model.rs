@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::meter::{INITIAL_RATIO_MILLI, RATIO_MILLI_MAX, RATIO_MILLI_MIN};
 use crate::types::ContextOverflow;
 
-/// Estimated tokens whose count weighs as much as all counts before them.
+/// A request of this many estimated tokens weighs as much in the ratio as everything learnt before it.
 const RATIO_WEIGHT: u64 = 20_000;
 
 /// The window and the token ratio of one model, learnt from the requests of all sessions.

@@ -123,7 +123,7 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     connection.pragma_update(None, "secure_delete", true).map_err(open_error)?;
     // In KiB. If a transaction moves rows between pages, its commit looks at every cached page
     // (`pcache1Truncate` in sqlite3.c), so a larger cache costs time.
-    connection.pragma_update(None, "cache_size", -8_192).map_err(open_error)?;
+    connection.pragma_update(None, "cache_size", -2_048).map_err(open_error)?;
     // The writer does checkpoints itself when the queue is empty.
     connection.pragma_update(None, "wal_autocheckpoint", 0).map_err(open_error)?;
     keep_plans(&connection).map_err(open_error)?;

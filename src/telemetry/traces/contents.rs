@@ -5,16 +5,27 @@ use serde_json::{Value, json};
 
 use crate::message::Message;
 use crate::response::{ResponseAssembler, parse_arguments};
-use crate::types::{Content, excerpt};
+use crate::types::{Content, RunEnd, excerpt};
 use crate::wire::ModelRequest;
 
-/// Maximum size of an attribute's messages in bytes. The last messages are kept.
+/// Maximum size of the messages of a request, in bytes of JSON. The last messages are kept.
 const MESSAGES_BYTES_MAX: usize = 64 * 1024;
+
+/// Maximum size of the parts of one message, in bytes of JSON, which leaves room for its other members. The first
+/// parts are kept.
+const PARTS_BYTES_MAX: usize = 63 * 1024;
+
+/// Maximum size of one text and of the arguments of one call, in bytes of JSON. Larger ones are truncated.
+const PART_BYTES_MAX: usize = 32 * 1024;
 
 /// Maximum number of characters of one text.
 const TEXT_CHARS_MAX: usize = 16 * 1024;
 
-/// Returns whether the variable enables contents in spans. Its values differ between the SDKs of languages.
+/// Maximum size of a character in bytes of JSON.
+const CHAR_BYTES_MAX: usize = 6;
+
+/// Returns whether this value of `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT` enables contents in spans.
+/// OpenTelemetry's SDKs for different languages use different values for it.
 pub(super) fn is_wanted(value: Option<&str>) -> bool {
     let value = value.unwrap_or_default().trim().to_ascii_lowercase();
     matches!(value.as_str(), "true" | "1" | "span_only" | "span_and_event")
@@ -48,22 +59,25 @@ pub(super) fn user(content: &Content) -> String {
 
 /// Returns a model's response.
 pub(super) fn output(response: &ResponseAssembler, finish_reason: Option<&str>) -> String {
-    let mut parts = Vec::new();
-    if !response.text().is_empty() {
-        parts.push(text(response.text()));
-    }
-    parts.extend(response.calls().iter().map(|call| {
-        let understood = parse_arguments(&call.raw).object().cloned();
-        let arguments = understood.unwrap_or_else(|| cut(&call.raw).into());
+    let texts = [("text", response.text()), ("refusal", response.refusal())];
+    let texts = texts.into_iter().filter(|(_, text)| !text.is_empty());
+    let texts = texts.map(|(kind, text)| json!({"type": kind, "content": content(text)}));
+    let calls = response.calls().iter().map(|call| {
+        let parsed = parse_arguments(&call.raw);
+        let arguments = parsed.object().map_or_else(|| content(&call.raw), arguments);
         json!({"type": "tool_call", "id": call.provider_id, "name": call.name,
             "arguments": arguments})
-    }));
+    });
+    let parts = first_parts(texts.chain(calls));
     json!([{"role": "assistant", "parts": parts, "finish_reason": finish_reason}]).to_string()
 }
 
-/// Returns a run's final answer.
-pub(super) fn answer(answer: &str) -> String {
-    json!([{"role": "assistant", "parts": [text(answer)], "finish_reason": "stop"}]).to_string()
+/// Returns a run's final answer. The conventions have no finish reason for most ends of a run, so the name of the end
+/// is used.
+pub(super) fn answer(answer: &str, end: RunEnd) -> String {
+    let finish_reason = if end == RunEnd::Answered { "stop" } else { end.as_str() };
+    json!([{"role": "assistant", "parts": [text(answer)], "finish_reason": finish_reason}])
+        .to_string()
 }
 
 /// Truncates a text to the maximum length.
@@ -71,8 +85,31 @@ pub(super) fn cut(text: &str) -> String {
     excerpt(text, TEXT_CHARS_MAX)
 }
 
+/// Truncates a text so that its JSON has the maximum size.
+fn content(text: &str) -> Value {
+    let content = Value::from(cut(text));
+    let fits = content.to_string().len() <= PART_BYTES_MAX;
+    if fits { content } else { excerpt(text, PART_BYTES_MAX / CHAR_BYTES_MAX).into() }
+}
+
+/// Returns the arguments of a call, as a truncated text if they are too large.
+fn arguments(arguments: &Value) -> Value {
+    let text = arguments.to_string();
+    if text.len() <= PART_BYTES_MAX { arguments.clone() } else { content(&text) }
+}
+
 fn text(text: &str) -> Value {
-    json!({"type": "text", "content": cut(text)})
+    json!({"type": "text", "content": content(text)})
+}
+
+/// Returns the first parts, as far as they fit into one message.
+fn first_parts(parts: impl Iterator<Item = Value>) -> Vec<Value> {
+    let mut bytes = 0;
+    let fits = |part: &Value| {
+        bytes += part.to_string().len() + 1;
+        bytes <= PARTS_BYTES_MAX
+    };
+    parts.take_while(fits).collect()
 }
 
 fn message_json(message: &Message) -> Value {
@@ -84,11 +121,66 @@ fn message_json(message: &Message) -> Value {
             let answer = (!response.text.is_empty()).then(|| text(&response.text));
             let calls = response.calls.iter().map(|call| {
                 json!({"type": "tool_call", "id": call.id, "name": call.name,
-                    "arguments": call.arguments})
+                    "arguments": arguments(&call.arguments)})
             });
-            json!({"role": "assistant", "parts": answer.into_iter().chain(calls).collect::<Vec<_>>()})
+            let parts = first_parts(answer.into_iter().chain(calls));
+            json!({"role": "assistant", "parts": parts})
         }
-        Message::Tool { call_id, content, .. } => json!({"role": "tool", "parts": [
-            {"type": "tool_call_response", "id": call_id, "response": cut(content)}]}),
+        Message::Tool { call_id, content: result, .. } => json!({"role": "tool", "parts": [
+            {"type": "tool_call_response", "id": call_id, "response": content(result)}]}),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::response::ResponseLimits;
+    use crate::wire::{CallDelta, Delta};
+
+    fn parse(messages: &str) -> Value {
+        assert!(messages.len() <= MESSAGES_BYTES_MAX, "{}", messages.len());
+        serde_json::from_str(messages).unwrap()
+    }
+
+    #[test]
+    fn the_last_message_of_a_request_is_truncated_and_not_left_out() {
+        for (char, chars) in [("x", TEXT_CHARS_MAX), ("\u{1}", PART_BYTES_MAX / CHAR_BYTES_MAX)] {
+            let result = Message::tool_result("c", "f", char.repeat(TEXT_CHARS_MAX + 1));
+            let messages = vec![Message::user("Hi."), result];
+            let messages = parse(&input(&ModelRequest::new("m", messages.into())));
+            assert_eq!(messages[0]["parts"][0]["content"], "Hi.");
+            let expected = format!("{}…", char.repeat(chars));
+            assert_eq!(messages[1]["parts"][0]["response"], expected);
+        }
+    }
+
+    #[test]
+    fn a_response_has_its_refusal_and_its_first_calls() {
+        let mut response = ResponseAssembler::new(ResponseLimits::default());
+        response.push(&Delta::Refusal("No.".into()));
+        let small = json!({"a": 1});
+        let large = json!({"text": "x".repeat(100_000)});
+        for (index, arguments) in (0..).zip([&small, &large, &large, &large, &large, &large]) {
+            response.push(&Delta::Call(CallDelta {
+                index: Some(index),
+                name: Some("f".into()),
+                arguments: Some(arguments.to_string()),
+                ..CallDelta::default()
+            }));
+        }
+        let messages = parse(&output(&response, Some("tool_calls")));
+        let parts = messages[0]["parts"].as_array().unwrap();
+        assert_eq!(parts[0], json!({"type": "refusal", "content": "No."}));
+        assert_eq!(parts[1]["arguments"], small);
+        let expected = cut(&large.to_string());
+        assert_eq!(parts[2]["arguments"], expected);
+        assert_eq!(parts.len(), 5, "three of the large ones fit");
+    }
+
+    #[test]
+    fn the_finish_reason_of_an_answer_names_the_end_of_the_run() {
+        for (end, expected) in [(RunEnd::Answered, "stop"), (RunEnd::TimedOut, "timed_out")] {
+            assert_eq!(parse(&answer("x", end))[0]["finish_reason"], expected);
+        }
     }
 }

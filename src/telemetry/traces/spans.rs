@@ -330,7 +330,7 @@ impl Spans {
         if self.captures {
             let input = run.input.clone();
             attributes.extend(input.map(|input| text("gen_ai.input.messages", input)));
-            attributes.push(text("gen_ai.output.messages", contents::answer(answer)));
+            attributes.push(text("gen_ai.output.messages", contents::answer(answer, end)));
         }
         let failed = matches!(
             end,

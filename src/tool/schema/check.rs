@@ -309,7 +309,9 @@ impl<'c> SchemaCheck<'c> {
                 check(text).is_ok()
             }
             (Assertion::UniqueItems, Value::Array(items)) => {
-                self.steps.spend(size_limited(value, self.steps.left()))?;
+                // A size of more than is left must not be cut to what is left.
+                let max = self.steps.left().saturating_add(1);
+                self.steps.spend(size_limited(value, max))?;
                 let mut unique = HashSet::with_capacity(items.len());
                 items.iter().all(|item| unique.insert(JsonValue(item)))
             }

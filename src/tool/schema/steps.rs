@@ -40,8 +40,8 @@ fn text_steps(text: &str) -> usize {
     1 + text.len() / BYTES_PER_STEP
 }
 
-/// Returns the steps that a comparison of a value takes, or `max` if they are more. Looks at no more than `max` parts
-/// of the value.
+/// Returns the steps that a comparison of a value takes, at most `max`: `max` means `max` or more. Looks at no more
+/// than `max` parts of the value.
 pub(super) fn size_limited(value: &Value, max: usize) -> usize {
     let mut size = 0;
     let mut open = vec![value];

@@ -203,6 +203,10 @@ fn a_check_ends_though_values_and_schemas_multiply() {
         assert_eq!(violation.as_deref(), Some(TOO_EXPENSIVE), "{keywords}");
         assert_eq!(parse(keywords).first_violation(&json!([])), None);
     }
+    // The first 499 leave fewer steps than the last one takes.
+    let schema = parse(json!({"allOf": vec![json!({"uniqueItems": true}); 500]}));
+    let violation = schema.first_violation(&json!((0..10_000).collect::<Vec<_>>()));
+    assert_eq!(violation.as_deref(), Some(TOO_EXPENSIVE));
     // A match of this expression takes steps that grow with the power of the length.
     let schema = parse(json!({"pattern": r"^(?=(a+)+b)"}));
     assert_eq!(schema.first_violation(&json!("aab")), None);

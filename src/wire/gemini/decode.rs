@@ -17,7 +17,8 @@ use crate::wire::repair::parse_value;
 use crate::wire::{Delta, ProviderMetadata};
 
 impl PayloadDecoder for GeminiDialect {
-    // Every chunk has token counts, so none holds a single change.
+    // Returns no positions for the fast path: a chunk mostly has token counts too, so it is not a single
+    // change.
     fn parse_payload<'p>(
         &mut self,
         _event: &str,
@@ -48,7 +49,7 @@ impl PayloadDecoder for GeminiDialect {
         if let Some(error) = chunk.error.and_then(|raw| keyed_error(raw.get())) {
             out.push(Delta::Error(error));
         } else if !has_candidates && out.len() == before {
-            // The chunk has no known member, so it may be an error without the key `error`.
+            // The chunk gave nothing, so it may be an error without the key `error`.
             out.extend(unkeyed_error(text));
         }
         Ok(None)

@@ -1,4 +1,5 @@
-//! Translates regular expressions from JavaScript to the syntax of the libraries.
+//! Translates regular expressions from JavaScript to the syntax of `regex` and of `fancy-regex` (the backtracking
+//! engine).
 
 use std::fmt::Write;
 use std::str::Chars;
@@ -10,9 +11,6 @@ use super::size::look_around;
 const SPACES: &str =
     r"\t-\r\x20\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}";
 
-/// Stands for half of a pair of surrogates, which no text has: a noncharacter.
-const LONE_SURROGATE: &str = r"\x{10fffe}";
-
 /// A dot: everything but the ends of lines.
 const DOT: &str = r"[^\n\r\x{2028}\x{2029}]";
 
@@ -22,7 +20,14 @@ const ANYTHING: &str = r"[\x00-\x{10ffff}]";
 /// A class of no character.
 const NOTHING: &str = r"[^\x00-\x{10ffff}]";
 
-/// Matches the empty text, and reads the text.
+/// Stands for half of a pair of surrogates, which no text has.
+const LONE_SURROGATE: &str = NOTHING;
+
+/// Stands for `$` in the names of groups: a letter for the libraries, which JavaScript does not allow in names.
+const DOLLAR_IN_NAME: &str = "\u{24c8}";
+
+/// Always matches, without a character. It makes the backtracking engine read the text, which spends steps
+/// (`MeteredText`).
 pub(super) const EMPTY_READ: &str = r"(?![^\x00-\x{10ffff}])";
 
 /// The boundary of a word for the backtracking engine, whose own is that of Unicode.
@@ -34,7 +39,7 @@ const NO_BOUNDARY: &str = "(?:(?<=[A-Za-z0-9_])(?=[A-Za-z0-9_])|(?<![A-Za-z0-9_]
 /// The translation of an expression from JavaScript to Rust, where `\d` and others match more characters, and
 /// brackets and some signs have a meaning in a class.
 struct Translation<'p> {
-    /// True if it is for the engine of `regex`, whose groups capture nothing, which takes less memory.
+    /// True if it is for `regex`. Groups without a name then capture nothing, which takes less memory.
     is_linear: bool,
     rest: Chars<'p>,
     rust: String,
@@ -54,7 +59,7 @@ struct OpenGroup<'p> {
     dot_all: bool,
 }
 
-/// Translates an expression from JavaScript to Rust.
+/// Translates an expression from JavaScript to Rust. `(?P<name>` and flags such as `(?i)` are accepted.
 ///
 /// # Errors
 /// If the expression has a group that JavaScript does not know, such as a call of another group.
@@ -89,6 +94,8 @@ impl<'p> Translation<'p> {
         let mut start = "";
         if let Some(look_around) = look_around(rest) {
             start = look_around;
+            // Look-behind and negative look-around can fail without a read of the text, which would cost no
+            // steps.
             if !self.is_linear && look_around != "?=" {
                 self.rust.push_str(EMPTY_READ);
             }
@@ -112,7 +119,8 @@ impl<'p> Translation<'p> {
             group.number = Some(self.groups);
         }
         self.rust.push_str(if start.is_empty() && self.is_linear { "(?:" } else { "(" });
-        self.rust.push_str(start);
+        // Only a name can contain `$`.
+        self.rust.push_str(&start.replace('$', DOLLAR_IN_NAME));
         self.rest = rest[start.len()..].chars();
         // Flags for the rest of the group around them are no group.
         if !start.ends_with(')') {
@@ -141,13 +149,15 @@ impl<'p> Translation<'p> {
             self.rest = after.chars();
         } else if let Some((name, after)) = rest.strip_prefix("k<").and_then(name_before) {
             let is_open = self.open.iter().any(|group| group.name == Some(name));
+            let name = name.replace('$', DOLLAR_IN_NAME);
             self.add_reference(&format!("<{name}>"), &format!(r"\k<{name}>"), is_open);
             self.rest = after.chars();
         } else if rest.starts_with(['b', 'B']) {
             self.rust.push_str(match rest.starts_with('b') {
                 true if self.is_linear => r"(?-u:\b)",
                 true => BOUNDARY,
-                // That of `regex` matches within characters: look-around, which it does not have.
+                // `regex` refuses an ASCII `\B`, which can match inside a character. It does not know this
+                // look-around either, so the expression goes to the backtracking engine.
                 false => NO_BOUNDARY,
             });
             self.rest.next();
@@ -173,7 +183,9 @@ impl<'p> Translation<'p> {
             return;
         }
         self.rust.push_str(if is_negated { "[^" } else { "[" });
-        while let Some(is_set) = self.add_class_member() {
+        loop {
+            let start = self.rust.len();
+            let Some(is_set) = self.add_class_member() else { break };
             let mut after = self.rest.clone();
             let is_hyphen = after.next() == Some('-');
             if !is_hyphen || after.as_str().is_empty() || after.as_str().starts_with(']') {
@@ -182,10 +194,16 @@ impl<'p> Translation<'p> {
             self.rest = after;
             let hyphen = self.rust.len();
             self.rust.push('-');
-            // A hyphen beside `\w` and the like is no range.
             let is_other_set = self.add_class_member();
-            if is_set || is_other_set == Some(true) {
-                self.rust.insert(hyphen, '\\');
+            let (first, last) = (&self.rust[start..hyphen], &self.rust[hyphen + 1..]);
+            match (first == LONE_SURROGATE, last == LONE_SURROGATE) {
+                // A hyphen beside `\w` and the like is no range.
+                _ if is_set || is_other_set == Some(true) => self.rust.insert(hyphen, '\\'),
+                (false, false) => {}
+                // The characters beside the surrogates, which are all that a text can have of the range.
+                (true, false) => self.rust.replace_range(start..hyphen, r"\x{e000}"),
+                (false, true) => self.rust.replace_range(hyphen + 1.., r"\x{d7ff}"),
+                (true, true) => self.rust.truncate(hyphen),
             }
         }
         self.rust.extend(self.rest.next());
@@ -266,8 +284,9 @@ fn translate_escape(rest: &mut Chars<'_>, rust: &mut String, is_in_class: bool) 
             Some(unit) => write!(rust, r"\x{{{unit:x}}}"),
             None => write!(rust, "u"),
         },
-        // JavaScript has no other escapes of letters: `\<` is `<`.
+        // `\<` and `\>` are plain characters in JavaScript, but boundaries of words in `regex`.
         '<' | '>' => write!(rust, "{escaped}"),
+        // JavaScript has no other escapes of letters.
         _ if escaped.is_alphabetic() && !"nrtfvxpPu".contains(escaped) => {
             write!(rust, "{escaped}")
         }
@@ -275,13 +294,12 @@ fn translate_escape(rest: &mut Chars<'_>, rust: &mut String, is_in_class: bool) 
     };
 }
 
-/// Reads the four digits of a UTF-16 code unit.
+/// Reads the four digits of a UTF-16 code unit. Reads nothing if they are not there.
 fn code_unit(rest: &mut Chars<'_>) -> Option<u32> {
-    let mut unit = 0;
+    let (mut after, mut unit) = (rest.clone(), 0);
     for _ in 0..4 {
-        let digit = rest.clone().next()?.to_digit(16)?;
-        rest.next();
-        unit = unit * 16 + digit;
+        unit = unit * 16 + after.next()?.to_digit(16)?;
     }
+    *rest = after;
     Some(unit)
 }
