@@ -794,6 +794,21 @@ async fn run_prints_a_typed_answer_and_sends_what_its_flags_ask_for() {
     assert_eq!(verified.status.code(), Some(0), "{}", stderr(&verified));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn run_may_raise_the_maximum_length_of_a_response() {
+    let script = json!({"responses": [{"text": ["Yes."]}]});
+    let model = Rehearsal::with_script(serde_json::from_value(script).unwrap()).await.unwrap();
+    let url = model.base_url();
+    let config = format!(
+        "[models.main]\nbase_url = \"{url}\"\nmodel = \"m\"\nmax_output_tokens = 100\n\
+         [agents.default]\nmodel = \"main\"\n"
+    );
+    let folder = Folder::new("raise").with("callsheet.toml", &config);
+    let output = folder.run(&["run", "--max-output-tokens", "200", "x"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(model.requests()[0].body["max_tokens"], 200);
+}
+
 #[test]
 fn what_a_run_cannot_ask_for_is_wrong_usage() {
     let folder = Folder::new("asks").with("bad.json", "{").with("type.json", "{\"type\": 7}");

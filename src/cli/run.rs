@@ -350,7 +350,8 @@ fn apply_flags(
     }
     // A command-line user can edit the configuration anyway, so `allow_overrides` would protect
     // nothing.
-    agent.allow_overrides |= args.system.is_some() || args.temperature.is_some();
+    agent.allow_overrides |=
+        args.system.is_some() || args.temperature.is_some() || args.max_output_tokens.is_some();
     Ok(())
 }
 

@@ -35,7 +35,7 @@ pub struct Limits {
     /// Number of consecutive turns with the same calls and results after which the model receives a
     /// note. Default: 3. After twice as many turns the run ends as `loop_detected`.
     pub repeat_limit: Option<u32>,
-    /// Maximum number of calls of a response. Default: 64. Further calls are answered without running,
+    /// Maximum number of calls of a response. Default: 64. Up to as many further calls are answered without running, and the rest is removed,
     /// unless [`Self::truncate_excess`] or [`Self::fail_on_excess`] says otherwise.
     pub max_tool_calls_per_turn: Option<u32>,
     /// The handling of calls above `max_tool_calls_per_turn`. Default: `answer`.

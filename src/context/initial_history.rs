@@ -34,12 +34,13 @@ pub struct InitialHistoryError {
 impl InitialHistory {
     /// Parses messages of users, assistants and tools. `content` is a string or a list of text parts,
     /// which are joined by line feeds. The content of a user or a tool may contain images; then it stays a list.
-    /// `metadata` has the form of the host's own histories.
+    /// `metadata` has the form of the host's own histories; that of a user is ignored, so a summary becomes a user
+    /// message. Other members of a text part are ignored.
     ///
     /// # Errors
     /// If a message is invalid or violates the pairing rule: each call needs exactly one result
-    /// before the next message of another role, except for the calls of the last message. Reports
-    /// the first such message.
+    /// before the next user or assistant message, except for the calls of the last message. Reports the first
+    /// problem found; a missing result is found at the next valid user or assistant message, or at the end.
     pub fn parse(values: &[Value]) -> Result<Self, InitialHistoryError> {
         if values.len() > INITIAL_MESSAGES_MAX {
             let count = values.len();
@@ -55,6 +56,7 @@ impl InitialHistory {
                 parse_message(value, &mut calls).map_err(|problem| problem.in_message(index))?;
             match &message {
                 Message::Tool { .. } => {}
+                // A summary is never parsed; the arm is for completeness.
                 Message::User { .. } | Message::Summary { .. } => {
                     calls.check_results()?;
                     calls = PrecedingCalls::default();

@@ -265,7 +265,7 @@ impl SessionLog {
     }
 
     /// Appends copies of another session's entries, which keep their numbers and times. The log must
-    /// be empty.
+    /// be empty. Does not count their bytes: they are given to [`Self::with_stored_bytes`].
     pub fn import(&self, entries: Vec<JournalEntry>) {
         let mut state = self.state.lock();
         let Some(last) = entries.last().map(|entry| entry.seq) else { return };

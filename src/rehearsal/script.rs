@@ -115,7 +115,8 @@ pub struct Response {
     pub keep_alive_ms: Option<u64>,
     /// Sends broken JSON in place of the chunk with this index.
     pub malformed_at_chunk: Option<usize>,
-    /// Ends the body properly after the content: no finish reason, no usage, no `[DONE]`.
+    /// Ends the body properly after the content: no finish reason, no `[DONE]`, and in a stream no usage
+    /// after the content.
     pub truncate: bool,
     /// Ends the body properly after this number of chunks.
     pub truncate_after_chunks: Option<usize>,

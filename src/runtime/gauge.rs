@@ -1,4 +1,5 @@
-//! Counts of live objects, which reveal leaks.
+//! Counts of live objects. They reveal leaks, enforce `max_concurrent_runs`, feed the metrics, and let the shutdown
+//! wait for runs and calls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -94,12 +95,12 @@ pub(super) struct Gauges {
 }
 
 impl Gauges {
-    /// Waits until no run is open.
+    /// Waits until no run is counted. The open run of a suspended session is not.
     pub(super) async fn wait_until_no_runs(&self) {
         loop {
             self.runs.wait_until_zero().await;
             self.child_runs.wait_until_zero().await;
-            // The last child may have ended before a parent that was resumed meanwhile.
+            // While this waited for the children, a parent may have been resumed, so that a run is counted again.
             if self.runs.count() + self.child_runs.count() == 0 {
                 return;
             }

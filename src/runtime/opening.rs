@@ -112,14 +112,14 @@ async fn open_reserved(
     let live = match link.woken(waited).await {
         Ok(live) => live,
         Err(error) => {
-            // A source of tools panicked, before anything was recorded, or the host has ended. The slot is already free,
-            // or ends with the host.
+            // A source of tools panicked before anything was recorded, and the host actor has freed the id (`fail_wake`),
+            // or the host has ended. Only the count of sessions is left to undo.
             link.shared.uncount_sessions(1);
             return Err(error);
         }
     };
     if let Err(error) = live.log.wait_durable(live.log.last_seq()).await {
-        // The journal has failed: the session ends itself (`session/end`) and frees its slot.
+        // The journal has failed: the session ends itself (`session/end`) and frees the id.
         link.shared.uncount_sessions(1);
         return Err(error.into());
     }

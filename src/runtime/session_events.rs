@@ -2,14 +2,14 @@
 //!
 //! Reconnect: a client gives the id of the last event that it received (`Last-Event-ID`, or `after`). No id is too
 //! old: the later events with ids are replayed from the journal until the session is deleted. An id whose record
-//! number is above that of the last durable record is refused (`unknown_event_id`). An event that shows a
-//! record is replayed with all the public events that it becomes, also those whose SSE frames have no `id:`. Progress and
-//! other events without a record are not replayed; the states of open calls are sent again.
+//! number is above that of the last durable record is refused (`unknown_event_id`). A record is replayed as all its
+//! public events, also those whose SSE frames have no `id:`. Progress and other events without a record are not
+//! replayed; the states of open calls are sent again.
 //!
 //! Stored events are read from the journal page by page, at the reader's speed. The reader becomes a subscriber only
 //! after the last stored event, so that stored events never fill its queue.
 //!
-//! The memory of slow readers is bounded in two ways. Only [`HISTORY_READS_MAX`] page is
+//! The memory of slow readers is bounded in two ways. At most [`HISTORY_READS_MAX`] pages are
 //! decoded at once, and records are dropped before their events wait for the reader. Readers that hold
 //! more than [`READER_BYTES`] of events share [`SHARED_BYTES`]. If no shared bytes are left, a reader keeps
 //! only the first events of its page and decodes the page again later. If the first event alone exceeds
@@ -182,8 +182,8 @@ impl SessionEvents {
         Self { start: after, items: read_by(reader).boxed(), host: host.clone() }
     }
 
-    /// Returns the events of a session that is in memory from now on, after the states of its open calls. `None` if the
-    /// session leaves memory.
+    /// Returns the events, from now on, of a session that is in memory. The states of its waiting run and of its open
+    /// calls come first. `None` if the session leaves memory.
     pub(super) fn from_now(host: &HostRef, live: &AwakeSession) -> Option<Self> {
         let (feed, _pending) = live.feed_access.begin_subscription()?;
         // With the last possible position, the snapshot contains no text of the running attempt.
@@ -227,7 +227,9 @@ impl fmt::Debug for SessionEvents {
     }
 }
 
-/// Returns the last record that has to be read from the journal, or 0 if none has to be.
+/// Returns the last record that has to be read from the journal, or 0 if none has to be. `recorded` is the last
+/// delivered event that shows a record, `delivered` the last delivered event of any kind. Before `recorded`, the reader
+/// lacks stored events and reads up to the last delivered event.
 fn last_to_read(after: EventId, position: &FeedPosition) -> Seq {
     if after < position.recorded {
         position.delivered.seq
@@ -286,7 +288,7 @@ struct HistoryReader {
     histories: Option<Arc<Semaphore>>,
     /// The permit of `histories`, held until all stored events are returned.
     permit: Option<OwnedSemaphorePermit>,
-    /// The live events after the stored ones. The snapshot is taken once its events are in `ready`.
+    /// The live events after the stored ones. The snapshot becomes `None` when its events move to `ready`.
     live: Option<(Subscription, Option<FeedSnapshot>)>,
 }
 
@@ -330,7 +332,8 @@ impl HistoryReader {
             }
             match &mut self.live {
                 None if self.pending.is_none() => {
-                    // A session without a feed has no live events. The last stored events may have been held back.
+                    // A session without a feed has no live events. `PastEvents` holds back the events of an attempt
+                    // until it knows the attempt's text. Here no text will follow.
                     let mut events = VecDeque::new();
                     self.past.finish(None, &mut events);
                     if events.is_empty() {
@@ -348,9 +351,9 @@ impl HistoryReader {
                     self.target = last_to_read(self.after, &snapshot.position);
                     let texts = snapshot.running.iter().flat_map(|running| &running.pieces);
                     let bytes: usize = texts.map(|piece| piece.text.len()).sum();
-                    // If records must be read first, the subscription and its snapshot are dropped, unless the text
-                    // is short and a permit is free: a long text would stay in memory, and the subscription would
-                    // wait for a permit. A later iteration subscribes again.
+                    // If records must be read first, the subscription is kept only if its text is short and no permit
+                    // has to be awaited. Otherwise a long text would stay in memory, or unread events would pile up
+                    // during the wait. It is dropped, and a later iteration subscribes again.
                     let is_short = bytes <= READER_BYTES / 2;
                     if self.read >= self.target || (is_short && self.has_permit()) {
                         self.live = Some((subscription, Some(snapshot)));
@@ -382,8 +385,8 @@ impl HistoryReader {
         true
     }
 
-    /// Returns whether a live event shows a record up to the reader's position. A snapshot may have
-    /// had the record before its event was published.
+    /// Returns whether a live event shows a record up to the reader's position. The client may have its position from
+    /// `GET /v1/sessions/{id}`, which can show a record before the record's event is published.
     fn is_known(&self, item: &FeedItem) -> bool {
         matches!(item, FeedItem::Event(published)
             if published.event.text().is_none()

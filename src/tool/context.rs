@@ -265,7 +265,8 @@ impl ToolContext {
     }
 
     /// Returns the call's idempotency key: the ids of the run and of the call. It is the same when the call
-    /// runs again after a crash, and no other call has it.
+    /// runs again after a crash, and no other call has it. A pure call that started early, and whose response had not
+    /// ended, may be made anew, with another key.
     #[must_use]
     pub fn idempotency_key(&self) -> &str {
         let ToolContextParts { key, run, .. } = &self.0.parts;

@@ -1,5 +1,5 @@
 //! `read_var`: reads the value of a reference in parts, or searches it with a regular expression. A part has 8 KiB by
-//! default and at most `max_result_bytes`; a pattern has at most 1,000 bytes.
+//! default and at most the agent's `max_result_bytes`; a pattern has at most 1,000 bytes.
 
 use std::fmt::Write as _;
 
@@ -61,7 +61,7 @@ impl Tool for ReadVar {
         let description = "Reads a part of an earlier tool result, or searches it. \
                            $VAR_REF{{ID}} in the arguments of other tools stands for the whole value.";
         let schema = InputSchema::parse(schema).unwrap_or_else(|_| InputSchema::of::<()>());
-        // The result is cut by `limit`, and never again.
+        // `run` cuts the result itself, to `limit` and the agent's `max_result_bytes`. The host must not cut it again.
         ToolSpec::with_schema(READ_VAR, description, schema).pure().max_result_bytes(usize::MAX)
     }
 
@@ -109,7 +109,7 @@ fn read(reference: &Reference, value: &ReferencedValue, offset: usize, bytes_max
     format!("[{reference}: bytes {start} to {end} of {total}{next}]\n{part}")
 }
 
-/// Returns the lines of the value that match, from `offset` on. A long line is shown around its matches.
+/// Returns excerpts of the value around its matches, from `offset` on: whole lines, or parts of long lines.
 fn search(
     reference: &Reference,
     value: &ReferencedValue,
@@ -139,11 +139,10 @@ fn search(
             break;
         }
     }
-    let count =
-        if shown == 1 { "1 line matches".to_owned() } else { format!("{shown} lines match") };
+    let excerpts = if shown == 1 { "excerpt" } else { "excerpts" };
     let total = text.len();
     let more = more.map_or_else(String::new, |next| format!("; more from offset {next}"));
-    format!("[{reference}: {count} in {total} bytes{more}]\n{lines}")
+    format!("[{reference}: {shown} {excerpts} with matches, of {total} bytes{more}]\n{lines}")
 }
 
 /// Returns the position from which on the search finds the first match that an excerpt up to `end` does not
@@ -225,7 +224,7 @@ mod tests {
         fn an_excerpt_holds_the_start_of_its_match(text in "[aé\n]{0,2000}", limit in 1..900_usize) {
             let found = search_for(&text, "é", 0, limit);
             let (head, lines) = found.split_once("]\n").unwrap();
-            prop_assert_eq!(head.contains(" 0 lines"), !text.contains('é'));
+            prop_assert_eq!(head.contains(" 0 excerpts"), !text.contains('é'));
             for line in lines.lines() {
                 let (offset, line) = line.split_once(": ").unwrap();
                 prop_assert!(line.len() <= LINE_BYTES_MAX && line.contains('é'));
@@ -239,19 +238,19 @@ mod tests {
         let text = "alpha\nbeta 1\ngamma\nbeta 2 beta\n";
         assert_eq!(
             search_for(text, "^beta", 0, 1000),
-            "[$VAR_REF{{t3a1c0}}: 2 lines match in 31 bytes]\n6: beta 1\n19: beta 2 beta\n"
+            "[$VAR_REF{{t3a1c0}}: 2 excerpts with matches, of 31 bytes]\n6: beta 1\n19: beta 2 beta\n"
         );
         assert_eq!(
             search_for(text, "beta", 0, 8),
-            "[$VAR_REF{{t3a1c0}}: 1 line matches in 31 bytes; more from offset 19]\n6: beta 1\n"
+            "[$VAR_REF{{t3a1c0}}: 1 excerpt with matches, of 31 bytes; more from offset 19]\n6: beta 1\n"
         );
         assert_eq!(
             search_for(text, "beta", 19, 8),
-            "[$VAR_REF{{t3a1c0}}: 1 line matches in 31 bytes]\n19: beta 2 beta\n"
+            "[$VAR_REF{{t3a1c0}}: 1 excerpt with matches, of 31 bytes]\n19: beta 2 beta\n"
         );
         assert_eq!(
             search_for(text, "(?i)DELTA", 0, 8),
-            "[$VAR_REF{{t3a1c0}}: 0 lines match in 31 bytes]\n"
+            "[$VAR_REF{{t3a1c0}}: 0 excerpts with matches, of 31 bytes]\n"
         );
     }
 
@@ -268,7 +267,7 @@ mod tests {
             assert!(shown.matches("needle").count() >= 3, "{gap}: {found}");
         }
         let longer = "x".repeat(900) + "n\n";
-        assert!(search_for(&longer, "x{500}|n", 0, 10_000).contains("2 lines match"));
+        assert!(search_for(&longer, "x{500}|n", 0, 10_000).contains("2 excerpts with"));
     }
 
     #[test]

@@ -67,7 +67,8 @@ impl Turn {
         }
     }
 
-    /// Commits the turn if its response has ended and every outcome is released.
+    /// Commits the turn if its response has ended and every outcome is released. Asks the hooks about the turn
+    /// first, and waits for their answer.
     pub(super) fn finish(&mut self) {
         let has_ended = matches!(self.stage, TurnStage::ResponseEnded { .. });
         if !has_ended || !self.reassembly.is_done(&self.calls) || !self.check_turn() {

@@ -43,17 +43,11 @@ pub struct FinishReason {
 /// Token counts of one response (or a sum of them).
 ///
 /// ```
-/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
-/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-/// # use callsheet::model::ModelReply;
-/// # use callsheet::prelude::*;
-/// # use callsheet::testing::FakeModel;
-/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
-/// # let host = Host::builder().model_source("fake", model).start().await?;
-/// let report = host.open_session("demo").await?.run("Hello?").await?;
-/// assert_eq!(report.stats.input_tokens, 0, "the fake model reports no usage");
-/// # host.shutdown().await;
-/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// use callsheet::model::Usage;
+///
+/// let mut sum = Usage::default().with(|usage| usage.input_tokens = 7);
+/// sum += Usage::default().with(|usage| (usage.input_tokens, usage.output_tokens) = (3, 2));
+/// assert_eq!((sum.input_tokens, sum.total()), (10, 12));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -147,7 +141,7 @@ pub struct ProviderError {
     /// True if the service states that a retry may succeed, false if it states that none will.
     #[serde(default)]
     pub retryable: Option<bool>,
-    /// Set if the request was larger than the context window of the model.
+    /// Set if the request was larger than the context window of the model, or than its service accepts.
     #[doc(hidden)]
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub overflow: Option<ContextOverflow>,
@@ -197,7 +191,7 @@ impl ProviderError {
         }
     }
 
-    /// Returns whether the request was larger than the context window of the model.
+    /// Returns whether the request was too large: for the context window of the model, or for its service.
     #[must_use]
     pub fn is_context_overflow(&self) -> bool {
         self.overflow.is_some()

@@ -19,7 +19,7 @@ const CUT_MARK: &str = "\u{2026}";
 const SECRET_BYTES_MIN: usize = 8;
 
 /// The secrets of a host, such as the keys of its models, and a search for them. A secret is found in
-/// these forms: plain, escaped in JSON, percent-encoded (where needed, or wholly), and as a part of a
+/// these forms: plain, escaped in JSON, percent-encoded (where needed, also twice, or wholly), and as a part of a
 /// text in base64 (both alphabets, each of the three alignments). Cloning is cheap.
 #[derive(Clone, Default)]
 pub struct Secrets {
@@ -106,7 +106,7 @@ impl Secrets {
     }
 
     /// Replaces each secret in a text. Removes the parts of secrets before `start` and after `end`.
-    /// [`REDACTED`] marks a removed part only if it is at least as long as the shortest secret. A shorter
+    /// [`REDACTED`] marks a removed part only if it has at least [`SECRET_BYTES_MIN`] bytes. A shorter
     /// one is mostly ordinary text that begins or ends like a secret.
     fn redact_part(&self, text: &str, start: usize, end: usize) -> String {
         let matches = self.search.iter().flat_map(|search| search.automaton.find_iter(text));
@@ -135,7 +135,7 @@ impl Secrets {
     #[must_use]
     pub fn redact_json(&self, value: &Value) -> Option<Value> {
         let search = self.search.as_deref()?;
-        search.is_in(&value.to_string()).then(|| self.redact_parts(value))
+        search.is_in_json(value).then(|| self.redact_parts(value))
     }
 
     fn redact_parts(&self, value: &Value) -> Value {
@@ -189,6 +189,21 @@ impl SecretSearch {
     fn is_in(&self, text: &str) -> bool {
         self.automaton.is_match(text)
     }
+
+    /// Returns whether a string, key or number of a JSON value contains a secret.
+    fn is_in_json(&self, value: &Value) -> bool {
+        match value {
+            Value::Null | Value::Bool(_) => false,
+            // Most numbers have fewer digits than a secret and need no text.
+            Value::Number(number) if number.as_u64().is_some_and(|it| it < 10_000_000) => false,
+            Value::Number(number) => self.is_in(&number.to_string()),
+            Value::String(text) => self.is_in(text),
+            Value::Array(items) => items.iter().any(|item| self.is_in_json(item)),
+            Value::Object(members) => {
+                members.iter().any(|(name, member)| self.is_in(name) || self.is_in_json(member))
+            }
+        }
+    }
 }
 
 impl fmt::Debug for Secrets {
@@ -209,6 +224,7 @@ fn forms(secret: &str) -> Vec<String> {
         _ => format!("%{byte:02X}"),
     };
     let percent: String = secret.bytes().map(encoded).collect();
+    // Encoded twice: a URL within a parameter of another URL.
     forms.push(percent.replace('%', "%25"));
     forms.push(percent);
     // Every byte is encoded, in upper and in lower case.
@@ -267,6 +283,21 @@ mod tests {
         let redacted = serde_json::json!({"a": ["x[redacted]"], "b": 1});
         assert_eq!(secrets.redact_json(&value), Some(redacted));
         assert_eq!(secrets.redact_json(&serde_json::json!({"b": 1})), None);
+    }
+
+    #[test]
+    fn a_secret_in_json_text_within_json_is_replaced() {
+        let secrets = Secrets::new(["ab\"cdefgh"]);
+        let text = serde_json::json!({"key": "ab\"cdefgh"}).to_string();
+        let redacted = r#"{"key":"[redacted]"}"#;
+        assert_eq!(
+            secrets.redact_json(&serde_json::json!({"a": [text]})),
+            Some(serde_json::json!({"a": [redacted]}))
+        );
+        assert_eq!(
+            secrets.redact_json(&serde_json::json!({text: 1})),
+            Some(serde_json::json!({redacted: 1}))
+        );
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The strict request check, with the error messages of the service.
 //!
 //! `request.schema.json` contains the rules for single members. The rules here relate members to
-//! each other. They and their messages are those of the Gemini API as its users report them, and of its
-//! page on thought signatures. Where the API has become lenient (roles that do not alternate) the
+//! each other. Rules and messages come from what users of the Gemini API report, and from its page on
+//! thought signatures. Where the API has become lenient (roles that do not alternate) the
 //! check stays strict, because Vertex AI and older versions are.
 
 use std::collections::BTreeSet;
@@ -41,7 +41,8 @@ fn snake_case(camel: &str) -> String {
 }
 
 /// Returns a value of a request in the form that the schema describes: with the known members in
-/// snake case, and without those that are null, because those are not set.
+/// snake case, and without those that are null, because those are not set. A null `args`, `parameters` or
+/// `properties` stays, so that it is refused.
 pub(super) fn normalised(value: &Value) -> Value {
     if let Value::Array(values) = value {
         return values.iter().map(normalised).collect();
@@ -133,8 +134,8 @@ fn all_answered(mut unanswered: Vec<&Value>, results: &[&Value]) -> bool {
     })
 }
 
-/// Checks that the first call of every content after the last user message has a signature: models
-/// from Gemini 3 on require it. No model accepts an altered signature.
+/// Checks that the first call of every content after the last user message has a signature: Gemini 3
+/// models require it. No model accepts an altered signature.
 fn check_signatures(model: &str, contents: &[Value]) -> Result<(), String> {
     let is_input = |part: &Value| part["function_response"].is_null();
     let begins = |c: &Value| c["role"] == "user" && items(&c["parts"]).iter().any(is_input);

@@ -1,8 +1,8 @@
 //! Gemini's `generateContent`: the chunks of a stream, or one plain body.
 //!
-//! Pure: equal responses and requests give equal bytes, apart from the id. Model and method are part
-//! of the path. As with Gemini 3, the first call of a response has a signature, as has the last text
-//! part. Most calls have no id.
+//! Pure: equal responses and requests give equal bytes, apart from the id and the signatures, which depend on the
+//! number of the answer. Model and method are part of the path. As with Gemini 3, the first call of a response has a
+//! signature. In a response without calls, the last text part has it. A call has an id only if the script gives one.
 
 mod check;
 mod signature;
@@ -11,9 +11,10 @@ mod translate;
 use serde_json::{Value, json};
 
 use super::encoded::{BodyChunk, ChunkMark};
+use super::openai_chat;
 use super::script::Call;
 use super::service::{
-    MODEL, ProviderRequest, ProviderService, RehearsedAnswer, RequestRefusal, set, tokens,
+    MODEL, ProviderRequest, ProviderService, RehearsedAnswer, RequestRefusal, set,
 };
 use super::text::split_in;
 
@@ -195,25 +196,24 @@ fn partial_arguments(path: &str, value: &Value, count: usize, out: &mut Vec<Valu
     }
 }
 
-/// Returns the token counts: the script's, with the names of any wire format, else one token for four
-/// bytes.
+/// Returns the token counts: the script's (names of Chat Completions are translated, others are sent unchanged), else
+/// one token for each four bytes.
 fn usage(answer: &RehearsedAnswer<'_>) -> Value {
-    let (prompt, written, thought) = match &answer.response.usage {
-        Some(usage) if usage.get("prompt_tokens").is_none() => return usage.clone(),
-        Some(usage) => {
-            let count = |key: &str| usage[key].as_u64().unwrap_or(0);
-            (count("prompt_tokens"), count("completion_tokens"), 0)
-        }
-        None => {
-            let sizes = answer.sizes();
-            (tokens(sizes.request), tokens(sizes.content), tokens(sizes.reasoning))
-        }
-    };
+    let counts = openai_chat::usage(answer);
+    if counts.get("prompt_tokens").is_none() && counts.get("completion_tokens").is_none() {
+        return counts;
+    }
+    let count = |value: &Value| value.as_u64().unwrap_or(0);
+    let (prompt, written) = (count(&counts["prompt_tokens"]), count(&counts["completion_tokens"]));
+    let cached = count(&counts["prompt_tokens_details"]["cached_tokens"]);
+    let thought = count(&counts["completion_tokens_details"]["reasoning_tokens"]);
     json!({
         "promptTokenCount": prompt,
-        "candidatesTokenCount": written,
+        "cachedContentTokenCount": cached,
+        // This count does not include the thoughts.
+        "candidatesTokenCount": written.saturating_sub(thought),
         "thoughtsTokenCount": thought,
-        "totalTokenCount": prompt + written + thought,
+        "totalTokenCount": prompt.saturating_add(written),
     })
 }
 
@@ -301,6 +301,31 @@ mod tests {
             assert_eq!(body["candidates"][0]["finishReason"], expected);
             assert_eq!(body["usageMetadata"]["promptTokenCount"], 3);
         }
+    }
+
+    #[test]
+    fn counts_of_chat_completions_are_translated() {
+        let counts = |usage: Value| {
+            let body = payloads(&Response { usage: Some(usage), ..Response::text("a") }, false);
+            let names = [
+                "promptTokenCount",
+                "cachedContentTokenCount",
+                "candidatesTokenCount",
+                "thoughtsTokenCount",
+                "totalTokenCount",
+            ];
+            names.map(|name| body[0]["usageMetadata"][name].as_u64())
+        };
+        let whole = json!({
+            "prompt_tokens": 9,
+            "completion_tokens": 5,
+            "prompt_tokens_details": {"cached_tokens": 4},
+            "completion_tokens_details": {"reasoning_tokens": 2},
+        });
+        assert_eq!(counts(whole), [9, 4, 3, 2, 14].map(Some));
+        assert_eq!(counts(json!({"completion_tokens": 5})), [0, 0, 5, 0, 5].map(Some));
+        let own = json!({"promptTokenCount": 7});
+        assert_eq!(counts(own), [Some(7), None, None, None, None]);
     }
 
     #[test]

@@ -13,11 +13,11 @@ pub(super) enum ValueKind {
     Url,
     /// A path or a file name.
     Path,
-    /// Any other text.
+    /// Any other text, found in double quotes.
     Text,
 }
 
-/// A value and its position in the prompt, in bytes.
+/// A value, and the position, in bytes, of the word or run of signs that holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FoundValue {
     pub(super) at: usize,
@@ -122,12 +122,15 @@ impl Prompt {
         found
     }
 
-    /// Returns the words between spaces, without punctuation around them.
+    /// Returns the words between spaces, without punctuation around them. The dots of a relative path stay.
     fn words(&self) -> impl Iterator<Item = FoundValue> {
         let marks = ['.', ',', ';', ':', '?', '!', '(', ')', '"', '\'', '？', '，', '。'];
         self.text.split_whitespace().filter_map(move |word| {
             let at = word.as_ptr().addr() - self.text.as_ptr().addr();
-            let text = word.trim_matches(marks);
+            let text = word.trim_start_matches(|c: char| c != '.' && marks.contains(&c));
+            let is_relative = text.starts_with("./") || text.starts_with("../");
+            let text = if is_relative { text } else { text.trim_start_matches(marks) };
+            let text = text.trim_end_matches(marks);
             (!text.is_empty()).then(|| FoundValue { at, text: text.to_owned() })
         })
     }
@@ -166,14 +169,14 @@ fn is_path(word: &str) -> bool {
         !name.is_empty() && short && extension.bytes().all(|b| b.is_ascii_alphabetic())
     });
     let is_plain = word.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-/".contains(&b));
-    is_plain && !is_time_zone(word) && (has_extension || word.starts_with('/'))
+    let has_root = ["/", "./", "../"].iter().any(|root| word.starts_with(root));
+    is_plain && !is_time_zone(word) && (has_extension || has_root)
 }
 
-/// Returns the arithmetic of a text: numbers with operators between them, `17 % of 2,350`, and
+/// Returns the arithmetic of a text: numbers with operators between them, or a share such as `17 % of 2,350` or
 /// `2350 的 17%`.
-fn expressions(lower: &str) -> Vec<FoundValue> {
-    let text = lower.replace('％', "%");
-    let is_part = |c: char| c.is_ascii_digit() || "+-*/^%(). ,的of".contains(c);
+fn expressions(text: &str) -> Vec<FoundValue> {
+    let is_part = |c: char| c.is_ascii_digit() || "+-*/^%％(). ,的of".contains(c);
     let mut found = Vec::new();
     let mut rest = 0;
     while let Some(start) = text.get(rest..).and_then(|t| t.find(|c: char| is_part(c))) {
@@ -191,7 +194,7 @@ fn expressions(lower: &str) -> Vec<FoundValue> {
 
 /// Normalises a run of digits and signs, if it is an expression with an operator.
 fn expression(run: &str) -> Option<String> {
-    let run = run.replace("的", " 的 ").replace("of", " of ");
+    let run = run.replace('％', "%").replace("的", " 的 ").replace("of", " of ");
     let run = run.trim_matches(|c: char| !(c.is_ascii_digit() || "()%".contains(c)));
     let compact: String = run.split_whitespace().collect::<Vec<_>>().join(" ");
     let compact = compact.replace(" %", "%");

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::improvise;
+use super::prompt::{Prompt, ValueKind};
 use crate::tool::CompiledSchema;
 
 fn tool(name: &str, properties: Value) -> Value {
@@ -81,6 +82,10 @@ fn a_prompt_is_answered_with_the_calls_that_it_asks_for() {
         ("东京和北京现在几点？2350 的 17% 是多少？", &THREE),
         ("read notes.txt", &[r#"read_file {"path":"notes.txt"}"#]),
         (
+            "Read ./notes.txt and (../a/b).",
+            &[r#"read_file {"path":"./notes.txt"}"#, r#"read_file {"path":"../a/b"}"#],
+        ),
+        (
             "Fetch https://example.com/a.json.",
             &[r#"http_get {"url":"https://example.com/a.json"}"#],
         ),
@@ -142,6 +147,13 @@ fn a_later_question_is_answered_anew() {
     ];
     request["messages"].as_array_mut().unwrap().extend(more);
     assert_eq!(calls(&request), [r#"clock {"zone":"Europe/Rome"}"#]);
+}
+
+#[test]
+fn a_full_width_sign_does_not_shift_the_position_of_later_values() {
+    let prompt = "涨 5％，2+2";
+    let found = Prompt::read(prompt).values(ValueKind::Expression);
+    assert_eq!(found.first().map(|value| value.at), prompt.find("2+2"));
 }
 
 #[test]

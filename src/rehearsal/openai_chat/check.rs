@@ -33,7 +33,8 @@ fn is_json_object(text: &str) -> Result<(), String> {
     }
 }
 
-/// Checks a request as a strict provider does.
+/// Checks a request as a strict provider does. Both notations of a path, `messages[0]` and `messages.[0]`, are the
+/// service's own.
 ///
 /// # Errors
 /// The first fault.

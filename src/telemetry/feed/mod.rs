@@ -41,7 +41,7 @@ pub struct Feed {
 
 #[derive(Debug)]
 struct FeedState {
-    /// The position after the last event that was passed to [`Feed::publish`].
+    /// The position after the last published event or text.
     published: EventId,
     /// All records up to this one are durable.
     durable: Seq,
@@ -83,8 +83,8 @@ pub struct FeedPosition {
     pub recorded: EventId,
     /// The last durable record, with or without an event.
     pub durable: Seq,
-    /// True if the feed holds text of the last attempt. The delivery of the first event that shows a
-    /// record after the attempt's response drops the text.
+    /// True if the feed holds text of the last attempt. The text is dropped at the first event that
+    /// shows a record after the response has ended, or when another attempt replaces this one.
     pub has_text: bool,
     /// The first record of the last run, and the session's turn before it. `None` before the first
     /// run.
@@ -121,8 +121,8 @@ impl Feed {
         Self { telemetry, state: Mutex::new(state), ring: Arc::default() }
     }
 
-    /// Assigns the event's id. Delivers the event, at once or when all records before it are
-    /// durable. Never blocks.
+    /// Assigns the event's id. Delivers the event at once, or when its own record and all records shown before it are
+    /// durable. Never blocks. Does nothing after the journal has failed.
     pub fn publish(&self, mut published: PublishedEvent, source: Option<SourceRecord>) {
         let mut state = self.state.lock();
         if state.failed.is_some() {
@@ -145,12 +145,13 @@ impl Feed {
     }
 
     /// Records a text delta for later subscribers without allocating an event. Does nothing and
-    /// returns false if the event is not a text delta, if there is a subscriber, or if the event
-    /// has to wait for a record.
+    /// returns false if the event is not a text delta, if there is a subscriber, if the event
+    /// has to wait for a record, or if the journal has failed.
     pub fn append_text_without_subscribers(&self, event: &Event) -> bool {
         let Some((is_thinking, text)) = event.text() else { return false };
         let mut state = self.state.lock();
-        if self.ring.has_subscribers()
+        if state.failed.is_some()
+            || self.ring.has_subscribers()
             || !state.waiting.is_empty()
             || state.published.seq > state.durable
         {

@@ -280,6 +280,10 @@ fn text_without_subscribers_is_kept_for_later_ones() {
     assert!(!append(&text("for a subscriber")));
     drop(subscriber);
     assert!(append(&text("without a subscriber")));
+    let before = feed.position();
+    feed.fail(JournalError::Full);
+    assert!(!append(&text("after the failure")));
+    assert_eq!(feed.position(), before);
 }
 
 #[test]

@@ -18,12 +18,13 @@ use super::stdio::Noise;
 use crate::tool::server::{RequestObserver, ServerState, ServerStatus};
 use crate::types::{Secrets, SessionId};
 
-/// The state that survives the end of a connection to a server.
+/// The state that the calls of a server's connection share. It survives reconnections. If sessions do not share the
+/// server, each session has its own.
 #[derive(Default)]
 pub(super) struct SharedConnection {
     /// The present connection.
     pub(super) open: Mutex<Option<OpenConnection>>,
-    /// The reason why there is no connection. Empty before the first attempt.
+    /// The reason why there is no connection. Empty until there is a first reason.
     pub(super) down: Mutex<String>,
     /// The tools that are refused because they differ from the accepted ones, with the reasons.
     pub(super) refused: Mutex<HashMap<String, String>>,
@@ -92,8 +93,9 @@ struct WrittenCall {
 }
 
 impl OpenCalls {
-    /// Begins to write a message. Returns false if it is a call that is withdrawn. From here on a call receives
-    /// progress and questions: a server may send them before the caller learns that the call was sent.
+    /// Begins to write a message. Returns false if it is a call that was withdrawn or already written: no call is
+    /// written twice, and one that is sent again is withdrawn and forgotten. From here on a call receives progress and
+    /// questions: a server may send them before the caller learns that the call was sent.
     pub(super) fn begin_write(&self, message: &ClientJsonRpcMessage) -> bool {
         let Some((id, token, call)) = awaited_call(message) else { return true };
         let mut written = self.written.lock();
@@ -184,7 +186,7 @@ impl OpenCalls {
 }
 
 /// Returns the call that a message carries, with the id of its request and the token of its progress. `None` for other
-/// messages, and for calls that only cancel the questions of an earlier one.
+/// messages, and for a call that is sent only to cancel the questions of an earlier call: its result is not awaited.
 fn awaited_call(
     message: &ClientJsonRpcMessage,
 ) -> Option<(&RequestId, ProgressToken, &Arc<ServerCall>)> {
