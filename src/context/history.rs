@@ -27,9 +27,11 @@ pub struct History {
     used_call_ids: Arc<BTreeSet<String>>,
     /// True if a note was appended to the last result.
     has_note: bool,
-    /// Inputs that arrived during the current turn. They are added after it.
+    /// Inputs that wait for the end of the current turn; with open initial calls also the run's own
+    /// input.
     pending_inputs: Vec<Content>,
-    /// Number of users' inputs after the last turn, without the first one of the run.
+    /// Number of users' inputs after the last turn, without the first one of the run, unless that
+    /// waited for initial calls.
     inputs_since_turn: usize,
     /// The last of the initial messages, if its calls have no results yet. Its calls are the
     /// session's first turn.
@@ -116,13 +118,14 @@ impl History {
         self.pending_inputs.len()
     }
 
-    /// Returns the number of users' inputs that follow the last turn, without the first one of the run.
+    /// Returns the number of users' inputs that follow the last turn, without the first one of the run,
+    /// unless that waited for initial calls.
     #[must_use]
     pub fn inputs_since_turn(&self) -> usize {
         self.inputs_since_turn
     }
 
-    /// Ends the run. Pending inputs are added at its end.
+    /// Ends the run: drops initial calls that still have no results, and adds the pending inputs.
     pub fn end_run(&mut self) {
         self.initial_calls = None;
         self.add_pending_inputs();

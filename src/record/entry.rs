@@ -10,7 +10,8 @@ pub const RECORD_VERSION: u32 = 1;
 
 /// A record with its sequence number and time.
 ///
-/// [`Batch`](crate::journal::Batch) shows how an engine stores it.
+/// [`Batch`](crate::journal::Batch) shows how an engine stores it. `Serialize` gives the form of
+/// the HTTP API and of the export as JSON Lines; [`body`](Self::body) gives the stored form.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct JournalEntry {
     /// The sequence number in the session's journal.
@@ -67,8 +68,8 @@ pub struct UnreadableRecord {
 }
 
 impl JournalEntry {
-    /// Returns the key of the document of the journal that the record names, if it names one. The document
-    /// is needed as long as the record is stored.
+    /// Returns the key of the journal document that this record refers to (the list of frozen tools), if it
+    /// does. The document must be kept as long as the record.
     #[must_use]
     pub fn document(&self) -> Option<String> {
         let Record::ToolsFrozen { sha256 } = &self.record else { return None };
@@ -93,7 +94,7 @@ impl JournalEntry {
         serde_json::to_writer(buffer, &written).expect("plain data");
     }
 
-    /// Returns another record with the same sequence number and time.
+    /// Returns this entry with another record.
     #[must_use]
     #[doc(hidden)]
     pub fn with_record(&self, record: Record) -> Self {
@@ -103,7 +104,7 @@ impl JournalEntry {
     /// Parses a stored entry.
     ///
     /// # Errors
-    /// If the body is broken, has a later version, or contains unknown fields.
+    /// If the body is broken, has another version, or contains unknown fields.
     #[doc(hidden)]
     pub fn read(
         session: &SessionId,

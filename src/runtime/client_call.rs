@@ -21,6 +21,7 @@ impl SessionHandle {
     /// # Errors
     /// If the session is closed.
     pub async fn client_calls(&self) -> Result<Vec<ClientCall>, HostError> {
+        // The caller can answer client calls: from now on they wait, and the host does not answer them itself.
         self.link.shared.approvals_are_read.store(true, Ordering::Relaxed);
         let run = self.stored_snapshot().await?.current_run;
         let open = run.map(|run| run.client_calls).unwrap_or_default().into_iter();
@@ -57,6 +58,7 @@ impl SessionHandle {
             SessionMessage::AnswerCall { key, outcome, reply }
         };
         let (accepted, live) = self.ask_turn(ask).await?;
+        // Also after a refusal, whose reason is read from stored records.
         live.log.wait_durable(live.log.last_seq()).await?;
         match accepted {
             Ok(()) => Ok(()),
@@ -80,8 +82,8 @@ impl SessionHandle {
     }
 }
 
-/// Returns whether the client has answered the call. Only a client's answer is a report, a success or an error of
-/// the tool.
+/// Returns whether the call has a result: a report, a success or an error of the tool. The client gave it, or the
+/// host did because nothing reads the events of the run. Every other end is without a result.
 fn is_answered(call: &CallTranscript<'_>) -> bool {
     !call.reports.is_empty()
         || call.outcomes.iter().any(|ended| {

@@ -19,8 +19,8 @@ use crate::tool::ReferenceReader;
 use crate::transcript::Transcript;
 use crate::types::{CallKey, Reference, ReferenceError, ReferencedValue, SessionId, ToolOutcome};
 
-/// Number of records that are read at once. Of these, for a result or arguments, records about other calls are
-/// dropped.
+/// Number of records that are read at once. For a result or arguments, those about other calls are dropped after
+/// each read, so that few are in memory.
 const PART_RECORDS: usize = 16;
 
 /// Reads the values of the references of one session.
@@ -93,7 +93,8 @@ impl SessionHandle {
     }
 }
 
-/// Returns the records of a range that the value of a reference depends on, as soon as they are durable.
+/// Of the records of a range, returns those on which the value of the reference may depend, as soon as they are
+/// durable.
 async fn read_range(
     link: &HostRef,
     id: &SessionId,
@@ -102,6 +103,7 @@ async fn read_range(
     reference: &Reference,
 ) -> Result<Vec<JournalEntry>, HostError> {
     let RecordRange { after, upto } = range;
+    // Without an end, the turn is not committed: all its records so far.
     let upto = upto.unwrap_or_else(|| log.last_seq());
     log.wait_durable(upto).await?;
     let (shared, id, reference) = (Arc::clone(&link.shared), id.clone(), reference.clone());
@@ -109,7 +111,8 @@ async fn read_range(
     Ok(link.query(read).await??)
 }
 
-/// Returns the records after the first position and up to the second that the value of a reference depends on.
+/// Of the records after the first position, up to and including the second, returns those on which the value of the
+/// reference may depend.
 fn read_needed(
     journal: &dyn Journal,
     id: &SessionId,

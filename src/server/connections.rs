@@ -70,9 +70,9 @@ impl Connections {
     }
 
     /// Closes the oldest connection without a complete request, because the process has no file
-    /// descriptor left. Returns false if there is none.
-    pub(super) fn free_descriptor(&self) -> bool {
-        self.evict_oldest(&mut self.state.lock())
+    /// descriptor left, if there is one.
+    pub(super) fn free_descriptor(&self) {
+        self.evict_oldest(&mut self.state.lock());
     }
 
     /// Closes the oldest connection without a complete request, and counts a refused connection. Returns

@@ -67,14 +67,14 @@ pub(super) async fn watch_many(
     let permit = Arc::clone(&state.watched_sessions).try_acquire_many_owned(count);
     let permit = permit.map_err(|_| {
         let message = format!(
-            "the streams of several sessions watch {WATCHED_SESSIONS_MAX} sessions already: try again later, \
-             or watch fewer sessions"
+            "the streams of several sessions can watch at most {WATCHED_SESSIONS_MAX} sessions together, and \
+             too few are free: try again later, or watch fewer sessions"
         );
         ApiError::retry_later(StatusCode::SERVICE_UNAVAILABLE, "too_many_watched_sessions", message)
     })?;
     let events = state.host.watch_sessions(sessions, all_states).await;
     let events = events.map_err(|(session, error)| {
-        // The texts of all other errors do not name the session.
+        // Of the errors that occur here, only this one names the session.
         let is_named = matches!(error, HostError::NoSuchSession(_));
         let error = ApiError::from(error);
         if is_named { error } else { error.of_session(&session) }
@@ -87,8 +87,8 @@ pub(super) async fn watch_many(
 /// The sessions of a stream, each with the position after which its events are wanted.
 type WatchedSessions = Vec<(SessionId, Option<EventId>)>;
 
-/// Parses the sessions of a stream and their positions. Returns true with them if the states of all
-/// sessions are wanted too. Neither `,` nor `:` can be in the id of a session.
+/// Parses the sessions of a stream and their positions. The second value is true if `*` is among them:
+/// the states of all sessions are wanted too. Neither `,` nor `:` can be in the id of a session.
 fn watched(sessions: &str, after: Option<&str>) -> Result<(WatchedSessions, bool), ApiError> {
     let invalid = |message: String| ApiError::bad_request("invalid_request", message);
     let (mut watched, mut all_states) = (WatchedSessions::new(), false);

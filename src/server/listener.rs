@@ -40,7 +40,7 @@ const UNSENT_BYTES_MAX: u32 = 8 * 1024;
 /// Bytes per second that a client must read on average while the server waits for it.
 const BYTES_PER_SECOND_MIN: u64 = 16 * 1024;
 
-/// The pause after a failed `accept`, if nothing can be closed to make room.
+/// Maximum pause after a failed `accept`. It ends when a connection ends.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The body of the answer on a connection that is refused.
@@ -69,8 +69,8 @@ struct MinimumRateWriter<S> {
     /// The end of the last write; before the first write, the start of the connection.
     last_write: Instant,
     /// The time by which the client is behind. A write that waits adds its wait. A write that succeeds subtracts the
-    /// time that its bytes take at the minimum rate, and the time since the write before, in which nothing was to be
-    /// written. Never below zero, so that a client cannot save time for later.
+    /// time that its bytes take at the minimum rate, and the idle time between the end of the previous write and the
+    /// start of this one. Never below zero, so that a client cannot save time for later.
     lag: Duration,
     lag_max: Duration,
 }
@@ -205,8 +205,11 @@ pub(super) async fn serve(
                 Err(error) => {
                     // The process has no descriptor or no memory left.
                     tracing::debug!(%error, "no connection can be accepted");
-                    if !connections.free_descriptor() {
-                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    connections.free_descriptor();
+                    // The closed connection gives its descriptor back when its task runs.
+                    tokio::select! {
+                        Some(_) = tasks.join_next() => {}
+                        () = tokio::time::sleep(ACCEPT_PAUSE) => {}
                     }
                     continue;
                 }

@@ -10,10 +10,11 @@ use super::error::ApiError;
 use super::extract::JsonBody;
 use super::state::AppState;
 
-/// Maximum number of `paint_ms`, and of `frames`: a browser keeps 200 entries about long frames.
+/// Maximum of `frames` and of the number of `paint_ms`. The page caps both at this.
 const VALUES_MAX: usize = 200;
 
-/// Maximum of a time, in milliseconds. A page whose machine was asleep must not report that.
+/// Maximum of a time, in milliseconds. The page caps longer times, such as those of a machine that was
+/// asleep.
 const TIME_MS_MAX: f64 = 600_000.0;
 
 #[derive(Debug, Deserialize)]
@@ -21,7 +22,7 @@ const TIME_MS_MAX: f64 = 600_000.0;
 pub(super) struct VitalsRequest {
     /// The number of long animation frames since the last report.
     frames: u64,
-    /// The time for which they blocked the page.
+    /// The time for which they blocked the page. Checked but not recorded.
     blocking_ms: f64,
     /// The times from events to their painting.
     paint_ms: Vec<f64>,

@@ -53,7 +53,7 @@ impl Session {
     /// Starts or queues a run that [`admit_run`](Self::admit_run) has let in.
     ///
     /// # Errors
-    /// If the run cannot wait, or the session is too large.
+    /// If the host shuts down, the session would become too large, or too many inputs wait.
     pub fn handle_run_request(
         &mut self,
         run: RunInput,
@@ -111,7 +111,7 @@ impl Session {
                 if self.needs_tools(&rules) {
                     return self.request_tools();
                 }
-                // A cancelled run does not wait any longer.
+                // No tools have to be read, or the run is cancelled and does not wait for them.
                 self.waits_for_tools = false;
                 if is_cancelled {
                     self.forget_summary();
@@ -148,6 +148,7 @@ impl Session {
                 let limits: Vec<_> =
                     limits.into_iter().map(|hit| self.limit_record(&id, hit)).collect();
                 match next {
+                    // Once the last limit is recorded, the stage becomes `Ready`.
                     RunNext::Turn(_) => self.record(limits),
                     RunNext::Instruct(Instruction { request_kind, text }) => {
                         let record = Record::Instructed { request: request_kind, text };
@@ -163,7 +164,9 @@ impl Session {
         }
     }
 
-    /// Starts the next queued run, or closes the session if that was requested.
+    /// Makes the context smaller if the last run is to be formatted or a summary was requested. Then starts
+    /// the next queued run, or at a shutdown records it as interrupted; or closes the session if that was
+    /// requested and no run waits.
     fn advance_idle(&mut self, rules_of: RulesOf<'_>) {
         if self.lifecycle != Lifecycle::Open || self.shutting_down {
             self.forget_summary();
@@ -279,7 +282,8 @@ impl Session {
         wait.filter(|_| matches!(run.stage, RunStage::Ready(_)))
     }
 
-    /// Returns true if the run was to stop after its turn, and the next turn only waits for a summary.
+    /// Returns true if the run was to stop after its turn, and the next turn only waits for a summary. The
+    /// first counted turn is never withdrawn (`turns` includes the next one, if it counts).
     fn stops_before_turn(&self) -> bool {
         let stops = |run: &super::OpenRun| run.stops_after_turn && run.machine.turns() > 1;
         self.expects_summary() && self.run.as_deref().is_some_and(stops)
@@ -360,6 +364,7 @@ impl Session {
             run_time_left: run.time_left(now),
             // The records of a replayed turn hold the changes that its window led to.
             window: self.window(&rules).filter(|_| !self.context.is_replayed),
+            // The shell sets `new_prompt` and `seed`.
             new_prompt: None,
             variables: self.variables.clone(),
             seed: 0,

@@ -40,6 +40,7 @@ impl Turn {
         if bytes > maximum {
             self.record_limit("max_result_bytes", bytes, maximum, "shortened");
         }
+        // Duplicates of a call that used variables are decided later, in call order.
         self.end_duplicates_of(key);
     }
 

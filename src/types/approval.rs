@@ -37,7 +37,7 @@ impl WaitPhase {
     }
 }
 
-/// The verdict of an approval.
+/// The verdict of an approval, or of a question of a tool.
 ///
 /// Part of the decision in a [`CallReport`](crate::CallReport).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -48,7 +48,8 @@ pub enum ApprovalVerdict {
     Approved,
     /// Rejected.
     Rejected,
-    /// No decision arrived in time. The call is treated as rejected.
+    /// No decision arrived in time. For an approval this has the effect of a rejection; for a question the
+    /// tool gets [`Answer::Expired`] and the call goes on.
     Expired,
     /// The tool stopped waiting for the answer to its question.
     Withdrawn,
@@ -76,7 +77,8 @@ impl ApprovalVerdict {
 pub struct VerdictWithMessage {
     /// The verdict.
     pub verdict: ApprovalVerdict,
-    /// The message of the person who decided. After a rejection the model receives it.
+    /// The message of the person who decided. After the rejection of a call or its result the model
+    /// receives it; after a declined question, the tool.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub message: Option<String>,
 }

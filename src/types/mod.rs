@@ -60,6 +60,8 @@ pub use request_kind::{FINAL_ANSWER, OutputMode, RequestKind, ToolChoice};
 pub use response::{
     ContextOverflow, FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage,
 };
+#[cfg(all(feature = "mcp", target_os = "linux"))]
+pub(crate) use secrets::CUT_MARK;
 pub use secrets::{REDACTED, Secrets};
 pub(crate) use tool_content::cut_text;
 pub use tool_content::{FullResult, RESULT_BYTES_MAX, ResultPart, ResultResource};

@@ -13,7 +13,7 @@ use serde_json::Value;
 pub const REDACTED: &str = "[redacted]";
 
 /// The end of a text that [`excerpt`](super::excerpt) has cut.
-const CUT_MARK: &str = "\u{2026}";
+pub(crate) const CUT_MARK: &str = "\u{2026}";
 
 /// The minimum length of a secret in bytes. A shorter text occurs by accident.
 const SECRET_BYTES_MIN: usize = 8;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Wire {
-    /// OpenAI's Chat Completions, and the dialects of services that follow it.
+    /// OpenAI's Chat Completions, and the variants of it that other services speak.
     OpenaiChat,
     /// OpenAI's Responses.
     OpenaiResponses,
@@ -24,7 +24,7 @@ pub enum Wire {
 }
 
 impl Wire {
-    /// The wires with their names in configuration, commands and metrics.
+    /// The wires with their names in configuration, commands, metrics and records.
     #[doc(hidden)]
     pub const WORDS: [(&'static str, Self); 5] = [
         ("openai-chat", Self::OpenaiChat),
@@ -34,7 +34,7 @@ impl Wire {
         ("ollama-chat", Self::OllamaChat),
     ];
 
-    /// Returns the name in configuration, commands and metrics.
+    /// Returns the name in configuration, commands, metrics and records.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

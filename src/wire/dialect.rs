@@ -14,7 +14,8 @@ pub(super) trait RequestFormat {
     /// The header that carries the API key.
     const KEY_HEADER: KeyHeader;
 
-    /// The member of the request body that holds the history. It is written last.
+    /// The member of the request body that holds the history. Only [`Self::CACHE_KEY_MEMBER`]
+    /// is written after it.
     const HISTORY_MEMBER: &'static str;
 
     /// The members other than the history on which the host relies. `extra_body` of the
@@ -43,8 +44,8 @@ pub(super) trait RequestFormat {
 
 /// Decodes the payloads of one response.
 ///
-/// It does not decide which piece belongs to which call nor when a call is complete: the assembler
-/// of the response does.
+/// If a wire does not mark the starts and ends of calls, the decoder decides neither which piece
+/// belongs to which call nor when a call is complete. The assembler of the response decides both.
 pub(super) trait PayloadDecoder {
     /// Parses one JSON object, either a payload of a stream or a complete plain body, and appends
     /// its deltas to `out`. `event` is the name of the server-sent event, or empty. Events named
@@ -54,7 +55,7 @@ pub(super) trait PayloadDecoder {
     /// depend on the text alone and not on the state of the decoder.
     ///
     /// # Errors
-    /// The text is not valid JSON. Nothing was read of it then.
+    /// The text is not valid JSON. Then no delta was appended.
     fn parse_payload<'p>(
         &mut self,
         event: &str,

@@ -224,7 +224,7 @@ impl McpTool {
             return ToolError::new(answered_text(error)).permanent();
         }
         let reason = error_chain(error);
-        let reason = excerpt(&connection.secrets.lock().redact(&reason), QUOTED_CHARS_MAX);
+        let reason = excerpt(&connection.secrets.lock().redact_excerpts(&reason), QUOTED_CHARS_MAX);
         if is_unsent(error) || is_withdrawn() {
             return self.down(&reason);
         }

@@ -312,7 +312,7 @@ impl McpServer {
 
     /// Returns a reason without secrets, and cut.
     fn redacted_reason(&self, reason: &str) -> String {
-        excerpt(&self.shared.secrets.lock().redact(reason), REASON_CHARS_MAX)
+        excerpt(&self.shared.secrets.lock().redact_excerpts(reason), REASON_CHARS_MAX)
     }
 
     /// Waits until one more session may be connected. A server that sessions share has no limit.

@@ -1,4 +1,4 @@
-//! The errors of the library: their causes, and their texts for people.
+//! The errors of the MCP library (`rmcp`): their causes, and their texts for people.
 
 use std::error::Error;
 use std::time::{Duration, SystemTime};
@@ -11,9 +11,14 @@ use rmcp::transport::streamable_http_client::StreamableHttpError;
 
 use crate::tool::http::response::status_line;
 use crate::tool::retry_after;
+use crate::types::CUT_MARK;
 
 /// An error of the transport to a server at a URL.
 pub(super) type TransportError = StreamableHttpError<reqwest::Error>;
+
+/// The text of the library before a body that is no message in JSON, of which it keeps this number of bytes.
+const INVALID_JSON: &str = "could not parse JSON response";
+const INVALID_JSON_BYTES_MAX: usize = 256;
 
 /// The status of failure with which a service answered a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +40,8 @@ impl HttpFailure {
             }
             Some(StreamableHttpError::AuthRequired(_)) => 401,
             Some(StreamableHttpError::InsufficientScope(_)) => 403,
-            // The library has the other statuses only in this text.
+            // The library has most other statuses only in this text. The 404 of a lost session
+            // (`SessionExpired`) and the 405 of a missing stream are not failures of a request here.
             Some(StreamableHttpError::UnexpectedServerResponse(text)) => {
                 text.strip_prefix("HTTP ")?.get(..3)?.parse().ok()?
             }
@@ -82,8 +88,8 @@ fn transport_cause<'e>(error: &'e (dyn Error + 'static)) -> &'e (dyn Error + 'st
     error
 }
 
-/// Returns the texts of an error of the library and of its sources. A body that it quotes is not cut, so that secrets
-/// can be replaced first.
+/// Returns the texts of an error of the library and of its sources. This function does not cut a body, so that secrets
+/// can be replaced first. Where the library has cut one, [`CUT_MARK`] shows it.
 pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
     let cause = transport_cause(error);
     if let Some(error) = answered_error(cause) {
@@ -92,7 +98,10 @@ pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
     let cause = match cause.downcast_ref::<TransportError>() {
         Some(StreamableHttpError::UnexpectedServerResponse(text)) => {
             // After the status there is a body, which may be empty.
-            return text.trim_end().trim_end_matches(':').to_owned();
+            let text = text.trim_end().trim_end_matches(':');
+            // The body may have been cut, and then may end within a secret.
+            let is_cut = text.starts_with(INVALID_JSON) && text.len() >= INVALID_JSON_BYTES_MAX;
+            return if is_cut { format!("{text}{CUT_MARK}") } else { text.to_owned() };
         }
         Some(StreamableHttpError::HttpStatus(error)) => return status_text(error.status),
         Some(StreamableHttpError::AuthRequired(error)) => {
@@ -113,7 +122,7 @@ pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
     source_chain(cause)
 }
 
-/// Returns a URL without its query, which may have a key.
+/// Returns a URL without its query and fragment, which may have a key.
 pub(super) fn without_query(url: &Url) -> Url {
     let mut url = url.clone();
     url.set_query(None);
@@ -165,6 +174,7 @@ mod tests {
     use rmcp::transport::streamable_http_client::HttpStatusError;
 
     use super::*;
+    use crate::types::Secrets;
 
     fn sent(error: TransportError) -> ServiceError {
         let name = "rmcp::transport::worker::WorkerTransport<A>";
@@ -192,6 +202,21 @@ mod tests {
         assert_eq!(failure(&invalid), None);
         assert!(is_invalid_answer(&invalid));
         assert_eq!(failure(&ServiceError::TransportClosed), None);
+    }
+
+    #[test]
+    fn the_beginning_of_a_secret_at_the_end_of_a_cut_body_is_replaced() {
+        let secrets = Secrets::new(["sk-live-0123456789"]);
+        // The library keeps 256 bytes of the body.
+        let body = format!("{}sk-live-0123", "x".repeat(244));
+        let text = format!(
+            "could not parse JSON response as ServerJsonRpcMessage: expected value: {body}"
+        );
+        let reason = error_chain(&unexpected(text.leak()));
+        assert!(secrets.redact_excerpts(&reason).ends_with("xx[redacted]\u{2026}"), "{reason}");
+        let short =
+            "could not parse JSON response as ServerJsonRpcMessage: expected value: <empty>";
+        assert_eq!(error_chain(&unexpected(short)), short);
     }
 
     #[test]

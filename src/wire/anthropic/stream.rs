@@ -14,16 +14,16 @@ use crate::wire::lenient::{Scalar, argument_text};
 use crate::wire::repair::parse_value;
 use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
 
-/// Maximum number of blocks that are open at the same time. Services have one.
+/// Maximum number of blocks that are open at the same time. Services have only one open at a time.
 const OPEN_BLOCKS_MAX: usize = 64;
 
 /// The blocks of one message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct BlockTracker {
     open: Vec<OpenBlock>,
-    /// The index of the next block if it has none.
+    /// The index to give the next block if its event has none.
     next_index: u64,
-    /// The last block that ended is thinking without a signature.
+    /// True if thinking with text and without a signature has ended since the last start of a block.
     ended_unsigned: bool,
 }
 
@@ -148,7 +148,8 @@ impl BlockTracker {
         }
     }
 
-    /// Drops the open blocks, which will not end.
+    /// Breaks off the open blocks, which will not end: appends the deltas for what was received, and
+    /// resets the tracker.
     pub(super) fn break_off(&mut self, out: &mut Vec<Delta>) {
         for OpenBlock { index, state } in std::mem::take(self).open {
             break_off_block(index, state, out);
@@ -187,8 +188,8 @@ impl BlockTracker {
         }
     }
 
-    /// Records a piece of a call's arguments. Returns the call to which the piece belongs, unless
-    /// the piece is empty.
+    /// Records a piece of a call's arguments. Returns a call piece for it, or `None` if the piece is
+    /// empty or the block is not a call. If no such block is open, the piece keeps the event's index.
     pub(super) fn push_input(&mut self, index: Option<u64>, more: &str) -> Option<CallDelta> {
         let mut piece = CallDelta { index, ..CallDelta::default() };
         if let Some(position) = self.position(index)
@@ -281,15 +282,16 @@ fn begin_call(
     }
 }
 
-/// Appends the deltas for the received part of a block that will not end. A call without pieces has only the
-/// arguments of its start.
+/// Appends the deltas for the received part of a block that will not end. A call without pieces has
+/// only the arguments of its start. The JSON of a block that would go back whole is dropped.
 fn break_off_block(index: u64, state: BlockState, out: &mut Vec<Delta>) {
     match state {
         BlockState::Text { .. } => {
             out.push(Delta::Metadata(ProviderMetadata::Text { members: None }))
         }
         BlockState::Thinking { signature, .. } => {
-            // The signature is the last piece of a thinking block, so the thinking is complete.
+            // If there is a signature, it was the block's last piece, so the thinking is complete.
+            // Otherwise only the end is marked.
             out.push(Delta::Metadata(ProviderMetadata::Reasoning { members: signed(&signature) }));
         }
         BlockState::Call { input: Some(input), has_pieces: false, service_block } => {

@@ -1,5 +1,5 @@
-//! Token counts: `usageMetadata` of Google's API reference. The last chunk has all of them, and often
-//! every chunk has.
+//! Token counts: `usageMetadata` of Google's API reference. The last chunk has all counts; often every
+//! chunk does.
 
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
@@ -8,8 +8,8 @@ use crate::types::Usage;
 use crate::wire::Delta;
 use crate::wire::lenient::{ReadMembers, Scalar, read_object};
 
-/// Reads a `usageMetadata` into `counts`. Returns `None` if the object is empty. Missing counts keep
-/// their values, because some chunks have no counts at all.
+/// Reads a `usageMetadata` into `counts`. Returns `None` if it is an empty object or no object. Missing
+/// counts keep their values, because some chunks have no counts at all.
 pub(super) fn read_usage(raw: &RawValue, counts: &mut UsageCounts) -> Option<Delta> {
     let text = raw.get();
     if !text.starts_with('{') || text.trim_matches(['{', '}', ' ', '\n', '\r', '\t']).is_empty() {

@@ -51,8 +51,8 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     writer.mark_reusable(request.messages.len());
 }
 
-/// Returns whether the service finds items by their ids, because the configuration lets it store
-/// them.
+/// Returns whether the service stores items and finds them by their ids. The body says `store: false`
+/// unless `extra_body` sets `store`, or `omit_body` leaves it to the service, which stores by default.
 fn stores(request: &ModelRequest) -> bool {
     match request.extra_body.get("store") {
         Some(stores) => stores == true,
@@ -121,7 +121,8 @@ fn write_response(
 fn write_raw(writer: &mut HistoryWriter, json: &str, mode: ReplayMode) {
     let item = ProviderItem::read(json);
     match mode {
-        // An item that cannot go back here is a call that we cannot answer.
+        // `true`: `replay_mode` has already checked the reasoning. This leaves out calls that we cannot
+        // answer, and items without a type.
         ReplayMode::Whole if item.can_go_back(true) => {
             if let Ok(item) = serde_json::from_str::<&RawValue>(json) {
                 writer.write(item);
@@ -247,7 +248,8 @@ struct CallItem<'a> {
     input: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<&'a str>,
-    /// Without it the service refuses the call ("Missing namespace for function_call").
+    /// The namespace of the called tool, if it has one. Without it the service refuses such a call
+    /// ("Missing namespace for function_call"), so it goes back in every mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     namespace: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -7,14 +7,14 @@ const WINDOW_TOKENS_MIN: u64 = 256;
 const MINIMAX_CODE: u64 = 2013;
 
 /// Words before a number which say that it is the window. They are searched backwards from the number, up to
-/// the number before it or the beginning of its sentence.
+/// the previous number that could be a window or the beginning of its sentence.
 const OF_WINDOW: [&str; 18] = [
     "maximum", "max", "limit", "limited", "allowed", "exceed", "exceeds", "exceeded", "most",
     "than", "up", "supports", "window", "context", "n_ctx", "should", "less", "range",
 ];
 
-/// Words before a number which say that it is the tokens of the request. Of the words in both lists the
-/// nearest to the number decides.
+/// Words before a number which say that it is the tokens of the request. Of all words of the two lists,
+/// the one nearest to the number decides.
 const OF_REQUEST: [&str; 16] = [
     "requested",
     "contains",
@@ -34,7 +34,7 @@ const OF_REQUEST: [&str; 16] = [
     "your",
 ];
 
-/// The numbers of a sentence.
+/// The numbers found in the text of an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Numbers {
     pub(super) window: Option<u64>,
@@ -143,7 +143,7 @@ fn is_no_count(after: &[Lexeme<'_>]) -> bool {
     }
 }
 
-/// Splits a text into words, numbers and symbols. A number may have separators and end in `k` or `m`;
+/// Splits a text into words, numbers and symbols. A number may have commas and end in `k` or `m`;
 /// digits within a word, such as those of a model's name, are not a number.
 fn lexemes(text: &str) -> Vec<Lexeme<'_>> {
     let mut lexemes = Vec::new();

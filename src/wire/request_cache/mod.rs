@@ -1,8 +1,8 @@
 //! The request cache: each request body reuses the bytes of the previous one.
 //!
-//! A session sends requests whose history grows at its end. The history is the last member of a
-//! body, so the next body begins with the same bytes: the members for model and tools, and every
-//! message that later messages do not change. The first request of a session reuses the members for
+//! A session sends requests whose history grows at its end. The history stands behind all other members
+//! except the cache key, so the next body begins with the same bytes: the members for model and tools, and
+//! every message that later messages do not change. The first request of a session reuses the members for
 //! model and tools that another session has sent.
 //!
 //! The cache also detects prompts that do not begin with the previous one (`prefix.rs`), because the
@@ -57,7 +57,7 @@ impl HeadCache {
 pub(crate) struct RequestCache {
     last: Option<CachedRequest>,
     prompt_break: Option<PromptChange>,
-    /// A hook changed the last request, so that the next one may not continue it.
+    /// True if a hook changed the last request. The next prompt then possibly does not begin with that one.
     was_hooked: bool,
 }
 
@@ -122,8 +122,9 @@ impl RequestCache {
 /// The prompt of the previous request.
 #[derive(Debug)]
 enum PreviousPrompt {
-    /// The next prompt begins with the reusable prefix of this one. `history_bytes` of that prefix are history.
-    /// `rest` is the history after it, copied because the old body may be extended in place.
+    /// The next prompt begins with the reusable prefix of this one. `history_bytes`: the number of
+    /// bytes of that prefix that belong to the history. `rest` is the history after it, copied because the
+    /// old body may be extended in place.
     SharedPrefix {
         history_bytes: usize,
         rest: Vec<u8>,

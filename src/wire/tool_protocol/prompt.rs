@@ -7,8 +7,8 @@ use serde_json::json;
 use crate::types::ToolProtocol;
 use crate::wire::{ToolChoice, ToolDefinition};
 
-/// Returns the text that describes the tools and the protocol. It depends on nothing else, so it stays the
-/// same as long as the tools do.
+/// Returns the text that describes the tools and the protocol. It depends only on the arguments, so it
+/// stays the same as long as they do.
 pub(super) fn tool_prompt(
     protocol: ToolProtocol,
     tools: &[ToolDefinition],
@@ -88,7 +88,7 @@ fn form_of_results(protocol: ToolProtocol) -> &'static str {
     }
 }
 
-/// Returns the rule for calling tools as words, if it is not that the model decides.
+/// Returns the tool choice in words; `None` if the model may decide.
 pub(super) fn tool_choice_text(choice: &ToolChoice) -> Option<String> {
     match choice {
         ToolChoice::Auto => None,
