@@ -126,6 +126,7 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
     let builder = Host::builder().config(config).tools(tools);
     let host = setup::start_host(builder, &mut signals).await;
     let host = host.map_err(|error| error.naming_data_dir_flag(args.data_dir.is_some()))?;
+    let host = host.ok_or_else(CommandError::interrupted)?;
     let open = OpenSession { agent: Some(agent), id: args.session.clone(), ..Default::default() };
     let report = run_on(&host, &args, open, is_stored, request, &mut signals).await;
     // The host also closes its journal after an error.

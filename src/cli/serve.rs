@@ -107,12 +107,9 @@ async fn start(
         .config(config.clone())
         .tools(tools)
         .journal_holder(format!("listening on {requested_addr}"));
-    let host = tokio::select! {
-        host = Box::pin(builder.start()) => host,
-        () = signals.next() => return Ok(None),
-    };
-    let host =
-        host.map_err(|error| setup::start_error(error).naming_data_dir_flag(has_data_dir_flag))?;
+    let host = setup::start_host(builder, &mut signals).await;
+    let host = host.map_err(|error| error.naming_data_dir_flag(has_data_dir_flag))?;
+    let Some(host) = host else { return Ok(None) };
     // The server handles connections in the background.
     let http_server =
         server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;

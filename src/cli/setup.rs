@@ -141,14 +141,14 @@ pub(super) fn refused_key(
     }
 }
 
-/// Starts a host, unless a signal arrives before it has started.
+/// Starts a host. Returns `None` if a signal arrives before it has started.
 pub(super) async fn start_host(
     builder: HostBuilder,
     signals: &mut Signals,
-) -> Result<Host, CommandError> {
+) -> Result<Option<Host>, CommandError> {
     tokio::select! {
-        host = Box::pin(builder.start()) => host.map_err(start_error),
-        () = signals.next() => Err(CommandError::interrupted()),
+        host = Box::pin(builder.start()) => host.map(Some).map_err(start_error),
+        () = signals.next() => Ok(None),
     }
 }
 

@@ -166,6 +166,7 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
     let mut signals = Signals::new().map_err(CommandError::failed)?;
     let builder = Host::builder().config(config).tools(registry).model_source(CALLER, caller);
     let host = setup::start_host(builder, &mut signals).await?;
+    let host = host.ok_or_else(CommandError::interrupted)?;
     let parsed = match host.tool_schema(&agent, &args.name).await {
         Ok(schema) => match &args.input {
             Some(json) => parse_input(json),

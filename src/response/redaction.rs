@@ -257,8 +257,9 @@ impl DeltaRedactor {
 }
 
 impl CallLabels {
-    /// Returns whether a piece belongs to this call, as `call_assembler` decides: its index is the same, and so are
-    /// its id and its name if it has them.
+    /// Returns whether a piece can belong to this call: its index is the same, and so are its id and its name if it
+    /// has them. `call_assembler` also divides calls with equal labels, after complete arguments. These end with a
+    /// bracket or a quotation mark, which is held back only if a secret begins with it.
     fn is_continued_by(&self, piece: &CallDelta) -> bool {
         !piece.begins
             && piece.index == self.index
@@ -562,7 +563,7 @@ mod tests {
         // Another id begins another call.
         let calls = [piece(both, "sk-live"), piece(("d", "f"), "-0123456789")];
         assert_eq!(arguments_of(&redact(calls)), ["sk-live", "-0123456789"]);
-        // What begins no secret passes unchanged.
+        // A text in which no secret begins passes unchanged.
         let calls = [piece(both, "{\"a\""), piece(both, ":1}")];
         assert_eq!(redact(calls.clone()), calls);
     }

@@ -21,7 +21,9 @@
 //! | outcome of a call | `call_end` |
 //! | `max_result_bytes` | `call_end` (event); what the model sees: `context::result_cut`. `max_output_bytes` of a program: `tool::command` |
 //! | variables: snapshot, conflict, rerun, two writers of one variable, `max_variables_bytes` | `isolation` |
-//! | approval (human in the loop), approval timeout (`approval_timeout`, 24 h: `tool::spec`), expiry, a decision that is sent again; a decision cannot edit (modify) arguments | `approval`; pending approvals after a restart: `resume`; nobody can be asked (no reader), rejected at once: `runtime::session::snapshot` |
+//! | approval (human in the loop): expiry, a decision that is sent again; no decision can edit (modify) the arguments | `approval`; pending approvals after a restart: `resume` |
+//! | approval timeout (`approval_timeout`, 24 h) | `approval`; its default: `tool::spec` |
+//! | approval while no client reads the events, which is rejected at once | `runtime::session::snapshot` |
 //! | questions of running calls (elicitation): answer, form, expiry | `question`; at most 100 of a call: `runtime::supervisor` |
 //! | timeouts that are paused while a running call waits for people, itself or by its child | `people_wait` |
 //! | calls that the client runs: request, result, expiry | `client_call` |

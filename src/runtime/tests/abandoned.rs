@@ -80,6 +80,19 @@ async fn a_session_whose_start_panics_is_not_counted() {
     assert_eq!(host.counts().sessions, 0);
 }
 
+/// Makes a run as soon as the failure of the run before is recorded.
+pub(super) async fn run_again(session: &SessionHandle) -> RunReport {
+    let report = async {
+        loop {
+            if let Ok(report) = session.run("again").await {
+                return report;
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(SOON, report).await.unwrap()
+}
+
 #[tokio::test]
 async fn a_run_whose_end_was_lost_does_not_go_on() {
     let provider = Provider::answering("fine").await;
@@ -89,16 +102,7 @@ async fn a_run_whose_end_was_lost_does_not_go_on() {
     let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), journal).await.unwrap();
     let session = session(&host).await;
     assert!(matches!(session.run("go").await, Err(HostError::Journal(_))));
-    let report = timeout(SOON, async {
-        loop {
-            // The failure of the first run may have to be recorded first.
-            if let Ok(report) = session.run("again").await {
-                return report;
-            }
-            sleep(Duration::from_millis(1)).await;
-        }
-    });
-    assert_eq!(report.await.unwrap().run_end, RunEnd::Answered);
+    assert_eq!(run_again(&session).await.run_end, RunEnd::Answered);
     assert_eq!(provider.count(), 2, "the model is asked once for each run");
     let stored = entries(&*engine, session.id());
     let ends = stored.iter().filter_map(|entry| {

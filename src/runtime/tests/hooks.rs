@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicUsize;
 
 use parking_lot::Mutex;
 
-use super::abandoned::failing;
+use super::abandoned::{failing, run_again};
 use super::provider::{Reply, answer_with, calls_to};
 use super::recovery::{ACCUMULATOR, kill};
 use super::*;
@@ -230,15 +230,7 @@ async fn hooks_are_not_notified_of_the_end_of_a_run_that_the_journal_has_lost() 
     let session = session(&host).await;
     assert!(matches!(session.run("go").await, Err(HostError::Journal(_))));
     // The run gets another end before the next one starts.
-    let report = timeout(SOON, async {
-        loop {
-            if let Ok(report) = session.run("again").await {
-                return report;
-            }
-            sleep(Duration::from_millis(1)).await;
-        }
-    });
-    assert_eq!(report.await.unwrap().run_end, RunEnd::Answered);
+    assert_eq!(run_again(&session).await.run_end, RunEnd::Answered);
     // The shutdown waits for the hooks.
     timeout(SOON, host.shutdown()).await.unwrap();
     let mut ends = std::mem::take(&mut *ends.lock());
