@@ -277,7 +277,12 @@ impl QueuedBatch {
     /// either.
     pub(super) fn failed(self, error: &JournalError) -> StatusReport {
         self.engine_state.fail(*self.seqs.start());
-        (self.on_status, BatchStatus::Failed(error.clone()))
+        self.reached(BatchStatus::Failed(error.clone()))
+    }
+
+    /// Returns the report of the batch's last status.
+    pub(super) fn reached(self, status: BatchStatus) -> StatusReport {
+        StatusReport { on_status: self.on_status, status, rows: self.rows }
     }
 
     /// Returns the number of bytes of its rows.
@@ -295,7 +300,14 @@ impl QueuedBatch {
 pub(super) type SharedCallback = Arc<Mutex<BatchCallback>>;
 
 /// A status for the callback of a batch.
-pub(super) type StatusReport = (SharedCallback, BatchStatus);
+pub(super) struct StatusReport {
+    pub(super) on_status: SharedCallback,
+    pub(super) status: BatchStatus,
+    /// The rows of the batch, if it does not need them any more. They are dropped after the call, by the thread
+    /// that calls: usually the one that allocated them. The allocator of glibc locks the memory of a thread while
+    /// another one frees parts of it, and a lock that two threads want costs system calls.
+    pub(super) rows: Vec<StoredRow>,
+}
 
 /// Calls the callbacks of batches, in order.
 ///
@@ -343,8 +355,9 @@ impl StatusReporter {
 
 /// Calls the callbacks on this thread.
 fn call(reports: impl IntoIterator<Item = StatusReport>) {
-    for (callback, status) in reports {
+    for StatusReport { on_status, status, rows } in reports {
         // A panic in a callback must not prevent the others. The panic hook has printed the message.
-        let _ = std::panic::catch_unwind(AssertUnwindSafe(|| (callback.lock())(status)));
+        let _ = std::panic::catch_unwind(AssertUnwindSafe(|| (on_status.lock())(status)));
+        drop(rows);
     }
 }

@@ -15,16 +15,14 @@ use rusqlite::{
 };
 use tokio::time::Instant;
 
-use super::super::{BatchStatus, EngineLogState, GroupCommit, JournalError, JournalObserver};
+use super::super::{BatchStatus, GroupCommit, JournalError, JournalObserver};
 use super::SharedFailure;
 use super::data_directory::{self, DirectoryLock};
 use super::database;
 use super::errors;
 use super::kill_point::KillPoint;
 use super::query;
-use super::queue::{
-    Opening, QueuedBatch, SharedCallback, StatusReport, StatusReporter, WriteQueue,
-};
+use super::queue::{Opening, QueuedBatch, StatusReport, StatusReporter, WriteQueue};
 use super::read_connections::ReadConnections;
 use super::reserve::Reserve;
 use crate::config::Durability;
@@ -50,7 +48,8 @@ pub(super) struct JournalWriter {
     wal_path: PathBuf,
     wal: File,
     readers: Arc<ReadConnections>,
-    unsynced: Vec<UnsyncedBatch>,
+    /// The batches that are written but not durable.
+    unsynced: Vec<QueuedBatch>,
     unsynced_since: Option<Instant>,
     /// The error of an fsync, or of a database that is not at its path any more. Nothing is tried until the
     /// database was opened again.
@@ -67,13 +66,6 @@ pub(super) struct JournalWriter {
     retry_at: Option<Instant>,
     /// Unlocked last, after the database is closed.
     lock: DirectoryLock,
-}
-
-/// A batch that is written but not durable.
-struct UnsyncedBatch {
-    engine_state: Arc<EngineLogState>,
-    first: u64,
-    on_status: SharedCallback,
 }
 
 /// The parts of a writer.
@@ -260,15 +252,17 @@ impl JournalWriter {
             self.observer.stored(group);
         }
         let (mut written, mut refused) = (Vec::new(), Vec::new());
-        for (batch, outcome) in batches.into_iter().zip(outcomes) {
+        for (mut batch, outcome) in batches.into_iter().zip(outcomes) {
             match outcome {
                 BatchOutcome::Stored { .. } => {
-                    let first = *batch.seqs.start();
-                    let QueuedBatch { engine_state, on_status, .. } = batch;
                     if self.durability == Durability::Relaxed {
-                        written.push((Arc::clone(&on_status), BatchStatus::Written));
+                        written.push(StatusReport {
+                            on_status: Arc::clone(&batch.on_status),
+                            status: BatchStatus::Written,
+                            rows: std::mem::take(&mut batch.rows),
+                        });
                     }
-                    self.unsynced.push(UnsyncedBatch { engine_state, first, on_status });
+                    self.unsynced.push(batch);
                 }
                 BatchOutcome::Refused(error) => refused.push((batch, error)),
             }
@@ -310,9 +304,9 @@ impl JournalWriter {
         let began = Instant::now();
         if self.sync_wal().is_ok() {
             self.observer.synced(began.elapsed());
-            let durable = |batch: UnsyncedBatch| (batch.on_status, BatchStatus::Durable);
-            let unsynced = std::mem::take(&mut self.unsynced);
-            self.reporter.report(unsynced.into_iter().map(durable).collect());
+            let unsynced = std::mem::take(&mut self.unsynced).into_iter();
+            self.reporter
+                .report(unsynced.map(|batch| batch.reached(BatchStatus::Durable)).collect());
         }
     }
 
@@ -323,11 +317,7 @@ impl JournalWriter {
         let unsynced = std::mem::take(&mut self.unsynced);
         let reason = format!("its log cannot be synced ({error}): look at the disk");
         let error = JournalError::Write(reason);
-        let failed = |batch: UnsyncedBatch| -> StatusReport {
-            batch.engine_state.fail(batch.first);
-            (batch.on_status, BatchStatus::Failed(error.clone()))
-        };
-        self.reporter.report(unsynced.into_iter().map(failed).collect());
+        self.reporter.report(unsynced.into_iter().map(|batch| batch.failed(&error)).collect());
         self.set_failure(Some(error.clone()));
         self.broken = Some(error.clone());
         Err(error)
