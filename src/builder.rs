@@ -19,7 +19,7 @@ use crate::tool::{Hook, HookRule, RegisteredHook, Tool, ToolRegistry, ToolSource
 
 impl Host {
     /// Returns a builder of a host. Without further calls it has one agent, called `default`, without
-    /// tools, on the offline rehearsal model, and a journal in memory.
+    /// tools, on the offline rehearsal model (feature `rehearsal`), and a journal in memory.
     pub fn builder() -> HostBuilder {
         let mut config = Config::default();
         config.models.clear();
@@ -86,8 +86,9 @@ impl HostBuilder {
         }
     }
 
-    /// Starts from a configuration, such as that of a file. Replaces the models, agents, limits and data
-    /// directory that were set before. Tools, hooks, sources, metrics and a journal of the program stay.
+    /// Starts from a configuration, such as that of a file. Replaces what was set of the configuration before:
+    /// models, agents, limits, the journal's engine and directory. Tools, hooks, sources, metrics and a journal of the
+    /// program stay.
     pub fn config(self, config: Config) -> Self {
         Self { config, ..self }
     }
@@ -306,12 +307,13 @@ impl HostBuilder {
         self
     }
 
-    /// Starts the host. It continues the runs that the journal's last host left unfinished.
+    /// Starts the host. It continues the runs that the journal's last host left unfinished, unless the journal's
+    /// `resume` is `manual`.
     ///
     /// # Errors
-    /// If two tools have the same name, an agent names a model or a tool that does not exist, a
-    /// limit is invalid, a tool or hook of the configuration cannot be made, a built-in tool cannot
-    /// be opened, or the journal cannot be opened.
+    /// If two tools or two model sources have the same name, an agent names a model or a tool that does not exist, a
+    /// limit or the rule of a hook is invalid, a tool or hook of the configuration cannot be made, a built-in tool
+    /// cannot be opened, there are several models but no agent, or the journal cannot be opened.
     pub async fn start(self) -> Result<Host, HostError> {
         let Self {
             mut config,
@@ -388,7 +390,7 @@ fn check_hook(rule: &HookRule, config: &Config) -> Result<(), HostError> {
     }
 }
 
-/// Returns the model of an agent that names none.
+/// Returns the model of the agent `default`, which a host without agents gets: the only one, or the rehearsal model.
 fn only_model(config: &Config) -> Result<String, HostError> {
     let mut names = config.models.keys();
     match (names.next(), names.next()) {

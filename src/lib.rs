@@ -1,11 +1,11 @@
 //! Callsheet hosts LLM agents as a long-running service. Many sessions live in one process. In each
-//! session the host reads the model's response as a stream, runs every tool call as a supervised
-//! actor, and sends the results back to the model in call order.
+//! session the host reads the model's response as a stream, runs tool calls as supervised actors, and
+//! sends the results back to the model in call order.
 //!
 //! # Host agents
 //!
 //! A [`Host`] runs sessions. It has models, agents, tools and a journal, which [`Host::builder`] sets.
-//! Without a model it uses an offline one for tests, the rehearsal model.
+//! Without a model it uses an offline one for tests, the rehearsal model (feature `rehearsal`).
 //!
 //! ```
 //! # #[cfg(all(feature = "rehearsal", feature = "testing"))]
@@ -49,7 +49,8 @@
 //!
 //! # Ask a model
 //!
-//! [`ModelClient`](model::ModelClient) sends one request to a model, without a host, tools or retries.
+//! [`ModelClient`](model::ModelClient) sends one request to a model, without a host. It neither retries nor runs
+//! tools.
 //!
 //! ```no_run
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -187,7 +188,7 @@ pub mod prelude {
     };
 }
 
-/// The examples of the documents, compiled and run as tests.
+/// The Rust examples of documents, compiled and run as tests.
 #[cfg(all(doctest, feature = "cli", feature = "testing"))]
 mod documents {
     #[doc = include_str!("../docs/architecture.md")]

@@ -41,7 +41,8 @@ pub fn client(settings: ClientBuilder) -> Result<Client, TlsClientError> {
     }
 }
 
-/// Returns true if a URL names this machine. A service on this machine is asked without a proxy.
+/// Returns true if a URL names this machine by `localhost` or a loopback address. Such a service is asked without a
+/// proxy.
 #[must_use]
 pub fn is_loopback(url: &Url) -> bool {
     let host = url.host_str().unwrap_or_default();
@@ -57,7 +58,8 @@ fn build(settings: ClientBuilder, mut config: ClientConfig) -> Result<Client, Tl
     settings.tls_backend_preconfigured(config).build().map_err(|error| TlsClientError(error.into()))
 }
 
-/// Returns the configuration with the machine's CA certificates, which are read once for each provider.
+/// Returns the configuration with the machine's CA certificates, which are read once for each provider, or again if
+/// there were none.
 fn with_system_certificates() -> Result<Arc<ClientConfig>, rustls::Error> {
     static LAST: Mutex<Option<(Arc<CryptoProvider>, Arc<ClientConfig>)>> = Mutex::new(None);
     let provider = provider();

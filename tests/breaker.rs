@@ -129,7 +129,7 @@ async fn a_half_open_breaker_sends_one_probe_and_the_others_wait_without_using_a
     let report = within(second.report).await.unwrap();
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Back too."));
     for reason in attempts(&events) {
-        assert!(reason.ends_with("another session is trying it again"), "{reason}");
+        assert!(reason.ends_with("another request is trying it"), "{reason}");
     }
     assert_eq!(model(&world).breaker, BreakerState::Closed);
     assert_metric(&world, "callsheet_model_breaker_state{model=\"rehearsal\"} 0");

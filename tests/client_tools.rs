@@ -174,6 +174,7 @@ async fn results_are_texts_parts_values_and_errors() {
         ),
         (json!({"content": {"ok": true}}), "success", r#"{"ok":true}"#),
         (json!({"content": "seen", "structured": [1]}), "success", "seen"),
+        (json!({"content": {"a": 1}, "structured": [1]}), "success", r#"{"a":1}"#),
         (json!({"content": "no such file", "is_error": true}), "error", "no such file"),
     ] {
         let directory = directory(&[open_file("a.txt")]).await;

@@ -1,6 +1,8 @@
 //! Hostile responses in every dialect: memory stays bounded, nothing panics, and exceeding a limit is
 //! an error that names it.
 
+use std::fmt::Display;
+
 use allocation_counter::measure;
 use callsheet::response::{ResponseAssembler, ResponseLimits, describe_response, ended_well};
 use callsheet::types::{CALLS_MAX, ProviderErrorKind, Wire};
@@ -13,7 +15,7 @@ const MIB: u64 = 1 << 20;
 const READ_BYTES: usize = 16 * 1024;
 
 /// Frames one event of a stream.
-fn frame(wire: Wire, event: &Value) -> String {
+fn frame(wire: Wire, event: &dyn Display) -> String {
     match wire {
         Wire::OllamaChat => format!("{event}\n"),
         Wire::OpenaiChat
@@ -281,15 +283,22 @@ fn deep_nesting_is_harmless() {
             let arguments = arguments(wire, "x").unwrap_or_else(|| call(wire, 0)).to_string();
             let within = arguments.replace("\"x\"", &deep).replace("\"arguments\":{}", &deep);
             for event in [beside, within, deep, open.clone()] {
-                let framed = match wire {
-                    Wire::OllamaChat => format!("{event}\n"),
-                    Wire::OpenaiChat
-                    | Wire::OpenaiResponses
-                    | Wire::AnthropicMessages
-                    | Wire::GeminiGenerate => format!("data: {event}\n\n"),
-                    _ => unreachable!("no test data for this wire format"),
-                };
-                check(wire, "deep nesting", std::iter::once(framed), 64 * MIB);
+                check(wire, "deep nesting", std::iter::once(frame(wire, &event)), 64 * MIB);
+            }
+        }
+    });
+}
+
+#[test]
+fn long_lists_of_parts_are_harmless() {
+    let list = |item: &str, count: usize| format!("[{}]", vec![item; count].join(","));
+    let texts = list(&list(r#"{"text":"a"}"#, 1000), 250);
+    each(|wire| {
+        for parts in [&list("{}", 1_000_000), &texts] {
+            for event in [text(wire, "x"), thinking(wire, "x")] {
+                let event = event.to_string().replace("\"x\"", parts);
+                let events = std::iter::once(frame(wire, &event));
+                check(wire, "a long list of parts", events, 32 * MIB);
             }
         }
     });

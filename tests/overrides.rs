@@ -68,7 +68,7 @@ async fn a_run_may_exceed_its_agent_only_if_overrides_may_raise() {
             json!({"limits": {"max_turns": 0}}),
             "limits.max_turns: 0 (no limit) is more than the agent allows (10)",
         ),
-        (json!({"tools": ["nope"]}), "tools: no tool is called \"nope\""),
+        (json!({"tools": ["nope"]}), "no tool is called \"nope\""),
     ] {
         let (world, _) = calling_twice().await;
         let refused = world.session.start_run(request_with(overrides)).await.expect_err("too much");

@@ -1,5 +1,6 @@
-//! Approvals of calls during `callsheet run`, and questions of their tools: asked in the terminal, or decided
-//! by a flag.
+//! Approvals of calls during `callsheet run` and `tools call`, and questions of their tools: asked in the
+//! terminal, or decided without a person (by a flag, or because there is no terminal). Calls that a client
+//! would have to run are answered with an error.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal as _};
@@ -29,18 +30,19 @@ const NO_TERMINAL: &str = "there is no terminal";
 const JSON_OUTPUT: &str = "--json was given";
 const INPUT_ENDED: &str = "standard input has ended";
 
-/// The way in which approvals are decided.
+/// The way in which approvals, or questions of tools, are decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ApprovalMode {
-    /// Approves every call.
+    /// Approves all without asking.
     Approve,
     /// Asks in the terminal.
     Ask,
-    /// Rejects every call, because no person can be asked: for this reason.
+    /// Rejects all, because no person can be asked: for this reason.
     Reject(&'static str),
 }
 
 impl ApprovalMode {
+    /// Returns the way in which approvals are decided. `--approve` holds with `--json`, too.
     pub(super) fn from_flags(approve: bool, json: bool) -> Self {
         if approve {
             Self::Approve
@@ -90,13 +92,13 @@ impl PendingPrompt {
     }
 }
 
-/// The approvals that a run waits for. Asks for one at a time.
+/// The approvals and questions that a run waits for. Asks for one at a time.
 #[derive(Debug)]
 pub(super) struct ApprovalPrompts {
-    mode: ApprovalMode,
-    questions: ApprovalMode,
+    approval_mode: ApprovalMode,
+    question_mode: ApprovalMode,
     pending: VecDeque<PendingPrompt>,
-    /// Calls that the client of the session would have to run.
+    /// Calls that the client of the session would have to run. Child sessions have none.
     client_calls: Vec<CallKey>,
     /// The run is being stopped; no more prompts are printed.
     closed: bool,
@@ -108,10 +110,10 @@ pub(super) struct ApprovalPrompts {
 }
 
 impl ApprovalPrompts {
-    pub(super) fn new(mode: ApprovalMode, questions: ApprovalMode) -> Self {
+    pub(super) fn new(approval_mode: ApprovalMode, question_mode: ApprovalMode) -> Self {
         Self {
-            mode,
-            questions,
+            approval_mode,
+            question_mode,
             pending: VecDeque::new(),
             client_calls: Vec::new(),
             closed: false,
@@ -123,8 +125,8 @@ impl ApprovalPrompts {
 
     fn mode_of(&self, request: &ApprovalRequest) -> ApprovalMode {
         match request.phase {
-            WaitPhase::Before | WaitPhase::After => self.mode,
-            WaitPhase::Input | WaitPhase::Client => self.questions,
+            WaitPhase::Before | WaitPhase::After => self.approval_mode,
+            WaitPhase::Input | WaitPhase::Client => self.question_mode,
         }
     }
 
@@ -159,7 +161,7 @@ impl ApprovalPrompts {
             pending.retain(|prompt| !is_of(prompt, call.key));
         }
         let is_pending = |prompted: &PromptId| pending.iter().any(|other| other.id() == *prompted);
-        // Between two fields of a form no prompt is on the screen.
+        // Drops the form also between two of its fields, when no prompt is on the screen.
         if self.form.as_ref().is_some_and(|(question, _)| !is_pending(question)) {
             self.form = None;
         }
@@ -229,7 +231,8 @@ impl ApprovalPrompts {
         }
     }
 
-    /// Decides the prompted approval by the line that was typed.
+    /// Handles the line that was typed at the prompt: decides the approval, or fills in a field of its form. At the
+    /// end of the input (`None`), decides nothing: from then on all is rejected without asking.
     pub(super) async fn handle_line(&mut self, session: &SessionHandle, line: Option<String>) {
         if let Some(lines) = &mut self.lines {
             lines.is_requested = false;
@@ -237,8 +240,8 @@ impl ApprovalPrompts {
         self.prompted = None;
         let Some(line) = line else {
             output::to_stderr("\n");
-            self.mode = ApprovalMode::Reject(INPUT_ENDED);
-            self.questions = ApprovalMode::Reject(INPUT_ENDED);
+            self.approval_mode = ApprovalMode::Reject(INPUT_ENDED);
+            self.question_mode = ApprovalMode::Reject(INPUT_ENDED);
             return;
         };
         let Some(asked) = self.pending.pop_front() else { return };
@@ -254,7 +257,7 @@ impl ApprovalPrompts {
             (None, ApprovalVerdict::Approved) => {
                 &mut self.form.insert((asked.id(), FormPrompt::new(form))).1
             }
-            // The whole answer as JSON, or a rejection.
+            // The line is the whole answer as JSON, or a rejection.
             (None, _) => match serde_json::from_str(&line) {
                 Ok(content @ Value::Object(_)) => {
                     return self.send_form(session, asked, content).await;
@@ -289,7 +292,7 @@ impl ApprovalPrompts {
         self.void_prompt();
     }
 
-    /// Notes on the screen that the current prompt needs no answer.
+    /// Drops the form. Notes on the screen that the prompt, if there is one, needs no answer.
     fn void_prompt(&mut self) {
         self.form = None;
         if self.prompted.take().is_some() {
@@ -404,7 +407,7 @@ fn send_line(unsent: &Mutex<Vec<u8>>, lines: &Sender<Option<String>>) {
             let line: Vec<u8> = bytes.drain(..=end).collect();
             return send(Some(&line));
         }
-        // Does not block while it is locked.
+        // The timeout is zero, because the buffer is locked here.
         if is_stdin_readable(Some(&Timespec::default())) {
             let mut read = [0_u8; 1024];
             match retry_on_intr(|| rustix::io::read(io::stdin(), &mut read)) {
@@ -421,7 +424,8 @@ fn send_line(unsent: &Mutex<Vec<u8>>, lines: &Sender<Option<String>>) {
     }
 }
 
-/// Waits for this time, or without a limit, until reading standard input would not block.
+/// Waits until reading standard input would not block. Returns false if the time `wait` has passed before; `None`
+/// sets no limit.
 fn is_stdin_readable(wait: Option<&Timespec>) -> bool {
     let stdin = io::stdin();
     let mut polled = [PollFd::new(&stdin, PollFlags::IN)];

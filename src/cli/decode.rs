@@ -26,7 +26,7 @@ pub enum DecodeError {
 /// Decodes a recorded response from `file`, or from standard input.
 ///
 /// Without `framing`, the file's extension decides (`.sse`, `.ndjson`, `.jsonl`, `.json`), and
-/// otherwise the first bytes of the body.
+/// otherwise the content of the body.
 ///
 /// # Errors
 /// If the recording cannot be read. Faults of its content are reported in the result.

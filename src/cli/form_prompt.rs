@@ -26,7 +26,8 @@ impl FormPrompt {
         }
     }
 
-    /// Returns the prompt for the next field: its title, its choices and its default.
+    /// Returns the prompt for the next field: its title, its choices or its type, and its
+    /// default. Returns `None` after the last field.
     pub(super) fn prompt(&self) -> Option<String> {
         let (name, schema) = self.fields.as_slice().first()?;
         let title = schema["title"].as_str().unwrap_or(name);
@@ -66,7 +67,8 @@ fn value_text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Returns the choices of a schema: each value, and its title if it has one.
+/// Returns the choices of a schema: each value, and its title if it has one. Returns `None` if the schema does not
+/// list its values.
 fn choices(schema: &Value, text: fn(&Value) -> String) -> Option<String> {
     let choice = |value: &Value, title: &Value| match title.as_str() {
         Some(title) => format!("{} ({title})", text(value)),
@@ -83,8 +85,8 @@ fn choices(schema: &Value, text: fn(&Value) -> String) -> Option<String> {
     Some(choices.join(" | "))
 }
 
-/// Reads the value of a field: a string as it is, a boolean as yes or no, any other value as JSON. A line that
-/// cannot be read so becomes a string. The check of the whole answer refuses a value of a wrong type.
+/// Reads the value of a field: a string as it is, a boolean as yes or no (or true or false), any other value as
+/// JSON. Any other line becomes a string; the check of the whole answer refuses a value of a wrong type.
 fn value(schema: &Value, line: &str) -> Value {
     let text = || Value::from(line);
     match schema["type"].as_str() {

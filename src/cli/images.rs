@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::types::{Content, ContentPart, Image, InvalidValue, excerpt};
 
-/// Maximum size of an image file. Model services have lower limits and report them.
+/// Maximum size of an image file. Model services may have lower limits and report them.
 const FILE_BYTES_MAX: u64 = 20 << 20;
 
 /// Maximum number of characters of a name that an error quotes.

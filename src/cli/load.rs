@@ -22,7 +22,7 @@ use crate::load::{
 use crate::telemetry::{self, LogFormat};
 use crate::types::Execution;
 
-/// The hidden command that serves the rehearsal model to a load.
+/// The hidden command that serves the rehearsal model to a load test.
 pub(super) const SERVICE: &str = "load-service";
 
 /// The interval at which the bar is drawn.
@@ -266,7 +266,7 @@ fn draws_bar() -> bool {
     std::io::stderr().is_terminal() && !is_dumb()
 }
 
-/// Draws the bar until the future is dropped, or nothing.
+/// Draws the bar again and again, or nothing. Does not return: the caller drops it.
 async fn draw(counts: &LoadProgress, total: u64, is_drawn: bool) {
     if !is_drawn {
         return std::future::pending().await;

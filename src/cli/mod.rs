@@ -1,14 +1,14 @@
-//! The command line: `callsheet` and its subcommands, one per file.
+//! The command line: `callsheet` and its subcommands.
 //!
 //! Errors are printed on stderr, one line each. Exit statuses:
 //!
 //! | status | meaning |
 //! | --- | --- |
-//! | 0 | success: the run was answered, the journal is valid, the replay found no difference |
-//! | 1 | a run, call or load test failed, a journal is broken, a replay or pinned tools differ, the output failed |
-//! | 2 | wrong usage or configuration; also an unknown session, a file or journal that cannot be opened, an address that cannot be listened on |
+//! | 0 | success: the run was answered, the journal is valid, the replay found no difference, `serve` was stopped |
+//! | 1 | any other failure: a run, call or load test failed, a journal is broken, a replay or pinned tools differ |
+//! | 2 | wrong usage or configuration; an unknown session; a file, journal or address that cannot be opened |
 //! | 3 | `run`: a limit, a loop or failing tools ended the run |
-//! | 130 | a run or a load test was stopped; a signal ended the start of `run` or `tools call`; or a second signal ended the process |
+//! | 130 | a run, a load test, or the start of `run` or `tools call` was stopped; a second signal ended the process |
 //!
 //! | file | what it holds |
 //! | --- | --- |
@@ -22,7 +22,7 @@
 //! | `approval_prompts.rs` | `run`: asks for approvals in the terminal, or decides by a flag |
 //! | `images.rs` | `run --image`: reads images |
 //! | `sessions.rs` | `callsheet sessions`: lists, shows and verifies stored sessions |
-//! | `tools.rs` | `callsheet tools`: lists the tools of an agent, calls one, and imports some |
+//! | `tools.rs` | `callsheet tools`: lists the tools of an agent, and calls one |
 //! | `pin.rs` | `tools pin`: compares the tools of servers with the accepted ones |
 //! | `import/` | `tools import`: writes tools for the operations of an OpenAPI document |
 //! | `replay.rs` | `callsheet replay`: replays a stored session and reports differences |
@@ -206,13 +206,13 @@ fn report_parse_error(error: &clap::Error) -> ExitCode {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         output::to_stderr(&text);
     } else {
-        output::error(&format!("{} (try --help)", one_line(&text)));
+        output::error(&format!("{} (try --help)", first_paragraph(&text)));
     }
     ExitCode::from(2)
 }
 
 /// Joins the lines of clap's message up to the first blank line.
-fn one_line(text: &str) -> String {
+fn first_paragraph(text: &str) -> String {
     let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
     let line = lines.collect::<Vec<_>>().join(" ");
     line.strip_prefix("error: ").unwrap_or(&line).to_owned()
@@ -251,7 +251,7 @@ mod tests {
         ] {
             let args = std::iter::once("callsheet").chain(args);
             let error = Cli::try_parse_from(args).expect_err("refuse");
-            assert_eq!(one_line(&error.render().to_string()), expected);
+            assert_eq!(first_paragraph(&error.render().to_string()), expected);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! `callsheet tools pin`: compares the tools of servers with the accepted ones, and accepts them.
+//! `callsheet tools pin`: compares the tools of MCP servers with the accepted ones in the lock file, or accepts
+//! them.
 
 use std::io;
 use std::path::Path;
@@ -16,7 +17,8 @@ use crate::tool::{LOCK_FILE, PinProblem, ServerListing, ToolLock};
 /// The name of the model, which is never asked.
 const NO_MODEL: &str = "no model";
 
-/// Compares the tools of all configured servers with the lock file. With `accept`, writes the file.
+/// Compares the tools of all configured servers with the lock file. With `accept`, writes the file if
+/// they differ.
 pub(super) async fn run(file: Option<&Path>, accept: bool) -> Result<ExitCode, CommandError> {
     let mut config = setup::load(file)?.config;
     let Some(lock_file) = config.mcp.values().next().map(|server| server.lock_file.clone()) else {

@@ -47,10 +47,10 @@ pub(super) struct RunProgress {
     retry: Option<(u32, Duration)>,
     /// The servers that the run waits for, in words. Empty if it waits for its model.
     servers: String,
-    /// Since when nothing has come from the model, or from the servers.
+    /// Since when the model has sent no text and no call, or the servers nothing. `None` if neither is waited for.
     silent_since: Option<Duration>,
     is_thinking: bool,
-    /// The line about the current wait for the model was returned.
+    /// The line about a wait was returned, and neither text nor a call nor the attempt's end has come since.
     is_wait_reported: bool,
     /// The reason of the last attempt's failure.
     last_reason: String,
@@ -84,7 +84,7 @@ impl RunProgress {
         Self { models, ..Self::default() }
     }
 
-    /// Updates the open calls from an event at time `now`, and returns the event's permanent output.
+    /// Updates the open calls and the waits from an event at time `now`, and returns the event's permanent output.
     pub(super) fn handle_event(&mut self, now: Duration, event: &Event) -> Option<ScreenItem> {
         let item = match event {
             Event::TextReceived { text } => Some(ScreenItem::AnswerText(text.clone())),
@@ -112,7 +112,7 @@ impl RunProgress {
                 self.update(&request.call, &input, CallActivity::Waiting(WaitingFor::Approval));
                 None
             }
-            // The result of a call that may not run has the reason.
+            // Needs no line: the result of the call follows and has the reason.
             Event::ApprovalGiven {
                 phase: WaitPhase::Before,
                 verdict: ApprovalVerdict::Rejected | ApprovalVerdict::Expired,
@@ -198,13 +198,13 @@ impl RunProgress {
         item
     }
 
-    /// Returns true if an event `AttemptStarted` with this number starts no new attempt, but recovers the current one:
-    /// its actor died, or the host stopped, after calls with effects had started, so the received part is used.
+    /// Returns true if an event `AttemptStarted` with this number starts no new attempt, but recovers the current
+    /// one: its actor died, or the host stopped, after calls with effects had started, so the received part is used.
     fn is_recovered(&self, attempt: u32) -> bool {
         attempt <= self.attempt.max(1)
     }
 
-    /// Removes the calls of an attempt that failed, and returns the beginning of its line.
+    /// Removes the calls of an attempt that failed, notes the reason, and returns the beginning of its line.
     fn failed_attempt(&mut self, attempt: u32, reason: &str) -> String {
         self.open.clear();
         let because = match reason == self.last_reason {
@@ -215,15 +215,15 @@ impl RunProgress {
         format!("! attempt {attempt} with {} failed: {because}", self.model)
     }
 
-    /// Returns the configured name of a model. A model without one, such as that of flags, has the name that its
-    /// service knows.
+    /// Returns the configured name of a model. If it begins with `(`, such as that of flags, returns the name that
+    /// the service knows instead.
     fn model_name(&self, index: usize, service_name: &str) -> String {
         let configured = self.models.get(index).filter(|name| !name.starts_with('('));
         short(configured.map_or(service_name, String::as_str))
     }
 
-    /// Returns one line for each open call at time `now`, or one for a long wait for the model or for another
-    /// attempt.
+    /// Returns one line for each open call at time `now`, or one for a wait of at least a second: for another
+    /// attempt, or without open calls for the model or for servers of tools.
     pub(super) fn open_call_lines(&self, now: Duration) -> Vec<String> {
         let frame = usize::try_from(now.as_millis() / 100).unwrap_or_default() % SPINNER.len();
         let spinner = SPINNER.get(frame).copied().unwrap_or_default();
@@ -244,7 +244,8 @@ impl RunProgress {
         }
     }
 
-    /// Returns a line about a long wait for the model, once for each wait.
+    /// Returns a line about a long wait for the model or for servers of tools. After that, returns none until text
+    /// or a call has come, or the attempt has ended.
     pub(super) fn long_wait_line(&mut self, now: Duration) -> Option<ScreenItem> {
         let silent = now.saturating_sub(self.silent_since?);
         if silent < LONG_MODEL_WAIT || std::mem::replace(&mut self.is_wait_reported, true) {
@@ -287,7 +288,7 @@ impl RunProgress {
                 (self.silent_since, self.is_thinking) = (Some(start), false);
                 self.retry = (*wait >= MODEL_WAIT_SHOWN).then_some((*attempt, start));
             }
-            // Every turn begins with an empty one.
+            // An empty text does not count as thinking.
             Event::ThinkingReceived { text } => self.is_thinking |= !text.is_empty(),
             Event::TextReceived { .. }
             | Event::CallOpened { .. }
@@ -406,7 +407,7 @@ pub(super) fn approval_question(request: &ApprovalRequest) -> String {
     }
 }
 
-/// Formats the question of a tool. A form is filled in after it is accepted.
+/// Formats the question of a tool. A form is filled in field by field after `y`.
 fn input_question(name: &str, question: Option<&Question>) -> String {
     let Some(question) = question else { return format!("? {name} asks") };
     let message = printable(&question.message);

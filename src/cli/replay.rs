@@ -1,4 +1,4 @@
-//! `callsheet replay`: replays a stored session from its journal, without models and tools.
+//! `callsheet replay`: replays a stored session from its journal. Asks no model and runs no tool.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

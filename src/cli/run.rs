@@ -143,7 +143,7 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
     Ok(ExitCode::from(exit_status(report.run_end)))
 }
 
-/// The configuration of the command, with its flags.
+/// The configuration of the command with its flags, and what follows from both.
 struct RunSetup {
     config: Config,
     tools: ToolRegistry,
@@ -303,7 +303,7 @@ fn check_stored_agent(
     Ok(stored.to_owned())
 }
 
-/// Returns the agent that `--agent` names, the only agent, or the default agent.
+/// Returns the agent that `--agent` names, or else the only agent, or else the agent named `default`.
 pub(super) fn choose_agent(config: &Config, flag: Option<&str>) -> Result<String, CommandError> {
     if let Some(name) = flag {
         return if config.agents.contains_key(name) {

@@ -1,20 +1,21 @@
 //! The screen of a run: the answer on stdout, everything else on stderr.
 //!
-//! On a terminal the answer is written as it streams, and below it one line per open call is redrawn
-//! until the call ends. Otherwise stdout gets the complete answer once, and stderr gets plain lines.
+//! If stdout is a terminal, the answer is written as it streams; otherwise once, at the end. If stderr is a
+//! terminal that can move its cursor, one line per open call is redrawn below the answer until the call ends;
+//! otherwise stderr gets plain lines only.
 
 use std::io::{self, IsTerminal as _, Write};
 use std::os::fd::AsFd;
 
 use crate::types::{HarmlessStream, fitting, harmless, text_columns};
 
-/// Width of an output that is not a terminal.
+/// Width of an output whose width is not known.
 const DEFAULT_COLUMNS: usize = 80;
 
-/// Minimum width to which lines are cut and wrapped.
+/// Minimum width to which a [`Screen`] cuts and wraps lines.
 const COLUMNS_MIN: usize = 20;
 
-/// Returns the width of an output: `COLUMNS` of the environment, or else that of its terminal.
+/// Returns the width of an output: `COLUMNS` of the environment, or else that of its terminal, or else the default.
 pub(super) fn terminal_columns(output: impl AsFd) -> usize {
     let from_env = std::env::var("COLUMNS").ok();
     let measured =
@@ -22,7 +23,7 @@ pub(super) fn terminal_columns(output: impl AsFd) -> usize {
     choose_columns(from_env.as_deref(), measured)
 }
 
-/// Returns the width in `COLUMNS`, or else the measured one. 0 is no width.
+/// Returns the width in `COLUMNS`, or else the measured one, or else the default. 0 is no width.
 fn choose_columns(from_env: Option<&str>, measured: impl FnOnce() -> Option<usize>) -> usize {
     let is_width = |columns: &usize| *columns > 0;
     let from_env = from_env.and_then(|text| text.parse::<usize>().ok()).filter(is_width);
@@ -195,6 +196,7 @@ impl<O: Write, E: Write> Screen<O, E> {
             let held = std::mem::take(&mut self.held_text);
             return self.write_out(&held);
         }
+        // Above open calls, only whole lines of the answer are written.
         if let Some(end) = self.held_text.rfind('\n') {
             let incomplete = self.held_text.split_off(end + 1);
             let lines = std::mem::replace(&mut self.held_text, incomplete);

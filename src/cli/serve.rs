@@ -41,7 +41,7 @@ pub(super) struct ServeArgs {
 /// The exit status after a second signal: 128 + SIGINT (2), as shells report a process that SIGINT ended.
 const INTERRUPTED: u8 = 130;
 
-/// Runs the host and its HTTP API until a signal arrives.
+/// Runs the host and its HTTP API until a signal arrives. With `--check`, only checks the configuration.
 pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
     let LoadedConfig { mut config, file } = args.config.load()?;
     if let Some(listen) = args.listen {
@@ -117,7 +117,7 @@ async fn start(
 }
 
 impl RunningServer {
-    /// Waits for a signal, and shuts everything down. A second signal ends the wait for the host.
+    /// Waits for a signal, and shuts everything down. A second signal before the host has shut down skips the rest.
     async fn wait(mut self, config: &Config, log_format: LogFormat) -> ExitCode {
         self.signals.next().await;
         let grace = config.host.shutdown_grace;

@@ -131,7 +131,7 @@ impl OpenJournal {
         found.ok_or_else(|| unknown_session(&self.dir, id))
     }
 
-    /// Iterates over pages of sessions, up to `limit` sessions (0: all).
+    /// Iterates over pages of sessions, up to `limit` sessions (0: all). Ends after an error.
     fn pages(
         &self,
         limit: usize,
@@ -182,6 +182,7 @@ fn list(
             }
             continue;
         }
+        // A later page may have wider columns than the rows that are printed already.
         for session in &page {
             id_columns = id_columns.max(session.id.as_str().len());
             agent_columns = agent_columns.max(harmless(&session.agent).chars().count());

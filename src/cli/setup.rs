@@ -174,7 +174,7 @@ pub(super) fn load(file: Option<&Path>) -> Result<LoadedConfig, CommandError> {
     Ok(LoadedConfig { config, file })
 }
 
-/// Makes the configured tools.
+/// Makes the built-in tools and the configured ones, and checks the configuration of tools against them.
 pub(super) fn tools(config: &Config) -> Result<ToolRegistry, CommandError> {
     let mut registry = builtin(&BuiltinOptions::from(config)).map_err(|error| {
         if let BuiltinError::ReadFileRoot { root, source } = &error {

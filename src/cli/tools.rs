@@ -1,4 +1,5 @@
-//! `callsheet tools`: lists the tools of an agent, calls one, and writes tools for an OpenAPI document.
+//! `callsheet tools`: lists the tools of an agent, calls one, and starts `import` and `pin`, which have files of
+//! their own.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -102,7 +103,7 @@ pub(super) async fn run(command: ToolsCommand) -> Result<ExitCode, CommandError>
     }
 }
 
-/// Returns the configuration and its tools, with its overrides.
+/// Returns the configuration and the tools, with the overrides of the configuration.
 fn load(file: Option<&Path>) -> Result<(Config, ToolRegistry), CommandError> {
     let config = setup::load(file)?.config;
     let mut registry = setup::tools(&config)?;
@@ -251,7 +252,7 @@ fn parse_arguments(arguments: &[String], schema: &Value) -> Result<Value, Comman
     Ok(Value::from(members))
 }
 
-/// Returns a table of the offered tools, and a line with the others.
+/// Returns a table of the offered tools, and lines about the others, the patterns, the servers and the tokens.
 fn table(listed: &AgentTools) -> String {
     let AgentTools { agent, tools, tokens, unmatched, servers } = listed;
     let offered = || tools.iter().filter(|tool| tool.left_out.is_none());
@@ -302,7 +303,8 @@ fn table(listed: &AgentTools) -> String {
     text
 }
 
-/// Returns the lines about a server: its state, its tools that cannot be offered, its noise.
+/// Returns the lines about a server: its state, its tools that cannot be offered, warnings, and its output lines
+/// that were no messages (`noise`).
 fn describe_server(server: &ListedServer) -> String {
     let ListedServer { name, state, reason, named, tools, left_out, warnings, .. } = server;
     let ListedServer { noise_lines, noise, .. } = server;

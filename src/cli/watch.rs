@@ -35,9 +35,9 @@ type NextEvent = Result<Option<Arc<PublishedEvent>>, HostError>;
 /// The parts of a run that are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ShownPart {
-    /// All events, the end and the timeline.
+    /// All events, and the timeline.
     Run,
-    /// Only the calls, for a run without a real model.
+    /// All events but the end, and no timeline: for a run without a real model.
     Calls,
 }
 
@@ -104,7 +104,8 @@ fn parsed(text: &str) -> Option<serde_json::Value> {
     serde_json::from_str(text).ok()
 }
 
-/// Draws the run's turns on a time axis. Returns an empty text if the run had fewer than two attempts.
+/// Draws the run's turns on a time axis. Returns an empty text if there were fewer than two attempts since the
+/// record `seq`.
 async fn run_timeline(host: &Host, session: &SessionHandle, run: &RunId, seq: Seq) -> String {
     // The timeline is optional, so an error only leaves it out.
     let entries = session.records(Seq(seq.0.saturating_sub(1))).await.unwrap_or_default();

@@ -28,8 +28,8 @@ const OUTPUT_RETRIES: u32 = 2;
 pub struct AgentConfig {
     /// The name of the configured model.
     pub model: String,
-    /// Names of the fallback models. When all attempts with a model have failed, the turn continues
-    /// with the next one.
+    /// Names of the fallback models. When the attempts with a model are used up, or after an error that is not
+    /// retried, the turn continues with the next one.
     pub fallback_models: Vec<String>,
     /// The system prompt. Empty means none.
     pub system: String,
@@ -43,7 +43,8 @@ pub struct AgentConfig {
     pub multi_tool_calls: bool,
     /// The execution mode of tool calls.
     pub execution: Execution,
-    /// True if calls of pure tools, and of tools with `start = "on_seal"`, may start before the end of their response.
+    /// True if calls of pure tools, and of tools with `start = "on_seal"`, may start before the end of their
+    /// response.
     pub early_start: bool,
     /// True if a run's overrides may exceed the agent's configuration.
     pub allow_overrides: bool,
@@ -53,7 +54,8 @@ pub struct AgentConfig {
     pub context: ContextPolicy,
     /// The JSON schema of the answers of its runs.
     pub output_schema: Option<Arc<Value>>,
-    /// Maximum number of further answers that the model is asked for if one does not match the schema.
+    /// If an answer does not match the schema, the model is asked once for an answer in this form, and then again
+    /// at most this number of times.
     pub output_retries: u32,
 }
 
@@ -112,8 +114,8 @@ impl AgentConfig {
     }
 
     /// If `on`, requests leave out the tools that only a pattern with `*` or `?` matches: the model finds them with
-    /// `find_tools`, and calls them with `use_tool`. Otherwise each request offers all tools. By default, the model searches if the
-    /// agent has more than 30 tools.
+    /// `find_tools`, and calls them with `use_tool`. Otherwise each request offers all tools. By default, the model
+    /// searches if the agent has more than 30 tools.
     #[must_use]
     pub fn search_tools(self, on: bool) -> Self {
         let tool_loading = if on { ToolLoading::Search } else { ToolLoading::All };
@@ -170,8 +172,8 @@ impl ToolPattern {
         !self.text.contains(['*', '?'])
     }
 
-    /// Returns whether the pattern matches some name that is longer than `beginning` and begins with it: the prefix of a
-    /// server whose tools are not known yet.
+    /// Returns whether the pattern matches some name that is longer than `beginning` and begins with it. `beginning`
+    /// is the prefix of a server whose tools are not known yet.
     #[must_use]
     #[doc(hidden)]
     pub fn may_match_longer(&self, beginning: &str) -> bool {

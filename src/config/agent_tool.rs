@@ -38,7 +38,7 @@ impl AgentToolConfig {
 
 crate::types::impl_with!(AgentToolConfig);
 
-/// The events of a child session that the watchers of its parent receive. Pending approvals are always among them.
+/// The events of a child session that the watchers of its parent receive. Approvals are always among them.
 ///
 /// Set in the [`AgentToolConfig`] of an [`AgentTool`](crate::tool::AgentTool).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

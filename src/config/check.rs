@@ -21,6 +21,7 @@ impl Config {
         if self.agents.is_empty() {
             add_error("agents".to_owned(), "there is no agent".to_owned());
         }
+        // Agents: models, execution, limits.
         for (name, agent) in &self.agents {
             for (at, model) in agent.models().enumerate() {
                 let key = match at.checked_sub(1) {
@@ -52,6 +53,7 @@ impl Config {
                 add_error(format!("agents.{name}.limits.{key}"), message.to_owned());
             }
         }
+        // The policies of tools and of servers.
         let tools = self.tools.iter().map(|(name, tool)| (format!("tools.{name}"), tool));
         let servers = self.mcp.iter().map(|(name, server)| (format!("mcp.{name}"), &server.policy));
         for (table, policy) in tools.chain(servers) {
@@ -64,6 +66,7 @@ impl Config {
                 add_error(format!("{table}.{key}"), ZERO_DURATION.to_owned());
             }
         }
+        // Servers, models and the host: times and counts that must not be 0.
         for (name, server) in &self.mcp {
             let times = [
                 ("start_timeout", server.start_timeout),
@@ -171,8 +174,8 @@ impl Config {
     /// Checks the names and patterns of tools against the registered tools, and the agents as tools.
     ///
     /// # Errors
-    /// If a pattern matches no tool, if `[tools.NAME]` names an unknown tool, or if an agent as a tool does not
-    /// exist or has an invalid policy.
+    /// If a pattern of an agent or a hook matches no tool, if `[tools.NAME]` names an unknown tool, or if an agent as
+    /// a tool does not exist or has invalid values.
     pub fn check_tools(&self, registered: &[&str]) -> Result<(), ConfigErrors> {
         let errors = self.tool_errors(registered);
         if errors.is_empty() { Ok(()) } else { Err(ConfigErrors::new(errors)) }
@@ -194,6 +197,7 @@ impl Config {
                 }
             }
         }
+        // The tools of hooks.
         for (at, hook) in self.hooks.iter().enumerate() {
             for (nth, pattern) in hook.rule.tools.iter().flatten().enumerate() {
                 let mut names = registered.iter().copied().chain(HOST_TOOLS);
@@ -213,6 +217,7 @@ impl Config {
                 }
             }
         }
+        // The names of `[tools.NAME]`.
         let is_of_server = |name: &&String| prefixes.iter().any(|prefix| name.starts_with(prefix));
         let unknown = self.tools.keys().filter(|name| !registered.contains(&name.as_str()));
         for name in unknown.filter(|name| !is_of_server(name)) {
@@ -225,6 +230,7 @@ impl Config {
             };
             errors.push(self.origins.error(&format!("tools.{name}"), message));
         }
+        // Agents as tools.
         for (name, tool) in &self.tools {
             let Some(definition) = &tool.definition else { continue };
             let ToolKind::Agent(agent) = &definition.kind else { continue };

@@ -1,4 +1,4 @@
-//! `[console]`.
+//! The configuration of the console: `[console]`.
 
 /// The configuration of the console, the web page that the HTTP server serves below `/console/`.
 ///

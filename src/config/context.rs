@@ -1,4 +1,4 @@
-//! `[agents.NAME.context]`.
+//! The rules that keep the history of a session small (`[agents.NAME.context]`), and shares of a whole.
 
 /// The rules that keep the context of an agent's sessions within the window of its model.
 ///
@@ -14,18 +14,21 @@ pub struct ContextPolicy {
     /// The form in which runs that ended stay in the history.
     #[doc(hidden)]
     pub history: HistoryForm,
-    /// The share of the window above which old results are replaced by a line with their reference.
-    /// Zero: never.
+    /// If the next request is above this share of the window, old results are cleared: a line replaces each, with
+    /// its reference if `references` is true. Zero: only after a request was too large for the model.
     pub clear_at: Share,
-    /// Number of newest results of the session that are never cleared.
+    /// Number of newest results of the session that are not cleared, unless a request was too large.
     pub keep_results: u32,
-    /// The share of the window that clearing must free. Otherwise nothing is cleared.
+    /// The share of the window that clearing must free. Otherwise nothing is cleared, unless a request was too
+    /// large.
     pub clear_at_least: Share,
-    /// The share of the window above which the history is summarised. Zero: never.
+    /// If the next request is above this share of the window, the history is summarised. Zero: only after a request
+    /// was too large, or on request of a client.
     pub compact_at: Share,
-    /// Number of last turns that a summary leaves unchanged.
+    /// Maximum number of last turns that a summary leaves unchanged. They have at most a third of the window.
     pub keep_turns: u32,
-    /// Tokens of users' messages that stay verbatim in a summarised history, the newest first.
+    /// Maximum number of tokens of users' messages that stay verbatim in a summarised history, the newest first. They
+    /// have at most a third of the window. The newest one always stays.
     pub keep_user_tokens: u64,
     /// True if results can be read with the tool `read_var` and referred to in arguments.
     pub references: bool,

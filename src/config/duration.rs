@@ -1,20 +1,20 @@
-//! Durations as text.
+//! Parses durations such as `30s`.
 
 use std::time::Duration;
 
-/// Maximum duration. Adding it to a clock does not overflow.
+/// Maximum duration: 10 years. Adding it to a clock does not overflow.
 pub(super) const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// Parses a duration such as `30s`, `5m`, `250ms` or `24h`.
 ///
 /// # Errors
-/// If the text is not a duration.
+/// If the text is not a duration, or it is longer than 10 years.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let invalid =
         || format!("must be a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not {text:?}");
     let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(invalid)?;
     let (amount, unit) = text.split_at(digits);
-    let milliseconds: u64 = match unit {
+    let unit_ms: u64 = match unit {
         "ms" => 1,
         "s" => 1_000,
         "m" => 60_000,
@@ -26,7 +26,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     }
     let amount: Option<u64> = amount.parse().ok();
     amount
-        .and_then(|amount| amount.checked_mul(milliseconds))
+        .and_then(|amount| amount.checked_mul(unit_ms))
         .map(Duration::from_millis)
         .filter(|duration| *duration <= LONGEST)
         .ok_or_else(|| format!("is too long: {text:?}"))

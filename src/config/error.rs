@@ -18,7 +18,7 @@ use std::fmt;
 pub struct ConfigError {
     /// The file. `None` for a flag, an environment variable, or a configuration that was created in code.
     pub file: Option<String>,
-    /// The line, from 1. `None` if neither the key nor its table has a line in a file.
+    /// The line, from 1. `None` if the line of neither the key nor its table is known.
     pub line: Option<usize>,
     /// The full key with its tables, or the flag or environment variable. Empty if the file is not TOML.
     pub key: String,
@@ -42,9 +42,9 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// All errors, at least one, in the order of lines.
+/// All errors, at least one, in the order of lines. Those without a line come first.
 ///
-/// Returned by [`Config::parse`](crate::config::Config::parse).
+/// Returned by [`Config::parse`](crate::config::Config::parse) and [`Config::check`](crate::config::Config::check).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigErrors(Vec<ConfigError>);
 

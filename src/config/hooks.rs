@@ -1,4 +1,4 @@
-//! Hooks: programs, services and Rust values that are asked at points of a run.
+//! The configuration of hooks (`[[hooks]]`): programs, services and Rust values that are asked at points of a run.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -87,7 +87,8 @@ impl HookRule {
     }
 }
 
-/// The verdict if a hook fails: it timed out, ended with an error, or gave no valid answer.
+/// The verdict if a hook fails: it timed out, panicked, ended with an error, or gave no valid answer. Without effect
+/// at the end of a run, when there is nothing to refuse.
 ///
 /// Set in [`HookRule`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -25,17 +25,17 @@ pub struct HostConfig {
     /// `Host` headers that are accepted besides loopback names and the listen address. Lower case. A
     /// name with a port is accepted only with that port. Default: none.
     pub allowed_hosts: Vec<String>,
-    /// The environment variable that holds the token. If the file names it, the variable must be
-    /// set; the default one may be unset or blank. Default: `CALLSHEET_TOKEN`.
+    /// The environment variable that holds the token. If the file names it, the variable must hold a
+    /// token; the default one may be unset or blank. Default: `CALLSHEET_TOKEN`.
     pub token_env: String,
     /// The token that requests must have. `None` means that they need none. Default: `None`.
     pub token: Option<ApiKey>,
     /// The time that running turns have to finish at shutdown. Default: 10 seconds. After it, they
-    /// are cancelled.
+    /// are cancelled. Those that wait only for approvals or results of clients are kept for the next host.
     pub shutdown_grace: Duration,
     /// Maximum number of sessions, awake or hibernating. Default: 100,000. Further ones are refused.
     pub max_sessions: usize,
-    /// Maximum number of concurrent runs. Default: 10,000. Further ones are refused.
+    /// Maximum number of concurrent runs, without those of child sessions. Default: 10,000. Further ones are refused.
     pub max_concurrent_runs: usize,
     /// Maximum number of inputs that wait in one session: queued runs and steering inputs. Default:
     /// 16. Further ones are refused.
@@ -47,12 +47,13 @@ pub struct HostConfig {
     /// connection without a complete request is closed for a new one. If there is none, the new one is
     /// refused.
     pub max_connections: usize,
-    /// The time limit for receiving the header of an HTTP request. Default: 10 seconds.
+    /// The time limit for receiving the header of an HTTP request. An idle connection is closed after it, too.
+    /// Default: 10 seconds.
     pub header_read_timeout: Duration,
     /// The time limit of one write to an HTTP client. Default: 30 seconds.
     pub write_timeout: Duration,
     /// Maximum number of HTTP answers above 1 MiB at once. Default: 8. Further ones are refused with
-    /// status 503.
+    /// status 503; those to requests that have had an effect wait up to 10 seconds first.
     pub max_large_answers: usize,
     /// The directory of the journal. Default: `./callsheet-data`. A relative path starts at the
     /// host's working directory.

@@ -1,4 +1,4 @@
-//! `[journal]`.
+//! The configuration of the journal: `[journal]`.
 
 use std::time::Duration;
 

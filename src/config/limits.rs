@@ -1,4 +1,4 @@
-//! `[agents.NAME.limits]`.
+//! The limits of runs, turns and calls: `[agents.NAME.limits]`.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use std::time::Duration;
 #[non_exhaustive]
 pub struct Limits {
     /// Maximum number of turns of a run. Default: 10. When it is reached, one more request asks
-    /// the model for an answer without calls. That request is not counted, nor are those for a typed answer and
-    /// a second one that forces a call.
+    /// the model for an answer without calls. That request is not counted, nor are those for a typed answer, a
+    /// second one that forces a call, and a turn of initial calls.
     pub max_turns: Option<u32>,
     /// Maximum number of consecutive turns with calls of which none succeeded. Default: 3. When it is
     /// reached, the run ends as `all_tools_failed`.
@@ -33,20 +33,20 @@ pub struct Limits {
     /// sessions. Default: no limit. When a further call opens, the run is stopped and ends as `budget`.
     pub max_tool_calls_per_run: Option<u32>,
     /// Number of consecutive turns with the same calls and results after which the model receives a
-    /// note. Default: 3. After twice as many turns the run ends as `loop_detected`.
+    /// note (none if it is 1). Default: 3. After twice as many turns the run ends as `loop_detected`.
     pub repeat_limit: Option<u32>,
-    /// Maximum number of calls of a response. Default: 64. Up to as many further calls are answered without running, and the rest is removed,
-    /// unless [`Self::truncate_excess`] or [`Self::fail_on_excess`] says otherwise.
+    /// Maximum number of calls of a response. Default: 64. Up to as many further calls are answered without running,
+    /// and the rest is removed, unless [`Self::truncate_excess`] or [`Self::fail_on_excess`] says otherwise.
     pub max_tool_calls_per_turn: Option<u32>,
     /// The handling of calls above `max_tool_calls_per_turn`. Default: `answer`.
     #[doc(hidden)]
     pub on_excess: OnExcess,
-    /// The time limit of a call whose tool has none of its own. Default: 30 seconds. After it, the
-    /// call is stopped and its outcome is a timeout. Time in which the call only waits for people does not
+    /// The time limit of a call whose tool has none of its own and does not run an agent. Default: 30 seconds. After
+    /// it, the call is stopped and its outcome is a timeout. Time in which the call only waits for people does not
     /// count.
     pub tool_timeout: Option<Duration>,
     /// The time that a stopped call has to end by itself. Default: 1 second. After it, the call's
-    /// actor is killed.
+    /// actor is killed, but not a blocking thread, nor a call of an agent.
     pub cancel_grace: Duration,
     /// The time limit of a run. Default: 10 minutes. After it, the run is stopped and ends as
     /// `timed_out`. Time in which the run only waits for people does not count.
@@ -54,8 +54,8 @@ pub struct Limits {
     /// Maximum size of a call's arguments in bytes. Default: 1 MiB. A call with larger ones is not run,
     /// and its outcome is an error.
     pub max_arguments_bytes: usize,
-    /// Maximum size in bytes of the part of a result that the model receives. Default: 64 KiB. The
-    /// rest of a longer result is only in the journal.
+    /// Maximum size in bytes of the part of a result that the model receives. Default: 64 KiB. A note
+    /// tells the model about the rest; the journal and clients have the whole result.
     pub max_result_bytes: usize,
     /// Maximum size of a session's variables in bytes: names, and values as JSON. Default: 256 KiB.
     /// The writes of a call that exceed it are dropped, and the model receives a note.

@@ -28,9 +28,9 @@ pub struct McpConfig {
     pub lock_file: PathBuf,
     /// Time limit of an attempt to connect.
     pub start_timeout: Duration,
-    /// Time limit of a call without progress.
+    /// Time limit of a call without progress. Each notification of progress restarts it.
     pub timeout: Duration,
-    /// Time limit of a call with progress.
+    /// Time limit of a whole call.
     pub max_timeout: Duration,
     /// The sessions that share a connection.
     pub share: McpShare,
@@ -67,7 +67,7 @@ pub enum McpTransport {
 /// The claims of a server about its tools that the host trusts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum McpTrust {
-    /// None: every tool may have effects, and never runs twice.
+    /// None: every tool counts as one with effects that is not idempotent, unless the configuration says otherwise.
     #[default]
     None,
     /// The annotations of its tools.

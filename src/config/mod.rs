@@ -1,12 +1,13 @@
 //! The configuration of a host: its types, their defaults, and its checks.
 //!
-//! `file` reads `callsheet.toml` (feature `toml`). All errors are found before the host starts, with
-//! file, line and key. The module does not depend on the HTTP server, actors or tools: [`Config::check`]
-//! receives the names of the registered tools.
+//! `file` reads `callsheet.toml` (feature `toml`) and finds wrong values, with file, line and key. [`Config::check`]
+//! finds errors that concern the whole configuration when the host starts. The module does not depend on the HTTP
+//! server, actors or tools: `check` receives the names of the registered tools, and other modules check schemas,
+//! programs and the URLs of tools.
 //!
 //! | rule | file |
 //! | --- | --- |
-//! | defaults | the file of the table: `host`, `journal`, `model`, `agent`, `limits`, `context`, `tools`, `hooks`, `mcp` |
+//! | defaults | the file of the table, such as `host` or `limits`; tools: `tools`, `tool_definition`, `agent_tool` |
 //! | precedence: flags, then environment variables, then the file | `cli::setup`, `file/mod` (`Config::parse`) |
 //! | unknown keys, errors with file and line | `file/source` |
 //! | checks of the whole, also of values that a program has set | `check`; `listen` without a token: `host` |
@@ -114,8 +115,8 @@ pub const FAST_PATH_ENV: &str = "CALLSHEET_FAST_PATH";
 
 /// The whole configuration of a host.
 ///
-/// [`Config::default`] is the configuration of an empty file: one agent that uses the offline
-/// rehearsal model. Its address is set by [`Config::set_rehearsal`] after it has started.
+/// [`Config::default`] is the configuration of an empty file, without environment variables: one agent that uses the
+/// offline rehearsal model. The address of the model is set by [`Config::set_rehearsal`] after it has started.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Config {
@@ -128,7 +129,7 @@ pub struct Config {
     pub console: ConsoleConfig,
     /// Models by name.
     pub models: BTreeMap<String, ModelConfig>,
-    /// Agents by name. All models that they name are in `models`.
+    /// Agents by name. All models that they name must be in `models`.
     pub agents: BTreeMap<String, AgentConfig>,
     /// Changes to registered tools, and definitions of further tools, by tool name.
     #[doc(hidden)]
@@ -139,7 +140,9 @@ pub struct Config {
     /// Hooks, in the order in which they are asked.
     #[doc(hidden)]
     pub hooks: Vec<HookConfig>,
+    /// Overrides `stream` of every model, also of one that is added later.
     stream: Option<bool>,
+    /// False disables the fast path of every model, also of one that is added later.
     fast_path: bool,
     origins: Origins,
 }
@@ -177,7 +180,7 @@ impl Config {
         }
     }
 
-    /// Switches streaming on or off for every model, including models that are added later.
+    /// Switches streaming on or off for every model, including those that [`Config::use_model`] adds later.
     pub fn set_stream(&mut self, on: bool) {
         self.stream = Some(on);
         for model in self.models.values_mut() {

@@ -1,4 +1,4 @@
-//! `[models.NAME]`.
+//! The configuration of a model (`[models.NAME]`), with the base URL and the API key of its service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -40,15 +40,16 @@ pub struct ModelConfig {
     /// seconds. After it, the attempt fails.
     pub first_event_timeout: Duration,
     /// The time limit between two events of a streamed response. Default: 30 seconds. After it, the
-    /// attempt fails.
+    /// attempt fails. Pings and comments do not count as events.
     pub idle_timeout: Duration,
     /// The time limit of a whole plain (not streamed) answer, from its request to its last byte.
-    /// Default: 5 minutes. After it, the attempt fails.
+    /// Default: 5 minutes. After it, the attempt fails. If the service streams nevertheless, it limits the time to
+    /// the first event, and `idle_timeout` applies after that.
     pub answer_timeout: Duration,
     /// Maximum number of bytes of one response, arguments included. Default: 64 MiB. A larger response
     /// fails, and is not retried with the same model.
     pub max_response_bytes: u64,
-    /// Maximum number of attempts of a turn with this model. Default: 3. After it, the turn
+    /// Maximum number of attempts of a turn with this model. Default: 3. When the last one has failed, the turn
     /// continues with the next fallback model, or fails.
     pub max_attempts: u32,
     /// Maximum number of concurrent requests to the model in the host. Default: 256. Further
@@ -73,11 +74,11 @@ pub struct ModelConfig {
     pub temperature: Option<f64>,
     /// Additional headers of every request, with lower-case names.
     pub headers: BTreeMap<String, String>,
-    /// Additional fields of every request body.
+    /// Additional members of every request body. They replace most members of the host, or are merged with them.
     pub extra_body: serde_json::Map<String, serde_json::Value>,
-    /// Fields that are removed from request bodies because the service rejects them.
+    /// Members that are removed from request bodies, such as those that the service rejects.
     pub omit_body: BTreeSet<String>,
-    /// Decodes payloads that match a template without parsing them. Set by the environment.
+    /// Decodes payloads that match a template without parsing them. Default: true. The environment can disable it.
     pub fast_path: bool,
 }
 
@@ -170,7 +171,8 @@ impl ModelConfig {
 #[non_exhaustive]
 pub enum PromptCache {
     /// Anthropic Messages: always. Chat Completions and Responses: if the service is known to accept
-    /// `prompt_cache_key`, or runs on this machine. Other services may refuse unknown members.
+    /// `prompt_cache_key`, or runs on this machine; other services may refuse unknown members. Gemini and Ollama:
+    /// never.
     #[default]
     Auto,
     /// Never.
@@ -197,7 +199,7 @@ const CACHE_KEY_HOSTS: [&str; 4] =
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BaseUrl(String);
 
-/// The paths that the wire formats append.
+/// The ends of the paths that the wire formats append.
 const ENDPOINTS: [&str; 6] = [
     "/chat/completions",
     "/responses",
@@ -211,8 +213,8 @@ impl BaseUrl {
     /// Parses a base URL.
     ///
     /// # Errors
-    /// If the text is not an http or https URL with a host, or if it has a query, a fragment or
-    /// credentials.
+    /// If the text is not an http or https URL with a host, if it has a query, a fragment or credentials, or if it
+    /// ends with the path of a wire format, such as `/chat/completions`.
     pub fn parse(text: &str) -> Result<Self, InvalidValue> {
         let example = "is not a base URL such as \"https://api.example.com/v1\"";
         let invalid = |reason: &str| InvalidValue::new(format!("{text:?} {example}: {reason}"));
@@ -229,7 +231,7 @@ impl BaseUrl {
             return Err(other_scheme());
         }
         if !url.username().is_empty() || url.password().is_some() {
-            // The text is left out, because it holds a password.
+            // The text is left out, because it may hold a password.
             let reason = "it has a login; keys come from api_key_env or --api-key-env";
             return Err(InvalidValue::new(format!("the URL {example}: {reason}")));
         }
@@ -249,7 +251,7 @@ impl BaseUrl {
         &self.0
     }
 
-    /// Returns whether the service accepts the member `prompt_cache_key`.
+    /// Returns whether the service is known to accept the member `prompt_cache_key`, or is on this machine.
     pub(crate) fn accepts_cache_key(&self) -> bool {
         let url = reqwest::Url::parse(&self.0).ok();
         let Some(host) = url.as_ref().and_then(reqwest::Url::host_str) else { return false };
@@ -279,7 +281,7 @@ impl fmt::Display for BaseUrl {
     }
 }
 
-/// A secret. `Debug` does not print it; only [`ApiKey::reveal`] returns it.
+/// The API key of a service, or the token of the host. `Debug` does not print it; only [`ApiKey::reveal`] returns it.
 ///
 /// ```
 /// use callsheet::prelude::*;
@@ -297,7 +299,8 @@ impl ApiKey {
     /// Reads the secret from an environment variable.
     ///
     /// # Errors
-    /// If the variable is not set, is empty, or contains characters that a header cannot have.
+    /// If the variable is not set, is blank, or contains characters other than visible ASCII. White space at both
+    /// ends is removed.
     pub fn from_env(
         name: &str,
         env: &dyn Fn(&str) -> Option<String>,
@@ -311,7 +314,7 @@ impl ApiKey {
     /// Creates a key from a secret of any source.
     ///
     /// # Errors
-    /// If the secret is empty, or contains characters that a header cannot have.
+    /// If the secret is blank, or contains characters other than visible ASCII. White space at both ends is removed.
     pub fn new(secret: &str) -> Result<Self, InvalidValue> {
         Self::checked(secret).map_err(|reason| InvalidValue::new(format!("the API key {reason}")))
     }

@@ -1,4 +1,4 @@
-//! The form of a run's answer, and the parameters of its requests.
+//! Overrides of a run: the form of its answer, and the sampling temperature of its requests.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;

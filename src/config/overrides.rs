@@ -1,9 +1,10 @@
 //! The overrides of a run: changes to its agent's configuration.
 //!
 //! Unless the agent has `allow_overrides`, a run may only reduce what its agent allows: lower
-//! limits, fewer concurrent calls, fewer tools, one of the agent's models. No limit counts as the
+//! limits, fewer concurrent calls, fewer tools, more approvals, one of the agent's models. No limit counts as the
 //! highest value. The system prompt and the temperature cannot be reduced, so changing them requires
-//! `allow_overrides`.
+//! `allow_overrides`. Every run may set `stream`, `tool_choice` and the form of its answer, and add tools that its
+//! client executes.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
@@ -199,8 +200,8 @@ impl RunOverrides {
     /// Returns the execution mode of the run.
     ///
     /// # Errors
-    /// If it allows more concurrent calls than the agent's, and `may_raise` is false. If it allows none, or more
-    /// than [`Execution::PARALLEL_MAX`].
+    /// If it allows no call, or more than [`Execution::PARALLEL_MAX`] concurrent ones, or if `may_raise` is false and
+    /// it allows more than the agent's.
     #[doc(hidden)]
     pub fn execution(
         &self,
@@ -365,7 +366,8 @@ impl LimitOverrides {
     }
 }
 
-/// Applies one limit. `None` and the type's zero mean no limit, the highest value.
+/// Applies one limit. A `requested` of `None` means no change, and zero no limit. A `configured` of `None` means no
+/// limit. No limit is the highest value.
 fn apply_limit<T: Copy + Default + PartialOrd>(
     key: &'static str,
     requested: Option<T>,
@@ -387,7 +389,8 @@ fn apply_limit<T: Copy + Default + PartialOrd>(
     Err(InvalidOverride::new(key, format(requested), format(configured)))
 }
 
-/// Serialises time limits as strings that can be read back: in milliseconds, rounded up, because 0 means no limit.
+/// Serialises time limits as strings that can be read back: in milliseconds, rounded up, because 0 means no limit,
+/// and at most `LONGEST`.
 pub(super) mod duration_text {
     use super::super::duration::LONGEST;
     use super::{Deserialize, Deserializer, Duration, Serializer, parse_duration};

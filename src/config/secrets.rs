@@ -1,14 +1,15 @@
-//! The secrets of a configuration.
+//! Collects the secrets of a configuration, and recognises headers that hold one.
 
 use super::{ApiKey, Config, HookKind, McpTransport, ToolKind};
 use crate::types::Secrets;
 
-/// Words in the names of headers that hold a secret, and endings of such words.
+/// Words in the names of headers that hold a secret.
 const SECRET_WORDS: [&str; 4] = ["auth", "authorization", "credential", "credentials"];
+/// Endings of words in the names of headers that hold a secret.
 const SECRET_ENDINGS: [&str; 5] = ["cookie", "key", "password", "secret", "token"];
 
-/// The minimum length of a model header's value that looks like a generated key.
-const GENERATED_CHARS_MIN: usize = 16;
+/// The minimum length of a generated key in a header of a model, in bytes.
+const GENERATED_BYTES_MIN: usize = 16;
 
 impl Config {
     /// Returns the secrets that are removed from responses and results of tools: the keys of models, the
@@ -59,14 +60,14 @@ impl Config {
     }
 }
 
-/// Returns the value of a header, and its last word: a service may echo the key without the scheme
+/// Returns the value of a header or variable, and its last word: a service may echo the key without the scheme
 /// before it, such as `Bearer`.
 pub(crate) fn with_last_word(value: &str) -> [&str; 2] {
     [value, value.rsplit(' ').next().unwrap_or_default()]
 }
 
-/// Returns whether the name of a header suggests a secret, and the value is not an ordinary word, as in
-/// `X-Auth-Type: application`.
+/// Returns whether the name of a header suggests a secret, and the value has more than lower-case letters. An
+/// ordinary word, as in `X-Auth-Type: application`, is no secret.
 pub(crate) fn is_named_secret(name: &str, value: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let mut words = name.split(|letter: char| !letter.is_ascii_alphanumeric());
@@ -79,7 +80,7 @@ pub(crate) fn is_named_secret(name: &str, value: &str) -> bool {
 /// Returns whether the value of a header looks like a generated key.
 fn is_generated(value: &str) -> bool {
     let has = |test: fn(&u8) -> bool| value.as_bytes().iter().any(test);
-    value.len() >= GENERATED_CHARS_MIN
+    value.len() >= GENERATED_BYTES_MIN
         && !has(u8::is_ascii_whitespace)
         && has(u8::is_ascii_digit)
         && has(u8::is_ascii_alphabetic)

@@ -72,14 +72,15 @@ pub struct CommandConfig {
     pub output_schema: Option<PathBuf>,
     /// The exit statuses of success.
     pub ok_exit: Vec<i32>,
-    /// Maximum size of the standard output. More is dropped, and the result says so.
+    /// Maximum size of the standard output in bytes. A longer text is cut, and the result says so. Longer JSON is an
+    /// error.
     pub max_output_bytes: usize,
     /// The environment of the program.
     pub process: ProcessConfig,
 }
 
 impl CommandConfig {
-    /// Runs this program with these arguments, in the working directory, without a sandbox.
+    /// Runs this program with these arguments, in the working directory of the host, without a sandbox.
     pub fn new(command: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self {
             command: command.into_iter().map(Into::into).collect(),
@@ -142,7 +143,7 @@ pub struct HttpConfig {
 }
 
 impl HttpConfig {
-    /// Sends a request with this method to this URL. The arguments that the URL does not use are the
+    /// Sends a request with this method to this URL. The arguments that URL and query do not use are the
     /// JSON body, except with GET and DELETE.
     pub fn new(method: HttpMethod, url: impl Into<String>) -> Self {
         let body = match method {
@@ -191,7 +192,7 @@ pub enum HttpBody {
     Text(String),
 }
 
-/// The environment of a process that the host starts for a tool.
+/// The environment of a process that the host starts for a tool, a hook or an MCP server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProcessConfig {

@@ -1,4 +1,4 @@
-//! `[tools.NAME]`.
+//! The changes of the configuration to a tool (`[tools.NAME]`): effects, approvals, limits.
 
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -18,8 +18,8 @@ use crate::types::excerpt;
 pub enum ToolEffect {
     /// Calls have no effect outside the process. They may start early and may be repeated.
     None,
-    /// Calls may have effects outside the process. They wait for the response to complete, unless [`StartPolicy`] says
-    /// otherwise. A retry repeats only calls that are idempotent or were certainly not sent.
+    /// Calls may have effects outside the process. They wait for the response to complete, unless [`StartPolicy`]
+    /// says otherwise. A retry repeats only calls that are idempotent or were certainly not sent.
     #[default]
     Some,
 }
@@ -160,7 +160,7 @@ impl CallRate {
         Self { calls, period }
     }
 
-    /// Returns the time between two calls.
+    /// Returns the minimum time between the starts of two calls.
     #[must_use]
     pub fn interval(self) -> Duration {
         self.period / self.calls.get()
@@ -192,7 +192,7 @@ pub struct ToolOverride {
     pub start: Option<StartPolicy>,
     /// True if effects of calls destroy something.
     pub destructive: Option<bool>,
-    /// True if calls run exclusively.
+    /// True if no other call of the turn runs while a call of this tool runs.
     pub exclusive: Option<bool>,
     /// True if a call may run again with the same idempotency key.
     pub idempotent: Option<bool>,

@@ -2,7 +2,7 @@
 //! when, and has the whole rule in a table.
 //!
 //! - Clearing: the results of old calls become one line each.
-//! - Formatting: the messages of a run that ended become one message with a log of its calls.
+//! - Formatting: the responses and results of a run that ended become one message with a log of its calls.
 //! - Summary: one text that a model writes replaces the first messages. The newest messages of users among them
 //!   stay.
 //!
@@ -64,8 +64,8 @@ pub struct ClearingPlan {
 }
 
 /// Plans to clear every result but the newest `keep_results`. Errors stay, and so do the results of tools
-/// for which `is_kept` is true, and results that are as short as the line that would replace them.
-/// `references` is whether that line names the reference of the result.
+/// for which `is_kept` is true, results of initial messages, and results that are as short as the line that would
+/// replace them. If `references` is true, that line names the reference of the result.
 pub fn plan_clearing(
     messages: &[Arc<Message>],
     keep_results: usize,
@@ -93,7 +93,8 @@ pub fn plan_clearing(
 }
 
 /// Plans one log message for everything in a run except its inputs and summaries. Returns `None` if the run has
-/// no calls and at most one response. `messages` are those of the run.
+/// no calls and at most one response. `messages` are those of the run. If `references` is true, the message names
+/// the references of the results.
 #[must_use]
 pub fn plan_formatting(messages: &[Arc<Message>], references: bool) -> Option<ContextChange> {
     let responses: Vec<&ResponseMessage> = messages.iter().filter_map(as_response).collect();
@@ -102,6 +103,7 @@ pub fn plan_formatting(messages: &[Arc<Message>], references: bool) -> Option<Co
         return None;
     }
     let mut left_out = calls.saturating_sub(LOG_CALLS_MAX);
+    // The blocks of the log, and the lines of the hint about the tools that were used.
     let (mut log, mut used) = (Vec::new(), Vec::new());
     if left_out > 0 {
         log.push(format!("{LOG_MARK} {left_out} earlier calls are left out"));
@@ -161,7 +163,8 @@ pub struct SummaryLimits {
     pub turn_tokens_max: u64,
     /// Maximum size of the users' messages that stay. The newest one always stays.
     pub input_tokens_max: u64,
-    /// Maximum size of the messages that are replaced. They must fit into the request for the summary.
+    /// Maximum size of the messages that are replaced, because they must fit into the request for the summary. The
+    /// first turn is replaced even if it is larger.
     pub replaced_tokens_max: u64,
 }
 
@@ -169,6 +172,7 @@ pub struct SummaryLimits {
 /// summarise.
 #[must_use]
 pub fn plan_summary(messages: &[Arc<Message>], limits: SummaryLimits) -> Option<SummaryPlan> {
+    // The newest turns stay, as many as the limits allow.
     let mut end = messages.len();
     let (mut turns, mut turn_tokens) = (0, 0);
     for (at, message) in messages.iter().enumerate().rev() {
@@ -188,6 +192,7 @@ pub fn plan_summary(messages: &[Arc<Message>], limits: SummaryLimits) -> Option<
     let mut replaced =
         messages.get(..end).filter(|replaced| replaced.iter().any(is_summarisable))?;
     let mut size: u64 = replaced.iter().map(|message| estimate_message(message)).sum();
+    // Too much for the request: the last turns among the replaced messages stay too.
     while size > limits.replaced_tokens_max {
         let last_turn = replaced.iter().rposition(|message| as_response(message).is_some());
         let Some((before, turn)) = last_turn.and_then(|at| replaced.split_at_checked(at)) else {
@@ -210,8 +215,9 @@ pub fn plan_summary(messages: &[Arc<Message>], limits: SummaryLimits) -> Option<
     Some(SummaryPlan { replaced_messages: replaced.len(), kept_user_messages })
 }
 
-/// Returns the calls of the newest results that are neither cleared nor errors nor results of `read_var`.
-/// The summary is followed by their references, because the model has not seen these and cannot name them.
+/// Returns the calls of the newest results, at most 20, that are neither cleared nor errors nor results of
+/// `read_var`. Their references follow the summary, because the model has not seen these references and cannot
+/// name them.
 #[must_use]
 pub fn uncleared_results(messages: &[Arc<Message>]) -> Vec<CallKey> {
     let keys = results(messages).filter_map(|(at, call)| match &**messages.get(at)? {
@@ -337,7 +343,7 @@ fn is_summary(message: &Message) -> bool {
     matches!(message, Message::Summary { .. })
 }
 
-/// Returns a result as one line with its size and its reference.
+/// Returns a result as one line with its size, and with its reference if `references` is true.
 fn cleared_message(message: &Message, key: CallKey, references: bool) -> Message {
     let Message::Tool { call_id, name, content, metadata } = message else {
         return message.clone();

@@ -23,6 +23,7 @@ pub struct History {
     paired_len: usize,
     /// The number of the last turn.
     turns: u32,
+    /// Number of turns and initial messages with calls.
     turns_with_calls: u32,
     used_call_ids: Arc<BTreeSet<String>>,
     /// True if a note was appended to the last result.
@@ -97,8 +98,8 @@ impl History {
         self.initial_calls.as_deref()
     }
 
-    /// Adds a user's input directly after the turn `follows_turn`: at once if that turn is committed,
-    /// or when it is. Never before the results of the initial calls.
+    /// Adds a user's input after the turn `follows_turn`: at once if that turn is committed, otherwise at the next
+    /// commit or at the end of the run. Waits likewise for the results of initial calls.
     pub fn steer(&mut self, follows_turn: u32, input: Content) {
         if self.turns >= follows_turn && self.initial_calls.is_none() {
             self.push_input(input);
@@ -131,8 +132,8 @@ impl History {
         self.add_pending_inputs();
     }
 
-    /// Commits a turn: adds its message, one result for each call in the message's order, and the pending
-    /// inputs. A long result is cut.
+    /// Commits a turn: adds its message, unless it is blank, one result for each call in the message's order, and
+    /// the pending inputs. A long result is cut.
     pub fn commit(
         &mut self,
         turn: u32,
@@ -184,7 +185,7 @@ impl History {
         self.check_pairing();
     }
 
-    /// Returns about the number of tokens of the messages. Counts only those that it has not counted before.
+    /// Returns about the number of tokens of the messages. Estimates only messages that it has not estimated before.
     pub fn estimated_tokens(&mut self) -> u64 {
         self.estimated_parts().total()
     }
@@ -229,13 +230,13 @@ impl History {
         self.turns
     }
 
-    /// Returns the number of turns with calls.
+    /// Returns the number of turns and initial messages with calls.
     #[must_use]
     pub fn turns_with_calls(&self) -> u32 {
         self.turns_with_calls
     }
 
-    /// Returns the ids of the form `call_{turn}_{index}` that the history contains. The host must
+    /// Returns the ids of the form `call_{turns}_{index}` that the history contains or has contained. The host must
     /// not generate them again.
     #[must_use]
     pub fn used_call_ids(&self) -> Arc<BTreeSet<String>> {
@@ -323,11 +324,11 @@ impl History {
     }
 }
 
-/// Returns whether the host could generate this id: `call_{turn}_{index}`.
+/// Returns whether the host could generate this id: `call_{turns}_{index}`.
 fn could_be_generated(id: &str) -> bool {
     let parts = id.strip_prefix("call_").and_then(|rest| rest.split_once('_'));
-    parts.is_some_and(|(turn, index)| {
-        [turn, index].iter().all(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
+    parts.is_some_and(|(turns, index)| {
+        [turns, index].iter().all(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
     })
 }
 

@@ -34,8 +34,12 @@ pub struct InitialHistoryError {
 impl InitialHistory {
     /// Parses messages of users, assistants and tools. `content` is a string or a list of text parts,
     /// which are joined by line feeds. The content of a user or a tool may contain images; then it stays a list.
-    /// `metadata` has the form of the host's own histories; that of a user is ignored, so a summary becomes a user
-    /// message. Other members of a text part are ignored.
+    /// Other members of a text part that have a value are an error in the content of a user or beside images;
+    /// elsewhere they are ignored.
+    ///
+    /// `metadata` has the form of the host's own histories. That of a tool is kept. Of an assistant's only
+    /// `reasoning` is read, so a formatted run loses its `hint_size`. That of a user is ignored, so a summary becomes
+    /// a user message.
     ///
     /// # Errors
     /// If a message is invalid or violates the pairing rule: each call needs exactly one result
@@ -91,7 +95,7 @@ fn first_response(message: &ResponseMessage) -> ResponseMessage {
     ResponseMessage { calls: calls.collect(), ..message.clone() }
 }
 
-/// The calls of the last assistant message, whose results may follow.
+/// The calls of the last assistant message, whose results may follow. None after a user message.
 #[derive(Debug, Default)]
 struct PrecedingCalls {
     /// The index of the assistant message.

@@ -1,5 +1,5 @@
-//! The context of a session: history and variables. Pure state machines; the session actor alone
-//! changes them.
+//! The context of a session: history and variables. Pure values; the session actor alone
+//! changes those of a session.
 //!
 //! | rule | file |
 //! | --- | --- |

@@ -21,8 +21,8 @@ use crate::types::{
     ToolOutcome, floor_char_boundary,
 };
 
-/// The largest number of bytes between the marks of a reference.
-const ID_BYTES_MAX: usize = 160;
+/// Number of bytes after the start mark in which the end mark is searched. Every valid reference ends in them.
+const END_SEARCH_BYTES: usize = 160;
 
 /// The text that follows [`REFERENCE_START`] if that is literal text.
 const ESCAPE: &str = "{{";
@@ -83,20 +83,21 @@ pub fn substitute_references(
     values: &ReferenceValues,
     bytes_max: usize,
 ) -> Result<Value, ReferenceError> {
-    let mut inserted = InsertedBytes { left: bytes_max };
+    let mut substitution = ReferenceSubstitution { bytes_left: bytes_max };
     let too_large = ReferenceError::TooLarge { maximum: bytes_max };
-    let filled = inserted.fill(value, values).ok_or_else(|| too_large.clone())?;
+    let filled = substitution.fill(value, values).ok_or_else(|| too_large.clone())?;
     let bytes = serde_json::to_string(&filled).map_or(0, |json| json.len());
     if bytes > bytes_max { Err(too_large) } else { Ok(filled) }
 }
 
-/// Counts the bytes of the values that are inserted, so that many references to a large value use no more
-/// memory than is allowed.
-struct InsertedBytes {
-    left: usize,
+/// A substitution in progress. Counts the bytes of the inserted values, so that many references to a large value
+/// use no more memory than is allowed.
+struct ReferenceSubstitution {
+    bytes_left: usize,
 }
 
-impl InsertedBytes {
+impl ReferenceSubstitution {
+    /// Returns the value with the values of its references, or `None` if they are too large.
     fn fill(&mut self, value: &Value, values: &ReferenceValues) -> Option<Value> {
         Some(match value {
             Value::String(text) if text.contains(REFERENCE_START) => {
@@ -146,7 +147,7 @@ impl InsertedBytes {
     }
 
     fn count(&mut self, value: &ReferencedValue) -> Option<()> {
-        self.left = self.left.checked_sub(value.inserted_bytes())?;
+        self.bytes_left = self.bytes_left.checked_sub(value.inserted_bytes())?;
         Some(())
     }
 }
@@ -165,7 +166,7 @@ pub fn add_value(
     if bytes > bytes_max { Err(ReferenceError::TooLarge { maximum: bytes_max }) } else { Ok(()) }
 }
 
-/// Splits a string into texts and references.
+/// Splits a string into texts and references. An escape becomes [`REFERENCE_START`].
 struct ReferenceParts<'a> {
     rest: &'a str,
 }
@@ -188,7 +189,7 @@ impl<'a> Iterator for ReferenceParts<'a> {
             self.rest = rest;
             return Some(ReferencePart::Text(start));
         }
-        let (near, _) = behind.split_at(floor_char_boundary(behind, ID_BYTES_MAX));
+        let (near, _) = behind.split_at(floor_char_boundary(behind, END_SEARCH_BYTES));
         if let Some((id, _)) = near.split_once(REFERENCE_END)
             && let Ok(reference) = id.parse()
         {
@@ -234,8 +235,8 @@ pub fn recorded_value(
     }
 }
 
-/// Returns whether the value of a reference may depend on a record of its turn. Records about other
-/// calls are not needed.
+/// Returns whether the value of a reference may depend on a record of its turn. Outcomes of other calls, intents,
+/// reports, approvals and decisions of hooks are not needed for a result or for arguments.
 #[must_use]
 pub fn is_needed(record: &Record, reference: &Reference) -> bool {
     let key = match reference {

@@ -1,6 +1,6 @@
-//! The part of a result that the model sees. Truncates outputs of tools above `max_result_bytes` (64 KiB by
-//! default): the model sees the beginning and the end with the reference of the result, or, without `references`,
-//! only the beginning. A note has the size of the whole.
+//! The part of a result that the model sees. Truncates outputs of tools above `max_result_bytes` of the tool or else
+//! of the agent (64 KiB by default): the model sees the beginning and the end with the reference of the result, or,
+//! without `references`, only the beginning. A note has the size of the whole.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use crate::types::{ContentPart, Reference, ToolOutcome, ceil_char_boundary, floo
 /// The rules by which a result is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResultCut {
-    /// Maximum number of bytes of a result that the model sees, without the note about the rest.
+    /// Maximum number of bytes of a result that the model sees, without the note about the rest, if its tool has no
+    /// maximum of its own.
     pub bytes_max: usize,
     /// True if the model can read the rest: the note then has the reference of the result.
     pub references: bool,
@@ -30,6 +31,7 @@ pub(super) fn model_content(
     let Some(full) = outcome.full.as_ref().filter(|full| full.has_image()) else {
         return text.into();
     };
+    // For a model that sees images: its texts have `bytes_max` together.
     let mut bytes_left = bytes_max;
     let parts = full.model_parts().map(|part| match part {
         ContentPart::Text(text) => {

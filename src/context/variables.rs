@@ -56,7 +56,7 @@ impl Variables {
     }
 }
 
-/// A call's transaction: a snapshot, the names that it read, and its writes.
+/// A call's transaction: a snapshot, the names that the call read from it, and the call's writes.
 #[derive(Debug, Default)]
 pub struct VariablesTransaction {
     snapshot: Variables,

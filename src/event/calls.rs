@@ -106,8 +106,8 @@ pub struct ApprovalRequest {
     pub phase: WaitPhase,
     /// The arguments, a JSON object.
     pub arguments: Arc<Value>,
-    /// The SHA-256 of the arguments as compact JSON with sorted keys, in hex digits: of the question
-    /// and its number in the call, if there is a question. A decision must repeat it, so that it
+    /// A SHA-256 in hex digits: of the arguments as compact JSON with sorted keys, or, if there is a
+    /// question, of the question and its number in the call. A decision must repeat it, so that it
     /// applies to exactly these arguments, or this question.
     pub arguments_sha256: String,
     /// The first 200 characters of the result, if there is one.
@@ -148,7 +148,8 @@ impl ArgumentsAnomaly {
     }
 }
 
-/// The reason why a sealed call waits, or a run before its first turn.
+/// The reason why a sealed call waits, to start or for a decision about its result, or why a run waits before its
+/// first turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

@@ -16,7 +16,7 @@ pub struct ChildEvent {
     pub turn: u32,
     /// Unix time in milliseconds.
     pub timestamp_ms: u64,
-    /// The event. It is never that of another session.
+    /// The event, never [`Event::OfChild`]: an event of the child's own child is passed on as it is.
     pub event: Event,
     /// The session that called the child.
     pub parent_session: SessionId,

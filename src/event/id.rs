@@ -14,11 +14,11 @@ use super::{Event, PublicEvent};
 use crate::types::Seq;
 
 /// A position in a session's event stream. A client that reconnects with the id of the last event
-/// that it received gets exactly the events after it.
+/// that it received gets each later event with an id exactly once.
 ///
 /// The number of any other record, such as that of a snapshot, is a position too. Its `bytes` are
 /// 0, so all text of the attempt that runs at this record follows it. The id of an event that shows
-/// the same record has the number of bytes before it, so the two differ.
+/// the same record has the number of bytes before it, so the two may differ.
 ///
 /// [`SessionEvents`](crate::events::SessionEvents) shows its use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -90,8 +90,9 @@ impl Event {
 }
 
 impl PublicEvent {
-    /// Returns whether this public event carries the id of its event. States do not, because they
-    /// are sent again on reconnecting. `error` does not, because `stream_end` repeats its data.
+    /// Returns whether this public event carries the id of its event. States do not: the current ones
+    /// are sent again on reconnecting, except `tools_changed`. `session_stats` and `error` do not,
+    /// because `stream_end`, which follows them, carries it.
     #[must_use]
     pub fn has_id(&self) -> bool {
         !matches!(

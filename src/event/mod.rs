@@ -1,8 +1,8 @@
 //! The observable facts of a run, named in the past tense.
 //!
-//! Logs, metrics and subscribers are fed by events alone. An event that must survive a crash is the
-//! view of a record; text, thinking and states are transient. [`PublishedEvent::public`] is the
-//! form for clients.
+//! Subscribers, and most logs and metrics of runs, are fed by events. An event that replays contain
+//! is the view of a record or text of a response; the others are transient.
+//! [`PublishedEvent::public`] is the form for clients.
 
 mod calls;
 mod child;
@@ -112,7 +112,8 @@ pub enum Event {
         /// The first 200 characters as received.
         raw: String,
     },
-    /// A sealed call cannot start yet.
+    /// A sealed call waits: it cannot start yet, hooks or an approval must decide about its result, or the client
+    /// must run it.
     CallWaiting {
         /// The call.
         call: CallLabel,
@@ -171,7 +172,7 @@ pub enum Event {
         /// The resolution of the conflict.
         resolution: ConflictResolution,
     },
-    /// A call was discarded because its response was void.
+    /// A call was discarded: its response was void or refused, or bytes after its seal have changed it.
     CallDiscarded {
         /// The call.
         call: CallLabel,
@@ -194,7 +195,7 @@ pub enum Event {
         /// The new status.
         status: ServiceCallStatus,
     },
-    /// An outcome was dropped because its call already had one.
+    /// An outcome was dropped because its call already had one, or was discarded.
     OutcomeLate {
         /// The call.
         call: CallLabel,
@@ -214,7 +215,8 @@ pub enum Event {
         opened: u32,
         /// Number of calls that were sealed with valid arguments.
         detected: u32,
-        /// True if a user stopped it. Its calls do not count in the detection metrics then.
+        /// True if it was cancelled: by a stop, the time limit or the budget of the run, or a shutdown. Its calls do
+        /// not count in the detection metrics then.
         stopped: bool,
     },
     /// A model request ended.
@@ -234,10 +236,11 @@ pub enum Event {
         /// The error, if it failed.
         error: Option<Box<ProviderError>>,
     },
-    /// Another attempt of the turn started, after a delay or because the host was restarted.
-    /// Watchers discard the text of the turn so far.
+    /// Another attempt of the turn started, after a delay or because the host was restarted. Or the
+    /// received part of the current attempt is kept after a restart and published again. Watchers
+    /// discard the text of the turn so far.
     AttemptStarted {
-        /// The number of the attempt, from 2.
+        /// The number of the attempt: from 2, or that of the current attempt if its received part is kept.
         attempt: u32,
         /// The model's name at its service.
         model: String,
@@ -322,7 +325,8 @@ pub enum Event {
 
 impl Event {
     /// Returns whether the event is the view of a record. Such an event is published when its
-    /// record is durable, and is part of every replay.
+    /// record is stored, and is part of every replay. An event that replays leave out, such as
+    /// `InputQueued`, is not a view, although it comes with a record.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
         match self {

@@ -48,17 +48,18 @@ pub struct TurnTimes {
     /// children that wait only for these.
     #[serde(rename = "people_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub people: Duration,
-    /// Time in which a request waited for the delay of a retry or a permit of its model, or a call for a
-    /// permit of its tool, while no model request was open, no tool ran, and the turn did not wait only for people.
+    /// Time in which a request waited for the delay of a retry or a permit of its model, a call for a permit of its
+    /// tool, or a call or the turn for hooks, while no model request was open, no tool ran, and the turn did not wait
+    /// only for people.
     #[serde(rename = "waits_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub waits: Duration,
     /// Time outside of model, tools, people and waits: the overhead of the host.
     #[serde(rename = "overhead_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub overhead: Duration,
-    /// Sum of the running times of all tools.
+    /// Sum of the running times of all calls.
     #[serde(rename = "tools_sum_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub tools_sum: Duration,
-    /// The longest running time of one tool.
+    /// The longest running time of one call.
     #[serde(
         rename = "tools_longest_us",
         with = "micros",
@@ -78,15 +79,15 @@ pub struct RunStats {
     pub usage: Usage,
     /// Time from start to end.
     pub duration: Duration,
-    /// The sum of this time in [`TurnTimes`] over all turns.
+    /// The sum of this time in [`TurnTimes`] over all turns, and the time of summaries between turns.
     pub model: Duration,
     /// The sum of this time in [`TurnTimes`] over all turns.
     pub tools: Duration,
-    /// The sum of this time in [`TurnTimes`] over all turns.
+    /// The sum of this time in [`TurnTimes`] over all turns, also of turns that were lost.
     pub people: Duration,
-    /// The sum of this time in [`TurnTimes`] over all turns.
+    /// The sum of this time in [`TurnTimes`] over all turns, and the wait for the tools of servers before a turn.
     pub waits: Duration,
-    /// The sum of this time in [`TurnTimes`] over all turns, and the time between turns.
+    /// The sum of this time in [`TurnTimes`] over all turns, and the rest of the time between turns.
     pub overhead: Duration,
     /// The sum of this time in [`TurnTimes`] over all turns.
     pub overlap: Duration,

@@ -15,8 +15,8 @@ use crate::types::{SessionId, SessionState};
 const STATUS_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Checks that a storage engine keeps the contract of [`Journal`]: order, durability, reading, listing
-/// and deletion. `open` opens the engine; it is called again after the first one was closed, and must
-/// then return the same data, unless [`Journal::is_in_memory`] is true. The journal must be empty.
+/// and deletion. `open` opens the engine with an empty journal. Unless [`Journal::is_in_memory`] is true, it is
+/// called again after the engine was closed, and must then return the same data.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -106,9 +106,9 @@ fn check_unused_documents(journal: &dyn Journal, logs: &mut [TestLog; 2]) -> boo
     for (log, name) in logs.iter_mut().zip(["of-a", "of-b"]) {
         let record = Record::ToolsFrozen { sha256: name.into() };
         log.append(journal, vec![record]);
-        let entry = log.entries.last().and_then(|entry| entry.document());
-        let key = entry.unwrap_or_else(|| panic!("a frozen list is a document"));
-        // A list is stored before the record that names it. It may be the same one as before.
+        let key = log.entries.last().and_then(|entry| entry.document());
+        let key = key.unwrap_or_else(|| panic!("a frozen list is a document"));
+        // A host stores the list first. It stores an equal list again for a later session, as here.
         put(&key);
     }
     put("tools-unused");
@@ -158,8 +158,8 @@ fn check_contents(journal: &dyn Journal, logs: &[TestLog]) {
     }
 }
 
-/// Checks that nothing is stored after a failed batch, which would leave a gap. An engine in memory never
-/// fails.
+/// Checks that nothing is stored after a failed batch, which would leave a gap. Skips an engine in memory,
+/// whose writes do not fail.
 fn check_refusal_after_failure(journal: &dyn Journal) {
     if journal.is_in_memory() {
         return;
@@ -175,7 +175,7 @@ fn check_refusal_after_failure(journal: &dyn Journal) {
     };
     log.append(journal, vec![opening]);
     log.engine_state.fail(2);
-    // Record 2 counts as failed, so record 3 is refused.
+    // Record 2 counts as failed, so record 3 is refused. A copy of record 1 stands for record 2.
     log.entries.extend(log.entries.first().cloned());
     let stored = log.try_append(journal, vec![Record::StopAsked { mode: StopMode::Now }]);
     assert!(stored.is_err(), "an engine reports a batch as failed if Batch::follows_failure");

@@ -67,7 +67,7 @@ impl JournalEntry {
     /// Parses a stored entry from its sequence number, its time and its [body](Self::body).
     ///
     /// # Errors
-    /// If the body is broken, has another version, or contains unknown fields.
+    /// If the body is broken, has another version, or contains an unknown record or unknown fields.
     pub fn from_body(
         session: &SessionId,
         seq: Seq,

@@ -50,7 +50,8 @@ struct DurabilityState {
     waiting: Vec<(Seq, oneshot::Sender<Result<(), JournalError>>)>,
 }
 
-/// Receives the last durable record each time it changes, in order. Receives a failure once.
+/// Receives the last durable record each time it changes, in order, before [`SessionLog`] returns it. Receives a
+/// failure once.
 pub(super) type DurabilityListener = Box<dyn Fn(Result<Seq, JournalError>) + Send + Sync>;
 
 /// A record that is about to be appended.
@@ -129,7 +130,8 @@ impl SessionLog {
     /// then calls `on_stored` once: with `durability = "strict"` when they survive a crash of the
     /// machine, with `"relaxed"` when they survive a crash of the process.
     ///
-    /// If they cannot be stored, or the log is closed, `on_stored` is never called.
+    /// If they cannot be stored, or the log is closed, `on_stored` is never called. Without records, nothing is
+    /// appended, and the status is [`AppendStatus::Durable`].
     pub fn append_at<R: Into<PendingRecord>>(
         &self,
         time_ms: u64,
@@ -137,15 +139,26 @@ impl SessionLog {
         urgency: Urgency,
         on_stored: impl FnOnce() + Send + 'static,
     ) -> (Seq, AppendStatus) {
+        let appended = self.try_append_at(time_ms, records, urgency, on_stored);
+        appended.unwrap_or_else(|| (self.last_seq(), AppendStatus::Queued))
+    }
+
+    /// Appends records as [`Self::append_at`] does. Returns `None` if the log is closed: the records are dropped, as if
+    /// the process had ended here.
+    pub fn try_append_at<R: Into<PendingRecord>>(
+        &self,
+        time_ms: u64,
+        records: impl IntoIterator<Item = R>,
+        urgency: Urgency,
+        on_stored: impl FnOnce() + Send + 'static,
+    ) -> Option<(Seq, AppendStatus)> {
         let mut records = records.into_iter().peekable();
         let mut state = self.state.lock();
         if records.peek().is_none() {
-            return (state.last_seq, AppendStatus::Durable);
+            return Some((state.last_seq, AppendStatus::Durable));
         }
         if state.closed {
-            // The records are dropped. A caller that waits for `on_stored` waits for ever, as if the
-            // process had ended here.
-            return (state.last_seq, AppendStatus::Queued);
+            return None;
         }
         let mut entries = Vec::with_capacity(records.size_hint().0);
         for record in records {
@@ -177,7 +190,7 @@ impl SessionLog {
         if appended == AppendStatus::Durable {
             self.durability.mark_durable(last);
         }
-        (last, appended)
+        Some((last, appended))
     }
 
     /// Closes the log. Records that were appended before are still stored; to wait for them, use
@@ -229,7 +242,7 @@ impl SessionLog {
     /// Waits until all records up to `up_to` are durable. Asks the engine to store them at once.
     ///
     /// # Errors
-    /// If one of them, or an earlier one, could not be stored.
+    /// If a record of the session could not be stored before all of them are durable. It may be a later record.
     pub async fn wait_durable(&self, up_to: Seq) -> Result<(), JournalError> {
         let receiver = {
             let mut state = self.durability.state.lock();
@@ -265,7 +278,8 @@ impl SessionLog {
     }
 
     /// Appends copies of another session's entries, which keep their numbers and times. The log must
-    /// be empty. Does not count their bytes: they are given to [`Self::with_stored_bytes`].
+    /// be empty. They are not among the recent entries. Does not count their bytes: they are given to
+    /// [`Self::with_stored_bytes`].
     pub fn import(&self, entries: Vec<JournalEntry>) {
         let mut state = self.state.lock();
         let Some(last) = entries.last().map(|entry| entry.seq) else { return };
@@ -296,6 +310,13 @@ impl SessionLog {
     }
 }
 
+impl DurabilityState {
+    /// Returns true if the records up to this one are known to be durable, or the journal has failed.
+    fn is_settled(&self, up_to: Seq) -> bool {
+        self.durable_seq >= up_to || self.failed.is_some()
+    }
+}
+
 impl DurabilityTracker {
     fn update(&self, up_to: Seq, status: BatchStatus) {
         match status {
@@ -306,10 +327,15 @@ impl DurabilityTracker {
     }
 
     fn mark_durable(&self, up_to: Seq) {
+        if self.state.lock().is_settled(up_to) {
+            return;
+        }
+        // A caller that then finds the record durable finds it in the feed too.
+        (self.listener)(Ok(up_to));
         let mut done = Vec::new();
         {
             let mut state = self.state.lock();
-            if state.durable_seq >= up_to || state.failed.is_some() {
+            if state.is_settled(up_to) {
                 return;
             }
             state.durable_seq = up_to;
@@ -317,7 +343,6 @@ impl DurabilityTracker {
                 done.extend(state.waiting.extract_if(.., |(seq, _)| *seq <= up_to));
             }
         }
-        (self.listener)(Ok(up_to));
         for (_, waiter) in done {
             // The waiter may have been dropped.
             let _ = waiter.send(Ok(()));

@@ -159,6 +159,15 @@ mod tests {
     }
 
     #[test]
+    fn a_closed_log_appends_nothing() {
+        let log = log(&Arc::new(MemoryJournal::new()), "a");
+        log.close();
+        let stop = || vec![Record::StopAsked { mode: StopMode::Now }];
+        assert_eq!(log.try_append_at(1, stop(), Urgency::Urgent, || ()), None);
+        assert_eq!(append(&log, stop()), (Seq(0), AppendStatus::Queued));
+    }
+
+    #[test]
     fn numbers_each_session_from_one_without_gaps() {
         let journal = Arc::new(MemoryJournal::new());
         let (a, b) = (log(&journal, "a"), log(&journal, "b"));
@@ -189,6 +198,23 @@ mod tests {
         assert_eq!(records("a", 0), []);
         assert_eq!(records("b", 0), [(1, opened())]);
         assert_eq!(journal.count(), Ok(1));
+    }
+
+    #[test]
+    fn the_listener_is_notified_before_a_record_can_be_read_as_durable() {
+        let (notify, notified) = std::sync::mpsc::channel();
+        let log = Arc::new_cyclic(|log: &std::sync::Weak<SessionLog>| {
+            let (log, journal) = (log.clone(), Arc::new(MemoryJournal::new()));
+            SessionLog::new(SessionId::parse("a").unwrap(), journal, Seq(0), move |durable| {
+                let before = log.upgrade().unwrap().durable_seq();
+                notify.send((durable, before)).unwrap();
+            })
+        });
+        append(&log, vec![Record::SessionClosed]);
+        append(&log, vec![Record::SessionClosed]);
+        let notified: Vec<_> = notified.try_iter().collect();
+        assert_eq!(notified, [(Ok(Seq(1)), Seq(0)), (Ok(Seq(2)), Seq(1))]);
+        assert_eq!(log.durable_seq(), Seq(2));
     }
 
     #[test]

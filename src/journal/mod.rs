@@ -67,8 +67,8 @@ use crate::record::Seq;
 use crate::types::Metadata;
 use crate::types::{SessionId, SessionState, is_child_session};
 
-/// A storage engine for records. All methods except `append` and `flush` may block on a disk.
-/// An engine around another one forwards every method, also the hidden `status`.
+/// A storage engine for records. All methods except `append`, `flush`, `is_in_memory` and `status` may block
+/// on a disk. An engine around another one forwards every method, also the hidden `status`.
 ///
 /// `examples/own_journal.rs` is an engine in 150 lines. [`check_journal`]
 /// tests an engine.
@@ -105,7 +105,7 @@ pub trait Journal: Send + Sync + fmt::Debug {
         self.read_some(session, after, usize::MAX)
     }
 
-    /// Returns a stored session.
+    /// Returns a stored session, or `None` if there is none with this id.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -123,8 +123,8 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// If it cannot be read.
     fn count(&self) -> Result<usize, JournalError>;
 
-    /// Deletes sessions. After this returns, no data of them is left on the disk. Unknown sessions
-    /// are ignored.
+    /// Deletes sessions. After this returns, no data of them is left on the disk, except records that their forks
+    /// share. Unknown sessions are ignored.
     ///
     /// # Errors
     /// If they could not be deleted. Some may have been.
@@ -258,7 +258,7 @@ pub enum BatchStatus {
     Written,
     /// The batch survives a crash of the machine.
     Durable,
-    /// The batch is not stored.
+    /// The batch could not be stored. After a failed fsync it may be in the journal nevertheless.
     Failed(JournalError),
 }
 
@@ -278,7 +278,7 @@ impl EngineLogState {
     /// a batch that fails.
     pub fn fail(&self, from: u64) {
         let earlier = |failed| (failed == 0 || from < failed).then_some(from);
-        // An earlier failure is kept.
+        // The failure of an earlier record is kept.
         let _ = self.failed.fetch_update(Ordering::AcqRel, Ordering::Acquire, earlier);
     }
 
@@ -323,7 +323,7 @@ pub struct SessionSummary {
     pub id: SessionId,
     /// Its agent's name.
     pub agent: String,
-    /// In a journal: `Running` if a run has not ended or inputs wait, else `Idle`.
+    /// In a journal: `Running` if a run has not ended, inputs wait, or its deletion has to be finished; else `Idle`.
     pub state: SessionState,
     /// The sequence number of its last record.
     pub seq: Seq,

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, 
 /// Time between two attempts to kill what is left.
 pub(super) const KILL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Maximum number of attempts: 10 seconds. A process that survives them hangs in the kernel.
+/// Maximum number of attempts: at least 10 seconds. A process that survives them hangs in the kernel.
 const KILL_ATTEMPTS_MAX: u32 = 5000;
 
 /// Returns the processes below this one, parents before their children.

@@ -115,7 +115,8 @@ pub(super) fn run() -> i32 {
     NOT_EXECUTED
 }
 
-/// Limits the memory of this process and of all that it starts. A lower limit of the host stays.
+/// Limits the memory (`RLIMIT_DATA`) of this process and of all that it starts, of each by itself. A lower limit of
+/// the host stays.
 fn limit_memory(bytes: u64) -> rustix::io::Result<()> {
     let inherited = rustix::process::getrlimit(Resource::Data).maximum;
     let bytes = Some(inherited.map_or(bytes, |inherited| inherited.min(bytes)));

@@ -1,4 +1,4 @@
-//! Starts the programs of tools, through a launcher process. Linux only.
+//! Starts the programs of tools, hooks and MCP servers through a launcher process. Linux only.
 //!
 //! The host does not start a program itself. It starts its own binary once more as a launcher, by a
 //! hidden subcommand; the launcher starts the program and stays its parent. It holds one end of a
@@ -8,8 +8,8 @@
 //!
 //! The program runs with `no_new_privs`. For the sandboxes `read` and `write`, and for a limit of
 //! memory, the launcher starts its own binary once more. That process restricts itself (Landlock, seccomp,
-//! `RLIMIT_DATA`), and then becomes the program. The launcher is never restricted itself: a program can trace and kill what is in its own
-//! sandbox. The level `strict` runs the program in bubblewrap instead.
+//! `RLIMIT_DATA`), and then becomes the program. The launcher is never restricted itself: a program can trace
+//! and kill what is in its own sandbox. The level `strict` runs the program in bubblewrap instead.
 //!
 //! Limits: a program without a sandbox can kill its launcher by `SIGKILL`. Its descendants then stay.
 //! Before Linux 6.12, Landlock does not restrict signals: a program in `read` or `write` can then do the
@@ -22,7 +22,7 @@
 //! | `program.rs` | host: a program that was checked and can be started |
 //! | `process.rs` | host: a started program, with its pipes |
 //! | `supervise.rs` | launcher: starts the program, limits its processes, reports its exit, kills it |
-//! | `exec.rs` | launcher: starts the program in a sandbox or with a limit of memory; the process that restricts itself |
+//! | `exec.rs` | launcher: starts the program; the process that restricts itself and then becomes the program |
 //! | `descendants.rs` | launcher: finds and signals all descendants |
 //! | `sandbox.rs` | the sandboxes (Landlock, seccomp, bubblewrap), and the check that the kernel supports them |
 

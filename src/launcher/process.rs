@@ -158,7 +158,8 @@ impl ProcessControl {
         let _ = self.socket.write_all(&[TERMINATE]).await;
     }
 
-    /// Kills the program with all descendants, and waits until they are gone.
+    /// Kills the program with all descendants, and waits for the end of the launcher: they are gone then, unless
+    /// one hangs in the kernel.
     pub(crate) async fn kill(self) {
         let Self { socket, mut launcher, .. } = self;
         // The launcher kills the program when the socket closes.

@@ -12,10 +12,10 @@ use super::sandbox;
 use crate::config::{ProcessConfig, SandboxLevel};
 use crate::types::Secrets;
 
-/// Variables that every program inherits.
+/// Variables that every program inherits, if they are set.
 const INHERITED_VARIABLES: [&str; 6] = ["HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"];
 
-/// A program with its environment. Everything that can be checked before a start has been checked.
+/// A program with its configuration, both checked by [`Self::check`].
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     path: PathBuf,

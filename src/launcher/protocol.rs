@@ -39,7 +39,7 @@ pub(super) struct LaunchRequest {
     pub(super) max_processes: Option<u32>,
 }
 
-/// A message of the launcher about the program.
+/// A message about the program, of the launcher or of the process that restricts itself.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum LauncherMessage {
@@ -50,7 +50,7 @@ pub(super) enum LauncherMessage {
     SandboxFailed(String),
     /// It did not start.
     StartFailed(String),
-    /// It had more processes than allowed, and was killed.
+    /// It has more processes than allowed, and is killed now.
     TooManyProcesses,
     /// It ended.
     Exited {

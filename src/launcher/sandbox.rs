@@ -46,14 +46,15 @@ const INSTALLED_PARTS: [&str; 7] =
 /// Devices that programs in the sandboxes `read` and `write` may read and write.
 const DEVICES: [&str; 5] = ["/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/dev/zero"];
 
-/// The system calls that create sockets. io_uring is refused because it opens sockets without the `socket`
-/// system call.
+/// The system calls that create sockets, except `socketpair`, whose sockets are connected only to each other.
+/// io_uring is refused because it opens sockets without the `socket` system call.
 const SOCKET_SYSCALLS: [libc::c_long; 2] = [libc::SYS_socket, libc::SYS_io_uring_setup];
 
 /// The number of `fchmodat2`, which is the same on all processors. The crate `libc` lacks it on some.
 const FCHMODAT2: libc::c_long = 452;
 
-/// The system calls that change mode, owner, times and attributes of files.
+/// System calls that change mode, owner, times and extended attributes of files. Newer ones (`setxattrat`,
+/// `removexattrat`, `file_setattr`) and `ioctl` are not among them.
 const ATTRIBUTE_SYSCALLS: [libc::c_long; 12] = [
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
@@ -131,8 +132,8 @@ fn restrict_with_landlock(
     Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
         .handle_access(AccessFs::from_all(FILE_ABI))?
-        // Newer kernels also refuse TCP (which seccomp refuses on all), and signals to processes
-        // outside the sandbox.
+        // Newer kernels also refuse `ioctl` on devices, TCP (which seccomp refuses on all kernels), and
+        // signals and abstract sockets to processes outside the sandbox.
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(ABI::V5))?
         .handle_access(AccessNet::from_all(ABI::V4))?
@@ -163,8 +164,8 @@ fn program_paths(program: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Refuses new sockets of every family, new limits for other processes, and for `read` all changes of
-/// the attributes of files. Landlock does not restrict these.
+/// Refuses new sockets ([`SOCKET_SYSCALLS`]) of every family, new limits for other processes, and for `read` changes
+/// of the attributes of files ([`ATTRIBUTE_SYSCALLS`]). Landlock does not restrict these.
 fn refuse_syscalls(level: SandboxLevel) -> Result<(), SandboxError> {
     let mut syscalls = SOCKET_SYSCALLS.to_vec();
     if level == SandboxLevel::Read {
@@ -172,7 +173,7 @@ fn refuse_syscalls(level: SandboxLevel) -> Result<(), SandboxError> {
         #[cfg(target_arch = "x86_64")]
         syscalls.extend(OLD_ATTRIBUTE_SYSCALLS);
     }
-    // A system call without a rule is always refused.
+    // A system call with an empty list of conditions is always refused.
     let mut rules: BTreeMap<i64, Vec<_>> =
         syscalls.into_iter().map(|syscall| (syscall, Vec::new())).collect();
     rules.insert(libc::SYS_prlimit64, vec![foreign_prlimit_rule()?]);
@@ -186,8 +187,8 @@ fn refuse_syscalls(level: SandboxLevel) -> Result<(), SandboxError> {
     seccompiler::apply_filter(&filter).map_err(SandboxError::new)
 }
 
-/// Returns the rule for calls of `prlimit64` that set a limit of a process by its id. They would let a
-/// program take the open files or the processor time from its launcher and from the host.
+/// Returns the rule for calls of `prlimit64` that set a limit of a process by its id. By such calls a program could
+/// lower the limits of its launcher and of the host, such as those of open files and of processor time.
 fn foreign_prlimit_rule() -> Result<SeccompRule, SandboxError> {
     let is_set = |argument, length| {
         SeccompCondition::new(argument, length, SeccompCmpOp::Ne, 0).map_err(SandboxError::new)
@@ -241,8 +242,8 @@ fn find_in_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file())
 }
 
-/// Returns the arguments of `bwrap` before the program: namespaces of its own, the system's
-/// directories read-only, the working directory, an empty `/tmp`, and nothing else.
+/// Returns the arguments of `bwrap` before the program: namespaces of its own, new `/proc` and `/dev`, an empty
+/// `/tmp`, the directories of the system and of the program read-only, the working directory, and nothing else.
 pub(super) fn bubblewrap_arguments(program: &Path, cwd: &Path) -> Vec<OsString> {
     let mut arguments: Vec<OsString> =
         ["--unshare-all", "--die-with-parent", "--proc", "/proc", "--dev", "/dev"]

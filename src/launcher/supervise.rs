@@ -45,6 +45,7 @@ pub(super) fn run() -> i32 {
 /// Starts the program and stays until the host closes the socket. Returns if the program does not
 /// start: no process is left then.
 fn supervise(socket: &UnixStream, request: &LaunchRequest, streams: [OwnedFd; 3]) {
+    // The direct child: the program, or bubblewrap around it.
     let program = Arc::new(OnceLock::new());
     let threads = start_threads(socket, request, &program);
     let child = match threads.and_then(|()| start(request, streams)) {
@@ -83,7 +84,7 @@ fn start_threads(
         let message = "needs /proc with lists of children (CONFIG_PROC_CHILDREN)";
         return Err(LauncherMessage::StartFailed(message.to_owned()));
     }
-    // Without privileges, no other process can trace this one or read its memory.
+    // Other processes without privileges can neither trace this one nor read its memory.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(not_started)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(not_started)?;
     // A session of its own has no terminal, which programs could read from and write to.
@@ -131,6 +132,7 @@ fn kill_program(program: &OnceLock<Pid>, mut kill_all: impl FnMut()) {
     kill_all();
 }
 
+/// Waits until there are more descendants than allowed. Then reports this and kills them all.
 fn count_descendants(messages: &UnixStream, max: usize) {
     while descendants::descendants().len() <= max {
         thread::sleep(COUNT_INTERVAL);

@@ -59,7 +59,7 @@ fn check_end(report: &RunReport) -> Result<(), AnswerFault> {
 
 /// Checks that each call succeeded with the answer to its own arguments, and that calls are in call order.
 fn check_calls(calls: &[CallReport]) -> Result<(), AnswerFault> {
-    // The turn and the call index that follow the last call.
+    // The turn of the last call, and the call index after it.
     let mut due = (0, 0);
     for call in calls {
         let CallReport { tool_id, tool_name, status, result, arguments, .. } = call;
@@ -83,22 +83,22 @@ fn check_calls(calls: &[CallReport]) -> Result<(), AnswerFault> {
     Ok(())
 }
 
-/// Checks that the calls of each message are answered directly after it, each once and in order. Returns
-/// the number of calls.
+/// Checks that the calls of each message are answered directly after it, each once and in order, and that the last
+/// message is the final text. Returns the number of calls.
 fn check_messages(messages: &[Arc<Message>], text: &str) -> Result<usize, AnswerFault> {
     let (mut called, mut open) = (0, [].iter());
     for message in messages {
         match &**message {
-            Message::User { .. } | Message::Summary { .. } => unanswered(open.next())?,
+            Message::User { .. } | Message::Summary { .. } => check_none_open(open.next())?,
             Message::Assistant(response) => {
-                unanswered(open.next())?;
+                check_none_open(open.next())?;
                 called += response.calls.len();
                 open = response.calls.iter();
             }
             Message::Tool { call_id, content, .. } => check_answer(open.next(), call_id, content)?,
         }
     }
-    unanswered(open.next())?;
+    check_none_open(open.next())?;
     match messages.last().map(|message| &**message) {
         Some(Message::Assistant(response)) if response.text == text => Ok(called),
         Some(_) | None => {
@@ -107,7 +107,7 @@ fn check_messages(messages: &[Arc<Message>], text: &str) -> Result<usize, Answer
     }
 }
 
-fn unanswered(open: Option<&ToolCall>) -> Result<(), AnswerFault> {
+fn check_none_open(open: Option<&ToolCall>) -> Result<(), AnswerFault> {
     match open {
         None => Ok(()),
         Some(call) => {

@@ -41,8 +41,8 @@ const MODEL: &str = "load";
 /// The largest number of warm-up runs; each has a session of its own.
 const WARM_UP_MAX: u32 = 256;
 
-/// The time after which a session without a run hibernates, so that replaced sessions do not fill the
-/// memory.
+/// The time after which a session without a run hibernates. Replaced sessions that could not hibernate at once
+/// do so then, so that they do not fill the memory.
 const IDLE_AFTER: Duration = Duration::from_secs(5);
 
 /// The number of sessions that are opened concurrently.
@@ -60,7 +60,8 @@ pub struct LoadProgress {
 }
 
 impl LoadProgress {
-    /// Returns the numbers of correct and of failed runs so far.
+    /// Returns the numbers of correct and of failed runs so far. A session that could not be replaced counts as a
+    /// failed run.
     #[must_use]
     pub fn ended(&self) -> (u64, u64) {
         (self.succeeded.load(Ordering::Relaxed), self.failed.load(Ordering::Relaxed))
@@ -130,7 +131,7 @@ async fn start(
 ) -> Result<Host, LoadError> {
     let mut config = Config::default();
     let all = options.sessions as usize;
-    // Replaced sessions may remain until they are deleted.
+    // On disk, replaced sessions remain and count.
     config.host.max_sessions = usize::MAX;
     config.host.max_concurrent_runs = all;
     config.host.idle_after = Some(IDLE_AFTER);
@@ -189,6 +190,7 @@ impl LoadTest {
         stream::iter(slots).for_each_concurrent(count, run).await;
     }
 
+    /// Opens the sessions, makes all runs, and returns what the process used meanwhile.
     async fn measure(
         self: &Arc<Self>,
         deadline: Instant,
@@ -254,8 +256,8 @@ impl LoadTest {
         self.open(slot, generation).await
     }
 
-    /// Removes a replaced session. In memory it is deleted. On disk it hibernates, because deletion
-    /// takes far longer than a run.
+    /// Removes a session after the warm-up or its replacement. In memory it is deleted. On disk it hibernates,
+    /// because deletion takes far longer than a run.
     async fn release_session(&self, session: &SessionHandle) -> Result<(), HostError> {
         match self.options.journal {
             LoadJournal::Memory => session.close().await,

@@ -1,12 +1,12 @@
-//! A load test: many concurrent sessions, run after run through the whole host, against a real
-//! service of the Chat Completions wire format.
+//! A load test: many concurrent sessions, run after run through the whole host, against a service of the Chat
+//! Completions wire format: a given one, or the built-in one (the rehearsal model).
 //!
 //! The host is the one that `serve` runs: actors, context, events, metrics, journal. Its agent has
 //! one pure tool, `work`, whose arguments the service chooses.
 //! Every answer is checked: a fast wrong answer is an error.
 //!
 //! The whole process is measured, so the built-in service runs in a process of
-//! its own ([`ServiceProcess`]). Starting the host, opening the sessions and a warm-up are not counted.
+//! its own ([`ServiceProcess`]). Starting the host, opening the first sessions and a warm-up are not counted.
 //! Times are measured at their source (a run where it is requested and answered, a tool in the tool),
 //! never by a subscriber of its events.
 //!

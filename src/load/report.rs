@@ -46,8 +46,8 @@ pub struct Median {
     pub p50: Option<f64>,
 }
 
-/// The report of a load test. In JSON, a value that the system does not report or that was not
-/// measured is `null`.
+/// The report of a load test. The times are those of correct runs. In JSON, a value that the system does not
+/// report or that was not measured is `null`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LoadReport {
     /// Correct runs per second.
@@ -66,9 +66,9 @@ pub struct LoadReport {
     pub peak_rss_kb: Option<u64>,
     /// The number of correct runs.
     pub ok: u64,
-    /// The number of failed runs.
+    /// The number of failed runs, and of sessions that could not be replaced.
     pub errors: u64,
-    /// The failed runs by kind, with an example each.
+    /// The errors by kind, with an example each.
     pub errors_by_kind: BTreeMap<String, ErrorTally>,
     /// The number of runs that were open when the test ended.
     pub unfinished: u64,
@@ -80,7 +80,7 @@ pub struct LoadReport {
     pub rss_kb_per_session: Option<f64>,
     /// The 99th percentile of the event loop's lag.
     pub loop_lag_ms: Option<f64>,
-    /// The duration of the whole test.
+    /// The duration of the measured part: without start, warm-up and shutdown.
     pub time_ms: f64,
     /// True if the test was stopped.
     pub stopped: bool,

@@ -15,10 +15,10 @@ use super::{LoadError, work};
 use crate::config::BaseUrl;
 use crate::rehearsal::{Call, Rehearsal, RehearsalOptions, Response, Script};
 
-/// The longest line that the service's process prints.
+/// The number of bytes that are read of the line that the service's process prints.
 const LINE_MAX: u64 = 4096;
 
-/// The answers of the service to every run: text and calls, and then text.
+/// The answers of the service to every run: text and calls, and then text. Without calls, only the latter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Workload {
     /// The number of calls of the first answer.
@@ -27,7 +27,7 @@ pub struct Workload {
     pub work: Duration,
     /// The number of text pieces of each answer.
     pub texts: u32,
-    /// The pause before each piece but the first.
+    /// The pause before each chunk of an answer but the first.
     pub pace: Duration,
 }
 
@@ -51,7 +51,7 @@ impl Workload {
     fn script(&self) -> Script {
         let ms = crate::types::millis(self.work);
         let calls = (0..self.calls).map(|i| {
-            // About 64 bytes.
+            // Makes arguments of about 60 bytes.
             let pad = format!("{i:0>34}");
             Call::new(work::NAME, json!({"i": i, "ms": ms, "pad": pad}))
         });
@@ -137,7 +137,7 @@ fn kill(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// Runs the service: prints its address on stdout, and serves until stdin ends.
+/// Runs the service: prints its `base_url` on stdout, and serves until stdin ends.
 ///
 /// # Errors
 /// If it cannot listen, or stdout is closed.

@@ -1,7 +1,7 @@
 //! The tool of a load test, and the times that it records.
 //!
-//! A *slot* is one of the concurrent sessions of the test. With `--renew-after` its session is replaced from time to
-//! time; `generation` counts these sessions.
+//! A *slot* is the number of one of the concurrent sessions of the test. With `--renew-after` its session is replaced
+//! from time to time; the `generation` of a session is the number of its first run in the slot, from 0.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -48,8 +48,8 @@ impl Tool for WorkTool {
             tokio::time::sleep(Duration::from_millis(ms)).await;
         }
         let Self(timings) = self;
-        if let Some(slot) = timings.timing(context.session().as_str()) {
-            slot.record_call(context.key().turn, timings.nanos_at(began), timings.now());
+        if let Some(timing) = timings.timing(context.session().as_str()) {
+            timing.record_call(context.key().turn, timings.nanos_at(began), timings.now());
         }
         Ok(format!("r{i}").into())
     }
@@ -101,23 +101,23 @@ impl ToolTimings {
         format!("{}{slot}-{generation}", self.prefix)
     }
 
-    /// Resets a slot for a new run.
+    /// Resets the times of a slot for a new run.
     pub(super) fn reset(&self, slot: u32) {
-        let Some(slot) = self.timings.get(slot as usize) else { return };
-        for time in [&slot.first, &slot.ready] {
+        let Some(timing) = self.timings.get(slot as usize) else { return };
+        for time in [&timing.first, &timing.ready] {
             time.store(0, Ordering::Relaxed);
         }
-        slot.turn.store(0, Ordering::Relaxed);
+        timing.turn.store(0, Ordering::Relaxed);
     }
 
     /// Returns the times since the last reset.
     pub(super) fn measured(&self, slot: u32) -> Option<MeasuredTools> {
-        let slot = self.timings.get(slot as usize)?;
+        let timing = self.timings.get(slot as usize)?;
         let time = |at: &AtomicU64| match at.load(Ordering::Relaxed) {
             0 => None,
             nanos => Some(self.epoch + Duration::from_nanos(nanos)),
         };
-        Some(MeasuredTools { first: time(&slot.first)?, ready: time(&slot.ready)? })
+        Some(MeasuredTools { first: time(&timing.first)?, ready: time(&timing.ready)? })
     }
 
     /// Returns the times of a session's slot. Only one session of a slot has calls at a time.

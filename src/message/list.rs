@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::Message;
 
 /// Messages in order. Cloning shares the list, so a request can hold a long history at no cost.
-/// Changing a shared list first copies its pointers, not its messages.
+/// Changing a shared list first copies its pointers, and of its messages at most the one that is modified.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct MessageList(Arc<Vec<Arc<Message>>>);
 

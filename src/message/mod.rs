@@ -89,7 +89,7 @@ impl Message {
 /// The value of [`Message::Assistant`](crate::model::Message).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ResponseMessage {
-    /// The answer's text. May be empty if there are calls.
+    /// The text of the response. May be empty, for example if there are calls.
     pub text: String,
     /// The model's reasoning.
     #[serde(skip_serializing_if = "String::is_empty", default)]
@@ -97,7 +97,7 @@ pub struct ResponseMessage {
     /// The calls that stay in the history, in call order.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub calls: Vec<ToolCall>,
-    /// The model that wrote it; `None` for a message with which the session was opened.
+    /// The model that wrote it; `None` for a message with which the session was opened, or that the host wrote.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[doc(hidden)]
     pub origin: Option<Arc<ModelOrigin>>,

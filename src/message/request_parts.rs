@@ -42,8 +42,8 @@ impl ResponseMessage {
 
     /// Returns the parts of the message for a request to a model.
     ///
-    /// The model that wrote the message gets all parts in order, with their members. Any other model
-    /// gets text and calls.
+    /// The model that wrote the message gets all parts in order, with their members, and then the text and the calls
+    /// that no part names. Any other model gets text and calls.
     #[must_use]
     #[doc(hidden)]
     pub fn request_parts(&self, model: &ModelOrigin) -> Vec<RequestPart<'_>> {
@@ -82,7 +82,7 @@ impl ResponseMessage {
     }
 }
 
-/// Splits the next bytes off a text, or all of it if it is shorter.
+/// Splits the next bytes off a text, or all of it if it is shorter or has no character boundary there.
 fn split_off<'a>(text: &mut &'a str, bytes: usize) -> &'a str {
     let (head, rest) = text.split_at_checked(bytes).unwrap_or((text, ""));
     *text = rest;

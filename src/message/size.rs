@@ -1,4 +1,5 @@
-//! The approximate size of messages. It is exact enough for a limit, and much cheaper than encoding.
+//! The approximate size of messages: that of their contents. It is exact enough for a limit, and much cheaper than
+//! encoding.
 
 use serde_json::Value;
 
@@ -45,7 +46,7 @@ pub fn content_bytes(content: &Content) -> usize {
     content.parts().iter().map(bytes).sum()
 }
 
-/// Returns about the number of bytes of a JSON text.
+/// Returns about the number of bytes of a value as JSON.
 #[must_use]
 pub fn json_bytes(value: &Value) -> usize {
     match value {

@@ -7,8 +7,9 @@ use crate::types::{CallKey, CompactionKind};
 /// A replacement of messages in the context of a session. The records before it still hold what is
 /// replaced.
 ///
-/// It says exactly what is replaced by what, so that a later version of the host, or a host with another
-/// configuration, makes the same context of the same records.
+/// It names the replaced messages and holds the new texts, so that a host with another configuration makes the same
+/// context of the same records. Only the lines about results, and the words before a summary, are written by the host
+/// that reads it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ContextChange {
@@ -19,7 +20,7 @@ pub enum ContextChange {
         /// True if the lines name the references of the results.
         references: bool,
     },
-    /// The messages of the last run, without its inputs, become one message of the model after the inputs.
+    /// The messages of the last run, without its inputs and summaries, become one message of the model after these.
     Formatted {
         /// The text of the message.
         text: String,

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::{Record, Seq};
 use crate::types::{SessionId, excerpt};
 
-/// The version of the stored form. Readers accept this version only, and no unknown fields or records.
+/// The version of the stored form. Readers accept this version only, and no unknown records. They refuse unknown
+/// fields of records, but not of all the values in them.
 pub const RECORD_VERSION: u32 = 1;
 
 /// A record with its sequence number and time.
@@ -104,7 +105,7 @@ impl JournalEntry {
     /// Parses a stored entry.
     ///
     /// # Errors
-    /// If the body is broken, has another version, or contains unknown fields.
+    /// If the body is broken, has another version, or contains an unknown record or an unknown field of a record.
     #[doc(hidden)]
     pub fn read(
         session: &SessionId,

@@ -34,14 +34,14 @@ use crate::types::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResponseEnding {
-    /// The response completed. Every call runs.
+    /// The response completed. Calls that had not started may start.
     #[serde(rename = "well")]
     Complete,
     /// The response reached its maximum length. Calls that had not started are answered with an
     /// error.
     Length,
-    /// The response was refused or filtered, or a hook refused its request. Calls that had not started
-    /// are removed from the history.
+    /// The response was refused or filtered, or a hook refused its request. Its calls are removed from
+    /// the history, except those with effects that had started.
     Refused,
     /// The response broke after a call with effects had started. The received part is kept as the
     /// turn.
@@ -50,7 +50,8 @@ pub enum ResponseEnding {
     /// The response had too many calls, and `on_excess` is `fail`.
     #[serde(rename = "excess")]
     TooManyCalls,
-    /// The run was stopped, timed out, exceeded its budget or was interrupted by a shutdown during the response.
+    /// The run was stopped at once, timed out, exceeded its budget or was interrupted by a shutdown during the
+    /// response. Running calls are aborted, and calls that had not started are answered.
     Cancelled,
 }
 
@@ -110,7 +111,7 @@ pub enum DisplayedSegment {
     Text(usize),
     /// The next bytes of the message's reasoning, by number.
     Thinking(usize),
-    /// Thinking that is not part of the message.
+    /// Thinking that is not part of the message. Read from journals; this version writes none.
     Dropped(String),
 }
 
@@ -128,7 +129,7 @@ pub struct PartialResponse {
 
 /// A fact that must survive a crash.
 ///
-/// Its JSON form is an object with a `type` and fields. Readers reject unknown fields.
+/// Its JSON form is an object with a `type` and fields. Readers reject unknown fields of this object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]
@@ -211,7 +212,7 @@ pub enum Record {
         turn: u32,
         /// The turn's attempt, from 1.
         attempt: u32,
-        /// The model's name.
+        /// The model's name at its service.
         model: String,
         /// True if a streamed answer was requested.
         streamed: bool,
@@ -221,7 +222,7 @@ pub enum Record {
         /// The delay before it, in milliseconds.
         #[serde(skip_serializing_if = "is_zero", default)]
         wait_ms: u64,
-        /// The hash of what precedes the messages in the request: model, system text and tools. Set if it
+        /// The hash of what precedes the messages in the turn's requests: model, system text and tools. Set if it
         /// differs from that of the session's turn before.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         prompt: Option<u64>,
@@ -299,7 +300,7 @@ pub enum Record {
         #[serde(rename = "asked")]
         request: Box<ApprovalRequest>,
     },
-    /// An approval was decided, or expired.
+    /// An approval or a question was decided, or expired.
     ApprovalGiven {
         /// The call.
         key: CallKey,
@@ -348,7 +349,7 @@ pub enum Record {
         /// started.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         started_ms: Option<u64>,
-        /// Time from seal to start, in milliseconds.
+        /// Time from seal to start, or to the outcome if it never started, in milliseconds.
         #[serde(skip_serializing_if = "is_zero", default)]
         wait_ms: u64,
         /// Time from start to outcome, in milliseconds.
@@ -478,8 +479,8 @@ pub enum StopMode {
     /// At once: the turn in progress is cancelled, and its running calls are aborted. The received part
     /// of the response and the calls that have ended are kept. The run ends as `stopped`.
     Now,
-    /// After the turn in progress: its response and all of its calls end as usual and are committed. Then the run ends
-    /// as `stopped`, unless that turn gave the answer.
+    /// After the turn in progress: its response and all of its calls end as usual and are committed. Then the run
+    /// ends as `stopped`, unless that turn gave the answer.
     AfterTurn,
 }
 

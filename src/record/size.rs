@@ -9,7 +9,7 @@ use crate::types::{HookDecision, Question, QuestionKind, ResultPart, ToolOutcome
 const FRAME_BYTES: usize = 160;
 
 impl JournalEntry {
-    /// Returns about the number of bytes that the entry takes in the journal: its texts, data and
+    /// Returns about the number of bytes that the entry takes in the journal: its large texts, data and
     /// arguments, and a fixed number for the rest.
     #[must_use]
     pub fn approximate_bytes(&self) -> u64 {

@@ -1,4 +1,4 @@
-//! Selects the service of a wire format.
+//! Selects the service of a wire format, and encodes responses.
 
 use super::anthropic::Anthropic;
 use super::encoded::Encoded;
@@ -20,7 +20,8 @@ pub(super) fn service(wire: Wire) -> &'static dyn ProviderService {
     }
 }
 
-/// Encodes a scripted response: an error status, raw bytes, or a response of the wire format.
+/// Encodes a response of a script or of the improviser: as its raw bytes if it has any, as an error if its status
+/// is 400 or above, else in the wire format.
 pub(super) fn encode(wire: Wire, answer: &RehearsedAnswer<'_>) -> Encoded {
     let response = answer.response;
     if !response.raw_chunks.is_empty() {

@@ -33,7 +33,7 @@ impl BodyChunk {
 /// The kind of a chunk, by which the positions of a script are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChunkMark {
-    /// The opening, reasoning, text, or a part of a raw or plain body.
+    /// The opening, reasoning, text, or a part of a raw, plain or error body.
     Content,
     /// A part of the call with this index in the script's list.
     Call(usize),
@@ -90,7 +90,8 @@ impl Encoded {
         Self { content_type: content_type.to_owned(), ..Self::events(chunks.collect()) }
     }
 
-    /// Returns the index of the chunk that follows a position; the number of chunks for the end.
+    /// Returns the index of the chunk that follows a position; the number of chunks for the end, and for a
+    /// position that the body does not have.
     pub(super) fn position(&self, at: At) -> usize {
         let end = self.chunks.len();
         let first = |wanted: &dyn Fn(ChunkMark) -> bool| {

@@ -49,7 +49,7 @@ pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration
         encoded.chunks.iter().take(response.truncate_after_chunks.unwrap_or(usize::MAX)).collect();
     let end = chunks.len();
     let delay = response.chunk_delay_ms.map_or(chunk_delay, Duration::from_millis);
-    let mut marked =
+    let mut waits =
         waits_by_chunk(response, |at| (at != At::Headers).then(|| encoded.position(at).min(end)));
     let mut bytes_left = response.cut_after_bytes;
     let mut steps = Vec::new();
@@ -57,7 +57,7 @@ pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration
         if (1..end).contains(&number) && !delay.is_zero() {
             steps.push(SendStep::Pause(delay));
         }
-        steps.append(&mut marked.remove(&number).unwrap_or_default());
+        steps.append(&mut waits.remove(&number).unwrap_or_default());
         // A stall or a cut beyond the end happens at the end.
         if response.stall_after_chunks.is_some_and(|after| after.min(end) == number) {
             let every = response.keep_alive_ms.map(Duration::from_millis);
@@ -184,7 +184,7 @@ mod tests {
         Encoded::events(["aa", "bb", "cc"].map(chunk).into())
     }
 
-    /// Writes a plan as text: `-` pauses, `[name]` waits, `~` stalls, `!` cuts.
+    /// Writes a plan as text: `-` pauses, `[name]` waits, `~` stalls, `!` cuts, `?` is a malformed chunk.
     fn planned(change: impl FnOnce(&mut Response)) -> String {
         let mut response = Response::default();
         change(&mut response);

@@ -32,13 +32,13 @@ use super::script::{Response, Then};
 use super::service::{MODEL, ProviderRequest, RehearsedAnswer};
 use crate::types::Wire;
 
-/// The header of every answer that says that no language model produced it.
+/// The header that marks every answer: no language model produced it.
 pub const REHEARSAL_HEADER: &str = "x-callsheet-rehearsal";
 
 /// The largest size of a request body, in bytes.
 const REQUEST_BYTES_MAX: usize = 64 << 20;
 
-/// Returns the routes of every wire format, with and without a version prefix.
+/// Returns the routes of every wire format and of the list of models, with and without a version prefix.
 pub(super) fn router(state: Arc<RehearsalState>) -> Router {
     let mut router = Router::new();
     for prefix in ["", "/v1", "/v1beta"] {
@@ -63,13 +63,13 @@ pub(super) fn router(state: Arc<RehearsalState>) -> Router {
 
 async fn models() -> HttpResponse {
     let model = json!({"id": MODEL, "object": "model", "created": 0, "owned_by": "callsheet"});
-    whole(200, &json!({"object": "list", "data": [model]}))
+    json_answer(200, &json!({"object": "list", "data": [model]}))
 }
 
 async fn no_such_path(method: Method, uri: Uri) -> HttpResponse {
     let message =
         format!("Unknown request URL: {method} {}. (offline rehearsal model)", uri.path());
-    whole(404, &dispatch::service(Wire::OpenaiChat).error(404, &message))
+    json_answer(404, &dispatch::service(Wire::OpenaiChat).error(404, &message))
 }
 
 async fn ask(
@@ -84,7 +84,10 @@ async fn ask(
         Ok(body) => body,
         Err(rejection) => {
             let status = rejection.status().as_u16();
-            return whole(status, &dispatch::service(wire).error(status, &rejection.body_text()));
+            return json_answer(
+                status,
+                &dispatch::service(wire).error(status, &rejection.body_text()),
+            );
         }
     };
     let body = serde_json::from_slice::<Value>(&body).unwrap_or_default();
@@ -95,7 +98,7 @@ async fn ask(
         Err(refused) => {
             open.set_status(refused.status);
             open.end(Ended::Whole);
-            whole(refused.status, &refused.body)
+            json_answer(refused.status, &refused.body)
         }
     }
 }
@@ -127,7 +130,7 @@ async fn answer(
         // A stopped server ends its connections, whatever they wait for.
         if state.stop.run_until_cancelled(reached).await.is_none() {
             open.end(Ended::Broken);
-            return plain_answer(503, "text/plain", Body::empty());
+            return marked_answer(503, "text/plain", Body::empty());
         }
     }
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -138,10 +141,11 @@ async fn answer(
     );
     let status = response.status.unwrap_or(200);
     open.set_status(status);
-    stream(state, open, &response, &encoded, status)
+    planned_answer(state, open, &response, &encoded, status)
 }
 
-fn stream(
+/// Returns the answer whose body is sent by the plan of its response.
+fn planned_answer(
     state: Arc<RehearsalState>,
     open: OpenRequest,
     response: &Response,
@@ -150,7 +154,7 @@ fn stream(
 ) -> HttpResponse {
     let steps = fault::plan(encoded, response, state.chunk_delay);
     let body = Body::from_stream(fault::perform(steps, state, open));
-    let mut answer = plain_answer(status, &encoded.content_type, body);
+    let mut answer = marked_answer(status, &encoded.content_type, body);
     let retry_after = response.retry_after.as_deref().map(HeaderValue::from_str);
     if let Some(Ok(value)) = retry_after {
         answer.headers_mut().insert(RETRY_AFTER, value);
@@ -163,11 +167,12 @@ fn stream(
     answer
 }
 
-fn whole(status: u16, body: &Value) -> HttpResponse {
-    plain_answer(status, "application/json", Body::from(body.to_string()))
+fn json_answer(status: u16, body: &Value) -> HttpResponse {
+    marked_answer(status, "application/json", Body::from(body.to_string()))
 }
 
-fn plain_answer(status: u16, content_type: &str, body: Body) -> HttpResponse {
+/// Returns an answer with the header that marks it.
+fn marked_answer(status: u16, content_type: &str, body: Body) -> HttpResponse {
     let mut answer = HttpResponse::new(body);
     *answer.status_mut() =
         StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -182,7 +187,7 @@ fn plain_answer(status: u16, content_type: &str, body: Body) -> HttpResponse {
 /// A listener whose connections are counted and end when the server stops.
 ///
 /// axum spawns a task per connection and keeps no handle of it. Therefore the end comes through the
-/// socket: every operation on it fails once the server has stopped.
+/// socket: reads, writes and flushes fail once the server has stopped.
 #[derive(Debug)]
 pub(super) struct CountedListener {
     pub(super) listener: TcpListener,
@@ -216,6 +221,7 @@ pub(super) struct CountedStream {
 }
 
 impl CountedStream {
+    /// Fails if the server has stopped. Otherwise the task is woken when it stops.
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         match self.stopped.as_mut().poll(cx) {
             Poll::Ready(()) => Err(io::ErrorKind::ConnectionAborted.into()),

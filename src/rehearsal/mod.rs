@@ -1,12 +1,13 @@
 //! The offline rehearsal model: a loopback server that speaks every wire format.
 //!
-//! It is not a language model, and every answer says so: by the header `x-callsheet-rehearsal`, the
-//! model name `rehearsal`, and a phrase in the final text. With a [`Script`] it does exactly what the
-//! script says, faults included. Without one it improvises: it calls tools that fit the prompt.
-//! Like a strict provider it answers HTTP 400, with the provider's message, to a history whose calls
-//! are not each answered once, and to everything else that the provider refuses.
+//! It is not a language model, and its answers say so: all by the header `x-callsheet-rehearsal`, responses also
+//! by the model name `rehearsal`, and improvised ones by a phrase in the final text. With a [`Script`] it does
+//! exactly what the script says, faults included. Without one it improvises: it calls tools that fit the prompt.
+//! Like a strict provider it refuses a history whose calls are not each answered once, and other faulty
+//! requests: mostly with HTTP 400, and with the provider's message.
 //!
-//! It knows nothing about sessions, turns or tools of this crate: it sees only what a provider sees.
+//! It sees only what a provider sees, and knows nothing about sessions and turns of this crate. Of the host the
+//! improviser knows two things: the tool `read_var`, which it never calls, and the notes in tool results.
 //!
 //! | file | what it does |
 //! | --- | --- |
@@ -17,7 +18,7 @@
 //! | `improviser` | the answers without a script |
 //! | `service`, `dispatch` | the interface of the provider services, and their selection |
 //! | `request_schema` | checks requests by the `request.schema.json` of each service |
-//! | `encoded`, `text` | encoded bodies; splitting of texts |
+//! | `encoded`, `text` | encoded bodies; reading, splitting and hashing of texts |
 //! | `openai_chat`, `openai_responses`, `anthropic`, `gemini`, `ollama` | one service each: its strict request check and its encoding |
 
 mod anthropic;
@@ -65,7 +66,7 @@ use requests::RehearsalState;
 pub struct RehearsalOptions {
     /// The address to listen on; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// The responses before the server improvises.
+    /// The script. The default has no responses, so that the server improvises.
     pub script: Script,
     /// The pause between chunks of responses that set none.
     pub chunk_delay: Duration,
@@ -167,8 +168,8 @@ impl Rehearsal {
         self.address
     }
 
-    /// Returns the `base_url` for a model's configuration, for every wire format:
-    /// `http://127.0.0.1:PORT/v1`.
+    /// Returns the `base_url` for a model's configuration, for every wire format, such as
+    /// `http://127.0.0.1:8080/v1`.
     #[must_use]
     pub fn base_url(&self) -> String {
         format!("http://{}/v1", self.address)
@@ -191,8 +192,8 @@ impl Rehearsal {
         self.state.wait_for_received(count).await;
     }
 
-    /// Waits until the answer to a request (numbered from 1) has ended, and returns the request; `None`
-    /// if it was not kept.
+    /// Waits until the answer to a request (numbered from 1) has ended, and returns the request. Returns
+    /// `None`, without waiting for the end, once a received request is not kept.
     pub async fn wait_until_ended(&self, number: u64) -> Option<ReceivedRequest> {
         self.state.wait_until_ended(number).await
     }
@@ -212,7 +213,7 @@ impl Rehearsal {
         self.state.script.lock().responses.push(response);
     }
 
-    /// Returns the number of unused responses of the script.
+    /// Returns the number of responses in the script: the unused ones, and all with `repeat`.
     #[must_use]
     pub fn responses_left(&self) -> usize {
         self.state.script.lock().responses.len()

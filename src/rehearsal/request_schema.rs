@@ -1,14 +1,14 @@
 //! Checks requests against the JSON Schema of their wire format, and formats refusals as the provider
 //! does.
 //!
-//! A rule is a line of `request.schema.json` in the folder of the wire format. The member `refusals`
-//! of a schema maps keywords to refusals; `*` stands for all keywords, and `body` for the type of the
-//! whole request. The refusal of a fault is that of the innermost schema around it in the text of the
+//! The rules are the keywords of `request.schema.json` in the folder of the wire format. The member `refusals`
+//! of a schema maps keywords to refusals; `*` stands for all keywords without one of their own, and `body` for the
+//! `type` of the whole request. The refusal of a fault is that of the innermost schema around it in the text of the
 //! document that has one for the keyword; a schema that refers to it by `$ref` does not count. For a
-//! missing member the search begins at the schema of that member.
+//! missing member the search begins at the schema of that member. A fault without a refusal gets a general message.
 //!
 //! A refusal is a message, or an object with a `message`, a `code`, and a `param` that replaces the
-//! path. It can contain these placeholders:
+//! path (`null`: none is sent). `message` and `param` can contain these placeholders:
 //!
 //! | placeholder | value |
 //! | --- | --- |

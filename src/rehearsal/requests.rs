@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::script::Script;
 use crate::types::Wire;
 
-/// A request that the server has received.
+/// A request that the server has received. Requests to an unknown path, or with an unreadable body, do not count.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ReceivedRequest {
@@ -26,7 +26,7 @@ pub struct ReceivedRequest {
     pub wire: Wire,
     /// Its path and query.
     pub path: String,
-    /// Its headers, with names in lower case.
+    /// Its headers, with names in lower case. Of several with one name, the last is kept.
     pub headers: BTreeMap<String, String>,
     /// Its body; null if that was not JSON.
     pub body: Value,
@@ -51,11 +51,13 @@ pub enum Ended {
 
 /// The state that can be observed from outside.
 #[derive(Debug, Default)]
-struct ReceivedRequests {
+struct ObservedState {
     received: u64,
     /// The last requests. Older ones are removed.
     kept: VecDeque<ReceivedRequest>,
+    /// The names of the gates that a stream has reached.
     reached: BTreeSet<String>,
+    /// The names of the gates that are open.
     released: BTreeSet<String>,
 }
 
@@ -66,7 +68,7 @@ pub(super) struct RehearsalState {
     pub(super) chunk_delay: Duration,
     pub(super) stop: CancellationToken,
     keep_requests: usize,
-    seen: watch::Sender<ReceivedRequests>,
+    observed: watch::Sender<ObservedState>,
 }
 
 impl RehearsalState {
@@ -76,11 +78,11 @@ impl RehearsalState {
             chunk_delay,
             stop: CancellationToken::new(),
             keep_requests,
-            seen: watch::Sender::new(ReceivedRequests::default()),
+            observed: watch::Sender::new(ObservedState::default()),
         }
     }
 
-    /// Stores a request. The returned value reports its end.
+    /// Counts a request, and stores it if requests are kept. The returned value reports its end.
     pub(super) fn receive(
         self: &Arc<Self>,
         wire: Wire,
@@ -90,7 +92,7 @@ impl RehearsalState {
     ) -> OpenRequest {
         let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
         let mut number = 0;
-        self.seen.send_modify(|seen| {
+        self.observed.send_modify(|seen| {
             seen.received += 1;
             number = seen.received;
             if self.keep_requests > 0 {
@@ -117,14 +119,14 @@ impl RehearsalState {
 
     /// Waits at a gate until it is released.
     pub(super) async fn pass_gate(&self, name: &str) {
-        self.seen.send_modify(|seen| {
+        self.observed.send_modify(|seen| {
             seen.reached.insert(name.to_owned());
         });
         self.wait_for(|seen| seen.released.contains(name)).await;
     }
 
     pub(super) fn release(&self, name: &str) {
-        self.seen.send_modify(|seen| {
+        self.observed.send_modify(|seen| {
             seen.released.insert(name.to_owned());
         });
     }
@@ -134,11 +136,11 @@ impl RehearsalState {
     }
 
     pub(super) fn received(&self) -> u64 {
-        self.seen.borrow().received
+        self.observed.borrow().received
     }
 
     pub(super) fn requests(&self) -> Vec<ReceivedRequest> {
-        self.seen.borrow().kept.iter().cloned().collect()
+        self.observed.borrow().kept.iter().cloned().collect()
     }
 
     pub(super) async fn wait_for_received(&self, count: u64) {
@@ -146,23 +148,23 @@ impl RehearsalState {
     }
 
     pub(super) async fn wait_until_ended(&self, number: u64) -> Option<ReceivedRequest> {
-        let find = |seen: &ReceivedRequests| seen.kept.iter().find(|r| r.number == number).cloned();
+        let find = |seen: &ObservedState| seen.kept.iter().find(|r| r.number == number).cloned();
         self.wait_for(|seen| {
             // A removed request cannot be waited for.
             let forgotten = seen.received >= number && find(seen).is_none();
             forgotten || find(seen).is_some_and(|request| request.ended != Ended::Open)
         })
         .await;
-        find(&self.seen.borrow())
+        find(&self.observed.borrow())
     }
 
-    async fn wait_for(&self, fits: impl FnMut(&ReceivedRequests) -> bool) {
-        // This fails only when the sender is dropped, and the sender is `self`.
-        let _ = self.seen.subscribe().wait_for(fits).await;
+    async fn wait_for(&self, fits: impl FnMut(&ObservedState) -> bool) {
+        // This fails only when the sender is dropped, and `self` owns the sender.
+        let _ = self.observed.subscribe().wait_for(fits).await;
     }
 
     fn update(&self, number: u64, change: impl FnOnce(&mut ReceivedRequest)) {
-        self.seen.send_if_modified(|seen| {
+        self.observed.send_if_modified(|seen| {
             let found = seen.kept.iter_mut().rfind(|request| request.number == number);
             found.map(change).is_some()
         });
@@ -194,7 +196,7 @@ impl OpenRequest {
 
 impl Drop for OpenRequest {
     fn drop(&mut self) {
-        let broken = self.state.stop.is_cancelled();
-        self.end(if broken { Ended::Broken } else { Ended::ClientLeft });
+        let has_stopped = self.state.stop.is_cancelled();
+        self.end(if has_stopped { Ended::Broken } else { Ended::ClientLeft });
     }
 }

@@ -1,8 +1,8 @@
 //! The script: the answers of the rehearsal model, with their pace and faults.
 //!
-//! A script is JSON, or built in Rust. It is a list of responses; each request that passes the
-//! strict check takes the first unused response whose `when` fits. When none is left,
-//! the model improvises or says that it is done, as `then` says.
+//! A script is JSON, or built in Rust. It is a list of responses. Each request that passes the strict check gets
+//! the first response whose `when` fits. That response is then removed, unless it repeats. If none fits, the model
+//! improvises or says that the script is done, as `then` decides.
 //!
 //! ```json
 //! {"responses": [
@@ -33,12 +33,12 @@ pub struct Script {
     /// The responses, in order.
     #[serde(default)]
     pub responses: Vec<Response>,
-    /// The behaviour when no unused response fits.
+    /// The behaviour when no response fits a request.
     #[serde(default)]
     pub then: Then,
 }
 
-/// The behaviour after the end of a script.
+/// The behaviour when no response of a script fits a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Then {
@@ -65,9 +65,9 @@ pub struct When {
 
 /// One response of a script: its content, its pace and its faults.
 ///
-/// Chunks are counted from 0 in the order of sending: the opening chunk, reasoning, text, calls
-/// (name first, then the pieces of the arguments), the finish, the usage, `[DONE]`. A plain
-/// answer is sent as two chunks, its halves.
+/// Chunks are counted from 0 in the order of sending. In Chat Completions they are: the opening chunk, reasoning,
+/// text, calls (name first, then the pieces of the arguments), the finish, the usage, `[DONE]`. Other wire formats
+/// have the same order, but other chunks. A plain answer is sent as two chunks, its halves; an error as one.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Response {
@@ -81,10 +81,12 @@ pub struct Response {
     pub text: Vec<String>,
     /// The tool calls, in order.
     pub calls: Vec<Call>,
-    /// The finish reason. Absent: `tool_calls` or `stop`. `null`: none is sent.
+    /// The finish reason. Absent: `tool_calls` or `stop`, in the words of the wire format. `null`: none is sent
+    /// (a plain answer of the Responses API is `completed` then).
     #[serde(deserialize_with = "present")]
     pub finish_reason: Finish,
-    /// The usage, which is then always sent. Absent: computed from the lengths, sent if requested.
+    /// The usage. Absent: estimated from the lengths, and in a stream of Chat Completions sent only if
+    /// requested.
     pub usage: Option<Value>,
     /// The pause before every chunk but the first. Absent: the server's.
     pub chunk_delay_ms: Option<u64>,
@@ -92,12 +94,12 @@ pub struct Response {
     pub delays: Vec<Delay>,
     /// Positions where the stream waits until the test releases it.
     pub holds: Vec<Hold>,
-    /// Raw chunks to send instead of everything above, also for a plain request.
+    /// Raw chunks to send instead of reasoning, text, calls, finish reason and usage, also for a plain request.
     pub raw_chunks: Vec<RawChunk>,
     /// The content type of `raw_chunks`. Absent: `text/event-stream`.
     pub content_type: Option<String>,
-    /// The HTTP status. From 400 on, `error` is sent instead of a response,
-    /// unless there are `raw_chunks`.
+    /// The HTTP status. Absent: 200. From 400 on, `error` is sent instead of a response, unless there are
+    /// `raw_chunks`.
     pub status: Option<u16>,
     /// The `Retry-After` header.
     pub retry_after: Option<String>,
@@ -105,22 +107,23 @@ pub struct Response {
     pub headers: BTreeMap<String, String>,
     /// The body of an error. Absent: made from the status.
     pub error: Option<Value>,
-    /// Breaks the connection after this number of bytes of the body.
+    /// Breaks the connection after this number of bytes of the body, or at its end.
     pub cut_after_bytes: Option<usize>,
-    /// Breaks the connection after this number of chunks.
+    /// Breaks the connection after this number of chunks, or at the end.
     pub cut_after_chunks: Option<usize>,
-    /// Sends nothing more after this number of chunks, until the client disconnects.
+    /// Sends nothing but keep-alives after this number of chunks, or at the end, until the client disconnects.
     pub stall_after_chunks: Option<usize>,
-    /// Sends a keep-alive (a comment, a ping or an empty line) at this interval during a stall, in milliseconds.
+    /// The interval of keep-alives (a comment, a ping or an empty line) during a stall, in milliseconds. Absent:
+    /// none are sent.
     pub keep_alive_ms: Option<u64>,
     /// Sends broken JSON in place of the chunk with this index.
     pub malformed_at_chunk: Option<usize>,
     /// Ends the body properly after the content: no finish reason, no `[DONE]`, and in a stream no usage
-    /// after the content.
+    /// after the content. Without effect on a plain answer of the Responses API.
     pub truncate: bool,
     /// Ends the body properly after this number of chunks.
     pub truncate_after_chunks: Option<usize>,
-    /// Omits only `[DONE]`.
+    /// Omits only the end marker: `[DONE]`, Anthropic's `message_stop`, or `done: true` of Ollama.
     pub no_done: bool,
 }
 
@@ -128,7 +131,7 @@ pub struct Response {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Call {
-    /// The id. Absent: a generated one.
+    /// The id. Absent: a generated one; in Gemini none.
     pub id: Option<String>,
     /// Sends no id.
     pub no_id: bool,
@@ -138,11 +141,13 @@ pub struct Call {
     pub arguments: Option<Value>,
     /// The arguments as raw text, instead of `arguments`.
     pub arguments_raw: Option<String>,
-    /// The index to send. Absent: the position in the list.
+    /// The index to send. Absent: the position in the list; in Anthropic and the Responses API the position in
+    /// the whole content. Gemini sends none.
     pub index: Option<u64>,
     /// Sends no index.
     pub no_index: bool,
-    /// The number of pieces in which the arguments are streamed. Absent: pieces of 8 characters.
+    /// The number of pieces in which the arguments are streamed. Absent: pieces of 8 characters. Gemini splits
+    /// each text in the arguments, and without `pieces` sends them whole; Ollama always does.
     pub pieces: Option<usize>,
 }
 
@@ -154,7 +159,7 @@ pub enum Finish {
     Inferred,
     /// None.
     Null,
-    /// This word.
+    /// This word. Those of Chat Completions are translated if the wire format has others.
     Word(String),
 }
 
@@ -172,7 +177,7 @@ pub enum At {
     AfterCall(usize),
     /// Before the finish.
     Finish,
-    /// Before `[DONE]`.
+    /// Before the end marker, such as `[DONE]`; without one at the end.
     Done,
 }
 
@@ -216,8 +221,8 @@ impl Script {
         serde_json::from_str(text).map_err(|error| InvalidScript(error.to_string()))
     }
 
-    /// Returns a built-in script for the tools `get_weather {city}`, `get_news {topic}` and
-    /// `get_time {zone}`. It ignores the prompt.
+    /// Returns a built-in script (see [`SCRIPT_NAMES`]) for the tools `get_weather {city}`, `get_news {topic}`
+    /// and `get_time {zone}`. Its two responses ignore the prompt; after them the model improvises.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         let weather = || Call::new("get_weather", json!({"city": "Tokyo"}));

@@ -10,9 +10,9 @@ pub const MODEL: &str = "rehearsal";
 
 /// The service of one wire format.
 pub(super) trait ProviderService {
-    /// Checks a request as strictly as the provider does, and converts it to the Chat Completions
-    /// form that scripts and the improviser read: `model`, `stream`, `messages`, `tools`,
-    /// `tool_choice`.
+    /// Checks a request as a strict provider does, and converts it to the Chat Completions form that
+    /// scripts and the improviser read: `model`, `stream`, `messages`, `tools`, `tool_choice`,
+    /// `parallel_tool_calls`. Members that only the encoder reads may be added.
     ///
     /// # Errors
     /// The provider's refusal of the first fault.
@@ -24,7 +24,7 @@ pub(super) trait ProviderService {
     /// Returns an answer as one plain body.
     fn plain(&self, answer: &RehearsedAnswer<'_>) -> Value;
 
-    /// Returns a stream as a body: its chunks, its content type, and the bytes for faults and pauses.
+    /// Returns a stream as a body: its chunks, its content type, and the bytes of malformed chunks and keep-alives.
     fn stream_body(&self, chunks: Vec<BodyChunk>) -> Encoded {
         Encoded::events(chunks)
     }
@@ -96,16 +96,17 @@ impl RehearsedAnswer<'_> {
     }
 }
 
-/// The sizes of a request and of the parts of its answer, in bytes.
+/// The sizes of a request and of the parts of its answer, in bytes, from which tokens are estimated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AnswerSizes {
+    /// Messages and tools.
     pub(super) request: usize,
     pub(super) reasoning: usize,
-    /// Text and calls.
+    /// Text and arguments, and 16 bytes for the rest of each call.
     pub(super) content: usize,
 }
 
-/// Returns the estimated number of tokens: one for four bytes.
+/// Returns the estimated number of tokens: one for each four bytes, rounded up.
 pub(super) fn tokens(bytes: usize) -> u64 {
     bytes.div_ceil(4) as u64
 }

@@ -13,7 +13,7 @@ pub(super) fn hash(text: &str, bytes: usize) -> String {
     Sha256::digest(text).iter().take(bytes).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns the text of a message's content: a string, or the text parts of an array.
+/// Returns the text of a message's content: a string, or the text parts of an array, joined by line feeds.
 pub(super) fn content_text(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
@@ -45,12 +45,13 @@ pub(super) fn words(text: &str) -> Vec<String> {
         .collect()
 }
 
+/// Splits a text into pieces of `chars` characters; the last may be shorter.
 pub(super) fn split_every(text: &str, chars: usize) -> Vec<String> {
     let all: Vec<char> = text.chars().collect();
     all.chunks(chars.max(1)).map(|piece| piece.iter().collect()).collect()
 }
 
-/// Splits a text into `count` pieces of nearly equal length; pieces are empty if it is too short.
+/// Splits a text into `count` pieces of nearly equal length; some are empty if it is too short.
 pub(super) fn split_in(text: &str, count: usize) -> Vec<String> {
     let all: Vec<char> = text.chars().collect();
     let cut = |piece: usize| piece * all.len() / count.max(1);

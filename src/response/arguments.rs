@@ -1,4 +1,4 @@
-//! Parsing of a call's arguments, once, at its seal. No repair of invalid JSON, except for lone surrogates.
+//! Parses the complete text of a call's arguments. Repairs no invalid JSON, except for lone surrogates.
 
 use std::borrow::Cow;
 
@@ -13,12 +13,12 @@ pub enum ParsedArguments {
     Object {
         /// Always a JSON object.
         value: Value,
-        /// The text was a JSON string that held the object.
+        /// True if the text was a JSON string that held the object, or a text that stands for an empty one.
         decoded_twice: bool,
     },
     /// The text ends in the middle of a JSON value.
     CutOff,
-    /// The text is another JSON value, or no JSON.
+    /// The text is another JSON value, or not JSON.
     NotAnObject {
         /// A description of the text. It fits into "the arguments are {found}".
         found: String,

@@ -1,5 +1,6 @@
-//! Assembles one response from its deltas. Text, reasoning and refusal may have 16 MiB each (`ResponseLimits` of
-//! `call_assembler`). Later token counts and finish reasons replace earlier ones; the first error stays.
+//! Assembles one response from its deltas. Text, reasoning, refusal and metadata may have 16 MiB each by default
+//! (`ResponseLimits` of `call_assembler`). Later token counts and finish reasons replace earlier ones; the first
+//! error stays.
 
 use super::call_assembler::{CallAssembler, CallChange, CallChanges, PartialCall, ResponseLimits};
 use super::content_parts::ContentParts;
@@ -9,8 +10,8 @@ use crate::wire::{CallDelta, CallKind, Delta, Problem};
 /// Maximum number of problems of one response that are kept.
 const PROBLEMS_MAX: usize = 64;
 
-/// Maximum length of a tool's name in bytes. A longer one is cut: no tool has such a name.
-const NAME_CHARS_MAX: usize = 200;
+/// Maximum length of a tool's name in bytes. A longer one is cut to as many characters: no tool has such a name.
+const NAME_MAX: usize = 200;
 
 /// Maximum length of a provider's id of a call in bytes. A longer one counts as missing.
 const ID_BYTES_MAX: usize = 4096;
@@ -33,7 +34,7 @@ pub struct ResponseAssembler {
     usage: Usage,
     usage_raw: Option<Box<str>>,
     error: Option<ProviderError>,
-    /// True if the error came after the response was complete.
+    /// True if the error came after the finish reason and the wire's end mark.
     is_error_late: bool,
     problems: Vec<Problem>,
     done: bool,
@@ -48,7 +49,7 @@ impl ResponseAssembler {
 
     /// Adds one delta. Returns the changes to the calls.
     pub fn push(&mut self, delta: &Delta) -> CallChanges {
-        // Nothing is added after the limit is exceeded, because the text would have a gap.
+        // No text is added after the limit is exceeded, because it would have a gap.
         let full = self.error.as_ref().is_some_and(|e| e.kind == ProviderErrorKind::TooLarge);
         let bytes_max = if full { 0 } else { self.limits.text_bytes_max };
         let mut changes = CallChanges::new();
@@ -240,7 +241,7 @@ impl ResponseAssembler {
         problem.into_iter().for_each(|problem| self.add_problem(problem));
     }
 
-    /// Seals the newest call with this index: one of ours or one that the service runs itself.
+    /// Seals the newest call with this index, which the host or the service runs.
     fn seal(&mut self, index: u64, arguments: Option<&str>, changes: &mut CallChanges) {
         let newest = |calls: &CallAssembler| {
             let at = calls.at_index(index)?;
@@ -285,13 +286,13 @@ fn collect_service_changes<T>(
 }
 
 fn has_plausible_labels(piece: &CallDelta) -> bool {
-    piece.name.as_ref().is_none_or(|name| name.len() <= NAME_CHARS_MAX)
+    piece.name.as_ref().is_none_or(|name| name.len() <= NAME_MAX)
         && piece.id.as_ref().is_none_or(|id| id.len() <= ID_BYTES_MAX)
 }
 
 /// Returns the piece with a cut name, and without an id that is too long.
 fn with_plausible_labels(piece: &CallDelta) -> CallDelta {
-    let name = piece.name.as_deref().map(|name| excerpt(name, NAME_CHARS_MAX));
+    let name = piece.name.as_deref().map(|name| excerpt(name, NAME_MAX));
     let id = piece.id.clone().filter(|id| id.len() <= ID_BYTES_MAX);
     CallDelta { name, id, ..piece.clone() }
 }

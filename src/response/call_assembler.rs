@@ -13,6 +13,9 @@
 //! calls before it sends the arguments of any. A call without arguments therefore stays open until a
 //! later call gets some. If the response ends well, all calls are sealed. Arguments that parse are no
 //! proof that they are complete, because some services send placeholders first.
+//!
+//! A wire that marks the beginning of a call (`CallDelta::begins`) also marks the end of its arguments.
+//! Such a call seals no other, and its own mark seals it (`seal_explicitly`).
 
 use std::sync::Arc;
 
@@ -22,11 +25,11 @@ use crate::wire::{CallDelta, CallKind, Problem};
 /// The limits of one response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ResponseLimits {
-    /// Maximum bytes of one call's arguments. Further bytes are dropped.
+    /// Maximum bytes of one call's arguments. The piece that exceeds it and all further pieces are dropped.
     pub arguments_bytes_max: usize,
     /// Maximum number of calls, [`CALLS_MAX`] by default. Further calls are only counted.
     pub calls_max: usize,
-    /// Maximum bytes of text, of reasoning and of refusal, each. A longer text is an error of the
+    /// Maximum bytes of text, of reasoning, of refusal and of metadata, each. More is an error of the
     /// response.
     pub text_bytes_max: usize,
 }
@@ -38,19 +41,19 @@ impl Default for ResponseLimits {
 }
 
 /// A change to a call. The numbers are indexes into
-/// [`ResponseAssembler::calls`](super::ResponseAssembler::calls).
+/// [`ResponseAssembler::calls`](super::ResponseAssembler::calls), unless the variant says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CallChange {
     /// A call with a name was opened.
     Opened(usize),
     /// The arguments of a call are complete.
     Sealed(usize),
-    /// Bytes arrived for a call that is sealed.
+    /// Bytes other than white space, or other complete arguments, arrived for a call that is sealed.
     ChangedAfterSeal(usize),
     /// A call that the service runs itself was opened: an index into
     /// [`ResponseAssembler::service_calls`](super::ResponseAssembler::service_calls).
     ServiceOpened(usize),
-    /// A call that the service runs itself is complete.
+    /// A call that the service runs itself is complete: an index as in `ServiceOpened`.
     ServiceSealed(usize),
 }
 
@@ -164,7 +167,7 @@ impl CallAssembler {
         self.sealed_up_to = open.map_or(self.calls.len(), |ahead| self.sealed_up_to + ahead);
     }
 
-    /// Ends the newest call. A call without a name is dropped, and the problem is returned.
+    /// Drops the call that is not in the list, if there is one. Returns a problem if it has no name.
     pub(super) fn end(&mut self) -> Option<Problem> {
         match self.pending.take() {
             Some(PendingCall::Nameless(call)) => {
@@ -308,13 +311,13 @@ pub struct PartialCall {
     pub kind: CallKind,
     /// True if the arguments are complete.
     pub sealed: bool,
-    /// True if bytes arrived after the seal: the call is malformed.
+    /// True if the arguments changed after the seal: the call is malformed.
     pub changed_after_seal: bool,
     /// True if the arguments were repaired.
     pub is_repaired: bool,
     /// True if the arguments exceed the limit. `raw` holds only their beginning.
     pub oversize: bool,
-    /// Number of calls of any kind that were opened before it.
+    /// Number of calls with a name, of any kind, that were opened before its first piece.
     pub arrival: usize,
     /// True if the wire itself marks the end of the arguments.
     has_own_seal: bool,
@@ -346,7 +349,7 @@ impl PartialCall {
         }
     }
 
-    /// Appends the arguments of a piece, up to the limit.
+    /// Appends the arguments of a piece, unless they exceed the limit.
     fn append(&mut self, piece: &CallDelta, bytes_max: usize) {
         let Some(text) = &piece.arguments else { return };
         if self.oversize || self.raw.len() + text.len() > bytes_max {
@@ -367,9 +370,10 @@ impl PartialCall {
     /// Returns whether a piece that would belong to this call begins another call instead.
     ///
     /// A new id together with a name begins another call. If the arguments so far are a complete
-    /// object, no text continues them. Another name then begins a call too, and so does the same
-    /// name together with an object. Services that send calls without index and id, or all calls
-    /// under the same index, need this rule.
+    /// value, no text continues them. Another name then begins a call too. So does the beginning of
+    /// an object or a string, together with the same name, or with a new id and without an index.
+    /// Another name with such a beginning also begins a call if this one has no arguments. Services
+    /// that send calls without index and id, or all calls under the same index, need these rules.
     fn is_followed_by(&mut self, piece: &CallDelta) -> bool {
         let has_other_id = match (&piece.id, &self.provider_id) {
             (Some(new), Some(old)) => **new != **old,
@@ -401,18 +405,19 @@ impl PartialCall {
         !self.raw.trim_ascii().is_empty()
     }
 
-    /// Returns whether the arguments so far are one complete JSON value.
+    /// Returns whether the arguments so far are a complete JSON object, array or string.
     fn is_closed(&mut self) -> bool {
         self.end_scanner.scan(&self.raw);
         self.end_scanner.is_closed()
     }
 }
 
+/// Returns whether the arguments of a piece begin like an object or a string.
 fn begins_value(piece: &CallDelta) -> bool {
     piece.arguments.as_deref().is_some_and(|text| text.trim_ascii_start().starts_with(['{', '"']))
 }
 
-/// Finds the end of a JSON value in a text that grows, without scanning any byte twice.
+/// Finds the end of a JSON object, array or string in a text that grows, without scanning any byte twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct JsonEndScanner {
     /// Number of bytes that were scanned.

@@ -92,8 +92,8 @@ impl ContentParts {
         true
     }
 
-    /// Completes the text or the reasoning at the end with the members of `part`. If the last part
-    /// is of another kind or complete, members without a text of their own become a new part.
+    /// Completes the last part with the members of `part`. If the last part is of another kind or
+    /// complete, the members become a new part without a text.
     fn complete(&mut self, part: MessagePart) {
         match (self.parts.last_mut(), part) {
             (Some(MessagePart::Text { members, .. }), MessagePart::Text { members: new, .. })

@@ -12,7 +12,7 @@ use crate::wire::{CallKind, CallReader, Decoder, DecoderOptions, Delta, Framing,
 
 /// Decodes a whole response body.
 ///
-/// If a limit is exceeded, the response keeps what was decoded before and gets an error.
+/// If a limit of the decoder or of text is exceeded, the response keeps what was decoded before and gets an error.
 ///
 /// ```
 /// use callsheet::config::Wire;

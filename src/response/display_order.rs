@@ -12,7 +12,7 @@ const SEGMENTS_MAX: usize = 1024;
 pub(crate) struct DisplayOrder {
     /// For each segment: true for thinking, and its length in bytes.
     segments: Vec<(bool, usize)>,
-    /// True if there were more than [`SEGMENTS_MAX`] segments.
+    /// True if there were more than [`SEGMENTS_MAX`] segments. Nothing is added any more then.
     is_full: bool,
 }
 

@@ -1,8 +1,8 @@
-//! The end of a response: decides by its finish reason and its error whether it is accepted.
+//! The end of a response: decides by its finish reason, its error and its content whether it is accepted.
 //!
 //! [`classify_ending`] returns `Ok` if the response is accepted. `Err` means that it broke: the turn
-//! makes another attempt (`turn::retry`), unless a call with effects has started (`handle_broken` of
-//! `turn::attempt`).
+//! makes another attempt if one is left (`turn::retry`), unless a call with effects has started
+//! (`handle_broken` of `turn::attempt`).
 //!
 //! No finish reason: the response is accepted only if the wire's end mark came ([`Delta::Done`]), the
 //! response is not empty, and the arguments of all calls parse.
@@ -27,7 +27,7 @@ pub enum ExchangeEnd {
 /// Classifies a response whose exchange has ended.
 ///
 /// # Errors
-/// If the response broke. The error is the reason for the next attempt.
+/// If the response broke. The error is the reason for the next attempt, if one follows.
 pub(crate) fn classify_ending(
     response: &ResponseAssembler,
     end: ExchangeEnd,
@@ -74,7 +74,7 @@ pub(crate) fn classify_ending(
     }
 }
 
-/// Returns whether a response that was read to its end ended well.
+/// Returns whether a response that was read to its end is complete: not broken, refused or cut off.
 #[must_use]
 pub fn ended_well(response: &ResponseAssembler) -> bool {
     classify_ending(response, ExchangeEnd::Closed) == Ok(ResponseEnding::Complete)

@@ -7,8 +7,9 @@
 //! exception. The released beginning is remembered: if the text goes on with the rest of the secret, that is
 //! replaced.
 //!
-//! A delta of another text does not release a beginning of [`WAITING_BYTES_MIN`] bytes or more. It is held
-//! back until its own text goes on, or until a delta comes that must follow it.
+//! A delta of another text does not release a beginning of [`WAITING_BYTES_MIN`] bytes or more, unless the end of a
+//! part is held back with it, or both texts are arguments of calls. It is held back until its own text goes on, or
+//! until a delta comes that must follow it.
 
 use std::borrow::Cow;
 

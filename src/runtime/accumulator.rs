@@ -1,8 +1,9 @@
 //! The actor that owns the turn. It passes messages to the turn's state machine and performs the
 //! effects. Calls run under the tool supervisor, so that they survive this actor.
 //!
-//! The records of the effects are appended as one batch. An event is published after the records that
-//! precede it. Actions are performed at once.
+//! The records of one poll loop are appended as one batch. An event is published after the records that
+//! precede it. Actions are performed at once, except two: the request to the model is sent after the loop,
+//! and the commands for calls after the message.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -79,10 +80,10 @@ struct CurrentTurn {
     next_request: Option<AttemptPlan>,
     /// The commands to send to the tool supervisor.
     commands: Vec<ToolCommand>,
-    /// Permits and pending permit requests of calls that have not started. Only tools with a
-    /// concurrency limit need them.
+    /// Permits and pending permit requests of calls that have not started. A tool without limits has
+    /// none, unless its server is still starting.
     permits: HashMap<CallKey, CallPermit>,
-    /// The tasks that ask hooks about calls, and the one that asks about the turn.
+    /// The tasks that ask hooks about calls, and the one that asks about the turn (key `None`).
     hooks: HashMap<Option<CallKey>, OwnedTask>,
     /// The breaker permit of the exchange that has ended. It is released with the attempt's result.
     breaker_permit: Option<BreakerPermitGuard>,
@@ -123,7 +124,15 @@ impl TurnBatch {
     /// Publishes the event now, or after the records that precede it.
     fn push_event(&mut self, event: Event, setup: &AccumulatorSetup, current: &mut CurrentTurn) {
         match self.records.last() {
-            None => setup.publish(event, None, current),
+            None => {
+                // The text of an attempt may become void long after the record of its failure.
+                let record = event.is_recorded().then(|| SourceRecord {
+                    seq: setup.log.last_seq(),
+                    time: unix_ms(),
+                    displayed_bytes: current.displayed_bytes,
+                });
+                setup.publish(event, record, current);
+            }
             Some(PendingRecord { displayed_bytes, .. }) => {
                 self.events.push((self.records.len() as u64, *displayed_bytes, event));
             }
@@ -140,7 +149,8 @@ struct TurnTimer {
 }
 
 impl TurnTimer {
-    /// Returns whether it fires so late that the host was stalled.
+    /// Returns whether it fires so late that the host was stalled. False for a timer that has the grace
+    /// already.
     fn is_late(&self) -> bool {
         !self.has_grace && HostLagClock::is_stall(self.at.elapsed())
     }
@@ -292,7 +302,7 @@ impl AccumulatorActor {
                 let ResponseEnded { turn, attempt, sent, end, breaker_permit } = *ended;
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
                 current.handle_sent(now, sent);
-                // A turn that is over releases no breaker permits.
+                // A turn that is over publishes no `AttemptEnded`, so its permit is dropped here.
                 current.breaker_permit = breaker_permit.filter(|_| !current.is_over());
                 current.turn.handle_response_end(now, end);
             }
@@ -390,6 +400,7 @@ impl AccumulatorActor {
         let _ = self.setup.supervisor.cast(ToolSupervisorMessage::Execute(commands));
     }
 
+    /// Returns the current turn and the time since it began. First counts the stalls of the host.
     fn now(&mut self) -> Option<(&mut CurrentTurn, Duration)> {
         let current = self.current.as_mut()?;
         current.count_stalls(&self.setup.stalls);
@@ -397,7 +408,7 @@ impl AccumulatorActor {
         Some((current, now))
     }
 
-    /// Returns the current turn if the turn and attempt numbers match.
+    /// Returns the same as [`Self::now`] if the turn and attempt numbers match.
     fn exchange(&mut self, turn: u32, attempt: u32) -> Option<(&mut CurrentTurn, Duration)> {
         self.now()
             .filter(|(current, _)| current.number == turn && current.turn.attempt() == attempt)
@@ -434,8 +445,9 @@ impl AccumulatorActor {
         self.set_timer(myself);
     }
 
-    /// Performs what follows from a decision, and replies. The caller waits until its record is durable. Without a
-    /// reply, because the session has hibernated and the record was not appended, the caller sends the decision again.
+    /// Performs what follows from a decision, and replies. The caller then waits until its record is durable. If the
+    /// log is closed, such as by hibernation, the record may not be appended: without a reply, the caller sends the
+    /// decision again.
     fn reply_to_decision(
         &mut self,
         reply: DecisionReply,
@@ -491,9 +503,14 @@ impl AccumulatorSetup {
         let waits = current.turn.waits_for_records() && !may_continue;
         let urgency = if waits { Urgency::Urgent } else { Urgency::Deferrable };
         let time = unix_ms();
-        let (last, appended) = self.log.append_at(time, records.drain(..), urgency, move || {
+        let appended = self.log.try_append_at(time, records.drain(..), urgency, move || {
             let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
         });
+        let Some((last, appended)) = appended else {
+            // The session has left memory. The turn goes on from its stored records, without these.
+            events.clear();
+            return false;
+        };
         current.last_seq = last;
         for (records_before, displayed_bytes, event) in events.drain(..) {
             let seq = Seq(last.0 - count + records_before);
@@ -580,7 +597,7 @@ impl AccumulatorSetup {
                 let (reader, accumulator) = (Arc::clone(&self.references), myself.clone());
                 task::detach(async move {
                     let values = Box::new(reader.read_all(references, bytes_max).await);
-                    // A turn that is over needs no values.
+                    // If this actor has ended, nothing needs the values.
                     let _ = accumulator.cast(AccumulatorMessage::ReferencesRead { key, values });
                 });
             }

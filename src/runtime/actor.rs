@@ -4,12 +4,13 @@
 //!   a [`ActorRef::call`]; everything else is an [`ActorRef::cast`].
 //! - The supervisor of an actor receives its end ([`ChildEnd`]) before all messages that wait, also before the
 //!   last ones of that actor.
-//! - A stop takes effect after the current message: the messages that wait are dropped. A kill takes effect at the
+//! - A stop takes effect after the current message: what waits in the mailbox is dropped. A kill takes effect at the
 //!   next await that has to wait, also within a message.
 //! - A panic ends only the actor itself. The end of an actor kills its children.
 //!
-//! An actor is one allocation for its task and one for its mailbox, besides what waits in it. Most of the memory and
-//! time that a general actor library takes goes into separate channels for messages, supervision, stop and kill.
+//! An actor is one allocation for its task and one for its mailbox, besides what waits in it and the index of its
+//! children. Most of the memory and time that a general actor library takes goes into separate channels for messages,
+//! supervision, stop and kill.
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
@@ -32,7 +33,7 @@ const KEPT_CAPACITY: usize = 32;
 pub(super) trait Actor: Send + 'static {
     type Message: Send + 'static;
 
-    /// Called first. No message is handled before it has returned.
+    /// Called first. Nothing is received before it has returned.
     fn start(&mut self, _: &ActorRef<Self::Message>) -> impl Future<Output = ()> + Send {
         async {}
     }
@@ -52,7 +53,7 @@ pub(super) trait Actor: Send + 'static {
         async {}
     }
 
-    /// Called last, when the actor was stopped; not when it was killed or has panicked.
+    /// Called last, when the actor was stopped; not after a kill or a panic.
     fn stopped(&mut self) -> impl Future<Output = ()> + Send {
         async {}
     }
@@ -67,7 +68,7 @@ pub(super) struct ActorRef<M> {
     mailbox: Arc<Mailbox<M>>,
 }
 
-/// A reference to an actor whatever its messages are.
+/// A reference to an actor with messages of any type.
 #[derive(Clone)]
 pub(super) struct AnyActorRef(Arc<dyn AnyMailbox>);
 
@@ -90,7 +91,7 @@ pub(super) enum EndCause {
 /// The receiver of the message of a [`ActorRef::call`] replies here.
 pub(super) type ReplyPort<T> = oneshot::Sender<T>;
 
-/// The reason why a call has no reply.
+/// The reason why a message was not delivered, or a call has no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallError {
     /// The actor had ended, and has not received the message.
@@ -110,9 +111,9 @@ struct Inbox<M> {
     child_ends: VecDeque<ChildEnd>,
     children: BTreeMap<ActorId, AnyActorRef>,
     phase: ActorPhase,
-    /// Kills the task. `None` until it is spawned.
+    /// Kills the task. `None` until it is spawned, and after its end.
     task: Option<AbortHandle>,
-    /// Set while the actor waits for a message.
+    /// Set while the actor waits for a message or the end of a child.
     waker: Option<Waker>,
 }
 
@@ -131,7 +132,7 @@ enum NextItem<M> {
     Stop,
 }
 
-/// A mailbox whatever its messages are.
+/// A mailbox with messages of any type.
 trait AnyMailbox: Send + Sync {
     fn id(&self) -> ActorId;
     fn kill(&self);
@@ -209,7 +210,7 @@ fn run<A: Actor>(mut task: ActorTask<A>) -> impl Future<Output = ()> + Send {
 async fn handle_all<A: Actor>(actor: &mut A, myself: &ActorRef<A::Message>) {
     actor.start(myself).await;
     loop {
-        // Lets other tasks run if there are messages without an end.
+        // Lets other tasks run even if the mailbox never becomes empty.
         tokio::task::coop::consume_budget().await;
         match myself.mailbox.next().await {
             NextItem::Message(message) => actor.handle(myself, message).await,
@@ -497,7 +498,7 @@ mod tests {
         Note(&'static str),
         Reply(ReplyPort<u8>),
         DropPort(ReplyPort<u8>),
-        /// Reply, and handle no other message until this is sent, or its sender is dropped.
+        /// Reply, then handle no other message until the receiver has a value or its sender is dropped.
         Wait(oneshot::Receiver<()>, ReplyPort<()>),
         Spawn(ReplyPort<ActorRef<Self>>),
         Panic,
@@ -535,7 +536,7 @@ mod tests {
         }
     }
 
-    /// Stands for the supervisor of all: an actor with one child.
+    /// Spawns an actor with one child. Returns the notes of both, the actor and the child.
     async fn family() -> (Seen, ActorRef<Order>, ActorRef<Order>) {
         let seen = Seen::default();
         let parent = spawn_root(|_| Observer(Arc::clone(&seen)));
@@ -683,7 +684,7 @@ mod tests {
         }
     }
 
-    /// Notes its start, and handles nothing to its end.
+    /// An actor that notes its start, and whose message handler never returns.
     struct Holder {
         seen: Seen,
         _held: Option<Dropped>,

@@ -1,4 +1,5 @@
-//! A configured agent with its models and tools.
+//! A configured agent with its models, tools and hooks; its variants, with the overrides of a run or further tools;
+//! and the requests to models that it makes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -34,7 +35,7 @@ use crate::wire::ToolDefinition;
 /// The number of tools above which `tool_loading = "auto"` offers them by a search.
 const TOOLS_WITHOUT_SEARCH: usize = 30;
 
-/// The maximum number of tools that the clients of a session and of its run declare.
+/// The maximum number of tools that clients declare for a session and one of its runs together.
 const CLIENT_TOOLS_MAX: usize = 128;
 
 /// A configured agent, shared by its sessions.
@@ -43,12 +44,13 @@ pub(super) struct Agent {
     pub(super) name: Arc<str>,
     pub(super) models: Arc<ModelChain>,
     pub(super) rules: Arc<RunRules>,
-    /// The tools that it may call, by name. Includes `find_tools` if the agent uses tool search.
+    /// The tools that it may call, by name. Includes the host's own: `find_tools` with tool search, `read_var` with
+    /// references.
     pub(super) tools: Arc<BTreeMap<String, RegisteredTool>>,
     loading: ToolLoading,
-    /// All models of the host. A run with `allow_overrides` may choose any of them.
+    /// All models of the host. With `allow_overrides`, a run may choose any of them.
     configured: Arc<BTreeMap<String, Arc<Model>>>,
-    /// All tools of the host. A run with `allow_overrides` may choose any of them.
+    /// All tools of the host. With `allow_overrides`, a run may choose any of them.
     registry: Arc<ToolRegistry>,
     allow_overrides: bool,
     /// The number of requests for a typed answer that may follow the first one.
@@ -173,7 +175,8 @@ impl Agent {
     /// Returns the agent with the overrides of a run.
     ///
     /// # Errors
-    /// If the overrides exceed what the agent allows, or name an unknown model or tool.
+    /// If the overrides exceed what the agent allows, name an unknown model or tool, or have an invalid output
+    /// schema.
     pub(super) fn with_overrides(
         self: &Arc<Self>,
         overrides: &RunOverrides,
@@ -197,6 +200,7 @@ impl Agent {
             None => Arc::clone(&self.patterns),
             Some(names) => names.iter().map(ToolPattern::new).collect(),
         };
+        let mut host_tools = HostToolSet::of(agent_rules);
         let (tools, definitions, search_only_tools) = match &overrides.tools {
             None => {
                 let tools = Arc::clone(&self.tools);
@@ -204,13 +208,16 @@ impl Agent {
                 (tools, definitions, Arc::clone(&agent_rules.search_only_tools))
             }
             Some(_) => {
-                let host_tools = HostToolSet::of(agent_rules);
-                let (tools, definitions) = offer(self.subset(&patterns)?, &patterns, host_tools);
-                let search_only =
-                    search_only_names(&tools, &patterns, agent_rules.uses_tool_search);
+                let chosen = self.subset(&patterns)?;
+                // A search that finds no tool of the run is not offered.
+                host_tools.uses_tool_search &=
+                    chosen.keys().any(|name| is_searched(name, &patterns));
+                let (tools, definitions) = offer(chosen, &patterns, host_tools);
+                let search_only = search_only_names(&tools, &patterns, host_tools.uses_tool_search);
                 (Arc::new(tools), definitions, search_only)
             }
         };
+        // The tools of the client are offered in addition.
         let (tools, definitions) = match overrides.client_tools.as_deref() {
             None | Some([]) => (tools, definitions),
             Some(client) => {
@@ -218,7 +225,7 @@ impl Agent {
                 all.retain(|name, _| !RESERVED_NAMES.contains(&&**name));
                 let client = client.iter().map(|tool| (tool.name.clone(), client_side(tool)));
                 all.extend(client);
-                let (all, definitions) = offer(all, &patterns, HostToolSet::of(agent_rules));
+                let (all, definitions) = offer(all, &patterns, host_tools);
                 (Arc::new(all), definitions)
             }
         };
@@ -251,8 +258,10 @@ impl Agent {
             true => agent_rules.system_tokens + tools_tokens(&definitions),
             false => agent_rules.fixed_tokens,
         };
+        // The request template needs the models of the rules; then the rules get the size of its system prompt.
         let mut rules = RunRules {
             tools: specs,
+            uses_tool_search: host_tools.uses_tool_search,
             search_only_tools,
             fixed_tokens,
             limits: overrides.limits.apply(&agent_rules.limits, may_raise)?,
@@ -297,10 +306,10 @@ impl Agent {
         }))
     }
 
-    /// Checks the tools that the client of a run declares. `inherited` are those of its session.
+    /// Checks the tools that a client declares for a session or a run. `inherited` are those of the run's session.
     ///
     /// # Errors
-    /// If one of them is invalid, or its name is that of another tool.
+    /// If there are too many, one of them is invalid, or its name is reserved or that of another tool.
     pub(super) fn check_client_tools(
         &self,
         overrides: &RunOverrides,
@@ -352,7 +361,7 @@ impl Agent {
         names_server(&self.patterns, server)
     }
 
-    /// Returns the agent's patterns that match none of its tools.
+    /// Returns the agent's patterns, except `*`, that match none of its tools.
     pub(super) fn unmatched_patterns(&self) -> Vec<String> {
         let matches = |pattern: &&ToolPattern| {
             let mut names = self.callable_names();
@@ -387,8 +396,8 @@ impl Agent {
         self.tools.keys().map(String::as_str).filter(|name| !RESERVED_NAMES.contains(name))
     }
 
-    /// Returns the agent with these tools of servers. Leaves out those that cannot be made, such as those
-    /// of a server that is not configured any more.
+    /// Returns the agent with these tools of servers. Leaves out those that cannot be made or registered, such as
+    /// those of a server that is not configured any more.
     pub(super) fn with_server_tools(
         &self,
         frozen: &FrozenList,
@@ -409,7 +418,8 @@ impl Agent {
         self.with_registered(kind, made, Some(overrides), tool_limiters, frozen.search)
     }
 
-    /// Returns the agent with further tools, which it offers besides its own.
+    /// Returns the agent with further tools, which it offers besides its own. Leaves out those that cannot be
+    /// registered.
     pub(super) fn with_tools(
         &self,
         tools: Vec<Arc<dyn Tool>>,
@@ -419,6 +429,7 @@ impl Agent {
         self.with_registered(RegisteredKind::Native, tools, None, tool_limiters, uses_tool_search)
     }
 
+    /// Registers these tools, with their configured overrides, and returns the agent with them.
     fn with_registered(
         &self,
         kind: RegisteredKind,
@@ -471,7 +482,7 @@ impl Agent {
     }
 
     /// Returns an agent of this name that has only one tool and one model. `None` if neither the host nor this
-    /// agent has the tool.
+    /// agent has the tool, or its name is reserved.
     pub(super) fn with_only_tool(&self, tool: &str, name: &str, model: Arc<Model>) -> Option<Self> {
         let is_reserved = RESERVED_NAMES.contains(&tool);
         let found = self.tools.get(tool).or_else(|| self.registry.tool(tool));
@@ -515,9 +526,8 @@ impl Agent {
         })
     }
 
-    /// Returns the agent with the recorded overrides of a run. If the configuration does not allow
-    /// them any more, returns the agent without overrides. A system prompt and a temperature were admitted
-    /// once, and stay.
+    /// Returns the agent with the recorded overrides of a run, or without any if the configuration does not allow
+    /// them any more. A system prompt and a temperature are always allowed here: they were admitted once.
     pub(super) fn with_recorded_overrides(self: &Arc<Self>, overrides: &RunOverrides) -> Arc<Self> {
         self.apply_overrides(overrides, true).unwrap_or_else(|error| {
             tracing::warn!(agent = &*self.name, %error, "overrides_not_taken");
@@ -710,7 +720,8 @@ impl AgentRules {
     /// Creates the rules of all agents. Applies the configuration's overrides of tools.
     ///
     /// # Errors
-    /// If a configured model has an invalid address, key or header.
+    /// If a configured model has an invalid address, key or header, or an agent an unknown model or an invalid output
+    /// schema.
     pub fn new(config: &Config, mut tools: ToolRegistry) -> Result<Self, HostError> {
         tools.apply_overrides(&config.tools);
         let models = Arc::new(Model::all(
@@ -726,7 +737,7 @@ impl AgentRules {
     }
 
     /// Returns the rules of a run of this agent with these overrides. `frozen` is the journal's document with
-    /// the tools of servers that the session has frozen.
+    /// the tools of servers that the session has frozen; it is ignored if it cannot be read.
     ///
     /// # Errors
     /// If there is no such agent, or the overrides exceed what the agent allows.
@@ -760,9 +771,10 @@ fn matching_tools<'a>(
         .collect()
 }
 
+/// Returns whether one of the patterns may match a tool of the server.
 fn names_server(patterns: &[ToolPattern], server: &dyn ToolServer) -> bool {
-    let beginning = server.tool_prefix();
-    patterns.iter().any(|pattern| pattern.may_match_longer(&beginning))
+    let prefix = server.tool_prefix();
+    patterns.iter().any(|pattern| pattern.may_match_longer(&prefix))
 }
 
 /// Returns whether the model finds tools with a search. A search finds only tools that a wildcard pattern

@@ -1,4 +1,5 @@
-//! The trees of child sessions: the number of children of each open run, and the stored children of a session.
+//! The trees of child sessions: those below each open run, counted for `max_children`, and the stored children of a
+//! session.
 //!
 //! The children of a session are found by the intents of its calls, so that there is no index of them.
 
@@ -13,10 +14,11 @@ use crate::types::{
     is_child_session,
 };
 
-/// The number of entries of one read.
+/// Maximum number of entries of one read.
 const PAGE: usize = 256;
 
-/// Returns those of these sessions whose parents have no unfinished run. No call waits for them.
+/// Returns the orphans among the sessions with unfinished runs: child sessions whose parents have no unfinished run.
+/// No call waits for them.
 pub(super) fn orphans(
     journal: &dyn Journal,
     unfinished: &[SessionId],
@@ -55,7 +57,7 @@ fn parent(journal: &dyn Journal, child: &SessionId) -> Result<Option<SessionId>,
     Ok(Some(parent.session.clone()))
 }
 
-/// Returns the stored child sessions of the calls of a run, which are after a position of its session.
+/// Returns the stored child sessions of the calls of a run. Reads the records of its session after a position.
 fn children(
     journal: &dyn Journal,
     session: &SessionId,
@@ -129,7 +131,7 @@ fn stored(
     Ok(stored)
 }
 
-/// Returns all stored descendants of a run.
+/// Returns all stored child sessions below a run, at all depths.
 pub(super) fn descendants(
     journal: &dyn Journal,
     root: &RootRun,
@@ -146,7 +148,7 @@ pub(super) fn descendants(
     Ok(found)
 }
 
-/// The child sessions of the runs that have some, by the run at the root.
+/// The child sessions below open runs, at all depths, by the run at the root.
 #[derive(Debug, Default)]
 pub(super) struct AgentTrees {
     trees: Mutex<BTreeMap<(SessionId, RunId), BTreeSet<SessionId>>>,

@@ -71,7 +71,7 @@ enum ThreadState {
     #[default]
     Working,
     Ended,
-    /// Holds its permit in the gauge until the thread ends.
+    /// Its call has ended. The gauge counts it until the thread ends.
     Abandoned {
         _held: CountGuard,
     },

@@ -1,8 +1,9 @@
 //! One tool call by hand, as a session would make it.
 //!
-//! The call runs in a session of its own, which is deleted afterwards, after a crash by the next host (`recovery`). Its agent has the limits, hooks and
-//! policies of a configured one, and a model that asks for the call and answers with its result. So the
-//! call takes the same path as every other: schema, hooks, approval, limits of the tool, timeout, metrics.
+//! The call runs in a session of its own, which is deleted afterwards; after a crash the next host deletes it
+//! (`recovery`). Its agent has the limits, hooks and policies of a configured one, and a model that asks for the
+//! call and answers with its result. So the call takes the same path as every other: schema, hooks, approval,
+//! limits of the tool, timeout, metrics.
 
 use std::sync::Arc;
 
@@ -53,6 +54,7 @@ impl Host {
             CALLER,
             model_that_calls(tool.to_owned(), move || input.clone()),
             &link.shared.telemetry,
+            link.shared.stalls.clone(),
             link.shared.secrets.clone(),
         );
         let agent_with_tool = frozen.agent.with_only_tool(tool, CALLER, Arc::new(model));

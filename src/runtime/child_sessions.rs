@@ -6,15 +6,15 @@
 //! `max_concurrent_runs`, so waiting parents cannot block their children (deadlock).
 //!
 //! A child inherits the lease of the call (its share of the run's budget: `turn::agent_calls`), the trace, the
-//! extensions of the program, and the lowest `max_depth` and `max_children` of the calls above it. It does not inherit
-//! the history, the client tools or the overrides of its parent. Defaults (`config::agent_tool`): `max_depth` 1,
-//! `max_children` 8 below one run of the root, `share_of_budget` a half.
+//! extensions of the program, and the lowest `max_depth` and `max_children` of the calls above it. It does not
+//! inherit the history, the client tools or the overrides of its parent. Defaults (`config::agent_tool`): `max_depth`
+//! 1, `max_children` 8 below one run of the root, `share_of_budget` a half.
 //!
-//! Once a call is cancelled, it stops its child and still waits for its end. The turn decides its outcome then
-//! (`turn::agent_calls`). Stopping a child stops its own children in the same way.
+//! Once a call is cancelled, it stops its child and still waits for the end of the child. Then the turn decides the
+//! outcome of the call (`turn::agent_calls`). Stopping a child stops its own children in the same way.
 //!
-//! The result of the call is the child's answer. Any other end of its run is a permanent error with the reason and the
-//! text so far (`result`). With `max_turns`, a text counts as an answer.
+//! The result of the call is the child's answer. Any other end of its run is a permanent error with the reason and
+//! the text so far (`result`). With `max_turns`, a text counts as an answer.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -158,7 +158,7 @@ impl AgentCallRunner {
         }
         let trees = &self.link.shared.agent_trees;
         if !trees.has_run(&parent.root) {
-            // An earlier host may have started the run.
+            // The run is new, or an earlier host has started it.
             let (shared, root) = (Arc::clone(&self.link.shared), parent.root.clone());
             let read = move || agent_trees::descendants(&*shared.journal, &root);
             let stored = self.link.query(read).await.and_then(|stored| Ok(stored?));
@@ -210,7 +210,7 @@ impl AgentCallRunner {
                 biased;
                 () = context.cancelled(), if !is_stopped => {
                     is_stopped = true;
-                    // A child that is gone has ended.
+                    // If the child is gone, it has ended.
                     let _ = child.stop(StopMode::Now).await;
                 }
                 waits = next_wait(&mut waits_for_people, is_waiting) => {
@@ -294,14 +294,16 @@ impl AgentCallRunner {
     async fn stop_existing_child(&self, child: &SessionHandle, run: &RunId) {
         let (shared, id) = (Arc::clone(&self.link.shared), child.id().clone());
         let stored = self.link.query(move || shared.journal.find(&id)).await;
-        if !matches!(stored, Ok(Ok(Some(_)))) {
+        // After an error of the journal there may be one.
+        if matches!(stored, Ok(Ok(None))) {
             return;
         }
         let zero = ChildUse { session: child.id().clone(), run: run.clone(), tokens: 0, calls: 0 };
         *self.child.lock() = Some(zero);
-        let report = stop_and_report(child, run).await;
-        if let Ok(Some(report)) = report {
-            self.set_use(child, &report);
+        match stop_and_report(child, run).await {
+            Ok(Some(report)) => self.set_use(child, &report),
+            Err(HostError::NoSuchSession(_)) => *self.child.lock() = None,
+            Ok(None) | Err(_) => {}
         }
     }
 
@@ -377,7 +379,7 @@ impl AgentCallRunner {
         }
     }
 
-    /// Returns the names of the agents from the root down to the caller.
+    /// Returns the names of the agents from the topmost session down to the caller.
     fn path(&self) -> Vec<Arc<str>> {
         let parent = self.parent.as_ref().map(|parent| parent.agent_path.clone());
         parent.unwrap_or_else(|| vec![Arc::clone(&self.scope.agent.name)])
@@ -419,8 +421,8 @@ async fn next(events: &mut Option<SessionEvents>) -> Option<FeedItem> {
     }
 }
 
-/// Waits for a change: returns true when the child begins to wait only for people, and false when it no longer does, or
-/// when its actor has ended.
+/// Waits for a change: returns true when the child begins to wait only for people, and false when it no longer does,
+/// or when its actor has ended.
 async fn next_wait(waits: &mut Option<watch::Receiver<bool>>, is_waiting: bool) -> bool {
     if let Some(receiver) = waits {
         if let Ok(changed) = receiver.wait_for(|waits| *waits != is_waiting).await {

@@ -1,4 +1,4 @@
-//! The errors of a host.
+//! The errors of a host and of its sessions.
 
 use crate::config::InvalidOverride;
 use crate::context::InitialHistoryError;
@@ -38,7 +38,7 @@ pub enum ClientResultError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// A configured model is invalid.
+    /// The configuration is invalid, or the host cannot start with it.
     #[error("start the host: {0}")]
     Config(String),
     /// No agent has this name.
@@ -97,11 +97,11 @@ pub enum HostError {
         #[from]
         InvalidOverride,
     ),
-    /// The run names a tool that does not exist.
-    #[error("tools: no tool is called {0:?}")]
+    /// The run, or a call by hand, names a tool that does not exist.
+    #[error("no tool is called {0:?}")]
     UnknownTool(String),
-    /// The run must call a tool that it does not offer.
-    #[error("tool_choice: the run offers no tool {asked:?} (offered: {offered})")]
+    /// The run must call a tool that it does not offer, or any tool although it offers none.
+    #[error("tool_choice: the run offers no {}", missing_choice(.asked, .offered))]
     #[non_exhaustive]
     UnknownToolChoice {
         /// The requested rule.
@@ -201,8 +201,16 @@ pub enum HostError {
     ShuttingDown,
 }
 
+/// Returns what a run lacks that must call a tool.
+fn missing_choice(asked: &str, offered: &str) -> String {
+    match offered {
+        "" => "tools".to_owned(),
+        offered => format!("tool {asked:?} (offered: {offered})"),
+    }
+}
+
 impl From<JournalError> for HostError {
-    /// A journal is closed only by the shutdown of its host.
+    /// A journal is closed only by the end of its host.
     fn from(error: JournalError) -> Self {
         if error == JournalError::Closed { Self::ShuttingDown } else { Self::Journal(error) }
     }
@@ -236,11 +244,11 @@ pub enum ErrorKind {
     Config,
     /// The request is wrong: the same request fails again.
     InvalidRequest,
-    /// The session, record or approval does not exist.
+    /// The session, record, event, call, result or approval does not exist.
     NotFound,
     /// The request does not fit the session's state.
     Conflict,
-    /// A limit of the host is reached.
+    /// A limit of the host is reached, or no model has given a summary.
     Busy,
     /// The journal cannot be read or written.
     Journal,
@@ -369,5 +377,16 @@ mod tests {
         assert_eq!(HostError::from(JournalError::Closed), HostError::ShuttingDown);
         let full = HostError::from(JournalError::Overloaded);
         assert_eq!(full, HostError::Journal(JournalError::Overloaded));
+    }
+
+    #[test]
+    fn the_refusal_of_a_tool_choice_names_the_tools_that_the_run_has() {
+        let refused = |asked: &str, offered: &str| {
+            let (asked, offered) = (asked.to_owned(), offered.to_owned());
+            HostError::UnknownToolChoice { asked, offered }.to_string()
+        };
+        assert_eq!(refused("required", ""), "tool_choice: the run offers no tools");
+        let named = "tool_choice: the run offers no tool \"nope\" (offered: clock)";
+        assert_eq!(refused("nope", "clock"), named);
     }
 }

@@ -43,7 +43,7 @@ impl ExtensionsBySession {
         }
     }
 
-    /// Returns the values of a run and of its session.
+    /// Returns the values of a run, and those of its session that it does not replace.
     pub(super) fn for_run(&self, id: &SessionId, run: &RunId) -> Extensions {
         let sessions = self.sessions.lock();
         let Some(session) = sessions.get(id) else { return Extensions::default() };
@@ -53,7 +53,7 @@ impl ExtensionsBySession {
         }
     }
 
-    /// Removes the values of runs that have ended.
+    /// Removes the values of the runs of a session that are not open any more.
     pub(super) fn retain_runs(&self, id: &SessionId, is_open: impl Fn(&RunId) -> bool) {
         let mut sessions = self.sessions.lock();
         let Some(session) = sessions.get_mut(id) else { return };

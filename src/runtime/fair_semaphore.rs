@@ -1,8 +1,8 @@
 //! A semaphore that is fair between sessions.
 //!
 //! While all permits are in use, requests wait. Sessions are served in turn, and the requests of one
-//! session in the order in which they came. A session with many waiting requests therefore does not
-//! delay the first request of another one, and no session starves.
+//! session in the order in which they came. However many requests a session has waiting, only one of
+//! them is served before another session's turn comes, so no session starves.
 //!
 //! A child session counts as a session of its own. There are no weights, priorities or tenants: each session with
 //! waiting requests gets the same share.
@@ -33,7 +33,7 @@ impl FairSemaphore {
         Arc::new(Self { max, queue: Mutex::default(), waiting })
     }
 
-    /// Requests a permit for a session. If the request has to wait, `granted` is called when it gets
+    /// Requests a permit for a session. Only if the request has to wait, `granted` is called when it gets
     /// its permit, by the task that released that permit. It must be quick.
     pub(super) fn request(
         self: &Arc<Self>,

@@ -21,7 +21,7 @@ struct GaugeCount {
 impl Gauge {
     /// Counts one more object until the guard is dropped.
     pub(super) fn increment(&self) -> CountGuard {
-        self.inner.count.fetch_add(1, Ordering::Relaxed);
+        self.inner.count.fetch_add(1, Ordering::SeqCst);
         CountGuard { gauge: self.clone() }
     }
 
@@ -64,7 +64,7 @@ pub(super) struct CountGuard {
 
 impl Drop for CountGuard {
     fn drop(&mut self) {
-        if self.gauge.inner.count.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if self.gauge.inner.count.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.gauge.inner.became_zero.notify_waiters();
         }
     }
@@ -81,6 +81,7 @@ pub(super) struct Gauges {
     pub(super) child_runs: Gauge,
     /// Inputs that wait for the run before them.
     pub(super) queued_inputs: Gauge,
+    /// Actors of runs and of their calls.
     pub(super) actors: Gauge,
     /// Tasks that belong to an actor.
     pub(super) tasks: Gauge,
@@ -95,7 +96,7 @@ pub(super) struct Gauges {
 }
 
 impl Gauges {
-    /// Waits until no run is counted. The open run of a suspended session is not.
+    /// Waits until no run is counted. The open run of a suspended session is not counted.
     pub(super) async fn wait_until_no_runs(&self) {
         loop {
             self.runs.wait_until_zero().await;

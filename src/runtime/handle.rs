@@ -38,17 +38,18 @@ use crate::types::{
     CallKey, Content, Metadata, RunId, SessionId, SessionState, TraceContext, VariableName,
 };
 
-/// Maximum number of times that a decision is sent. It is sent again if the accumulator dies before
-/// it replies.
+/// Maximum number of times that a decision, or the result of a client, is sent. It is sent again if the
+/// accumulator dies, or its session leaves memory, before it replies.
 const DECIDE_TRIES: u32 = 100;
 
-/// The pause before a decision is sent again.
+/// The pause before it is sent again, if no reply came.
 const DECIDE_AGAIN: Duration = Duration::from_millis(10);
 
-/// A session of a host, awake or hibernating. Requests wake it, except reads of its records. Cloning is
-/// cheap; dropping a handle closes nothing.
+/// A session of a host, awake or hibernating. Requests wake it, except reads of its records and its
+/// deletion. Cloning is cheap; dropping a handle closes nothing.
 ///
-/// Everything that is acknowledged is durable, as far as the journal's engine is.
+/// What a request has changed is durable when its method returns, as far as the journal's engine is. Two methods
+/// do not wait for that: [`Self::start_run`] (see [`StartedRun::wait_durable`]) and [`Self::resume`].
 #[derive(Clone)]
 pub struct SessionHandle {
     id: SessionId,
@@ -128,8 +129,8 @@ impl SessionHandle {
         self.link.is_ready()
     }
 
-    /// Starts a run with a user's input: see [`RunRequest`]. Idempotent: if
-    /// [`RunRequest::request_key`] was seen before, returns the run that was started then.
+    /// Starts a run with a user's input: see [`RunRequest`]. Idempotent: if the request's idempotency key was seen
+    /// before, returns the run that was started then.
     ///
     /// # Errors
     /// If the run asks for more than its agent may have, when the session has a run already (and
@@ -216,6 +217,8 @@ impl SessionHandle {
         request: impl Into<RunRequest>,
     ) -> Result<TypedRun<T>, TypedRunError> {
         let mut request = request.into();
+        // The digest does not depend on the form of `T`, which a later version of the program may change.
+        request.complete_key();
         let schema = schemars::schema_for!(T).to_value();
         let output = &mut request.overrides.output;
         let mode = output.take().map(|output| output.mode).unwrap_or_default();
@@ -240,10 +243,20 @@ impl SessionHandle {
     pub(super) async fn accept(
         &self,
         new: &RunId,
-        request: RunRequest,
+        mut request: RunRequest,
     ) -> Result<(RunAccepted, Arc<AwakeSession>), HostError> {
-        let RunRequest { input, overrides, metadata, into, request_key, trace, queue, extensions } =
-            request;
+        request.complete_key();
+        let RunRequest {
+            input,
+            overrides,
+            metadata,
+            into,
+            request_key,
+            idempotency_key: _,
+            trace,
+            queue,
+            extensions,
+        } = request;
         let run = RunInput {
             run_id: new.clone(),
             input,
@@ -309,7 +322,7 @@ impl SessionHandle {
         SessionEvents::after(&self.link, &self.id, after).await
     }
 
-    /// Returns a run's events from its first record, at `seq`, and all events after the run.
+    /// Returns a run's events from its first record, at `seq`. The stream ends with the session, not with the run.
     ///
     /// # Errors
     /// As [`Self::watch`].
@@ -318,7 +331,7 @@ impl SessionHandle {
         Ok(self.watch(before).await?.only_run(run))
     }
 
-    /// Returns the session's events from now on, starting with the states of the open calls.
+    /// Returns the session's events from now on, starting with the states of its waiting run and open calls.
     ///
     /// # Errors
     /// If the session is closed.
@@ -483,8 +496,8 @@ impl SessionHandle {
             let live = self.link.awake_session(&self.id).await?;
             match live.actor.call(&ask).await {
                 Ok(decided) => return Ok((decided, live)),
-                // The accumulator died and is being replaced. If it had accepted the decision, sending it
-                // again is not an error.
+                // The accumulator died and is being replaced, or the session leaves memory. If the decision was
+                // accepted, sending it again is not an error.
                 Err(CallError::NoReply) => tokio::time::sleep(DECIDE_AGAIN).await,
                 Err(CallError::Ended) => {
                     if !live.activity.leaving.load(Ordering::Acquire) {
@@ -557,6 +570,7 @@ impl SessionHandle {
     /// # Errors
     /// If the session is closed.
     pub async fn snapshot(&self) -> Result<SessionSnapshot, HostError> {
+        // The caller can answer the approvals in it: from now on they wait, and the host does not reject them itself.
         self.link.shared.approvals_are_read.store(true, Ordering::Relaxed);
         let snapshot = |reply| SessionMessage::Snapshot { reply };
         Ok(self.link.request(&self.id, snapshot).await?.0)
@@ -573,8 +587,8 @@ impl SessionHandle {
         Ok(snapshot)
     }
 
-    /// Stops the run, answers open calls, closes the session and deletes its records. Closing a closed
-    /// session is not an error.
+    /// Stops the run, answers open calls, closes the session, and deletes its records and its child sessions.
+    /// Closing a closed session is not an error.
     ///
     /// # Errors
     /// If the records cannot be deleted.
@@ -585,7 +599,7 @@ impl SessionHandle {
         }
     }
 
-    /// Closes an existing session, even if the future is dropped.
+    /// Closes and deletes an existing session, even if the future is dropped.
     ///
     /// # Errors
     /// If there is no such session, or its records cannot be deleted.
@@ -617,8 +631,8 @@ impl SessionHandle {
         Err(shared.gone())
     }
 
-    /// Lets the session hibernate now, as it does by itself after `idle_after`. A session with a run or
-    /// with subscribers stays awake.
+    /// Lets the session hibernate now, as it does by itself after `idle_after`. A session with subscribers
+    /// stays awake, and one with a run too, unless the run is suspended or waits only for people.
     pub fn hibernate(&self) {
         if let Some(live) = self.link.shared.awake(&self.id) {
             // A session that is gone is not awake.
@@ -656,6 +670,8 @@ pub struct RunRequest {
     /// The idempotency key of the client's request: the same request again has no second effect.
     #[doc(hidden)]
     pub request_key: Option<RequestKey>,
+    /// The idempotency key of a request that is not complete yet.
+    pub(crate) idempotency_key: Option<String>,
     /// The trace context of the client, passed on to the run's requests and calls.
     pub trace: Option<TraceContext>,
     /// True if the input waits for an open run to end. Otherwise it is refused.
@@ -695,7 +711,7 @@ impl RunRequest {
 
     /// Gives the request an idempotency key. A later request of the session with the same key starts
     /// no second run: it returns the run that the first one started, also after a restart of the
-    /// host. The same key with another input or other overrides is an error.
+    /// host. The same key with another input, or with other overrides, metadata or variable, is an error.
     ///
     /// ```
     /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
@@ -713,6 +729,13 @@ impl RunRequest {
     /// ```
     #[must_use]
     pub fn with_idempotency_key(mut self, key: impl Into<String>) -> Self {
+        self.idempotency_key = Some(key.into());
+        self
+    }
+
+    /// Adds the digest of the request to its idempotency key.
+    fn complete_key(&mut self) {
+        let Some(key) = self.idempotency_key.take() else { return };
         let mut request = json!({ "input": self.input, "overrides": self.overrides });
         if let Some(members) = request.as_object_mut() {
             let metadata = Some(&self.metadata).filter(|metadata| !metadata.is_empty());
@@ -720,7 +743,6 @@ impl RunRequest {
             members.extend(self.into.as_ref().map(|into| ("into".to_owned(), json!(into))));
         }
         self.request_key = Some(RequestKey::new(key, &request.to_string()));
-        self
     }
 
     /// Attaches pairs of strings to the run: see [`Metadata`].

@@ -1,4 +1,5 @@
-//! Asks the hooks of an agent, each within its time limit.
+//! Asks the hooks of an agent about its turns and calls, and notifies them of the ends of its runs, each within its
+//! time limit.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ pub(super) struct HookQuestion {
 }
 
 impl HookQuestion {
-    /// Makes the question of a turn.
+    /// Makes the question about a turn or one of its calls.
     pub(super) fn of_turn(
         request: HookRequest,
         (session, run, turn): (&SessionId, &RunId, u32),
@@ -40,6 +41,7 @@ impl HookQuestion {
         let mut input = HookInput::new(on, session.clone(), run.clone(), turn, name);
         set_path(&mut input, parent);
         let mut tool = None;
+        // Before or after a call.
         if let Some(call) = call {
             input.tool_id = Some(call.key.to_string());
             input.arguments_sha256 = Some(sha256(&call.arguments));
@@ -51,6 +53,7 @@ impl HookQuestion {
             input.status = Some(outcome.status);
             input.result = Some(Arc::new((&*outcome.content).into()));
         }
+        // After a turn: its messages have the form that they get in the history.
         if let Some(EndedTurn { message, results }) = ended {
             let text = message.as_ref().map_or("", |message| &message.text);
             input.result = Some(Arc::new(text.into()));
@@ -114,7 +117,7 @@ impl HookQuestion {
     }
 }
 
-/// Names the agents above that of a child session.
+/// Sets the agents from the topmost session down to a child session.
 fn set_path(input: &mut HookInput, parent: Option<&ParentCall>) {
     if let Some(parent) = parent {
         input.agent_path.clone_from(&parent.agent_path);

@@ -169,7 +169,7 @@ impl HostActor {
     fn handle_session_end(&mut self, actor: ActorId) {
         let Some((id, live)) = self.sessions.remove(&actor) else { return };
         let shared = &self.link.shared;
-        // A session that was closed or hibernates is not in the index any more.
+        // A session that was deleted or hibernates has no awake slot in the index any more.
         if shared.replace(&id, actor, SessionSlot::Waking(Vec::new())) {
             self.handle_session_death(id, live);
         }
@@ -177,8 +177,8 @@ impl HostActor {
     }
 
     /// Handles the death of a session actor, which is a bug. First waits until its appended records are
-    /// stored. If a run was open, then wakes the session to continue the run, at most [`SESSION_RESTARTS_MAX`]
-    /// times.
+    /// stored. Then wakes the session if a request waits, or to continue an open run: this at most
+    /// [`SESSION_RESTARTS_MAX`] times.
     fn handle_session_death(&mut self, id: SessionId, dead: Arc<AwakeSession>) {
         let (deaths, last) = self.deaths.entry(id.clone()).or_insert((0, Instant::now()));
         (*deaths, *last) = (*deaths + 1, Instant::now());

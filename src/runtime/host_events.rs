@@ -48,7 +48,7 @@ impl Host {
     /// Returns the events of sessions, and with `all_states` the changes of the states of all sessions
     /// from now on. Each session has the position after which its events are wanted; without one they are
     /// wanted from now on. The stream ends when the host shuts down, and without `all_states` also when all
-    /// of the sessions are deleted.
+    /// of the sessions are deleted or have failed.
     ///
     /// # Errors
     /// If a session or a position does not exist, with the id of the session.
@@ -85,7 +85,7 @@ impl Host {
     }
 }
 
-/// The state of such a stream.
+/// The state of a stream of [`Host::watch_sessions`].
 struct HostEvents {
     host: HostRef,
     states: Receiver<StateMessage>,
@@ -94,7 +94,7 @@ struct HostEvents {
     sources: SelectAll<BoxStream<'static, (SessionId, SourceItem)>>,
     /// One permit for each session whose stored events are being read.
     histories: Arc<Semaphore>,
-    /// The position after the last event of each session. A session that was deleted has none.
+    /// The position after the last event of each session. A session that was deleted or has failed has none.
     positions: HashMap<SessionId, EventId>,
     /// The sessions that are not in memory, and whose stored events were returned.
     asleep: HashSet<SessionId>,
@@ -110,7 +110,7 @@ struct HostEvents {
 /// An item of the events of one session.
 enum SourceItem {
     Feed(FeedItem),
-    /// The end. The events up to this position were returned.
+    /// The end. The events up to this position were returned; for live events, only those that came.
     End(EventId),
 }
 
@@ -189,7 +189,7 @@ impl HostEvents {
             Ok(StateMessage::Changed(change)) => {
                 let is_asleep = self.asleep.contains(&change.session);
                 match change.state {
-                    Some(_) if is_asleep => self.try_wake(&change.session),
+                    Some(_) if is_asleep => self.attach_if_awake(&change.session),
                     None if is_asleep => self.end_session(&change.session),
                     None if self.positions.contains_key(&change.session) => {
                         self.deleted.entry(change.session.clone()).or_insert(change.time);
@@ -207,8 +207,9 @@ impl HostEvents {
                 self.ready.push_back(HostEvent::StatesLagged);
             }
             Err(RecvError::Lagged(_)) => {
+                // The messages about these sessions may be lost.
                 for session in std::mem::take(&mut self.asleep) {
-                    self.settle(session).await;
+                    self.continue_session(session).await;
                 }
             }
             Ok(StateMessage::HostEnded) | Err(RecvError::Closed) => self.has_ended = true,
@@ -241,15 +242,15 @@ impl HostEvents {
             SourceItem::End(read_to) => {
                 if let Some(position) = self.positions.get_mut(&session) {
                     *position = read_to.max(*position);
-                    self.settle(session).await;
+                    self.continue_session(session).await;
                 }
             }
         }
     }
 
-    /// Continues with a session whose events have ended: it was deleted, has left memory, or has woken
-    /// while its stored events were read.
-    async fn settle(&mut self, session: SessionId) {
+    /// Continues with a session whose events have ended, or whose messages are lost: it was deleted, has left memory,
+    /// or has woken meanwhile.
+    async fn continue_session(&mut self, session: SessionId) {
         // The sessions of a host that shuts down leave memory, and are not deleted.
         if !self.host.is_ready() {
             return;
@@ -257,7 +258,7 @@ impl HostEvents {
         match self.find(&session).await {
             Ok(Some(_)) => {
                 self.asleep.insert(session.clone());
-                self.try_wake(&session);
+                self.attach_if_awake(&session);
             }
             Ok(None) => self.end_session(&session),
             Err(HostError::Journal(error)) => {
@@ -270,7 +271,7 @@ impl HostEvents {
     }
 
     /// Adds the events of a session that was asleep, if it is in memory by now.
-    fn try_wake(&mut self, session: &SessionId) {
+    fn attach_if_awake(&mut self, session: &SessionId) {
         let position = self.positions.get(session).copied();
         match self.attach(session, position) {
             Ok(true) => {
@@ -289,7 +290,7 @@ impl HostEvents {
     fn end_session(&mut self, session: &SessionId) {
         self.asleep.remove(session);
         self.deleted.remove(session);
-        // With the states of all sessions, the client is told anyway.
+        // With the states of all sessions, the deletion is in the stream already.
         if self.positions.remove(session).is_some() && !self.all_states {
             self.ready.push_back(HostEvent::State(SessionStateChange::new(session, None)));
         }

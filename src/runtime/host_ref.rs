@@ -3,9 +3,10 @@
 //!
 //! These wake a hibernating session:
 //!
-//! - Requests by its handle, except reads of its records (`handle`, `client_call`, `references`). Over HTTP: all
-//!   requests to `/v1/sessions/{id}` and below, also GET of the session, its events, its context and a result, except
-//!   those listed below.
+//! - Requests by its handle (`handle`, `client_call`, `references`, `session_events`), except those that need only
+//!   its records or the index, such as `records`, `agent`, `state`, `hibernate` and `delete`. Over HTTP: all requests
+//!   to `/v1/sessions/{id}` and below, also GET of the session, its events, its context and a result, except those
+//!   listed below.
 //! - The expiry of an approval or of a client's call (`wake_expired` in `maintenance`).
 //! - A failed run whose failure is not recorded, because the journal could not be written (`wake_failed_runs` in
 //!   `maintenance`).
@@ -14,10 +15,11 @@
 //! - The call of an agent whose child it is (`child_sessions`), and a child that asks the session at its root for a
 //!   reader of its approvals (`session/snapshot`).
 //!
-//! A session whose actor died is read again at once if a run was open or a request waits (`finish_restart`).
+//! A session whose actor died is read again without a request if a run was open, up to `SESSION_RESTARTS_MAX` times
+//! (`host`), and as soon as its records are stored if a request waits (`finish_restart`).
 //!
-//! These wake no session, because they read only the journal: lists of sessions, `/records`, `/verify`, `/fork`,
-//! `/turns/{turn}/request`, DELETE, and `/v1/events` (`host_events`).
+//! These wake no session, because they need only the journal and what is in memory: lists of sessions, `/records`,
+//! `/verify`, `/fork`, `/turns/{turn}/request`, DELETE, and `/v1/events` (`host_events`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -57,11 +59,11 @@ use crate::telemetry::Telemetry;
 use crate::tool::ToolSource;
 use crate::types::{RunId, Secrets, SessionId, SessionState, is_child_session};
 
-/// Maximum number of times that a request is sent. It is sent again if its session hibernates before
+/// Maximum number of times that a request is sent. It is sent again if its session leaves memory before
 /// it handles the request.
 pub(super) const REQUEST_TRIES_MAX: u32 = 100;
 
-/// The configuration, the journal and the index of sessions of one host.
+/// The parts of a host that its sessions share: the configuration, the journal, the limits and the index of sessions.
 #[derive(Debug)]
 pub(super) struct HostState {
     pub(super) agents: BTreeMap<String, Arc<Agent>>,
@@ -90,25 +92,28 @@ pub(super) struct HostState {
     pub(super) next_list_search_ms: AtomicU64,
     /// Sessions with interrupted runs that wait for a manual resume.
     pub(super) suspended: Mutex<BTreeSet<SessionId>>,
-    /// Sessions whose runs had not ended when they left memory, or when the host started. Some are awake again.
+    /// Sessions with an unfinished run when they left memory, or when the host started (then also those with queued
+    /// inputs or an unfinished deletion). Some are awake again.
     pub(super) sleeping_runs: Mutex<BTreeSet<SessionId>>,
     pub(super) started: Instant,
     pub(super) closing: AtomicBool,
-    /// True after a server or the program has looked for pending approvals.
+    /// True after a server or the program has looked for pending approvals: from then on they wait for it, and are
+    /// not rejected for lack of a reader.
     pub(super) approvals_are_read: AtomicBool,
     /// The number of sessions, awake or not.
     pub(super) sessions: AtomicUsize,
-    /// The sessions that are awake or about to be. Locked for short sections, never across an await.
+    /// The sessions that are awake, about to be, or being deleted. Locked for short sections, never across an
+    /// await.
     pub(super) index: Mutex<BTreeMap<SessionId, SessionSlot>>,
     pub(super) reads: ReadThreads,
     pub(super) removals: Removals,
-    /// Limits the memory of the readers of stored events.
+    /// Limits the memory of the readers of stored events and of verifications.
     pub(super) history: HistoryLimits,
     /// Runs that were reported as failed because the journal could not be written. The failure is recorded
     /// when the journal works again.
     pub(super) unrecorded_failures: Mutex<BTreeMap<RunId, SessionId>>,
-    /// Hibernating sessions with pending approvals, by the expiry of the approval in Unix
-    /// milliseconds.
+    /// Sessions that hibernated with pending approvals or calls of the client, by the first expiry of one, in Unix
+    /// milliseconds. Some are awake again.
     pub(super) approval_expiries: Mutex<BTreeSet<(u64, SessionId)>>,
     /// The values of the embedding program for tools.
     pub(super) extensions: ExtensionsBySession,
@@ -144,14 +149,14 @@ pub(super) struct AwakeSession {
 /// The activity of a session, readable without a message to its actor.
 #[derive(Debug, Default)]
 pub(super) struct SessionActivity {
-    /// True while a run is in progress.
+    /// True while the session has an open run, also a suspended one.
     pub(super) running: AtomicBool,
     /// True while the session has the actors of a run.
     pub(super) has_actors: AtomicBool,
-    /// Set before the session leaves memory. Messages that its actor has not handled by then are sent
-    /// again, to the actor that is started next.
+    /// Set before the session leaves memory by hibernation, at a shutdown, or because the journal failed. Requests
+    /// that its actor has not handled by then are sent again, to the actor that is started next.
     pub(super) leaving: AtomicBool,
-    /// The time of the last request, in milliseconds since the host started.
+    /// The time of the last message other than those of the periodic work, in milliseconds since the host started.
     pub(super) touched_ms: AtomicU64,
     /// True while the run of a child session waits only for people. `None` for other sessions.
     pub(super) waits_for_people: Option<watch::Sender<bool>>,
@@ -175,7 +180,7 @@ type Waiter = oneshot::Sender<Result<Arc<AwakeSession>, HostError>>;
 /// The slot of a session in the index.
 #[derive(Debug)]
 pub(super) enum SessionSlot {
-    /// The session is being deleted. The requests wait until its records are gone.
+    /// The session is being deleted. The requests wait until the deletion has ended.
     Deleting(Vec<Waiter>),
     /// The session is about to start, or to be read from the journal.
     Waking(Vec<Waiter>),
@@ -202,8 +207,8 @@ impl HostState {
         }
     }
 
-    /// Counts one more run until the guard is dropped, unless `max_concurrent_runs` is reached.
-    /// A child's run does not count towards that limit.
+    /// Counts one more run until the guard is dropped, unless `max_concurrent_runs` is reached or the host shuts
+    /// down. A child's run does not count towards that limit.
     pub(super) fn acquire_run_slot(&self, is_child_run: bool) -> Result<CountGuard, HostError> {
         let slot = match is_child_run {
             true => Some(self.gauges.child_runs.increment()),
@@ -271,7 +276,7 @@ impl HostState {
         }
     }
 
-    /// Replaces the slot of a session if `actor` still holds it. Returns whether it did.
+    /// Replaces the slot of a session if `actor` still holds it. Returns whether it was replaced.
     pub(super) fn replace(&self, id: &SessionId, actor: ActorId, slot: SessionSlot) -> bool {
         let mut index = self.index.lock();
         let is_current =
@@ -282,8 +287,8 @@ impl HostState {
         is_current
     }
 
-    /// Removes an awake session from the index if `may_remove` returns true. The index stays locked during the
-    /// call, so no request finds the session.
+    /// Removes an awake session from the index if `actor` still holds its slot and `may_remove` returns true. The
+    /// index stays locked during the call, so no request finds the session.
     pub(super) fn remove_awake_if(
         &self,
         id: &SessionId,
@@ -317,8 +322,13 @@ impl HostState {
         if let Some(requests) = &self.sent_requests {
             requests.remove_session(id);
         }
-        let before = self.index.lock().remove(id);
-        self.answer(before, &Err(HostError::SessionExists));
+        self.release_slot(id);
+    }
+
+    /// Removes the slot of a session that is neither started nor deleted. The requests that wait for it look for the
+    /// session again.
+    pub(super) fn release_slot(&self, id: &SessionId) {
+        self.fail_wake(id, HostError::SessionExists);
     }
 
     /// Returns the session if it is awake.
@@ -427,7 +437,7 @@ impl HostRef {
                 }
             };
             match self.woken(waiting).await {
-                // The id was reserved for a new session that could not be opened, or a deletion has ended.
+                // The id was reserved for a new session, but is that of a stored one; or a deletion has ended.
                 Err(HostError::SessionExists) => {}
                 woken => return woken,
             }
@@ -467,8 +477,8 @@ impl HostRef {
         Err(self.shared.gone())
     }
 
-    /// Calls `call` with the awake session. Wakes the session again if `call` returns `None`, because the
-    /// session is about to hibernate.
+    /// Calls `call` with the awake session, and again while it returns `None`: the session is about to leave memory,
+    /// and is woken again.
     pub(super) async fn with_awake<T>(
         &self,
         id: &SessionId,
@@ -513,7 +523,7 @@ impl HostRef {
             self.wake(id);
         } else {
             index.remove(id);
-            drop(index);
+            // Published before a request can find the slot free, so that the state of a session that wakes follows.
             let has_open_run = self.shared.sleeping_runs.lock().contains(id);
             let state = if has_open_run { SessionState::Running } else { SessionState::Hibernated };
             self.shared.session_states.changed(id, state);

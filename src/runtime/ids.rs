@@ -1,4 +1,4 @@
-//! New unique ids.
+//! New unique ids, and the seed of a turn.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ pub(super) fn session_id() -> Option<SessionId> {
     SessionId::parse(&format!("ses_{:016x}", unique())).ok()
 }
 
-/// The beginning of the ids of the sessions of tool calls by hand.
+/// The beginning of the ids of the sessions of tool calls by hand (`call_by_hand`).
 pub(super) const CALL_PREFIX: &str = "call_";
 
 /// Returns a new id for the session of a tool call by hand: [`CALL_PREFIX`] and 16 hex digits.

@@ -52,7 +52,7 @@ fn summary(shared: &HostState, stored: SessionSummary) -> SessionSummary {
     let state = match shared.awake(&stored.id) {
         Some(live) if live.activity.running.load(Ordering::Acquire) => SessionState::Running,
         Some(_) => SessionState::Idle,
-        // Its run waits for an approval or to be resumed.
+        // Its run waits for people or to be resumed, or an input waits.
         None if stored.state == SessionState::Running => SessionState::Running,
         None => SessionState::Hibernated,
     };

@@ -1,10 +1,10 @@
-//! Periodic work of a host: metrics, hibernation of idle sessions, deletion of old sessions, expiry of
-//! approvals, and storing what was learnt of models.
+//! Periodic work of a host: metrics, hibernation of idle sessions, deletion of old sessions and of unused lists of
+//! tools, expiry of approvals, recording of failed runs, and storing what was learnt of models.
 //!
-//! The host does it at intervals of half of `idle_after`, of 5 seconds at most (`host`). Sessions that were idle for
-//! `keep_idle` are deleted once they have left memory, so with `idle_after = "0s"` not before the next start of the
-//! host. Each search deletes at most 1,000 ([`DELETED_MAX`]). Searches are a tenth of `keep_idle` apart, at most a
-//! minute.
+//! The host does it at intervals of half of `idle_after`, at least 50 ms and at most 5 s; without `idle_after`, 2.5 s
+//! (`host`). Sessions that were idle for `keep_idle` are deleted once they have left memory: with `idle_after = "0s"`
+//! usually not before the next start of the host. Each search deletes at most 1,000 ([`DELETED_MAX`]). Searches are a
+//! tenth of `keep_idle` apart, at most a minute.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use super::task;
 use crate::journal::{JournalError, SessionQuery, unix_ms};
 use crate::types::{SessionId, SessionState};
 
-/// The time after which a session with an expired approval is woken again, if its journal could not be read.
+/// The time until the next try to wake a session with an expired approval, if the journal could not be read.
 const EXPIRY_RETRY_MS: u64 = 5000;
 
 /// Maximum number of sessions that are woken at the same time to record the failures of their runs.
@@ -27,13 +27,13 @@ const RETRIED_MAX: usize = 16;
 /// conversation can use them.
 const ACTORS_KEPT_MS: u64 = 5_000;
 
-/// The interval of the search for sessions to delete, in milliseconds.
+/// Maximum interval of the search for sessions to delete, in milliseconds.
 const DELETE_PAUSE_MS: u64 = 60_000;
 
 /// The interval of the search for lists of tools that no session uses, in milliseconds.
 const UNUSED_LISTS_PAUSE_MS: u64 = 3_600_000;
 
-/// Maximum number of sessions that are deleted at the same time.
+/// Maximum number of sessions that one search deletes.
 const DELETED_MAX: usize = 1000;
 
 /// Performs all periodic work.
@@ -85,7 +85,8 @@ fn release_idle(shared: &HostState) {
     }
 }
 
-/// Wakes the hibernating sessions with an expired approval. Their turns then decide the expiry.
+/// Wakes the sessions that hibernated with an approval, or a call of the client, that has expired. Their turns then
+/// decide the expiry.
 fn wake_expired(link: &HostRef) {
     let now = unix_ms();
     let mut due = Vec::new();
@@ -116,7 +117,16 @@ fn wake_failed_runs(link: &HostRef) {
     for id in failed {
         let link = link.clone();
         task::detach(async move {
-            if matches!(link.awake_session(&id).await, Err(HostError::NoSuchSession(_))) {
+            let Err(error) = link.awake_session(&id).await else { return };
+            let is_lasting = matches!(
+                error,
+                HostError::NoSuchSession(_)
+                    | HostError::Rebuild(_)
+                    | HostError::AgentGone(_)
+                    | HostError::Journal(JournalError::Unreadable(_))
+            );
+            // Such a session would keep others from being woken.
+            if is_lasting {
                 link.shared.unrecorded_failures.lock().retain(|_, session| *session != id);
             }
         });
@@ -140,9 +150,9 @@ fn delete_unused_lists(link: &HostRef) {
     });
 }
 
-/// Deletes hibernating sessions that were idle for `keep_idle`. A child session is kept until the run of its parent
-/// has ended.
-fn delete(shared: &HostState, kept_ms: u64) -> Result<(), JournalError> {
+/// Deletes hibernating sessions that were idle for `keep_idle`: those of the first page of the list that has any. A
+/// child session is kept until the run of its parent has ended.
+pub(super) fn delete(shared: &HostState, kept_ms: u64) -> Result<(), JournalError> {
     let mut listing = SessionQuery {
         limit: DELETED_MAX,
         state: Some(SessionState::Idle),
@@ -159,7 +169,11 @@ fn delete(shared: &HostState, kept_ms: u64) -> Result<(), JournalError> {
         let is_last = page.len() < DELETED_MAX;
         listing.after = page.last().cloned();
         let old = page.into_iter().filter(|id| !is_needed(id)).collect();
-        let old = shared.reserve_for_deletion(old);
+        let reserved = shared.reserve_for_deletion(old);
+        // A session may have been used, and have left memory again, before its slot was reserved.
+        let is_still_old = |id: &SessionId| matches!(shared.journal.find(id), Ok(Some(stored)) if listing.matches(&stored));
+        let (old, used): (Vec<_>, Vec<_>) = reserved.into_iter().partition(is_still_old);
+        used.iter().for_each(|id| shared.release_slot(id));
         if !old.is_empty() {
             return remove(shared, &old);
         }

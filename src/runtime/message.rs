@@ -2,7 +2,7 @@
 //!
 //! Commands are imperative, facts are in the past tense, and a reply port is the last field. Actors
 //! import messages, not each other. A sender awaits a `call` if it needs the answer or must not run ahead (the
-//! chunks of a response); everything else is a `cast`.
+//! deltas of a response); everything else is a `cast`.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ use crate::wire::Delta;
 
 /// A message to the actor that supervises the sessions.
 pub(super) enum HostMessage {
-    /// Start a session whose slot is reserved: a new one or a hibernating one.
+    /// Start a session whose slot is reserved: a new one, a fork, or one that was read from the journal.
     Begin(Box<SessionStart>),
     /// Run a connection to a server that sessions do not share: for one session, or only to read its list.
     BeginServer { server: Arc<dyn ToolServer>, audience: ServerAudience },
@@ -67,7 +67,7 @@ pub(super) enum SessionMessage {
     StartRun {
         run: Box<RunInput>,
         request_key: Option<RequestKey>,
-        /// True if the input waits for an open run to end. Otherwise it is refused.
+        /// True if the input may wait for the end of an open run. If false, it is refused while a run is open.
         queue: bool,
         extensions: Extensions,
         reply: ReplyPort<Result<RunAccepted, HostError>>,
@@ -78,24 +78,25 @@ pub(super) enum SessionMessage {
         request_key: Option<RequestKey>,
         reply: ReplyPort<Result<Seq, HostError>>,
     },
-    /// Continue the run that was open when the session was stored. Also sent when `run_timeout` passes while the
-    /// run waits for a summary or for tools: handling any message makes the machine look at its clock.
+    /// Continue the open run, or start the queued input, of a session that was read from the journal. Also sent when
+    /// `run_timeout` passes while the run waits for a summary or for tools: handling any message makes the machine
+    /// look at its clock.
     ContinueRun,
     /// Resume a suspended run on request.
     Resume { reply: ReplyPort<Result<Seq, HostError>> },
     /// Release the actors of runs, if no run is open.
     ReleaseActors,
-    /// Hibernate, if the session was idle for this time.
+    /// Hibernate, if the session was idle for this time and may hibernate (`session/hibernate`).
     Hibernate { idle: Duration },
     /// A record could not be stored.
     JournalFailed { error: JournalError },
     /// End the current run, if there is one.
     Stop { mode: StopMode, reply: ReplyPort<Seq> },
-    /// Start no more turns. With `now`, also end the run at once.
+    /// The host shuts down: start no more turns. With `now`, also end the run at once.
     Interrupt { now: bool },
     /// Return a snapshot of the session.
     Snapshot { reply: ReplyPort<SessionSnapshot> },
-    /// Stop the run, then close the session and delete its records.
+    /// Stop the run, then close the session and delete its records and its child sessions.
     Close { reply: ReplyPort<Result<(), HostError>> },
     /// Return the records that hold the value of a reference.
     Locate { reference: Reference, reply: ReplyPort<Result<RecordRange, ReferenceError>> },
@@ -182,17 +183,17 @@ pub(super) enum StreamMessage {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestSent {
     pub(super) at: Instant,
-    /// The time that it waited before: for the delay of a retry, or for a permit of its model.
+    /// The time that it waited before: for the delay of a retry, and for a permit of its model.
     pub(super) waited: Duration,
 }
 
-/// A message to the accumulator, which owns the turn. It is small, because most messages are chunks of a
-/// response: the contents of the others are boxed.
+/// A message to the accumulator, which owns the turn. It is small, because most messages are deltas of a
+/// response: large contents of the others are boxed.
 pub(super) enum AccumulatorMessage {
     /// Start a turn, or continue one from its records.
     BeginTurn(Box<TurnStart>),
-    /// A chunk of the response was decoded. The next chunk is read after the reply. `sent` comes with
-    /// the first chunk.
+    /// A batch of deltas was decoded. The response is read on after the reply. `sent` comes with the
+    /// first batch.
     DeltasReceived {
         turn: u32,
         attempt: u32,
@@ -241,7 +242,7 @@ pub(super) enum AccumulatorMessage {
 pub(super) struct ResponseEnded {
     pub(super) turn: u32,
     pub(super) attempt: u32,
-    /// `None` if no request was sent, or if a chunk has arrived: it came with the first `DeltasReceived` then.
+    /// `None` if no request was sent, or if it came with the first `DeltasReceived`.
     pub(super) sent: Option<Box<RequestSent>>,
     pub(super) end: ExchangeEnd,
     /// Released with the result of the attempt, which the circuit breaker counts. `None` if no request was
@@ -294,7 +295,7 @@ pub(super) enum ToolCommand {
 pub(super) struct StartTool {
     pub(super) start: CallStart,
     pub(super) scope: Arc<RunScope>,
-    /// The permit of its tool, if the tool has `max_concurrent`.
+    /// The permit of its tool. `None` if it needed none (`tool_limiter`).
     pub(super) permit: Option<CallPermit>,
 }
 
@@ -318,7 +319,8 @@ pub(super) struct TurnStart {
     pub(super) spec: TurnSpec,
     pub(super) scope: Arc<RunScope>,
     pub(super) request: Arc<ModelRequest>,
-    /// The records of the turn, if it began before the last accumulator died.
+    /// The records of the turn, if it began before the last accumulator died or before the session was read from the
+    /// journal.
     pub(super) resume: Option<Vec<Arc<JournalEntry>>>,
     /// The reason why the turn is cancelled before it starts.
     pub(super) cancel: Option<CancelReason>,

@@ -1,4 +1,4 @@
-//! The actors.
+//! The host: its public interface, the actors of its sessions, the clients of models, and the limits.
 //!
 //! A [`Host`] supervises sessions. A session owns its history and, for its runs, three actors. The
 //! stream actor reads the model's responses. The accumulator owns the turn. The tool supervisor runs
@@ -7,9 +7,10 @@
 //!
 //! No actor awaits long work in a handler, so that it handles a stop at once. A tool's actor is the
 //! exception: it runs the tool in its start. When the accumulator dies, the session resumes the turn
-//! from its records, and the turn attaches to the calls that still run. When another actor of the
-//! run dies, the session ends the others and continues as after a crash of the host. After
-//! `RUN_RECOVERIES_MAX` replacements in a run, the next death ends the run (`session/recovery`).
+//! from its records, and the turn attaches to the calls that still run. When the stream actor or the
+//! tool supervisor dies, the session ends the other two and continues as after a crash of the host. After
+//! `RUN_RECOVERIES_MAX` replacements in a run, the next death ends the run (`session/recovery`). When the
+//! actor of a tool dies, its call ends with an error (`supervisor`).
 //!
 //! Look a rule up here:
 //!
@@ -52,7 +53,8 @@
 //! | `agent`, `models`, `model/` | a configured agent; the configured models; the client of one model |
 //! | `model_limiter`, `tool_limiter`, `fair_semaphore` | limits and circuit breakers of models and of tools; the semaphore of both |
 //! | `model_tokens` | learnt windows and token ratios of models, in memory and in the journal |
-//! | `call_by_hand` | a call by hand |
+//! | `client_call`, `hooks`, `references` | the results of calls that the client runs; asking hooks; the values of references |
+//! | `call_by_hand` | one tool call without a run of a client (`callsheet tools call`, `POST /v1/tools/{name}/call`) |
 //! | `sent_requests` | the requests to models that are kept for the console |
 //! | `tool_servers`, `server_connections` | the servers of tools: frozen lists; connections |
 //! | `gauge`, `task`, `ids` | counts of live objects; tasks that end with their owner; new ids |
@@ -183,8 +185,9 @@ const END_MAX: Duration = Duration::from_secs(5);
 ///
 /// Dropping the last clone ends the host at once, like a crash of the process: the next host with the
 /// same journal continues its runs. [`Host::shutdown`] ends runs as `interrupted`, and they stay so; a run
-/// that waits only for approvals or for results of its client continues on the next host. After either,
-/// handles of its sessions return [`HostError::SessionClosed`].
+/// that waits only for approvals or for results of its client continues on the next host. After a drop, requests
+/// by handles of its sessions fail with [`HostError::SessionClosed`], or with [`HostError::ShuttingDown`] if the
+/// session was not in memory; after a shutdown, with [`HostError::ShuttingDown`].
 #[derive(Clone, Debug)]
 pub struct Host {
     inner: Arc<HostInner>,
@@ -348,7 +351,7 @@ pub struct HostCounts {
     pub sessions: usize,
     /// Sessions in memory.
     pub awake: usize,
-    /// Open runs, with those of child sessions.
+    /// Open runs, with those of child sessions. Runs of suspended or hibernating sessions are not counted.
     pub runs: usize,
     /// Actors of runs: stream actors, accumulators and tool supervisors, which stay with a session
     /// for some seconds after a run, and tool actors.
@@ -412,12 +415,13 @@ impl Host {
         .await?;
         let agents = Agent::all(&config, tools, &models)?;
         let cancel_grace = agents.values().map(|agent| agent.limits().cancel_grace).max();
-        let (stored, known) = (Arc::clone(&journal), Arc::clone(&models));
+        // Reads what earlier hosts have left in the journal.
+        let (opened, known) = (Arc::clone(&journal), Arc::clone(&models));
         let read = move || {
-            known.values().try_for_each(|model| model.learnt.read(&*stored))?;
-            unfinished(&*stored)
+            known.values().try_for_each(|model| model.learnt.read(&*opened))?;
+            unfinished(&*opened)
         };
-        let (stored, unfinished) = blocking(read).await??;
+        let (session_count, unfinished) = blocking(read).await??;
         let shared = Arc::new(HostState {
             agents,
             tool_sources,
@@ -443,7 +447,7 @@ impl Host {
             started,
             closing: AtomicBool::new(false),
             approvals_are_read: AtomicBool::new(false),
-            sessions: AtomicUsize::new(stored),
+            sessions: AtomicUsize::new(session_count),
             index: parking_lot::Mutex::default(),
             reads: ReadThreads::default(),
             removals: Removals::default(),
@@ -477,7 +481,7 @@ impl Host {
     ///
     /// # Errors
     /// If the agent does not exist, the id is taken or invalid, the messages are not a valid
-    /// history, or the host is full or shutting down.
+    /// history, a client tool is invalid, the host is full or shutting down, or the journal fails.
     pub async fn open_session(
         &self,
         open: impl Into<OpenSession>,
@@ -489,7 +493,7 @@ impl Host {
     }
 
     /// Returns the session with the id of `open`, and opens it first if it does not exist. An
-    /// existing session keeps its agent and its history.
+    /// existing session stays as it is: the other options, also extensions, are ignored then.
     ///
     /// # Errors
     /// As [`Self::open_session`], except that the id may be taken.
@@ -528,8 +532,8 @@ impl Host {
     /// ```
     ///
     /// # Errors
-    /// If the session or the record does not exist, the id is taken or invalid, or the host is full or
-    /// shutting down.
+    /// If the session or the record does not exist, the agent is no longer configured, the id is taken or invalid, the
+    /// host is full or shutting down, or the journal fails.
     pub async fn fork(
         &self,
         from: &SessionHandle,
@@ -539,7 +543,7 @@ impl Host {
         stored_sessions::fork(from, at, opening::requested_id(id)?).await
     }
 
-    /// Lists sessions by id, awake or hibernating.
+    /// Lists sessions in the order of their ids, awake or hibernating.
     ///
     /// ```
     /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
@@ -666,7 +670,7 @@ impl Host {
     /// Shuts the host down: accepts no more runs, lets running turns finish within `shutdown_grace`,
     /// answers the rest as cancelled, gives tools their grace period, and ends every session. Runs that
     /// this ends are `interrupted`. A run that waits only for approvals or for results of its client is
-    /// kept: the next host with the same journal continues it, and who waits for its report here receives
+    /// kept: the next host with the same journal continues it, and a caller that waits for its report here receives
     /// [`HostError::ShuttingDown`]. On return everything is stored and the journal is free for another
     /// host.
     pub async fn shutdown(&self) {
@@ -705,7 +709,8 @@ impl Host {
         }
     }
 
-    /// Notes that a reader who can answer approvals looks for them. They wait from now on.
+    /// Notes that a reader that can answer approvals looks for them: from now on they wait for an answer, and are not
+    /// rejected for lack of a reader.
     #[cfg(feature = "server")]
     pub(crate) fn note_approvals_are_read(&self) {
         self.shared().approvals_are_read.store(true, Ordering::Relaxed);
@@ -797,7 +802,7 @@ impl Host {
     }
 }
 
-/// Checks that the hooks of the configuration are asked.
+/// Checks that each hook of the configuration is registered, so that it is asked.
 fn check_hooks_registered(config: &Config, tools: &ToolRegistry) -> Result<(), HostError> {
     for (at, configured) in config.hooks.iter().enumerate() {
         if !tools.hooks().iter().any(|hook| hook.rule == configured.rule) {

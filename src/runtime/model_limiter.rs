@@ -1,5 +1,6 @@
 //! Limits the requests to one model: a maximum number at the same time, and a circuit breaker, whose rules are in
-//! `turn::breaker`. What a turn does when the breaker refuses its request is in `turn::retry`.
+//! `turn::breaker`. What a turn does when the breaker refuses its request is in `turn::retry`. Also limits the number
+//! of batches of its deltas that are delivered at once, which keeps the host responsive under overload.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -194,7 +195,7 @@ impl ModelLimiter {
     /// admitted. Dropping the future cancels the request.
     ///
     /// # Errors
-    /// If the breaker is open, or opens during the wait.
+    /// If the breaker refuses the request, before or after the wait, or opens during the wait.
     pub(super) async fn acquire(
         self: &Arc<Self>,
         session: ActorId,

@@ -1,4 +1,5 @@
-//! The windows and token ratios of models, which all sessions of a host share and the journal keeps.
+//! The windows and token ratios of models (`context::tokens::model`), which all sessions of a host share and the
+//! journal keeps.
 
 use std::sync::Arc;
 
@@ -16,6 +17,8 @@ pub(super) struct LearntTokens {
     /// The key of the journal's document.
     key: Arc<str>,
     state: Arc<Mutex<LearntState>>,
+    /// Locked while they are being stored.
+    storing: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -23,13 +26,13 @@ struct LearntState {
     now: ModelTokens,
     /// The numbers that the journal has.
     stored: ModelTokens,
-    is_storing: bool,
 }
 
 impl LearntTokens {
     /// Creates the numbers of a model of which nothing is known yet.
     pub(super) fn new(name: &str, config: &ModelConfig) -> Self {
-        Self { key: document_key(name, config).into(), state: Arc::default() }
+        let key = document_key(name, config).into();
+        Self { key, state: Arc::default(), storing: Arc::default() }
     }
 
     /// Reads the numbers from the journal.
@@ -53,25 +56,25 @@ impl LearntTokens {
         change(&mut self.state.lock().now);
     }
 
-    /// Stores the numbers soon, if they differ from the stored ones.
+    /// Stores the numbers soon, if they differ enough from the stored ones.
     pub(super) fn store_soon(&self, journal: &Arc<dyn Journal>) {
-        if self.differs() {
+        let is_storing = self.storing.try_lock().is_err();
+        if !is_storing && self.unstored().is_some() {
             let (learnt, journal) = (self.clone(), Arc::clone(journal));
             task::detach(async move { learnt.store(&journal).await });
         }
     }
 
-    /// Stores the numbers, if they differ from the stored ones and are not being stored.
+    /// Stores the numbers, if they differ enough from the stored ones. If they are being stored, waits for that first.
     pub(super) async fn store(&self, journal: &Arc<dyn Journal>) {
-        while let Some(tokens) = self.begin_storing() {
+        let _storing = self.storing.lock().await;
+        while let Some(tokens) = self.unstored() {
             let (key, text) =
                 (Arc::clone(&self.key), serde_json::to_string(&tokens).unwrap_or_default());
             let stored =
                 with_journal(journal, move |journal| journal.put_document(&key, &text)).await;
-            let mut state = self.state.lock();
-            state.is_storing = false;
             match stored {
-                Ok(()) => state.stored = tokens,
+                Ok(()) => self.state.lock().stored = tokens,
                 Err(error) => {
                     tracing::warn!(%error, "model_tokens_not_stored");
                     return;
@@ -80,23 +83,15 @@ impl LearntTokens {
         }
     }
 
-    fn differs(&self) -> bool {
+    /// Returns the numbers if they differ enough from the stored ones.
+    fn unstored(&self) -> Option<ModelTokens> {
         let state = self.state.lock();
-        !state.is_storing && state.now.differs_from(&state.stored)
-    }
-
-    fn begin_storing(&self) -> Option<ModelTokens> {
-        let mut state = self.state.lock();
-        if state.is_storing || !state.now.differs_from(&state.stored) {
-            return None;
-        }
-        state.is_storing = true;
-        Some(state.now)
+        state.now.differs_from(&state.stored).then_some(state.now)
     }
 }
 
-/// Returns the key of the journal's document. It changes with everything that may change the window: another
-/// model or service inherits nothing.
+/// Returns the key of the journal's document. It changes with the settings that say which model answers, so that
+/// another model or service inherits nothing.
 fn document_key(name: &str, config: &ModelConfig) -> String {
     let extra_body = serde_json::to_string(&config.extra_body).unwrap_or_default();
     // The port of the built-in model differs at each start.

@@ -41,7 +41,7 @@ pub(super) struct Model {
     extra_body: Map<String, Value>,
     omit_body: BTreeSet<String>,
     prompt_cache: bool,
-    /// Counts the breaks of the prefix of sessions.
+    /// Counts the requests whose prompt does not begin with that of the session's request before.
     pub(super) prefix_breaks: PrefixBreakMetrics,
     /// The numbers that all sessions have learnt of it.
     pub(super) learnt: LearntTokens,
@@ -62,7 +62,7 @@ impl Model {
             let service = match sources.0.get(name) {
                 Some(source) => {
                     let (source, config) = (Arc::clone(source), Arc::new(model.clone()));
-                    ModelService::Source { source, config }
+                    ModelService::Source { source, config, stalls: stalls.clone() }
                 }
                 None => {
                     let client = ModelClient::with_stall_clock(model, stalls.clone());
@@ -112,13 +112,14 @@ impl Model {
         name: &str,
         source: impl ModelSource,
         telemetry: &Telemetry,
+        stalls: HostLagClock,
         secrets: Secrets,
     ) -> Self {
         let config = ModelConfig::for_source(name);
         let limiter = ModelLimiter::new(&config, telemetry.metrics().model(name));
         let breaks = telemetry.metrics().prefix_breaks().clone();
-        let service =
-            ModelService::Source { source: Arc::new(source), config: Arc::new(config.clone()) };
+        let (source, of) = (Arc::new(source), Arc::new(config.clone()));
+        let service = ModelService::Source { source, config: of, stalls };
         Self::new(name, &config, service, secrets, limiter, breaks)
     }
 
@@ -132,7 +133,7 @@ impl Model {
         self.plan.context_window.is_some()
     }
 
-    /// Returns its configured maximum length of a response, in tokens.
+    /// Returns the maximum length of a response, in tokens: that of the run, or the configured one.
     pub(super) fn max_output_tokens(&self) -> Option<u32> {
         self.max_output_tokens
     }
@@ -163,7 +164,7 @@ impl Model {
     }
 }
 
-/// Returns the name of a session's prompt in the caches of services. It does not tell the session's id.
+/// Returns the name of a session's prompt in the caches of services. It does not reveal the session's id.
 pub(super) fn prompt_cache_key(session: &SessionId) -> Arc<str> {
     let digest = Sha256::new().chain_update("callsheet session ").chain_update(session.as_str());
     let digest = digest.finalize();

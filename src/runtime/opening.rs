@@ -112,8 +112,8 @@ async fn open_reserved(
     let live = match link.woken(waited).await {
         Ok(live) => live,
         Err(error) => {
-            // A source of tools panicked before anything was recorded, and the host actor has freed the id (`fail_wake`),
-            // or the host has ended. Only the count of sessions is left to undo.
+            // A source of tools panicked before anything was recorded, and the host actor has freed the id
+            // (`fail_wake`), or the host has ended. Only the count of sessions is left to undo.
             link.shared.uncount_sessions(1);
             return Err(error);
         }

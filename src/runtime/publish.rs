@@ -8,8 +8,8 @@ use crate::response::ResponseAssembler;
 use crate::telemetry::{Feed, ReaderGuard, SourceRecord, Subscription, Telemetry};
 use crate::types::{RunId, Seq, SessionId};
 
-/// The size of a subscriber's queue. When it is full, the subscriber's stream ends. A full queue costs
-/// about 8 kB; the events themselves are shared.
+/// Maximum number of unread events of a subscriber. One that would have more receives these and then
+/// `FeedItem::Lagged`, and its stream ends. All subscribers of a session share one buffer (`telemetry::feed`).
 pub(super) const SUBSCRIBER_EVENTS_MAX: usize = 1024;
 
 /// Publishes the events of one session. Clones publish to the same subscribers.
@@ -31,7 +31,7 @@ impl Publisher {
         &self.session
     }
 
-    /// Returns the metrics and logs of the host.
+    /// Returns the telemetry of the host.
     pub(super) fn telemetry(&self) -> &Telemetry {
         &self.telemetry
     }
@@ -41,7 +41,7 @@ impl Publisher {
         self.feed.close_if_unwatched()
     }
 
-    /// Returns true if the session's events have a reader.
+    /// Returns true if the session's events have a reader, or one is about to subscribe.
     pub(super) fn is_watched(&self) -> bool {
         self.feed.is_watched()
     }
@@ -62,7 +62,7 @@ impl Publisher {
         self.telemetry.traces().answered(&self.session, response);
     }
 
-    /// Publishes an event. Never waits for a subscriber.
+    /// Publishes an event that shows no record. Never waits for a subscriber.
     pub(super) fn publish(&self, run: &RunId, turn: u32, event: Event) {
         debug_assert!(!event.is_recorded(), "{event:?} has a record");
         self.observe_and_publish(run, turn, event, None);
@@ -94,7 +94,7 @@ impl Publisher {
         }
     }
 
-    /// Passes an event to metrics, logs and traces, and to the feed.
+    /// Passes an event to metrics, logs, traces and live hooks, and to the feed.
     fn observe_and_publish(
         &self,
         run: &RunId,
@@ -102,7 +102,7 @@ impl Publisher {
         event: Event,
         source: Option<SourceRecord>,
     ) {
-        // A text delta changes no metric, so it needs only the feed.
+        // A text delta changes no metric. It needs only the feed, unless hooks or logs take texts.
         if !self.telemetry.observes_text() && self.feed.append_text_without_subscribers(&event) {
             return;
         }
@@ -150,13 +150,13 @@ impl FeedAccess {
         self.feed.upgrade().map_or(0, |feed| feed.longest_queue())
     }
 
-    /// Returns the events from now on. `None` if the session is gone.
+    /// Returns the events from now on. `None` if the session is gone or hibernates.
     pub(super) fn subscribe(&self) -> Option<Subscription> {
         let (feed, _pending) = self.begin_subscription()?;
         Some(feed.subscribe(SUBSCRIBER_EVENTS_MAX))
     }
 
-    /// Returns the events of one run, which may start later.
+    /// Returns the events of one run from now on. It may start later. `None` if the session is gone or hibernates.
     pub(super) fn subscribe_to(&self, run: &RunId) -> Option<Subscription> {
         let (feed, _pending) = self.begin_subscription()?;
         Some(feed.subscribe_to_run(run.clone(), SUBSCRIBER_EVENTS_MAX))

@@ -1,7 +1,7 @@
 //! The threads that read the journal.
 //!
-//! Their number is fixed, unlike that of the threads of [`tokio::task::spawn_blocking`]: an allocator keeps memory for
-//! each thread that has decoded large records.
+//! Their number is fixed, unlike that of the threads of [`tokio::task::spawn_blocking`]: an allocator keeps memory
+//! for each thread that has decoded large records.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, SendError, Sender};
@@ -47,7 +47,7 @@ impl ReadThreads {
             // No thread could be started.
             task::blocking(read).await?;
         }
-        // It has panicked.
+        // The read has panicked.
         result.await.map_err(|_| HostError::ShuttingDown)
     }
 }

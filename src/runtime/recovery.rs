@@ -27,7 +27,7 @@ use crate::types::{SessionId, SessionState};
 #[cfg(feature = "sqlite")]
 const OWN_LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// The pause before it tries again.
+/// The pause between two tries to open it.
 #[cfg(feature = "sqlite")]
 const OWN_LOCK_RETRY: Duration = Duration::from_millis(10);
 
@@ -92,8 +92,8 @@ async fn open_sqlite(_: &Config, _: String, _: &Telemetry) -> Result<Arc<dyn Jou
     Err(HostError::Config(problem.to_owned()))
 }
 
-/// Returns the number of stored sessions, and those with unfinished runs or an unfinished deletion. These include the
-/// sessions of calls by hand.
+/// Returns the number of stored sessions, and the ids of the sessions with unfinished runs, queued inputs or an
+/// unfinished deletion, and of the sessions of calls by hand.
 pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>), JournalError> {
     let mut found = Vec::new();
     let mut listing = SessionQuery {
@@ -135,8 +135,8 @@ fn idle_calls(journal: &dyn Journal) -> Result<Vec<SessionId>, JournalError> {
     }
 }
 
-/// Deletes the sessions whose deletion is unfinished and those of calls by hand, and leaves the others with unfinished
-/// runs.
+/// Deletes the sessions whose deletion is unfinished and those of calls by hand. Leaves the others with unfinished
+/// runs as they are.
 pub(super) async fn finish_deletions(link: HostRef, unfinished: Vec<SessionId>) {
     let shared = Arc::clone(&link.shared);
     let leftover = move || {
@@ -164,8 +164,8 @@ async fn close_all(link: &HostRef, sessions: Vec<SessionId>) {
     }
 }
 
-/// Wakes the sessions with unfinished runs, which then continue, and deletes those whose deletion is unfinished and those
-/// of calls by hand.
+/// Wakes the sessions with unfinished runs, which then continue, and deletes those whose deletion is unfinished and
+/// those of calls by hand. Stops the runs of child sessions whose parents have no unfinished run.
 pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: Instant) {
     let (shared, ids) = (Arc::clone(&link.shared), unfinished.clone());
     let orphans = link.read(move || agent_trees::orphans(&*shared.journal, &ids)).await;

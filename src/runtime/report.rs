@@ -1,4 +1,4 @@
-//! The report of a run.
+//! Reports: of a run and its calls, of the parts of a context, and of a compaction on request.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::types::{
 pub struct ContextReport {
     /// The window in tokens, if it is known.
     pub window: Option<u64>,
-    /// `config` or `learnt`.
+    /// The source of the window: `config` or `learnt`. `None` if the window is unknown.
     pub source: Option<&'static str>,
     /// The tokens of the next request, by the service's counts and an estimate.
     pub used: u64,
@@ -90,7 +90,7 @@ pub struct RunReport {
     pub ended_at: u64,
     /// The number of turns.
     pub turns: u32,
-    /// Every call, in call order.
+    /// Every call of the run's committed turns, in call order.
     pub calls: Vec<CallReport>,
     /// The statistics.
     pub stats: StatsReport,

@@ -42,8 +42,9 @@ pub enum RunEvent {
     Text(String),
     /// A part of the model's reasoning.
     Thinking(String),
-    /// An attempt of the current turn failed, or was cut off by a restart of the host. Its text and calls so far
-    /// are void; the next attempt, if there is one, starts anew.
+    /// An attempt of the current turn failed, or was cut off, for example by a restart of the host. Its text and
+    /// calls so far are void; the next attempt, if there is one, starts anew. If a call with effects had started
+    /// when the attempt was cut off, that call stays, and the text that is kept comes again.
     #[non_exhaustive]
     AttemptVoided {
         /// The reason.
@@ -83,9 +84,10 @@ pub enum RunEvent {
         text: String,
     },
     /// A tool call of the run or of a child session waits for a decision, or for the answer to a question of its
-    /// tool. The run waits until the decision or the answer is there, or the time limit expires.
+    /// tool. It waits until the decision or the answer is there, its time limit expires, or its run is stopped.
     ApprovalRequested(ApprovalHandle),
-    /// The client has to run a tool call. The run waits until it has the result, or its time limit expires.
+    /// The client has to run a tool call. The call waits until it has the result, its time limit expires, or the
+    /// run is stopped.
     ClientCall(ClientCall),
     /// A tool call has its result.
     CallEnded(Box<CallReport>),
@@ -130,16 +132,17 @@ impl ApprovalHandle {
     /// Allows the call, or its result. Consents to a question with a URL.
     ///
     /// # Errors
-    /// If another decision was made before, or the session is closed. If the question has a form: use
-    /// [`Self::answer`].
+    /// If another decision was made before, the call waits no longer, or the session is closed. If the question
+    /// has a form: use [`Self::answer`].
     pub async fn approve(&self) -> Result<(), HostError> {
         self.decide(ApprovalVerdict::Approved, None, None).await
     }
 
-    /// Rejects the call, or its result, or declines to answer the tool's question. The model reads the reason.
+    /// Rejects the call, or its result, or declines to answer the tool's question. The model reads the reason; that
+    /// of a declined question goes to the tool.
     ///
     /// # Errors
-    /// If another decision was made before, or the session is closed.
+    /// If another decision was made before, the call waits no longer, or the session is closed.
     pub async fn reject(&self, reason: impl Into<String>) -> Result<(), HostError> {
         self.decide(ApprovalVerdict::Rejected, Some(reason.into()), None).await
     }

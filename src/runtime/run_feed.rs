@@ -1,8 +1,8 @@
 //! The events of one run up to its end, without a gap.
 //!
-//! A [`Subscription`] has the live events of a session and ends when its reader is too slow. [`SessionEvents`] has the
-//! stored events of a session, then the live ones. A [`RunFeed`] joins both for one run: it reads the subscription
-//! while it can, and after a gap the session's events for good.
+//! A [`Subscription`] has the live events of a session and ends when its reader is too slow. [`SessionEvents`] has
+//! the stored events of a session, then the live ones. A [`RunFeed`] joins both for one run: it reads the
+//! subscription while it can, and after a gap the session's events for good.
 
 use std::sync::Arc;
 
@@ -24,10 +24,10 @@ pub(crate) struct RunFeed {
     session: SessionId,
     run: RunId,
     log: Arc<SessionLog>,
-    /// The position of the last event.
+    /// The position of the last event with an id; before the first one, the start of the feed.
     position: EventId,
-    /// The source of events after the first gap: stored events, then live ones. It is kept to the end. Before a gap,
-    /// events are read from the subscription.
+    /// The source of events after the first gap: stored events, then live ones. A later gap replaces it. Before the
+    /// first gap, events are read from the subscription.
     stored: Option<SessionEvents>,
     /// Events after the position were missed. They are read from the journal next.
     has_gap: bool,
@@ -54,8 +54,8 @@ impl RunFeed {
         self.has_ended
     }
 
-    /// Returns the next event, or `None` after the last one. Nothing is lost if the caller stops waiting. `live` is the
-    /// subscription that began at the start of the feed; its owner may also use it without the feed.
+    /// Returns the next event, or `None` after the last one. Nothing is lost if the caller stops waiting. `live` is
+    /// the subscription of [`Self::new`]; the feed does not return what its owner reads from it.
     ///
     /// # Errors
     /// If the session or the host ended before the run, or the journal fails. No event follows.
@@ -94,7 +94,7 @@ impl RunFeed {
                 Some(FeedItem::Lagged) => self.has_gap = true,
                 Some(FeedItem::Failed(error)) => return Err(error.into()),
                 // The events of a run end with `RunEnded`, unless the session ends before.
-                None => return Err(HostError::SessionClosed),
+                None => return Err(self.link.shared.gone()),
             }
         }
     }

@@ -30,13 +30,13 @@ pub struct SentRequest {
 #[derive(Debug, Default)]
 pub(super) struct SentRequests(Mutex<KeptRequests>);
 
-/// A session and the number of its turn.
+/// A session and the number of one of its turns.
 type TurnKey = (SessionId, u32);
 
 #[derive(Debug, Default)]
 struct KeptRequests {
     requests: BTreeMap<TurnKey, SentRequest>,
-    /// The turns in the order of their first requests. Some may have been dropped.
+    /// The turns of `requests`, in the order of these requests: the oldest first.
     order: VecDeque<TurnKey>,
     bytes: usize,
 }
@@ -49,7 +49,8 @@ pub(super) struct SessionRequests {
 }
 
 impl SessionRequests {
-    /// Keeps the request of an attempt, in the place of that of an earlier attempt of the turn.
+    /// Keeps the request of an attempt instead of that of an earlier attempt of the turn. Keeps none that is larger
+    /// than [`BYTES_MAX`].
     pub(super) fn keep(&self, turn: u32, request: SentRequest) {
         self.all.keep((self.session.clone(), turn), request, BYTES_MAX);
     }

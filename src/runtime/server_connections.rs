@@ -1,5 +1,5 @@
-//! The connections to servers of tools: one for each server, or one for each session. Each is run by an actor
-//! below the host's.
+//! The connections to servers of tools: one for each server, or one for each server and session. Each is run by an
+//! actor below the host's.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Weak};
@@ -37,9 +37,8 @@ impl ToolServers {
         opened.into_iter().map(|server| begin(link, server, audience.clone())).collect()
     }
 
-    /// Returns the servers with one of these names as a session sees them. To servers that sessions do not
-    /// share, a session that has no connection, or no session at all, gets one for as long as it holds what
-    /// this returns.
+    /// Returns the needed servers as a session sees them. To a server that sessions do not share, a session without
+    /// a connection, or a caller without a session, gets one for as long as it holds what this returns.
     pub(super) fn servers_for(
         &self,
         link: &HostRef,
@@ -90,7 +89,7 @@ impl ToolServers {
     }
 }
 
-/// Asks the host to run a connection of one session.
+/// Asks the host to run a connection of one session, or one that only reads the list.
 fn begin(
     link: &HostRef,
     server: Arc<dyn ToolServer>,
@@ -133,7 +132,7 @@ pub(super) struct ToolServerActor {
     pub(super) link: HostRef,
     pub(super) audience: ServerAudience,
     pub(super) observer: RequestObserver,
-    /// True if the last actor of the server died.
+    /// True if the last actor of the server panicked: this one waits before it connects.
     pub(super) wait: bool,
 }
 

@@ -7,7 +7,7 @@
 //! replayed; the states of open calls are sent again.
 //!
 //! Stored events are read from the journal page by page, at the reader's speed. The reader becomes a subscriber only
-//! after the last stored event, so that stored events never fill its queue.
+//! when at most the newest ones are left to read, so that stored events never fill its queue.
 //!
 //! The memory of slow readers is bounded in two ways. At most [`HISTORY_READS_MAX`] pages are
 //! decoded at once, and records are dropped before their events wait for the reader. Readers that hold
@@ -183,7 +183,7 @@ impl SessionEvents {
     }
 
     /// Returns the events, from now on, of a session that is in memory. The states of its waiting run and of its open
-    /// calls come first. `None` if the session leaves memory.
+    /// calls, and the pending approvals of its children, come first. `None` if the session leaves memory.
     pub(super) fn from_now(host: &HostRef, live: &AwakeSession) -> Option<Self> {
         let (feed, _pending) = live.feed_access.begin_subscription()?;
         // With the last possible position, the snapshot contains no text of the running attempt.
@@ -228,8 +228,8 @@ impl fmt::Debug for SessionEvents {
 }
 
 /// Returns the last record that has to be read from the journal, or 0 if none has to be. `recorded` is the last
-/// delivered event that shows a record, `delivered` the last delivered event of any kind. Before `recorded`, the reader
-/// lacks stored events and reads up to the last delivered event.
+/// delivered event that shows a record, `delivered` the last delivered event of any kind. Before `recorded`, the
+/// reader lacks stored events and reads up to the last delivered event.
 fn last_to_read(after: EventId, position: &FeedPosition) -> Seq {
     if after < position.recorded {
         position.delivered.seq
@@ -275,7 +275,7 @@ struct HistoryReader {
     past: PastEvents,
     /// The number of records of the next read.
     page: usize,
-    /// The last record that was read.
+    /// The last record that was read, or that need not be read.
     read: Seq,
     /// The last record to read.
     target: Seq,
@@ -295,7 +295,7 @@ struct HistoryReader {
 /// The events of a page of records.
 enum DecodedPage {
     Page(Box<HistoryPage>),
-    /// The first event needs a share of [`SHARED_BYTES`] of this size.
+    /// The first events, which have to stay together, need a share of [`SHARED_BYTES`] of this size.
     NeedsShare(u32),
 }
 
@@ -312,6 +312,8 @@ struct HistoryPage {
 }
 
 impl HistoryReader {
+    /// Returns the next item: first stored events, then the text of the running attempt and the states of open calls,
+    /// then live events.
     async fn next(&mut self) -> Option<FeedItem> {
         loop {
             if let Some(item) = self.ready.pop_front() {
@@ -398,8 +400,8 @@ impl HistoryReader {
         let (host, session) = (self.host.clone(), self.session.clone());
         let (position, target, page) = (self.read, self.target, self.page);
         let (after, past) = (self.after, self.past.clone());
-        // Runs in a task of its own. A stream of many readers does not poll each of them, and an unpolled reader would
-        // keep its permit.
+        // Runs in a task of its own. A stream of many readers does not poll each of them, and an unpolled reader
+        // would keep its permit.
         let read = task::isolated(async move {
             let history = &host.shared.history;
             let mut share = None;
@@ -443,8 +445,8 @@ impl HistoryReader {
         self.append_events(events);
     }
 
-    /// Appends the running attempt's text and the open calls, which follow the last record. Returns false if there was
-    /// memory only for the first part of the text: the rest is read from a later snapshot.
+    /// Appends the running attempt's text and the open calls, which follow the last record. Returns false if there
+    /// was memory only for the first part of the text: the rest is read from a later snapshot.
     fn append_snapshot(&mut self, snapshot: FeedSnapshot) -> bool {
         let (after, mut past) = (self.after, self.past.clone());
         past.set_known(after.seq);
@@ -523,8 +525,8 @@ fn bytes_max(share: Option<&OwnedSemaphorePermit>) -> usize {
     if shared < LARGE_EVENTS_BYTES { READER_BYTES + shared } else { usize::MAX }
 }
 
-/// Returns the share of [`SHARED_BYTES`] that events need. At most [`LARGE_EVENTS_BYTES`], so that no reader waits for
-/// all bytes.
+/// Returns the share of [`SHARED_BYTES`] that events need. At most [`LARGE_EVENTS_BYTES`], so that no reader waits
+/// for all bytes.
 fn share_of(bytes: usize) -> u32 {
     u32::try_from(bytes.saturating_sub(READER_BYTES).min(LARGE_EVENTS_BYTES)).unwrap_or(u32::MAX)
 }
@@ -544,8 +546,8 @@ fn cut(events: &VecDeque<PublishedEvent>, bytes_max: usize) -> usize {
     events.len()
 }
 
-/// Returns the approximate size of an event in memory, with its text for clients. Makes the text, on a thread that
-/// serves no clients.
+/// Returns the approximate size of an event in memory, with its text for clients. The first call encodes that text,
+/// in [`decode_page`] on a thread that serves no clients.
 fn event_bytes(published: &PublishedEvent) -> usize {
     size_of::<PublishedEvent>() + 2 * published.stream_text().len()
 }

@@ -4,6 +4,7 @@
 //! that is in memory is the one that its [`activity`](super::host_ref::SessionActivity) has when the message is read.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::broadcast::{self, Receiver, Sender};
 
@@ -15,7 +16,11 @@ const CHANGES_MAX: usize = 1024;
 
 /// Passes changes to subscribers. One that does not read costs nothing.
 #[derive(Debug, Default)]
-pub(super) struct SessionStates(OnceLock<Sender<StateMessage>>);
+pub(super) struct SessionStates {
+    /// Made for the first subscriber, or at the end of the host.
+    sender: OnceLock<Sender<StateMessage>>,
+    has_ended: AtomicBool,
+}
 
 /// A message to the subscribers.
 #[derive(Clone, Debug)]
@@ -58,18 +63,21 @@ impl SessionStates {
         }
     }
 
-    /// Notifies the subscribers that the host has shut down.
+    /// Notifies the subscribers, also later ones, that the host has shut down.
     pub(super) fn end(&self) {
-        self.send(|| StateMessage::HostEnded);
+        self.has_ended.store(true, Ordering::Release);
+        // Both lock the channel: a subscriber gets this message, or subscribes later and then sees `has_ended`.
+        let _ = self.sender.get_or_init(|| broadcast::channel(1).0).send(StateMessage::HostEnded);
     }
 
-    /// Returns the changes from now on.
+    /// Returns the changes from now on. The receiver is closed if the host has shut down.
     pub(super) fn subscribe(&self) -> Receiver<StateMessage> {
-        self.0.get_or_init(|| broadcast::channel(CHANGES_MAX).0).subscribe()
+        let receiver = self.sender.get_or_init(|| broadcast::channel(CHANGES_MAX).0).subscribe();
+        if self.has_ended.load(Ordering::Acquire) { broadcast::channel(1).1 } else { receiver }
     }
 
     fn send(&self, message: impl FnOnce() -> StateMessage) {
-        if let Some(sender) = self.0.get().filter(|sender| sender.receiver_count() > 0) {
+        if let Some(sender) = self.sender.get().filter(|sender| sender.receiver_count() > 0) {
             // The last subscriber may be gone by now.
             let _ = sender.send(message());
         }

@@ -54,7 +54,7 @@ pub struct SessionSnapshot {
     pub current_run: Option<CurrentRun>,
     /// The inputs that wait for the run to end, in order.
     pub queued: Vec<QueuedInput>,
-    /// The usage of all runs, and of summaries between them.
+    /// The usage of all committed turns and of summaries.
     pub usage: Usage,
 }
 
@@ -112,7 +112,7 @@ pub struct CurrentRun {
     /// The calls that the client has to run, in call order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub client_calls: Vec<PendingClientCall>,
-    /// The results of the current turn up to the first call that has none. These are kept even if
+    /// The durable results of the current turn up to the first call that has none. These are kept even if
     /// the turn fails.
     pub results: Vec<CallReport>,
 }

@@ -1,5 +1,5 @@
-//! Requests about the past of a session: reports of runs, decisions about past turns, forks, and
-//! deletion.
+//! Requests about the past of a session: its records, reports of runs, decisions about past turns, forks,
+//! and deletion.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -133,7 +133,7 @@ pub(super) async fn await_report(
     }
 }
 
-/// Returns the report of a run that another caller started.
+/// Waits until a run has ended, and returns its report from the journal.
 pub(super) async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostError> {
     loop {
         // Subscribes before reading, so that the run's end is not missed.
@@ -207,8 +207,7 @@ fn run_report(past: PastRun) -> RunReport {
     }
 }
 
-/// Answers a decision about a call that is not of the running turn. Repeating a recorded decision is
-/// not an error.
+/// Answers a decision about a call that waits for none. Repeating a recorded decision is not an error.
 pub(super) async fn decided(
     session: &SessionHandle,
     key: CallKey,
@@ -243,9 +242,7 @@ pub(super) async fn delete(
         link.shared.uncount_sessions(1);
         // The subscribers are notified before another session can have the id.
         link.shared.session_states.deleted(id);
-    }
-    link.shared.suspended.lock().remove(id);
-    if is_deleted {
+        link.shared.suspended.lock().remove(id);
         link.shared.set_sleeping_run(id, false);
     }
     link.shared.end_deletion(id);
@@ -263,7 +260,7 @@ fn delete_children<'a>(
         let children =
             link.query(move || agent_trees::readable_children(&*shared.journal, &of)).await??;
         for child in children {
-            // A child has children of its own.
+            // A child may have children of its own.
             SessionHandle::new(child, link.clone()).close().await?;
         }
         Ok(())
@@ -274,8 +271,8 @@ fn delete_children<'a>(
 /// the memory with forks of a large session. One whose run still has to end leaves memory after `idle_after`.
 const AWAKE_FORK_BYTES_MAX: u64 = 1 << 20;
 
-/// Opens a session with the first records of another one. A run that is open there ends. The session is opened
-/// even if the future is dropped.
+/// Opens a session with the records of another one up to `at`. A run that is open at that record ends in the new
+/// session. The session is opened even if the future is dropped.
 pub(super) async fn fork(
     from: &SessionHandle,
     at: Seq,
@@ -303,7 +300,8 @@ async fn fork_reserved(
     });
     if let Err(error) = begun {
         link.shared.uncount_sessions(1);
-        link.shared.fail_wake(&id, error.clone());
+        // The error is about the origin. Requests that wait for the fork find that there is no session of its id.
+        link.shared.release_slot(&id);
         return Err(error);
     }
     // If its start panicked, the copied records may be stored already: the fork stays counted.
@@ -323,6 +321,7 @@ async fn fork_reserved(
     Ok(SessionHandle::new(id, link))
 }
 
+/// Returns the start of the fork `to`: the records of `from` up to `at`, and the session that they rebuild.
 async fn prefix(
     link: &HostRef,
     from: &SessionId,

@@ -1,6 +1,7 @@
 //! The stream actor, which reads the model's responses. Backpressure: it awaits the delivery of each chunk
-//! before it reads the next one. Under overload (thousands of responses that send at once) only some deliver at a time
-//! and the others wait for a permit, so that the queue of tasks that are ready stays short and the host responsive.
+//! before it reads the next one. Under overload (thousands of responses that send at once) only some responses of a
+//! model deliver at a time (`DELIVERIES_MAX`) and the others wait for a permit, so that the queue of tasks that are
+//! ready stays short and the host responsive.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ pub(super) struct StreamSetup {
 pub(super) struct StreamActor {
     setup: StreamSetup,
     reading: Option<OwnedTask>,
-    /// The cache that is passed from one read loop to the next.
+    /// The bytes and templates that one exchange leaves for the next.
     cache: Arc<Mutex<ExchangeCache>>,
     _held: CountGuard,
 }
@@ -80,7 +81,7 @@ impl Actor for StreamActor {
     }
 }
 
-/// The read loop.
+/// Reads one response.
 struct ReadLoop {
     model: Arc<Model>,
     session: ActorId,
@@ -93,6 +94,7 @@ struct ReadLoop {
 }
 
 impl ReadLoop {
+    /// Waits for the time of a retry and for a permit of the model, sends the request, and delivers the response.
     async fn read(self, plan: AttemptPlan, request: Arc<ModelRequest>) {
         let began = Instant::now();
         if !plan.wait.is_zero() {

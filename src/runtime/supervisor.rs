@@ -4,10 +4,11 @@
 //! accumulator attaches to it, and receives the ends of calls that the last one may have missed.
 //!
 //! Cancellation: a cancelled tool is notified at once, and its actor is killed after `cancel_grace`. The turn has
-//! answered the call already (`turn::response_end`). A call of an agent is not killed: it ends with its child.
+//! answered the call already (`turn::response_end`). A call of an agent is neither killed nor answered yet: it ends
+//! with its child.
 //!
-//! Limits of a call: 1,000 progress texts of at most 500 characters (further ones are dropped), and 100 questions
-//! (further ones are declined).
+//! Limits of each start of a call: 1,000 progress texts of at most 500 characters (further ones are dropped), and 100
+//! questions (further ones are declined).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -47,16 +48,18 @@ use crate::types::{
     SessionId, ToolOutcome, VariablesUse, excerpt,
 };
 
-/// The number of progress texts that one call may send; further ones are dropped.
+/// The number of progress texts that a call may send after its start; further ones are dropped.
 const PROGRESS_PER_CALL_MAX: u32 = 1000;
 /// The largest length of a progress text, in characters.
 const PROGRESS_CHARS_MAX: usize = 500;
-/// The number of questions that one call may ask; further ones are declined.
+/// The number of questions that a call may ask after its start; further ones are declined.
 const QUESTIONS_PER_CALL_MAX: u32 = 100;
 
 /// The arguments of a tool supervisor.
 pub(super) struct ToolSupervisorSetup {
     pub(super) session: SessionId,
+    /// The actor of the session. Identifies the session among those that share the rate of a tool.
+    pub(super) session_actor: ActorId,
     pub(super) publisher: Publisher,
     pub(super) pool: BlockingPool,
     pub(super) tool_limiters: ToolLimiters,
@@ -69,10 +72,11 @@ pub(super) struct ToolSupervisorSetup {
     pub(super) parent: Option<Arc<ParentCall>>,
 }
 
-/// The actor that starts and stops the tools of calls, and alone reports how they ended. The turn decides the outcome of
-/// each call (`turn::call_end`).
+/// The actor that starts and stops the tools of calls, and alone reports how they ended. The turn decides the outcome
+/// of each call (`turn::call_end`).
 pub(super) struct ToolSupervisor {
     session: SessionId,
+    session_actor: ActorId,
     /// A tool that keeps its context beyond the session's life does not keep this alive.
     publisher: Arc<Publisher>,
     pool: BlockingPool,
@@ -195,6 +199,7 @@ impl ToolSupervisor {
     pub(super) fn new(setup: ToolSupervisorSetup) -> Self {
         let ToolSupervisorSetup {
             session,
+            session_actor,
             publisher,
             pool,
             tool_limiters,
@@ -206,6 +211,7 @@ impl ToolSupervisor {
         } = setup;
         Self {
             session,
+            session_actor,
             publisher: Arc::new(publisher),
             pool,
             tool_limiters,
@@ -261,6 +267,7 @@ impl ToolSupervisor {
         let slot = OutcomeSlot::default();
         let limiter = self.tool_limiters.get(&registered.spec.name);
         let timeout = registered.spec.timeout_or(agent.limits().tool_timeout);
+        // A call of an agent runs a child session.
         let child_start = child_start.zip(registered.spec.agent.as_deref());
         let runner = child_start.map(|(start, config)| {
             Arc::new(AgentCallRunner {
@@ -301,7 +308,7 @@ impl ToolSupervisor {
             tool: Arc::clone(&registered.tool),
             spec: Arc::clone(&registered.spec),
             context,
-            session: myself.id(),
+            session: self.session_actor,
             limiter,
             pool: registered.spec.blocking.then(|| self.pool.clone()),
             permit: permit.map(Arc::new),
@@ -356,7 +363,7 @@ impl ToolSupervisor {
         })
     }
 
-    /// Cancels a call, and kills it after its grace period.
+    /// Cancels a call, and kills it after its grace period unless its tool is an agent.
     fn abort(&mut self, key: CallKey, myself: &ToolSupervisorRef) {
         let Some(running) = self.running.iter_mut().find(|running| running.key == key) else {
             return;
@@ -590,8 +597,8 @@ pub(super) fn redact_outcome(secrets: &Secrets, outcome: &mut ToolOutcome) {
     outcome.full = outcome.full.take().and_then(|full| redacted_result(secrets, full));
 }
 
-/// Returns a result without the host's secrets. Returns `None` if the redacted value is no longer a result, for example
-/// because a number became a string: then only the text of the result is left.
+/// Returns a result without the host's secrets. Returns `None` if the redacted value is no longer a result, for
+/// example because a number became a string: then only the text of the result is left.
 fn redacted_result(secrets: &Secrets, full: Arc<FullResult>) -> Option<Arc<FullResult>> {
     let json = serde_json::to_value(&*full).ok()?;
     match secrets.redact_json(&json) {

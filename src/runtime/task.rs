@@ -1,4 +1,4 @@
-//! A task that belongs to an actor.
+//! The ways to spawn a task or to run blocking work.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::error::HostError;
 use super::gauge::Gauge;
 use crate::journal::{Journal, JournalError};
 
-/// A task that is aborted when its owner drops this.
+/// A task that belongs to an actor: it is aborted when its owner drops this.
 #[derive(Debug)]
 pub(super) struct OwnedTask {
     _handle: AbortOnDropHandle<()>,
@@ -39,7 +39,7 @@ pub(super) async fn isolated<T: Send + 'static>(
 /// Runs a future to its end, also if this future is dropped, such as that of a request whose client has gone.
 ///
 /// # Errors
-/// If the future panics.
+/// Returns the error of the future, or [`HostError::ShuttingDown`] if it panics.
 #[expect(clippy::disallowed_methods, reason = "the task ends by itself")]
 pub(super) async fn to_its_end<T: Send + 'static>(
     future: impl Future<Output = Result<T, HostError>> + Send + 'static,

@@ -30,8 +30,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// the supervisor receives the end of an actor before the actor's last message.
 pub(super) type OutcomeSlot = Arc<Mutex<Option<ToolOutcome>>>;
 
-/// Runs one call when it starts, and receives no messages. A kill of the actor drops the tool's
-/// future, and a panic ends only this call.
+/// Runs one call when it starts, and receives no messages. A kill of the actor drops the tool's future (of a blocking
+/// tool: at its next await), and a panic ends only this call.
 pub(super) struct ToolActor {
     pub(super) attempts: ToolAttempts,
     pub(super) slot: OutcomeSlot,
@@ -63,12 +63,12 @@ pub(super) struct ToolAttempts {
     pub(super) tool: Arc<dyn Tool>,
     pub(super) spec: Arc<ToolSpec>,
     pub(super) context: ToolContext,
-    /// The session, between which the rate of the tool is shared.
+    /// Identifies the session among those that share the rate of the tool.
     pub(super) session: ActorId,
     pub(super) limiter: Option<Arc<ToolLimiter>>,
     /// The pool whose threads the tool may block, if it does.
     pub(super) pool: Option<BlockingPool>,
-    /// The permit of its tool, if the tool has limits. It is held until the tool's future is dropped.
+    /// The permit of its tool, if the call needed one. It is held until the tool's future is dropped.
     pub(super) permit: Option<Arc<CallPermit>>,
 }
 

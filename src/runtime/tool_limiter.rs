@@ -80,8 +80,8 @@ impl ToolLimiters {
 
     /// Requests a permit of a tool for a call of a session. If the call has to wait, `granted` is called when
     /// it may start; `granted` must be quick. The call also waits for `ready` (`Tool::ready`), which ends when
-    /// the MCP server of the tool has started, or at its `start_timeout`. A tool without limits needs no
-    /// permit: its calls are granted at once.
+    /// the MCP server of the tool has started, or at its `start_timeout`. A call of a tool without limits needs
+    /// no permit: without `ready` it is granted at once.
     pub(super) fn request_permit(
         &self,
         tool: &str,
@@ -180,7 +180,7 @@ impl ToolLimiter {
     }
 }
 
-/// Starts one call in each interval. Sessions take turns.
+/// Starts at most one call in each interval. Sessions take turns.
 #[derive(Debug)]
 struct RateLimiter {
     interval: Duration,
@@ -198,16 +198,16 @@ impl RateLimiter {
         }
     }
 
-    /// Starts a call if it does not have to wait. Returns whether it does not.
+    /// Starts a call if it does not have to wait. Returns whether it was started.
     fn start_now(&self, session: ActorId) -> bool {
-        let (reply, _turn) = self.queue.request(session, || ());
+        let (reply, _permit) = self.queue.request(session, || ());
         reply == PermitReply::Granted && self.try_start().is_ok()
     }
 
     /// Waits until a call may start, and starts it.
     async fn wait(&self, session: ActorId) {
         let (grant, granted) = oneshot::channel();
-        let (reply, _turn) = self.queue.request(session, move || {
+        let (reply, _permit) = self.queue.request(session, move || {
             let _ = grant.send(());
         });
         if reply == PermitReply::Waiting {
@@ -246,7 +246,8 @@ struct ToolBreaker {
 pub(super) struct BreakerCall {
     breaker: Arc<ToolBreaker>,
     permit: Option<BreakerPermit>,
-    deadline: Option<Instant>,
+    /// Its deadline moves while a question of the call is open, so it is read at the end.
+    call: ToolContext,
 }
 
 impl ToolBreaker {
@@ -269,8 +270,7 @@ impl ToolBreaker {
                 format!("{} is not available, and was not called: its {reason}", self.tool);
             ToolError::new(message).with_kind(FailureKind::NotSent)
         })?;
-        let (breaker, deadline) = (Arc::clone(self), call.deadline());
-        Ok(BreakerCall { breaker, permit: Some(permit), deadline })
+        Ok(BreakerCall { breaker: Arc::clone(self), permit: Some(permit), call: call.clone() })
     }
 
     fn handle_end(&self, permit: BreakerPermit, signal: ServiceSignal) {
@@ -305,7 +305,7 @@ impl BreakerCall {
 
 impl Drop for BreakerCall {
     fn drop(&mut self) {
-        let timed_out = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        let timed_out = self.call.deadline().is_some_and(|deadline| Instant::now() >= deadline);
         self.end(if timed_out { ServiceSignal::Failed } else { ServiceSignal::Unknown });
     }
 }

@@ -120,7 +120,7 @@ impl ToolServers {
         self.servers.iter()
     }
 
-    /// Returns the number of connections in each state, by server.
+    /// Calls `count` with the name of each server, each state, and the number of connections in that state.
     pub(super) fn count_connections(&self, count: impl Fn(&str, &str, usize)) {
         let connections = self.of_sessions();
         for server in &self.servers {
@@ -145,7 +145,7 @@ impl ToolServers {
     }
 
     /// Returns the present tools of an agent, after the first attempts to connect to the servers that its
-    /// patterns name. The list is stored in the journal.
+    /// patterns name. A server without a list now has its last known one. The list is stored in the journal.
     ///
     /// # Errors
     /// If the list cannot be stored.
@@ -156,8 +156,10 @@ impl ToolServers {
     ) -> Result<Arc<FrozenTools>, HostError> {
         let (mut listings, mut missing) = (Vec::new(), Vec::new());
         let named = servers.iter().map(|server| &server.server);
-        for server in named.filter(|server| agent.names_server(&***server)) {
-            let status = wait_started(&**server).await;
+        let named: Vec<_> = named.filter(|server| agent.names_server(&***server)).collect();
+        let started = named.iter().map(|server| wait_started(&***server));
+        let statuses = futures::future::join_all(started).await;
+        for (server, status) in named.into_iter().zip(statuses) {
             let last = self.last_listing(server.name());
             let listing = match (status.listing.clone(), last) {
                 // Equal lists are one value, so that sessions share what is made of it.
@@ -181,7 +183,7 @@ impl ToolServers {
         let mut tools: Vec<ToolDescription> = offered.cloned().collect();
         tools.sort_by(|one, other| one.name.cmp(&other.name));
         let list = FrozenList { search: agent.needs_search(&tools), tools };
-        // A host without servers writes nothing.
+        // An empty list is not stored, so that a host without servers writes nothing.
         let sha256: Arc<str> = if list.tools.is_empty() {
             NO_TOOLS_SHA256.into()
         } else {
@@ -259,13 +261,16 @@ impl ToolServers {
         if self.last_listing(server).is_some_and(|last| last.tools == listing.tools) {
             return;
         }
-        self.last_listings.lock().insert(server.to_owned(), Arc::clone(listing));
         let text = serde_json::to_string(&**listing).unwrap_or_default();
         let key = listing_key(server);
         let stored =
             with_journal(&self.journal, move |journal| journal.put_document(&key, &text)).await;
-        if let Err(error) = stored {
-            tracing::warn!(server, %error, "tool_list_not_stored");
+        match stored {
+            Ok(()) => {
+                self.last_listings.lock().insert(server.to_owned(), Arc::clone(listing));
+            }
+            // It is stored the next time that the server reports it.
+            Err(error) => tracing::warn!(server, %error, "tool_list_not_stored"),
         }
     }
 
@@ -317,7 +322,7 @@ impl FrozenTools {
     }
 }
 
-/// Waits until the first attempt to connect has a result.
+/// Waits until the first attempt to connect has a result, at most for `start_timeout`.
 pub(super) async fn wait_started(server: &dyn ToolServer) -> Arc<ServerStatus> {
     let mut status = server.status();
     let started = status.wait_for(|status| status.state != ServerState::Starting);

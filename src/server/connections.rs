@@ -30,6 +30,8 @@ struct ConnectionsState {
     /// True from the first connection that was refused or closed to make room, until more than a tenth of the
     /// slots is free again.
     is_crowded: bool,
+    /// True from the first connection that was closed because the process had no file descriptor left.
+    lacks_descriptors: bool,
 }
 
 /// A request of which the client has not sent everything. Dropping it means that the rest has arrived, or is
@@ -57,8 +59,12 @@ impl Connections {
     /// complete request. `None` if there is none: the new connection is refused.
     pub(super) fn admit(self: &Arc<Self>) -> Option<ConnectionSlot> {
         let mut state = self.state.lock();
-        if state.open >= self.maximum && !self.evict_oldest(&mut state) {
-            return None;
+        if state.open >= self.maximum {
+            self.metrics().connection_refused();
+            self.warn_if_crowded(&mut state);
+            if !state.close_oldest() {
+                return None;
+            }
         }
         let number = state.next;
         let evicted = CancellationToken::new();
@@ -69,16 +75,26 @@ impl Connections {
         Some(ConnectionSlot { connections: Arc::clone(self), number, evicted })
     }
 
-    /// Closes the oldest connection without a complete request, because the process has no file
-    /// descriptor left, if there is one.
+    /// Closes the oldest connection without a complete request, if there is one, because the process has no file
+    /// descriptor left.
     pub(super) fn free_descriptor(&self) {
-        self.evict_oldest(&mut self.state.lock());
+        let mut state = self.state.lock();
+        if !state.close_oldest() {
+            return;
+        }
+        self.metrics().connection_refused();
+        if !std::mem::replace(&mut state.lacks_descriptors, true) {
+            let (open, silent) = (state.open, state.without_request.len());
+            tracing::warn!(
+                open,
+                without_request = silent,
+                "descriptors_used_up: connections without a complete request are closed: raise the limit of open \
+                 files, or lower max_connections"
+            );
+        }
     }
 
-    /// Closes the oldest connection without a complete request, and counts a refused connection. Returns
-    /// false if there is none: then the new connection is the refused one.
-    fn evict_oldest(&self, state: &mut ConnectionsState) -> bool {
-        self.metrics().connection_refused();
+    fn warn_if_crowded(&self, state: &mut ConnectionsState) {
         if !std::mem::replace(&mut state.is_crowded, true) {
             let (open, silent) = (state.open, state.without_request.len());
             tracing::warn!(
@@ -88,9 +104,6 @@ impl Connections {
                 "connections_full: connections without a complete request are closed, others are refused"
             );
         }
-        let Some((_, oldest)) = state.without_request.pop_first() else { return false };
-        oldest.cancel();
-        true
     }
 
     fn metrics(&self) -> &HostMetrics {
@@ -98,13 +111,22 @@ impl Connections {
     }
 }
 
+impl ConnectionsState {
+    /// Closes the oldest connection without a complete request. Returns false if there is none.
+    fn close_oldest(&mut self) -> bool {
+        let Some((_, oldest)) = self.without_request.pop_first() else { return false };
+        oldest.cancel();
+        true
+    }
+}
+
 impl ConnectionSlot {
     /// Notes that the header of a request has arrived. Once its body has arrived too, the connection is not
-    /// closed any more to make room.
+    /// closed to make room, until the header of its next request arrives.
     pub(super) fn begin_request(&self) -> IncompleteRequest {
         let (connections, number) = (Arc::clone(&self.connections), self.number);
         let mut state = connections.state.lock();
-        // It may have been closed to make room already.
+        // The connection may have been closed to make room already.
         if !self.evicted.is_cancelled() {
             state.without_request.insert(number, self.evicted.clone());
         }

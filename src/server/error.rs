@@ -62,7 +62,7 @@ impl ApiError {
 
     fn of_host(error: &HostError, remedy: Option<&str>) -> Self {
         let status = error.status();
-        // The time at which a run ends is unknown, so the shortest wait is suggested.
+        // The time until there is room is unknown, so the shortest wait is suggested.
         let header =
             (status == StatusCode::TOO_MANY_REQUESTS).then_some((header::RETRY_AFTER, "1"));
         // For a client, a closed session is the same as one that never existed.
@@ -153,8 +153,9 @@ impl IntoResponse for HostError {
 }
 
 impl RunFailed {
-    /// Returns the HTTP status for an answer that a run did not give: 502 if the service failed, 504
-    /// after a timeout, 503 if the host shut down, 409 if the run was stopped, and 422 otherwise.
+    /// Returns the HTTP status for an answer that a run did not give: 502 if the run could not continue, for
+    /// example because the service failed, 504 after a timeout, 503 if the host shut down, 409 if the run was
+    /// stopped, and 422 otherwise.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self.run_end {

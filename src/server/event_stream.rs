@@ -1,7 +1,7 @@
 //! Event streams: the events of a session or of one run as Server-Sent Events.
 //!
-//! All events that are ready are joined into one write. A large event is written in pieces, so that a client that
-//! does not read holds only a piece of its text. Closing a stream does not stop the run.
+//! Events that are ready are joined into writes of about 8 KiB. A large event is written in pieces, so that a client
+//! that does not read holds only a piece of its text. Closing a stream does not stop the run.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -24,8 +24,8 @@ use crate::runtime::{HostError, HostEvent, SessionEvents, SessionStateChange, St
 use crate::telemetry::{FeedItem, journal_failed};
 use crate::types::{Seq, SessionState};
 
-/// Size at which joined events are written.
-const WRITE_BYTES_MAX: usize = 8 * 1024;
+/// Size of a write from which no further event is joined to it.
+const JOINED_BYTES: usize = 8 * 1024;
 
 /// The last event of a stream whose session was closed.
 const SESSION_CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
@@ -33,7 +33,7 @@ const SESSION_CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
 
 /// A response with the events of a run or a session as Server-Sent Events, as the API sends them. The
 /// events of a run end with the run, those of a session when it is closed, and both when the host shuts
-/// down.
+/// down, the journal fails, or the client is too slow.
 ///
 /// ```
 /// use axum::extract::State;
@@ -115,7 +115,7 @@ fn one(item: StreamItem) -> BoxStream<'static, StreamItem> {
     futures::stream::iter([item]).boxed()
 }
 
-/// Returns an item of a stream of several sessions. Each event has the id of its session.
+/// Returns an item of a stream of several sessions. It has the id of its session, except `resync` for lost states.
 fn of_host_event(event: HostEvent) -> StreamItem {
     let (kind, fields) = match event {
         HostEvent::Published(published) => return StreamItem::Feed(FeedItem::Event(published)),
@@ -200,8 +200,8 @@ struct StreamPosition {
     rest: Option<(Arc<PublishedEvent>, usize)>,
 }
 
-/// Turns events into writes. All events that are ready go into one write. The source of the events is dropped with the
-/// last piece of the last event: until then its share of memory is in use.
+/// Turns events into writes. The source of the events is dropped with the last piece of the last event: until then
+/// its share of memory is in use.
 fn writes(
     events: impl Stream<Item = StreamItem> + Unpin + Send + 'static,
     position: StreamPosition,
@@ -224,7 +224,8 @@ impl StreamPosition {
         Self { last, ends_with_run: false, has_ended: false, rest: None }
     }
 
-    /// Returns the next write: a piece of a large event, or all events that are ready. Returns `None` if none follows.
+    /// Returns the next write: a piece of a large event, or events that are ready, up to [`JOINED_BYTES`]. Returns
+    /// `None` if none follows.
     async fn next_write(
         &mut self,
         source: &mut (impl Stream<Item = StreamItem> + Unpin),
@@ -259,7 +260,7 @@ impl StreamPosition {
 
     /// Returns true if a further item can be appended to a write.
     fn takes_more(&self, text: &str) -> bool {
-        !self.has_ended && self.rest.is_none() && text.len() < WRITE_BYTES_MAX
+        !self.has_ended && self.rest.is_none() && text.len() < JOINED_BYTES
     }
 
     /// Returns the next piece of a large event. It is a copy, so that a connection that has not sent it does not hold

@@ -84,7 +84,7 @@ pub(super) async fn watch_many(
     Ok(state.event_stream(EventStream::of_host(events)).into_response())
 }
 
-/// The sessions of a stream, each with the position after which its events are wanted.
+/// The sessions of a stream, each with the position after which its events are wanted. `None`: from now on.
 type WatchedSessions = Vec<(SessionId, Option<EventId>)>;
 
 /// Parses the sessions of a stream and their positions. The second value is true if `*` is among them:

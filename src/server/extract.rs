@@ -1,6 +1,8 @@
 //! Extractors of requests: strict parsing of paths, bodies and queries (unknown members are errors), the
-//! session that a path names, `Idempotency-Key`, and the limits of a body in size, time (`body_timeout`)
-//! and memory: by default 4 MiB and 30 s (`state`). Bodies above 32 KiB share 48 MiB. A key has 1 to 255 characters.
+//! session that a path names, `Idempotency-Key`, and the limits of a body in size, time and memory.
+//!
+//! By default a body has at most 4 MiB (`body_bytes_max`) and 30 s (`body_timeout`). Bodies above 32 KiB share
+//! 48 MiB. A key has 1 to 255 characters.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -286,7 +288,7 @@ pub(super) fn plain_reason(reason: &str, noun: &str) -> String {
     plain.unwrap_or_else(|| reason.to_owned())
 }
 
-/// Returns `None` if the text is neither from serde nor from a parser of the standard library.
+/// Rewrites a text of serde or of a parser of the standard library. Returns `None` for a text that it does not know.
 fn plain_problem(problem: &str, noun: &str) -> Option<String> {
     match problem {
         "invalid digit found in string" | "cannot parse integer from empty string" => {

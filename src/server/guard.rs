@@ -2,9 +2,9 @@
 //!
 //! A web page in a user's browser must not be able to control a host on a loopback address (CSRF). Three
 //! checks prevent this. The `Host` header must name this host, which a page with DNS rebinding cannot
-//! fake. The `Origin` header, if present, must be this host's own (CORS headers are never sent). The
-//! request must carry the bearer token, if one is configured. In addition, bodies must be JSON, which
-//! an HTML form cannot send (`extract.rs`).
+//! fake. The `Origin` header, if present, must be this host's own or an allowed one (CORS headers are never
+//! sent). The request must carry the bearer token, if one is configured, except for public paths. In
+//! addition, bodies must be JSON, which an HTML form cannot send (`extract.rs`).
 
 use std::future::{Ready, ready};
 use std::net::{IpAddr, SocketAddr};
@@ -30,7 +30,7 @@ use crate::config::ApiKey;
 /// A request must name this host, in its `Host` header or its URI: by a loopback name, by one of
 /// [`Guard::hosts`], or, under `serve`, by the address at which it arrived. If it has an `Origin`,
 /// this must be the same host or one of [`Guard::hosts`]. With [`Guard::token`] it must carry the
-/// token. Each refusal is an error of the API.
+/// token, except for [`Guard::public_paths`]. Each refusal is an error of the API.
 ///
 /// Put it around the routers of [`router`](super::router) and [`operations`](super::operations), or
 /// around a whole application:
@@ -62,9 +62,9 @@ impl Guard {
         Self::default()
     }
 
-    /// Accepts further host names, with or without a port, as the host of a request and as the host
-    /// of the page that sends it. A name with port 80 or 443 is accepted without the port, too: clients
-    /// leave out the default port.
+    /// Accepts further host names as the host of a request and as the host of the page that sends it. A
+    /// name without a port is accepted with every port, a name with a port only with this one. A name with
+    /// port 80 or 443 is accepted without the port, too: clients leave out the default port.
     #[must_use]
     pub fn hosts(mut self, hosts: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.hosts.extend(hosts.into_iter().map(|host| host.into().to_ascii_lowercase()));

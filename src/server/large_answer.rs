@@ -131,8 +131,8 @@ impl LargeAnswers {
     }
 
     /// Answers a request that has had an effect, with a value as JSON. The answer waits for a permit, because
-    /// the client cannot send the request again without a second effect. If there is no permit in time, the
-    /// error ends with `done`, which describes the effect of the request.
+    /// the same request, sent again, may have a second effect. If there is no permit in time, the error ends
+    /// with `done`, which describes the effect of the request.
     pub(super) async fn json_of_act(
         &self,
         value: &impl Serialize,
@@ -148,7 +148,7 @@ impl LargeAnswers {
         }
         encoded.ok_or_else(|| {
             let message = format!("{}; {done}", self.full());
-            // It has no Retry-After, because the same request would have a second effect.
+            // It has no Retry-After, because the same request may have a second effect.
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, NO_PERMIT, message)
         })
     }
@@ -288,7 +288,7 @@ impl io::Write for AnswerSize {
     }
 }
 
-/// Returns a body that is sent in pieces, and holds the permit until then.
+/// Returns a body that is sent in pieces. It holds the permit until all are sent; a body of one piece needs none.
 pub(super) fn body(bytes: Bytes, permit: AnswerPermit) -> Body {
     if bytes.len() <= PIECE_BYTES {
         return Body::from(bytes);

@@ -34,7 +34,7 @@ use super::state::ServerOptions;
 /// Maximum number of bytes that are buffered for a connection in each direction, and so of a request's header.
 const BUFFER_BYTES_MAX: usize = 32 * 1024;
 
-/// The system accepts no more bytes for a connection that has this many unsent ones.
+/// On Linux and Android, the system accepts no more bytes for a connection that has this many unsent ones.
 const UNSENT_BYTES_MAX: u32 = 8 * 1024;
 
 /// Bytes per second that a client must read on average while the server waits for it.

@@ -27,7 +27,7 @@
 //! | `results.rs` | `/v1/sessions/{id}/results/{tool_id}`: shows a result, receives that of a client tool |
 //! | `events.rs` | `/v1/sessions/{id}/events`, `/v1/events`: the positions at which a client starts to read |
 //! | `event_stream.rs` | Server-Sent Events of a run or a session; keep-alive comments (heartbeat) |
-//! | `records.rs` | `/v1/sessions/{id}/`: `records`, `verify`, `turns/{n}/request` |
+//! | `records.rs` | `/v1/sessions/{id}/`: `records`, `verify`, `turns/{turn}/request` |
 //! | `vitals.rs` | `/v1/ui/vitals` |
 //! | `operations.rs` | liveness (`/healthz`), readiness (`/readyz`), `/metrics`, `/v1/host/models` |
 //! | `start_page.rs` | the start page, `page.html` |

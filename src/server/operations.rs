@@ -35,7 +35,7 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, Ap
         let models: Map<String, Value> = models.collect();
         return Ok(Json(json!({"status": "ready", "models": models})).into_response());
     }
-    let message = "the host does not accept runs: it is starting or shutting down";
+    let message = "the host does not accept runs: it is shutting down";
     Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message))
 }
 

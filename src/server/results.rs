@@ -104,10 +104,11 @@ pub(super) async fn answer(
     Ok(Json(ClientResultResponse { tool_id, status }).into_response())
 }
 
-/// Returns the output of a call: a text, parts, or an object, which the model reads as JSON.
+/// Returns the output of a call: a text, parts, or an object, which the model reads as JSON. With a structured value
+/// for programs the object is such a text, without one it is the structured value.
 fn output(content: Value, structured: Option<Value>) -> Result<ToolOutput, String> {
     let (output, value) = match content {
-        Value::String(text) => (ToolOutput::from(text), None),
+        Value::String(text) => (ToolOutput::from(text), structured),
         Value::Array(parts) => {
             let mut output = ToolOutput::default();
             for (index, part) in parts.into_iter().enumerate() {
@@ -117,16 +118,19 @@ fn output(content: Value, structured: Option<Value>) -> Result<ToolOutput, Strin
                 })?;
                 output = output.with_part(part);
             }
-            (output, None)
+            (output, structured)
         }
-        value @ Value::Object(_) => (ToolOutput::default(), Some(value)),
+        object @ Value::Object(_) => match structured {
+            Some(_) => (ToolOutput::from(object.to_string()), structured),
+            None => (ToolOutput::default(), Some(object)),
+        },
         Value::Null | Value::Bool(_) | Value::Number(_) => {
             return Err("content: must be a text, a list of parts such as \
                         {\"type\": \"text\", \"text\": \"..\"}, or a JSON object"
                 .to_owned());
         }
     };
-    Ok(match structured.or(value) {
+    Ok(match value {
         Some(value) => output.with_structured(value),
         None => output,
     })

@@ -1,4 +1,5 @@
-//! Runs of a session: start (and watch it, wait for it, or return at once), steer, stop, resume. Also its context.
+//! Runs of a session: start (and watch it, wait for it, or return at once), steer, stop, resume. Also its context and
+//! its tools of servers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,8 +30,12 @@ use crate::types::{
 };
 
 /// The end of the error if the report of a run is too large to be sent now.
-const RUN_STORED: &str = "the run has ended and is stored: GET /v1/sessions/{id} shows its messages, and the same request \
-     with the same Idempotency-Key gets the report";
+const RUN_STORED: &str =
+    "the run has ended and is stored: GET /v1/sessions/{id} shows its messages";
+
+/// The same for a request with an idempotency key.
+const RUN_STORED_WITH_KEY: &str = "the run has ended and is stored: GET /v1/sessions/{id} shows its messages, and the same \
+     request with the same Idempotency-Key gets the report";
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -120,6 +125,7 @@ pub(super) async fn start(
         if run.events_are_complete {
             return Ok(state.event_stream(run).into_response());
         }
+        // The request was sent before, or the session woke again meanwhile: the journal has the first events.
         let events = run.into_all_events().await?;
         return Ok(state.event_stream(events).of_run().into_response());
     }
@@ -131,7 +137,8 @@ pub(super) async fn start(
         // Nothing would read the subscription, and its queue would fill up.
         drop(run.events);
         let report = run.report.await?;
-        return state.large_answers.json_of_act(&report, RUN_STORED).await;
+        let stored = if has_key { RUN_STORED_WITH_KEY } else { RUN_STORED };
+        return state.large_answers.json_of_act(&report, stored).await;
     }
     run.wait_durable().await?;
     let body = json!({"run_id": run.run_id, "seq": run.seq});

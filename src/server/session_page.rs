@@ -256,7 +256,7 @@ impl Write for PieceWriter {
     }
 }
 
-/// Starts a thread that encodes a part. The thread ends when all pieces are received, or when the receiver
+/// Starts a thread that encodes a part. The thread ends when it has sent all pieces, or when the receiver
 /// is dropped.
 fn pieces_of(part: PagePart) -> Receiver<io::Result<Vec<u8>>> {
     let (pieces, receiver) = channel(1);

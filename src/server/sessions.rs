@@ -27,7 +27,7 @@ const FIRST_PART_LENGTH: usize = 4;
 /// Maximum number of sessions that are read at once.
 const PART_LENGTH_MAX: usize = 128;
 
-/// Number of sessions from which a list is long. Long lists are made one at a time.
+/// The `limit` from which a list is long. Long lists are made one at a time.
 const LONG_LENGTH: usize = 16;
 
 /// Maximum of `limit`.

@@ -38,7 +38,7 @@ const CALL_ENDED: &str = "the call has ended, and its result is not kept";
 
 #[derive(Debug, Serialize)]
 struct CallToolResponse<'a> {
-    /// Null if no call was made, for example because a hook has refused it.
+    /// Null if no turn with the call was committed, for example because a hook has refused the turn.
     call: Option<&'a CallReport>,
     run_end: RunEnd,
     error: Option<&'a RunError>,

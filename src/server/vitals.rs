@@ -24,7 +24,7 @@ pub(super) struct VitalsRequest {
     frames: u64,
     /// The time for which they blocked the page. Checked but not recorded.
     blocking_ms: f64,
-    /// The times from events to their painting.
+    /// The times from events to their painting, without the shortest delay from the host to the page that was seen.
     paint_ms: Vec<f64>,
 }
 

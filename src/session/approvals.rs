@@ -1,4 +1,5 @@
-//! The pending approvals of a turn, from its records: after a restart of the host, or while the session hibernates.
+//! The pending approvals of a turn, from its records: while the session hibernates, after it has woken up, and at the
+//! shutdown of its host.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +30,7 @@ pub fn pending_approvals<'a>(
                     PendingApprovalRequest { request: (**request).clone(), asked_at: *time };
                 pending.insert(request.call.key, approval);
             }
-            // The client has answered, or a tool whose result is about to be reviewed.
+            // The approval is decided, or the call has a result. A review of the result is another request.
             Record::ApprovalGiven { key, .. } | Record::CallReported { key, .. } => {
                 pending.remove(key);
             }

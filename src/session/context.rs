@@ -1,25 +1,26 @@
 //! Shortens the history when it is too long for the context window.
 //!
-//! Nothing is truncated or trimmed at a fixed length. The history is compacted by three changes
+//! The history is not truncated or trimmed at a fixed length. It is compacted by three changes
 //! ([`ContextChange`]), with the keys of `[agents.NAME.context]`:
 //!
 //! | change | when | what it replaces | what it keeps |
 //! | --- | --- | --- | --- |
-//! | clear old results (`Cleared`) | before a turn whose request is above `clear_at` (0.6) of the window, if that saves `clear_at_least` (0.1) | results of tools, each by one line with its reference | the newest `keep_results` (8) results, errors, results of tools with `keep`, results as short as the line |
-//! | summarise (`Summarised`) | before a turn whose request is above `compact_at` (0.85); on request of a client | the first messages, by a text that a model writes | the last `keep_turns` (3) turns, at most a third of the window; users' messages up to `keep_user_tokens` (20,000), at most a third too; the references of the newest 20 results |
-//! | format compactly (`Formatted`) | once, when a run has ended, with `history = "compact"` | the messages of the run, by one with a log of its calls | the inputs of the run, summaries |
+//! | clear old results (`Cleared`) | before a turn whose request is above `clear_at` (0.6) of the window, if that saves `clear_at_least` (0.1) | results of tools, each by one line, with its reference if the model can read references | the newest `keep_results` (8) results, errors, results of tools with `keep`, results as short as the line, results of initial messages |
+//! | summarise (`Summarised`) | before a turn whose request is above `compact_at` (0.85); on request of a client | the first messages, by a text that a model writes | the last `keep_turns` (3) turns, at most a third of the window; users' messages up to `keep_user_tokens` (20,000), at most a third too, but always the newest; the references of the newest 20 results |
+//! | format compactly (`Formatted`) | once, when a run with calls or with several responses has ended, with `history = "compact"` | the messages of the run, by one with a log of its calls | the inputs of the run, summaries |
 //!
 //! Steps are decided in `step_before_turn`, `shrink_idle` (formatting, and summaries on request) and
-//! `step_after_overflow`. The last one makes a request smaller once a turn that was too large for its model, as the
-//! turn has found out (`turn::attempt`): it clears results, at last without `keep_results`, and then asks for a
-//! summary. `context::compaction` plans and applies the changes. While no window is known, only an
-//! overflow and a client lead to a change. A single result is cut to `max_result_bytes` before all this
-//! (`context::result_cut`).
+//! `step_after_overflow`. The last one follows, once in a turn, when the turn has found out that its request was too
+//! large for its model (`turn::attempt`). It clears results, also the newest ones if necessary, and then asks for a
+//! summary. `context::compaction` plans and applies the changes. While no window is known, results are cleared only
+//! after an overflow, and a summary is asked for only after an overflow or for a client. A single result is cut to
+//! `max_result_bytes` before all this (`context::result_cut`).
 //!
 //! A summary ends only before a response or after the last message, so that no call is separated from its results.
 //! If no model writes one, or if it does not save a third of the request, the history stays as it is, and
-//! [`Record::LimitReached`] says so (`summary_failed`, `summary_has_no_effect`). The turn then begins. After two of
-//! these the session asks for none by itself until the next input (`FAILED_SUMMARIES_MAX`).
+//! [`Record::LimitReached`] says so (`summary_failed`, `summary_has_no_effect`). A turn that waited for it goes on.
+//! After two of these the session asks for none by itself until the next input, or until one for a client succeeds
+//! (`FAILED_SUMMARIES_MAX`).
 //!
 //! The word "compact": in `compact_at` and in the request of a client it means the summary, in `history = "compact"`
 //! the formatting, and in [`Record::Compacted`] and the event `context_compacted` any of the three.
@@ -42,7 +43,8 @@ use crate::turn::RunRules;
 use crate::types::{COMPACT_AT, ContextPart, PartTokens, RunId, Usage};
 use crate::wire::PromptChange;
 
-/// Number of summaries that failed or had no effect after which none is asked for until the next input.
+/// Number of summaries that failed or had no effect after which the session asks for none by itself until the next
+/// input.
 const FAILED_SUMMARIES_MAX: u32 = 2;
 /// The turns behind a summary may have one third of the window, and so may the users' messages that stay.
 const KEPT_TURNS_DIVISOR: u64 = 3;
@@ -82,7 +84,7 @@ impl Session {
         sizes.scaled_to(used)
     }
 
-    /// Returns the service's count of the last request, if it counts.
+    /// Returns the service's count of the last request that it counted, minus an estimate of what was removed since.
     #[must_use]
     pub fn counted_tokens(&self) -> Option<u64> {
         self.context.token_meter.counted()
@@ -110,10 +112,11 @@ impl Session {
         self.context.pending_summary.is_some()
     }
 
-    /// Makes the context smaller, on request.
+    /// Notes a client's request for a summary, which [`poll`](Self::poll) then asks for.
     ///
     /// # Errors
-    /// If a run is in progress, the session is closed, or there is nothing to replace.
+    /// If a run is in progress or queued, the session is closing or closed, no run has ended yet, or there is nothing
+    /// to replace.
     pub fn handle_compact_request(
         &mut self,
         rules_of: super::RulesOf<'_>,
@@ -134,9 +137,9 @@ impl Session {
         self.context.requested.hash
     }
 
-    /// Handles that a request follows in which `hash` is that of what precedes the messages. Returns the reason
-    /// if it does not begin like the session's request before. `has_sources` is true if the program may
-    /// offer other tools in each run.
+    /// Notes the next request. `hash` is that of what precedes its messages. Returns the reason if it does not begin
+    /// like the session's request before, or if that one did not and may not have been sent. `has_sources` is true
+    /// if the program may offer other tools in each run.
     pub fn handle_request(&mut self, hash: u64, has_sources: bool) -> Option<PromptChange> {
         let change = self.find_prompt_change(hash, has_sources).or(self.context.unsent_change);
         self.set_requested_prompt(Some(hash));
@@ -258,7 +261,8 @@ impl Session {
         Step::Done
     }
 
-    /// Makes the context of a turn smaller whose request was too large, and hands the turn on.
+    /// Takes one step towards a smaller context for a turn whose request was too large. After the last step the turn
+    /// goes on.
     pub(super) fn shrink_overflow(&mut self, rules: &RunRules) {
         let Some(RunStage::Turn(turn)) = self.run.as_deref().map(|run| &run.stage) else { return };
         let Some(overflow) = turn.overflow.filter(|_| self.context.pending_summary.is_none())
@@ -279,12 +283,14 @@ impl Session {
         }
     }
 
+    /// Returns the next step after an overflow, and the overflow with that step noted; `None` if no step is left.
     fn step_after_overflow(
         &mut self,
         rules: &RunRules,
         overflow: Overflow,
     ) -> (Step, Option<Overflow>) {
         let (mut next, policy) = (overflow, &rules.context);
+        // The largest number of tokens that is small enough.
         let goal = match self.window(rules) {
             Some(window) => {
                 let share =
@@ -353,7 +359,7 @@ impl Session {
         false
     }
 
-    /// Forgets a summary that was asked for, because the run that needs it ends.
+    /// Forgets a summary that was asked for or requested, because it is not needed any more.
     pub(super) fn forget_summary(&mut self) {
         self.context.pending_summary = None;
         self.context.is_requested = false;
@@ -368,7 +374,7 @@ impl Session {
         }
     }
 
-    /// Remembers the run that ends, to format its messages.
+    /// Remembers the run that has ended: its messages may be formatted, and later records about the context name it.
     pub(super) fn set_ended_run(&mut self, id: RunId, first_message: usize) {
         self.context.ended_run = Some(EndedRun { id, first_message, is_formatted: false });
         self.context.pending_summary = None;
@@ -380,14 +386,14 @@ impl Session {
         self.context.is_replayed = true;
     }
 
-    /// Lets summaries be asked for again, because a user has sent an input: also before the turn that follows a
-    /// failed one.
+    /// Lets summaries be asked for again because a user has sent an input, also before a turn for which one was asked
+    /// for already.
     pub(super) fn forget_failed_summaries(&mut self) {
         self.context.failed_summaries = 0;
         self.context.summarised_after = None;
     }
 
-    /// Counts a failed summary, if the recorded limit is one.
+    /// Counts a failed summary, if the recorded limit reports one.
     pub(super) fn count_failed_summary(&mut self, limit: &str) {
         self.context.failed_summaries += u32::from(limit == COMPACT_AT);
     }
@@ -527,8 +533,8 @@ impl Session {
             ContextChange::Cleared { calls, .. } => calls.last().map_or(self.turn, |key| key.turn),
             ContextChange::Formatted { .. } => self.turn,
             ContextChange::Summarised { messages, .. } => {
-                let tail = self.history.messages().get(*messages..).unwrap_or_default();
-                let turns = tail.iter().filter(|m| matches!(***m, Message::Assistant(_)));
+                let kept = self.history.messages().get(*messages..).unwrap_or_default();
+                let turns = kept.iter().filter(|m| matches!(***m, Message::Assistant(_)));
                 self.turn.saturating_sub(u32::try_from(turns.count()).unwrap_or(u32::MAX))
             }
         };

@@ -16,13 +16,14 @@ pub(super) struct ContextState {
     /// The window and ratio of the first model, learnt by the host from all sessions. The host sets them, so they
     /// are not durable.
     pub(super) model: ModelTokens,
-    /// Number of summaries since the last input that failed or had no effect.
+    /// Number of summaries that failed or had no effect since the last input or the last successful summary.
     pub(super) failed_summaries: u32,
     /// The last run that has ended.
     pub(super) ended_run: Option<EndedRun>,
-    /// The summary that was asked for. Not durable: after a crash it is asked for again.
+    /// The summary that was asked for. Not durable: after a crash it is asked for again if a turn needs it.
     pub(super) pending_summary: Option<SummaryPlan>,
-    /// The turn before which a summary was asked for last: no second one is asked for there. Not durable.
+    /// The last turn that had begun when a summary was asked for last. Before the turn after it, the session asks for
+    /// no second one by itself. Not durable.
     pub(super) summarised_after: Option<u32>,
     /// Changes come from records, and none is decided.
     pub(super) is_replayed: bool,
@@ -30,7 +31,7 @@ pub(super) struct ContextState {
     pub(super) is_requested: bool,
     /// The last request that was made.
     pub(super) requested: RequestedPrompt,
-    /// The last change since that request, after which the next one may begin with other bytes.
+    /// A change since that request, after which the next one may begin with other bytes.
     pub(super) prompt_change: Option<PromptChange>,
     /// The change that the last request was made with. The request may be stopped before it is sent, so the next
     /// one is made with it too, until a response proves that one was sent. Not durable.
@@ -56,6 +57,6 @@ pub(super) struct EndedRun {
     pub(super) id: RunId,
     /// The index of its first message.
     pub(super) first_message: usize,
-    /// True if its messages became one, or may not.
+    /// True once it is decided whether its messages become one.
     pub(super) is_formatted: bool,
 }

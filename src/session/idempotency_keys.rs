@@ -22,18 +22,18 @@ pub struct IdempotencyKeys {
     order: VecDeque<String>,
 }
 
-/// The effect of a request when it arrived first.
+/// A request that was accepted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SeenRequest {
     /// The SHA-256 of the request, in hex digits.
     pub digest: String,
     /// The position of the input's record.
     pub seq: Seq,
-    /// The input from the request.
+    /// The effect of the request.
     pub effect: RequestEffect,
 }
 
-/// The input from a request.
+/// The effect of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RequestEffect {
     /// The request started or queued this run.
@@ -43,7 +43,7 @@ pub enum RequestEffect {
 }
 
 impl IdempotencyKeys {
-    /// Returns the effect of the first request with this key.
+    /// Returns the first request with this key.
     ///
     /// # Errors
     /// If the key was used with a different request.

@@ -16,9 +16,9 @@ use crate::turn::{CancelReason, CommittedTurn};
 use crate::types::{CallKey, Content, RunError, RunId};
 
 impl Session {
-    /// Adds an input to the current run. It stands in the history once the current turn is over,
-    /// before the next request. Returns the position of the input's record if the same request was
-    /// accepted before.
+    /// Adds an input to the current run. It stands in the history after the turn in progress or the open initial
+    /// calls, or at once without these. Returns the position of the input's record if the same request was accepted
+    /// before.
     ///
     /// # Errors
     /// If the request is refused.
@@ -142,7 +142,7 @@ impl Session {
         Ok(())
     }
 
-    /// Sets whether the current turn waits only for people.
+    /// Sets whether the current turn waits only for people. Such a turn is cancelled if its run is to end.
     pub fn handle_resting(&mut self, now: Duration, rests: bool) {
         let Some(run) = self.run.as_deref_mut() else { return };
         if let RunStage::Turn(turn) = &mut run.stage {
@@ -159,6 +159,8 @@ impl Session {
         if let RunStage::Turn(turn) = &mut run.stage {
             run.people += turn.rested(now);
             *turn = super::OpenTurn::new(turn.request_kind, Some(TurnOrigin::Recorded));
+            // The resumed turn asks again for a smaller context.
+            self.forget_summary();
         }
     }
 
@@ -207,7 +209,8 @@ impl Session {
     }
 
     /// Returns true if nothing is lost when the session leaves memory: it waits only for people, is suspended without
-    /// a queue, or is idle without a pending summary.
+    /// a queue, or is idle without a pending summary. A session that closes, or whose host shuts down, does not
+    /// leave.
     #[must_use]
     pub fn may_hibernate(&self) -> bool {
         let rests = match &self.run {
@@ -234,20 +237,24 @@ impl Session {
         Ok(())
     }
 
-    /// Returns true if no turn has begun, because the run waits for tools or for a summary.
+    /// Returns true if no turn is in progress, because the run waits for tools or for a summary.
     fn waits_before_turn(&self) -> bool {
         let has_turn = self.run.as_ref().is_some_and(|run| run.turn().is_some());
         self.waits_for_tools || (self.expects_summary() && !has_turn)
     }
 
     pub(super) fn check_room(&self, inputs_max: usize) -> Result<(), SessionRefusal> {
-        let steered = self.history.pending_inputs() + self.inputs_before_turn();
+        // The input of the run itself waits for the results of initial calls.
+        let own = usize::from(self.history.initial_calls().is_some());
+        let pending = self.history.pending_inputs().saturating_sub(own);
+        let steered = pending + self.inputs_before_turn();
         let waiting = self.queue.len() + steered;
         if waiting < inputs_max { Ok(()) } else { Err(SessionRefusal::QueueFull(inputs_max)) }
     }
 
-    /// Returns the number of inputs in the history that wait for the next turn, because the run waits for tools or for
-    /// a summary. The input of the run itself and messages of the host are not counted.
+    /// Returns the number of inputs in the history that wait for the next turn, because the run waits for tools or
+    /// for a summary. Messages of the host are not counted, nor is the input of the run itself, unless it waited for
+    /// initial calls.
     fn inputs_before_turn(&self) -> usize {
         let is_ready = |run: &super::OpenRun| matches!(run.stage, RunStage::Ready(_));
         if self.run.as_deref().is_some_and(is_ready) { self.history.inputs_since_turn() } else { 0 }

@@ -1,5 +1,5 @@
-//! Meters: how much of a limit a run has used. The model is told once, when half of a limit is used:
-//! `[callsheet: 5 of 10 turns are left]`.
+//! Meters: how much of a limit a run has used. A note tells the model once for each limit, after a turn with calls,
+//! that half of it or more is used: `[callsheet: 5 of 10 turns are left]`.
 
 use crate::turn::LimitHit;
 

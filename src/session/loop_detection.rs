@@ -1,7 +1,7 @@
 //! Loop detection: consecutive turns of a run with identical calls and identical results.
 //!
-//! At `repeat_limit` such turns the model is warned by a note after the last result. At twice as many
-//! the run ends as `loop_detected`. [`run_machine`](super::run_machine) checks `max_failed_turns` first.
+//! At `repeat_limit` such turns the model is warned by a note after the last result, unless the limit is 1. At twice
+//! as many the run ends as `loop_detected`. [`run_machine`](super::run_machine) checks `max_failed_turns` first.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -34,7 +34,7 @@ impl LoopDetector {
         Self { limit, last_fingerprint: None, count: 0 }
     }
 
-    /// Counts a turn with these results. A turn without calls repeats nothing.
+    /// Counts a turn with these results. A turn without calls repeats nothing, and the count begins anew.
     pub(super) fn handle_turn(&mut self, results: &[ToolResult]) -> LoopVerdict {
         let Some(limit) = self.limit else { return LoopVerdict::NoLoop };
         let this = Some(fingerprint(results)).filter(|_| !results.is_empty());

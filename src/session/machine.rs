@@ -34,16 +34,17 @@ pub type SessionRulesOf<'a> = &'a dyn Fn(&RunOverrides) -> SessionRunRules;
 /// [`apply`](Self::apply). A stored session is read by the same `apply`, record by record
 /// ([`StoredSession`](super::StoredSession)).
 ///
-/// The records of a turn are an exception. The turn's owner appends them, and `apply` takes from them only the number
-/// of the turn and positions. The message and the results come with
+/// The records of a turn are an exception. The turn's owner appends them. `apply` sees them while a stored session is
+/// read, and takes from them only the number of the turn, the hash of its prompt and the position of its commit. The
+/// message and the results come with
 /// [`handle_turn_committed`](Self::handle_turn_committed): from the turn's owner, or from
 /// [`StoredSession`](super::StoredSession), which puts them together from the stored records.
 ///
-/// This file has the state, `apply` and the types. `poll` and what follows a turn are in `runs`, the other `handle_*` in
-/// `runs`, `inputs` and `context`.
+/// This file has the state, `apply`, the commit of a turn and the types. `poll` and what follows a turn are in
+/// `runs`, the other `handle_*` in `runs`, `inputs` and `context`.
 ///
 /// These are not durable: a turn that has begun and has no record yet, the interruption of a run by the
-/// shutdown of its host, a request to close, and times between turns.
+/// shutdown of its host, a request to close, a wait for tools or for a summary, and times between turns.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Session {
     pub(super) agent: String,
@@ -70,19 +71,19 @@ pub struct Session {
     pub(super) references: ReferenceIndex,
     /// The SHA-256 of the frozen list of the tools that servers offer.
     pub(super) frozen_tools: Option<Arc<str>>,
-    /// The list was requested and has not arrived.
+    /// The current run waits for the list, which was requested.
     pub(super) waits_for_tools: bool,
     /// The times that the current run has waited before its turns. Not durable.
     pub(super) pre_turn_times: PreTurnTimes,
-    /// Nothing goes on until [`handle_wake`](Self::handle_wake) or [`handle_resume`](Self::handle_resume). Set for each
-    /// session that is read from the journal with a run or a queue.
+    /// Nothing goes on until [`handle_wake`](Self::handle_wake) or [`handle_resume`](Self::handle_resume). Set for
+    /// each session that is read from the journal with a run or a queue.
     ///
     /// Three words that are easily mixed up:
     ///
-    /// - *Suspended*: this field. An awake session leaves the state at once, unless the run was interrupted by the end
-    ///   of its host and `journal.resume` is `manual`: then a client resumes it.
-    /// - *Resting*: the turn in progress waits only for people ([`handle_resting`](Self::handle_resting)). The session
-    ///   may hibernate meanwhile, if no tool runs.
+    /// - *Suspended*: this field. An awake session leaves the state at once, unless the run was interrupted by the
+    ///   end of its host and `journal.resume` is `manual`: then a request of a client resumes it, or a recorded stop.
+    /// - *Resting*: the turn in progress waits only for people ([`handle_resting`](Self::handle_resting)). The
+    ///   session may hibernate meanwhile, if no tool runs.
     /// - *Resumable*: the turn rests and none of its calls runs
     ///   ([`Turn::is_resumable`](crate::turn::Turn::is_resumable)). Its host may end without ending the run.
     pub(super) suspended: bool,
@@ -238,14 +239,15 @@ impl Session {
         self.waits_for_tools
     }
 
-    /// Returns true if a run was interrupted and waits to be resumed.
+    /// Returns true if a run is open and nothing goes on: the session was read from the journal and is not resumed
+    /// yet.
     #[must_use]
     pub fn is_suspended(&self) -> bool {
         self.suspended && self.run.is_some()
     }
 
-    /// Returns true if a run is in progress or in the queue, so that the session holds a run slot of the
-    /// host. Changes with the record of a run's end.
+    /// Returns true if a run is in progress or in the queue and the session is not suspended, so that it holds a run
+    /// slot of the host. Becomes false with the record of a run's end.
     #[must_use]
     pub fn holds_slot(&self) -> bool {
         !self.suspended && (self.run.is_some() || !self.queue.is_empty())
@@ -257,7 +259,7 @@ impl Session {
         self.lifecycle == Lifecycle::Closed
     }
 
-    /// Returns true if a run is in progress or waits.
+    /// Returns true if the run with this id is open or waits in the queue.
     #[must_use]
     pub fn has_run(&self, id: &RunId) -> bool {
         self.run.as_ref().is_some_and(|run| run.id == *id)
@@ -452,7 +454,7 @@ impl Session {
     /// Returns the records that hold the value of a reference to a result, to arguments or to an answer.
     ///
     /// # Errors
-    /// If the session has no such turn, or the run has not ended.
+    /// If the session has no such turn, the run has not ended, or the reference is to a variable.
     pub fn locate(&self, reference: &Reference) -> Result<RecordRange, ReferenceError> {
         self.references.locate(reference, self.turn)
     }
@@ -564,13 +566,13 @@ pub enum SessionRefusal {
     Suspended,
     /// No run is suspended.
     NotSuspended,
-    /// A run is in progress.
+    /// A run is in progress or queued.
     RunInProgress,
     /// No run is in progress.
     NoRun,
     /// The input is empty.
     EmptyInput,
-    /// The queue holds this maximum of inputs.
+    /// This maximum of inputs waits already, queued or for the next turn.
     QueueFull(usize),
     /// The records of the session would be larger than this maximum of bytes.
     TooLarge(u64),
@@ -612,11 +614,12 @@ pub enum SessionEffect {
     /// effect is polled.
     Record(Vec<SessionRecord>),
     /// Read the tools that servers offer, and answer by [`Session::handle_tools_read`]. No turn begins
-    /// before.
+    /// before, unless its run is cancelled.
     ReadTools,
     /// Begin or continue a turn.
     BeginTurn(Box<TurnBegin>),
-    /// Ask a model for a summary, and answer by [`Session::handle_summary`]. No turn begins before.
+    /// Ask a model for a summary, and answer by [`Session::handle_summary`]. No turn begins before, unless its run is
+    /// cancelled.
     RequestSummary(Box<SummaryRequest>),
     /// Hand the turn whose request was too large the context as it is now.
     ContextReduced {
@@ -643,7 +646,7 @@ pub enum SessionEffect {
 pub struct SummaryRequest {
     /// The run that waits for it, or the last one.
     pub run_id: Option<RunId>,
-    /// The overrides of the run that waits for it.
+    /// The overrides of the run that waits for it, or else those of a run that adds none.
     pub overrides: Arc<RunOverrides>,
     /// The messages. [`SUMMARY_REQUEST`](crate::context::compaction::SUMMARY_REQUEST) follows them.
     pub messages: MessageList,
@@ -711,7 +714,7 @@ pub struct RunSummary {
     pub began: u64,
     /// The index of the run's first message in the history.
     pub first_message: usize,
-    /// True if some of its messages were replaced. Its records have them all.
+    /// True if messages of the history were replaced during the run. The records have them all.
     pub is_compacted: bool,
 }
 

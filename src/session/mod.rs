@@ -1,8 +1,8 @@
 //! The session machine: no async, no clock, no I/O.
 //!
-//! [`Session`] decides about inputs, the queue, stops, runs, suspension and closing, and alone
-//! makes the records of a session. A stored session is read by the code that changes a living one: both apply
-//! records (event sourcing).
+//! [`Session`] decides about inputs, the queue, stops, runs, suspension and closing, and makes the records about
+//! them. The records of a turn come from the turn machine. A stored session is read by the code that changes a living
+//! one: both apply records (event sourcing).
 //!
 //! | rule | file |
 //! | --- | --- |

@@ -64,13 +64,13 @@ pub struct OpenRun {
     pub began: u64,
     /// The index of the run's first message in the history.
     pub first_message: usize,
-    /// The next step of the run.
+    /// The stage of the run.
     pub stage: RunStage,
     /// The reason why the current turn, or the next one, is cancelled.
     pub cancel: Option<CancelReason>,
     pub(super) machine: RunMachine,
     pub(super) rules: SessionRunRules,
-    /// True if some of its messages were replaced.
+    /// True if messages of the history were replaced during the run.
     pub is_compacted: bool,
     pub(super) stops_after_turn: bool,
     /// The sums over committed turns. Turns and duration are set at the end of the run.
@@ -82,7 +82,7 @@ pub struct OpenRun {
     clock: RunClock,
 }
 
-/// The part of a run's [`RunRules`] that the session applies. Sessions are read from their records with them.
+/// The part of a run's [`RunRules`] that changes how records are applied. A stored session is read with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SessionRunRules {
     /// The limits.
@@ -115,15 +115,15 @@ impl From<&RunRules> for SessionRunRules {
     }
 }
 
-/// The next step of a run.
+/// The stage of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RunStage {
     /// The next turn begins. If the history has open initial calls, it is the turn of those.
     Ready(RequestKind),
     /// A turn is in progress.
     Turn(OpenTurn),
-    /// A turn is committed. The limits that it reached are still to be recorded, or the end of
-    /// the run is.
+    /// A turn is committed. The limits that it reached, a message of the host or the end of the run are still to be
+    /// recorded.
     FollowUp(FollowUp),
 }
 
@@ -163,7 +163,8 @@ pub(super) struct Overflow {
     pub(super) is_summarised: bool,
 }
 
-/// Counts the time of a run. No time passes while no host runs it.
+/// Counts the time of a run. No time passes while no host runs it. After a resume, only the time of committed turns
+/// is left of what came before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct RunClock {
     elapsed: Duration,
@@ -371,7 +372,7 @@ impl OpenRun {
         Ok(())
     }
 
-    /// Goes on to the next turn, because a record of it exists.
+    /// Goes on to the next turn, because a record shows that the session did.
     pub(super) fn skip_follow_up(&mut self) {
         let RunStage::FollowUp(FollowUp { next, .. }) = &self.stage else { return };
         let kind = match next {

@@ -36,7 +36,7 @@ pub struct PastRun {
     pub calls: Vec<(Usage, ToolResult)>,
     /// The index of the run's first message.
     pub first_message: usize,
-    /// The session's messages at the end of the run.
+    /// The session's messages at the end of the run, with those that its context did not hold any more.
     pub messages: MessageList,
 }
 

@@ -26,7 +26,7 @@ pub struct RecordRange {
 
 impl ReferenceIndex {
     pub(super) fn add_commit(&mut self, turn: u32, seq: Seq) {
-        // A turn that is resumed after its commit has a second one.
+        // The commit of a turn may be reported twice, the second time when its run is given up.
         if self.commits.last().is_none_or(|(last, _)| *last < turn) {
             self.commits.push((turn, seq));
         }
@@ -40,7 +40,7 @@ impl ReferenceIndex {
     /// `last` is the session's last turn.
     ///
     /// # Errors
-    /// If the session has no such turn, or the run has not ended.
+    /// If the session has no such turn, the run has not ended, or the reference is to a variable.
     pub(super) fn locate(
         &self,
         reference: &Reference,

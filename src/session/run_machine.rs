@@ -1,12 +1,15 @@
 //! The run machine: counts turns, calls and tokens, and decides after each turn what follows.
 //!
-//! - After a turn with calls, the first of these that is reached decides: a stop after the turn, `max_tokens_per_run`,
-//!   `max_failed_turns`, loop detection (`repeat_limit`), `max_turns`. The last one leads to one more request, for an
-//!   answer without calls (`next_turn`).
-//! - A response without calls and with text is the answer, also one that was cut off at its maximum length. One
-//!   without text leads to one more request for an answer (`follow_up_turn`).
-//! - `tool_choice`: a call is forced in the first turn only, and asked for at most twice (`FORCED_REQUESTS_MAX`).
-//! - Typed answer: asked for once, and again at most `output_retries` (2) times; then the run fails (`OUTPUT_INVALID`).
+//! - After a turn with calls, a paused turn or one that was steered, the first of these that is reached decides: a
+//!   stop after the turn, `max_tokens_per_run`, `max_failed_turns`, loop detection (`repeat_limit`), `max_turns`. The
+//!   last one leads to one more request, for an answer without calls (`next_turn`). Only the first two concern a turn
+//!   of initial calls.
+//! - Any other response with text is the answer, also one that was cut off at its maximum length. One without text
+//!   leads to one more request for an answer (`follow_up_turn`).
+//! - `tool_choice`: the first request forces a call, and so does a second one if the response has none
+//!   (`FORCED_REQUESTS_MAX`).
+//! - Typed answer: an answer that does not match its schema is asked for in that form once, and again at most
+//!   `output_retries` (2) times; then the run fails (`OUTPUT_INVALID`).
 
 use std::sync::Arc;
 
@@ -23,7 +26,7 @@ use crate::types::{
     OutputMode, RequestKind, RunEnd, RunError, ToolChoice, ToolResult, ToolStatus, Usage,
 };
 
-/// The final text of a run that ended because turn after turn failed.
+/// The final text of a run that `max_failed_turns` has ended.
 const ALL_FAILED: &str = "All tool calls failed. Please check the error messages and try again.";
 
 /// The maximum number of requests that force a call.
@@ -37,12 +40,12 @@ pub const OUTPUT_INVALID: &str = "OUTPUT_INVALID";
 /// [`OpenRun`](super::OpenRun).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RunMachine {
-    /// Turns that have begun, without requests for a final or a typed answer, without the second request that
-    /// forces a call, and without a turn of initial calls.
+    /// Turns that have begun, and the next one once it is decided, without requests for a final or a typed answer,
+    /// without the second request that forces a call, and without a turn of initial calls.
     turns: LimitMeter,
-    /// Calls in the history.
+    /// Calls of committed turns and of their children, without initial calls.
     calls: LimitMeter,
-    /// Tokens of all attempts.
+    /// Tokens of committed turns, of their children and of summaries.
     tokens: LimitMeter,
     loops: LoopDetector,
     max_failed_turns: Option<u32>,
@@ -67,7 +70,7 @@ struct OutputRequests {
     rules: Arc<OutputRules>,
     /// Number of requests.
     made: u32,
-    /// The service has refused the field of its wire.
+    /// The service may have refused the schema field of its wire format.
     is_field_refused: bool,
     /// The last text that was not blank, once a request was made.
     last_text: String,
@@ -158,7 +161,7 @@ impl RunMachine {
         Self { tool_choice, output, ..self }
     }
 
-    /// Begins the first turn.
+    /// Counts the next turn and returns the kind of its request. The first one may force a call.
     pub fn begin(&mut self) -> RequestKind {
         self.turns.add(1);
         self.request_kind = RequestKind::Ordinary;
@@ -176,7 +179,7 @@ impl RunMachine {
         RequestKind::Ordinary
     }
 
-    /// Notes that a message of the host is recorded, which this request follows.
+    /// Notes that a message of the host is recorded, and that a request of this kind follows it.
     pub fn handle_instructed(&mut self, kind: RequestKind) {
         self.request_kind = kind;
         if matches!(kind, RequestKind::Output(_)) {
@@ -230,8 +233,8 @@ impl RunMachine {
     }
 
     /// Decides what follows a committed turn. `steered` means that a user's input arrived during the
-    /// turn. The history then ends with that input, so the model is requested again. The model is
-    /// also requested again after a response that its service paused.
+    /// turn. The history then ends with that input, so the model is requested again unless the run ends for another
+    /// reason. The same holds after a response that its service paused.
     pub fn handle_turn(&mut self, turn: &CommittedTurn, steered: bool) -> FollowUp {
         let children = ChildrenUse::of(&turn.results);
         self.tokens.add(turn.usage.total().saturating_add(children.tokens));
@@ -260,7 +263,7 @@ impl RunMachine {
             TurnEnd::Cancelled(CancelReason::Stop) => end(RunEnd::Stopped, text),
             TurnEnd::Cancelled(CancelReason::RunTimeout) => end(RunEnd::TimedOut, text),
             TurnEnd::Cancelled(CancelReason::Shutdown) => end(RunEnd::Interrupted, text),
-            // The turn has recorded the limit.
+            // The limit is recorded already.
             TurnEnd::Cancelled(CancelReason::Budget) => end(RunEnd::Budget, text),
             TurnEnd::Refused => end(RunEnd::Refused, text),
             TurnEnd::RefusedByHook(error) => ended_with(RunEnd::Refused, text, error.clone()),
@@ -290,7 +293,8 @@ impl RunMachine {
         steered: bool,
     ) -> FollowUp {
         match self.end_after_final_answer {
-            // The final answer was requested because of the text before, not because of a limit.
+            // The final answer was requested because the answer before was empty or did not match its schema, not
+            // because of a limit.
             Some(RunEnd::Answered) if steered => {
                 self.end_after_final_answer = None;
                 self.output.iter_mut().for_each(|output| output.made = 0);
@@ -328,6 +332,7 @@ impl RunMachine {
         follow_up
     }
 
+    /// Follows up a turn. `needs_turn` means that the model is requested again whatever the text is.
     fn follow_up_turn(&mut self, turn: &CommittedTurn, text: String, needs_turn: bool) -> FollowUp {
         if !needs_turn && !text.is_empty() {
             return self.conclude(RunEnd::Answered, turn, text);
@@ -338,6 +343,7 @@ impl RunMachine {
         if let Some(hit) = self.tokens.used_up("ended") {
             return FollowUp { limits: vec![hit], ..end(RunEnd::Budget, text) };
         }
+        // The turn was that of the initial calls.
         if self.turns.used() == 0 {
             return FollowUp { limits: Vec::new(), next: RunNext::Turn(self.begin()) };
         }
@@ -348,8 +354,8 @@ impl RunMachine {
         }
     }
 
-    /// Ends the run with an answer, or asks for it in the form of the output schema. The answer is kept even
-    /// where the tokens are used up.
+    /// Ends the run with an answer, also if the tokens are used up. An answer that does not match the output schema
+    /// is refused.
     fn conclude(&mut self, run_end: RunEnd, turn: &CommittedTurn, text: String) -> FollowUp {
         let output = match self.output.as_ref().map(|output| output.rules.value_of(turn)) {
             None => None,
@@ -361,7 +367,8 @@ impl RunMachine {
         FollowUp { limits, next: RunNext::End { end: run_end, answer, error: None } }
     }
 
-    /// Asks again for an answer that does not match the output schema, or fails the run.
+    /// Asks for an answer in the form of the output schema, because the one before does not match it, or ends the
+    /// run.
     fn refuse_answer(&mut self, run_end: RunEnd, text: String, violation: &str) -> FollowUp {
         if self.stop_after_turn {
             return end(RunEnd::Stopped, text);
@@ -393,7 +400,7 @@ impl RunMachine {
         FollowUp { limits: vec![hit], ..failed(text, error) }
     }
 
-    /// Returns true if the service may have refused the field of its wire, and a prompt may follow.
+    /// Returns true if the service may have refused the schema field of its wire format, and a prompt may follow.
     fn may_prompt_after(&self, error: &RunError) -> bool {
         let Some(output) = &self.output else { return false };
         self.request_kind == RequestKind::Output(OutputMode::Native)

@@ -97,7 +97,7 @@ pub(super) struct SessionReader<'a> {
     /// The records of the turn in progress.
     turn: Option<Vec<JournalEntry>>,
     kept_back: Option<KeptBackTurn>,
-    /// Messages stay that records replace.
+    /// The history keeps the messages that records replace.
     has_all_messages: bool,
 }
 
@@ -182,6 +182,8 @@ impl<'a> SessionReader<'a> {
         }
     }
 
+    /// Applies a record. First passes on the turn that is kept back, if the record shows that the session had
+    /// received it.
     fn read_record(&mut self, entry: &JournalEntry) -> Result<(), String> {
         let record = &entry.record;
         match record {

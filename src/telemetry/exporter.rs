@@ -1,4 +1,4 @@
-//! The telemetry of one host: metrics page, logs and traces.
+//! The telemetry of one host: metrics, their page, logs, traces and live hooks.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl Telemetry {
     /// The content type of [`Telemetry::render`].
     pub const CONTENT_TYPE: &'static str = "text/plain; version=0.0.4; charset=utf-8";
 
-    /// Creates telemetry for a host with these tools: with a page of its own, without traces.
+    /// Creates telemetry for a host with these tools: with a page of its own (feature `prometheus`), without traces.
     #[must_use]
     pub fn new(tools: &[String]) -> Self {
         Self::with(
@@ -79,8 +79,8 @@ impl Telemetry {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Records and logs an event. Never blocks. For a text delta it costs a match and a check of
-    /// the log level.
+    /// Records and logs an event. Never blocks. Without live hooks, a text delta costs a match and a
+    /// check of the log level.
     pub fn observe(&self, published: &PublishedEvent) {
         self.inner.metrics.record(&published.event);
         logs::log(published);
@@ -120,7 +120,7 @@ impl Telemetry {
         self.page().unwrap_or_default()
     }
 
-    /// Moves samples into their buckets. The host calls it every 5 seconds; otherwise samples
+    /// Moves samples into their buckets. The host calls it at least every 5 seconds; otherwise samples
     /// accumulate until the page is rendered.
     pub fn upkeep(&self) {
         #[cfg(feature = "prometheus")]

@@ -11,8 +11,8 @@ use super::metric_table::{self as table, Metric, OTHER, SharedRecorder};
 use crate::event::ConflictResolution;
 use crate::types::{ProviderErrorKind, ToolStatus};
 
-/// Limits the cardinality of labels: the maximum number of names of tools, models, agents or limits that
-/// become label values. Further names share `other`.
+/// Limits the cardinality of labels: the maximum number of names of one [`PerName`] (tools, models, agents or
+/// limits) that become label values. Further names share `other`.
 const NAMES_MAX: usize = 64;
 
 /// The counters of one metric for each value of a small enum. They exist from the start, at 0.
@@ -170,7 +170,7 @@ impl PerTool {
         ToolStatus::Unknown,
     ];
 
-    /// Registers up to [`NAMES_MAX`] tools at once. With more tools, each is registered when it is first called.
+    /// Registers the tools at once if there are at most [`NAMES_MAX`], or else each one at its first call.
     pub(super) fn new(recorder: &SharedRecorder, tools: &[String]) -> Self {
         let per_tool = Self {
             names: RwLock::new(tools.iter().cloned().collect()),

@@ -58,8 +58,8 @@ pub enum LogsError {
 }
 
 /// Sends the log of the process to stderr. The filter is `CALLSHEET_LOG`, or else `RUST_LOG`, or else
-/// `info`. Lines of the library for MCP below `warn` need a filter that names it, such as `info,rmcp=debug`: they
-/// hold what servers send. Lines are coloured on a terminal, unless `NO_COLOR` is set.
+/// `warn,callsheet=info`. Lines of the library for MCP below `warn` need a filter that names it, such as
+/// `info,rmcp=debug`: they hold what servers send. Lines are coloured on a terminal, unless `NO_COLOR` is set.
 ///
 /// # Errors
 /// If a filter does not parse, or if the log was already set up.

@@ -1,8 +1,8 @@
 //! Translates events into log lines.
 //!
-//! Texts of users, models and tools are logged only at the level trace. The exceptions are the
-//! first 200 characters of invalid arguments and of the error of a request or a run (a service may quote the request in
-//! it), because the warnings need them to explain the problem, and the metadata of a run.
+//! Texts of users, models and tools are logged only at the level trace. The exceptions are names, the first 200
+//! characters of arguments with an anomaly and of the error of a request or a run (a service may quote the request
+//! in it), because the warnings need them to explain the problem, and the metadata of a run.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use crate::types::{
     CallKey, FailureKind, ProviderError, RunEnd, RunError, ToolResult, excerpt, millis,
 };
 
-/// Maximum number of characters of a provider's message or of invalid arguments in a log line.
+/// Maximum number of characters of an error's message or of arguments with an anomaly in a log line.
 const EXCERPT_CHARS: usize = 200;
 
-/// Logs a line with the fields that all lines have.
+/// Logs a line with the fields that the lines of all events have.
 macro_rules! line {
     ($level:ident, $published:expr, $($rest:tt)*) => {
         $level!(
@@ -229,8 +229,8 @@ fn call(published: &PublishedEvent) {
     }
 }
 
-/// Returns the position of a call in its response. More calls may follow until the response has ended: then the number
-/// of calls is not known.
+/// Returns the position of a call in its response. `count` is the number of calls; it is `None` until the response
+/// has ended, because more calls may follow.
 fn call_position(key: CallKey, count: Option<u32>) -> String {
     let position = key.index.saturating_add(1);
     count.map_or_else(|| position.to_string(), |count| format!("{position} of {count}"))

@@ -1,9 +1,9 @@
 //! The table of all metrics: name, kind, unit, labels and description of each, and the handles through
 //! which the host records the metrics whose labels are fixed.
 //!
-//! Names from OpenTelemetry's GenAI conventions have underscores instead of dots, in names and
-//! labels. Names from Prometheus's client libraries begin with `process_`, our own with `callsheet_`.
-//! Labels have few values: never an id.
+//! Metrics from OpenTelemetry's GenAI conventions have underscores instead of dots, in names and labels. Names
+//! from Prometheus's client libraries begin with `process_`. Our own begin with `callsheet_`, or with `tool_`,
+//! `multi_tool_` or `streaming_`. Labels have few values: never an id.
 
 use std::fmt;
 use std::sync::Arc;
@@ -390,7 +390,7 @@ metric_table! {
         connections: Gauge, Count, "callsheet_connections",
             "Open connections of the HTTP server.";
         connections_refused: Counter, Count, "callsheet_connections_refused_total",
-            "Connections that were refused, or closed without a request, because max_connections were open.";
+            "Connections that were refused, or closed without a request, because max_connections were open or the process had no file descriptor left.";
         mailbox_wait: Histogram(SHORT), Seconds, "callsheet_host_mailbox_wait_seconds",
             "Time that a message waited in the mailbox of the host actor, measured every few seconds.";
         event_loop_lag: Histogram(SHORT), Seconds, "callsheet_event_loop_lag_seconds",

@@ -80,7 +80,8 @@ const ANOMALIES: [ArgumentsAnomaly; 5] = [
 
 impl Metrics {
     /// Describes every metric to the recorder, and registers those whose label values are known.
-    /// `tools` are the names that may become label values; any other tool is `other`.
+    /// `tools` are the names that may become label values, with those of [`Self::add_tools`]; any other tool is
+    /// `other`.
     #[must_use]
     pub fn new(recorder: SharedRecorder, tools: &[String]) -> Self {
         table::ALL.iter().for_each(|metric| metric.describe(&recorder));

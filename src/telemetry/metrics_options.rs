@@ -11,7 +11,7 @@ use super::metric_table::ALL;
 /// The destination of a host's metrics, and the labels that all of its series have.
 #[derive(Clone, Default)]
 pub struct MetricsOptions {
-    /// The recorder of the program. `None`: the host has a page of its own.
+    /// The recorder of the program. `None`: the host has a page of its own, which needs the feature `prometheus`.
     pub recorder: Option<Arc<dyn Recorder + Send + Sync>>,
     /// The labels, by name.
     pub labels: BTreeMap<String, String>,

@@ -44,7 +44,7 @@ impl ModelMetrics {
         self.handles.breaker_state.set(f64::from(state.as_number()));
     }
 
-    /// Counts and logs that the circuit breaker opened or closed.
+    /// Logs that the circuit breaker opened or closed, and counts that it opened.
     pub fn breaker_changed(&self, change: BreakerChange) {
         match change {
             BreakerChange::Opened { .. } => self.handles.breaker_opened.increment(1),

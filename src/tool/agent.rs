@@ -10,10 +10,11 @@ use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::config::{AgentEvents, AgentToolConfig, Share};
 
 /// An agent as a tool. Its argument is a text, `input`. Its result is the final text of the child, or, where the
-/// agent has an `output_schema`, the JSON value. A child that failed is an error with the reason.
+/// agent has an `output_schema`, the JSON value. If the run of the child ends without an answer, the result is an
+/// error with the reason.
 ///
-/// Two calls with the same text in one response run one child. The call has effects, and has no time limit but
-/// that of its budget, unless the configuration sets a `timeout`.
+/// Two calls with the same text in one response run one child, unless another call with effects is between them.
+/// The call has effects, and has no time limit but that of its budget, unless the configuration sets a `timeout`.
 ///
 /// ```
 /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
@@ -74,16 +75,16 @@ impl AgentTool {
         Self { name: name.into(), description: description.into(), config }
     }
 
-    /// Sets the maximum number of such calls between the root and a child. Default: 1. It holds for the
-    /// whole tree: of several tools on the way to a child, the lowest number counts.
+    /// Sets the maximum depth of a child session below the root session. Default: 1. If the agent tools on
+    /// the path to a child have different values, the lowest applies.
     #[must_use]
     pub fn max_depth(mut self, calls: u32) -> Self {
         self.config.max_depth = calls;
         self
     }
 
-    /// Sets the maximum number of child sessions of one run of the root, with those of its children.
-    /// Default: 8.
+    /// Sets the maximum number of child sessions below one run of the root session, at all depths.
+    /// Default: 8. If the agent tools on the path to a child have different values, the lowest applies.
     #[must_use]
     pub fn max_children(mut self, sessions: u32) -> Self {
         self.config.max_children = sessions;
@@ -98,15 +99,15 @@ impl AgentTool {
         self
     }
 
-    /// Gives the watchers of the parent all events of the child. By default they receive those about tools
-    /// and limits, and pending approvals.
+    /// Gives the watchers of the parent all events of the child. By default they receive those about tool
+    /// calls, limits and approvals.
     #[must_use]
     pub fn all_events(mut self) -> Self {
         self.config.agent_events = AgentEvents::All;
         self
     }
 
-    /// Gives the watchers of the parent no events of the child but pending approvals.
+    /// Gives the watchers of the parent no events of the child but those about approvals.
     #[must_use]
     pub fn no_events(mut self) -> Self {
         self.config.agent_events = AgentEvents::None;
@@ -118,7 +119,7 @@ impl AgentTool {
 impl Tool for AgentTool {
     fn spec(&self) -> ToolSpec {
         let mut spec = ToolSpec::new::<AgentInput>(self.name.clone(), self.description.clone());
-        // A call that is sent again finds the run of its child.
+        // A call that runs again after a crash finds the run of its child.
         spec = spec.idempotent();
         spec.agent = Some(Box::new(self.config.clone()));
         spec
@@ -135,7 +136,7 @@ impl Tool for AgentTool {
 /// Runs the child of a call.
 #[async_trait]
 pub(crate) trait AgentCaller: Send + Sync {
-    /// Runs the child to its end, or finds it. Once the call is cancelled, stops the child, and returns when it and
-    /// all its descendants have ended.
+    /// Runs the child to its end. Finds the child if the call has run before a crash. Once the call is cancelled,
+    /// stops the child, and returns when it and all its descendants have ended.
     async fn call(&self, context: &ToolContext) -> Result<ToolOutput, ToolError>;
 }

@@ -1,4 +1,4 @@
-//! Tools that the client runs, as the registry needs them.
+//! A tool that the client runs: its entry in the registry, with the spec that the model sees.
 
 use async_trait::async_trait;
 

@@ -1,4 +1,4 @@
-//! Registers the tools that the configuration defines.
+//! Registers the tools, servers of tools and hooks that the configuration defines.
 
 #[cfg(target_os = "linux")]
 use super::command::CommandTool;
@@ -12,8 +12,8 @@ use crate::config::McpTransport;
 use crate::config::{CommandConfig, Config, ConfigErrors, ConfiguredTool, McpConfig, ToolKind};
 
 impl ToolRegistry {
-    /// Registers the tools that the configuration defines: the tables `[tools.NAME]` with `kind`, servers of
-    /// tools, and the hooks of `[[hooks]]`. Everything is checked that can be checked before a call.
+    /// Registers what the configuration defines: the tools of `[tools.NAME]` with `kind`, servers of tools, and the
+    /// hooks of `[[hooks]]`. Checks each definition, but connects to no server and reads no secret.
     ///
     /// ```
     /// use callsheet::config::Config;
@@ -30,7 +30,7 @@ impl ToolRegistry {
     /// ```
     ///
     /// # Errors
-    /// One for each tool that cannot be made, with file, line and key.
+    /// One for each tool, server or hook that cannot be made, with file, line and key.
     pub fn register_configured(&mut self, config: &Config) -> Result<(), ConfigErrors> {
         let mut errors = Vec::new();
         for (name, tool) in &config.tools {

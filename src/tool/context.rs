@@ -34,7 +34,7 @@ pub(crate) type AskCallback = Box<dyn Fn(Question) -> BoxFuture<'static, Answer>
 const QUESTION_BYTES_MAX: usize = 64 << 10;
 
 /// A call's view of the session's variables. The runtime keeps the other reference and collects
-/// the call's writes from it.
+/// the call's reads and writes from it.
 pub(crate) type SharedVariableView = Arc<Mutex<VariablesTransaction>>;
 
 /// Reads the values of a session's references. Knows no variables.
@@ -62,9 +62,9 @@ pub(crate) struct ToolContextParts {
     pub(crate) variables: SharedVariableView,
     /// The agent's maximum number of bytes of a result that the model sees.
     pub(crate) max_result_bytes: usize,
-    /// Runs the child of a call of an agent.
+    /// Runs the child of a call of an agent. `None` for other tools.
     pub(crate) agents: Option<Arc<dyn AgentCaller>>,
-    /// Reads earlier results of the session. `None` outside of a session.
+    /// Reads earlier results of the session, for the tool `read_var`. `None` for other tools.
     pub(crate) references: Option<Arc<dyn ReferenceReader>>,
 }
 
@@ -84,6 +84,7 @@ struct SharedContext {
 /// The questions of a call: one is open at a time.
 #[derive(Default)]
 struct Questions {
+    /// Locked while a question is open.
     open: tokio::sync::Mutex<()>,
     wait: Mutex<QuestionWait>,
 }
@@ -181,10 +182,10 @@ impl ToolContext {
         })
     }
 
-    /// Returns the time at which the call times out: after its tool's `timeout`, or else the
-    /// agent's `tool_timeout`. `None` if the call has no time limit. The call can be cancelled
-    /// earlier, for example at the end of its run. The time of [questions](Self::ask) does not count: while one
-    /// is open, the deadline moves, and a task that waits for it reads it again.
+    /// Returns the time at which the call times out: after its tool's `timeout`, or else the agent's
+    /// `tool_timeout`, which does not apply to a tool that runs an agent. `None` if the call has no time limit.
+    /// The call can be cancelled earlier, for example at the end of its run. The time of [questions](Self::ask)
+    /// does not count: while one is open, the deadline moves, so a task that waits for it must read it again.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.0.parts.deadline?.checked_add(self.question_wait())
@@ -230,9 +231,9 @@ impl ToolContext {
     /// Returns a variable of the session: the value that this call wrote, or else the value at the
     /// call's start, which includes the writes of earlier calls of the turn that had taken effect by then.
     ///
-    /// If an earlier call of the turn writes the variable after this read, the host detects the
-    /// conflict: a call of a pure tool runs again; a call with effects keeps its result, and its
-    /// writes are discarded.
+    /// If an earlier call of the turn writes the variable, and this call has started without that write, the
+    /// host detects the conflict: a call of a pure tool runs again, if it may still start; any other call keeps
+    /// its result, and its writes are discarded.
     ///
     /// # Errors
     /// If the value is no `T`.
@@ -254,7 +255,8 @@ impl ToolContext {
     }
 
     /// Writes a variable. All writes of a call take effect together, once the call has succeeded
-    /// and every earlier call of the turn has its outcome. Until then no other call sees them.
+    /// and every earlier call of the turn has its outcome. Until then no other call sees them. They are discarded
+    /// after a conflict ([`get`](Self::get)), and if all variables together would exceed `max_variables_bytes`.
     ///
     /// # Errors
     /// If the name does not have 1 to 128 bytes, the value cannot be serialised, the call writes
@@ -293,7 +295,7 @@ impl ToolContext {
     ///
     /// The call's timeout stands still while its question is open, and the tool's `approval_timeout`
     /// counts instead. A tool that drops the future withdraws the question. A call asks one question at a
-    /// time; another one waits for its turn.
+    /// time; another one waits for its turn. After 100 questions of a call, further ones are declined.
     ///
     /// The host keeps the question and the answer in its journal: do not ask for secrets.
     ///
@@ -336,9 +338,10 @@ impl ToolContext {
         }
     }
 
-    /// Waits until the call is cancelled, because its deadline has passed or its run was stopped.
-    /// The call's outcome is decided by then; the tool has `cancel_grace` left to clean up. Also
-    /// returns when the call has ended, so that tasks which the tool spawned can stop.
+    /// Waits until the call is cancelled: because its deadline has passed, its run was stopped or has reached
+    /// a limit, or the response with the call was discarded. The call's outcome is decided by then, unless the
+    /// tool runs an agent; the tool has `cancel_grace` left to clean up. Also returns when the call has ended, so
+    /// that tasks which the tool spawned can stop.
     pub async fn cancelled(&self) {
         self.0.parts.cancellation.cancelled().await;
     }
@@ -349,7 +352,7 @@ impl ToolContext {
         self.0.parts.cancellation.is_cancelled()
     }
 
-    /// Returns the value of a reference. Results of the current turn have none yet.
+    /// Returns the value of a reference. Results and arguments of the current turn cannot be read.
     pub(crate) async fn read_reference(
         &self,
         reference: &Reference,
@@ -377,12 +380,13 @@ impl ToolContext {
         self.0.parts.max_result_bytes
     }
 
-    /// Discards what the call has written, because it begins again.
+    /// Discards the variables that the call has read and written, because it begins again.
     pub(crate) fn begin_again(&self) {
         self.0.parts.variables.lock().begin_again();
     }
 
-    /// Publishes a progress text to live watchers. It is bounded in size and never journaled.
+    /// Publishes a progress text to live watchers. It is cut at 500 characters and never journaled. After 1,000
+    /// texts of a call, further ones are dropped.
     pub fn progress(&self, text: impl Into<String>) {
         (self.0.parts.progress)(text.into());
     }

@@ -11,7 +11,7 @@ use crate::config::ToolInput;
 #[derive(Clone, Debug)]
 pub(crate) struct DefinedInput {
     schema: InputSchema,
-    /// The names of the properties, each with its default.
+    /// The schema of each property by name. It may have a `default`.
     properties: Map<String, Value>,
 }
 
@@ -35,7 +35,7 @@ impl DefinedInput {
     /// Makes the schema, which may be in a file.
     ///
     /// # Errors
-    /// If the file cannot be read, or the schema is not that of an object.
+    /// If the file cannot be read, or the schema is invalid or not that of an object.
     pub(crate) fn load(input: &ToolInput) -> Result<Self, DefinitionError> {
         let (key, schema) = match input {
             ToolInput::Properties(properties) => ("input", properties_schema(properties)),

@@ -57,7 +57,7 @@ pub(crate) enum NextAttempt {
 }
 
 impl ToolError {
-    /// Makes an error with a message, which the model reads in full. There is no source to log.
+    /// Makes an error with a message, which the model reads up to `max_result_bytes`. There is no source to log.
     #[must_use]
     pub fn new(message: impl fmt::Display) -> Self {
         let (kind, status) = (FailureKind::ToolError, ToolStatus::Failed);

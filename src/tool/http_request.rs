@@ -1,8 +1,8 @@
 //! A tool that sends an HTTP request: `[tools.NAME]` with `kind = "http"`.
 //!
-//! Only a GET request follows redirects, at most five. At most 1 MiB of an answer is read. Of the statuses of failure,
-//! 408, 429 and those from 500 on may be tried again (`retries`): after `Retry-After` if there is one, or 1 s
-//! after 429 without it.
+//! Only a GET request follows redirects, at most five. At most 1 MiB of a response body is read. Of the statuses that
+//! are errors (`ok_status`; by default all but 200 to 299), 408, 429 and those from 500 on may be tried again
+//! (`retries`): after `Retry-After` if there is one, or 1 s after 429 without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
@@ -28,16 +28,16 @@ use super::{
 use crate::config::{ConfiguredTool, HttpBody, HttpConfig, HttpMethod, with_last_word};
 use crate::types::{FailureKind, Secrets, excerpt};
 
-/// Maximum size of an answer in bytes. The rest is not read.
+/// Maximum number of bytes of a response body that are read.
 const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// Maximum number of characters of an answer that an error quotes.
+/// Maximum number of characters of a response body that an error quotes.
 const QUOTED_CHARS_MAX: usize = 2000;
 
 /// Wait before the next attempt if the server is busy (429) and does not say for how long.
 const BUSY_WAIT: Duration = Duration::from_secs(1);
 
-/// Headers that belong to the connection.
+/// Headers that belong to the connection, and cannot be configured.
 const FORBIDDEN_HEADERS: [HeaderName; 4] = [CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING];
 
 /// A tool that sends an HTTP request.
@@ -56,7 +56,7 @@ pub(super) struct HttpTool {
 }
 
 impl HttpTool {
-    /// Checks a configured tool: its templates, its schema and its headers.
+    /// Checks the definition of a tool.
     ///
     /// # Errors
     /// The first problem.
@@ -124,7 +124,7 @@ impl HttpTool {
         Ok(url)
     }
 
-    /// Returns the media type and the bytes of the request's body.
+    /// Returns the media type and the text of the request's body, if it has one.
     fn call_body(&self, arguments: &Map<String, Value>) -> Option<(&'static str, String)> {
         match &self.config.body {
             HttpBody::None => None,
@@ -143,8 +143,8 @@ impl HttpTool {
         }
     }
 
-    /// Sends the request. Follows the redirects of a GET request; another origin receives none of the
-    /// configured headers.
+    /// Sends the request. Follows the redirects of a GET request; another origin receives neither the
+    /// configured headers nor the idempotency key.
     async fn send(
         &self,
         mut url: Url,
@@ -374,7 +374,7 @@ fn header_name(key: &str, name: &str) -> Result<HeaderName, DefinitionError> {
     Ok(parsed)
 }
 
-/// Checks the URL of a tool. Returns the rule that allows its host, if that is not a placeholder.
+/// Checks the URL of a tool. Returns the rule that allows its host, if neither host nor port has a placeholder.
 fn check_url(url: &Template) -> Result<Option<AllowRule>, DefinitionError> {
     let prefix = url.literal_prefix();
     check_scheme(prefix)?;
@@ -394,7 +394,8 @@ fn check_scheme(url: &str) -> Result<(), DefinitionError> {
     Err(DefinitionError::new("url", "must begin with http:// or https://"))
 }
 
-/// Returns the parsed URL of a configured service, and a client that reaches its host and the targets in `allow`.
+/// Returns the parsed URL of a configured service, and a client that may connect to its host, to the targets in
+/// `allow` and to public addresses.
 pub(super) fn service_client(
     url: &str,
     allow: &[String],

@@ -1,4 +1,4 @@
-//! The tools of an agent, for people: `callsheet tools list` and `GET /v1/tools`.
+//! The tools of a host, and which of them an agent offers, for people: `callsheet tools list` and `GET /v1/tools`.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ pub(crate) struct ListedServer {
     /// Its offered tools that differ from the accepted ones, by their names on the server.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) warnings: Vec<(String, String)>,
-    /// Number of lines of its output that were no messages, and the first of them.
+    /// Number of lines of its output that could not be read as messages, and the first of them.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) noise_lines: u64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -106,8 +106,8 @@ pub(crate) struct AgentTools {
     pub(crate) servers: Vec<ListedServer>,
 }
 
-/// Lists the registered tools, first those that the agent offers. `of_host` are the tools of the host itself that
-/// the agent offers.
+/// Lists the registered tools, and `of_host`: the tools of the host itself that the agent offers. First come the
+/// tools in its requests, then those that its model finds with `find_tools`, then those that it does not offer.
 pub(crate) fn list_tools<'t>(
     registry: &ToolRegistry,
     of_host: impl Iterator<Item = &'t ToolSpec>,

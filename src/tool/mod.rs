@@ -2,8 +2,8 @@
 //!
 //! A tool is a [`TypedTool`] or a closure ([`ToolSpec::into_tool`]); its input type gives the schema
 //! and the parsing of its arguments, its output type the text for the model. Below both is the
-//! object-safe [`Tool`], which describes itself once with a [`ToolSpec`] and then runs one call at a
-//! time, each with its own [`ToolContext`]. Tools know nothing about actors or models.
+//! object-safe [`Tool`], which describes itself with a [`ToolSpec`] and runs calls, also several at once, each
+//! with its own [`ToolContext`]. Tools know nothing about actors or models.
 //!
 //! ```
 //! use callsheet::tool::{ToolContext, ToolError, ToolSpec, TypedTool};
@@ -45,7 +45,7 @@
 //! | `schema/` | `InputSchema`: a compiled JSON Schema, and the check of a value with a limited number of steps |
 //! | `context.rs` | [`ToolContext`]: what one call can read and do |
 //! | `extensions.rs` | `Extensions`: values of the embedding program for its tools |
-//! | `testing.rs` | `ToolTest`: runs a tool without a host |
+//! | `testing.rs` | feature `testing`: `ToolTest`: runs a tool without a host |
 //! | `agent.rs` | [`AgentTool`]: an agent as a tool |
 //! | `registry.rs` | `ToolRegistry`: the tools of a host by name |
 //! | `read_var.rs` | `read_var`: reads parts of earlier results |
@@ -58,14 +58,14 @@
 //! | `retry_after.rs` | `Retry-After`: the wait that an HTTP service asks for; also read by the model client |
 //! | `overrides.rs` | the `[tools.NAME]` overrides of the configuration, applied to specs |
 //! | `configured.rs` | feature `tools`: registers the tools that the configuration defines |
-//! | `command/` | feature `tools`: a tool that runs a program |
+//! | `command/` | feature `tools`, Linux: a tool that runs a program |
 //! | `http/` | feature `tools`: HTTP requests to public and allowed addresses only |
 //! | `http_request.rs` | feature `tools`: a tool that sends an HTTP request |
-//! | `redaction.rs` | feature `tools`: removes the secrets of a configured tool from its results |
-//! | `defined_input.rs` | the schema and the defaults of a configured tool's arguments |
-//! | `template.rs` | texts with placeholders for arguments |
-//! | `pinning.rs` | feature `mcp`: definitions of servers' tools that were accepted: `callsheet-tools.lock` |
-//! | `mcp/` | feature `mcp`: tools of servers of the Model Context Protocol |
+//! | `redaction.rs` | feature `tools`: removes the secrets of a configured tool or an MCP server from results |
+//! | `defined_input.rs` | feature `tools`: the schema and the defaults of a configured tool's arguments |
+//! | `template.rs` | feature `tools`: texts with placeholders for arguments |
+//! | `pinning.rs` | feature `mcp`, Linux: definitions of servers' tools that were accepted: `callsheet-tools.lock` |
+//! | `mcp/` | feature `mcp`, Linux: tools of servers of the Model Context Protocol |
 //! | `builtin/` | feature `tools`: `calculator`, `clock`, `http_get`, `read_file`, `get_variable`, `set_variable` |
 
 mod agent;
@@ -180,7 +180,8 @@ pub use typed::TypedTool;
 /// schema is known at compile time is shorter as a [`TypedTool`] or a closure ([`ToolSpec::into_tool`]).
 #[async_trait]
 pub trait Tool: Send + Sync + 'static {
-    /// Returns the tool's name, schema and scheduling policy. Called once, at registration.
+    /// Returns the tool's name, schema and scheduling policy. Called at registration; a later change has
+    /// no effect.
     fn spec(&self) -> ToolSpec;
 
     /// Runs one call. The arguments have passed the tool's schema; [`ToolContext::input`] reads
@@ -194,7 +195,7 @@ pub trait Tool: Send + Sync + 'static {
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError>;
 
     /// Returns a future that ends when calls of this session can be sent, if they have to wait. Called only if
-    /// `ToolSpec::waits_for_server` is set.
+    /// `ToolSpec::waits_for_server` is set or the tool is limited (`ToolSpec::is_limited`).
     #[doc(hidden)]
     fn ready(&self, _session: &SessionId) -> Option<BoxFuture<'static, ()>> {
         None

@@ -1,4 +1,4 @@
-//! The output of a call.
+//! The output of a call: what the model reads, and a value for programs.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -14,8 +14,8 @@ use crate::types::{FullResult, RESULT_BYTES_MAX, ResultPart, cut_text};
 
 /// The output of a call: a text for the model, or text, images and resources, and a value for programs.
 ///
-/// The model reads the content. If it has no text, no image and no resource, the model reads the structured
-/// value as JSON. It never reads both. The journal keeps both, up to 16 MiB.
+/// The model reads the content. If it has no image, no resource and at most blank text, the model reads the
+/// structured value as JSON. It never reads both. The journal keeps both, up to 16 MiB.
 ///
 /// ```
 /// use callsheet::Image;
@@ -53,7 +53,7 @@ impl ToolOutput {
         Ok(if json.starts_with('"') { serde_json::from_str::<String>(&json)? } else { json }.into())
     }
 
-    /// Makes an output from the value that a typed tool returns. A `String` is moved.
+    /// Makes an output from the value that a typed tool returns. A `String` or a `ToolOutput` is moved.
     pub(super) fn from_value<T: Serialize + 'static>(value: T) -> Result<Self, ToolError> {
         let mut value = Some(value);
         let any: &mut dyn Any = &mut value;
@@ -126,7 +126,7 @@ impl ToolOutput {
     #[cfg(feature = "tools")]
     pub(super) fn with_note(mut self, note: String) -> Self {
         let full = self.full_mut();
-        // The model reads the structured value only if there is no other content, which the note would be.
+        // With the note as content, the model would not read the structured value any more.
         let reads_value = full.model_parts().next().is_none();
         if let Some(value) = full.structured.as_ref().filter(|_| reads_value) {
             full.content.push(value.to_string().into());

@@ -1,8 +1,9 @@
 //! Pinned definitions of servers' tools: the file `callsheet-tools.lock`.
 //!
-//! A server can change what its tools claim to do after an operator has read it. With a lock file the host
-//! compares each definition with the one that was accepted. The file is JSON: definitions by the name of the
-//! tool, by the name of the server. Neither the order of keys nor white space matters.
+//! A server can change what its tools claim to do after an operator has read it. With `pin = "warn"` or `"require"`
+//! the host compares each definition with the one that was accepted. The file is a JSON object of servers by name;
+//! each is an object of definitions by the tool's name on the server. Neither the order of keys nor white space
+//! matters.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -55,7 +56,7 @@ impl ToolLock {
     /// Reads a lock file. Returns `None` if there is none.
     ///
     /// # Errors
-    /// If it cannot be read, or is no lock file; says what to do.
+    /// If it cannot be read, or is no lock file.
     pub(crate) fn read(file: &Path) -> Result<Option<Self>, String> {
         let text = match std::fs::read_to_string(file) {
             Ok(text) => text,
@@ -72,7 +73,7 @@ impl ToolLock {
         self.0.get(name)
     }
 
-    /// Accepts the tools of a server as they are.
+    /// Accepts the tools of a server as they are. Forgets those that it no longer has.
     pub(crate) fn accept(&mut self, server: &str, tools: &[ToolDescription]) {
         let pinned = tools.iter().map(|tool| (tool.server_name.clone(), PinnedTool::of(tool)));
         self.0.insert(server.to_owned(), PinnedTools(pinned.collect()));
@@ -85,7 +86,7 @@ impl ToolLock {
 }
 
 impl PinnedTools {
-    /// Compares a tool with the accepted one.
+    /// Compares a tool with the accepted one. Returns `None` if they are equal.
     pub(crate) fn check(&self, tool: &ToolDescription) -> Option<PinProblem> {
         let Some(pinned) = self.0.get(&tool.server_name) else { return Some(PinProblem::New) };
         let now = PinnedTool::of(tool);
@@ -103,7 +104,7 @@ impl PinnedTools {
         Some(PinProblem::Changed(differences.join("; ")))
     }
 
-    /// Returns the names of accepted tools that are not among these.
+    /// Returns the names of the accepted tools that the server no longer has.
     pub(crate) fn gone(&self, tools: &[ToolDescription]) -> Vec<&str> {
         let is_there = |name: &str| tools.iter().any(|tool| tool.server_name == name);
         self.0.keys().map(String::as_str).filter(|name| !is_there(name)).collect()

@@ -1,5 +1,6 @@
-//! `read_var`: reads the value of a reference in parts, or searches it with a regular expression. A part has 8 KiB by
-//! default and at most the agent's `max_result_bytes`; a pattern has at most 1,000 bytes.
+//! `read_var`: reads the value of a reference in parts, or searches it with a regular expression. A part, or the
+//! excerpts of a search, have 8 KiB by default and at most the agent's `max_result_bytes`, but at least one character
+//! or excerpt is returned. A pattern has at most 1,000 bytes.
 
 use std::fmt::Write as _;
 
@@ -18,7 +19,7 @@ const LIMIT_DEFAULT: usize = 8192;
 const PATTERN_BYTES_MAX: usize = 1000;
 const COMPILED_BYTES_MAX: usize = 1 << 20;
 
-/// Maximum number of bytes of a matching line that are shown.
+/// Maximum number of bytes of an excerpt. Of a longer line only a part around the match is shown.
 const LINE_BYTES_MAX: usize = 400;
 
 /// Number of bytes from which on a value is searched on a thread that may block.
@@ -61,7 +62,8 @@ impl Tool for ReadVar {
         let description = "Reads a part of an earlier tool result, or searches it. \
                            $VAR_REF{{ID}} in the arguments of other tools stands for the whole value.";
         let schema = InputSchema::parse(schema).unwrap_or_else(|_| InputSchema::of::<()>());
-        // `run` cuts the result itself, to `limit` and the agent's `max_result_bytes`. The host must not cut it again.
+        // `run` cuts the result itself, to `limit` and the agent's `max_result_bytes`. The host must not cut it
+        // again.
         ToolSpec::with_schema(READ_VAR, description, schema).pure().max_result_bytes(usize::MAX)
     }
 
@@ -158,7 +160,7 @@ fn after_shown(text: &str, pattern: &Regex, mut at: usize, end: usize) -> usize 
     at
 }
 
-/// Returns the line of a match, or a part of it around the match if it is long.
+/// Returns the range of a match's line, or of a part of it around the match if it is long.
 fn excerpt_of(text: &str, start: usize, end: usize) -> (usize, usize) {
     let before = text.get(..start).unwrap_or_default();
     let behind = text.get(end..).unwrap_or_default();

@@ -1,10 +1,10 @@
-//! Removes the secrets of a configured tool from its results.
+//! Removes the secrets of a configured tool or an MCP server from its results.
 
 use super::{ToolError, ToolOutput};
 use crate::types::Secrets;
 
-/// Replaces the secrets of a call in its result. The host replaces only the values that they had at its
-/// start.
+/// Replaces the secrets of a call in its output or error message. The host itself knows only the values that
+/// secrets had when it started.
 pub(super) fn redacted(
     result: Result<ToolOutput, ToolError>,
     secrets: &Secrets,

@@ -1,5 +1,5 @@
-//! The registry of a host's tools, by name: 1 to 64 characters of `a-z A-Z 0-9 _ -`. A second tool with a name is
-//! refused.
+//! The registry of a host's tools, by name: 1 to 64 characters of `a-z A-Z 0-9 _ -`. A second tool with the same name
+//! is refused. Also holds the servers of tools and the hooks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -54,7 +54,7 @@ impl fmt::Debug for RegisteredTool {
     }
 }
 
-/// The tools and tool servers of a host. Cannot change once the host runs.
+/// The tools, tool servers and hooks with which a host starts.
 ///
 /// ```
 /// use callsheet::tool::{ToolRegistry, ToolSpec};
@@ -98,7 +98,7 @@ impl ToolRegistry {
         self.register_as(RegisteredKind::Native, tool)
     }
 
-    /// Adds a tool of this kind.
+    /// Adds a tool of this kind. An agent always has the kind `Agent`. The errors are those of [`Self::register`].
     pub(crate) fn register_as(
         &mut self,
         kind: RegisteredKind,
@@ -203,7 +203,7 @@ pub enum RegistryError {
     /// A time limit is zero.
     #[error("register tool {0:?}: its time limits must be longer than 0")]
     ZeroTimeout(String),
-    /// The schema of the arguments is that of a text, a number or a list.
+    /// The schema of the arguments is not that of an object.
     #[error("register tool {0:?}: its input must be a struct, because arguments are a JSON object")]
     InputNotAnObject(String),
     /// The schema of the arguments is invalid.

@@ -1,5 +1,5 @@
-//! The wait that an HTTP service asks for before the next attempt: `Retry-After`. Tools that send requests read it, and
-//! so does the model client (`runtime::model::error`).
+//! The wait that an HTTP service asks for before the next attempt: `Retry-After`. Tools that send requests read it,
+//! and so does the model client (`runtime::model::error`).
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime};
 /// is waited for at most `SERVICE_WAIT_MAX` of `turn::retry`, and a tool only within its timeout.
 const RETRY_AFTER_READ_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Returns the requested wait: `retry-after-ms`, or `retry-after` in seconds or as an HTTP date.
+/// Returns the requested wait: `retry-after-ms`, or else `retry-after` in seconds or as an HTTP date. At most
+/// [`RETRY_AFTER_READ_MAX`].
 pub(crate) fn retry_after<'v>(
     header: impl Fn(&str) -> Option<&'v str>,
     now: SystemTime,

@@ -1,12 +1,12 @@
 //! Search among the tools of an agent: `find_tools`, and the definition of `use_tool`.
 //!
-//! With `tool_loading = "search"` a request holds only the tools that the agent names one by one, and these
-//! two. The others, which only a pattern with a wildcard matches, the model finds by words, and the result of the
-//! search contains their schemas. The definitions in the request therefore never change, however many tools there are.
+//! With `tool_loading = "search"`, or with `"auto"` and many tools, a request leaves out the tools that only patterns
+//! with wildcards match, and has these two instead. The model finds the other tools by words, and the result of the
+//! search contains their schemas. The definitions in the request therefore stay few, however many tools there are.
 //!
-//! The ranking is Okapi BM25 over the words of a tool's name, description and arguments (S. Robertson,
-//! H. Zaragoza: The Probabilistic Relevance Framework: BM25 and Beyond, 2009). A tool whose name is asked for
-//! comes first. At most five tools are found.
+//! The ranking is Okapi BM25 over the words of a tool's name and description, and of the names and descriptions of
+//! its arguments (S. Robertson, H. Zaragoza: The Probabilistic Relevance Framework: BM25 and Beyond, 2009). A tool
+//! whose name is asked for comes first. At most five tools are found.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -52,7 +52,7 @@ struct SearchIndex {
 #[derive(Debug)]
 struct IndexedTool {
     spec: Arc<ToolSpec>,
-    /// The number of times that it contains each word.
+    /// The number of times that it contains each word. A word of its name counts [`NAME_WEIGHT`] times.
     words: HashMap<String, u32>,
     length: f64,
 }
@@ -78,8 +78,8 @@ pub(crate) fn find_tools(tools: Vec<Arc<ToolSpec>>) -> impl Tool {
     })
 }
 
-/// Returns the definition of the tool that calls a found tool. It never runs: admission replaces its calls by calls of
-/// the tool that they name.
+/// Returns the definition of the tool that calls a found tool. It never runs: admission replaces its calls by calls
+/// of the tool that they name, or answers them with an error.
 pub(crate) fn use_tool_spec() -> ToolSpec {
     let schema = json!({
         "type": "object",
@@ -134,7 +134,7 @@ impl SearchIndex {
             (score > 0.0).then_some((score, &*tool.spec))
         });
         let mut scored: Vec<(f64, &ToolSpec)> = scored.collect();
-        // The sort is stable: equal tools stay sorted by name.
+        // The sort is stable: tools with equal scores stay sorted by name.
         scored.sort_by(|(one, _), (other, _)| other.total_cmp(one));
         scored.into_iter().take(FOUND_MAX).map(|(_, spec)| spec).collect()
     }
@@ -152,7 +152,7 @@ impl SearchIndex {
         query_words.iter().filter_map(score_of).sum()
     }
 
-    /// Returns the text for the model.
+    /// Returns the result for the model: the tools found, one a line, or else names of tools.
     fn answer(&self, query: &str) -> String {
         let found = self.find(query);
         if found.is_empty() {
@@ -190,7 +190,7 @@ impl IndexedTool {
 }
 
 /// Splits a text into words: at characters that are not alphanumeric, and before an upper-case letter that follows
-/// a lower-case one. A word has the same form in singular and plural.
+/// a lower-case one. Most words have the same form in singular and plural ([`number_free`]).
 fn words(text: &str) -> impl Iterator<Item = String> {
     let mut words = Vec::new();
     let mut word = String::new();

@@ -28,13 +28,14 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
         format!("{}{SERVER_SEPARATOR}", self.name())
     }
 
-    /// Returns the time limit of the first attempt to connect.
+    /// Returns the time limit of an attempt to connect.
     fn start_timeout(&self) -> Duration;
 
     /// Returns an unconnected copy of this server for another host.
     fn for_host(self: Arc<Self>) -> Arc<dyn ToolServer>;
 
-    /// Returns whether each session has its own connection. If so, this instance never connects.
+    /// Returns whether each session has its own connection. If so, the host connects the copies that
+    /// [`for_session`](Self::for_session) returns, and not the configured server.
     fn is_per_session(&self) -> bool {
         false
     }
@@ -45,15 +46,14 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
         None
     }
 
-    /// Keeps the server connected, with waits between failed attempts. Returns only after
-    /// [`end`](Self::end). Dropping the future ends the connection. It is called again if it
-    /// panics. `observer` receives the duration of each request.
+    /// Keeps the server connected, with waits between attempts. Returns only after [`end`](Self::end). Dropping the
+    /// future ends the connection. It is called again if it panics. `observer` receives the duration of each request.
     async fn run(&self, observer: RequestObserver);
 
     /// Ends the connection gracefully. A process ends within seconds, or is killed.
     fn end(&self);
 
-    /// Waits until the connection has ended.
+    /// Waits until [`run`](Self::run) has ended.
     async fn ended(&self);
 
     /// Returns the number of lines of its output that were not messages, and the first of them.
@@ -69,17 +69,18 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
     fn status(&self) -> watch::Receiver<Arc<ServerStatus>>;
 
     /// Makes the tool of a definition, which may be older than the server's present list. Calls of the
-    /// tool fail at once while the server is not connected.
+    /// tool fail at once while the server is not connected. If each session has its own connection, they first wait
+    /// until its first attempt to connect has a result, at most for the time limit of the attempt.
     ///
     /// # Errors
     /// If the host cannot offer the definition; says why.
     fn make_tool(&self, definition: &ToolDescription) -> Result<Arc<dyn Tool>, String>;
 }
 
-/// Receives the method of a request to a server, the type of its error, and its duration.
+/// Receives the method of a request to a server, the type of its error if it failed, and its duration.
 pub(crate) type RequestObserver = Arc<dyn Fn(&str, Option<&str>, Duration) + Send + Sync>;
 
-/// The description of a server's tool, as it came from the server.
+/// The description of a server's tool: what the server listed, without secrets. A long description is cut.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct ToolDescription {
     /// The name that the model reads: `SERVER__TOOL`.
@@ -113,7 +114,8 @@ pub(crate) struct FrozenList {
 pub(crate) struct ServerListing {
     /// The tools, sorted by name.
     pub(crate) tools: Vec<ToolDescription>,
-    /// The tools that cannot be offered, by their name on the server, with the reason.
+    /// The tools that cannot be offered, by their name on the server, with the reason. Also patterns of the
+    /// configuration that match no tool.
     #[serde(skip)]
     pub(crate) left_out: Vec<(String, String)>,
     /// Offered tools that differ from the accepted ones, by their name on the server, with the difference.
@@ -132,7 +134,7 @@ pub(crate) struct ServerStatus {
 /// The state of the connection to a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ServerState {
-    /// The first attempt to connect has no result yet.
+    /// No attempt to connect has a result yet.
     Starting,
     /// It is connected and has given its list.
     #[cfg_attr(

@@ -6,10 +6,11 @@ use super::Tool;
 use crate::types::SessionId;
 
 /// A source of tools that may change while the host runs, such as a directory of plugins or the
-/// permissions of a user. It is read when a run starts, and the run keeps the tools that it had then.
+/// permissions of a user. It is read before a run starts, and the run keeps the tools that it had then. If the
+/// session is woken from the journal during the run, the run has the tools of that time.
 ///
-/// The agent offers these tools besides its own. A tool with an invalid name, or with the name of
-/// another tool, is left out and logged as `tool_not_offered`. Metrics count their calls with the
+/// The agent offers these tools besides its own. A tool that cannot be registered, for example because its name is
+/// invalid or that of another tool, is left out and logged as `tool_not_offered`. Metrics count their calls with the
 /// tool label `other`.
 ///
 /// ```
@@ -29,8 +30,8 @@ use crate::types::SessionId;
 /// }
 /// ```
 pub trait ToolSource: Send + Sync + 'static {
-    /// Returns the tools of a run that is about to start. Called on the session's own task: it must
-    /// not block.
+    /// Returns the tools of the next run. It can be called more often than runs start. Called on the session's own
+    /// task: it must not block.
     fn tools(&self, run: &ToolSourceContext<'_>) -> Vec<Arc<dyn Tool>>;
 }
 

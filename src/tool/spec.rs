@@ -44,17 +44,17 @@ pub struct ToolSpec {
     pub exclusive: bool,
     /// May run again with the same idempotency key after a crash.
     pub idempotent: bool,
-    /// Identical calls of one response all run; otherwise only the first runs and its result is
+    /// Identical calls of one response all run; otherwise, as a rule, only the first runs and its result is
     /// copied.
     pub repeatable: bool,
     /// Blocks or computes; runs on a thread of the host's pool for blocking tools.
     pub blocking: bool,
-    /// Time limit of one call; the agent's `tool_timeout` if `None`.
+    /// Time limit of one call. If `None`, the agent's `tool_timeout`; a tool that runs an agent then has no limit.
     pub timeout: Option<Duration>,
     /// Phases of a call that need a person's approval.
     pub approval: ApprovalPolicy,
-    /// Time limit of an approval, which then counts as rejected, of the answer to a question of the tool, and of a call
-    /// that the client runs.
+    /// Time limit of an approval, which then counts as rejected, of the answer to a question of the tool, and of a
+    /// call that the client runs.
     pub approval_timeout: Duration,
     /// A call may have to wait until its session is connected to the tool's server.
     #[doc(hidden)]
@@ -66,7 +66,7 @@ pub struct ToolSpec {
     /// Maximum rate of its calls in the whole host; unlimited if `None`.
     #[doc(hidden)]
     pub rate: Option<CallRate>,
-    /// Number of failed calls in a row that open its circuit breaker; 0: it never opens.
+    /// Number of failed attempts of calls in a row that open its circuit breaker; 0: it never opens.
     pub breaker_failures: u32,
     /// Time for which the circuit breaker stays open. Doubles with each failed probe, up to eightfold.
     pub breaker_open_for: Duration,
@@ -202,16 +202,16 @@ impl ToolSpec {
         self
     }
 
-    /// Sets the time limit of an approval, of the answer to a question of the tool, and of a call that the client runs.
-    /// Default: 24 hours.
+    /// Sets the time limit of an approval, of the answer to a question of the tool, and of a call that the client
+    /// runs. Default: 24 hours.
     #[must_use]
     pub fn approval_timeout(mut self, timeout: Duration) -> Self {
         self.approval_timeout = timeout;
         self
     }
 
-    /// Sets what needs a person's approval within [`Self::approval_timeout`]: calls before they run, or their results.
-    /// Default: nothing.
+    /// Sets what needs a person's approval within [`Self::approval_timeout`]: calls before they run, their results,
+    /// or both. Default: nothing.
     #[must_use]
     pub fn approval(mut self, approval: ApprovalPolicy) -> Self {
         self.approval = approval;
@@ -253,16 +253,16 @@ impl ToolSpec {
         self
     }
 
-    /// Opens a circuit breaker after a number of failed calls in a row. While it is open, calls are answered
-    /// at once. After `open_for` one call at a time tests whether the tool works again.
+    /// Opens a circuit breaker after a number of failed attempts of calls in a row. While it is open, calls are
+    /// answered at once. After `open_for` one call at a time tests whether the tool works again.
     #[must_use]
     pub fn breaker(mut self, failures: u32, open_for: Duration) -> Self {
         (self.breaker_failures, self.breaker_open_for) = (failures, open_for);
         self
     }
 
-    /// Declares that its results are never cleared from the context. A summary of the context, or the short form of an
-    /// ended run, still replaces them.
+    /// Declares that its results are never cleared from the context. A summary of the context, or the short form of
+    /// an ended run, still replaces them.
     #[must_use]
     pub fn keep(mut self) -> Self {
         self.keep = true;

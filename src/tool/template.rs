@@ -1,7 +1,8 @@
 //! Templates of tools from configuration: texts with `{name}` placeholders for arguments.
 //!
 //! `{{` is a literal `{`; a `}` outside a placeholder is literal. A text value is inserted as it is,
-//! other values as JSON. An argument that is missing or null is absent.
+//! other values as JSON; in a list of texts, an array alone gives one text for each item. An argument that is missing
+//! or null is absent.
 
 use serde_json::{Map, Value};
 
@@ -22,7 +23,7 @@ impl Template {
     /// Parses a template.
     ///
     /// # Errors
-    /// If a placeholder has no name or no end.
+    /// If a placeholder has no end, or its name is empty or contains `{`.
     pub(crate) fn parse(text: &str) -> Result<Self, TemplateError> {
         let mut parts = Vec::new();
         let mut literal = String::new();
@@ -71,7 +72,7 @@ impl Template {
         }
     }
 
-    /// Returns the text of a template without placeholders.
+    /// Returns the text of a template without placeholders, and `None` for others.
     pub(crate) fn as_literal(&self) -> Option<&str> {
         match self.parts.as_slice() {
             [] => Some(""),

@@ -64,7 +64,8 @@ use crate::types::{Answer, CallKey, RunId, SessionId, WriteSet};
 
 /// Runs calls of a tool as a host does: the arguments pass the tool's schema, the variables that a
 /// call has written are there for the next one, and a call is cancelled at its deadline. The
-/// session, the run and the agent are called `test`. Panics of the tool are not caught.
+/// session, the run and the agent are called `test`. Unlike in a host, panics of the tool are not caught, a failed
+/// call is not tried again, and a result that comes within `cancel_grace` after the cancellation counts.
 ///
 /// ```
 /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
@@ -167,11 +168,11 @@ impl ToolTest {
     pub async fn call(&mut self, arguments: impl Serialize) -> TestedCall {
         self.calls += 1;
         let progress = Arc::new(Mutex::new(Vec::new()));
-        let (result, used) = match self.arguments(arguments) {
+        let (result, writes) = match self.arguments(arguments) {
             Ok(arguments) => self.run(arguments, &progress).await,
             Err(error) => (Err(error), WriteSet::default()),
         };
-        let committed = if result.is_ok() { used } else { WriteSet::default() };
+        let committed = if result.is_ok() { writes } else { WriteSet::default() };
         self.variables.apply(&committed);
         let written = committed.0.iter().map(|(name, value)| (name.to_string(), (**value).clone()));
         let written = written.collect();
@@ -265,7 +266,8 @@ impl TestedCall {
         }
     }
 
-    /// Returns the output as a value, deserialised from the text that the model reads.
+    /// Returns the output as a value, deserialised from the text that the model reads. A text that is not JSON of
+    /// this type is read as a string.
     ///
     /// # Panics
     /// If the call failed, or the output has another type.

@@ -51,11 +51,12 @@ pub trait TypedTool: Send + Sync + 'static {
     /// are none. The compiler demands that it is as public as the tool.
     type Input: DeserializeOwned + JsonSchema + Send;
 
-    /// The type of the result. The model reads it as compact JSON, and a `String` as plain text.
+    /// The type of the result. The model reads it as compact JSON, and a string as plain text. A [`ToolOutput`] is
+    /// not changed.
     type Output: Serialize + Send + 'static;
 
     /// Returns the tool's name, description and scheduling policy, made with [`ToolSpec::named`].
-    /// The schema is always that of `Input`. Called once, at registration.
+    /// The schema is always that of `Input`. Called at registration.
     fn spec(&self) -> ToolSpec;
 
     /// Runs one call. [`Tool::run`] describes cancellation.

@@ -20,7 +20,7 @@ use crate::types::{
 pub struct AttemptTranscript<'a> {
     /// The number of the attempt in its turn, from 1.
     pub number: u32,
-    /// The start. `None` for a response that the session was opened with.
+    /// The start. `None` for calls that the session was opened with, or if the records begin after it.
     pub start: Option<AttemptStart<'a>>,
     /// The failure, if it broke.
     pub failure: Option<AttemptFailure<'a>>,
@@ -92,8 +92,8 @@ pub struct CallTranscript<'a> {
     pub decisions: Vec<RecordedDecision<'a>>,
     /// Decisions of hooks.
     pub hooks: Vec<RecordedHooks<'a>>,
-    /// Its outcomes. Those after the first one add notes to it, or take its place: bytes after the seal of the call make
-    /// a result void.
+    /// Its outcomes. Those after the first one add notes to it, or take its place: bytes after the seal of the call
+    /// make a result void.
     pub outcomes: Vec<RecordedOutcome<'a>>,
 }
 
@@ -175,7 +175,7 @@ pub struct RecordedOutcome<'a> {
     pub writes: &'a WriteSet,
     /// The time of its start, in milliseconds since the run began. `None` if it never started.
     pub started_ms: Option<u64>,
-    /// The time from its seal to its start, in milliseconds.
+    /// The time from its seal to its start, or to its outcome if it never started, in milliseconds.
     pub wait_ms: u64,
     /// The time from its start to its outcome, in milliseconds.
     pub duration_ms: u64,
@@ -299,7 +299,8 @@ impl<'a> CallTranscript<'a> {
         })
     }
 
-    /// Returns the last decision of hooks at this point. Hooks that a crash has cut off are asked again.
+    /// Returns the last decision of hooks at this point. A call that runs again after a crash has another one about
+    /// its new result.
     #[must_use]
     pub fn hook_decision(&self, on: HookPoint) -> Option<&'a Arc<HookDecision>> {
         self.hooks.iter().rfind(|hooks| hooks.on == on).map(|hooks| hooks.decision)
@@ -314,7 +315,8 @@ impl<'a> CallTranscript<'a> {
         self.input_questions().find(|(question, _)| question.at == asked.at)?.1
     }
 
-    /// Returns the first decision about the approval of this phase. Only the first one counts.
+    /// Returns the first decision of this phase, which is the one that counts. For questions of the tool, see
+    /// [`decision_about`](Self::decision_about).
     #[must_use]
     pub fn decision(&self, phase: WaitPhase) -> Option<&RecordedDecision<'a>> {
         self.decisions.iter().find(|decision| decision.phase == phase)

@@ -62,8 +62,8 @@ fn finish(kind: &str) -> Value {
     json!({"kind": kind, "raw": kind})
 }
 
-/// Returns the records of two runs. In the first run an attempt breaks, a call is a duplicate, a payment is approved, and the
-/// user steers. The second is stopped.
+/// Returns the records of two runs. In the first run an attempt breaks, a call is a duplicate, a payment is approved,
+/// and the user steers. The second is stopped.
 pub(crate) fn sample_records() -> Vec<Record> {
     let pay = call(1, 2, 1, "pay", json!({"to": "Ada", "eur": 5}));
     let calls = [

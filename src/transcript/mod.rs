@@ -1,9 +1,9 @@
 //! Reads a session's records into a typed form: runs, their turns, their attempts, their calls.
 //!
-//! Everything that interprets a journal reads a [`Transcript`] instead of matching on records:
-//! checks, exports, the resumption of a turn. It borrows from the records and copies no text.
-//! Records that no host writes are read as far as they can be understood, and each of them is
-//! listed in [`Transcript::breaches`].
+//! Checks, exports, references and the resumption of a turn read a [`Transcript`] instead of matching on records. It
+//! borrows from the records and copies none of their texts. Records at positions at which no host writes them are
+//! listed in [`Transcript::breaches`], and are read as far as they can be understood. `journal::verify` finds records
+//! that contradict each other.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -60,13 +60,13 @@ impl RecordLocation {
 
 /// A session's records as runs, turns, attempts and calls.
 ///
-/// It can also be read from a part of the records, such as those of one turn. The run and the
-/// turn in which the part begins then have no start, and the breaches must be ignored.
+/// It can also be read from a part of the records, such as those of one turn. The run in which the
+/// part begins then has no start, and the breaches must be ignored.
 #[derive(Clone, Debug, Default)]
 pub struct Transcript<'a> {
     /// The opening of the session.
     pub opening: Option<SessionOpening<'a>>,
-    /// The frozen lists of the servers' tools: the records, and the SHA-256 of each list.
+    /// The frozen lists of the servers' tools: each record, and the SHA-256 of its list.
     pub tool_lists: Vec<(RecordLocation, &'a str)>,
     /// The changes that made the context smaller.
     pub compactions: Vec<RecordedCompaction<'a>>,
@@ -78,7 +78,7 @@ pub struct Transcript<'a> {
     pub runs: Vec<RunTranscript<'a>>,
     /// The record that closed the session.
     pub closed: Option<RecordLocation>,
-    /// Records that contradict earlier ones, in their order.
+    /// Records at positions at which no host writes them, in their order.
     pub breaches: Vec<Breach>,
     first: Option<Seq>,
     last: Option<RecordLocation>,
@@ -187,7 +187,7 @@ pub struct SteeredInput<'a> {
     pub at: RecordLocation,
     /// The user's input.
     pub input: &'a Content,
-    /// The turn that was open: the input follows it in the history.
+    /// The last turn that had begun: the input follows it in the history.
     pub follows_turn: u32,
 }
 
@@ -260,7 +260,7 @@ pub struct TurnTranscript<'a> {
     pub attempts: Vec<AttemptTranscript<'a>>,
     /// Decisions of hooks about its request, or about the whole turn.
     pub hooks: Vec<RecordedHooks<'a>>,
-    /// The commit. `None` while it is open.
+    /// The commit. `None` while it is open. A run that was given up may leave it so.
     pub commit: Option<TurnCommit<'a>>,
 }
 

@@ -289,16 +289,16 @@ impl<'a> Transcript<'a> {
     }
 
     /// Returns whether a turn of this number may be the next. A run that was given up may have
-    /// begun a turn that left no record.
+    /// begun a turn that left no record. The next turn then follows the last one at a distance of 2.
     fn may_begin(&self, turn: u32) -> bool {
-        // The distance is 2 if that turn is between them.
         let run = self.runs.iter().rfind(|run| run.end.is_some() || !run.turns.is_empty());
         let gave_up = run.and_then(|run| run.end).is_some_and(|end| end.is_given_up());
         let skipped = turn.checked_sub(self.last_turn);
         skipped == Some(1) || (gave_up && skipped == Some(2))
     }
 
-    /// Returns the turn with this number: the open turn, or a later one that begins with this record.
+    /// Returns the turn with this number: the open turn, or one that begins with this record. Returns `None` if a
+    /// later turn is open.
     fn open_or_begin_turn(
         &mut self,
         at: RecordLocation,
@@ -345,7 +345,7 @@ impl<'a> Transcript<'a> {
         }
     }
 
-    /// Returns the open attempt of a turn if it has this number.
+    /// Returns the last attempt of a turn if it has this number. The turn is open, or begins with this record.
     fn attempt(
         &mut self,
         at: RecordLocation,
@@ -397,7 +397,8 @@ impl<'a> Transcript<'a> {
     }
 
     /// Returns the call that a record concerns. Adds it if this is its first record. Returns `None` and adds a breach
-    /// unless the call belongs to the open attempt, the attempt is not void, and the response keeps the call.
+    /// unless the call belongs to the last attempt of the open turn, the attempt is not void, and its response, if it
+    /// has ended, keeps the call.
     fn call_entry(&mut self, at: RecordLocation, key: CallKey) -> Option<&mut CallTranscript<'a>> {
         let attempt = self.open_turn().map(|turn| (turn.number, turn.attempt()));
         let problem = match attempt {
@@ -428,7 +429,7 @@ impl<'a> Transcript<'a> {
         Some(attempt.calls.entry(key).or_default())
     }
 
-    /// Returns the call that a record concerns, unless the call has its outcome.
+    /// Returns the call that a record concerns. Returns `None` and adds a breach if the call has its outcome.
     fn open_call(
         &mut self,
         at: RecordLocation,

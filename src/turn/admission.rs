@@ -1,7 +1,7 @@
 //! Admission of calls: which calls of a response are kept, and which of the kept calls run.
 //!
-//! A call is kept or dropped when it opens ([`decide_retention`]): `multi_tool_calls`,
-//! `max_tool_calls_per_turn` with `on_excess`, the last request of a run, the budget of the run.
+//! A call is kept or dropped when it opens ([`decide_retention`]): `multi_tool_calls`, `tool_choice`,
+//! `max_tool_calls_per_turn` with `on_excess`, requests for an answer without calls, the budget of the run.
 //! With `on_excess = "answer"` as many excess calls as the limit are kept and answered; the calls
 //! after them are dropped.
 //!
@@ -10,9 +10,9 @@
 //! them as `max_tool_calls_per_turn` too.
 //!
 //! A kept call is admitted when it is sealed and every earlier call is admitted ([`admit`]): it runs,
-//! it is answered without running (excess, unknown tool, invalid arguments), or it is a
-//! [duplicate](super::identical_calls). A pure call that would run gets its result of a void attempt,
-//! if there is one.
+//! it is answered without running (excess, unknown tool, invalid arguments, `final_answer`), or it is a
+//! [duplicate](super::identical_calls). A pure call that would run gets the result of an identical call of a void
+//! attempt, if there is one and no hook asks for an approval.
 
 use std::sync::Arc;
 
@@ -32,8 +32,8 @@ pub(super) enum CallRetention {
     Keep,
     /// The call exceeds `max_tool_calls_per_turn`. It is kept and answered without running.
     AnswerExcess,
-    /// The call is dropped: it is not the first one without `multi_tool_calls`, or the request allows
-    /// no calls.
+    /// The call is dropped: it is not the first one, and `multi_tool_calls` is off; the request allows no calls; or
+    /// the response has ended.
     Drop,
     /// The call exceeds `max_tool_calls_per_turn` and is dropped.
     DropExcess,
@@ -43,15 +43,17 @@ pub(super) enum CallRetention {
     OverBudget,
 }
 
-/// Decides about the call at `index` when it opens.
-pub(super) fn decide_retention(index: u32, spec: &TurnSpec) -> CallRetention {
+/// Decides about the call at `index` when it opens. `children` is the number of calls that children of earlier calls
+/// have used, or may use by their leases.
+pub(super) fn decide_retention(index: u32, children: u32, spec: &TurnSpec) -> CallRetention {
     if spec.request_kind.drops_calls() || spec.rules.tool_choice == ToolChoice::None {
         return CallRetention::Drop;
     }
+    // All calls before a kept call are kept, so that `index` is the number of kept calls.
+    let earlier = index.saturating_add(children);
     match retention_by_rules(index, &spec.rules) {
-        // All calls before a kept call are kept, so that `index` is the number of kept calls.
         CallRetention::Keep | CallRetention::AnswerExcess
-            if spec.budget.calls_left.is_some_and(|left| index >= left) =>
+            if spec.budget.calls_left.is_some_and(|left| earlier >= left) =>
         {
             CallRetention::OverBudget
         }
@@ -80,8 +82,8 @@ pub(super) fn retention_by_rules(index: u32, rules: &RunRules) -> CallRetention 
     }
 }
 
-/// Parses the arguments of a call and validates them. Called once for each call: at its seal, or at
-/// the end of the response. A call of `use_tool` becomes one of the tool that it means. Returns the
+/// Parses the arguments of a call and validates them. Called once for each call: at its seal, at the end of the
+/// response, or when the turn is resumed. A call of `use_tool` becomes one of the tool that it means. Returns the
 /// anomaly of the arguments.
 pub(super) fn parse_call_arguments(
     call: &mut TurnCall,
@@ -135,7 +137,8 @@ pub(super) fn parse_call_arguments(
     anomaly
 }
 
-/// Validates the arguments of a call. An error quotes `raw`.
+/// Validates the arguments of a call. An error quotes `raw`, or, if the call was made by `use_tool`, the arguments of
+/// the tool that it means.
 pub(super) fn check_schema(call: &mut TurnCall, raw: &str) {
     let violation =
         call.tool.as_ref().and_then(|tool| tool.input.first_violation(&call.call.arguments));
@@ -146,7 +149,7 @@ pub(super) fn check_schema(call: &mut TurnCall, raw: &str) {
     }
 }
 
-/// Makes a call of `use_tool` a call of the tool that it means. If there is none, the call is answered.
+/// Makes a call of `use_tool` a call of the tool that it means. If there is none, the call is answered with an error.
 fn resolve_used_tool(call: &mut TurnCall, raw: &str, rules: &RunRules) -> Option<ArgumentsAnomaly> {
     let arguments = Arc::clone(&call.call.arguments);
     let (name, inner) = match used_tool(&arguments) {
@@ -170,7 +173,7 @@ fn resolve_used_tool(call: &mut TurnCall, raw: &str, rules: &RunRules) -> Option
 /// The decision about a sealed call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum CallAdmission {
-    /// The call runs.
+    /// The call runs, or gets a result of a void attempt.
     Run,
     /// The call is answered with this outcome and does not run.
     Answer(ToolOutcome),
@@ -203,22 +206,19 @@ impl Turn {
                 | CallPhase::Dropped => continue,
             }
             let admission = admit(call, earlier, &self.spec);
-            let earlier_result = self.reusable_results.get(&call.identity).cloned();
-            match admission {
-                CallAdmission::Answer(outcome) => self.end_call(index, outcome),
-                // An approval that a hook asks for was not given to the earlier call.
-                CallAdmission::Run
-                    if earlier_result.is_some()
-                        && !call.has_effects()
-                        && !call.is_start_questioned() =>
-                {
+            // An approval that a hook asks for was not given to the earlier call.
+            let may_reuse = !call.has_effects() && !call.is_start_questioned();
+            let earlier_result = self.reusable_results.get(&call.identity).filter(|_| may_reuse);
+            match (admission, earlier_result.cloned()) {
+                (CallAdmission::Answer(outcome), _) => self.end_call(index, outcome),
+                (CallAdmission::Run, Some(result)) => {
                     if let Some(call) = self.calls.get_mut(index) {
                         call.notes.reused = true;
                     }
-                    self.end_call(index, earlier_result.unwrap_or_else(|| ToolOutcome::ok("")));
+                    self.end_call(index, result);
                 }
-                CallAdmission::Run => self.set_phase(index, CallPhase::Ready),
-                CallAdmission::Copy(of) => {
+                (CallAdmission::Run, None) => self.set_phase(index, CallPhase::Ready),
+                (CallAdmission::Copy(of), _) => {
                     self.set_phase(index, CallPhase::Duplicate { of });
                     self.end_duplicates_of(of);
                 }

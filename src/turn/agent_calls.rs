@@ -2,7 +2,8 @@
 //!
 //! Lease: when the call starts, its child gets `share_of_budget` of what the run has left: tokens, tool calls and
 //! time. The leases of calls that still run are not available; what ended children have used is spent. The intent
-//! of the call records the lease, so that a resumed turn gives the child the same budget.
+//! of the call records the lease, so that a resumed turn gives the child the same tokens and tool calls. The time is
+//! computed at each start.
 //!
 //! People: while a child waits only for people, its call does too ([`people_wait`](super::people_wait)). There is no
 //! record of it: a call that is started again after a crash detects it again.
@@ -23,12 +24,12 @@ use crate::config::AgentToolConfig;
 use crate::transcript::CallTranscript;
 use crate::types::{AgentLease, CallKey, ChildUse, ToolOutcome, ToolResult};
 
-/// The additional state of a call whose tool is an agent.
+/// The additional state of a call whose tool is an agent. Empty for other calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct AgentCall {
     /// The budget of its child. `None` before the call starts.
     lease: Option<AgentLease>,
-    /// The child, once it has ended.
+    /// The use of the child, once it has ended.
     child: Option<Arc<ChildUse>>,
     /// Set once the call is cancelled: the outcome that it gets when its child has ended.
     cancelled: Option<Box<CancelledAgent>>,
@@ -66,7 +67,7 @@ impl ChildrenUse {
 }
 
 impl AgentCall {
-    /// Restores the recorded budget and the child that has ended.
+    /// Restores the recorded budget, and the use of the child if it has ended.
     pub(super) fn restore(&mut self, recorded: &CallTranscript<'_>) {
         self.lease = recorded.intents.last().and_then(|intent| intent.lease);
         if self.lease.is_some() {
@@ -76,12 +77,12 @@ impl AgentCall {
         }
     }
 
-    /// Notes the child of an outcome.
+    /// Notes the use of the child, if the outcome has it.
     pub(super) fn note_child(&mut self, outcome: Option<&ToolOutcome>) {
         self.child = outcome.and_then(|outcome| outcome.child.clone()).or(self.child.take());
     }
 
-    /// Adds the child to an outcome that was decided instead of that of the tool.
+    /// Adds the use of the child to an outcome that was decided instead of that of the tool.
     pub(super) fn add_child(&self, outcome: &mut ToolOutcome) {
         if outcome.child.is_none() {
             outcome.child.clone_from(&self.child);
@@ -129,7 +130,7 @@ impl Turn {
         });
         let calls = budget.calls_left.map(|left| {
             let kept = self.calls.iter().filter(|call| call.is_kept()).count() as u64;
-            let children = u64::from(self.children_use().calls) + u64::from(open.calls);
+            let children = u64::from(self.children_calls());
             let free = u64::from(left).saturating_sub(kept.saturating_add(children));
             u32::try_from(share.part_of(free)).unwrap_or(u32::MAX)
         });
@@ -138,7 +139,7 @@ impl Turn {
         lease
     }
 
-    /// Returns what children that have not ended may use.
+    /// Returns what the open leases allow: those of kept calls without an outcome, whose children have not ended.
     fn open_leases(&self) -> ChildrenUse {
         let is_open = |call: &&TurnCall| {
             call.is_kept() && call.agent_call.child.is_none() && call.outcome().is_none()
@@ -156,6 +157,11 @@ impl Turn {
     pub(super) fn children_use(&self) -> ChildrenUse {
         let children = self.calls.iter().filter_map(|call| call.agent_call.child.as_deref());
         children.fold(ChildrenUse::default(), ChildrenUse::plus)
+    }
+
+    /// Returns the tool calls that the children of this turn have used, or may use by their open leases.
+    pub(super) fn children_calls(&self) -> u32 {
+        self.children_use().calls.saturating_add(self.open_leases().calls)
     }
 
     /// Returns what a call needs to start if its tool is an agent.
@@ -192,7 +198,8 @@ impl Turn {
         }
     }
 
-    /// Cancels a call whose child has to end before it gets its outcome. Returns false if it is no such call.
+    /// Cancels the call of an agent: it gets this outcome when its child has ended. Returns false if the tool is no
+    /// agent.
     pub(super) fn cancel_agent(
         &mut self,
         index: usize,

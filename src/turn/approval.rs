@@ -107,7 +107,8 @@ impl RequestedApproval<'_> {
 }
 
 /// Checks a decision about a call against the approvals and questions that the call has requested, in the order of
-/// the requests. Returns the accepted decision if its approval is pending, or `None` if it repeats the first decision.
+/// the requests. Returns the accepted decision if its approval is pending, or `None` if it repeats the first
+/// decision.
 ///
 /// A decision without a phase is about the question with its hash, else about the pending approval, else about
 /// the last decided one.
@@ -210,7 +211,7 @@ impl Turn {
         let accepted = self.check_decision_of(index, &decision)?;
         let Some(AcceptedDecision { phase, content }) = accepted else { return Ok(()) };
         if self.approvals.requested_before_resume.contains_key(&(key, phase)) {
-            // The call waits for an earlier one. Counts the time before the resume.
+            // An earlier call is not admitted, so this one was not either. Its wait began before the resume.
             self.request_approval(index, phase);
         }
         let ApprovalDecision { verdict, message, .. } = decision;
@@ -257,8 +258,8 @@ impl Turn {
         self.calls.iter().filter_map(|call| Some((call.key(), self.pending_phase(call)?)))
     }
 
-    /// Returns the pending approval of a call. After a resume, it is pending even if the call can be
-    /// admitted only when the values of an earlier call's references are read.
+    /// Returns the phase of the pending approval of a call. After a resume, it is pending even while the call cannot
+    /// be admitted, because an earlier call waits for the values of its references or for hooks.
     fn pending_phase(&self, call: &TurnCall) -> Option<WaitPhase> {
         let before = WaitPhase::Before;
         let is_open = || {
@@ -304,7 +305,8 @@ impl Turn {
         self.request_approval(index, WaitPhase::Before);
     }
 
-    /// Ends a call with what its tool answered, or requests the approval of the result first.
+    /// Ends a call with what its tool answered, or requests the approval of the result first. A cancelled turn
+    /// requests none: the result is withheld.
     pub(super) fn review_or_end(&mut self, index: usize, outcome: ToolOutcome, writes: WriteSet) {
         let Some(call) = self.calls.get(index) else { return };
         let is_reviewed = call.tool.as_ref().is_some_and(|tool| tool.approval.after);
@@ -329,7 +331,8 @@ impl Turn {
         }
     }
 
-    /// Marks as expired the approvals whose time has passed. Ends the calls of clients whose time has passed.
+    /// Marks as expired the approvals and questions whose time has passed. Ends the calls of clients whose time has
+    /// passed.
     pub(super) fn expire_approvals(&mut self) {
         let now = self.now();
         for index in 0..self.calls.len() {
@@ -351,7 +354,8 @@ impl Turn {
             && self.calls.iter().any(TurnCall::waits_for_people)
             && !self.calls.iter().any(|call| {
                 let works = call.holds_permit() && !call.waits_for_people();
-                works || call.waits_for_hooks()
+                let is_read = matches!(call.phase, CallPhase::AwaitingReferences);
+                works || is_read || call.waits_for_hooks()
             })
     }
 

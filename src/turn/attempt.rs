@@ -1,9 +1,11 @@
 //! One attempt of a turn: a request to a model and its response, until the exchange ends or breaks.
 //!
-//! A broken attempt (its stream was interrupted, or the request failed) is void: its text and calls, also partial
-//! ones, are discarded, and [`retry`](super::retry) decides whether another one follows. If a call with effects has
-//! started, the attempt is not void: its partial response is kept as the response of the turn.
-//! Results of pure calls of void attempts are reused for identical calls of later attempts.
+//! A broken attempt (its stream was interrupted, or the request failed) is void unless a call with effects has
+//! started: its text and calls, also partial ones, are discarded, and [`retry`](super::retry) decides whether another
+//! one follows. Before that, the session makes its context smaller, once in a turn, if the request was too large. If
+//! a call with effects has started, the partial response is kept as the response of the turn.
+//! Results of pure calls of void attempts are reused for identical calls of later attempts, except those of
+//! repeatable tools.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +41,7 @@ pub(super) struct Attempt {
     /// a permit of its model.
     pub(super) requested_at: Duration,
     pub(super) first_delta_at: Option<Duration>,
-    /// Names of calls that are not kept.
+    /// Names of the calls that were dropped when they opened.
     pub(super) dropped_calls: Vec<Arc<str>>,
     /// The tokens of the request as the recorded response of a resumed turn counts them.
     pub(super) recorded_request_tokens: u64,
@@ -55,8 +57,13 @@ pub(super) enum ContextReduction {
     /// No request was too large.
     #[default]
     Unused,
-    /// A request was refused with this error, and the session makes its context smaller.
-    Awaited(ProviderError),
+    /// A request was too large, and the session makes its context smaller.
+    Awaited {
+        /// The error of the attempt.
+        error: ProviderError,
+        /// True if text of the attempt was published, and not that it is void.
+        is_displayed: bool,
+    },
     /// It was made smaller, or could not be.
     Used,
 }
@@ -83,8 +90,9 @@ impl Attempt {
 }
 
 impl Turn {
-    /// Handles the host's answer to the request for a permit of the attempt's model. The time of
-    /// the exchange is measured from the grant, because the request is sent then.
+    /// Handles the host's answer to the request for a permit of the attempt's model. The time of the exchange is
+    /// measured from the grant, until [`handle_request_sent`](Self::handle_request_sent) says when the request was
+    /// sent.
     pub fn handle_model_permit(&mut self, now: Duration, reply: PermitReply) {
         self.clock.advance(now);
         self.attempt.requested_at = match reply {
@@ -149,10 +157,11 @@ impl Turn {
         self.spec.rules.models.at(plan.model).origin.model.clone()
     }
 
-    /// Ends the exchange with the model: adds its usage and publishes its duration. Further calls
-    /// do nothing.
+    /// Ends the exchange with the model, if one is open: adds its usage, and publishes its duration unless it was
+    /// cancelled before its request was sent.
     pub(super) fn close_exchange(&mut self, error: Option<ProviderError>) {
-        // If the request was not sent, it waited as long as it could.
+        // Counts only if it is not known when the request was sent. With an error or without a permit it was not
+        // sent, and all its time was a wait.
         let needs_permit = self.attempt.requested_at == Duration::MAX;
         let is_unsent = error.is_some() || needs_permit;
         let waited = if is_unsent { Duration::MAX } else { self.attempt.plan.wait };
@@ -251,28 +260,29 @@ impl Turn {
             && error.is_context_overflow()
             && !self.is_out_of_tokens()
         {
-            self.request_smaller_context(error);
+            self.request_smaller_context(error, is_displayed);
             return;
         }
         self.follow_up_failure(error, is_displayed);
     }
 
-    /// Asks the session to make its context smaller, and waits for it.
-    pub(super) fn request_smaller_context(&mut self, error: ProviderError) {
-        self.reduction = ContextReduction::Awaited(error.clone());
+    /// Asks the session to make its context smaller, and waits for it. `is_displayed` says that text of the attempt
+    /// was published.
+    pub(super) fn request_smaller_context(&mut self, error: ProviderError, is_displayed: bool) {
+        self.reduction = ContextReduction::Awaited { error: error.clone(), is_displayed };
         self.effects.perform(TurnAction::ReduceContext(error));
     }
 
     /// Returns true if the turn waits for a smaller context. Then no attempt is open.
     pub(super) fn waits_for_context(&self) -> bool {
-        matches!(self.reduction, ContextReduction::Awaited(_))
+        matches!(self.reduction, ContextReduction::Awaited { .. })
     }
 
     /// Handles that the context is smaller than that of the last request, or could not be made smaller.
     pub fn handle_context_reduced(&mut self, now: Duration, reduced: bool) {
         self.clock.advance(now);
         let reduction = std::mem::replace(&mut self.reduction, ContextReduction::Used);
-        let ContextReduction::Awaited(error) = reduction else {
+        let ContextReduction::Awaited { error, is_displayed } = reduction else {
             self.reduction = reduction;
             return;
         };
@@ -280,12 +290,12 @@ impl Turn {
             return;
         }
         if reduced {
-            // The context is another one.
+            // The hooks have not seen this context.
             self.hooks.before_request = HookStage::NotAsked;
             let plan = self.retry.same_model();
             self.request_again(plan, error.message);
         } else {
-            self.follow_up_failure(error, false);
+            self.follow_up_failure(error, is_displayed);
         }
         self.advance();
     }
@@ -295,17 +305,32 @@ impl Turn {
         let next = self.retry.after_error(&error, self.attempt.plan.streamed);
         let is_out_of_tokens = self.is_out_of_tokens();
         if is_displayed && (next.is_none() || is_out_of_tokens) {
-            self.emit(Event::AttemptVoided {
-                attempt: self.attempt(),
-                model: self.model_name(&self.attempt.plan),
-                streamed: self.attempt.plan.streamed,
-                reason: error.message.clone(),
-            });
+            self.publish_void(error.message.clone());
         }
         match next {
             Some(_) if is_out_of_tokens => self.end_out_of_tokens(false),
             Some(plan) => self.request_again(plan, error.message),
             None => self.fail(error),
+        }
+    }
+
+    /// Publishes that the text of the last attempt is void. No attempt follows.
+    fn publish_void(&mut self, reason: String) {
+        self.emit(Event::AttemptVoided {
+            attempt: self.attempt(),
+            model: self.model_name(&self.attempt.plan),
+            streamed: self.attempt.plan.streamed,
+            reason,
+        });
+    }
+
+    /// Publishes that the text of the last attempt is void, if the turn ends while it waits for a smaller context.
+    pub(super) fn void_displayed_text(&mut self) {
+        if let ContextReduction::Awaited { error, is_displayed } = &mut self.reduction
+            && std::mem::take(is_displayed)
+        {
+            let reason = error.message.clone();
+            self.publish_void(reason);
         }
     }
 
@@ -321,8 +346,8 @@ impl Turn {
         self.commit(TurnEnd::Failed(error), None);
     }
 
-    /// Discards the calls and the text of the attempt. Keeps the results of pure calls for the next
-    /// attempt, except those of repeatable tools: each call of such a tool needs its own result.
+    /// Discards the calls and the text of the attempt. Keeps the successful results of pure calls for later
+    /// attempts, except those of repeatable tools: each call of such a tool needs its own result.
     fn void_attempt(&mut self) {
         self.discard_service_calls(|_| true);
         for index in 0..self.calls.len() {

@@ -7,7 +7,7 @@
 //! - Half open: one request at a time is let through as a probe. Its success closes the breaker. Its
 //!   failure opens it for twice the time, up to eight times `open_for`.
 //!
-//! A request that was let through before the last of these changes does not count when it ends.
+//! A request that was let through before the last change, or before the last probe, does not count when it ends.
 //!
 //! Each configured model has one breaker, which all sessions share (`runtime::model_limiter`). So has each tool with
 //! `breaker_failures` (`runtime::tool_limiter`). [`ServiceSignal::from_error`] decides what counts as a failure of a
@@ -69,7 +69,7 @@ pub struct BreakerRefusal {
     pub wait: Option<Duration>,
 }
 
-/// The health of the service, as the end of a request shows it.
+/// The health of the service, as the end of a request shows it. The statuses and errors are those of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServiceSignal {
     /// It works: it answered, or it refused the request with a status other than 408, 429 and 5xx, such as 400, 401,
@@ -77,8 +77,8 @@ pub enum ServiceSignal {
     Works,
     /// It failed: no connection, a timeout, a broken or unreadable response, or a status 408 or 5xx.
     Failed,
-    /// It is not known: the request was cancelled, rate-limited (429) or refused by the breaker, or the request
-    /// or its response was too large. Leaves the count of failures as it is.
+    /// It is not known: the request was cancelled, rate-limited (429) or refused by the breaker, or the response was
+    /// too large. Leaves the count of failures as it is.
     Unknown,
 }
 
@@ -266,7 +266,7 @@ impl BreakerRefusal {
         };
         match wait {
             Some(wait) => format!("{failed}; it is tried again in {}", rounded(wait)),
-            None => format!("{failed}; another session is trying it again"),
+            None => format!("{failed}; another {noun} is trying it"),
         }
     }
 }
@@ -431,7 +431,7 @@ mod tests {
         );
         let wait = Some(Duration::from_micros(4_100));
         assert_eq!(message(1, wait), format!("{before} request failed; it is tried again in 5ms"));
-        let trying = format!("{before} 7 requests failed; another session is trying it again");
+        let trying = format!("{before} 7 requests failed; another request is trying it");
         assert_eq!(message(7, None), trying);
         let error = BreakerRefusal { failures: 5, wait }.into_error();
         assert_eq!((error.retry_after, error.is_transient()), (wait, true));
@@ -501,7 +501,7 @@ mod tests {
         fn the_breaker_agrees_with_a_reference_model(
             max in 1_u32..4,
             steps in prop::collection::vec(
-                // Each action lets time permit, and then makes a request or ends one that is open.
+                // Each step lets time pass, and then makes a request or ends one that is open.
                 (0_u64..40, any::<prop::sample::Index>(), 0_u8..6), 0..120),
         ) {
             let mut breaker = breaker(max);

@@ -45,9 +45,9 @@ pub(super) enum CallPhase {
     AwaitingReferences,
     /// The call is sealed and waits for the decision of hooks.
     AwaitingHooks,
-    /// The call is admitted and waits for its ticket or a permit.
+    /// The call is admitted, and waits for its ticket, for an exclusive call or for a permit.
     Ready,
-    /// The call copies the outcome of an identical call.
+    /// The call waits to copy the outcome of an identical call.
     Duplicate { of: CallKey },
     /// The call holds a permit of the turn and waits for a permit of its tool.
     AwaitingPermit { requested_at: Duration },
@@ -113,6 +113,7 @@ pub(super) struct TurnCall {
     pub(super) arguments_error: Option<ToolOutcome>,
     /// The name and the canonical arguments. Calls with the same identity are identical.
     pub(super) identity: String,
+    /// The reason for which the call waits, as it was published last.
     pub(super) waiting_for: Option<WaitingFor>,
     pub(super) notes: ResultNotes,
     pub(super) sealed_at: Option<Duration>,
@@ -131,13 +132,11 @@ pub(super) struct TurnCall {
     pub(super) questions: Vec<AskedQuestion>,
     /// The time for which its tool waited for people since its start.
     pub(super) total_people_wait: Duration,
-    /// The time for which the host was stalled since the start of its tool. The timeout does not count it.
-    pub(super) total_stall: Duration,
     /// The times in the record of the outcome, if that is older than the resume of the turn.
     pub(super) recorded_times: Option<RecordedTimes>,
     /// The last writers of the variables in the snapshot with which the call started.
     pub(super) snapshot: LastWriters,
-    /// The variables that the call has read. Set at its end.
+    /// The variables that the call has read. Set when its report is resolved (`isolation`).
     pub(super) reads: ReadSet,
     /// The variables that the call writes. Set at its end.
     pub(super) writes: WriteSet,
@@ -180,7 +179,6 @@ impl TurnCall {
             hooks: CallHooks::default(),
             questions: Vec::new(),
             total_people_wait: Duration::ZERO,
-            total_stall: Duration::ZERO,
             recorded_times: None,
             snapshot: LastWriters::default(),
             reads: ReadSet::default(),
@@ -253,7 +251,8 @@ impl TurnCall {
         self.needs_tool_permit() && self.holds_permit() && !self.is_running()
     }
 
-    /// Returns whether the tool was started, or will be started when the intent is stored.
+    /// Returns whether the tool was started, or will be started when the intent is stored, or the client runs the
+    /// call.
     pub(super) fn has_started(&self) -> bool {
         self.started_at.is_some()
             || matches!(self.phase, CallPhase::Intended)
@@ -273,7 +272,7 @@ impl TurnCall {
         self.tool.as_ref().is_some_and(|tool| tool.by_client)
     }
 
-    /// Returns whether the client was asked to run the call, and has not answered.
+    /// Returns whether the call is handed to the client, which has not answered.
     pub(super) fn waits_for_client(&self) -> bool {
         matches!(self.phase, CallPhase::AwaitingClient { .. })
     }
@@ -309,11 +308,11 @@ impl TurnCall {
         true
     }
 
-    /// Extends the deadline of a running tool by the time for which the host was stalled.
+    /// Extends the deadline of a running tool by the time for which the host was stalled, unless the deadline is
+    /// paused.
     pub(super) fn extend_deadline(&mut self, stalled: Duration) {
         if let CallPhase::Running { deadline: Some(deadline), wait: None } = &mut self.phase {
             *deadline = deadline.saturating_add(stalled);
-            self.total_stall = self.total_stall.saturating_add(stalled);
         }
     }
 
@@ -333,7 +332,7 @@ impl TurnCall {
         }
     }
 
-    /// Returns the running call as its supervisor keeps it.
+    /// Returns the running call as its supervisor keeps it. For replays, in which the time stands still.
     pub(super) fn as_started(&self) -> StartedCall {
         StartedCall {
             state: self.start_state(),
@@ -365,7 +364,7 @@ impl TurnCall {
         }
     }
 
-    /// Returns the phase of the pending approval, or of the result of a client that is awaited.
+    /// Returns the phase of the pending approval, of the open question, or of the result of a client that is awaited.
     pub(super) fn pending_approval_phase(&self) -> Option<WaitPhase> {
         match self.phase {
             CallPhase::AwaitingApproval { .. } => Some(WaitPhase::Before),
@@ -390,7 +389,7 @@ impl TurnCall {
         }
     }
 
-    /// Returns the time at which the pending approval expires.
+    /// Returns the time at which what [`Self::pending_approval_phase`] means expires.
     pub(super) fn approval_expires_at(&self) -> Option<Duration> {
         match self.phase {
             CallPhase::AwaitingApproval { until }
@@ -427,7 +426,7 @@ impl TurnCall {
         Some(outcome)
     }
 
-    /// Returns whether the outcome is the result of a tool: of this call or of an identical one.
+    /// Returns whether the call has its outcome, and has started or copies the outcome of an identical call.
     pub(super) fn has_result(&self) -> bool {
         let is_copy = self.notes.duplicate_of.is_some() || self.notes.reused;
         self.outcome().is_some() && (self.started_at.is_some() || is_copy)

@@ -57,7 +57,7 @@ impl Turn {
         }
     }
 
-    /// Records the end of a call again, because its notes have changed. The outcome is the same.
+    /// Records the end of a call again if it has ended, because its notes have changed. The outcome is the same.
     pub(super) fn record_amended_end(&mut self, index: usize) {
         let Some(call) = self.calls.get(index) else { return };
         if let Some(result) = call.result(self.spec.began) {

@@ -10,8 +10,9 @@
 //! 3. for a permit: with `parallel = N` at most N calls of the turn hold one;
 //! 4. for a permit of its tool, if the tool has `max_concurrent` or `rate`, or a server that connects.
 //!
-//! A call that waits for an approval, or that the client runs, holds no permit, so that later calls can
-//! overtake it. A call that waits for a permit of its tool holds one of the turn: it counts as a running call.
+//! A call that waits for an approval, or that the client runs, holds no permit, so that with `parallel` later calls
+//! can overtake it, unless it is `exclusive`. A call that waits for a permit of its tool holds one of the turn: it
+//! counts as a running call.
 //!
 //! Early start: a call starts while the response is still being received. A call starts early unless one of these
 //! prevents it:
@@ -22,17 +23,18 @@
 //! - An earlier call that may not start early, or is not sealed: it has no ticket, so no later call gets one.
 //! - References or hooks: while their values are read, or the hooks decide, the call and all later ones wait.
 //! - Sequential execution or `exclusive`: an earlier call has not ended.
-//! - An approval, until it is given. Later calls can overtake, unless the call is `exclusive`.
+//! - An approval, until it is given.
 //! - All permits are held.
 //!
 //! A call with effects starts after its intent is stored, so that a crash cannot hide that it may have run.
 //!
-//! Tool timeout: the `timeout` of the tool, or else `tool_timeout` of the agent. It counts from the
-//! start of the call; waits for a ticket, a permit, an approval, the answer to a question or a child that waits
-//! only for people do not count, nor does time for which the host was stalled. The defaults are in `config::limits`
-//! (`tool_timeout` 30 s, `cancel_grace` 1 s).
-//! At the deadline [`end_timed_out`](Turn::end_timed_out) answers the call as timed
-//! out and aborts the tool. The tool supervisor then cancels the tool, and kills it after `cancel_grace`.
+//! Tool timeout: the `timeout` of the tool, or else `tool_timeout` of the agent, which does not hold for a tool that
+//! runs an agent. It counts from the start of the call; waits for a ticket, a permit, an approval, the answer to a
+//! question or a child that waits only for people do not count, nor does time for which the host was stalled. The
+//! defaults are in `config::limits` (`tool_timeout` 30 s, `cancel_grace` 1 s).
+//! At the deadline [`end_timed_out`](Turn::end_timed_out) answers the call as timed out and aborts the tool. The tool
+//! supervisor then cancels the tool, and kills it after `cancel_grace`. A call of an agent is answered when its child
+//! has ended ([`agent_calls`](super::agent_calls)).
 
 use std::time::Duration;
 
@@ -126,6 +128,7 @@ fn next_action(
                     }
                     Some(_) => {}
                 }
+                // A call that has to wait for the end of the response holds back the tickets of later calls.
                 earlier_without_ticket |= !is_gate_open;
             }
         }
@@ -192,7 +195,8 @@ impl Turn {
         }
     }
 
-    /// Gives the call a permit of the turn. Starts it, or requests the permit of its tool first.
+    /// Gives the call a permit of the turn. Starts it, or requests the permit of its tool first. A call that the
+    /// client runs gets no permit and is handed to the client.
     pub(super) fn start_or_request_permit(&mut self, index: usize) {
         let requested_at = self.now();
         let Some(call) = self.calls.get_mut(index) else { return };
@@ -285,7 +289,6 @@ impl Turn {
         let Some(call) = self.calls.get_mut(index) else { return };
         call.phase = CallPhase::Running { deadline, wait: None };
         call.total_people_wait = Duration::ZERO;
-        call.total_stall = Duration::ZERO;
         call.started_at = Some(now);
         call.run_time_before_resume = Duration::ZERO;
         call.answered_at = None;
@@ -313,18 +316,20 @@ impl Turn {
     /// Returns the time at which a call exceeds its timeout, if it goes on now and has run for the
     /// time `ran` before. Returns `None` if it has no timeout, or if the time overflows.
     pub(super) fn tool_deadline(&self, index: usize, ran: Duration) -> Option<Duration> {
-        let tool = self.calls.get(index)?.tool.as_ref();
-        let agent_timeout = self.spec.rules.limits.tool_timeout;
-        let timeout = tool.map_or(agent_timeout, |tool| tool.timeout_or(agent_timeout))?;
-        self.now().checked_add(timeout.saturating_sub(ran))
+        self.now().checked_add(self.tool_timeout(index)?.saturating_sub(ran))
     }
 
-    /// Aborts a running call whose deadline has passed, and answers it.
-    pub(super) fn end_timed_out(&mut self, index: usize, deadline: Duration) {
+    /// Returns the timeout of a call, or `None` if it has none.
+    fn tool_timeout(&self, index: usize) -> Option<Duration> {
+        let tool = self.calls.get(index)?.tool.as_ref();
+        let agent_timeout = self.spec.rules.limits.tool_timeout;
+        tool.map_or(agent_timeout, |tool| tool.timeout_or(agent_timeout))
+    }
+
+    /// Aborts a running call whose deadline has passed, and answers it, or has it answered when its child has ended.
+    pub(super) fn end_timed_out(&mut self, index: usize) {
+        let timeout = self.tool_timeout(index).unwrap_or_default();
         let Some(call) = self.calls.get(index) else { return };
-        let started = call.started_at.unwrap_or(deadline) + call.total_people_wait;
-        let started = started.saturating_add(call.total_stall);
-        let timeout = deadline.saturating_sub(started) + call.run_time_before_resume;
         let outcome = model_messages::timed_out(call, timeout);
         if self.cancel_agent(index, &outcome, Some(timeout)) {
             return;

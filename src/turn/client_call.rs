@@ -44,7 +44,8 @@ impl Turn {
         Ok(())
     }
 
-    /// Hands a call to the client: records that, and publishes it once the record is stored.
+    /// Hands a call to the client: records that, and publishes it once the record is stored. If it was recorded
+    /// before the turn was resumed, publishes it at once.
     pub(super) fn hand_to_client(&mut self, index: usize) {
         let early = self.stage == TurnStage::AwaitingResponse;
         let until = self.approval_deadline(index, WaitPhase::Client);

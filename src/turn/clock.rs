@@ -71,7 +71,8 @@ impl TurnClock {
         self.times.overhead += before - waited;
     }
 
-    /// Returns whether a request was open. `waited` is the time that it had to wait if it was not sent.
+    /// Ends the time of the request. Returns whether a request was open. `waited` counts only if it is not known when
+    /// the request was sent: the time for which it has waited, or [`Duration::MAX`] for all of its time.
     pub(super) fn request_ended(&mut self, waited: Duration) -> bool {
         if let Some(requested_at) = self.requested_at {
             self.request_sent(requested_at.saturating_add(waited), waited);

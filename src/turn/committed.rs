@@ -15,11 +15,11 @@ pub struct CommittedTurn {
     pub number: u32,
     /// The end of the turn.
     pub end: TurnEnd,
-    /// The model's message; `None` if the response is void.
+    /// The model's message; `None` if the response is void or empty.
     pub message: Option<Arc<ResponseMessage>>,
     /// One result for each call of the message, in call order.
     pub results: Vec<ToolResult>,
-    /// Names of calls that were decoded but not kept.
+    /// Names of the calls that were dropped when they opened.
     pub dropped_calls: Vec<Arc<str>>,
     /// The finish reason of the response.
     pub finish_reason: Option<FinishReason>,

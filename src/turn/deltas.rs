@@ -12,7 +12,8 @@ use crate::types::{CallKey, ProviderError, ProviderErrorKind, excerpt};
 use crate::wire::Delta;
 
 impl Turn {
-    /// Handles one delta. Returns whether it changed a call or ended the attempt, so that calls may have to start or end.
+    /// Handles one delta. Returns whether it changed a call or ended the attempt, so that calls may have to start or
+    /// end.
     pub(super) fn handle_delta(&mut self, delta: Delta) -> bool {
         self.attempt.first_delta_at.get_or_insert(self.clock.now());
         let changes = self.attempt.response.push(&delta);
@@ -97,7 +98,9 @@ impl Turn {
         let retention = match self.stage {
             // A response that has ended gets no more calls.
             TurnStage::ResponseEnded { .. } | TurnStage::Finished => CallRetention::Drop,
-            TurnStage::AwaitingResponse => admission::decide_retention(key.index, &self.spec),
+            TurnStage::AwaitingResponse => {
+                admission::decide_retention(key.index, self.children_calls(), &self.spec)
+            }
         };
         match retention {
             CallRetention::Keep | CallRetention::AnswerExcess => {
@@ -181,7 +184,7 @@ impl Turn {
     /// - `context::history` knows the ids that a generated id must not repeat.
     /// - An id that the provider reuses in a later response is kept. `wire::anthropic::messages` makes it
     ///   unique in a request, because that service refuses repeated ids. `wire::call_ids` rewrites ids
-    ///   that another service made.
+    ///   that another service made, if the service of the request does not accept their form.
     /// - Calls with the same name and arguments: [`identical_calls`](super::identical_calls).
     pub(super) fn assign_call_id(&mut self, index: usize) {
         let is_taken = |id: &str| {

@@ -39,7 +39,7 @@ pub enum Effect {
 pub enum TurnAction {
     /// Request a response from the model, after the plan's wait.
     Request(AttemptPlan),
-    /// Make the context smaller, because the model has refused the request as too large. The answer is
+    /// Make the context smaller, because the request was too large for the model. The answer is
     /// [`handle_context_reduced`](super::Turn::handle_context_reduced).
     ReduceContext(ProviderError),
     /// Drop the open exchange, also while it waits to be sent.
@@ -59,7 +59,7 @@ pub enum TurnAction {
     AskHooks(Box<HookRequest>),
     /// Drop the question to hooks about a call, or about the turn: the decision is not needed.
     WithdrawHooks(Option<CallKey>),
-    /// Put the messages and parameters of hooks into the request that follows, and into later ones.
+    /// Put the messages and parameters of hooks into the request that follows, and into those of later attempts.
     ChangeRequest(Arc<HookDecision>),
     /// Request a permit of the call's tool, whose calls the host limits. The answer is
     /// [`handle_tool_permit`](super::Turn::handle_tool_permit).
@@ -82,8 +82,8 @@ pub enum TurnAction {
         /// The answer.
         answer: Answer,
     },
-    /// Cancel the running tool, and kill it after `cancel_grace`. The call has its outcome. The call of an agent has
-    /// none: it gets its outcome when the child has ended, and is not killed.
+    /// Cancel the running tool, and kill it after `cancel_grace`. The call has its outcome or is discarded. The call
+    /// of an agent has none: it gets its outcome when the child has ended, and is not killed.
     Abort(CallKey),
     /// Write the finished turn to the context. Only events about late outcomes can follow.
     Commit(Box<CommittedTurn>),
@@ -131,7 +131,8 @@ pub struct AgentCallStart {
     pub lease: AgentLease,
     /// The time that it may take. `None` means no limit.
     pub time: Option<Duration>,
-    /// True if the call was cancelled while no host ran: a child that exists is stopped, and none is opened.
+    /// True if the call was cancelled before this start, which repeats one from before a crash: a child that exists
+    /// is stopped, and none is opened.
     pub is_cancelled: bool,
 }
 
@@ -174,8 +175,8 @@ impl EffectQueue {
         self.deferred.push_back((self.records, effect));
     }
 
-    /// Queues the next deferred effect whose records are stored. Returns the call if the effect
-    /// is its start.
+    /// Queues the deferred effects whose records are stored, up to the next start of a call. Returns that call, or
+    /// `None` if no start is left.
     fn handle_recorded(&mut self, upto: u64) -> Option<CallKey> {
         while self.deferred.front().is_some_and(|(records, _)| *records <= upto)
             && let Some((_, deferred)) = self.deferred.pop_front()
@@ -230,7 +231,7 @@ impl Turn {
         self.advance();
     }
 
-    /// Returns whether an effect waits until records are stored: a start, a result or the commit.
+    /// Returns whether an effect waits until records are stored, such as a start, a result or the commit.
     #[must_use]
     pub fn waits_for_records(&self) -> bool {
         self.effects.deferred().len() > 0
@@ -292,11 +293,11 @@ pub enum PermitReply {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ApprovalDecision {
-    /// The phase that is decided; `None`: that of the pending approval.
+    /// The phase that is decided; `None`: that of the question with this hash, or else of the pending approval.
     pub phase: Option<WaitPhase>,
     /// The verdict.
     pub verdict: ApprovalVerdict,
-    /// The message of the person who decided. After a rejection the model receives it.
+    /// The message of the person who decided. After a rejection the model receives it, or the tool that asked.
     pub message: Option<String>,
     /// The SHA-256 of the arguments, or of the question, that the decision is about.
     pub arguments_sha256: String,
@@ -311,7 +312,7 @@ pub enum ApprovalError {
     /// The call has no such approval, or the approval is not pending any more and has no decision.
     #[error("this call does not wait for an approval")]
     NoSuchApproval,
-    /// The decision is about other arguments than those of the call.
+    /// The decision is about other arguments than those of the call, or about another question.
     #[error("arguments_sha256 does not match the arguments of the call, or its open question")]
     Stale,
     /// The approval has another decision.
@@ -320,7 +321,7 @@ pub enum ApprovalError {
     /// The call had an approval before it ran too, and the decision does not name its phase.
     #[error("the call waits for its second approval: send \"phase\": \"before\" or \"after\"")]
     WhichPhase,
-    /// The answer to a question does not fit it.
+    /// The answer to a question does not fit it, or a decision that answers no question has content.
     #[error("{0}")]
     Content(String),
 }

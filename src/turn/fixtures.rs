@@ -1,4 +1,4 @@
-//! Tools, rules and responses for the tests of the machines.
+//! Tools, rules, deltas and journal entries for the tests of the machines.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -77,7 +77,7 @@ pub(crate) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
     .collect()
 }
 
-/// Returns a tool that is an agent.
+/// Makes a tool an agent. Calls of agents are idempotent.
 fn agent(spec: ToolSpec) -> ToolSpec {
     let agent = Some(Box::new(AgentToolConfig::new("researcher")));
     ToolSpec { agent, ..spec.idempotent() }

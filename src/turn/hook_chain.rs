@@ -15,6 +15,8 @@ use crate::types::{HookDecision, HookPoint, HookVerdict, RESULT_BYTES_MAX, excer
 
 /// Maximum number of characters of a message.
 const MESSAGE_CHARS_MAX: usize = 2000;
+/// The problem of messages that do not end as those of a request do.
+const WRONG_END: &str = "they must end with a message of a user or a tool";
 
 /// The effect of a hook's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +65,7 @@ impl HookChain {
         &self.input
     }
 
-    /// Handles the answer of a hook. No further hook is asked after a refusal.
+    /// Handles the answer of the hook with this rule. [`is_over`](Self::is_over) tells whether another one is asked.
     pub fn handle_answer(
         &mut self,
         rule: &HookRule,
@@ -93,7 +95,7 @@ impl HookChain {
         self.decision.verdict == HookVerdict::Refuse && self.input.on != HookPoint::RunEnd
     }
 
-    /// Returns the decision.
+    /// Returns the decision. A refusal drops all changes.
     #[must_use]
     pub fn into_decision(self) -> HookDecision {
         let HookDecision { verdict, hook, message, .. } = self.decision;
@@ -115,6 +117,11 @@ impl HookChain {
         }
         if let Some(messages) = &answer.messages {
             changed_messages(messages)?;
+            // The request after a response that its service paused ends with this response.
+            let may_end_so = self.input.messages.as_deref().is_some_and(ends_with_response);
+            if ends_with_response(messages) && !may_end_so {
+                return Err(invalid_messages(&WRONG_END));
+            }
         }
         if let Some(parameters) = &answer.parameters {
             ChangedParameters::parse(parameters)?;
@@ -198,19 +205,26 @@ impl ChangedParameters {
 /// # Errors
 /// If they are not a list of messages that can be sent to a model.
 pub fn changed_messages(value: &Value) -> Result<MessageList, HookError> {
-    let invalid = |problem: &dyn std::fmt::Display| {
-        HookError::new(format!("the messages of its answer are invalid: {problem}"))
-    };
-    let messages = value.as_array().ok_or_else(|| invalid(&"they are not a list"))?;
-    let parsed = InitialHistory::parse(messages).map_err(|error| invalid(&error))?;
+    let messages = value.as_array().ok_or_else(|| invalid_messages(&"they are not a list"))?;
+    let parsed = InitialHistory::parse(messages).map_err(|error| invalid_messages(&error))?;
     let history = History::from_initial(parsed);
     if history.messages().is_empty() || history.initial_calls().is_some() {
-        return Err(invalid(&"they must end with a message of a user or a tool"));
+        return Err(invalid_messages(&WRONG_END));
     }
     Ok(history.request_messages().0)
 }
 
-/// Adds the members of an object to another one.
+fn invalid_messages(problem: &dyn std::fmt::Display) -> HookError {
+    HookError::new(format!("the messages of its answer are invalid: {problem}"))
+}
+
+/// Returns whether the last message is one of a model.
+fn ends_with_response(messages: &Value) -> bool {
+    let last = messages.as_array().and_then(|messages| messages.last());
+    last.and_then(|last| last.get("role")).is_some_and(|role| role == "assistant")
+}
+
+/// Sets the members of an object in another value, which becomes an object if it is none.
 fn merge(object: &mut Value, members: &Value) {
     if !object.is_object() {
         *object = Value::Object(Default::default());
@@ -284,6 +298,27 @@ mod tests {
         after.handle_answer(&rule("a"), Ok(HookAnswer::allow().with_result("short")));
         assert_eq!(after.input().result.as_deref(), Some(&json!("short")));
         assert_eq!(after.into_decision().result.as_deref(), Some(&json!("short")));
+    }
+
+    #[test]
+    fn messages_end_with_a_response_only_if_those_of_the_request_do() {
+        let list = |last: &str| {
+            let user = json!({ "role": "user", "content": "go" });
+            json!([user, { "role": last, "content": "so" }])
+        };
+        for (asked, answered, is_valid) in [
+            ("user", "user", true),
+            ("user", "assistant", false),
+            ("assistant", "user", true),
+            ("assistant", "assistant", true),
+        ] {
+            let mut chain = chain(HookPoint::BeforeRequest);
+            chain.input.messages = Some(Arc::new(list(asked)));
+            let answer = HookAnswer::allow().with_messages(list(answered));
+            let outcome = chain.handle_answer(&rule("guard"), Ok(answer));
+            let is_answered = matches!(outcome, HookOutcome::Answered(_));
+            assert_eq!(is_answered, is_valid, "{asked} {answered}: {outcome:?}");
+        }
     }
 
     #[test]

@@ -1,16 +1,18 @@
 //! Hooks: programs, services and Rust values that are asked about calls.
 //!
-//! Before: a sealed call that would run waits for the decision of its hooks
-//! ([`CallPhase::AwaitingHooks`]) before it is admitted, and holds back the admission of later calls. The
-//! hooks see the final arguments, with the values of references. The hooks of several calls run concurrently.
+//! Before: a sealed call of a known tool with valid arguments waits for the decision of its hooks
+//! ([`CallPhase::AwaitingHooks`]) before it is admitted, and holds back the admission of later calls. Only the
+//! admission shows whether it is a duplicate, so hooks are asked about duplicates too. They see the final arguments,
+//! with the values of references. The hooks of several calls run concurrently.
 //!
 //! After: the tool has answered, and its result is not final before the hooks have decided
 //! ([`CallPhase::AwaitingResultHooks`]). The answer of the tool is recorded before they are asked. A person
-//! who reviews the result sees what the hooks have left of it.
+//! who reviews the result sees what the hooks have left of it. If the turn is cancelled before they have decided, the
+//! result is withheld.
 //!
 //! The owner of the turn asks the hooks, and [`HookChain`](super::HookChain) combines their answers. Every
 //! decision is recorded, so that a resumed turn and a replay do not ask again. Hooks whose decision is not
-//! recorded are asked again. A decision only restricts: `allow` skips no approval.
+//! recorded are asked again. A verdict only restricts: `allow` skips no approval.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,6 +77,7 @@ impl Turn {
         } else if on == HookPoint::AfterCall
             && let CallPhase::AwaitingResultHooks { outcome, writes } = &call.phase
         {
+            // Leaves `AwaitingResultHooks`, so that the end of the call does not withdraw the question.
             let (outcome, writes) = (outcome.clone(), writes.clone());
             let reads = ReadSet::default();
             let (reported, written) = (outcome.clone(), writes.clone());
@@ -90,7 +93,7 @@ impl Turn {
         self.advance();
     }
 
-    /// Asks the hooks about a sealed call that would run, or applies their recorded decision.
+    /// Asks the hooks about a sealed call of a known tool with valid arguments, or applies their recorded decision.
     pub(super) fn ask_hooks_before_start(&mut self, index: usize) {
         let Some(call) = self.calls.get(index) else { return };
         if !matches!(call.phase, CallPhase::Sealed) {
@@ -124,8 +127,8 @@ impl Turn {
         }
     }
 
-    /// Asks the hooks about the result of a call, or applies their recorded decision. Without hooks the result
-    /// is reviewed.
+    /// Asks the hooks about the result of a call, or applies their recorded decision. Without hooks the call ends,
+    /// or its result is reviewed. In a cancelled turn no hooks are asked, and the result is withheld.
     pub(super) fn ask_hooks_or_review(
         &mut self,
         index: usize,

@@ -1,13 +1,15 @@
-//! Identical calls of one response: only the first one runs. (Duplicate ids are another rule:
+//! Identical calls of one response: as a rule only the first one runs. (Duplicate ids are another rule:
 //! [`assign_call_id`](Turn::assign_call_id).)
 //!
 //! Two calls are identical if they have the same name and the same arguments (as canonical JSON).
 //! The later one is a duplicate and gets a copy of the outcome of the first, with these exceptions:
 //!
 //! - Calls of `repeatable` tools are never duplicates.
-//! - A call with effects between the two makes the later call a call of its own.
-//! - If a variable that the first call used was written between the two, a pure duplicate runs. The
-//!   duplicates after it then copy its outcome. A call with effects never runs twice.
+//! - A call with effects between the two makes the later call a call of its own, unless the call between them is
+//!   answered without running or is a duplicate itself.
+//! - A call that was answered without running is not copied, unless its approval was rejected or has expired.
+//! - If a variable that the first call used was written between the two, a pure duplicate runs if it may still
+//!   start. The duplicates after it then copy its outcome. A duplicate with effects does not run.
 //! - If the first call turns out malformed, its duplicates are admitted again.
 
 use super::Turn;
@@ -55,8 +57,9 @@ pub(super) fn find_identical_call(call: &TurnCall, earlier: &[TurnCall]) -> Opti
 }
 
 impl Turn {
-    /// Ends the duplicates of a call that has its outcome. If the call used variables, its duplicates
-    /// are left to [`resolve_duplicate`](Self::resolve_duplicate), which runs in call order.
+    /// Ends the duplicates of a call, if it has its outcome. If the call used variables, its duplicates are left to
+    /// [`resolve_duplicate`](Self::resolve_duplicate), which runs in call order; if it is malformed, to
+    /// [`readmit_duplicates_of`](Self::readmit_duplicates_of).
     pub(super) fn end_duplicates_of(&mut self, key: CallKey) {
         let first = self.position(key).and_then(|index| self.calls.get(index));
         let can_be_copied = |call: &&TurnCall| {

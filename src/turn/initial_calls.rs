@@ -3,7 +3,7 @@
 //!
 //! Such a turn starts like a turn that is resumed right after its response, so that the same rules
 //! apply to its calls. Only the rules that decide when a call opens whether it is kept
-//! (`multi_tool_calls`, `max_tool_calls_per_turn`) are applied here.
+//! (`multi_tool_calls`, `max_tool_calls_per_turn`) are applied here. The budget of the run does not count the calls.
 
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ use crate::types::Usage;
 /// The records at the start of a turn of initial calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InitialCallsStart {
-    /// The record of a response that ended well, for [`Turn::resume`](super::Turn::resume).
+    /// The record of the response, for [`Turn::resume`](super::Turn::resume). The response ended well, unless it
+    /// holds too many calls and `on_excess` is `fail`.
     pub response: Record,
     /// The limit that the calls exceed, if any. It is not recorded yet.
     pub limit: Option<LimitHit>,
@@ -97,8 +98,9 @@ mod tests {
     /// The end of a turn of initial calls that was cancelled after its calls had started.
     #[derive(Debug, Default, PartialEq, Eq)]
     struct CancelledTurn {
-        /// The names of the calls.
+        /// The names of the calls that started.
         started: Vec<Arc<str>>,
+        /// The names of the calls that are not kept.
         dropped: Vec<Arc<str>>,
         has_failed: bool,
         statuses: Vec<ToolStatus>,

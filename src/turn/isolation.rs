@@ -10,8 +10,10 @@
 //! start, keeps its result, and its writes are dropped.
 //!
 //! Two calls that write the same variable without reading it have no conflict. Their writes are
-//! applied in call order, so that the last writer in call order wins, whichever tool answered first. Duplicates of such
-//! calls are resolved in the same order (`identical_calls`).
+//! applied in call order, so that the last writer in call order wins, whichever tool answered first.
+//!
+//! The writes of a call with which the variables would exceed `max_variables_bytes` are dropped. Duplicates of calls
+//! that used variables are resolved in call order too (`identical_calls`).
 
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
 use super::call_start::StartGate;
@@ -103,7 +105,7 @@ impl Turn {
         self.record(Record::CallReported { key, outcome, reads, writes });
     }
 
-    /// Resolves calls that used variables, each one after every earlier call has its outcome.
+    /// Resolves calls that used variables, and duplicates, each one after every earlier call has its outcome.
     pub(super) fn resolve_reports(&mut self) {
         if !matches!(self.stage, TurnStage::ResponseEnded { .. }) {
             return;

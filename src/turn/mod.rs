@@ -178,7 +178,7 @@ enum TurnStage {
 }
 
 impl Turn {
-    /// Starts a turn. Its first effects request the response.
+    /// Starts a turn. Its first effects request the response, or ask the hooks about the request.
     #[must_use]
     pub fn new(spec: TurnSpec) -> Self {
         let retry = RetryPolicy::new(Arc::clone(&spec.rules.models), spec.seed);
@@ -289,8 +289,8 @@ impl Turn {
     /// Handles a decision about a call that waits for approval.
     ///
     /// # Errors
-    /// If the call has no such approval, the decision is about other arguments, or the approval has
-    /// another decision. The turn is unchanged then. A repetition of the same decision is not an error.
+    /// If the decision does not fit the call's approvals and questions ([`ApprovalError`] lists the reasons). The
+    /// turn is unchanged then. A repetition of the same decision is not an error.
     pub fn handle_approval(
         &mut self,
         now: Duration,
@@ -312,7 +312,7 @@ impl Turn {
                 continue;
             };
             if deadline <= now {
-                self.end_timed_out(index, deadline);
+                self.end_timed_out(index);
             }
         }
         self.expire_approvals();
@@ -329,13 +329,15 @@ impl Turn {
         }
     }
 
-    /// Cancels the turn. Calls that have ended keep their outcomes, and all others are answered.
+    /// Cancels the turn. Calls that have ended keep their outcomes, and the others are answered. A running call of an
+    /// agent is answered when its child has ended.
     pub fn handle_cancel(&mut self, now: Duration, reason: CancelReason) {
         self.clock.advance(now);
         let waits_for_context = self.waits_for_context();
         match &mut self.stage {
             TurnStage::AwaitingResponse if waits_for_context => {
                 self.stage = TurnStage::Finished;
+                self.void_displayed_text();
                 self.commit(TurnEnd::Cancelled(reason), None);
             }
             TurnStage::AwaitingResponse => {
@@ -353,7 +355,7 @@ impl Turn {
         self.advance();
     }
 
-    /// Returns the time, since the turn began, at which to call
+    /// Returns the time, since the turn began or was resumed, at which to call
     /// [`handle_timeout`](Self::handle_timeout).
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
@@ -408,7 +410,7 @@ impl Turn {
         self.calls.iter().position(|call| call.key() == key)
     }
 
-    /// Returns the time since the turn began.
+    /// Returns the time since the turn began or was resumed.
     fn now(&self) -> Duration {
         self.clock.now()
     }

@@ -1,4 +1,4 @@
-//! The texts that the model receives about calls that did not run or did not end normally.
+//! The texts that the model receives about calls that did not run or did not end normally, and notes on results.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::types::{
     VariableName, VerdictWithMessage, WaitPhase, excerpt,
 };
 
-/// Returns the answer to a call of `final_answer`.
+/// Returns the answer to a valid call of `final_answer`.
 pub(super) fn accepted_answer() -> ToolOutcome {
     ToolOutcome::ok("accepted")
 }
@@ -53,8 +53,8 @@ pub(super) fn cut_off_arguments(raw: &str) -> ToolOutcome {
     )
 }
 
-/// Returns the answer to a call whose arguments are not an object or violate the schema. `violation` may
-/// quote all of them.
+/// Returns the answer to a call whose arguments are not an object, are too large or violate the schema. Shortens
+/// `violation`, which may quote all of them.
 pub(super) fn invalid_arguments(violation: &str, raw: &str) -> ToolOutcome {
     failed(
         FailureKind::InvalidArguments,
@@ -133,7 +133,7 @@ pub(super) fn cancelled(call: &TurnCall) -> ToolOutcome {
 
 /// Returns the answer to a call that exceeded its timeout.
 pub(super) fn timed_out(call: &TurnCall, timeout: Duration) -> ToolOutcome {
-    let mut text = format!("Error: Execution timeout after {}", seconds(timeout));
+    let mut text = format!("Error: Execution timeout after {}", format_duration(timeout));
     if call.has_effects() {
         text.push_str(": it may or may not have happened");
     }
@@ -142,7 +142,7 @@ pub(super) fn timed_out(call: &TurnCall, timeout: Duration) -> ToolOutcome {
 
 /// Returns the answer to a call whose result the client has not sent in time.
 pub(super) fn unanswered(call: &TurnCall, timeout: Duration) -> ToolOutcome {
-    let mut text = format!("Error: no result from the client within {}", seconds(timeout));
+    let mut text = format!("Error: no result from the client within {}", format_duration(timeout));
     if call.has_effects() && call.started_at.is_some() {
         text.push_str(": it may or may not have happened");
     }
@@ -248,7 +248,7 @@ fn not_started(text: &str) -> ToolOutcome {
 }
 
 /// Formats a duration, for example `30s`, `1.5s` or `250ms`.
-fn seconds(duration: Duration) -> String {
+fn format_duration(duration: Duration) -> String {
     let millis = duration.as_millis();
     if millis < 1000 { format!("{millis}ms") } else { format!("{}s", duration.as_secs_f64()) }
 }

@@ -1,7 +1,7 @@
-//! Typed answers: the schema of a run's answer, and how its value is found in a response: in a valid call of
-//! `final_answer`, else in the whole text, else in its only code block. A response that was cut off has none
-//! without such a call. `session::run_machine` decides about the requests. The configuration calls a typed answer
-//! `output`.
+//! Typed answers: the schema of a run's answer, and how its value is found in a response: in the first valid call of
+//! `final_answer`; if there is no call of it, in the whole text or in the only code block of the text. The text of a
+//! response that was cut off has none. `session::run_machine` decides about the requests. The configuration calls a
+//! typed answer `output`.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::types::{FINAL_ANSWER, FinishKind, InvalidValue, OutputMode, ToolStatu
 const VIOLATION_CHARS_MAX: usize = 500;
 /// The member that holds the answer in the arguments of `final_answer`, if the answer is not an object.
 const VALUE: &str = "value";
-/// The members of a schema to which references point.
+/// The members of a schema that hold definitions.
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 /// The keywords of references.
 const REFERENCES: [&str; 2] = ["$ref", "$dynamicRef"];
@@ -50,8 +50,8 @@ impl OutputRules {
         Ok(Self { schema, mode, retries, final_answer: Arc::new(spec) })
     }
 
-    /// Returns the answer of a turn. A valid call of `final_answer` has it in its arguments. Otherwise the
-    /// answer is the whole text, or the content of the only code block in it.
+    /// Returns the answer of a turn. A valid call of `final_answer` has it in its arguments. If there is no call of
+    /// `final_answer`, the answer is the whole text, or the content of the only code block in it.
     ///
     /// # Errors
     /// If there is no valid answer. The error tells the model why.
@@ -179,9 +179,9 @@ fn point_to_member(schema: &mut Value) {
 }
 
 fn is_outside_definitions(reference: &str) -> bool {
-    let is_definition = |name: &&str| reference.starts_with(&format!("#/{name}/"));
-    let is_pointer = reference.starts_with("#/");
-    matches!(reference, "" | "#") || (is_pointer && !DEFINITIONS.iter().any(is_definition))
+    let Some(pointer) = reference.strip_prefix("#/") else { return matches!(reference, "" | "#") };
+    let first = pointer.split('/').next().unwrap_or_default();
+    !DEFINITIONS.contains(&first)
 }
 
 /// Returns the content of the only code block of a text.
@@ -192,8 +192,8 @@ fn only_code_block(text: &str) -> Option<&str> {
     }
 }
 
-/// Returns the contents of the code blocks of a text. Returns `None` if the last block has no end. A line of
-/// backquotes is always a fence, because a string in a JSON value has no line breaks.
+/// Returns the contents of the code blocks of a text. Returns `None` if the last block has no end. A line that
+/// starts like a fence is always one, because a string in a JSON value has no line breaks.
 fn code_blocks(text: &str) -> Option<Vec<&str>> {
     let is_fence = |line: &str| ["```", "~~~"].iter().any(|fence| line.trim().starts_with(fence));
     let mut blocks = Vec::new();
@@ -213,7 +213,7 @@ fn code_blocks(text: &str) -> Option<Vec<&str>> {
     block_start.is_none().then_some(blocks)
 }
 
-/// Returns the content of a code block that begins and ends on this line.
+/// Returns the content of a code block in backquotes that begins and ends on this line.
 fn one_line_block(line: &str) -> Option<&str> {
     let block = line.trim();
     if block.len() <= 6 || !block.ends_with("```") {
@@ -307,6 +307,12 @@ mod tests {
                     {"Tree": {"anyOf": [{"type": "integer"}, {"$ref": "#"}]}}}),
                 json!([1, [2]]),
                 json!(["a"]),
+            ),
+            (
+                json!({"type": "array", "items": {"$ref": "#/$defs"},
+                    "$defs": {"items": {"type": "integer"}}}),
+                json!([[1]]),
+                json!([["a"]]),
             ),
             (
                 json!({"$id": "#", "type": "array", "items": {"$ref": "#/$defs/Item"},

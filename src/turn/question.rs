@@ -7,9 +7,8 @@
 //! The tool receives the answer after the decision is stored. A question also ends when it expires
 //! (the tool receives [`Answer::Expired`]), when the tool withdraws it, or when the call ends.
 //!
-//! The hash of a question includes its number in the call. A decision that names another hash is refused as
-//! stale, even if both questions have the same text. After a crash of the host, a call that runs again asks
-//! again.
+//! The hash of a question includes its number in the call, so that a decision about one question cannot answer
+//! another one with the same text. After a crash of the host, a call that runs again asks again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,7 +89,7 @@ impl Turn {
     fn ask(&mut self, index: usize, question: Arc<Question>) {
         let Some(call) = self.calls.get_mut(index) else { return };
         call.questions.push(AskedQuestion::new(question, call.next_question_number()));
-        // The key has no question number. An entry can only be about an earlier question of the call.
+        // Its keys have no question number, so an entry is about an earlier question of the call.
         let approval = (call.key(), WaitPhase::Input);
         self.approvals.requested_before_resume.remove(&approval);
         self.open_question(index);

@@ -3,7 +3,7 @@
 //!
 //! Each [`ResponseEnding`] has a row in the table of `docs/architecture.md`. Calls that can no
 //! longer start are answered. Calls that are discarded leave the history. A cancellation (stop, timeout,
-//! shutdown) answers every running call at once and aborts its tool; the supervisor kills it after
+//! budget, shutdown) answers every running call at once and aborts its tool; the supervisor kills it after
 //! `cancel_grace`. A call of an agent is answered when its child has ended (`agent_calls`).
 //!
 //! Two texts of `model_messages` say that something was cut off. `cut_off_response` answers each call that had not
@@ -70,7 +70,7 @@ impl Turn {
         self.close_calls_after_response(ending);
     }
 
-    /// Answers the calls that can no longer start after this end.
+    /// Answers the calls that can no longer start after this end. A cancellation answers running calls too.
     pub(super) fn close_calls_after_response(&mut self, ending: ResponseEnding) {
         let maximum = self.spec.rules.limits.max_tool_calls_per_turn.unwrap_or_default();
         match ending {
@@ -115,7 +115,7 @@ impl Turn {
         }
     }
 
-    /// Answers every call that has no outcome yet.
+    /// Answers the calls that have no outcome yet. Calls of agents, reports and duplicates get theirs later.
     pub(super) fn cancel_calls(&mut self) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
@@ -169,8 +169,7 @@ impl Turn {
                 | CallPhase::AwaitingApproval { .. }
                 | CallPhase::AwaitingPermit { .. }
                 | CallPhase::Intended => self.end_call(index, model_messages::never_started()),
-                // Reports and duplicates are resolved by the transition that follows, because every
-                // earlier call has its outcome now.
+                // `advance` resolves reports and duplicates, each once every earlier call has its outcome.
                 CallPhase::Reported(_) | CallPhase::Duplicate { .. } => {}
                 CallPhase::Ended { .. } | CallPhase::Dropped => {}
             }
@@ -188,7 +187,7 @@ impl Turn {
         }
     }
 
-    /// Aborts a running call and drops it with its result.
+    /// Drops a call with its result, and aborts it if it runs.
     pub(super) fn discard(&mut self, index: usize) {
         self.release_tool_permit(index);
         self.withdraw_hooks(index);

@@ -1,6 +1,7 @@
-//! Resumes a turn from its records, after a crash of the host or of one of the run's actors.
+//! Resumes a turn from its records: after a hibernation, after a stop or a crash of the host, or after the death of
+//! one of the run's actors. A turn of [`initial_calls`](super::initial_calls) starts in the same way.
 //!
-//! Crash during a call: a recorded outcome is used. A call with an intent and without an outcome may
+//! Crash during a call: a recorded outcome or report is used. A call with an intent and without either may
 //! or may not have happened. It is answered [`Unknown`](crate::types::ToolStatus::Unknown), or, if its
 //! tool is idempotent, runs again with the same idempotency key. A call without an intent, such
 //! as each call of a pure tool, is decided as if it were new. Approvals stay pending, and their timeouts go on
@@ -28,6 +29,7 @@ use crate::record::{
     JournalEntry, PartialResponse, Record, ResponseEnding, ResponseMessage, StopMode,
     displayed_text,
 };
+use crate::response::{ParsedArguments, parse_arguments};
 use crate::transcript::{
     AttemptTranscript, CallTranscript, RunTranscript, Transcript, TurnTranscript,
 };
@@ -36,12 +38,14 @@ use crate::types::{
     WaitPhase,
 };
 
-/// The records of the turn's last attempt.
+/// The records of the turn's last attempt, and what else a resume depends on.
 struct RecordedTurn<'t, 'a> {
     attempt: &'t AttemptTranscript<'a>,
     /// The reason to end the turn early.
     cancelled: Option<CancelReason>,
     started: StartedCalls,
+    /// True if text of the attempt was published before it failed.
+    is_displayed: bool,
 }
 
 impl Turn {
@@ -74,7 +78,10 @@ impl Turn {
         let cancelled = run.and_then(cancel_reason).or(cancel);
         let not_started = AttemptTranscript::default();
         let attempt = turn.and_then(TurnTranscript::attempt).unwrap_or(&not_started);
-        let recorded = RecordedTurn { attempt, cancelled, started };
+        let failure = attempt.failure.and_then(|failure| entries.get(failure.at.index));
+        let failure: Option<&JournalEntry> = failure.map(Borrow::borrow);
+        let is_displayed = failure.is_some_and(|entry| entry.displayed_bytes > 0);
+        let recorded = RecordedTurn { attempt, cancelled, started, is_displayed };
         let model = attempt.start.map_or("", |start| start.model);
         let retry = RetryPolicy::new(Arc::clone(&spec.rules.models), spec.seed);
         let mut resumed = Self::blank(spec, retry.resumed(recorded.attempt_number(), model));
@@ -135,7 +142,7 @@ impl Turn {
     fn resume_broken(&mut self, partial: &PartialResponse, recorded: &RecordedTurn<'_, '_>) {
         let message = Arc::new(partial.message.clone());
         let (attempt, start) = (recorded.attempt_number(), recorded.attempt.start);
-        // Otherwise the attempt had broken before.
+        // A recorded failure was published before: the attempt had broken before the crash.
         if recorded.attempt.failure.is_none() {
             let error = self.record_host_stopped(attempt, true);
             self.emit(Event::AttemptStarted {
@@ -170,9 +177,9 @@ impl Turn {
         self.resume_response(ResponseEnding::BrokenKept, message, recorded);
     }
 
-    /// Records that the open attempt broke because the host stopped.
+    /// Records that the open attempt broke because its host, or one of the run's actors, ended.
     fn record_host_stopped(&mut self, attempt: u32, kept: bool) -> ProviderError {
-        let message = "the host stopped during the attempt";
+        let message = "the attempt was interrupted by a stop or a fault of the host";
         let error = ProviderError::new(ProviderErrorKind::Transport, message);
         self.record(Record::AttemptFailed {
             turn: self.spec.number,
@@ -185,7 +192,8 @@ impl Turn {
         error
     }
 
-    /// Resumes a turn without a response: requests the response again.
+    /// Resumes a turn without a response: requests the response again, waits for a smaller context first, or ends the
+    /// turn because no tokens are left.
     fn resume_without_response(&mut self, recorded: &RecordedTurn<'_, '_>) {
         self.abort_unattached(&recorded.started);
         let attempt = recorded.attempt_number();
@@ -193,14 +201,14 @@ impl Turn {
             self.request_first();
             return;
         }
-        let is_recorded = recorded.cancelled == Some(CancelReason::Budget);
+        let is_limit_recorded = recorded.cancelled == Some(CancelReason::Budget);
         let failure = recorded.attempt.failure.map(|failure| failure.error);
         if let Some(error) = failure.filter(|error| error.is_context_overflow())
-            && !is_recorded
+            && !is_limit_recorded
             && !self.is_out_of_tokens()
         {
             // The host stopped while the session made its context smaller.
-            self.request_smaller_context(error.clone());
+            self.request_smaller_context(error.clone(), recorded.is_displayed);
             return;
         }
         // An attempt that had failed before does not fail again.
@@ -208,7 +216,7 @@ impl Turn {
             Some(error) => error.clone(),
             None => self.record_host_stopped(attempt, false),
         };
-        if is_recorded || self.is_out_of_tokens() {
+        if is_limit_recorded || self.is_out_of_tokens() {
             if failure.is_none() {
                 let start = recorded.attempt.start;
                 self.emit(Event::AttemptVoided {
@@ -218,7 +226,7 @@ impl Turn {
                     reason: error.message,
                 });
             }
-            self.end_out_of_tokens(is_recorded);
+            self.end_out_of_tokens(is_limit_recorded);
             return;
         }
         let plan = self.retry.first();
@@ -268,9 +276,10 @@ impl Turn {
                 });
             } else if restored.model_arguments.is_none() {
                 // Parses the same bytes again to find the same error.
-                let raw = call.raw.clone().filter(|_| !call.indirect);
-                let raw = raw.unwrap_or_else(|| call.arguments_text());
-                admission::parse_call_arguments(&mut restored, &raw, false, rules);
+                let raw = call.raw.as_deref().filter(|_| !call.indirect);
+                let oversize = raw.is_some_and(is_rest_of_oversize);
+                let raw = raw.map_or_else(|| call.arguments_text(), str::to_owned);
+                admission::parse_call_arguments(&mut restored, &raw, oversize, rules);
                 let retention = admission::retention_by_rules(call.key.index, rules);
                 restored.is_excess = retention == CallRetention::AnswerExcess;
             }
@@ -282,9 +291,9 @@ impl Turn {
         }
     }
 
-    /// Resumes the calls that have no outcome. The turn attaches to started calls, reviews a report
-    /// without variables again, and answers a rejected call. Another call with an intent runs again
-    /// if its tool is idempotent, and is answered as unknown otherwise.
+    /// Resumes the calls that have no outcome. The turn attaches to started calls, waits again for the results of
+    /// clients, passes a report without variables to hooks and review, and answers a rejected call. Another call with
+    /// an intent runs again if its tool is idempotent, and is answered as unknown otherwise.
     fn resume_open_calls(&mut self, recorded: &RecordedTurn<'_, '_>) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get_mut(index) else { return };
@@ -345,7 +354,6 @@ impl Turn {
         call.notes.conflict |= started.state.is_rerun;
         call.phase = CallPhase::Running { deadline, wait: None };
         call.total_people_wait = Duration::ZERO;
-        call.total_stall = Duration::ZERO;
         call.started_at = Some(now);
         call.run_time_before_resume = started.elapsed;
         call.answered_at = None;
@@ -368,7 +376,7 @@ impl Turn {
         }
     }
 
-    /// Aborts the calls that run and are not calls of the resumed turn.
+    /// Aborts the started calls that still run and that do not run in the resumed turn.
     fn abort_unattached(&mut self, started: &StartedCalls) {
         for (key, _) in started.calls.iter().filter(|(_, started)| started.completion.is_none()) {
             let call = self.position(*key).and_then(|index| self.calls.get(index));
@@ -437,6 +445,13 @@ fn final_arguments<'a>(call: &CallTranscript<'a>) -> Option<&'a Arc<serde_json::
     let asked = || call.requests.last().map(|requested| &requested.request.arguments);
     let changed = || call.hook_decision(HookPoint::BeforeCall)?.arguments.as_ref();
     intended.or_else(asked).or_else(changed)
+}
+
+/// Returns whether the recorded text of a call's arguments is what was kept of arguments that were too large: nothing,
+/// or a whole object. All other text that is recorded has another error, or is encoded twice. The beginning of an
+/// object cannot be told from arguments that were cut off.
+fn is_rest_of_oversize(raw: &str) -> bool {
+    matches!(parse_arguments(raw), ParsedArguments::Object { decoded_twice: false, .. })
 }
 
 /// Returns whether a pure call that has reported runs again, because the approval of its result, or the hooks

@@ -1,6 +1,6 @@
 //! Retries of a turn: the number of attempts, the wait before each (exponential backoff, jitter,
-//! `Retry-After`), and fallback models. Each turn begins with the first model again. A turn that a crash of
-//! the host has interrupted continues with the model that it requested last.
+//! `Retry-After`), and fallback models. Each turn begins with the first model again. A resumed turn continues
+//! with the model that it requested last.
 //!
 //! A transient error ([`ProviderError::is_transient`]) is retried with the same model until its
 //! `max_attempts` are used up. After two broken streams the requests to that model no longer stream. Any other
@@ -10,7 +10,7 @@
 //! The wait before a retry is the longer of the backoff and the service's `Retry-After`:
 //!
 //! - Backoff: a random time between half of the full backoff and all of it (jitter), so that many
-//!   sessions do not retry at the same moment. The full backoff is 500 ms after the first attempt,
+//!   sessions do not retry at the same moment. The full backoff is 500 ms after the first attempt with a model,
 //!   and doubles with each further attempt up to 30 s.
 //! - `Retry-After`: read from the response by `runtime::model::error` (headers) and `wire::error`
 //!   (body). One that is longer than 120 s ([`SERVICE_WAIT_MAX`]) leads to the next model.
@@ -31,8 +31,8 @@ use crate::types::{ProviderError, ProviderErrorKind};
 const BACKOFF_FIRST: Duration = Duration::from_millis(500);
 /// The maximum of the full backoff.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// The longest wait for a service: for its `Retry-After`, or for its circuit breaker. A longer one means no retry with
-/// this model: the next model is requested at once, or the turn fails.
+/// The longest wait for a service: for its `Retry-After`, or for its circuit breaker. A longer one means no retry
+/// with this model: the next model is requested at once, or the turn fails.
 const SERVICE_WAIT_MAX: Duration = Duration::from_secs(120);
 /// The number of broken streams of a model after which its attempts no longer stream.
 const BROKEN_STREAMS_MAX: u32 = 2;
@@ -47,7 +47,7 @@ pub(crate) struct RetryPolicy {
     attempts: u32,
     /// The index of the current model.
     model_index: usize,
-    /// The number of attempts with the current model, since the last crash of the host.
+    /// The number of attempts with the current model since the turn was resumed.
     attempts_with_model: u32,
     /// The number of consecutive refusals of the current model's circuit breaker.
     consecutive_refusals: u32,
@@ -71,8 +71,8 @@ impl RetryPolicy {
         }
     }
 
-    /// Continues after a crash of the host with the model that was requested last. The model has
-    /// all its attempts again, because the crash was not its failure. Of several models with the same name
+    /// Continues in a resumed turn with the model that was requested last. The model has all its attempts
+    /// again, because the interruption was not its failure. Of several models with the same name
     /// at their services, it is the first one: the record of an attempt has only this name.
     pub(super) fn resumed(mut self, attempts: u32, model: &str) -> Self {
         self.attempts = attempts;
@@ -91,7 +91,7 @@ impl RetryPolicy {
         }
     }
 
-    /// Plans the first attempt of the turn, or the first one after a crash.
+    /// Plans the first attempt of the turn, or the first one after a resume.
     pub(crate) fn first(&mut self) -> AttemptPlan {
         self.next_attempt(Duration::ZERO)
     }

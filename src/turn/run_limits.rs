@@ -103,7 +103,8 @@ impl Turn {
         self.end_response(ResponseEnding::Cancelled, Some(CancelReason::Budget));
     }
 
-    /// Returns the tokens of the failed attempts, of the current response and of the children that have ended.
+    /// Returns the tokens of the failed attempts, of the current response and of the children that have ended. Counts
+    /// a response whose exchange is closed twice.
     pub(super) fn tokens_used(&self) -> u64 {
         let own = self.usage.total().saturating_add(self.attempt.response.usage().total());
         own.saturating_add(self.children_use().tokens)
@@ -119,6 +120,8 @@ impl Turn {
     /// Cancels the turn because the time of the run is over.
     pub(super) fn end_out_of_time(&mut self) {
         let timeout = self.spec.rules.limits.run_timeout.unwrap_or_default();
+        // Before the limit, as readers of the journal receive it.
+        self.void_displayed_text();
         self.record_time_limit(RUN_TIMEOUT, timeout, "ended");
         self.handle_cancel(self.now(), CancelReason::RunTimeout);
     }

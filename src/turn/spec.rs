@@ -19,9 +19,10 @@ use crate::types::{
 pub struct TurnSpec {
     /// The number of the turn in its session, from 1.
     pub number: u32,
-    /// The number of earlier turns with calls in the session: the `n` of `call_{n}_{index}`.
+    /// The number of earlier turns with calls in the session: the first `n` that is tried for the id
+    /// `call_{n}_{index}` of a call.
     pub turns_with_calls: u32,
-    /// The ids of the form `call_*` in the history. Generated ids differ from them.
+    /// The ids of the form `call_{n}_{index}` in the history. Generated ids differ from them.
     pub used_call_ids: Arc<BTreeSet<String>>,
     /// The kind of the turn's request.
     pub request_kind: RequestKind,
@@ -94,7 +95,7 @@ impl HookScope {
 /// The rules that are the same for all turns of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RunRules {
-    /// The tools that are offered to the model, by name.
+    /// The tools that the model may call, by name. With a search, requests define only some of them.
     pub tools: BTreeMap<String, Arc<ToolSpec>>,
     /// True if the model finds tools with a search and calls them with `use_tool`.
     pub uses_tool_search: bool,
@@ -132,8 +133,8 @@ impl RunRules {
         self.hooks.iter().any(|scope| scope.on == on)
     }
 
-    /// Returns whether a hook is asked at this point about calls of this tool. The forced tool of a typed
-    /// answer is none: its call is the answer of the model, and runs nothing.
+    /// Returns whether a hook is asked at this point about calls of this tool. No hook is asked about `final_answer`:
+    /// its call is the answer of the model, and runs nothing.
     pub(super) fn has_hook(&self, on: HookPoint, tool: &str) -> bool {
         tool != FINAL_ANSWER && self.hooks.iter().any(|scope| scope.contains(on, tool))
     }
@@ -147,18 +148,18 @@ impl RunRules {
 /// A model of a turn.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ModelPlan {
-    /// The wire of the model and its name at its service.
+    /// The wire format of the model and its name at its service.
     pub origin: Arc<ModelOrigin>,
     /// True if streamed responses are requested.
     pub streamed: bool,
-    /// The maximum number of attempts of a turn with this model.
+    /// The maximum number of attempts of a turn with this model. One with a smaller context may exceed it, and the
+    /// count begins again when the turn is resumed.
     pub max_attempts: u32,
     /// The configured context window of the model, in tokens.
     pub context_window: Option<u64>,
 }
 
-/// The models of a turn, at least one. Each fallback is requested when the attempts with the model
-/// before it are used up.
+/// The models of a turn, at least one. `turn::retry` decides when the next one is requested.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ModelPlans {
     first: ModelPlan,

@@ -23,7 +23,7 @@ pub struct ToolCompletion {
 /// The state of a call that is decided at its start and is in no record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CallStartState {
-    /// The last writer of each variable in its snapshot that calls of this turn wrote.
+    /// The last writers of those variables in its snapshot that calls of this turn wrote.
     pub(super) snapshot: LastWriters,
     /// True if it started before the response had ended.
     pub(super) is_early: bool,
@@ -31,7 +31,7 @@ pub struct CallStartState {
     pub(super) is_rerun: bool,
     /// The number of questions that the call had asked before.
     pub(super) questions: u32,
-    /// Its arguments, if they have values of references.
+    /// Its arguments, if they are not those of the model: with values of references, or changed by hooks.
     pub(super) arguments: Option<Arc<Value>>,
 }
 

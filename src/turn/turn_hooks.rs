@@ -6,7 +6,7 @@
 //! is made smaller in between.
 //!
 //! After a turn: every outcome is released, and the turn is committed when the hooks have decided. They are
-//! asked about a final answer too, but not about a turn that was cancelled or refused, or had too many calls.
+//! asked about a final answer too, but not about a turn that failed, was cancelled or refused, or had too many calls.
 //!
 //! A refusal ends the run as refused.
 

@@ -20,8 +20,8 @@ pub const CALLS_MAX: usize = 1024;
 /// Identifies a tool call inside the host. It is never the provider's id.
 ///
 /// `turn` counts the session's turns from 1 and is never reset. `attempt` counts from 1 within the
-/// turn. `index` is the call's position in the response, from 0 and without gaps. Clients see
-/// `t{turn}a{attempt}c{index}`.
+/// turn. Both are 0 in the calls of initial messages that have results. `index` is the call's position in the
+/// response, from 0 and without gaps. Clients see `t{turn}a{attempt}c{index}`.
 ///
 /// ```
 /// use callsheet::CallKey;
@@ -88,11 +88,11 @@ pub struct ToolCall {
     pub key: CallKey,
     /// The id of the call in the history and in requests to the provider.
     pub id: Arc<str>,
-    /// The provider's id, if any. It differs from `id` only if it was unusable.
+    /// The provider's id, if any. It differs from `id` only if another call of the same response has it.
     pub provider_id: Option<Arc<str>>,
     /// The tool's name.
     pub name: Arc<str>,
-    /// The decoded arguments, always a JSON object.
+    /// The decoded arguments, always a JSON object: an empty one if they could not be decoded.
     pub arguments: Arc<Value>,
     /// The received text. Present only if it was too large, truncated, not an object, or encoded twice.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -123,17 +123,17 @@ pub enum ToolStatus {
     /// The tool ran and failed, or could not run.
     #[serde(rename = "error")]
     Failed,
-    /// The tool exceeded its time limit.
+    /// The tool, or the client that runs the call, exceeded its time limit.
     #[serde(rename = "timeout")]
     TimedOut,
-    /// The call was cancelled, or never started.
+    /// The call was cancelled, or the response or the run ended before it could start.
     #[serde(rename = "cancelled")]
     Cancelled,
-    /// The call was not allowed to run.
+    /// The call was not allowed to run, or its result is withheld.
     #[serde(rename = "refused")]
     Refused,
-    /// A call with effects was running when the host crashed or was killed: it may or may not have
-    /// happened. `turn::resume` decides this.
+    /// A call with effects may or may not have happened: the host crashed or was killed while it ran, and its tool
+    /// is not idempotent (`turn::resume`), or the tool could not find out.
     #[serde(rename = "unknown")]
     Unknown,
 }
@@ -163,7 +163,7 @@ pub enum FailureKind {
     Panic,
     /// The tool's actor was killed before the tool answered.
     Killed,
-    /// The tool exceeded its time limit.
+    /// The tool, or the client that runs the call, exceeded its time limit.
     Timeout,
     /// The call was cancelled while it ran.
     Cancelled,
@@ -172,7 +172,8 @@ pub enum FailureKind {
     NotStarted,
     /// The host has no tool of this name.
     UnknownTool,
-    /// The arguments are not an object, are too large, or do not match the tool's schema.
+    /// The arguments are not an object, are too large, have a reference without a value, or do not match the tool's
+    /// schema.
     InvalidArguments,
     /// The arguments are incomplete although the stream ended them, as at a limit of tokens.
     CutOffArguments,
@@ -182,7 +183,7 @@ pub enum FailureKind {
     Limit,
     /// The host crashed or was killed during the call. The status is [`ToolStatus::Unknown`].
     HostStopped,
-    /// A person rejected the call or its result.
+    /// A person rejected the call or its result, or the run ended before its result was approved.
     Rejected,
     /// No decision about the call or its result arrived in time.
     ApprovalExpired,
@@ -192,13 +193,14 @@ pub enum FailureKind {
     Sandbox,
     /// The server of an HTTP tool, or an MCP server, answered with an error status.
     HttpStatus,
-    /// The call was certainly not sent: no connection was made, or the circuit breaker of the tool is open.
+    /// The call was certainly not sent: no connection was made, the server reads nothing, or the circuit breaker of
+    /// the tool is open.
     NotSent,
     /// The definition of the tool has changed since it was accepted.
     ToolChanged,
     /// The server of the tool is not connected, or the connection broke during the call.
     ServerDown,
-    /// A hook refused the call, or withheld its result.
+    /// A hook refused the call or withheld its result, or the run ended before hooks had decided about the result.
     Hook,
 }
 
@@ -249,7 +251,7 @@ pub struct ToolOutcome {
     /// The number of attempts, if the call was tried again.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub attempts: Option<NonZeroU32>,
-    /// The tool's own maximum number of bytes that the model sees.
+    /// The tool's own maximum number of bytes that the model sees. It replaces the agent's.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub max_bytes: Option<NonZeroUsize>,
     /// The child of a call of an agent, if the call had one.
@@ -285,8 +287,8 @@ impl ToolOutcome {
         Self { full: full.map(Arc::new), ..self }
     }
 
-    /// Returns how many bytes of the content the model sees. `bytes` is the limit of the agent, or
-    /// `usize::MAX` for all of it.
+    /// Returns the maximum number of bytes of the content that the model sees: the tool's own, or else `bytes`, which
+    /// is the agent's. `usize::MAX` means all of it, whatever the tool's own is.
     pub(crate) fn model_bytes_max(&self, bytes: usize) -> usize {
         let tool_limit = self.max_bytes.filter(|_| bytes != usize::MAX);
         tool_limit.map_or(bytes, NonZeroUsize::get)
@@ -358,7 +360,7 @@ pub struct ResultNotes {
 }
 
 impl ResultNotes {
-    /// Returns the decision that rejected the call or its result.
+    /// Returns the decision because of which the call or its result was refused: a rejection, or no decision in time.
     #[must_use]
     pub fn rejection(&self) -> Option<&VerdictWithMessage> {
         let given = [&self.before, &self.after].into_iter().flatten();

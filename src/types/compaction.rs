@@ -1,6 +1,6 @@
 //! The kinds of changes that make a context smaller.
 
-/// The key of the limit that reports a summary without effect.
+/// The name of the limit in a record about a summary that failed or had no effect.
 pub const COMPACT_AT: &str = "compact_at";
 
 /// The kind of a change that makes a context smaller.
@@ -8,7 +8,7 @@ pub const COMPACT_AT: &str = "compact_at";
 pub enum CompactionKind {
     /// Old results became lines.
     Cleared,
-    /// The last run became one message.
+    /// The responses and results of the last run became one message.
     Formatted,
     /// The first messages became a summary.
     Summarised,

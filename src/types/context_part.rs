@@ -7,7 +7,7 @@ pub enum ContextPart {
     Tools,
     /// The system text.
     System,
-    /// The inputs of users.
+    /// The inputs of users, and messages of the host.
     User,
     /// The responses of models.
     Assistant,

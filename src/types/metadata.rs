@@ -16,7 +16,7 @@ const VALUE_BYTES_MAX: usize = 512;
 /// Pairs of strings that a program attaches to a session or a run, such as the id of a user. Lists, events,
 /// logs and exports show them; metrics do not. The model does not receive them.
 ///
-/// At most 16 pairs; a name has 1 to 64 bytes, a value at most 512.
+/// At most 16 pairs; a name has 1 to 64 bytes, a value at most 512. A run also has the pairs of its session.
 ///
 /// ```
 /// use callsheet::{Metadata, RunRequest};
@@ -35,7 +35,7 @@ impl Metadata {
     /// Checks the pairs. Of several values with the same name, the last one counts.
     ///
     /// # Errors
-    /// If there are too many pairs, or one is too long.
+    /// If there are too many pairs, a name is empty, or a name or a value is too long.
     pub fn new<N: Into<String>, V: Into<String>>(
         pairs: impl IntoIterator<Item = (N, V)>,
     ) -> Result<Self, InvalidValue> {

@@ -1,4 +1,5 @@
-//! Basic value types: ids, calls, outcomes, finish reasons, usage.
+//! Basic value types: ids, calls, outcomes, finish reasons, usage, secrets; and functions on texts, such as
+//! [`excerpt`] and [`harmless`].
 //!
 //! They are plain values and do not depend on HTTP, actors or clocks.
 
@@ -140,7 +141,8 @@ impl InvalidValue {
     }
 }
 
-/// The id of a run, globally unique: `run_` and 16 hex digits, or 32 in a child session. Cloning shares it.
+/// The id of a run, globally unique: `run_` and 16 hex digits, or 32 if a call of an agent started the run in a child
+/// session. Cloning shares it.
 ///
 /// [`StartedRun`](crate::StartedRun) and [`RunReport`](crate::RunReport) have it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -176,7 +178,7 @@ impl fmt::Display for Seq {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum SessionState {
-    /// The session waits for an input.
+    /// The session is in memory and waits for an input.
     Idle,
     /// A run is in progress, or waits to be resumed. While it waits only for people, the session need not be in
     /// memory.
@@ -212,7 +214,7 @@ pub enum RunEnd {
     Answered,
     /// The limit of turns was reached.
     MaxTurns,
-    /// A client stopped the run.
+    /// A client stopped the run, or the call of an agent that had started it was cancelled.
     Stopped,
     /// The model or its service refused to answer, or a hook refused the turn.
     Refused,
@@ -411,9 +413,9 @@ pub fn one_line(text: &str, chars_max: usize) -> String {
     excerpt(&words.collect::<Vec<_>>().join(" "), chars_max)
 }
 
-/// Returns the text without control characters that a terminal would interpret, and with invisible and
+/// Returns the text without control characters, which a terminal would interpret, and with invisible and
 /// bidirectional (bidi) characters written out (`\u{202e}`), because they can make a text look like another
-/// one. Keeps line feeds and tabs.
+/// one. Keeps line feeds, tabs, and joiners between visible non-ASCII characters.
 #[must_use]
 pub fn harmless(text: &str) -> String {
     let mut stream = HarmlessStream::default();
@@ -527,7 +529,7 @@ fn is_invisible(c: char) -> bool {
     )
 }
 
-/// Returns the part of a line that fits into this number of terminal columns.
+/// Returns the beginning of a line that fits into this number of terminal columns.
 #[must_use]
 pub fn fitting(line: &str, columns: usize) -> &str {
     let mut used = 0;

@@ -1,6 +1,6 @@
-//! Percent-encoding of URIs, RFC 3986.
+//! Percent-decoding of URIs, RFC 3986.
 
-/// Decodes `%7B` and the like.
+/// Decodes `%7B` and the like. Bytes that are not UTF-8 become U+FFFD.
 pub(crate) fn percent_decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

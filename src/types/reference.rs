@@ -23,8 +23,8 @@ const NAME_BYTES_MAX: usize = 128;
 /// A reference to a value of a session. Its written form is `$VAR_REF{{ID}}`, which
 /// [`Display`](fmt::Display) writes. [`FromStr`] reads both `ID` and the written form.
 ///
-/// The value of a result, of arguments and of an answer never changes. That of a variable is the one
-/// at the start of the turn.
+/// The value of a result, of arguments and of an answer never changes. In the arguments of a call, that of a variable
+/// is the one at the start of the turn; `read_var` reads the one in the snapshot of its own call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reference {
     /// The result of a call: `t3a1c0`.
@@ -138,7 +138,7 @@ impl ReferencedValue {
     }
 }
 
-/// Returns a lower bound of the number of bytes of compact JSON.
+/// Returns a lower bound of the number of bytes of a value's compact JSON.
 fn json_bytes(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 1,

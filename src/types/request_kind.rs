@@ -19,7 +19,7 @@ pub enum ToolChoice {
     /// The model decides.
     #[default]
     Auto,
-    /// The model may not call tools. They stay listed.
+    /// The model may not call tools. They stay listed, and calls are dropped.
     None,
     /// The model must call at least one tool.
     Required,

@@ -54,7 +54,7 @@ pub struct FinishReason {
 pub struct Usage {
     /// Input tokens, including cached ones.
     pub input_tokens: u64,
-    /// Output tokens, including reasoning if the service counts it there.
+    /// Output tokens, including those of reasoning if the service counts them.
     pub output_tokens: u64,
     /// Input tokens that came from the service's cache.
     pub cached_tokens: u64,

@@ -15,12 +15,13 @@ pub const REDACTED: &str = "[redacted]";
 /// The end of a text that [`excerpt`](super::excerpt) has cut.
 pub(crate) const CUT_MARK: &str = "\u{2026}";
 
-/// The minimum length of a secret in bytes. A shorter text occurs by accident.
+/// The minimum length of a secret in bytes. A shorter text may occur by accident.
 const SECRET_BYTES_MIN: usize = 8;
 
 /// The secrets of a host, such as the keys of its models, and a search for them. A secret is found in
-/// these forms: plain, escaped in JSON, percent-encoded (where needed, also twice, or wholly), and as a part of a
-/// text in base64 (both alphabets, each of the three alignments). Cloning is cheap.
+/// these forms: plain, escaped in JSON as `serde_json` does, percent-encoded (where needed, also twice, with digits in
+/// upper case; or wholly), and as a part of a text in base64 (both alphabets, each of the three alignments). Cloning
+/// is cheap.
 #[derive(Clone, Default)]
 pub struct Secrets {
     search: Option<Arc<SecretSearch>>,

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::{ContentPart, Image, floor_char_boundary};
 
-/// Maximum number of bytes of a result that are kept: its texts, and its data in base64. Of these the model reads
-/// `max_result_bytes`.
+/// Maximum number of bytes of a result that are kept: its texts, its data in base64 and its value for programs as
+/// JSON. Names and URIs of resources do not count. Of these the model reads `max_result_bytes`.
 pub const RESULT_BYTES_MAX: usize = 16 << 20;
 
 /// The note for the model about what is not kept.
@@ -165,7 +165,7 @@ impl ResultPart {
         matches!(self, Self::Text { text } if text.trim().is_empty())
     }
 
-    /// Returns the number of bytes of its texts and data.
+    /// Returns the number of bytes of its texts and data, without the name and the URI of a resource.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Text { text } => text.len(),
@@ -177,7 +177,7 @@ impl ResultPart {
         }
     }
 
-    /// Replaces the part by a text of at most `bytes_max` bytes and a note.
+    /// Cuts a text to at most `bytes_max` bytes and a note. Replaces another part by a note.
     fn cut(&mut self, bytes_max: usize) {
         let bytes = self.bytes();
         match self {

@@ -21,9 +21,9 @@ const STATE_ENTRIES_MAX: usize = 32;
 /// Maximum length of a `tracestate` that is passed on, in bytes.
 const STATE_BYTES_MAX: usize = 512;
 
-/// A span of a trace. The spans of a run are its children.
+/// A span of a trace.
 ///
-/// Given with a [`RunRequest`](crate::RunRequest), and read by a tool from its
+/// Given with a [`RunRequest`](crate::RunRequest), as the parent of the run's spans, and read by a tool from its
 /// [`ToolContext`](crate::tool::ToolContext::trace).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "TraceHeaders", into = "TraceHeaders")]
@@ -50,14 +50,13 @@ const SAMPLED: u8 = 1;
 const FLAGS: u8 = 3;
 
 impl TraceContext {
-    /// Creates a root span, or a span below another one.
+    /// Creates the context of a span, without a `tracestate`.
     #[must_use]
     pub fn new(trace_id: [u8; 16], span_id: [u8; 8], sampled: bool) -> Self {
         Self { trace_id, span_id, flags: u8::from(sampled), state: None }
     }
 
-    /// Parses the headers of a request. Returns `None` if `traceparent` is missing or invalid.
-    /// Ignores an invalid `tracestate`.
+    /// Parses the headers of a request. Returns `None` if `traceparent` is invalid. Ignores an invalid `tracestate`.
     #[must_use]
     pub fn parse<'a>(
         traceparent: &str,
@@ -170,8 +169,8 @@ fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// Returns the entries of a valid `tracestate`. If it is too long, long entries are removed first,
-/// then the last ones.
+/// Returns the entries of a `tracestate`, or `None` if it is invalid or has more than 32. If it is too long, entries
+/// above 128 bytes are removed first, then the last ones.
 fn state(text: &str) -> Option<Arc<str>> {
     let entries = text.split(',').map(|entry| entry.trim_matches([' ', '\t']));
     let mut entries: Vec<&str> = entries.filter(|entry| !entry.is_empty()).collect();
@@ -197,13 +196,13 @@ fn state(text: &str) -> Option<Arc<str>> {
 
 fn is_key(key: &str) -> bool {
     let begins = key.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
-    let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-*/@".contains(c);
-    begins && key.len() <= 256 && key.chars().all(is_letter)
+    let is_valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-*/@".contains(c);
+    begins && key.len() <= 256 && key.chars().all(is_valid)
 }
 
 fn is_value(value: &str) -> bool {
-    let is_letter = |c: char| (' '..='~').contains(&c) && c != ',' && c != '=';
-    (1..=256).contains(&value.len()) && value.chars().all(is_letter)
+    let is_valid = |c: char| (' '..='~').contains(&c) && c != ',' && c != '=';
+    (1..=256).contains(&value.len()) && value.chars().all(is_valid)
 }
 
 /// The trace context of a run's model requests and tool calls.
@@ -214,7 +213,7 @@ fn is_value(value: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunTrace {
     run: TraceContext,
-    /// The seed of the span ids.
+    /// The seed of the span ids, if the host makes spans.
     seed: Option<[u8; 32]>,
 }
 

@@ -25,7 +25,7 @@ impl WriteSet {
 /// The reads and writes of one call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct VariablesUse {
-    /// The names that the call read, whether or not they existed.
+    /// The names that the call read from its snapshot, whether or not they existed.
     pub reads: BTreeSet<VariableName>,
     /// The writes.
     pub writes: WriteSet,

@@ -1,7 +1,7 @@
 //! JSON schemas of answers in the forms that services accept.
 //!
-//! The host checks each answer against the schema of the run. So the schema that a service receives may accept
-//! more, or forbid additional members of objects.
+//! The host checks each answer against the schema of the run. So the schema that a service receives may leave out
+//! keywords, and so accept more, or forbid additional members of objects.
 
 use serde_json::{Map, Value, json};
 
@@ -28,21 +28,27 @@ const REFUSED: [&str; 9] = [
 
 /// Keywords that OpenAI's services refuse in a strict schema
 /// (<https://platform.openai.com/docs/guides/structured-outputs>).
-const NOT_STRICT: [&str; 10] = [
+const NOT_STRICT: [&str; 16] = [
     "oneOf",
     "allOf",
     "not",
     "if",
+    "then",
+    "else",
+    "contains",
     "default",
     "patternProperties",
     "propertyNames",
     "dependentSchemas",
+    "dependentRequired",
     "prefixItems",
     "uniqueItems",
+    "minProperties",
+    "maxProperties",
 ];
 
-/// Returns the members of a named format. It is strict where the schema allows it: the service refuses a
-/// strict schema with optional members.
+/// Returns the members of a named format. It is strict if [`is_strict_schema`] holds for the schema and for
+/// those in it. Otherwise the schema is sent unchanged, because the service would refuse it as a strict one.
 pub(super) fn named_format(schema: &Value) -> Map<String, Value> {
     let mut strict = schema.clone();
     for_each_schema(&mut strict, &mut close);
@@ -68,24 +74,34 @@ pub(super) fn closed_schema(schema: &Value) -> Value {
     closed
 }
 
-/// Closes an object whose schema does not mention additional members. Drops `$schema`, and formats that services
-/// do not know.
+/// Forbids additional members of an object whose schema lists members and does not mention additional ones. Drops
+/// `$schema`, and formats that services do not know.
 fn close(schema: &mut Map<String, Value>) {
     schema.remove("$schema");
     if schema.get("format").is_some_and(|format| !FORMATS.iter().any(|known| format == known)) {
         schema.remove("format");
     }
-    if schema.get("type").is_some_and(|kind| kind == "object") && schema.contains_key("properties")
-    {
+    if is_object(schema) && schema.contains_key("properties") {
         schema.entry("additionalProperties").or_insert(Value::Bool(false));
     }
 }
 
+/// Returns true if a schema describes objects, also beside other types such as null.
+fn is_object(schema: &Map<String, Value>) -> bool {
+    match schema.get("type") {
+        Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "object"),
+        Some(kind) => kind == "object",
+        None => schema.contains_key("properties"),
+    }
+}
+
+/// Returns whether a strict format accepts a schema, apart from those in it: it has none of [`NOT_STRICT`],
+/// and if it describes objects, it lists members, requires all of them and forbids additional ones.
 fn is_strict_schema(schema: &Map<String, Value>) -> bool {
     if NOT_STRICT.iter().any(|keyword| schema.contains_key(*keyword)) {
         return false;
     }
-    if schema.get("type").is_none_or(|kind| kind != "object") {
+    if !is_object(schema) {
         return true;
     }
     let required = schema.get("required").and_then(Value::as_array);
@@ -96,7 +112,7 @@ fn is_strict_schema(schema: &Map<String, Value>) -> bool {
         && properties.is_some_and(|properties| properties.keys().all(is_required))
 }
 
-/// Calls `change` for a schema and all schemas in it.
+/// Calls `change` for a schema, then for those under the keywords listed here.
 fn for_each_schema(schema: &mut Value, change: &mut impl FnMut(&mut Map<String, Value>)) {
     let Value::Object(members) = schema else { return };
     change(members);
@@ -111,7 +127,9 @@ fn for_each_schema(schema: &mut Value, change: &mut impl FnMut(&mut Map<String, 
                 let schemas = value.as_array_mut().into_iter().flatten();
                 schemas.for_each(|schema| for_each_schema(schema, change));
             }
-            "items" | "additionalProperties" | "not" => for_each_schema(value, change),
+            "items" | "additionalProperties" | "not" | "if" | "then" | "else" | "contains" => {
+                for_each_schema(value, change);
+            }
             _ => {}
         }
     }
@@ -139,6 +157,15 @@ mod tests {
         let open = json!({"type": "object", "properties": {}, "additionalProperties": true});
         assert_eq!(named_format(&open)["strict"], false);
         assert_eq!(named_format(&json!({"type": "array", "items": {}}))["strict"], false);
+        let nullable = |required: Value| {
+            json!({"type": "object", "required": ["a"], "properties": {"a": {
+                "type": ["object", "null"], "required": required,
+                "properties": {"b": {"type": "string"}}}}})
+        };
+        assert_eq!(named_format(&nullable(json!([])))["strict"], false);
+        let strict = named_format(&nullable(json!(["b"])));
+        assert_eq!(strict["schema"]["properties"]["a"]["additionalProperties"], false);
+        assert_eq!(strict["strict"], true);
     }
 
     #[test]

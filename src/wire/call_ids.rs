@@ -1,7 +1,7 @@
 //! Ids of calls and names of tools in the form that a service accepts.
 //!
-//! An id goes back unchanged to the model that made it. Another service may refuse it. Then it is
-//! mapped: always to the same text, and different ids to different texts.
+//! An id mostly goes back unchanged to the model that made it. Another service may refuse it. Then it is
+//! mapped: always to the same text, and different ids to different texts, apart from collisions of hashes.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 /// Number of hex digits of the hash that makes sanitized ids distinct.
 const HASH_DIGITS: usize = 8;
 
-/// Returns the id itself if all its characters are allowed and it is short enough. Otherwise
+/// Returns the id itself if it is not empty, all its characters are allowed and it is short enough. Otherwise
 /// returns its beginning with underscores for other characters, an underscore, and 8 hex digits of
 /// a hash of the whole id.
 pub(super) fn sanitized(
@@ -46,8 +46,8 @@ pub(super) fn sanitized_tool_name(name: &str) -> Cow<'_, str> {
 /// Length of an id that Mistral accepts.
 const SHORT_ID_CHARS: usize = 9;
 
-/// Returns the id itself if it has nine letters and digits, otherwise nine letters and digits of a
-/// hash of it. Every service accepts these, also Mistral, whose error message requires
+/// Returns the id itself if it consists of nine ASCII letters and digits, otherwise nine of these made from a
+/// hash of it. Every service accepts them, also Mistral, whose error message requires
 /// `a-z, A-Z, 0-9, with a length of 9`.
 pub(super) fn nine_char_id(id: &str) -> Cow<'_, str> {
     const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";

@@ -118,7 +118,8 @@ impl PayloadReader<'_> {
         }
     }
 
-    /// Reads a complete body. If it holds no error, its end completes the response.
+    /// Reads a complete body. Its end completes the response, unless the body has an error. A body without an answer
+    /// is an error.
     fn read_body(&mut self, bytes: &[u8], out: &mut Vec<Delta>) {
         let malformed_body =
             |message| Delta::Error(ProviderError::new(ProviderErrorKind::Malformed, message));
@@ -283,10 +284,12 @@ pub(super) fn read_payload(
 /// Parses one payload of a stream, or a complete plain body, and appends its deltas to `out`.
 /// `event` is the name of the server-sent event, or empty.
 ///
-/// An event named `error` is an error on every wire. So is a payload that cannot be read, because
-/// it may have held part of a call. A JSON array is read as a list of payloads.
+/// An event named `error` is an error on every wire. So is an object or a list that cannot be read, because
+/// it may have held part of a call. Any other text is ignored, with a [`Problem`]. A JSON array is read as a list
+/// of payloads; its items that are no objects are skipped.
 ///
-/// Returns the positions of the fields if the payload is a single object that holds one change.
+/// Returns the fields of a template if the payload is a single object that holds one change and its dialect
+/// has templates for it.
 pub(super) fn parse_in_full<'p>(
     decoder: &mut dyn PayloadDecoder,
     event: &str,

@@ -40,9 +40,10 @@ pub enum Delta {
     Refusal(String),
     /// More of a tool call.
     Call(CallDelta),
-    /// The wire marks this call's arguments as complete. Only wires with explicit seals send it.
+    /// The arguments of this call are complete: the wire marks it, or sent the call whole. Chat Completions does
+    /// neither, so the seals of its calls are inferred.
     Seal {
-        /// The wire's own index of the call.
+        /// The [`CallDelta::index`] of the call.
         index: u64,
         /// The complete arguments, if the wire sends them with the seal. They replace the
         /// arguments that came in pieces.
@@ -60,7 +61,7 @@ pub enum Delta {
         /// The counts as the wire sent them: JSON text.
         raw: Box<str>,
     },
-    /// An error that the service reports within the response.
+    /// An error that the service reports within the response, or a payload that cannot be read.
     Error(ProviderError),
     /// Something unexpected that was ignored.
     #[doc(hidden)]
@@ -86,7 +87,7 @@ pub enum ProviderMetadata {
     },
     /// These members belong to a call.
     Call {
-        /// The wire's own index of the call.
+        /// The [`CallDelta::index`] of the call.
         index: u64,
         /// Never an empty object.
         members: Box<str>,
@@ -100,13 +101,13 @@ pub enum ProviderMetadata {
     Part(Box<str>),
 }
 
-/// A piece of a tool call as the wire sent it. Nothing is inferred here.
+/// A piece of a tool call as the wire sent it. The assembler of the response infers what the wire leaves open.
 ///
 /// [`Delta`] shows its use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct CallDelta {
-    /// The wire's index, if it sent a usable one.
+    /// The wire's index, if it sent a usable one. Where the wire has none, a decoder may count the calls.
     pub index: Option<u64>,
     /// The provider's id, if it sent one that is not empty.
     pub id: Option<String>,
@@ -135,7 +136,7 @@ impl CallDelta {
         self.arguments.as_deref().is_some_and(|text| !text.trim_ascii().is_empty())
     }
 
-    /// Returns whether the piece holds nothing, or an index alone.
+    /// Returns whether the piece has neither an id, nor a name, nor arguments other than white space.
     #[must_use]
     pub fn is_blank(&self) -> bool {
         self.id.is_none() && self.name.is_none() && !self.has_arguments()
@@ -165,7 +166,7 @@ pub struct Problem {
     pub detail: String,
 }
 
-/// Capacity that a text gets at least once a second piece was appended to it.
+/// Minimum spare capacity that is reserved when an appended piece does not fit into the capacity of a text.
 const MERGED_BYTES_MIN: usize = 128;
 
 /// Appends a text to `out`. If the last delta is a text of the same kind, the text is added to it.
@@ -179,7 +180,7 @@ pub(super) fn append_text(kind: impl Fn(String) -> Delta, text: &str, out: &mut 
 }
 
 /// Appends a piece of a call with more arguments to `out`. If the last delta is a piece of the
-/// same call, the arguments are added to it.
+/// same call, and neither has an id or a name, the arguments are added to it.
 pub(super) fn append_call(call: CallDelta, arguments: Option<&str>, out: &mut Vec<Delta>) {
     if let (Some(Delta::Call(last)), Some(arguments)) = (out.last_mut(), arguments) {
         let CallDelta { index, id, name, arguments: last_arguments, kind, begins, is_repaired: _ } =
@@ -194,7 +195,7 @@ pub(super) fn append_call(call: CallDelta, arguments: Option<&str>, out: &mut Ve
     out.push(Delta::Call(CallDelta { arguments: arguments.map(str::to_owned), ..call }));
 }
 
-/// Appends to a text. After two pieces of a text more of them usually follow, so capacity is reserved.
+/// Appends to a text. After two pieces of a text more of them usually follow, so spare capacity is reserved.
 fn extend(text: &mut String, more: &str) {
     if text.capacity() - text.len() < more.len() {
         text.reserve(more.len().max(MERGED_BYTES_MIN));

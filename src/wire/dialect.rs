@@ -18,8 +18,8 @@ pub(super) trait RequestFormat {
     /// is written after it.
     const HISTORY_MEMBER: &'static str;
 
-    /// The members other than the history on which the host relies. `extra_body` of the
-    /// configuration cannot replace them.
+    /// The members other than the history on which the host relies. `extra_body` and `omit_body` of the
+    /// configuration do not change them.
     const PROTECTED_MEMBERS: &'static [&'static str] = &["model", "tools", "stream"];
 
     /// The member that names the prompt in the service's cache. It follows the history, so that the
@@ -37,7 +37,7 @@ pub(super) trait RequestFormat {
     /// null stands for a member that is not sent.
     fn head(request: &ModelRequest) -> Value;
 
-    /// Writes the elements of the history, from [`HistoryWriter::first_message`] on, and marks
+    /// Writes the elements of the history that are not in the prefix that the writer reuses, and marks
     /// which of them later requests can reuse.
     fn write_history(request: &ModelRequest, writer: &mut HistoryWriter);
 }
@@ -51,11 +51,12 @@ pub(super) trait PayloadDecoder {
     /// its deltas to `out`. `event` is the name of the server-sent event, or empty. Events named
     /// `error` do not come here; [`super::decoder`] reads them.
     ///
-    /// If the object holds a single change, it may return the positions of the fields, which must
+    /// If the object holds a single change, it may return the fields of a template, which must
     /// depend on the text alone and not on the state of the decoder.
     ///
     /// # Errors
-    /// The text is not valid JSON. Then no delta was appended.
+    /// The text is not valid JSON, or cannot be read for another reason, such as a repeated key. Then no delta
+    /// was appended, and the state is unchanged.
     fn parse_payload<'p>(
         &mut self,
         event: &str,
@@ -64,7 +65,7 @@ pub(super) trait PayloadDecoder {
     ) -> serde_json::Result<Option<TemplateFields<'p>>>;
 
     /// Decodes a payload that matched a template. In every state the deltas are the same as those
-    /// of [`Self::parse_payload`].
+    /// of [`Self::parse_payload`], except that consecutive pieces may be joined to one delta.
     fn apply_match(&mut self, _matched: &TemplateMatch<'_>, _out: &mut Vec<Delta>) {}
 
     /// Handles the payload `[DONE]`. Only Chat Completions defines it. On other wires relays send

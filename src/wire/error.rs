@@ -54,9 +54,9 @@ pub fn http_error(status: u16, body: &str) -> ProviderError {
     error
 }
 
-/// Finds the error in a JSON value: its member `error`, or the value itself if it has a member that usually
-/// holds the text of an error. Answers may have such members too, so callers pass only values that are no
-/// answer of their wire.
+/// Finds the error in a JSON value: its member `error`, MiniMax's `base_resp`, or the value itself if it has a
+/// member that usually holds the text of an error. In a list it is the first one found. Answers may have members
+/// with such texts too, so callers pass only values that have a member `error` or are no answer of their wire.
 pub(super) fn find_error(value: &Value) -> Option<&Value> {
     match value {
         Value::Array(items) => items.iter().find_map(find_error),
@@ -81,7 +81,7 @@ pub(super) fn find_error(value: &Value) -> Option<&Value> {
     }
 }
 
-/// Converts an error that a service reported within a response.
+/// Converts the JSON of an error, as one that a service reported within a response.
 pub(super) fn provider_error(value: &Value) -> ProviderError {
     let mut error = ProviderError::new(ProviderErrorKind::InStream, error_message(value));
     if let Value::Object(map) = value {
@@ -121,6 +121,16 @@ pub(super) fn keyed_error(raw: &str) -> Option<ProviderError> {
     find_error(&serde_json::json!({ "error": value })).map(provider_error)
 }
 
+/// Reads the value of a member `error` of a payload, whose text may be beside it:
+/// `{"error": true, "message": ..}`. Returns `None` if it is empty.
+pub(super) fn payload_error(raw: &str, payload: &str) -> Option<ProviderError> {
+    let error = keyed_error(raw)?;
+    if raw.starts_with(['{', '[']) {
+        return Some(error);
+    }
+    parse_value(payload).as_ref().and_then(find_error).map(provider_error).or(Some(error))
+}
+
 /// Reads the data of an event named `error`, which is an error in any form.
 pub(super) fn named_error(text: &str) -> ProviderError {
     match parse_value(text) {
@@ -134,7 +144,8 @@ pub(super) fn named_error(text: &str) -> ProviderError {
 
 /// Reads a payload that has no known member of its wire. It may be an error without the key `error`.
 pub(super) fn unkeyed_error(text: &str) -> Option<Delta> {
-    // Most such payloads hold only token counts. The search for these words is faster than a parse.
+    // Most such payloads hold only token counts. The search for these words is faster than a parse. A backslash
+    // may escape letters of a word.
     let words = ["error", "message", "detail", "msg", "base_resp", "\\"];
     if !words.iter().any(|word| text.contains(word)) {
         return None;
@@ -193,7 +204,7 @@ fn status_of_code(code: &str) -> Option<u16> {
         | "invalid_value"
         | "string_above_max_length" => 400,
         "invalid_api_key" | "authentication_error" => 401,
-        // Sent with status 429, but a retry cannot succeed.
+        // Some of these are sent with status 429, but a retry cannot succeed.
         "insufficient_quota"
         | "quota_exceeded"
         | "billing_hard_limit_reached"
@@ -214,8 +225,8 @@ fn status_of_code(code: &str) -> Option<u16> {
     Some(status)
 }
 
-fn has_failed(status: &Value) -> bool {
-    status.get("status_code").and_then(Value::as_i64).is_some_and(|code| code != 0)
+fn has_failed(base_resp: &Value) -> bool {
+    base_resp.get("status_code").and_then(Value::as_i64).is_some_and(|code| code != 0)
 }
 
 fn is_nonempty(value: &Value) -> bool {
@@ -244,7 +255,8 @@ fn error_message(value: &Value) -> String {
     }
 }
 
-/// Returns the text of an error, which may be nested in objects and lists.
+/// Returns the text of an error, which may be nested in objects and lists, at most `depth` levels deep. Only the
+/// first item of a list is searched.
 fn error_text(value: &Value, depth: usize) -> Option<&str> {
     let deeper = |inner| error_text(inner, depth.checked_sub(1)?);
     match value {
@@ -255,7 +267,7 @@ fn error_text(value: &Value, depth: usize) -> Option<&str> {
     }
 }
 
-/// Returns the text of a body that is not JSON: the title of a web page, or else all of it.
+/// Returns the text of a body that has no error in a known form: the title of a web page, or else all of it.
 fn plain_message(body: &str) -> String {
     let body = body.trim();
     let title = body

@@ -1,9 +1,9 @@
-//! The wires: encodes requests for five provider APIs and decodes their responses into deltas.
+//! The wires: the HTTP formats of five provider APIs. Encodes requests, and decodes responses into deltas.
 //!
 //! This module is pure: no HTTP, no clock, no environment. A [`Decoder`] has a framing and a
-//! dialect. It accepts bytes in chunks of any size and returns [`Delta`]s. A dialect does not
-//! decide which piece belongs to which call nor when a call is complete. The assembler of the
-//! response does (`response::ResponseAssembler`).
+//! dialect. It accepts bytes in pieces of any size and returns [`Delta`]s. If a wire does not mark the
+//! starts and ends of calls, its dialect does not infer them. The assembler of the response does
+//! (`response::ResponseAssembler`).
 //!
 //! | file | what it does |
 //! | --- | --- |
@@ -26,8 +26,8 @@
 //! | `tool_protocol` | calls in the text, for models without tool calling |
 //!
 //! The folder of each dialect (`openai_chat`, `openai_responses`, `anthropic`, `gemini`, `ollama`)
-//! has these files where it needs them. Some share a file of another dialect, and some have further ones, described at
-//! their top.
+//! has these files where it needs them. Some share a file of another dialect, and some have further
+//! ones, described at their top.
 //!
 //! | file | what it does |
 //! | --- | --- |
@@ -182,7 +182,8 @@ impl Wire {
         dialect_of!(self, D => D::HISTORY_MEMBER)
     }
 
-    /// Returns the name and the value of the member that names the prompt in the service's cache.
+    /// Returns the name and the value of the member that names the prompt in the service's cache. `None` if
+    /// the wire has no such member, the request asks for no caching, or the configuration sets or omits the member.
     fn cache_key(self, request: &ModelRequest) -> Option<(&'static str, &str)> {
         let member = dialect_of!(self, D => D::CACHE_KEY_MEMBER)?;
         let ModelRequest { extra_body, omit_body, prompt_cache, prompt_cache_key, .. } = request;

@@ -6,16 +6,17 @@ use std::borrow::Cow;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// The result of repairing a payload that is not valid JSON.
+/// The result of repairing a payload that could not be parsed.
 pub(in crate::wire) enum Repaired<'a> {
-    /// The same payload as valid JSON.
+    /// The same payload, corrected. It may still be invalid in other ways.
     Payload(String),
     /// The payloads that arrived as one.
     Payloads(Vec<&'a str>),
 }
 
-/// Repairs a payload. Nothing is lost, except that a lone surrogate becomes U+FFFD and `NaN` and
-/// `Infinity` become `null`.
+/// Repairs a payload. Returns `None` if it finds nothing to correct. Nothing is lost, except that a
+/// lone surrogate becomes U+FFFD, `NaN` and `Infinity` become `null`, and only the last value of a
+/// repeated key counts.
 #[cold]
 pub(in crate::wire) fn repair(text: &str) -> Option<Repaired<'_>> {
     // Without the blank line between them, two server-sent events are read as one.

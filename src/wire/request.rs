@@ -55,7 +55,7 @@ pub struct ModelRequest {
     /// Asks the service to cache the prompt: by `cache_control` on Anthropic Messages, by
     /// `prompt_cache_key` on Chat Completions and Responses. The other wires have no member for it.
     pub prompt_cache: bool,
-    /// The value of `prompt_cache_key`: the same for all requests that begin with the same messages.
+    /// The value of `prompt_cache_key`: the same for all requests of a session.
     pub prompt_cache_key: Option<Arc<str>>,
     /// The reason why the prompt may not begin with that of the session's previous request.
     #[doc(hidden)]
@@ -85,7 +85,8 @@ impl ModelRequest {
         }
     }
 
-    /// Returns true if the tools, the system text and the members that may replace them are the same.
+    /// Returns true if the model, the tools, the system text, the members that may replace them and the request to
+    /// cache the prompt are the same.
     pub(super) fn has_same_head(&self, other: &Self) -> bool {
         (Arc::ptr_eq(&self.tools, &other.tools) || self.tools == other.tools)
             && self.model == other.model
@@ -95,9 +96,9 @@ impl ModelRequest {
             && self.prompt_cache == other.prompt_cache
     }
 
-    /// Returns the hash of what precedes the messages: model, system text, tools, and members that may replace
-    /// them. It is the same in each version of the program, so that records can hold it. It has 48 bits, which
-    /// JSON numbers represent exactly everywhere.
+    /// Returns the hash of the wire and of what precedes the messages: model, system text, tools, and members that
+    /// may replace them. It is the same in each version of the program, so that records can hold it. It has 48
+    /// bits, which JSON numbers represent exactly everywhere.
     pub(crate) fn prompt_hash(&self, wire: Wire) -> u64 {
         let tools = self.tools.iter().map(|tool| (&tool.name, &tool.description, &tool.schema));
         let extra = self.extra_body.iter().filter(|(name, _)| PROMPT_MEMBERS.contains(&&***name));
@@ -155,7 +156,7 @@ impl ModelRequest {
 pub enum PromptChange {
     /// The context was made smaller.
     Compacted(CompactionKind),
-    /// The run changes its agent, or the run before did.
+    /// The run, or the one before it, overrides settings of its agent.
     RunOverride,
     /// The form of the answer changed.
     Output,
@@ -237,18 +238,19 @@ pub(super) fn function_tools(tools: &[ToolDefinition]) -> Vec<Value> {
     tools.iter().map(function).collect()
 }
 
-/// Keywords at the top level of a schema that services refuse: "input_schema does not support oneOf, allOf, or anyOf at
-/// the top level" (<https://github.com/anthropics/claude-code/issues/5973>), "schema must have type 'object' and not
-/// have 'oneOf'/'anyOf'/'allOf'/'enum'/'not' at the top level"
+/// Keywords at the top level of a schema that services refuse: "input_schema does not support oneOf, allOf, or
+/// anyOf at the top level" (<https://github.com/anthropics/claude-code/issues/5973>), "schema must have type 'object'
+/// and not have 'oneOf'/'anyOf'/'allOf'/'enum'/'not' at the top level"
 /// (<https://github.com/langchain-ai/langchainjs/issues/9804>).
 const REFUSED_KEYWORDS: [&str; 6] = ["$ref", "oneOf", "anyOf", "allOf", "enum", "not"];
 
-/// Depth to which references and alternatives are followed. Schemas may refer to themselves.
+/// Greatest depth of a part (the target of a reference, an item of `allOf`, an alternative) whose own parts are
+/// merged too. The whole schema has depth 0. The limit is needed because schemas may refer to themselves.
 const PARTS_DEPTH_MAX: u32 = 2;
 
-/// Returns a schema of arguments in the form that services accept: of an object with properties. Those of a reference
-/// and of alternatives at the top level are merged into it. The host checks the arguments of a call against the
-/// original schema.
+/// Returns a schema of arguments in the form that services accept: of an object with properties. The properties of
+/// references, `allOf` and alternatives at the top level are merged into it. The host checks the arguments of a call
+/// against the original schema.
 pub(super) fn object_schema(schema: &Value) -> Cow<'_, Value> {
     let Value::Object(members) = schema else {
         return Cow::Owned(json!({"type": "object", "properties": {}}));
@@ -280,17 +282,18 @@ fn merged(root: &Value, schema: &Map<String, Value>, depth: u32) -> Map<String, 
     let target = reference.and_then(|path| root.pointer(path.strip_prefix('#')?));
     let items = |key: &str| schema.get(key).and_then(Value::as_array).into_iter().flatten();
     for part in target.into_iter().chain(items("allOf")).filter_map(Value::as_object) {
-        merge(&mut whole, merged(root, part, depth + 1));
+        merge_schema(&mut whole, merged(root, part, depth + 1));
     }
     for part in items("anyOf").chain(items("oneOf")).filter_map(Value::as_object) {
         let mut part = merged(root, part, depth + 1);
         part.retain(|key, _| key == "properties");
-        merge(&mut whole, part);
+        merge_schema(&mut whole, part);
     }
     whole
 }
 
-fn merge(whole: &mut Map<String, Value>, part: Map<String, Value>) {
+/// Merges the keywords of a schema into another, whose own take precedence.
+pub(super) fn merge_schema(whole: &mut Map<String, Value>, part: Map<String, Value>) {
     for (key, value) in part {
         match (whole.get_mut(&key), value) {
             (Some(Value::Object(known)), Value::Object(more)) => {

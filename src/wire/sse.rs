@@ -3,7 +3,7 @@
 //! Memory is bounded, and most events need no allocation. Follows
 //! <https://html.spec.whatwg.org/multipage/server-sent-events.html>. Also accepts what recorded
 //! services send against the standard: spaces before a field's name, a last event without its
-//! blank line, a field `error`, and bare JSON between the events.
+//! blank line, a field `error`, an event named `error` without data, and bare JSON between the events.
 
 use memchr::memchr2;
 
@@ -18,7 +18,7 @@ pub struct SseEvent<'a> {
     pub lossy: bool,
 }
 
-/// An event exceeds the size limit.
+/// A line or an event exceeds the size limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an event is longer than {bytes_max} bytes")]
 pub struct EventTooLong {
@@ -72,7 +72,7 @@ impl SseDecoder {
     /// Reads more bytes and passes every event that they complete to `sink`.
     ///
     /// # Errors
-    /// If a line or an event is too long. After an error, all further calls of `push` fail too.
+    /// If a line or an event is too long. After an error, every further line is refused too.
     pub fn push(
         &mut self,
         mut bytes: &[u8],

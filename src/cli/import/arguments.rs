@@ -35,7 +35,7 @@ pub(super) struct RequestParts<'d> {
     /// Headers with fixed values.
     pub(super) headers: BTreeMap<String, String>,
     pub(super) idempotency_header: Option<String>,
-    /// The value of the key `body`.
+    /// The value of the key `body` in the tool's table: `none`, `json` or `text:ARGUMENT`.
     pub(super) body: String,
     /// Comments about parts that were left out or that the document does not describe.
     pub(super) notes: Vec<String>,
@@ -61,8 +61,8 @@ impl<'d> RequestParts<'d> {
             body: "none".to_owned(),
             notes: Vec::new(),
         };
-        // A parameter of the operation replaces that of the path item with the same name and location. They are read in
-        // reverse order: those with `in: path` get their names first, so that only others get a suffix.
+        // A parameter of the operation replaces that of the path item with the same name and location. The reverse
+        // order puts those with `in: path` first: if another location has the same name, that one gets the suffix.
         let mut parameters = BTreeMap::new();
         for object in [operation.path_item, operation.definition] {
             for parameter in object["parameters"].as_array().into_iter().flatten() {
@@ -112,6 +112,10 @@ impl<'d> RequestParts<'d> {
         name
     }
 
+    /// Adds the argument or the header of a parameter. Leaves out deprecated parameters that are not required.
+    ///
+    /// # Errors
+    /// The reason why the parameter cannot be sent.
     fn add_parameter(
         &mut self,
         operation: &Operation<'_>,
@@ -126,6 +130,7 @@ impl<'d> RequestParts<'d> {
         let content = members(&parameter["content"]).next();
         let definition = content.map_or(&parameter["schema"], |(_, media)| &media["schema"]);
         let mut schema = self.reader.read(definition);
+        // The reader cleans and shortens the description.
         if let Some(text) = self.reader.read(parameter).remove("description") {
             schema.insert("description".to_owned(), text);
         }
@@ -137,12 +142,13 @@ impl<'d> RequestParts<'d> {
         let is_array = has_type("array");
         let is_object = has_type("object") || schema.contains_key("properties");
         let is_plain = !is_array && !is_object && !has_type("string");
-        // A number and a boolean have the same text in JSON.
+        // A number or a boolean has the same text with and without the media type JSON.
         let is_number = is_plain && ["boolean", "integer", "number"].into_iter().any(has_type);
         if content.is_some_and(|(name, _)| !is_json(&essence(name))) {
             return Err("has a media type other than JSON");
         }
-        // The host encodes an object as JSON. So an object needs a media type, and other values must not have one.
+        // The host encodes an object as JSON, but not a text or a list. So an object needs the media type JSON, and
+        // the others must not have it.
         if !is_number && is_object != content.is_some() {
             return Err("is an object, or has the form of a media type");
         }
@@ -171,8 +177,8 @@ impl<'d> RequestParts<'d> {
         Ok(())
     }
 
-    /// Adds a required header that has one possible value or a default. Arguments cannot be in headers, so other headers
-    /// only get a comment.
+    /// Adds a required header that has one possible value or a default. Arguments cannot be in headers, so other
+    /// headers only get a comment. A header for an idempotency key becomes `idempotency_header`.
     fn add_header(&mut self, name: &str, schema: &Map<String, Value>, is_required: bool) {
         let lower = name.to_ascii_lowercase();
         if IGNORED_HEADERS.contains(&lower.as_str()) {
@@ -199,6 +205,7 @@ impl<'d> RequestParts<'d> {
         }
     }
 
+    /// Reads the body: as JSON if a media type is JSON or `*/*`, else as text.
     fn read_body(&mut self, body: &Value) -> Result<(), String> {
         if body.is_null() {
             return Ok(());
@@ -234,6 +241,8 @@ impl<'d> RequestParts<'d> {
         }
     }
 
+    /// Makes each property of the body an argument. If that is not possible, one argument holds the whole body as
+    /// JSON.
     fn read_json_body(&mut self, definition: &Value, is_required: bool) -> Result<(), String> {
         let mut schema = self.reader.read(definition);
         let is_plain = schema.keys().all(|key| PLAIN_OBJECT_KEYWORDS.contains(&key.as_str()))

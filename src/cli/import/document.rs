@@ -163,7 +163,7 @@ fn structure_error(at: &str, problem: &str) -> ImportError {
     ImportError::Structure { at: at.to_owned(), problem: problem.to_owned() }
 }
 
-/// Returns the members of a value that is an object.
+/// Returns the members of an object. Other values have none.
 pub(super) fn members(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
     value.as_object().into_iter().flat_map(Map::iter)
 }

@@ -54,7 +54,7 @@ pub(super) enum ImportError {
     NoMatch { tags: String, names: String },
 }
 
-/// The operations to import. An empty list selects all.
+/// The operations to import. An operation must match both lists. An empty list matches all.
 #[derive(Debug, Default)]
 pub(super) struct OperationFilter {
     /// Patterns of the tools' names.
@@ -80,6 +80,7 @@ pub(super) fn import(text: &str, filter: &OperationFilter) -> Result<String, Imp
     let (operations, unread) = document.operations()?;
     let chosen: Vec<&Operation<'_>> =
         operations.iter().filter(|operation| filter.matches(operation)).collect();
+    // With a filter, paths that cannot be read are not listed: they may not belong to the choice.
     let mut left_out = Vec::new();
     if filter.include.is_empty() && filter.tags.is_empty() {
         if operations.is_empty() && unread.is_empty() {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use crate::tool::RESERVED_NAMES;
 use crate::types::sha256_hex;
 
-/// The longest name that a tool can have.
+/// Maximum length of a tool's name.
 const NAME_BYTES_MAX: usize = 64;
 
 /// Number of hex digits of the hash in a name that would not be unique or is too long.
@@ -15,9 +15,9 @@ const HASH_DIGITS: usize = 8;
 const BUILT_IN_NAMES: [&str; 6] =
     ["calculator", "clock", "get_variable", "http_get", "read_file", "set_variable"];
 
-/// Returns a unique name for each operation: from its `operationId`, or from its method and path, such as `GET /pets`,
-/// if it has none. A name that several operations would have, that belongs to a tool of the host, or that is too long,
-/// ends with a hash of method and path.
+/// Returns a unique name for each operation: from its `operationId`, or from its method and path, such as
+/// `GET /pets`, if it has none. A name that several operations would have, that belongs to a tool of the host, or
+/// that is too long, ends with a hash of method and path.
 pub(super) fn tool_names<'d>(operations: impl Iterator<Item = (&'d str, String)>) -> Vec<String> {
     let plain: Vec<(String, String)> = operations
         .map(|(id, method_and_path)| (plain_name(id, &method_and_path), method_and_path))
@@ -87,6 +87,7 @@ pub(super) fn argument_name(
     is_taken: impl Fn(&str) -> bool,
 ) -> String {
     let mut name = sanitized(parameter);
+    // Leaves room for the suffix and a number.
     name.truncate(NAME_BYTES_MAX - 10);
     if name.is_empty() {
         name.push_str(suffix);

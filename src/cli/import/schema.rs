@@ -14,10 +14,10 @@ const DEPTH_MAX: usize = 12;
 /// Maximum number of schemas of one operation.
 const SCHEMAS_MAX: usize = 1000;
 
-/// Maximum length of a property's description.
+/// Maximum length of a description.
 const DESCRIPTION_CHARS_MAX: usize = 200;
 
-/// The keywords that are kept unchanged. Others are translated separately, or left out.
+/// The keywords that are kept, most of them unchanged. Others are translated separately, or left out.
 const KEPT_KEYWORDS: &str = "const dependentRequired exclusiveMaximum exclusiveMinimum format \
     maxContains maxItems maxLength maxProperties maximum minContains minItems minLength \
     minProperties minimum multipleOf uniqueItems";
@@ -116,7 +116,7 @@ impl<'d> SchemaReader<'d> {
                 let read = schemas
                     .iter()
                     .map(|(name, schema)| (name.clone(), self.read_property(schema, depth)))
-                    // Only a name can be required.
+                    // A null keeps the name for `required`, which cannot have a pattern.
                     .filter(|(_, read)| key == "properties" || !read.is_null());
                 Some(read.collect::<Map<_, _>>().into())
             }
@@ -144,7 +144,7 @@ impl<'d> SchemaReader<'d> {
             ("required" | "enum", Value::Array(items)) => {
                 (!items.is_empty()).then(|| value.clone())
             }
-            // Leaves out patterns that are not valid in JSON Schema, which documents often have.
+            // Leaves out patterns that the host does not accept. Documents often have such patterns.
             ("pattern", _) => {
                 InputSchema::parse(json!({"pattern": value})).ok().map(|_| value.clone())
             }
@@ -157,6 +157,7 @@ impl<'d> SchemaReader<'d> {
         }
     }
 
+    /// Translates the schema that a reference names. A schema that contains itself is cut: only its type is kept.
     fn inline_reference(&mut self, reference: &str, depth: usize) -> Map<String, Value> {
         let name = reference.rsplit('/').next().unwrap_or(reference).to_owned();
         let target = match self.document.target(reference) {
@@ -243,7 +244,8 @@ fn remove_read_only(schema: &mut Map<String, Value>) {
     }
 }
 
-/// Collects the names of the properties that are marked by null. [`allow_null`] moves properties to `anyOf`.
+/// Collects the names of the properties that are marked by null: also in `anyOf`, to which [`allow_null`] moves
+/// them.
 fn collect_read_only(schema: &Map<String, Value>, names: &mut BTreeSet<String>) {
     let properties = schema.get("properties").into_iter().flat_map(members);
     names.extend(properties.filter(|(_, mark)| mark.is_null()).map(|(name, _)| name.clone()));

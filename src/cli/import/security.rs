@@ -18,8 +18,8 @@ pub(super) struct SecretHeader {
     pub(super) content: &'static str,
 }
 
-/// Returns the headers that authenticate an operation: those of the first alternative in its `security`, or in that of
-/// the document, whose schemes can all be sent as headers.
+/// Returns the headers that authenticate an operation: those of the first alternative in its `security`, or else in
+/// that of the document, whose schemes can all be sent as headers.
 ///
 /// # Errors
 /// If there are alternatives, but none of them can be sent as headers. The error gives the reason for the first one.
@@ -63,8 +63,8 @@ fn secret_header(document: &OpenApiDocument, name: &str) -> Result<SecretHeader,
     Ok(SecretHeader { name: header.to_owned(), variable, content })
 }
 
-/// Returns the name of the environment variable for a security scheme. The prefix is the title of the document, because
-/// a configuration can have tools of several documents.
+/// Returns the name of the environment variable for a security scheme. The prefix is the title of the document,
+/// because a configuration can have tools of several documents.
 fn secret_variable_name(document: &OpenApiDocument, scheme: &str, scheme_count: usize) -> String {
     let title = env_var_name(document.title());
     // `CALLSHEET` is the prefix of the host's own variables.
@@ -78,8 +78,8 @@ fn secret_variable_name(document: &OpenApiDocument, scheme: &str, scheme_count: 
     if is_secret_variable(&name) { name } else { format!("{name}_TOKEN") }
 }
 
-/// Returns whether a name ends like a variable for a secret and is not a variable of the host itself. This is true for
-/// each name from [`secret_variable_name`], and for other names such as `X_KEY`.
+/// Returns whether a name ends like a variable for a secret and is not a variable of the host itself. This is true
+/// for each name from [`secret_variable_name`], and for other names such as `X_KEY`.
 pub(super) fn is_secret_variable(name: &str) -> bool {
     !name.starts_with("CALLSHEET") && (name.ends_with("_TOKEN") || name.ends_with("_KEY"))
 }

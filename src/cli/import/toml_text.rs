@@ -1,10 +1,10 @@
-//! Writes TOML.
+//! Texts and values as TOML.
 
 use serde_json::Value;
 
 use crate::types::{one_line, printable};
 
-/// Maximum length of a comment.
+/// Maximum length of a comment. The rest is cut off.
 const COMMENT_CHARS_MAX: usize = 240;
 
 /// Returns a comment line.
@@ -45,7 +45,8 @@ pub(super) fn string_table<'t>(
     inline_table(entries.into_iter().map(|(name, text)| (name, string(text))))
 }
 
-/// Returns a value on one line. TOML has no null: items and members that are null are left out.
+/// Returns a value on one line. TOML has no null: items and members that are null are left out, and
+/// any other null becomes a text.
 pub(super) fn inline_value(value: &Value) -> String {
     match value {
         Value::Null => string("null"),

@@ -69,6 +69,7 @@ fn format_table(
     let description = described("summary").or_else(|| described("description"));
     let description = description.map_or_else(|| format!("{method} {path}"), str::to_owned);
     let description = harmless(&one_line(&description, DESCRIPTION_CHARS_MAX));
+    // The first call of `line` also writes the head of the table.
     let mut line = |name: &str, value: String| text.push_str(&format!("{name} = {value}\n"));
     line(&format!("[tools.{name}]\nkind"), string("http"));
     line("description", string(&description));
@@ -154,6 +155,7 @@ fn url_template(
         let default = variable["default"].as_str().unwrap_or_default();
         url = url.replace(&format!("{{{name}}}"), default);
     }
+    // Braces of the server are no placeholders.
     let url = url.trim_end_matches('/').replace('{', "{{");
     let mut note = None;
     let url = match url.starts_with("https://") || url.starts_with("http://") {

@@ -20,7 +20,8 @@ const TOOL_LOADINGS: [(&str, ToolLoading); 3] =
     [("all", ToolLoading::All), ("search", ToolLoading::Search), ("auto", ToolLoading::Auto)];
 
 impl AgentConfig {
-    /// Returns the agent of a file without agents. It uses the only model of the file, or the rehearsal model.
+    /// Returns the agent of a file without agents. It uses the only model of the file, or the rehearsal model if
+    /// there is none. Fails if there are several models.
     pub(super) fn default_for(models: &BTreeMap<String, ModelConfig>) -> Parsed<Self> {
         match implicit_model(models) {
             Some(model) => Ok(Self::default_with(model)),
@@ -89,8 +90,8 @@ fn output_retries(value: &DeValue<'_>) -> Parsed<u32> {
     }
 }
 
-/// Returns the model of an agent that names none: the only model, or the rehearsal model if there is no model. Returns
-/// `None` if there are several.
+/// Returns the model of an agent that names none: the only model, or the rehearsal model if there is no model.
+/// Returns `None` if there are several.
 fn implicit_model(models: &BTreeMap<String, ModelConfig>) -> Option<&str> {
     let mut names = models.keys();
     match (names.next(), names.next()) {
@@ -109,7 +110,7 @@ fn known_model(value: &DeValue<'_>, models: &BTreeMap<String, ModelConfig>) -> P
     Err(format!("no model is called {name:?}{hint}"))
 }
 
-/// Parses the fallback models. A model may be listed only once.
+/// Parses the fallback models. Each may be listed only once, and must not be the agent's first model (`primary`).
 fn fallback_models(
     section: &Section<'_, '_>,
     primary: &str,

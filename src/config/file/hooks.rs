@@ -25,8 +25,8 @@ const KINDS: [(&str, HookKindName); 2] =
     [("command", HookKindName::Command), ("http", HookKindName::Http)];
 
 impl HookConfig {
-    /// Reads a hook. It may name only the agents in `known_agents`. Returns `None` if the point or the kind is missing
-    /// or wrong.
+    /// Reads a hook. It may name only the agents in `known_agents`, or the default agent if there are none. Returns
+    /// `None` if the point or the kind is missing or wrong.
     pub(super) fn read(
         section: &Section<'_, '_>,
         known_agents: &BTreeMap<String, AgentConfig>,
@@ -90,7 +90,7 @@ fn http(section: &Section<'_, '_>, env: EnvLookup<'_>) -> HookKind {
 }
 
 impl HookKind {
-    /// Returns the file name of the program, or the authority of the URL: the text between `://` and the path.
+    /// Returns the file name of the program, or the authority of the URL: the host with its port.
     fn default_name(&self) -> String {
         match self {
             Self::Command { command, .. } => {

@@ -9,7 +9,8 @@ use super::values;
 use crate::config::mcp::{McpConfig, McpPin, McpShare, McpTransport, McpTrust};
 use crate::config::{ProcessConfig, ToolOverride, ToolPattern};
 
-/// Maximum length of a server's name, which is ASCII. It is the prefix of the names of its tools, which have a maximum length too.
+/// Maximum length of a server's name, which is ASCII. The name is the prefix of the names of its tools, which have a
+/// maximum length too.
 const SERVER_NAME_LENGTH_MAX: usize = 32;
 
 impl McpConfig {

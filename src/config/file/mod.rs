@@ -26,8 +26,8 @@ use source::ConfigSource;
 use values::Parsed;
 
 impl Config {
-    /// Parses a configuration file. `file` is its name in errors, `env` looks up environment
-    /// variables.
+    /// Parses a configuration file. `file` is its path: errors name it, and some paths in the file are relative to
+    /// its folder. `env` looks up environment variables.
     ///
     /// ```
     /// use callsheet::config::Config;
@@ -42,14 +42,15 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// Returns all errors of the file and of the environment variables that it names, in the order
-    /// of lines.
+    /// Returns all errors of the file and of environment variables, in the order of lines. If the file is not TOML,
+    /// returns only this error.
     pub fn parse(
         text: &str,
         file: &str,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigErrors> {
         let source = ConfigSource::new(text, file);
+        // Reads the tables of the file.
         let Some(root) = source.root() else { return Err(source.into_errors()) };
         let [host_table, journal_table, console_table] =
             ["host", "journal", "console"].map(|key| root.table(key));
@@ -97,6 +98,7 @@ impl Config {
             .filter_map(|section| HookConfig::read(&section, &agents, env))
             .collect();
         root.report_unknown_keys_with_hints(&[host_table, journal_table, console_table]);
+        // Adds what a file may leave out: an agent, and the rehearsal model.
         if agents.is_empty() {
             match AgentConfig::default_for(&models) {
                 Ok(agent) => {
@@ -108,6 +110,7 @@ impl Config {
         if agents.values().any(AgentConfig::uses_rehearsal) {
             models.insert(REHEARSAL.to_owned(), ModelConfig::rehearsal(BaseUrl::unset()));
         }
+        // Environment variables take precedence over the file.
         let multi_tool_calls = bool_from_env(&source, env, MULTI_TOOL_CALLS_ENV);
         let stream = bool_from_env(&source, env, STREAM_ENV);
         let fast_path = fast_path_from_env(&source, env);
@@ -138,7 +141,7 @@ impl Config {
     }
 }
 
-/// Reads [`FAST_PATH_ENV`]. The fast path is on if the variable is not set.
+/// Reads [`FAST_PATH_ENV`]: `on` or `off`. The fast path is on if the variable is not set.
 fn fast_path_from_env(source: &ConfigSource<'_>, env: &dyn Fn(&str) -> Option<String>) -> bool {
     match env(FAST_PATH_ENV).as_deref() {
         None | Some("on") => true,

@@ -124,7 +124,8 @@ fn is_token_byte(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b)
 }
 
-/// Members of request bodies that the host sets with at least one wire format.
+/// Members of request bodies that `extra_body` must not set and `omit_body` must not name. Each is essential to at
+/// least one wire format.
 const RESERVED_BODY_MEMBERS: [&str; 6] =
     ["model", "messages", "input", "contents", "tools", "stream"];
 

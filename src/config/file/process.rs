@@ -68,8 +68,8 @@ pub(super) fn command(section: &Section<'_, '_>) -> Vec<String> {
     command
 }
 
-/// Reads `headers` and `secret_headers`. Records an error for a name that appears twice. Names are
-/// case-insensitive, see [RFC 9110, section 5.1](https://www.rfc-editor.org/rfc/rfc9110#section-5.1).
+/// Reads `headers` and `secret_headers`. Records an error for a name that appears twice, in one table or in both.
+/// Names are case-insensitive, see [RFC 9110, section 5.1](https://www.rfc-editor.org/rfc/rfc9110#section-5.1).
 pub(super) fn headers(
     section: &Section<'_, '_>,
     lookup_env: EnvLookup<'_>,

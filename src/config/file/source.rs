@@ -70,8 +70,8 @@ impl<'t> ConfigSource<'t> {
     }
 }
 
-/// A table that is being read. [`Section::report_unknown_keys`] records an error for each key that was not read
-/// before.
+/// A table that is being read. [`Section::report_unknown_keys`] records an error for each key that was neither read
+/// nor forbidden before.
 #[derive(Debug)]
 pub(super) struct Section<'s, 't> {
     source: &'s ConfigSource<'t>,
@@ -86,8 +86,8 @@ impl<'s, 't> Section<'s, 't> {
         Self { source, key_path, table, known: RefCell::default() }
     }
 
-    /// Parses the value of a key. Returns `None` if the key is missing, or if the value is wrong. Records an error for
-    /// a wrong value.
+    /// Parses the value of a key. Returns `None` if the key is missing, or if the value is wrong. Records an error
+    /// for a wrong value.
     pub(super) fn read<T>(
         &self,
         key: &'static str,
@@ -194,7 +194,8 @@ impl<'s, 't> Section<'s, 't> {
         Section::new(self.source, self.key(key), table)
     }
 
-    /// Returns the tables below a key with their names, such as `[models.NAME]`. Checks the names.
+    /// Returns the tables below a key with their names, such as `[models.NAME]`. Records an error for each value that
+    /// is no table, which is left out, and for each wrong name.
     pub(super) fn tables(&self, key: &'static str) -> Vec<(String, Self)> {
         let group = self.table(key);
         let mut found = Vec::new();
@@ -215,7 +216,8 @@ impl<'s, 't> Section<'s, 't> {
         found
     }
 
-    /// Returns the tables of a list, such as `[[hooks]]`.
+    /// Returns the tables of a list, such as `[[hooks]]`. Records an error for each item that is no table, which is
+    /// left out.
     pub(super) fn table_list(&self, key: &'static str) -> Vec<Self> {
         let Some(value) = self.value(key) else { return Vec::new() };
         let key_path = self.key(key);
@@ -241,7 +243,7 @@ impl<'s, 't> Section<'s, 't> {
         found
     }
 
-    /// Records an error about a key, or about the whole table if the key is missing.
+    /// Records an error about a key. If the key is missing, the error has the line of the table, if that is known.
     pub(super) fn add_error(&self, key: &str, message: impl Into<String>) {
         let entry = self.table.and_then(|table| table.get_key_value(key));
         let offset = entry.map(|(key, _)| key.span().start);
@@ -272,7 +274,7 @@ impl<'s, 't> Section<'s, 't> {
         }
     }
 
-    /// Records an error for every key that was not read.
+    /// Records an error for every key that was neither read nor forbidden.
     pub(super) fn report_unknown_keys(&self) {
         self.report_unknown_keys_with_hints(&[]);
     }
@@ -304,7 +306,7 @@ impl<'s, 't> Section<'s, 't> {
     }
 }
 
-/// Returns the message of a syntax error, on one line. Adds the name of a duplicate key, and a hint if quotes are
+/// Returns the message of a syntax error, on one line. Adds the name of a duplicate key, and a hint if quotes may be
 /// missing.
 fn syntax_message(text: &str, error: &toml::de::Error) -> String {
     let message = error.message().replace('\n', ", ");

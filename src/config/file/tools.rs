@@ -11,8 +11,8 @@ use super::values::{self, Parsed};
 use crate::config::{ApprovalPolicy, ConfiguredTool, StartPolicy, ToolEffect, ToolOverride};
 
 impl ToolOverride {
-    /// Reads the keys that `[tools.NAME]` and `[mcp.NAME]` have in common, except `timeout`, which has another
-    /// meaning for a server.
+    /// Reads the policy keys that `[tools.NAME]` and `[mcp.NAME]` have in common, except `timeout`, which has
+    /// another meaning for a server.
     pub(super) fn read_policy(section: &Section<'_, '_>) -> Self {
         Self {
             effect: section.read("effect", |value| values::one_of(value, &ToolEffect::NAMES)),

@@ -1,4 +1,4 @@
-//! Parsers of single values.
+//! Parsers of single TOML values, and checks of names. Errors are messages without the key.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(super) fn string(value: &DeValue<'_>) -> Parsed<String> {
     value.as_str().map(str::to_owned).ok_or_else(|| wrong_type("a string", value))
 }
 
-/// Parses a string that is not empty.
+/// Parses a string that is not blank.
 pub(super) fn non_empty_string(value: &DeValue<'_>) -> Parsed<String> {
     let text = string(value)?;
     if text.trim().is_empty() { Err("must not be empty".to_owned()) } else { Ok(text) }
@@ -77,7 +77,7 @@ pub(super) fn share(value: &DeValue<'_>) -> Parsed<Share> {
     Share::of(number).ok_or_else(|| format!("must be a share from 0 to 1, and is {number}"))
 }
 
-/// Parses a share from 0.001 to 1.
+/// Parses a share from 0.001 to 1, after it is rounded to thousandths.
 pub(super) fn share_above_zero(value: &DeValue<'_>) -> Parsed<Share> {
     let number = float(value)?;
     let share = Share::of(number).filter(|share| !share.is_zero());
@@ -171,7 +171,8 @@ pub(super) fn split_port(text: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Returns whether the text is a DNS name, an IPv4 address or an IPv6 address in brackets.
+/// Returns whether the text can be a DNS name or an IPv4 address by its characters and length, or is an IPv6 address
+/// in brackets.
 pub(super) fn is_host_name(text: &str) -> bool {
     if let Some(address) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
         return address.parse::<std::net::Ipv6Addr>().is_ok();

@@ -6,17 +6,17 @@ use super::ModelTokens;
 pub(super) const INITIAL_RATIO_MILLI: u64 = 1000;
 
 /// A request of this many estimated tokens, or the growth of a request by them, weighs as much in the ratio as
-/// everything learnt before it. A count of a whole request has tokens that the host does not see, such as the
-/// template of a chat. A count that is higher than expected changes the ratio quickly, because a request above
-/// the window is refused.
+/// everything learnt before it. A count that is higher than expected changes the ratio quickly, because a request
+/// above the window is refused: less quickly for a whole request (`WHOLE_WEIGHT`) than for growth, because its count
+/// has tokens that the host does not see, such as the template of a chat.
 const WHOLE_WEIGHT: u64 = 300;
 const UPWARD_WEIGHT: u64 = 20;
 const DOWNWARD_WEIGHT: u64 = 3_000;
 
-/// Added to the ratio, because the texts of one session differ, in thousandths.
+/// Added to the ratio after the first count, because the texts of one session differ, in thousandths.
 const MARGIN_MILLI: u64 = 100;
 
-/// The limits of the ratio. An estimate is never wrong by so much, but a count may be: some services
+/// The limits of the ratio, in thousandths. An estimate is rarely wrong by so much, but a count may be: some services
 /// leave the cached tokens out.
 pub(super) const RATIO_MILLI_MIN: u64 = 400;
 pub(super) const RATIO_MILLI_MAX: u64 = 5_000;
@@ -52,9 +52,9 @@ impl Default for TokenMeter {
 
 impl TokenMeter {
     /// Records the service's count of a request. `estimated_request` is the estimate of the same request:
-    /// its tools, its system text and its messages. A count of 0 is none.
+    /// its tools, its system text and its messages. A count of 0 means that the service does not count.
     ///
-    /// A count below 0.4 of the estimate counts as 0.4: it is not of the whole request.
+    /// A count below 0.4 of the estimate is raised to 0.4 of it, because it is not of the whole request.
     pub fn handle_usage(&mut self, estimated_request: u64, input_tokens: u64) {
         if input_tokens == 0 {
             return;
@@ -133,7 +133,7 @@ impl TokenMeter {
     }
 }
 
-/// Returns `tokens * ratio`, rounded up.
+/// Returns `tokens * ratio_milli / 1000`, rounded up.
 fn scale(tokens: u64, ratio_milli: u64) -> u64 {
     tokens.saturating_mul(ratio_milli).div_ceil(1000)
 }

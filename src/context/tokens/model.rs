@@ -11,8 +11,9 @@ const RATIO_WEIGHT: u64 = 20_000;
 /// The window and the token ratio of one model, learnt from the requests of all sessions.
 ///
 /// The window is unknown until a refusal. It is the number that a refusal names. Until one names it, it is a guess:
-/// nine tenths of the largest accepted request, or of the refused one if that is less. A larger accepted request
-/// raises it.
+/// nine tenths of the largest accepted request, or of the refused one if that is less; none before a request was
+/// accepted. A larger accepted request raises it. A response that shows that its request was too large counts as a
+/// refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelTokens {
@@ -20,7 +21,7 @@ pub struct ModelTokens {
     window: Option<u64>,
     /// True if a refusal has named the window. A guess does not replace it then.
     is_window_named: bool,
-    /// The tokens of the largest request that was accepted.
+    /// The tokens of the largest request that was accepted, at most the window.
     accepted: u64,
     /// The service's tokens for each 1,000 estimated ones.
     ratio_milli: u64,

@@ -1,5 +1,5 @@
 //! Sample texts for tests of the token estimates: fifteen languages and several machine formats. Each has three
-//! pieces, one for each turn of a test conversation.
+//! pieces, of which tests make the turns of a conversation.
 
 /// A kind of text, and three pieces of it.
 pub(super) type Sample = (&'static str, [&'static str; 3]);

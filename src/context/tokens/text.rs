@@ -35,7 +35,7 @@ pub(super) fn estimate_json(value: &Value) -> u64 {
 enum CharRun {
     #[default]
     None,
-    /// Latin letters, of which only the first may be a capital.
+    /// Latin letters, of which only the first may be an ASCII capital, unless a letter outside of ASCII follows.
     Word,
     Capitals,
     Digits,
@@ -74,7 +74,7 @@ fn ascii_run(byte: u8) -> CharRun {
 
 #[derive(Default)]
 struct Scan {
-    /// Thousandths of a token before the current run.
+    /// Thousandths of a token before the current run, and of its characters that are counted one by one.
     milli: u64,
     run: CharRun,
     /// Number of characters of the current run.
@@ -153,6 +153,7 @@ impl Scan {
     }
 
     fn push_json_string(&mut self, text: &str) {
+        // Only a text that needs escapes is serialised.
         if plain_bytes(text.as_bytes()).is_some() {
             self.push_text(&serde_json::to_string(text).unwrap_or_default());
         } else {
@@ -223,7 +224,7 @@ impl Scan {
             CharRun::None | CharRun::Single => 0,
             CharRun::Word => TOKEN + self.len.saturating_sub(5) * 150,
             CharRun::Capitals => 400 + self.len * 480,
-            // One token for each digit, or for each three.
+            // Between one token for each digit and one for each three.
             CharRun::Digits => 300 + self.len * 400,
             CharRun::Spaces | CharRun::LineBreaks => TOKEN,
             CharRun::Punctuation => 700 + self.len * 250,

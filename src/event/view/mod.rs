@@ -40,7 +40,7 @@ type EventViews = [Option<PublicEvent>; 3];
 impl PublishedEvent {
     /// Returns the public events in order. None for events that only concern the host.
     ///
-    /// A text delta takes one allocation.
+    /// A text delta takes one allocation unless it has many escapes.
     pub fn public(&self) -> impl Iterator<Item = PublicEvent> + use<> {
         self.views().into_iter().flatten()
     }
@@ -169,7 +169,7 @@ impl PublishedEvent {
             wait_ms: millis(result.wait),
             metadata: result.metadata(),
         };
-        // The arguments of a discarded call are not kept.
+        // A replay does not know the arguments of a call that was discarded.
         let is_known = !call.arguments.is_null();
         [
             is_known.then(|| self.view("tool_use", &finished, 256)),

@@ -45,13 +45,14 @@ pub struct StatsReport {
     /// children that wait only for these.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub people_ms: u64,
-    /// Time in which the run waited only for the delay of a retry, or for a permit of its model or of a tool.
+    /// Time in which the run waited only for the delay of a retry, a permit of its model or of a tool, hooks, or the
+    /// tools of servers.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub waits_ms: u64,
     /// Time outside of model, tools, people and waits: the overhead of the host.
     pub overhead_ms: u64,
     /// Time in which a model request was open and a tool ran. Model, tools, people, waits and overhead add up
-    /// to the duration and this, except that each is cut to milliseconds.
+    /// to the sum of this and the duration, except that each is cut to milliseconds.
     pub overlap_saved_ms: u64,
 }
 

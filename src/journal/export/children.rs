@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use super::{count_with_noun, run_sums, tokens};
+use super::{count_with_noun, open_question, run_sums, tokens};
 use crate::journal::JournalEntry;
 use crate::transcript::{CallTranscript, RunTranscript, Transcript};
 use crate::types::{RunId, SessionId, Usage, child_run_id, child_session_id};
@@ -68,6 +68,8 @@ pub(super) struct ChildLine {
     /// The state of the child's run, or the reason why it is not shown. It completes a sentence about the
     /// child.
     pub(super) state: String,
+    /// The error of reading the child's records. It may contain text of users and models.
+    pub(super) error: Option<String>,
 }
 
 impl ChildSessions {
@@ -107,7 +109,6 @@ impl ChildSessions {
         child: SessionId,
         records: Result<Vec<JournalEntry>, String>,
     ) -> Vec<SessionId> {
-        // The ids of children whose records are not added yet.
         let mut unread =
             records.as_deref().map_or_else(|_| Vec::new(), |records| Self::ids(&child, records));
         self.records.insert(child, records);
@@ -162,18 +163,18 @@ impl ChildSessions {
         let ChildSession { id, records } = child;
         let entries = match records {
             ChildRecords::Stored(_) if depth >= CHILD_DEPTH_MAX => {
-                Err("its own children are not shown".to_owned())
+                Err(("its own children are not shown", None))
             }
             ChildRecords::Stored(entries) => Ok(entries),
-            ChildRecords::Unreadable(error) => Err(format!("cannot be read: {error}")),
-            ChildRecords::Deleted => Err("was deleted".to_owned()),
-            ChildRecords::NeverOpened => Err("was never opened".to_owned()),
-            ChildRecords::NotYetOpened => Err("is not opened yet".to_owned()),
+            ChildRecords::Unreadable(error) => Err(("cannot be read", Some(error.to_owned()))),
+            ChildRecords::Deleted => Err(("was deleted", None)),
+            ChildRecords::NeverOpened => Err(("was never opened", None)),
+            ChildRecords::NotYetOpened => Err(("is not opened yet", None)),
         };
         let entries = match entries {
             Ok(entries) => entries,
-            Err(state) => {
-                lines.push(ChildLine { depth, id, agent: None, state });
+            Err((state, error)) => {
+                lines.push(ChildLine { depth, id, agent: None, state: state.to_owned(), error });
                 return;
             }
         };
@@ -181,7 +182,7 @@ impl ChildSessions {
         let agent = transcript.opening.map(|opening| opening.agent.to_owned());
         let run = run_of_call(&id, &transcript);
         let state = run.map_or_else(|| "has not started its run".to_owned(), run_state);
-        lines.push(ChildLine { depth, id: id.clone(), agent, state });
+        lines.push(ChildLine { depth, id: id.clone(), agent, state, error: None });
         for call in run.into_iter().flat_map(calls) {
             if let Some(grandchild) = self.of_call(&id, &transcript, call) {
                 self.add_lines(depth + 1, grandchild, lines);
@@ -232,12 +233,10 @@ fn run_state(run: &RunTranscript<'_>) -> String {
         count_with_noun(call_count, "call"),
         tokens(usage)
     );
-    let open_calls = calls(run).filter(|call| call.outcome().is_none());
-    let undecided = open_calls.filter_map(|call| {
-        let requested = call.requests.last()?;
-        call.decision_about(requested).is_none().then_some(&requested.request.call)
-    });
-    for call in undecided {
+    let attempts = run.turns.iter().flat_map(|turn| &turn.attempts);
+    let valid = attempts.filter(|attempt| !attempt.is_void());
+    for question in valid.flat_map(|attempt| attempt.calls.values()).filter_map(open_question) {
+        let call = &question.request.call;
         state.push_str(&format!(", {} {} waits for a decision", call.key, call.name));
     }
     state

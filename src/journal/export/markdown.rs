@@ -17,7 +17,7 @@ use crate::types::{
     Content, Metadata, RunEnd, RunError, SessionId, ToolCall, excerpt, harmless, one_line,
 };
 
-/// Maximum number of characters of a result that are printed. Its length follows it.
+/// Maximum number of characters of a result that are printed. A longer one is cut, and its heading has its length.
 const RESULT_CHARS: usize = 200;
 
 /// Maximum number of characters of a text within a line.
@@ -73,7 +73,7 @@ fn title(session: &SessionId, entries: &[JournalEntry], transcript: &Transcript<
     title
 }
 
-/// Pieces of text, each with the index of its record.
+/// Pieces of text. Each has the index of the record at which it is printed, or `usize::MAX` for the end.
 struct MarkdownLog<'c> {
     /// The child sessions, if they are shown.
     children: Option<&'c ChildSessions>,
@@ -239,14 +239,13 @@ fn calls(turn: &TurnTranscript<'_>, children_of: impl Fn(&CallTranscript<'_>) ->
 /// Formats the child session of a call and its descendants as a list.
 fn child_list(children: &[ChildLine]) -> String {
     let mut list = String::new();
-    for ChildLine { depth, id, agent, state } in children {
+    for ChildLine { depth, id, agent, state, error } in children {
         let agent = agent.as_ref().map(|agent| format!(" of agent {}", span(agent)));
+        let error = error.as_ref().map(|error| format!(": {}", span(error)));
         let (indent, id) = ("  ".repeat(*depth), span(id.as_str()));
-        let agent = agent.unwrap_or_default();
-        list.push_str(&format!(
-            "{indent}- Child session {id}{agent}: {}\n",
-            one_line(&harmless(state), SPAN_CHARS)
-        ));
+        let (agent, error) = (agent.unwrap_or_default(), error.unwrap_or_default());
+        let state = one_line(&harmless(state), SPAN_CHARS);
+        list.push_str(&format!("{indent}- Child session {id}{agent}: {state}{error}\n"));
     }
     if list.is_empty() { list } else { list + "\n" }
 }

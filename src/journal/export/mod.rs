@@ -1,7 +1,7 @@
 //! A session's records as text, for people and for programs.
 //!
-//! Pure functions from entries to text. Long texts are returned in pieces. The texts of models and
-//! tools can neither break the layout nor send control characters to a terminal.
+//! Pure functions from entries to text. Long texts are returned in pieces. In the formats for people, the texts of
+//! models and tools can neither break the layout nor send control characters to a terminal.
 
 mod children;
 mod markdown;
@@ -26,9 +26,11 @@ use crate::config::Limits;
 use crate::context::History;
 use crate::event::StatsReport;
 use crate::session::{RebuildError, SessionRunRules, StoredSession};
+use crate::transcript::{CallTranscript, RecordedRequest};
 use crate::types::{Content, ContentPart, Usage, WaitPhase, harmless};
 
-/// Formats an entry as a line with one JSON object: `seq, time, type` and the record's own fields.
+/// Formats an entry as a line with one JSON object: `seq`, `time`, `shown` if it is not 0, `type` and the record's
+/// own fields.
 #[must_use]
 #[expect(clippy::expect_used, reason = "plain data with text keys always has a JSON form")]
 pub fn jsonl(entry: &JournalEntry) -> String {
@@ -38,8 +40,8 @@ pub fn jsonl(entry: &JournalEntry) -> String {
 }
 
 /// Formats the session's history as a JSON array of messages in the Chat Completions form, as a
-/// provider accepts it, with one message per line. Results are whole, even if the model received a
-/// shortened text. A turn that is not committed has no messages.
+/// provider accepts it, with one message per line. Results are whole, and no message is compacted, even if the
+/// model received less. A turn that is not committed has no messages.
 ///
 /// # Errors
 /// If a record contradicts the ones before it.
@@ -58,7 +60,7 @@ pub fn openai(entries: &[JournalEntry]) -> Result<String, RebuildError> {
     Ok(if list.is_empty() { "[]\n".to_owned() } else { format!("[\n{list}\n]\n") })
 }
 
-/// Returns the history that a host rebuilds from these records, with whole results.
+/// Returns the history that a host rebuilds from these records, but with whole results and without compaction.
 pub(super) fn whole_history(
     entries: impl IntoIterator<Item = impl Borrow<JournalEntry>>,
 ) -> Result<History, RebuildError> {
@@ -126,7 +128,16 @@ fn approval_question(phase: WaitPhase) -> &'static str {
     }
 }
 
-/// Returns the JSON word of an enum value.
+/// Returns the question that an open call asks people, if they have not answered it.
+fn open_question<'t, 'a>(call: &'t CallTranscript<'a>) -> Option<&'t RecordedRequest<'a>> {
+    let asked = call.requests.last().filter(|asked| !asked.is_for_client())?;
+    // A call that ran again after a crash asks again.
+    let ran_again = call.intents.last().is_some_and(|intent| asked.at.is_before(intent.at));
+    let is_open = call.outcome().is_none() && call.decision_about(asked).is_none() && !ran_again;
+    is_open.then_some(asked)
+}
+
+/// Returns the name that an enum value has in JSON.
 fn word(value: impl serde::Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(Value::String(word)) => word,

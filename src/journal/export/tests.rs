@@ -159,6 +159,27 @@ fn a_misplaced_record_has_a_line_of_text() {
 }
 
 #[test]
+fn decisions_of_hooks_have_lines_of_text() {
+    let mut records = sample_records();
+    let key = json!({"turn": 1, "attempt": 2, "index": 1});
+    let decided = json!({"type": "hooks_decided", "key": key, "on": "before_call",
+        "decision": {"verdict": "allow", "arguments": {"eur": 4}}});
+    records.insert(10, serde_json::from_value(decided).unwrap());
+    let decided = json!({"type": "turn_hooks_decided", "turn": 1, "on": "before_request",
+        "decision": {"verdict": "refuse", "hook": "guard", "message": "too\nmuch"}});
+    records.insert(2, serde_json::from_value(decided).unwrap());
+    let text: String = text(&entries(records)).collect();
+    for line in [
+        "before_request of turn 1: refuse by guard: too much\n",
+        "before_call of t1a2c1: allow\n",
+        r#"changes the arguments to {"eur":4}"#,
+    ] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+    assert!(!text.contains("misplaced"), "{text}");
+}
+
+#[test]
 fn the_contents_of_records_are_in_one_column() {
     let mut records = sample_records();
     let (request, text) = (RequestKind::FinalAnswer, "Give the final answer.".to_owned());
@@ -278,11 +299,13 @@ fn the_tree_of_child_sessions_stands_below_the_calls() {
         let broken = ChildSessions::read(&root, &entries, |_| Err("a torn\npage"));
         let text: String = text_with_children(&entries, &broken).collect();
         assert!(text.contains(&format!("child {child}: cannot be read: a torn page\n")), "{text}");
+        let log: String = markdown_with_children(&entries, &broken).collect();
+        assert!(log.contains(&format!("`{child}`: cannot be read: `a torn page`\n")), "{log}");
     }
 }
 
-#[test]
-fn a_pending_approval_of_a_child_waits_for_a_decision() {
+/// Returns the text about an open session whose open child has the first `count` of its records, and then others.
+fn text_with_child(count: usize, others: &[Value]) -> String {
     let root = session();
     let entries_of_root = child_records(&root, &child_session_id(&root, "x/y"), false);
     let child = only_child(&root, &entries_of_root);
@@ -292,17 +315,40 @@ fn a_pending_approval_of_a_child_waits_for_a_decision() {
         }
         let mut records: Vec<_> =
             child_records(&root, id, false).into_iter().map(|entry| entry.record).collect();
-        records.truncate(4);
-        let key = json!({"turn": 1, "attempt": 1, "index": 0});
-        let asked = json!({"call": {"key": key, "provider_id": null, "name": "helper"},
-            "phase": "before", "arguments": {"input": "help"}, "arguments_sha256": "00"});
-        let asked = json!({"type": "approval_asked", "asked": asked});
-        records.push(serde_json::from_value(asked).unwrap());
+        records.truncate(count);
+        for record in others {
+            records.push(serde_json::from_value(record.clone()).unwrap());
+        }
         Ok(entries(records))
     };
     let children = ChildSessions::read(&root, &entries_of_root, read);
-    let text: String = text_with_children(&entries_of_root, &children).collect();
+    text_with_children(&entries_of_root, &children).collect()
+}
+
+#[test]
+fn a_pending_approval_of_a_child_waits_for_a_decision() {
+    let key = json!({"turn": 1, "attempt": 1, "index": 0});
+    let asked = |phase: &str| {
+        let asked = json!({"call": {"key": key, "provider_id": null, "name": "helper"},
+            "phase": phase, "arguments": {"input": "help"}, "arguments_sha256": "00"});
+        json!({"type": "approval_asked", "asked": asked})
+    };
+    let text = text_with_child(4, &[asked("before")]);
     assert!(text.contains("10 + 5 tokens so far, t1a1c0 helper waits for a decision\n"), "{text}");
+    // The attempt breaks before its response has ended.
+    let error = json!({"kind": "transport", "status": null, "code": null, "message": "broke",
+        "retry_after": null});
+    let broke = json!({"type": "attempt_failed", "turn": 1, "attempt": 1, "error": error,
+        "kept": false});
+    let void = text_with_child(3, &[asked("before"), broke]);
+    // After a crash the call runs again, and has not asked again.
+    let intended = json!({"type": "call_intended", "call": {"key": key, "id": "c0",
+        "provider_id": null, "name": "helper", "arguments": {"input": "help"}}, "lease": {},
+        "idempotency_key": "x/t1a1c0"});
+    let ran_again = text_with_child(5, &[asked("input"), intended]);
+    for text in [void, ran_again] {
+        assert!(text.contains("tokens so far\n") && !text.contains("waits for"), "{text}");
+    }
 }
 
 #[test]

@@ -11,11 +11,12 @@ use crate::journal::JournalEntry;
 use crate::record::{ContextChange, ResponseMessage};
 use crate::transcript::{
     AttemptResponse, AttemptStart, AttemptTranscript, CallTranscript, RecordLocation,
-    RecordedCompaction, RecordedOutcome, RecordedRunEnd, RunTranscript, Transcript, TurnTranscript,
+    RecordedCompaction, RecordedHooks, RecordedOutcome, RecordedRunEnd, RunTranscript, Transcript,
+    TurnTranscript,
 };
 use crate::types::{
-    Content, Metadata, ParentCall, RunError, ToolCall, ToolOutcome, WriteSet, harmless, metadata,
-    one_line,
+    Content, HookDecision, Metadata, ParentCall, RunError, ToolCall, ToolOutcome, WriteSet,
+    harmless, metadata, one_line,
 };
 
 /// Maximum number of characters printed of one text. A longer one is cut, and its length is appended.
@@ -191,6 +192,9 @@ impl TextLog {
             let position = format!("turn {}, attempt {}", turn.number, attempt.number);
             self.add_attempt(&position, attempt);
         }
+        for hooks in &turn.hooks {
+            self.add(hooks.at, "hooks", hooks_lines(&format!("turn {}", turn.number), hooks));
+        }
         if let Some(commit) = turn.commit {
             let calls = count_with_noun(commit.summary.tool_names.len(), "call");
             let (end, tokens) = (word(commit.end), tokens(commit.summary.usage));
@@ -250,6 +254,9 @@ impl TextLog {
             let line = format!("{} {key} {verdict}{answer}", approval_question(decision.phase));
             self.add(decision.at, "decided", vec![line]);
         }
+        for hooks in &call.hooks {
+            self.add(hooks.at, "hooks", hooks_lines(key, hooks));
+        }
         for ended in &call.outcomes {
             self.add(ended.at, "ended", outcome_lines(ended));
         }
@@ -283,6 +290,30 @@ fn response_lines(position: &str, response: &AttemptResponse<'_>) -> Vec<String>
     lines
 }
 
+/// Describes a decision of hooks about a call or a turn.
+fn hooks_lines(subject: &str, hooks: &RecordedHooks<'_>) -> Vec<String> {
+    let HookDecision { verdict, hook, message, arguments, result, messages, parameters } =
+        &**hooks.decision;
+    let mut head = format!("{} of {subject}: {}", hooks.on, verdict.as_str());
+    if let Some(hook) = hook {
+        head.push_str(&format!(" by {}", brief(hook)));
+    }
+    if let Some(message) = message {
+        head.push_str(&format!(": {}", brief(message)));
+    }
+    let mut lines = vec![head];
+    for (name, value) in [
+        ("arguments", arguments),
+        ("result", result),
+        ("messages", messages),
+        ("parameters", parameters),
+    ] {
+        let change = value.as_ref().map(|value| brief(&value.to_string()));
+        lines.extend(change.map(|value| format!("changes the {name} to {value}")));
+    }
+    lines
+}
+
 fn outcome_lines(ended: &RecordedOutcome<'_>) -> Vec<String> {
     let duration = match ended.started_ms {
         Some(_) => format!("in {}", format_duration(ended.duration_ms)),
@@ -306,9 +337,10 @@ fn parent_line(parent: &ParentCall) -> String {
 
 /// Describes the child session of a call.
 fn child_line(child: &ChildLine) -> String {
-    let ChildLine { depth, id, agent, state } = child;
+    let ChildLine { depth, id, agent, state, error } = child;
     let agent = agent.as_ref().map(|agent| format!(" of agent {agent}")).unwrap_or_default();
-    format!("{}child {id}{agent}: {}", "  ".repeat(*depth), brief(state))
+    let error = error.as_ref().map(|error| format!(": {}", brief(error))).unwrap_or_default();
+    format!("{}child {id}{agent}: {}{error}", "  ".repeat(*depth), brief(state))
 }
 
 fn metadata_line(metadata: &Metadata) -> Option<String> {

@@ -57,7 +57,7 @@ pub(super) fn create_if_missing(dir: &Path) -> Result<(), JournalError> {
 }
 
 /// Checks that the database is not lost. A host makes the reserve after the tables of the database, so a reserve
-/// without a database means that sessions were stored here.
+/// without a database means that sessions may have been stored here. Without a reserve, a loss is not noticed.
 fn check_not_lost(dir: &Path) -> Result<(), JournalError> {
     let path = database_path(dir);
     let is_lost = match fs::metadata(&path) {
@@ -72,9 +72,9 @@ fn check_not_lost(dir: &Path) -> Result<(), JournalError> {
     Err(JournalError::Open { path, reason: reason.to_owned() })
 }
 
-/// Makes the files of the journal readable by this user alone, and creates the database for that. SQLite
-/// gives its log the permissions of the database. A directory that holds only the journal is tightened
-/// too.
+/// Makes the files of the journal that belong to the owner of the database readable by that user alone, and creates
+/// the database for that. SQLite gives its log the permissions of the database. A directory that holds only the
+/// journal is tightened too.
 ///
 /// # Errors
 /// If other users can write to the directory, because they could replace the files.
@@ -91,7 +91,7 @@ fn protect(dir: &Path) -> Result<(), JournalError> {
     let created =
         OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&database);
     // If it cannot be opened, the database reports why.
-    let Ok(user) = created.and_then(|file| file.metadata()).map(|found| found.uid()) else {
+    let Ok(owner) = created.and_then(|file| file.metadata()).map(|found| found.uid()) else {
         return Ok(());
     };
     let mut is_shared = false;
@@ -103,12 +103,12 @@ fn protect(dir: &Path) -> Result<(), JournalError> {
             continue;
         }
         let found = entry.metadata().map_err(|error| io(&entry.path(), error))?;
-        if found.is_file() && found.mode() & 0o077 != 0 && found.uid() == user {
+        if found.is_file() && found.mode() & 0o077 != 0 && found.uid() == owner {
             set_mode(&entry.path(), 0o600)?;
         }
     }
     let found = fs::metadata(dir).map_err(|error| io(dir, error))?;
-    if found.mode() & 0o077 != 0 && found.uid() == user && !is_shared {
+    if found.mode() & 0o077 != 0 && found.uid() == owner && !is_shared {
         return set_mode(dir, 0o700);
     }
     // In a sticky directory such as /tmp, users cannot replace the files of another user.
@@ -140,7 +140,7 @@ pub(super) struct DirectoryLock {
     ///
     /// SQLite's own locks belong to the process, and the system releases them when the process closes any
     /// descriptor of the file (`man 2 fcntl`). So this one is opened before SQLite opens the file and closed
-    /// after it, and whatever is read beside SQLite is read with it.
+    /// after it, and what is read beside SQLite while SQLite has the file open is read with it.
     database: Arc<Mutex<File>>,
     opened: OpenedDatabase,
     _lock: File,
@@ -188,7 +188,7 @@ fn identity(_: &Metadata) -> Option<(u64, u64)> {
 
 impl DirectoryLock {
     /// Locks the directory, and writes process id and `holder` to the lock file. Makes the files readable by
-    /// this user alone, and creates the database for that.
+    /// their owner alone, and creates the database for that.
     pub(super) fn acquire(dir: &Path, holder: &str) -> Result<Self, JournalError> {
         let path = dir.join("callsheet.lock");
         // The file is not truncated before it is locked, because it may name the current holder.
@@ -231,7 +231,7 @@ impl DirectoryLock {
     }
 }
 
-/// Locks a file. Returns false if another process has locked it.
+/// Locks a file. Returns false if it is locked already, by another process or by this one.
 fn try_to_lock(file: &File) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => Ok(true),

@@ -48,8 +48,8 @@ const SCHEMA: &str = "
 ";
 
 /// The texts that belong to no session, with the times at which they were stored, and the sessions whose records
-/// name them. The tables are made with the first text. The sessions that use the texts of an earlier program are
-/// not known, so these are used by number 0, which no session has.
+/// name them. The tables are made with the first text, or with the first record that names one. The sessions that use
+/// the texts of an earlier program are not known, so these are used by number 0, which no session has.
 const DOCUMENT_TABLES: &str = "
     CREATE TABLE IF NOT EXISTS documents(key TEXT NOT NULL PRIMARY KEY, text TEXT NOT NULL) STRICT;
     ALTER TABLE documents ADD COLUMN stored INTEGER NOT NULL DEFAULT 0;
@@ -60,7 +60,7 @@ const DOCUMENT_TABLES: &str = "
     INSERT INTO document_uses SELECT 0, key FROM documents;
 ";
 
-/// Creates the tables of documents, unless they exist.
+/// Creates the tables of documents, or converts that of an earlier program, unless they exist in the present form.
 pub(super) fn create_document_tables(connection: &Connection) -> rusqlite::Result<()> {
     if has_document_tables(connection)? {
         return Ok(());
@@ -68,6 +68,7 @@ pub(super) fn create_document_tables(connection: &Connection) -> rusqlite::Resul
     connection.execute_batch(DOCUMENT_TABLES)
 }
 
+/// Returns true if the tables of documents exist in the present form.
 pub(super) fn has_document_tables(connection: &Connection) -> rusqlite::Result<bool> {
     query::has_table(connection, "document_uses")
 }
@@ -95,7 +96,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The first bytes of every SQLite database.
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
-/// Opens the database for the writer, creates missing tables and checks it.
+/// Opens the database for the writer, checks it, and creates or converts its tables.
 pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     check_beginning(file)?;
     let open_error = |error| errors::open_error(file, &error);
@@ -118,13 +119,13 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
         );
         return Err(JournalError::Open { path: file.to_owned(), reason });
     }
-    // The tables are always durable.
+    // New tables are durable before the host goes on.
     connection.pragma_update(None, "synchronous", "full").map_err(open_error)?;
     connection.pragma_update(None, "secure_delete", true).map_err(open_error)?;
     // In KiB. If a transaction moves rows between pages, its commit looks at every cached page
     // (`pcache1Truncate` in sqlite3.c), so a larger cache costs time.
     connection.pragma_update(None, "cache_size", -2_048).map_err(open_error)?;
-    // The writer does checkpoints itself when the queue is empty.
+    // The writer makes the checkpoints itself.
     connection.pragma_update(None, "wal_autocheckpoint", 0).map_err(open_error)?;
     keep_plans(&connection).map_err(open_error)?;
     let tables = match kind {
@@ -138,7 +139,7 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     if !has_metadata_column(&connection).map_err(open_error)? {
         connection.execute_batch(ADD_METADATA_COLUMN).map_err(open_error)?;
     }
-    check_ends(&connection).map_err(open_error)?;
+    check_ends(&connection, file)?;
     connection.set_db_config(keep_log, false).map_err(open_error)?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(open_error)?;
     // From here on the writer syncs the log.
@@ -278,21 +279,28 @@ pub(super) fn page_size(connection: &Connection) -> rusqlite::Result<usize> {
     connection.pragma_query_value(None, "page_size", |row| row.get(0))
 }
 
-/// Reads the ends of the tables, which finds most kinds of damage.
-fn check_ends(connection: &Connection) -> rusqlite::Result<()> {
+/// Reads the last row of the records and the row of its session, which finds many kinds of damage.
+fn check_ends(connection: &Connection, file: &Path) -> Result<(), JournalError> {
+    let open_error = |error| errors::open_error(file, &error);
     let last =
         "SELECT session, seq, length(CAST(body AS BLOB)) FROM records ORDER BY rowid DESC LIMIT 1";
     let record: Option<(i64, i64, i64)> = connection
         .query_row(last, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
-        .optional()?;
-    if let Some((session, ..)) = record {
-        let known = "SELECT 1 FROM sessions WHERE number = ?1";
-        connection.query_row(known, [session], |_| Ok(()))?;
+        .optional()
+        .map_err(open_error)?;
+    let Some((session, ..)) = record else { return Ok(()) };
+    let known = "SELECT 1 FROM sessions WHERE number = ?1";
+    let known =
+        connection.query_row(known, [session], |_| Ok(())).optional().map_err(open_error)?;
+    if known.is_none() {
+        let reason =
+            format!("it is damaged (the session of its last record is missing): {RESTORE_HINT}");
+        return Err(JournalError::Open { path: file.to_owned(), reason });
     }
     Ok(())
 }
 
-/// Returns the size of the database on disk in bytes.
+/// Returns the size of the database and its write-ahead log on disk in bytes.
 pub(super) fn bytes(file: &Path) -> u64 {
     let size = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
     size(file) + size(&data_directory::wal_path(file))

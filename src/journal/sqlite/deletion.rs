@@ -48,14 +48,15 @@ pub(super) fn hide(
     Ok(hidden)
 }
 
-/// Deletes some of the records of a hidden session, or the session if it has none.
+/// Deletes some of the records of a hidden session, or the session if it has none. Keeps the records that forks
+/// share.
 pub(super) fn delete_part(transaction: &Transaction<'_>) -> rusqlite::Result<DeletionStep> {
     let next: Option<i64> = transaction
         .prepare_cached("SELECT number FROM sessions WHERE id < ?1 LIMIT 1")?
         .query_row([AFTER_DELETED_IDS], |row| row.get(0))
         .optional()?;
     let Some(number) = next else { return Ok(DeletionStep::Nothing) };
-    // The last record that a fork shares.
+    // The last record that a fork shares. 0: none.
     let shared: u64 = transaction
         .prepare_cached("SELECT coalesce(max(prefix), 0) FROM sessions WHERE origin = ?1")?
         .query_row([number], |row| row.get(0))?;
@@ -77,7 +78,7 @@ pub(super) fn delete_part(transaction: &Transaction<'_>) -> rusqlite::Result<Del
     Ok(DeletionStep::Session(number))
 }
 
-/// Cuts the row that contains the last shared record behind that record.
+/// Removes the records after the last shared one from the row that contains it.
 fn cut_row(transaction: &Transaction<'_>, number: i64, shared: u64) -> rusqlite::Result<()> {
     if shared == 0 {
         return Ok(());
@@ -104,7 +105,7 @@ fn cut_row(transaction: &Transaction<'_>, number: i64, shared: u64) -> rusqlite:
     Ok(())
 }
 
-/// Deletes some of the rows behind the last shared record. Returns their number.
+/// Deletes some of the rows after the last shared record. Returns their number.
 fn delete_rows(transaction: &Transaction<'_>, number: i64, shared: u64) -> rusqlite::Result<usize> {
     let mut deleted = Vec::new();
     let mut bytes = 0;

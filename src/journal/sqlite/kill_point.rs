@@ -1,14 +1,16 @@
 //! A switch for crash tests, disabled in release builds.
 //!
 //! With `CALLSHEET_KILL_AT=N` in the environment, the process kills itself (SIGKILL) right after
-//! the commit of the transaction that contains its Nth record, before any status is reported. With
+//! the commit of the transaction with the Nth record that it stores, before any status is reported. With
 //! `CALLSHEET_KILL_AT=N-before`, it does so right before the commit.
 
 /// The point at which the process kills itself, if any.
 #[derive(Debug, Default)]
 pub(super) struct KillPoint {
+    /// The number of records, and true if the process kills itself before the commit.
     #[cfg(debug_assertions)]
     at: Option<(usize, bool)>,
+    /// The number of records of committed transactions.
     #[cfg(debug_assertions)]
     written: usize,
 }

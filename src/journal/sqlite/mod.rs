@@ -2,8 +2,8 @@
 //!
 //! One thread writes. It stores the batches of a bounded queue in one transaction with one fsync,
 //! so many sessions share the disk's throughput, and then reports the status of each batch. Reads
-//! use connections of their own and do not wait for writes. A lock file in the directory identifies
-//! the host that uses it.
+//! use connections of their own and do not wait for writes, only for the writer to reopen the database after a
+//! failure. A lock file in the directory identifies the host that uses it.
 
 mod data_directory;
 mod database;
@@ -78,6 +78,9 @@ pub struct SqliteJournal {
     file: Weak<Mutex<File>>,
     opened: OpenedDatabase,
     failure: SharedFailure,
+    /// Locked while one removal scans the file and erases. Otherwise the writer, which erases, would wait for the scan
+    /// of another removal.
+    erasing: Mutex<()>,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -104,17 +107,17 @@ pub struct SqliteOptions {
     pub durability: Durability,
     /// The text in the lock file, after the id of this process: `listening on 127.0.0.1:7700`.
     pub holder: String,
-    /// Receives every transaction, on the writer thread.
+    /// Receives every transaction and every fsync of batches, on the writer thread.
     #[doc(hidden)]
     pub observer: Arc<dyn JournalObserver>,
     /// Maximum number of queued batches. Further batches fail.
     pub queue_max: usize,
-    /// Bytes of the disk that are kept free, so that sessions can be deleted when it is full. 0: none.
+    /// Size of a file that reserves space, so that sessions can be deleted when the disk is full. 0: none.
     pub reserve_bytes: u64,
 }
 
 impl Default for SqliteOptions {
-    /// Returns strict durability, without an observer.
+    /// Returns strict durability, at most 10,000 queued batches, no reserve, and no observer.
     fn default() -> Self {
         Self {
             durability: Durability::Strict,
@@ -199,17 +202,19 @@ impl SqliteJournal {
             .spawn(move || writer.run())
             .map_err(io_error)?;
         let writer = Mutex::new(Some(thread));
-        Ok(Self { queue, readers, sessions, path, file, opened, failure, writer })
+        let erasing = Mutex::new(());
+        Ok(Self { queue, readers, sessions, path, file, opened, failure, erasing, writer })
     }
 
-    /// Returns true if the task is to be repeated.
+    /// Performs a task on the writer thread and waits for its end. Returns true if the task is to be repeated.
     fn run_on_writer(&self, task: WriterTask) -> Result<bool, JournalError> {
         let (done, answer) = sync_channel(1);
         self.queue.push_task(task, done)?;
         answer.recv().unwrap_or(Err(JournalError::Closed))
     }
 
-    /// Returns the pages of the database that still have copies of deleted rows. Scans the file on the calling thread.
+    /// Returns the pages of the database that may still have copies of deleted rows. Scans the file on the calling
+    /// thread, and keeps it locked meanwhile.
     fn pages_with_copies(&self, removed: &[SessionId]) -> Result<Vec<u64>, JournalError> {
         let page_size = self.readers.run(|connection| Ok(database::page_size(connection)?))?;
         let ids: Vec<&str> = removed.iter().map(SessionId::as_str).collect();
@@ -274,8 +279,11 @@ impl Journal for SqliteJournal {
         while self.run_on_writer(WriterTask::RemoveHidden)? {}
         // The write-ahead log still contains the deleted rows.
         self.run_on_writer(WriterTask::EmptyWal)?;
-        let pages =
-            if sessions.is_empty() { Vec::new() } else { self.pages_with_copies(sessions)? };
+        if sessions.is_empty() {
+            return Ok(());
+        }
+        let _erasing = self.erasing.lock();
+        let pages = self.pages_with_copies(sessions)?;
         if !pages.is_empty() {
             self.run_on_writer(WriterTask::Erase(pages))?;
         }
@@ -304,7 +312,7 @@ impl Journal for SqliteJournal {
 
     fn failure(&self) -> Option<JournalError> {
         let failure = self.failure.lock().clone();
-        // The writer checks this when it writes.
+        // The writer notices a removed database only when it writes.
         failure.or_else(|| self.opened.check().err())
     }
 
@@ -325,7 +333,8 @@ impl fmt::Debug for SqliteJournal {
     }
 }
 
-/// Converts a batch to its stored form, on the calling thread instead of the shared writer thread.
+/// Converts a batch to its stored form, on the calling thread instead of the shared writer thread. Returns `None` if
+/// it has no entries.
 fn queued_batch(batch: Batch) -> Option<QueuedBatch> {
     let Batch { session, entries, engine_state, urgent, on_status } = batch;
     let opening = opening(&entries);
@@ -368,7 +377,7 @@ fn opening(entries: &[Arc<JournalEntry>]) -> Option<Opening> {
 /// many others.
 const ROW_BYTES: usize = 32 << 10;
 
-/// Combines entries of one time to rows.
+/// Combines consecutive entries of one time into rows.
 #[expect(clippy::expect_used, reason = "JSON is UTF-8")]
 fn stored_rows(entries: &[Arc<JournalEntry>]) -> Vec<StoredRow> {
     let mut rows = Vec::new();

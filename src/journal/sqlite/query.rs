@@ -50,7 +50,7 @@ impl From<JournalError> for QueryError {
 /// [`super::deletion`].
 pub(super) const BEFORE_ALL_IDS: &str = ",";
 
-/// The columns of sessions after `metadata`, and their last record, which the index finds.
+/// The columns of sessions after `metadata`, and those of their last record, which the index finds.
 const SESSION_COLUMNS: &str = "s.id, s.agent, s.running, s.opened, r.seq, r.time
     FROM sessions s JOIN records r ON r.session = s.number
         AND r.seq = (SELECT max(seq) FROM records WHERE session = s.number)";
@@ -65,9 +65,11 @@ const FORKS_WITHOUT_ORIGIN: &str = "
     SELECT id FROM sessions
     WHERE origin IS NOT NULL AND origin NOT IN (SELECT number FROM sessions) LIMIT ?1";
 
-/// Selects the sessions that cannot be listed because they have no record.
+/// Selects the sessions that cannot be listed because they have no record. A session that is being deleted may
+/// have none: its id is less than [`BEFORE_ALL_IDS`].
 const SESSIONS_WITHOUT_RECORDS: &str = "
-    SELECT id FROM sessions WHERE number NOT IN (SELECT session FROM records) LIMIT ?1";
+    SELECT id FROM sessions
+    WHERE id > ',' AND number NOT IN (SELECT session FROM records) LIMIT ?1";
 
 /// A session in the database: its number, and the records that it shares if it is a fork.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +104,7 @@ fn parse_session_row(row: &Row<'_>) -> rusqlite::Result<SessionRow> {
     Ok(SessionRow { number: row.get(0)?, origin })
 }
 
-/// Returns a session's entries after `after`, in order.
+/// Returns at most `limit` of a session's entries after `after`, in order.
 pub(super) fn read(
     connection: &Connection,
     session: &SessionId,
@@ -138,7 +140,7 @@ struct EntryReader<'a> {
 }
 
 impl EntryReader<'_> {
-    /// Reads the records of a session up to the last wanted one.
+    /// Reads the rows of the session `number` up to the last wanted record.
     fn read_rows(
         &mut self,
         connection: &Connection,
@@ -198,11 +200,11 @@ pub(super) fn find(
     session: &SessionId,
 ) -> Result<Option<SessionSummary>, QueryError> {
     let mut statement = select_sessions(connection, "s.id = ?1")?;
-    Ok(statement.query_row([session.as_str()], session_info).optional()?)
+    Ok(statement.query_row([session.as_str()], session_summary).optional()?)
 }
 
-/// Returns sessions in the order of their ids. Reads no more rows than `limit` needs, and only
-/// running sessions if the filter asks for them.
+/// Returns sessions in the order of their ids. Stops after `limit` sessions, and reads only running
+/// sessions if the filter asks for them.
 pub(super) fn list(
     connection: &Connection,
     listing: &SessionQuery,
@@ -212,9 +214,9 @@ pub(super) fn list(
     let mut values = vec![Value::Text(after.to_owned())];
     match listing.state {
         Some(SessionState::Running) => query.push_str(" AND s.running = 1"),
-        Some(SessionState::Idle | SessionState::Hibernated) => {
-            query.push_str(" AND s.running = 0");
-        }
+        Some(SessionState::Idle) => query.push_str(" AND s.running = 0"),
+        // Only a host knows which sessions are awake. In a journal these are idle.
+        Some(SessionState::Hibernated) => query.push_str(" AND 0"),
         None => {}
     }
     if let Some(time) = listing.touched_before {
@@ -231,7 +233,7 @@ pub(super) fn list(
         values.push(Value::Integer(i64::try_from(listing.limit).unwrap_or(i64::MAX)));
     }
     let mut statement = select_sessions(connection, &query)?;
-    let sessions = statement.query_map(params_from_iter(values), session_info)?;
+    let sessions = statement.query_map(params_from_iter(values), session_summary)?;
     Ok(sessions.collect::<rusqlite::Result<_>>()?)
 }
 
@@ -262,10 +264,10 @@ fn metadata(text: Option<String>) -> Metadata {
     text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
 }
 
-fn session_info(row: &Row<'_>) -> rusqlite::Result<SessionSummary> {
+fn session_summary(row: &Row<'_>) -> rusqlite::Result<SessionSummary> {
     let id = row.get_ref(1)?.as_str()?;
     let id = SessionId::parse(id).map_err(|error| {
-        rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error))
+        rusqlite::Error::FromSqlConversionFailure(1, rusqlite::types::Type::Text, Box::new(error))
     })?;
     let running: bool = row.get(3)?;
     Ok(SessionSummary {
@@ -279,7 +281,7 @@ fn session_info(row: &Row<'_>) -> rusqlite::Result<SessionSummary> {
     })
 }
 
-/// Returns at most `problems_max` problems of the database.
+/// Returns the problems of the database, at most `problems_max` of each kind.
 pub(super) fn check(connection: &Connection, problems_max: i64) -> Result<Vec<String>, QueryError> {
     let mut statement = connection.prepare(&format!("PRAGMA integrity_check({problems_max})"))?;
     let findings = statement.query_map([], |row| row.get::<_, String>(0))?;

@@ -230,7 +230,7 @@ impl WriteQueue {
             self.ready.wait_for(&mut state, wake - now);
         }
         if state.last_group >= GATHER_FROM_BATCHES && state.batches < GROUP_BATCHES_MAX {
-            // Woken early by a task, or when the queue is closed.
+            // A task or the close of the queue ends the wait early.
             self.ready.wait_for(&mut state, GATHER_TIME);
         }
         state.drain()
@@ -238,6 +238,7 @@ impl WriteQueue {
 }
 
 impl QueueState {
+    /// Removes the batches of the next transaction, and the task after them if there is one.
     fn drain(&mut self) -> WriterWork {
         let mut work = WriterWork::default();
         let mut bytes = 0;
@@ -273,8 +274,7 @@ impl QueueState {
 }
 
 impl QueuedBatch {
-    /// Returns the report that the batch is not stored. Later records of its session will not be stored
-    /// either.
+    /// Marks the batch as failed, so that later records of its session are not stored either. Returns the report.
     pub(super) fn failed(self, error: &JournalError) -> StatusReport {
         self.engine_state.fail(*self.seqs.start());
         self.reached(BatchStatus::Failed(error.clone()))
@@ -290,13 +290,16 @@ impl QueuedBatch {
         self.rows.iter().map(|row| row.bodies.len()).sum()
     }
 
-    /// Returns the number of its records.
+    /// Returns the number of the records that it stores: without those that a fork shares.
     pub(super) fn records(&self) -> usize {
-        usize::try_from(self.seqs.end() - self.seqs.start()).unwrap_or(usize::MAX) + 1
+        let fork = self.opening.as_ref().and_then(|opening| opening.fork.as_ref());
+        let shared = fork.map_or(0, |(_, shared)| *shared);
+        let stored = self.seqs.end() - self.seqs.start() + 1 - shared;
+        usize::try_from(stored).unwrap_or(usize::MAX)
     }
 }
 
-/// The callback of a batch that is reported twice: when it is written and when it is durable.
+/// The callback of a batch. It may be called twice: when the batch is written and when it is durable.
 pub(super) type SharedCallback = Arc<Mutex<BatchCallback>>;
 
 /// A status for the callback of a batch.

@@ -10,7 +10,7 @@ use super::{data_directory, database, errors, query};
 use crate::record::Seq;
 use crate::types::SessionId;
 
-/// Maximum number of problems that [`JournalReader::check`] returns.
+/// Maximum number of problems of each kind that [`JournalReader::check`] returns.
 const FINDINGS_MAX: i64 = 100;
 
 /// Reads the journal in a data directory of a running or stopped host.
@@ -81,7 +81,7 @@ impl JournalReader {
         self.readers.run(|connection| query::document(connection, key))
     }
 
-    /// Returns a stored session.
+    /// Returns a stored session, or `None` if there is none with this id.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -105,7 +105,7 @@ impl JournalReader {
         self.readers.run(query::count)
     }
 
-    /// Checks the whole database and returns its problems.
+    /// Checks the whole database and returns its problems, at most 100 of each kind.
     ///
     /// # Errors
     /// If it cannot be read at all.

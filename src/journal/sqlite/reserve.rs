@@ -20,7 +20,7 @@ impl Reserve {
         Self { path: data_directory::reserve_path(dir), bytes }
     }
 
-    /// Returns true if the file does not have its size. With 0 bytes there should be no file.
+    /// Returns true if the file does not have its size, or with 0 bytes if there is a file.
     pub(super) fn is_missing(&self) -> bool {
         // A link or a pipe at its path is not the reserve.
         let found = fs::symlink_metadata(&self.path).ok();
@@ -30,7 +30,7 @@ impl Reserve {
         !found.is_some_and(|found| found.is_file() && found.len() == self.bytes)
     }
 
-    /// Creates the file with its size, in place of what is at its path.
+    /// Creates the file with its size, in place of what is at its path. With 0 bytes only removes that.
     pub(super) fn fill(&self) -> io::Result<()> {
         self.release()?;
         if self.bytes == 0 {

@@ -230,6 +230,73 @@ async fn a_deletion_that_was_interrupted_is_finished_by_the_next_host() {
     assert_eq!(session.wait_durable(Seq(1)).await, Ok(()));
 }
 
+#[tokio::test]
+async fn the_write_ahead_log_stays_bounded_while_a_start_finishes_a_deletion() {
+    let dir = TestDir::new();
+    let body = "x".repeat(1 << 20);
+    {
+        let journal = open(&dir, Durability::Relaxed);
+        let session = log(&journal, "deleted", 0);
+        for _ in 0..32 {
+            session.append(vec![opened(&body)], Urgency::Urgent, || ());
+        }
+        session.wait_durable(Seq(32)).await.unwrap();
+        // The host ends before the first part of the deletion.
+        assert_eq!(journal.run_on_writer(WriterTask::Hide(vec![id("deleted")])), Ok(false));
+    }
+    let journal = open(&dir, Durability::Relaxed);
+    // The writer has deleted the records before its first task.
+    assert_eq!(journal.run_on_writer(WriterTask::RemoveHidden), Ok(false));
+    let log = std::fs::metadata(data_directory::wal_path(&journal.path)).unwrap().len();
+    assert!(log < 16 << 20, "{log}");
+}
+
+#[tokio::test]
+async fn a_check_ignores_a_session_that_is_being_deleted() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    store_session(&journal, "deleted", 3).await;
+    assert_eq!(journal.run_on_writer(WriterTask::Hide(vec![id("deleted")])), Ok(false));
+    // Deletes the records. The next part of the deletion deletes the session.
+    assert_eq!(journal.run_on_writer(WriterTask::RemoveHidden), Ok(true));
+    assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
+}
+
+#[tokio::test]
+async fn a_database_without_the_session_of_its_last_record_is_damaged() {
+    let dir = TestDir::new();
+    store_session(&open(&dir, Durability::Strict), "lost", 3).await;
+    let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+    assert_eq!(connection.execute("DELETE FROM sessions", ()), Ok(1));
+    drop(connection);
+    let error = SqliteJournal::open(&dir.0, options(Durability::Strict)).unwrap_err().to_string();
+    assert!(error.contains("it is damaged") && error.contains("restore it"), "{error}");
+}
+
+#[tokio::test]
+async fn no_stored_session_is_hibernated() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    store_session(&journal, "idle", 1).await;
+    let listed = |state| {
+        let query = SessionQuery { state: Some(state), ..SessionQuery::default() };
+        journal.list(&query).unwrap().len()
+    };
+    assert_eq!(listed(SessionState::Idle), 1);
+    assert_eq!(listed(SessionState::Hibernated), 0);
+}
+
+#[test]
+fn the_shared_records_of_a_fork_do_not_count_as_stored() {
+    let fork = Record::SessionForked { from: id("origin"), at: Seq(3) };
+    let records = [opened("a"), opened("b"), opened("c"), fork];
+    let entries = records.into_iter().zip(1..).map(|(record, seq)| {
+        Arc::new(JournalEntry { seq: Seq(seq), time: 7, displayed_bytes: 0, record })
+    });
+    let batch = Batch::new(id("fork"), entries.collect(), Arc::default(), Box::new(|_| ()));
+    assert_eq!(queued_batch(batch).map(|batch| batch.records()), Some(1));
+}
+
 #[test]
 fn the_reserve_is_released_and_filled_again() {
     let dir = TestDir::new();

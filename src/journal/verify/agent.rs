@@ -33,7 +33,7 @@ impl Amount {
 }
 
 /// Returns the breaches that show only in the records of a session and those of its child sessions together, in their
-/// order. Children that are not stored are not checked.
+/// order. Children that are not stored or cannot be read are not checked.
 #[must_use]
 pub fn verify_children(
     session: &SessionId,
@@ -121,7 +121,8 @@ fn amount(used: &ChildUse) -> Amount {
 }
 
 impl<'a> Verifier<'_, 'a> {
-    /// Checks that the id of a child session follows from the call that opened it.
+    /// Checks that the id of a child session follows from the call that opened it. A fork of a child session names
+    /// the same call, and its id is not checked.
     pub(super) fn check_parent(&mut self, at: RecordLocation, parent: &ParentCall) {
         let key = format!("{}/{}", parent.run, parent.key);
         let is_own = *self.session == child_session_id(&parent.session, &key);
@@ -134,8 +135,8 @@ impl<'a> Verifier<'_, 'a> {
         });
     }
 
-    /// Checks the leases of a run. What the run may use is known only if the run itself limits it, as that of each
-    /// child does.
+    /// Checks the leases of a run, and the children that its outcomes name. Compares a lease with what the run has
+    /// left only if the overrides of the run limit it, because no record has the limits of the agent.
     pub(super) fn check_leases(&mut self, run: &RunTranscript<'a>) {
         let Some(start) = run.start else { return };
         let limits = &start.overrides.limits;
@@ -194,7 +195,8 @@ impl<'a> Verifier<'_, 'a> {
         });
     }
 
-    /// Returns what the turn itself has used before an intent, and the requests for summaries before the turn.
+    /// Returns what the turn itself has used before an intent, and what the requests for summaries of the run have
+    /// used before the turn.
     fn used_before(
         &self,
         run: &RunTranscript<'a>,
@@ -253,8 +255,9 @@ impl<'a> Verifier<'_, 'a> {
     }
 }
 
-/// Returns what another call of the turn keeps for its child at an intent: what the child has used when it has ended,
-/// or its lease if that is less. `None` if it is not intended before.
+/// Returns what another call of the turn keeps for its child at the time of an intent: its lease while it is open,
+/// and what the child has used once it has ended. Returns `None` if that call is not intended before, or has no
+/// lease.
 fn committed_to_child(other: &CallTranscript<'_>, at: &CallIntent<'_>) -> Option<Amount> {
     let intent = other.intents.first().filter(|intent| intent.at.is_before(at.at))?;
     let AgentLease { tokens, calls } = intent.lease?;
@@ -264,6 +267,6 @@ fn committed_to_child(other: &CallTranscript<'_>, at: &CallIntent<'_>) -> Option
     if ended.at.is_before(at.at) {
         return Some(used);
     }
-    // A result that is reported and has no outcome yet counts already.
+    // A child may have ended before its call has its outcome. The smaller of the two amounts is counted.
     Some(Amount::new(used.tokens.min(leased.tokens), used.calls.min(leased.calls)))
 }

@@ -1,4 +1,4 @@
-//! Checks of calls: one outcome each, intents before effects, decisions of people, writes.
+//! Checks of calls: one outcome each, intents before effects, decisions of people and of hooks, writes.
 
 use std::sync::Arc;
 
@@ -138,7 +138,8 @@ impl<'a> Verifier<'_, 'a> {
     }
 
     /// Returns whether the arguments of an intent are those of the model, or these with the values of their
-    /// references, or those of its hooks. The values of variables at the start of a turn are not compared.
+    /// references, or those of its hooks. If a reference is to a variable, whose value at the start of the turn is
+    /// not known here, nothing is compared.
     pub(super) fn are_final(
         &self,
         made: &Value,
@@ -251,9 +252,9 @@ impl<'a> Verifier<'_, 'a> {
         }
     }
 
-    /// Checks an outcome that is recorded again. It may be: to amend its notes, or, before the end of the
-    /// response, because more bytes of its arguments came after its seal: the call is then malformed, and its
-    /// result is discarded.
+    /// Checks an outcome that is recorded again. It may amend the notes of the one before. Before the end of the
+    /// response it may also replace that one, if more bytes of the arguments came after the seal: the call is then
+    /// malformed, and its result is discarded.
     fn check_repetition(
         &mut self,
         key: CallKey,
@@ -301,7 +302,7 @@ impl<'a> Verifier<'_, 'a> {
         });
     }
 
-    /// Checks that an outcome notes the decisions of people, and respects them.
+    /// Checks that an outcome notes the decisions of people, and respects these and those of hooks.
     fn check_noted_decisions(
         &mut self,
         key: CallKey,

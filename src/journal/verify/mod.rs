@@ -1,9 +1,9 @@
-//! Checks a session's records against every invariant: a journal is valid if a host could have written it.
+//! Checks a session's records against the invariants of a journal ([`Invariant`]).
 //!
 //! The verifier is pure: it receives entries and returns breaches. The [`Transcript`] reports records at
-//! positions where they cannot be. The verifier adds the records that contradict each other. A journal is
-//! valid if the session and turn machines can write it, also when they resume after a crash. Tests verify the
-//! journals that the turn machine writes.
+//! positions where they cannot be. The verifier adds the records that contradict each other. A journal that the
+//! session and turn machines write has no breach, also when they resume after a crash. Tests verify the journals
+//! that the turn machine writes.
 //!
 //! | file | invariants |
 //! | --- | --- |
@@ -88,8 +88,8 @@ fn with_history_breaches(
     breaches
 }
 
-/// Returns the first breach of the history that the records result in: a record that contradicts those before it, or
-/// messages that need repairs before they can be sent.
+/// Returns the first breach of the history that the records result in: a record that contradicts those before it, two
+/// calls of a turn with the same id, or messages that need repairs before they can be sent.
 fn history_breach(
     last_seq: Seq,
     entries: impl IntoIterator<Item = impl Borrow<JournalEntry>>,

@@ -1,4 +1,4 @@
-//! A valid journal is changed in many ways: each change that makes it invalid is reported.
+//! Tests that change a valid journal in many ways: each change that makes it invalid is reported.
 
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ fn kind(record: &Record) -> String {
 
 /// Returns the index of the n-th record of this kind, from 0.
 fn at(records: &[Record], kind_of_record: &str, nth: usize) -> usize {
-    let mut found = (0..records.len()).filter(|place| kind(&records[*place]) == kind_of_record);
+    let mut found = (0..records.len()).filter(|index| kind(&records[*index]) == kind_of_record);
     found.nth(nth).unwrap_or_else(|| panic!("there is no {kind_of_record} {nth}"))
 }
 
@@ -28,13 +28,13 @@ fn at(records: &[Record], kind_of_record: &str, nth: usize) -> usize {
 /// there, adds a member at the top of the record.
 fn changed(kind_of_record: &str, nth: usize, pointer: &str, value: Value) -> Vec<JournalEntry> {
     let mut records = sample_records();
-    let place = at(&records, kind_of_record, nth);
-    let mut json = serde_json::to_value(&records[place]).unwrap();
+    let index = at(&records, kind_of_record, nth);
+    let mut json = serde_json::to_value(&records[index]).unwrap();
     match json.pointer_mut(pointer) {
         Some(found) => *found = value,
         None => json[&pointer[1..]] = value,
     }
-    records[place] = serde_json::from_value(json).unwrap();
+    records[index] = serde_json::from_value(json).unwrap();
     entries(records)
 }
 
@@ -59,16 +59,16 @@ fn a_missing_record_is_a_breach() {
     // No other record depends on these.
     let alone = ["steered", "stop_asked", "limit_reached"];
     let whole = sample_records();
-    for place in 0..whole.len() {
+    for index in 0..whole.len() {
         let mut gap = entries(whole.clone());
-        gap.remove(place);
-        let is_last = place + 1 == whole.len();
-        assert_eq!(breached(&gap).contains(&Invariant::Numbering), !is_last, "{place}");
+        gap.remove(index);
+        let is_last = index + 1 == whole.len();
+        assert_eq!(breached(&gap).contains(&Invariant::Numbering), !is_last, "{index}");
         let mut records = whole.clone();
-        let dropped = kind(&records.remove(place));
+        let dropped = kind(&records.remove(index));
         // A call without an intent could be one without effects, and the last run may be open.
         let is_legal = alone.contains(&&*dropped) || dropped == "call_intended" || is_last;
-        assert_eq!(breached(&entries(records)).is_empty(), is_legal, "{place}: {dropped}");
+        assert_eq!(breached(&entries(records)).is_empty(), is_legal, "{index}: {dropped}");
     }
 }
 
@@ -84,12 +84,12 @@ fn a_repeated_record_is_a_breach() {
         "stop_asked",
         "limit_reached",
     ];
-    for place in 0..sample_records().len() {
+    for index in 0..sample_records().len() {
         let mut records = sample_records();
-        let doubled = records[place].clone();
-        records.insert(place, doubled.clone());
+        let doubled = records[index].clone();
+        records.insert(index, doubled.clone());
         let legal = repeatable.contains(&&*kind(&doubled));
-        assert_eq!(breached(&entries(records)).is_empty(), legal, "{place}: {}", kind(&doubled));
+        assert_eq!(breached(&entries(records)).is_empty(), legal, "{index}: {}", kind(&doubled));
     }
 }
 
@@ -122,7 +122,7 @@ fn a_changed_field_is_a_breach() {
     use Invariant::{
         Approval, Commit, Intent, Outcome, Pairing, Response, Run, Session, Sums, Turn, Writes,
     };
-    let nobody = json!({"turn": 1, "attempt": 2, "index": 9});
+    let unknown_key = json!({"turn": 1, "attempt": 2, "index": 9});
     for (kind_of_record, nth, pointer, value, expected) in [
         ("session_opened", 0, "/messages", json!([{"role": "tool", "content": "x"}]), Pairing),
         ("input_queued", 0, "/run_id", json!("run_1"), Run),
@@ -152,14 +152,14 @@ fn a_changed_field_is_a_breach() {
         ("response_ended", 1, "/message/text", json!("It is one."), Run),
         ("call_intended", 0, "/idempotency_key", json!("s2/t1a2c1"), Intent),
         ("call_intended", 0, "/idempotency_key", json!("s1/t1a2c2"), Intent),
-        ("call_intended", 0, "/call/key", nobody.clone(), Outcome),
-        ("call_reported", 0, "/key", nobody.clone(), Outcome),
+        ("call_intended", 0, "/call/key", unknown_key.clone(), Outcome),
+        ("call_reported", 0, "/key", unknown_key.clone(), Outcome),
         ("call_reported", 0, "/writes", json!({"balance": 8}), Writes),
         ("approval_asked", 0, "/asked/phase", json!("after"), Approval),
         ("approval_given", 0, "/phase", json!("after"), Approval),
         ("approval_given", 0, "/verdict", json!("rejected"), Approval),
-        ("approval_given", 0, "/key", nobody.clone(), Outcome),
-        ("call_ended", 0, "/call/key", nobody, Outcome),
+        ("approval_given", 0, "/key", unknown_key.clone(), Outcome),
+        ("call_ended", 0, "/call/key", unknown_key, Outcome),
         ("call_ended", 0, "/call/key/turn", json!(2), Turn),
         ("call_ended", 0, "/call/key/attempt", json!(1), Turn),
         ("call_ended", 0, "/call/name", json!("other"), Outcome),
@@ -382,9 +382,9 @@ fn entries_from_json(records: Vec<Value>) -> Vec<JournalEntry> {
 /// removes the member.
 fn breaches_after(changes: &[(usize, &str, Value)]) -> Vec<String> {
     let mut records = with_agents();
-    for (place, pointer, value) in changes {
+    for (index, pointer, value) in changes {
         let (parent, name) = pointer.rsplit_once('/').unwrap();
-        let parent = records[*place].pointer_mut(parent).unwrap().as_object_mut().unwrap();
+        let parent = records[*index].pointer_mut(parent).unwrap().as_object_mut().unwrap();
         if value.is_null() {
             parent.remove(name);
         } else {
@@ -518,7 +518,7 @@ fn a_child_agrees_with_its_call() {
     assert_eq!(with_child(|records| records.truncate(2)), [""; 0]);
     // The limits of its agent may be lower than the lease.
     assert_eq!(with_child(|records| records[1]["overrides"]["limits"] = json!({})), [""; 0]);
-    for (place, pointer, value, expected) in [
+    for (index, pointer, value, expected) in [
         (0, "/parent/key/index", 1, "names another call"),
         (1, "/overrides/limits/max_tokens_per_run", 81, "has higher limits than its lease"),
         (1, "/overrides/limits/max_tool_calls_per_run", 19, "has higher limits than its lease"),
@@ -536,7 +536,7 @@ fn a_child_agrees_with_its_call() {
         ),
     ] {
         let breaches = with_child(|records| {
-            *records[place].pointer_mut(pointer).unwrap() = value.into();
+            *records[index].pointer_mut(pointer).unwrap() = value.into();
         });
         let [breach] = &breaches[..] else { panic!("{pointer}: {breaches:?}") };
         assert!(breach.starts_with("record 5: the child sub_"), "{breach}");

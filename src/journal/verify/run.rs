@@ -201,8 +201,8 @@ impl<'a> Verifier<'_, 'a> {
 }
 
 /// Returns true if the turn that follows `turn` and is committed at `until` is a request for a
-/// final answer: `max_turns` was reached, the host asks for it or for a call, or the answer was empty and no
-/// input followed it.
+/// final answer: `max_turns` was reached, the host asks for it or for a call, or the answer was empty, its service
+/// had not paused it, and no input followed it.
 fn requests_final_answer(
     run: &RunTranscript<'_>,
     turn: &TurnTranscript<'_>,

@@ -40,8 +40,8 @@ impl<'a> Verifier<'_, 'a> {
         }
         let Some(response) = &attempt.response else { return };
         if attempt.start.is_none() {
-            let is_seeded = self.opens_with_calls && turn.number == 1 && attempt.number == 1;
-            self.require(is_seeded, response.at, Invariant::Turn, || {
+            let is_initial = self.opens_with_calls && turn.number == 1 && attempt.number == 1;
+            self.require(is_initial, response.at, Invariant::Turn, || {
                 let name = attempt_name(turn, attempt);
                 format!("{name} has a response without a request to a model")
             });
@@ -85,9 +85,9 @@ impl<'a> Verifier<'_, 'a> {
         }
     }
 
-    /// Checks the calls that were recorded before the response. A response that ended well keeps
-    /// all of them. A refusal keeps only calls with effects. A response that broke because the host
-    /// stopped keeps at least the intended calls.
+    /// Checks which of the recorded calls the response keeps. Only a refused or a broken response drops
+    /// some. A refused one keeps only calls that had an intent before it. A broken one keeps all calls that have an
+    /// intent.
     fn check_kept_calls(
         &mut self,
         attempt: &AttemptTranscript<'a>,

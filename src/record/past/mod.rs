@@ -2,7 +2,7 @@
 //!
 //! Views of records have the same ids and the same order as the live events. The text of a response
 //! is in the record of its end, so the events of an attempt are held until then and returned with
-//! the text between them. The text of a failed attempt is void and is not returned.
+//! the text between them. The text of a failed attempt is not returned unless a part of it is kept.
 
 mod text;
 
@@ -13,7 +13,8 @@ use std::time::Duration;
 use super::{JournalEntry, Record};
 use crate::event::{CallLabel, Event, EventId, PublishedEvent};
 use crate::types::{
-    Execution, RunId, Seq, SessionId, ToolCall, ToolResult, WaitPhase, floor_char_boundary,
+    COMPACT_AT, Execution, RunId, Seq, SessionId, ToolCall, ToolResult, WaitPhase,
+    floor_char_boundary,
 };
 pub use text::{DisplayedText, displayed_text};
 use text::{UnsentText, display_order};
@@ -28,7 +29,7 @@ pub struct PastEvents {
     parallel: bool,
     /// The record of the last event that was returned.
     seq: Seq,
-    /// The last record that the reader knows. It may know less of the text of the attempt that ran
+    /// The last record that the watcher knows. It may know less of the text of the attempt that ran
     /// at this record.
     known: Seq,
     /// The record with which the last attempt started.
@@ -36,7 +37,7 @@ pub struct PastEvents {
     /// The events of an attempt whose response has not ended. Its text comes before and between
     /// them.
     held: Option<Vec<PublishedEvent>>,
-    /// The known calls of the turn.
+    /// The known calls of the attempt.
     calls: Vec<ToolCall>,
     /// The model of the last request, and true if a streamed answer was requested.
     last_request: (String, bool),
@@ -87,7 +88,7 @@ impl PastEvents {
         }
     }
 
-    /// Sets the last record that the reader knows. The text of responses that had ended by then is
+    /// Sets the last record that the watcher knows. The text of responses that had ended by then is
     /// not returned. That of the attempt that ran at this record is, and comes after all events up
     /// to the record, so that its ids continue theirs. [`part_after`] removes these events, and the
     /// known part of the text.
@@ -100,7 +101,11 @@ impl PastEvents {
         self.has_read = true;
         let is_retried =
             matches!(entry.record, Record::AttemptStarted { .. } | Record::AttemptFailed { .. });
-        if let Some(voided) = self.voided.take().filter(|_| !is_retried) {
+        let is_over = ends_turn(&entry.record);
+        let voided = self.voided.take_if(|_| is_retried || is_over);
+        if let Some(mut voided) = voided.filter(|_| is_over) {
+            // The position of the live event, which follows the events since the attempt failed.
+            voided.id = Some(EventId { seq: Seq(entry.seq.0.saturating_sub(1)), bytes: 0 });
             self.release(voided, out);
         }
         let event = match &entry.record {
@@ -184,7 +189,7 @@ impl PastEvents {
                 self.calls.extend(partial.cloned());
                 return;
             }
-            // Clients receive the state of an open call.
+            // No event shows this record: watchers receive the state of the open call instead.
             Record::ApprovalAsked { request } if request.phase == WaitPhase::Client => return,
             Record::ApprovalAsked { request } => Event::ApprovalAsked { request: request.clone() },
             Record::CallEnded { amended: true, .. } => return,
@@ -380,6 +385,14 @@ impl PastEvents {
             event,
         }
     }
+}
+
+/// Returns whether the record shows that no attempt follows a failed one. Others, such as the records of a smaller
+/// context, may come between two attempts.
+fn ends_turn(record: &Record) -> bool {
+    let is_end = matches!(record, Record::TurnCommitted { .. } | Record::RunEnded { .. });
+    // A failed summary ends no turn.
+    is_end || matches!(record, Record::LimitReached { limit, .. } if limit != COMPACT_AT)
 }
 
 /// Returns the part of an event after a position: all of it, nothing, or the rest of a text.

@@ -2,8 +2,8 @@
 
 use super::text::PIECE_BYTES_MAX;
 use super::*;
-use crate::record::{DisplayedSegment, ResponseMessage};
-use crate::record::{ResponseEnding, StopMode};
+use crate::record::{CancelReason, ContextChange, DisplayedSegment, ResponseMessage};
+use crate::record::{ResponseEnding, StopMode, TurnEnd};
 use crate::types::{CallKey, ProviderError, ProviderErrorKind, ResultNotes, ToolOutcome, Usage};
 
 fn session() -> SessionId {
@@ -180,6 +180,58 @@ fn a_void_attempt_has_events_and_no_text() {
             "5.0 attempt",
             "5.2 content_delta:é",
         ],
+    );
+}
+
+fn compacted() -> (u64, Record) {
+    let change = ContextChange::Cleared { calls: Vec::new(), references: false };
+    let (tokens_before, tokens_after, usage) = (9, 5, Usage::default());
+    let change = Box::new(change);
+    (0, Record::Compacted { change, upto: 0, tokens_before, tokens_after, usage })
+}
+
+fn limit_reached(limit: &str) -> (u64, Record) {
+    let (limit, action) = (limit.to_owned(), "a".to_owned());
+    let (value, maximum, note, usage) = (2, 1, None, Usage::default());
+    (0, Record::LimitReached { limit, value, maximum, action, note, usage })
+}
+
+#[test]
+fn the_text_of_a_failed_attempt_is_voided_once_although_the_context_is_made_smaller_first() {
+    let failing = [run(), attempt(1, None, 0), failed(false, 9)];
+    let summary_failed = || limit_reached(COMPACT_AT);
+    let stop = (0, Record::StopAsked { mode: StopMode::AfterTurn });
+    let committed = || {
+        let (end, summary) = (TurnEnd::Cancelled(CancelReason::Budget), Box::default());
+        (0, Record::TurnCommitted { turn: 1, end, summary })
+    };
+    let again = [stop, compacted(), summary_failed(), attempt(2, Some("it broke"), 0)];
+    check(
+        failing.iter().cloned().chain(again).collect(),
+        &[
+            "1.0 stream_start",
+            "2.0 thinking",
+            "5.0 context_compacted",
+            "6.0 limit_reached",
+            "7.0 attempt",
+        ],
+    );
+    let ended = [compacted(), summary_failed(), committed()];
+    check(
+        failing.iter().cloned().chain(ended).collect(),
+        &[
+            "1.0 stream_start",
+            "2.0 thinking",
+            "4.0 context_compacted",
+            "5.0 limit_reached",
+            "5.0 attempt",
+            "6.0 turn_end",
+        ],
+    );
+    let out_of_tokens = [limit_reached("max_tokens_per_run"), committed()];
+    check(
+        failing.into_iter().chain(out_of_tokens).collect(),
+        &["1.0 stream_start", "2.0 thinking", "3.0 attempt", "4.0 limit_reached", "5.0 turn_end"],
     );
 }
 

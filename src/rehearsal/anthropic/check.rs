@@ -157,8 +157,9 @@ fn check_answered(at: usize, message: &Value, next: Option<&Value>) -> Result<()
     ))
 }
 
-/// Checks that every call that the service ran itself has a result after it. A response that
-/// only results follow may lack them, because the service may still run its calls.
+/// Checks that every call that the service ran itself has a result after it, and that every such result has a
+/// call before it. A response that only results follow may lack results, because the service may still run its
+/// calls.
 fn check_service_calls(messages: &[Value]) -> Result<(), String> {
     let responses = || messages.iter().enumerate().filter(|(_, m)| m["role"] == "assistant");
     let blocks = responses().flat_map(|(_, message)| items(&message["content"]));
@@ -202,7 +203,8 @@ fn text<'a>(block: &'a Value, key: &str) -> &'a str {
     block[key].as_str().unwrap_or_default()
 }
 
-/// Checks that the names of the tools are unique, and that a chosen tool is one of them.
+/// Checks that the names of the tools are unique, that a chosen tool is one of them, and that a request with
+/// thinking forces no call.
 fn check_tools(request: &Value) -> Result<(), String> {
     let mut names = BTreeSet::new();
     if !items(&request["tools"]).iter().all(|tool| names.insert(text(tool, "name"))) {

@@ -1,6 +1,6 @@
 //! Anthropic's Messages: the events of a stream, or one plain body.
 //!
-//! Pure: equal responses and requests give equal bytes, apart from the id.
+//! Pure: equal responses and requests give equal bytes, apart from the ids.
 
 mod chat;
 mod check;

@@ -134,12 +134,12 @@ fn all_answered(mut unanswered: Vec<&Value>, results: &[&Value]) -> bool {
     })
 }
 
-/// Checks that the first call of every content after the last user message has a signature: Gemini 3
-/// models require it. No model accepts an altered signature.
+/// Checks that the first call of every content after the last user message (a content that has not only results)
+/// has a signature: Gemini 3 models require it. No model accepts an altered signature.
 fn check_signatures(model: &str, contents: &[Value]) -> Result<(), String> {
     let is_input = |part: &Value| part["function_response"].is_null();
-    let begins = |c: &Value| c["role"] == "user" && items(&c["parts"]).iter().any(is_input);
-    let turn = contents.iter().rposition(begins).unwrap_or(0);
+    let has_input = |c: &Value| c["role"] == "user" && items(&c["parts"]).iter().any(is_input);
+    let last_user = contents.iter().rposition(has_input).unwrap_or(0);
     for (at, content) in contents.iter().enumerate().filter(|(_, c)| c["role"] == "model") {
         let mut is_first = true;
         for part in items(&content["parts"]) {
@@ -152,7 +152,7 @@ fn check_signatures(model: &str, contents: &[Value]) -> Result<(), String> {
             if !call.is_object() {
                 continue;
             }
-            if is_first && at > turn && signature.is_none() && demands_signatures(model) {
+            if is_first && at > last_user && signature.is_none() && demands_signatures(model) {
                 return Err(format!(
                     "Function call is missing a thought_signature in functionCall parts. This is \
                      required for tools to work correctly, and missing thought_signature may lead \
@@ -172,8 +172,8 @@ fn demands_signatures(model: &str) -> bool {
     model.trim_start_matches("models/").starts_with("gemini-3")
 }
 
-/// Checks that the names of functions are unique, that their schemas require only properties that
-/// they define, and that functions are allowed only if they are declared.
+/// Checks that the names of functions are unique, that their schemas require only properties that they define,
+/// that a configuration of calls comes with functions, and that it allows only these.
 fn check_tools(body: &Value) -> Result<(), String> {
     let mut names = BTreeSet::new();
     for (at, tool) in items(&body["tools"]).iter().enumerate() {

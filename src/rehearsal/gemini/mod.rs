@@ -109,7 +109,7 @@ impl ProviderService for Gemini {
     }
 }
 
-/// Returns the members that every chunk of a response repeats, with these parts.
+/// Returns the members that a plain body and every chunk of a stream have, with these parts.
 fn envelope(answer: &RehearsedAnswer<'_>, parts: Value, finish: Option<String>) -> Value {
     let mut candidate = json!({"content": {"role": "model", "parts": parts}, "index": 0});
     set(&mut candidate, "finishReason", finish);
@@ -129,7 +129,8 @@ fn text_part(answer: &RehearsedAnswer<'_>, text: &str) -> Value {
     part
 }
 
-/// Returns the parts of a call: one, or several that stream the arguments, if the script sets `pieces` above 1.
+/// Returns the parts of a call: one, or several that stream the arguments, if the script sets `pieces` above 1 and
+/// the arguments are an object.
 fn call_parts(answer: &RehearsedAnswer<'_>, place: usize, call: &Call) -> Vec<Value> {
     let whole = whole_call(answer, place, call);
     let count = call.pieces.filter(|count| *count > 1);
@@ -168,7 +169,7 @@ fn whole_call(answer: &RehearsedAnswer<'_>, place: usize, call: &Call) -> Value 
     part
 }
 
-/// Appends the leaves of a value to `out`, with each text split into `count` pieces.
+/// Appends the leaves of a value to `out`. Each text is split into `count` pieces and an empty last one.
 fn partial_arguments(path: &str, value: &Value, count: usize, out: &mut Vec<Value>) {
     match value {
         Value::Object(map) if !map.is_empty() => {
@@ -189,7 +190,7 @@ fn partial_arguments(path: &str, value: &Value, count: usize, out: &mut Vec<Valu
         }
         Value::Bool(truth) => out.push(json!({"jsonPath": path, "boolValue": truth})),
         Value::Number(number) => out.push(json!({"jsonPath": path, "numberValue": number})),
-        // The wire format has no piece for an empty object or list.
+        // The wire format has no piece for an empty object or list, so null is sent for them.
         Value::Null | Value::Object(_) | Value::Array(_) => {
             out.push(json!({"jsonPath": path, "nullValue": "NULL_VALUE"}));
         }

@@ -84,7 +84,7 @@ fn results(parts: &[Value], open: &mut Vec<(String, String)>) -> Vec<Value> {
     messages
 }
 
-/// Converts a user's message: text, or text and images.
+/// Converts the text and images of a user's message. `None` if there are none.
 fn user(parts: &[Value]) -> Option<Value> {
     let mut content = Vec::new();
     for part in parts {

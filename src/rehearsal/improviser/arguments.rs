@@ -1,4 +1,6 @@
-//! Makes arguments that fit a tool's JSON schema from the values of a prompt.
+//! Makes arguments for a tool's JSON schema from the values of a prompt.
+//!
+//! The arguments fit the schema if it uses only the keywords that are read here: `pattern`, for example, is ignored.
 
 use serde_json::{Map, Value, json};
 
@@ -16,7 +18,7 @@ pub(super) struct ArgumentFiller<'a> {
     prompt: &'a Prompt,
     /// The tool's whole schema, for `$ref`.
     root: &'a Value,
-    /// A property whose value is decided already.
+    /// A text property whose value is decided already, and the value.
     decided: Option<(&'a str, &'a str)>,
 }
 
@@ -80,7 +82,7 @@ impl<'a> ArgumentFiller<'a> {
         }
     }
 
-    /// Fills the required properties, the decided one, and those that the prompt names.
+    /// Fills the required properties, the decided one, and those to which the prompt gives a value by name.
     fn object(&self, schema: &Value, depth: usize) -> Value {
         let mut fields = Map::new();
         for (name, property) in schema["properties"].as_object().into_iter().flatten() {
@@ -152,7 +154,8 @@ impl<'a> ArgumentFiller<'a> {
     }
 }
 
-/// Returns the schema's type; of several, the first that is not null.
+/// Returns the schema's type; of several, the first that is not null. Without one: object if it has properties,
+/// else string.
 fn schema_type(schema: &Value) -> &str {
     let kind = &schema["type"];
     let first = || kind.as_array()?.iter().filter_map(Value::as_str).find(|name| *name != "null");

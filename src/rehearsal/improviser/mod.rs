@@ -1,4 +1,4 @@
-//! The answers of the rehearsal model to a prompt without a script.
+//! The answers of the rehearsal model to requests that no response of a script fits.
 //!
 //! Pure and deterministic. The improviser does not understand language: it searches the prompt for
 //! names of the offered tools and for values that fit their arguments, and makes the calls that
@@ -24,7 +24,7 @@ use super::script::{Call, Response};
 use super::text::{content_text, items, last_user_text};
 use crate::types::{READ_VAR, excerpt};
 
-/// The number of characters of one result that the final answer quotes.
+/// The largest number of characters of one result that the final answer quotes.
 const QUOTE_CHARS_MAX: usize = 2000;
 
 /// Answers a request that passed the strict check: with calls, or with a final text.

@@ -178,21 +178,21 @@ fn is_path(word: &str) -> bool {
 fn expressions(text: &str) -> Vec<FoundValue> {
     let is_part = |c: char| c.is_ascii_digit() || "+-*/^%％(). ,的of".contains(c);
     let mut found = Vec::new();
-    let mut rest = 0;
-    while let Some(start) = text.get(rest..).and_then(|t| t.find(|c: char| is_part(c))) {
-        let start = rest + start;
+    let mut from = 0;
+    while let Some(start) = text.get(from..).and_then(|t| t.find(|c: char| is_part(c))) {
+        let start = from + start;
         let part = text.get(start..).unwrap_or_default();
         let end = start + part.find(|c: char| !is_part(c)).unwrap_or(part.len());
         let part = text.get(start..end).unwrap_or_default();
         if let Some(expression) = expression(part) {
             found.push(FoundValue { at: start, text: expression });
         }
-        rest = end;
+        from = end;
     }
     found
 }
 
-/// Normalises a run of digits and signs, if it is an expression with an operator.
+/// Normalises a run of digits and signs, if it is an expression with an operator, or a share.
 fn expression(run: &str) -> Option<String> {
     let run = run.replace('％', "%").replace("的", " 的 ").replace("of", " of ");
     let run = run.trim_matches(|c: char| !(c.is_ascii_digit() || "()%".contains(c)));

@@ -10,7 +10,7 @@ use crate::tool::CompiledSchema;
 const CALLS_MAX: usize = 16;
 
 /// Words of tool names that say nothing about the tool's subject.
-const VERBS: [&str; 8] = ["get", "fetch", "find", "read", "set", "do", "make", "web"];
+const IGNORED_WORDS: [&str; 8] = ["get", "fetch", "find", "read", "set", "do", "make", "web"];
 
 /// Words that ask for the subject of a tool: the word of the tool's name, then its synonyms.
 const SYNONYMS: [(&str, &[&str]); 4] = [
@@ -39,9 +39,10 @@ pub(super) struct SelectedCall {
 /// A tool that the prompt asks for.
 struct SelectedTool<'o, 'a> {
     tool: &'o OfferedTool<'a>,
-    /// True if the prompt names the tool or its subject. Otherwise a value is the reason.
+    /// True if the prompt names the tool or its subject, or the request forces a call. Otherwise a value is the
+    /// reason.
     is_named: bool,
-    /// The position of the word that asks for it.
+    /// The position of the word or of the first value that asks for it.
     at: usize,
     /// The values that its calls are for; without any, one call is made.
     values: Vec<FoundValue>,
@@ -73,7 +74,7 @@ impl<'a> OfferedTool<'a> {
 
     /// Returns the position where the prompt names the tool or its subject.
     fn position_in(&self, prompt: &Prompt) -> Option<usize> {
-        let words = self.name.split(['_', '-']).filter(|word| !VERBS.contains(word));
+        let words = self.name.split(['_', '-']).filter(|word| !IGNORED_WORDS.contains(word));
         let positions: Option<Vec<usize>> = words.map(|word| subject_in(prompt, word)).collect();
         let subject = positions.and_then(|positions| positions.into_iter().min());
         prompt.position_of(self.name).or(subject)
@@ -83,7 +84,7 @@ impl<'a> OfferedTool<'a> {
         let kind = self.main_property.map(|(_, kind)| kind);
         let values = kind.map(|kind| prompt.values(kind)).unwrap_or_default();
         let named = self.position_in(prompt);
-        // Such a value is reason enough for a call, and a call without one makes no sense.
+        // Such a value is reason enough for a call. Without one, only the tool's full name is.
         let needs_value =
             matches!(kind, Some(ValueKind::Expression | ValueKind::Url | ValueKind::Path));
         let at = match (needs_value, values.first()) {
@@ -103,7 +104,7 @@ fn subject_in(prompt: &Prompt, word: &str) -> Option<usize> {
     words.filter_map(|word| prompt.position_of(word)).min()
 }
 
-/// Returns the kind of text that a property takes, by its name.
+/// Returns the kind of text that a property takes, by the last word of its name.
 pub(super) fn kind_of_property(name: &str) -> Option<ValueKind> {
     let last = name.rsplit('_').next()?;
     Some(match last {
@@ -122,7 +123,8 @@ fn is_text(property: &Value) -> bool {
     is_string(kind) || kind.as_array().is_some_and(|kinds| kinds.iter().any(is_string))
 }
 
-/// Returns the calls that a prompt asks for, in the order of the prompt.
+/// Returns the different calls that a prompt asks for, in the order of the prompt. If it asks for none, and
+/// `tool_choice` forces a call, calls the first tool that may be called.
 pub(super) fn select_calls(
     prompt: &Prompt,
     tools: &[OfferedTool<'_>],
@@ -169,17 +171,18 @@ fn keep_named(selected: &mut Vec<SelectedTool<'_, '_>>) {
     });
 }
 
-/// Gives each city to the tool whose name stands nearest to it.
+/// Gives each city to the tools whose names stand nearest to it. A tool that is nearest to none keeps all.
 fn share_values(selected: &mut [SelectedTool<'_, '_>]) {
     let takes_cities = |selected: &SelectedTool<'_, '_>| {
         let kind = selected.tool.main_property.map(|(_, kind)| kind);
         matches!(kind, Some(ValueKind::City | ValueKind::TimeZone))
     };
-    let rivals: Vec<usize> =
+    let positions: Vec<usize> =
         selected.iter().filter(|selected| takes_cities(selected)).map(|of| of.at).collect();
     for tool in selected.iter_mut().filter(|selected| takes_cities(selected)) {
         let nearest = |value: &FoundValue| {
-            rivals.iter().map(|at| at.abs_diff(value.at)).min() == Some(tool.at.abs_diff(value.at))
+            positions.iter().map(|at| at.abs_diff(value.at)).min()
+                == Some(tool.at.abs_diff(value.at))
         };
         if tool.values.iter().any(nearest) {
             let own: Vec<FoundValue> = tool.values.iter().filter(|v| nearest(v)).cloned().collect();

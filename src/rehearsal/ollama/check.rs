@@ -27,7 +27,7 @@ fn append_field(path: &mut String, parent: &Value, segment: &str) {
     }
 }
 
-/// Checks a string as Go's decoder of Base64 does.
+/// Checks a string much as Go's decoder of Base64 does. Unlike that, it refuses line feeds and empty data.
 fn is_base64(data: &str) -> Result<(), String> {
     let digits = data.trim_end_matches('=');
     let is_digit = |b: u8| b.is_ascii_alphanumeric() || b == b'+' || b == b'/';
@@ -96,8 +96,8 @@ fn chat_call(call: &Value, id: String) -> Value {
     json!({"id": id, "type": "function", "function": function})
 }
 
-/// Removes the call that a tool message answers, found by its id, else by its tool's name. Returns
-/// its id.
+/// Removes the call that a tool message answers, found by id and tool name; one of the two may be missing.
+/// Returns its id.
 fn remove_answered(open: &mut Vec<Value>, message: &Value) -> Result<Value, String> {
     let (id, name) = (text(message, "tool_call_id"), text(message, "tool_name"));
     let is_answered = |call: &Value| {

@@ -1,6 +1,6 @@
 //! Ollama's own chat: the lines of a stream, or one plain body.
 //!
-//! Pure: equal responses and requests give equal bytes, apart from the id and the time.
+//! Pure: equal responses and requests give equal bytes, apart from the ids and the time.
 //! The finish reason, the token counts and `done` are one last line, which is marked as the finish.
 
 mod check;
@@ -64,7 +64,7 @@ impl ProviderService for Ollama {
     }
 }
 
-/// Returns the members that every line of a response repeats, with this message.
+/// Returns the members that a plain body and every line of a stream have, with this message.
 fn line(answer: &RehearsedAnswer<'_>, mut message: Value, done: bool) -> Value {
     message["role"] = "assistant".into();
     let seconds = i64::try_from(answer.created).unwrap_or_default();
@@ -72,7 +72,7 @@ fn line(answer: &RehearsedAnswer<'_>, mut message: Value, done: bool) -> Value {
     json!({"model": MODEL, "created_at": created_at, "message": message, "done": done})
 }
 
-/// Returns the last line: the finish reason and the token counts.
+/// Returns the last line of a stream, or a plain body: with the finish reason and the token counts.
 fn last_line(answer: &RehearsedAnswer<'_>, message: Value) -> Value {
     let mut line = line(answer, message, !answer.response.no_done);
     let reason = match &answer.response.finish_reason {

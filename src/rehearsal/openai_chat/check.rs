@@ -106,6 +106,7 @@ fn check_pairing(messages: &[Value]) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Returns the refusal of a tool message that answers no call.
 fn stray(at: usize) -> Refusal {
     Refusal::new(
         "Invalid parameter: messages with role 'tool' must be a response to a preceeding message \

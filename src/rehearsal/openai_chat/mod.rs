@@ -1,6 +1,6 @@
 //! Chat Completions: the chunks of a stream, or one plain body.
 //!
-//! Pure: equal responses and requests give equal bytes, apart from the id and the time.
+//! Pure: equal responses and requests give equal bytes, apart from the ids and the time.
 
 mod check;
 
@@ -103,7 +103,7 @@ pub(super) fn invalid_request(refusal: Refusal) -> RequestRefusal {
     RequestRefusal { status, body }
 }
 
-/// Returns the members that every chunk of a response repeats, with these choices.
+/// Returns the members that a plain body and every chunk of a stream have, with these choices.
 fn envelope(answer: &RehearsedAnswer<'_>, object: &str, choices: Value) -> Value {
     json!({
         "id": format!("chatcmpl-rehearsal-{}", answer.number),

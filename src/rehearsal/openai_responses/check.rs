@@ -52,6 +52,8 @@ fn check_unique_ids(input: &[Value]) -> Result<(), Refusal> {
     }
 }
 
+/// Checks that reasoning comes with the item that followed it in the response, and that items of a response with
+/// reasoning come after it.
 fn check_reasoning(input: &[Value], stateless: bool) -> Result<(), Refusal> {
     for (at, item) in input.iter().enumerate() {
         let id = item["id"].as_str();
@@ -95,7 +97,8 @@ fn is_led_to(reasoning: Option<&str>, next: &Value) -> bool {
     by_model && (group.is_none() || next["id"].as_str().and_then(thought_group) == group)
 }
 
-/// Returns the response of an id, if this server made the id for a response with reasoning.
+/// Returns the part of an id that names its response (`t7` of `msg_t7_1`), if this server made the id for a
+/// response with reasoning.
 fn thought_group(id: &str) -> Option<&str> {
     let (_, rest) = id.split_once('_')?;
     let (group, index) = rest.split_once('_')?;
@@ -104,6 +107,8 @@ fn thought_group(id: &str) -> Option<&str> {
     (is_number(digits) && is_number(index)).then_some(group)
 }
 
+/// Checks that encrypted reasoning of this server is unchanged and of this item, and that a stateless request has
+/// reasoning that is encrypted or has content.
 fn check_encrypted(item: &Value, stateless: bool) -> Result<(), Refusal> {
     let id = item["id"].as_str();
     let Some(encrypted) = item["encrypted_content"].as_str().filter(|text| !text.is_empty()) else {

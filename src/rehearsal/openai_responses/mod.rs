@@ -50,8 +50,8 @@ impl ProviderService for OpenaiResponses {
     }
 }
 
-/// Returns the text that this server sends as encrypted reasoning. It is accepted only with the item
-/// that it came with.
+/// Returns the text that this server sends as encrypted reasoning. It is accepted only with the same summary,
+/// and not with the id of another item.
 fn encrypted_content(id: &str, summary: &str) -> String {
     format!("rehearsal.{id}.{}", hash(&format!("{id}\n{summary}"), 8))
 }

@@ -1,6 +1,6 @@
-//! The deadline of the next delta of a response, which does not count the time for which the host itself lagged: the
-//! delays of timers by 50 ms or more (`STALL_MIN`). If a check itself is late by as much, the response
-//! has up to 0.5 s more (`GRACE_MAX`), once between two deltas.
+//! The deadline of the next delta of a response. It does not count the time for which the host
+//! itself lagged: the delays of timers by 50 ms or more (`STALL_MIN`). If a check itself is late by as much, the
+//! response has up to 0.5 s more (`GRACE_MAX`), once between two deltas.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

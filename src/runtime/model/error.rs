@@ -1,4 +1,4 @@
-//! Maps failures of an exchange with a model to [`ProviderError`].
+//! Maps failures of an exchange with a model to [`ProviderError`], and reads a service's hints about a retry.
 
 use std::error::Error;
 use std::io;

@@ -4,6 +4,7 @@
 //!
 //! A service may answer a plain request with a stream. Then `answer_timeout` limits the time to the first delta, and
 //! `idle_timeout` each time between two: a stream that makes progress goes on, as one that was requested does.
+//! It may also answer a request for a stream with a whole JSON body, whose bytes then count as deltas for the limits.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -39,7 +40,8 @@ const QUOTE_CHARS: usize = 100;
 /// only if its body was read to the end.
 const BODY_END_WAIT_MAX: Duration = Duration::from_millis(100);
 
-/// The number of polls after a deadline. One lets the I/O driver run, one the task of the connection.
+/// The number of polls after a deadline, each after a yield: the I/O driver and the task of the connection have to
+/// run before data that has arrived can be read.
 const POLLED_AGAIN: u32 = 4;
 
 /// A request to a model and its response, in which the host's secrets are replaced.
@@ -78,11 +80,13 @@ impl ModelExchange {
         }
     }
 
-    /// Returns the deltas that arrived together. Batches are never empty. After an error, returns
-    /// `None`.
+    /// Returns the deltas that arrived together. Batches are never empty. The caller reads nothing after an error.
     pub(in crate::runtime) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
         loop {
-            if let Some(error) = self.calls.as_mut().and_then(|calls| calls.error.take()) {
+            if let Some(mut error) = self.calls.as_mut().and_then(|calls| calls.error.take()) {
+                if let Some(redactor) = &self.redactor {
+                    redactor.redact_error(&mut error);
+                }
                 return Some(Err(error));
             }
             let mut batch = match &mut self.response {
@@ -174,9 +178,9 @@ enum ExchangeState {
 struct ResponseBody {
     response: reqwest::Response,
     decoder: Option<Decoder>,
-    /// True if the body has no separate events, so that any bytes extend the deadline.
+    /// True if the body has no separate events. Any bytes extend the deadline then, if a stream was requested.
     whole: bool,
-    /// The time at which the exchange fails for lack of deltas. Only deltas extend it: a service that
+    /// The time at which the exchange fails for lack of deltas. In a stream only deltas extend it: a service that
     /// sends nothing but comments times out like a silent one.
     deadline: DeltaDeadline,
     /// The configuration key of the deadline's time limit.
@@ -210,8 +214,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the templates for the next response. They are empty unless the response was read to
-    /// its end.
+    /// Returns the templates for the next response. They are empty if the response broke off in its body.
     fn into_templates(self) -> PayloadTemplates {
         self.templates
     }
@@ -371,7 +374,7 @@ impl ResponseBody {
                 self.done = true;
                 self.deadline.restart(BODY_END_WAIT_MAX);
             } else if !streamed && self.whole {
-                // `answer_timeout` counts from the request.
+                // `answer_timeout` counts from the request to the end of the body.
             } else if self.whole || !batch.is_empty() {
                 // Only bytes that decode to at least one delta restart `idle_timeout`. Keep-alive comments,
                 // Anthropic's ping and unknown events do not: a service that only pings counts as silent.
@@ -437,7 +440,8 @@ fn reported(delta: &mut Delta) -> Option<&mut ProviderError> {
 }
 
 /// Returns the framing of the body. The content type and the first bytes take precedence over the
-/// requested framing.
+/// requested framing, with an exception: a wire format that streams JSON lines is read as JSON lines unless
+/// the content type is that of an event stream.
 fn framing(
     client: &ClientInner,
     streamed: bool,
@@ -499,4 +503,39 @@ async fn read_http_error(mut response: reqwest::Response, deadline: Instant) -> 
     hints.apply_to(&mut error);
     error.message.push_str(&hint);
     error
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::deadline::HostLagClock;
+    use super::super::{ModelRequest, ModelStream};
+    use super::*;
+    use crate::types::{REDACTED, Secrets, ToolProtocol};
+    use crate::wire::ToolDefinition;
+
+    #[tokio::test]
+    async fn secrets_are_replaced_in_an_error_that_comes_while_text_is_held_back() {
+        let secret = "a-secret-of-the-host";
+        let source = move |_: ModelRequest| -> ModelStream {
+            let error = format!("the key {secret} is not known");
+            let error = ProviderError::new(ProviderErrorKind::Transport, error);
+            // The text may be the beginning of a call.
+            let text = Delta::Text("<tool_c".to_owned());
+            Box::pin(futures::stream::iter([Ok(vec![text]), Err(error)]))
+        };
+        let (request, limit) = (ModelRequest::new("m", [].into()), Duration::from_secs(60));
+        let clock = HostLagClock::default();
+        let source = SourceExchange::new(Arc::new(source), &request, limit, limit, clock);
+        let tools = [ToolDefinition::new("f", "for a test", json!({}))].into();
+        let calls = CallReader::new(ToolProtocol::Hermes, &tools);
+        let redactor = DeltaRedactor::new(&Secrets::new([secret]));
+        let response = ServiceExchange::Source(Box::new(source));
+        let mut exchange = ModelExchange::new(response, calls, redactor);
+        let held = exchange.next().await.unwrap().unwrap();
+        assert!(matches!(held.as_slice(), [Delta::Problem(_)]), "{held:?}");
+        let error = exchange.next().await.unwrap().unwrap_err();
+        assert_eq!(error.message, format!("the key {REDACTED} is not known"));
+    }
 }

@@ -60,7 +60,8 @@ impl FakeModel {
     }
 
     /// Makes the model stream its replies in pieces, with a pause before each: the words of a text, and the calls
-    /// one by one. For tests of stops, of time limits and of tools that start before the response has ended. This holds for all clones.
+    /// one by one. For tests of stops, of time limits and of tools that start before the response has ended. This
+    /// holds for all clones.
     ///
     /// ```
     /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]

@@ -46,24 +46,24 @@ pub(super) use exchange::ModelExchange;
 use exchange::{Exchange, ServiceExchange};
 use source::SourceExchange;
 
-/// Data that a session's exchanges reuse: bytes of the previous request, and templates of
-/// responses.
+/// Data that a session's exchanges reuse: bytes of the previous request, templates of responses, and the text form of
+/// requests to models without tool calling.
 #[derive(Debug, Default)]
 pub(super) struct ExchangeCache {
     request_cache: RequestCache,
     templates: PayloadTemplates,
     /// Renders the requests to models without tool calling, from the first of them on.
     renderer: Option<PromptRenderer>,
-    /// The form of the last request and of the one before it.
+    /// The form of the request before the last one, and of the last one.
     forms: [RequestForm; 2],
 }
 
-/// The parts of a request that the neutral one it was made of lacks.
+/// The form in which a request is sent to its model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct RequestForm {
     protocol: ToolProtocol,
-    /// The rule for calling tools stands in its messages.
-    has_words: bool,
+    /// True if its messages contain the rule for calling tools (`tool_choice`) as a text.
+    has_choice_text: bool,
 }
 
 impl ExchangeCache {
@@ -75,7 +75,8 @@ impl ExchangeCache {
             reason
         } else if before.protocol != last.protocol {
             PromptChange::Fallback
-        } else if before.has_words {
+        } else if before.has_choice_text {
+            // The text was at the end of the prompt.
             PromptChange::Output
         } else {
             reason
@@ -90,9 +91,9 @@ impl ExchangeCache {
         request: &ModelRequest,
     ) -> Option<ModelRequest> {
         let is_rendered = protocol != ToolProtocol::Native;
-        let has_words =
+        let has_choice_text =
             is_rendered && request.tool_choice != ToolChoice::Auto && !request.tools.is_empty();
-        self.forms = [self.forms[1], RequestForm { protocol, has_words }];
+        self.forms = [self.forms[1], RequestForm { protocol, has_choice_text }];
         if !is_rendered {
             return None;
         }
@@ -113,7 +114,7 @@ impl ExchangeCache {
 #[derive(Clone)]
 pub(super) enum ModelService {
     Http(ModelClient),
-    Source { source: Arc<dyn ModelSource>, config: Arc<ModelConfig> },
+    Source { source: Arc<dyn ModelSource>, config: Arc<ModelConfig>, stalls: HostLagClock },
 }
 
 impl ModelService {
@@ -136,14 +137,15 @@ impl ModelService {
             Self::Http(client) => {
                 ServiceExchange::Http(client.next_exchange(request, cache).with_trace(trace))
             }
-            Self::Source { source, config } => {
+            Self::Source { source, config, stalls } => {
                 let first_limit = match request.stream {
                     true => config.first_event_timeout,
                     false => config.answer_timeout,
                 };
-                let source = Arc::clone(source);
+                let (source, idle_timeout) = (Arc::clone(source), config.idle_timeout);
+                let stalls = stalls.clone();
                 let exchange =
-                    SourceExchange::new(source, request, first_limit, config.idle_timeout);
+                    SourceExchange::new(source, request, first_limit, idle_timeout, stalls);
                 ServiceExchange::Source(Box::new(exchange))
             }
         };

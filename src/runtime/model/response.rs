@@ -40,7 +40,7 @@ pub struct ModelResponse {
 impl ModelResponse {
     /// Returns the tool calls to run, in the model's order. If the request had
     /// `parallel_tool_calls: Some(false)`, returns only the first call, even if the service sent
-    /// more.
+    /// more. In a response that was cut off (`FinishKind::Length`), the last one may be incomplete.
     #[must_use]
     pub fn tool_calls(&self) -> &[RequestedCall] {
         if self.one_call { self.calls.get(..1).unwrap_or_default() } else { &self.calls }

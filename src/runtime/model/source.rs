@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use serde_json::Value;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
-use super::deadline::{ANSWER_TIMEOUT, FIRST_EVENT_TIMEOUT, IDLE_TIMEOUT};
+use super::deadline::{
+    ANSWER_TIMEOUT, DeltaDeadline, FIRST_EVENT_TIMEOUT, HostLagClock, IDLE_TIMEOUT,
+};
 use super::{ModelRequest, error};
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind};
 use crate::wire::{CallDelta, CallKind, Delta};
@@ -85,7 +87,7 @@ impl<T: ModelSource + ?Sized> ModelSource for Arc<T> {
     }
 }
 
-/// A whole response of a [`ModelSource`]: a text, or tool calls.
+/// A whole response of a [`ModelSource`]: a text, tool calls or both, or an error.
 ///
 /// ```
 /// use callsheet::model::ModelReply;
@@ -115,9 +117,9 @@ impl ModelReply {
     }
 
     /// Makes a response that fails. It is retried if its error is transient
-    /// ([`ProviderError::is_transient`]): the error's own `retryable` decides first, then an error status (400
-    /// or more), then its kind. The kinds `Connect`, `Timeout`, `Transport`, `InStream` and `Malformed` are
-    /// retried, `Status` and `TooLarge` are not.
+    /// ([`ProviderError::is_transient`]): a request that was too large is not retried, then the error's own
+    /// `retryable` decides, then an error status (400 or more), then its kind. The kinds `Connect`, `Timeout`,
+    /// `Transport`, `InStream` and `Malformed` are retried, `Status` and `TooLarge` are not.
     #[must_use]
     pub fn error(error: ProviderError) -> Self {
         Self { deltas: Vec::new(), calls: 0, error: Some(error) }
@@ -190,7 +192,7 @@ fn words(delta: Delta) -> Vec<Delta> {
     vec![delta]
 }
 
-/// One response of a [`ModelSource`], with the time limits of its model.
+/// One response of a [`ModelSource`], with the time limits of its model. They do not count the host's own lag.
 pub(super) struct SourceExchange {
     source: Arc<dyn ModelSource>,
     state: SourceExchangeState,
@@ -199,6 +201,7 @@ pub(super) struct SourceExchange {
     /// The configuration key of that limit.
     time_limit_key: &'static str,
     idle_timeout: Duration,
+    stalls: HostLagClock,
 }
 
 enum SourceExchangeState {
@@ -213,10 +216,11 @@ impl SourceExchange {
         request: &ModelRequest,
         first_limit: Duration,
         idle_timeout: Duration,
+        stalls: HostLagClock,
     ) -> Self {
         let state = SourceExchangeState::Unsent(Box::new(request.clone()));
         let time_limit_key = if request.stream { FIRST_EVENT_TIMEOUT } else { ANSWER_TIMEOUT };
-        Self { source, state, time_limit: first_limit, time_limit_key, idle_timeout }
+        Self { source, state, time_limit: first_limit, time_limit_key, idle_timeout, stalls }
     }
 
     /// Returns the next batch that is not empty. Returns `None` after an error, and when the stream has ended. Empty
@@ -242,19 +246,31 @@ impl SourceExchange {
                 }
             }
         };
-        match timeout(self.time_limit, AssertUnwindSafe(next).catch_unwind()).await {
-            Err(_) => Some(Err(error::silence_timeout(
+        let next = {
+            let mut next = std::pin::pin!(AssertUnwindSafe(next).catch_unwind());
+            let mut deadline = DeltaDeadline::new(self.time_limit, self.stalls.clone());
+            loop {
+                match timeout_at(deadline.at(), &mut next).await {
+                    Ok(next) => break Some(next),
+                    Err(_) if deadline.is_over(Instant::now()) => break None,
+                    // The host lagged, so that the deadline is a later one.
+                    Err(_) => {}
+                }
+            }
+        };
+        match next {
+            None => Some(Err(error::silence_timeout(
                 "the model was silent",
                 self.time_limit,
                 self.time_limit_key,
             ))),
-            Ok(Err(_)) => Some(Err(panicked())),
-            Ok(Ok(Some(Ok(batch)))) => {
+            Some(Err(_)) => Some(Err(panicked())),
+            Some(Ok(Some(Ok(batch)))) => {
                 (self.time_limit, self.time_limit_key) = (self.idle_timeout, IDLE_TIMEOUT);
                 self.state = SourceExchangeState::Response(stream);
                 Some(Ok(batch))
             }
-            Ok(Ok(end)) => end,
+            Some(Ok(end)) => end,
         }
     }
 }
@@ -288,9 +304,28 @@ mod tests {
             Box::pin(empty.take(100).chain(text))
         };
         let (request, limit) = (ModelRequest::new("m", [].into()), Duration::from_secs(10));
-        let mut exchange = SourceExchange::new(Arc::new(source), &request, limit, limit);
+        let clock = HostLagClock::default();
+        let mut exchange = SourceExchange::new(Arc::new(source), &request, limit, limit, clock);
         let error = exchange.next().await.unwrap().unwrap_err();
         assert_eq!(error.kind, ProviderErrorKind::Timeout, "{error}");
         assert_eq!(exchange.next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_hosts_own_lag_does_not_count() {
+        let clock = HostLagClock::default();
+        let lagging = clock.clone();
+        let source = move |_: ModelRequest| -> ModelStream {
+            let clock = lagging.clone();
+            Box::pin(futures::stream::once(async move {
+                clock.add_delay(Duration::from_secs(6));
+                tokio::time::sleep(Duration::from_secs(15)).await;
+                Ok(vec![Delta::Text("late".to_owned())])
+            }))
+        };
+        let (request, limit) = (ModelRequest::new("m", [].into()), Duration::from_secs(10));
+        let mut exchange = SourceExchange::new(Arc::new(source), &request, limit, limit, clock);
+        let batch = exchange.next().await.unwrap();
+        assert_eq!(batch, Ok(vec![Delta::Text("late".to_owned())]));
     }
 }

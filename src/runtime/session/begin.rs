@@ -62,9 +62,10 @@ pub(in crate::runtime) fn spawn(
         SessionArguments { start, link, log: Arc::clone(&log), activity: Arc::clone(&activity) };
     // A panic may end only this session, not its supervisor.
     let session = catch_unwind(AssertUnwindSafe(|| SessionActor::new(arguments)));
-    let session = session.map_err(|_| HostError::ShuttingDown)?;
+    let session = session.map_err(|_| HostError::SessionClosed)?;
     let spawned = actor::spawn_child(supervisor, session);
     let _ = session_ref.set(spawned.clone());
+    // The journal may have failed before the listener had the reference.
     if let Some(error) = log.failure() {
         let _ = spawned.cast(SessionMessage::JournalFailed { error });
     }
@@ -89,7 +90,7 @@ impl SessionActor {
                 (stored.session, Some((stored.last, stored.turn_entries)))
             }
         };
-        let first_of_turn = |(last, entries): &(Seq, Vec<JournalEntry>)| {
+        let before_turn = |(last, entries): &(Seq, Vec<JournalEntry>)| {
             entries.first().map_or(*last, |first| Seq(first.seq.0.saturating_sub(1)))
         };
         let mut agents = RunAgents::new(agent);
@@ -110,7 +111,7 @@ impl SessionActor {
             actors: SessionActors::default(),
             callers: Callers::default(),
             slot: None,
-            stored_turn_after: stored.as_ref().map_or(Seq(0), first_of_turn),
+            stored_turn_after: stored.as_ref().map_or(Seq(0), before_turn),
             last_run_end: 0,
             ended_runs: Vec::new(),
             server_connections: Vec::new(),
@@ -127,6 +128,7 @@ impl SessionActor {
         state.activity.running.store(state.session.run().is_some(), Ordering::Release);
         let agents = state.agents.clone();
         let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
+        // Here the effects are only records: of the opening, or of the formatting of the last run.
         while let Some(SessionEffect::Record(batch)) = state.session.poll(Duration::ZERO, &rules_of)
         {
             state.append(batch);
@@ -148,14 +150,16 @@ impl SessionActor {
         self.callers.runs = queued.collect();
     }
 
-    /// Forgets the failed runs of this session that the journal has as ended, or not at all.
+    /// Forgets the failed runs of this session that are not open in the journal. A queued run whose `RunStarted` could
+    /// not be stored is one of these: its caller has received the journal's error, but the journal has it in the
+    /// queue, so it runs now.
     fn forget_failures(&self) {
         let open = self.session.run().map(|run| &run.id);
         let mut unrecorded_failures = self.link.shared.unrecorded_failures.lock();
         unrecorded_failures.retain(|run, session| *session != self.id || open == Some(run));
     }
 
-    /// Continues the run of a session that was resumed, and counts it as a run of the host.
+    /// Continues a session that was suspended, with its run or else its queue, and counts that as a run of the host.
     pub(super) fn resumed(&mut self) {
         self.link.shared.suspended.lock().remove(&self.id);
         // The limit does not apply, because the run was accepted before.
@@ -164,6 +168,7 @@ impl SessionActor {
         let runs = if is_child_run { &gauges.child_runs } else { &gauges.runs };
         self.slot = Some(runs.increment());
         let now = self.now();
+        // Without a run, the machine starts the first one of the queue.
         let Some(run) = self.session.run() else { return };
         let OpenRun { id, overrides, trace, began, .. } = run.clone();
         let elapsed = run.elapsed(now);

@@ -44,18 +44,17 @@ impl SessionActor {
         }
         self.activity.leaving.store(true, Ordering::Release);
         self.log.close();
-        // In the journal a run is open, also one whose end was lost.
+        // The journal may have an open run: also one whose end was lost.
         let has_open_run = has_lost_end || self.activity.running.load(Ordering::Acquire);
         let shared = &self.link.shared;
         // The slot of a session that is being deleted is another one.
-        let was_awake = shared.remove_awake_if(&self.id, myself.id(), || {
+        shared.remove_awake_if(&self.id, myself.id(), || {
             shared.set_sleeping_run(&self.id, has_open_run);
-            true
-        });
-        if was_awake {
+            // A request that wakes the session publishes the next state.
             let state = if has_open_run { SessionState::Running } else { SessionState::Hibernated };
             shared.session_states.changed(&self.id, state);
-        }
+            true
+        });
         myself.stop();
     }
 

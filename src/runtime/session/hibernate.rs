@@ -1,19 +1,22 @@
 //! Hibernation: the actor of an idle session ends, because the journal holds its whole state.
 //! `runtime::host_ref` lists all that wakes the session.
 //!
-//! The host asks a session to hibernate after `idle_after`. It does so only if all of this holds:
+//! The host asks a session to hibernate after `idle_after`. `SessionHandle::hibernate` and the fork of a large
+//! session ask at once. The session does so only if all of this holds:
 //!
-//! - No message of a client or a tool has arrived for that time, and no caller waits for the report of a run.
+//! - No message has arrived for that time, except those of periodic work and of changed lists of tools, and no caller
+//!   waits for the report of a run.
 //! - Its events have no subscriber (`Feed::close_if_unwatched`).
-//! - No tool runs, also none that waits for people; no actor of an earlier run is left, and no actor is being replaced.
+//! - No tool runs, also none that waits for people; no actor of an earlier run is left, and no actor is being
+//!   replaced.
 //! - All records are durable.
 //! - The session has no open run, no queued input and no summary is awaited; or a suspended run and no queued
 //!   input; or an open run that waits only for people and is not being stopped
 //!   ([`Session::may_hibernate`](crate::session::Session)).
 //! - Neither the session is closing nor the host is shutting down.
 //!
-//! At the shutdown of the host, a session whose run waits only for people leaves memory in the same way
-//! ([`leave_at_shutdown`](SessionActor::leave_at_shutdown)).
+//! At the shutdown of the host, other conditions hold: a session leaves memory if its run waits only for people and
+//! none of its calls runs ([`leave_at_shutdown`](SessionActor::leave_at_shutdown)).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -53,6 +56,9 @@ impl SessionActor {
             self.activity.leaving.store(leaves, Ordering::Release);
             if leaves {
                 self.link.shared.set_sleeping_run(&self.id, has_run);
+                // A request that wakes the session publishes the next state.
+                let state = if has_run { SessionState::Running } else { SessionState::Hibernated };
+                self.link.shared.session_states.changed(&self.id, state);
             }
             leaves
         });
@@ -60,8 +66,6 @@ impl SessionActor {
             if let Some(until) = self.approvals_expire_at() {
                 self.link.shared.approval_expiries.lock().insert((until, self.id.clone()));
             }
-            let state = if has_run { SessionState::Running } else { SessionState::Hibernated };
-            self.link.shared.session_states.changed(&self.id, state);
             // An open run continues from its records when the session wakes.
             myself.stop();
         }

@@ -3,13 +3,13 @@
 //! | file | content |
 //! | --- | --- |
 //! | `mod` | the messages of the session; the effects of the machine: records and turns |
-//! | `begin` | the start of the actor, for a new, stored or forked session |
+//! | `begin` | the start of the actor, for a new, stored or forked session; the resume of a run |
 //! | `run` | the run in progress, the actors of runs, the callers that wait for reports, the end of a run |
 //! | `snapshot` | the public view of the session, the sizes of its context, approvals |
 //! | `recovery` | the replacement of an actor of a run that died |
 //! | `hibernate` | hibernation: the end of the actor of an idle session |
-//! | `summary` | summaries of the context, on request or because it is too large |
-//! | `tools` | the tools of servers: read for the first run, or again on request |
+//! | `summary` | summaries of the context; learnt windows of models; the timer of a run that waits before its turn |
+//! | `tools` | the tools of servers, read for the first run or again on request; connections to servers |
 //! | `end` | the end of the actor by deletion of the session or failure of its journal |
 
 mod begin;
@@ -77,7 +77,7 @@ pub(super) struct SessionActor {
     run: Option<Box<ActiveRun>>,
     actors: SessionActors,
     callers: Callers,
-    /// Counts the run as one of the host's runs.
+    /// Counts the session as one of the host's runs while a run is in progress or in the queue.
     slot: Option<CountGuard>,
     /// The last record before the turn that was read from the journal.
     stored_turn_after: Seq,
@@ -351,6 +351,9 @@ impl SessionActor {
     }
 
     fn resume(&mut self, myself: &ActorRef<SessionMessage>) -> Result<Seq, HostError> {
+        if self.link.shared.is_closing() {
+            return Err(HostError::ShuttingDown);
+        }
         if !self.session.is_suspended() {
             return Err(SessionRefusal::NotSuspended.into());
         }
@@ -359,14 +362,15 @@ impl SessionActor {
         Ok(self.log.last_seq())
     }
 
-    /// Resumes the run that a request needs.
+    /// Resumes a suspended run, because a request needs it.
     fn resume_if_suspended(&mut self) {
         if !self.link.shared.is_closing() && self.session.handle_resume(self.now()).is_ok() {
             self.resumed();
         }
     }
 
-    /// Commits a turn, and keeps the reports of its calls if a caller waits for them.
+    /// Commits a turn, and keeps the reports of its calls if a caller waits for them. Returns false if the session
+    /// does not wait for this turn.
     fn commit(&mut self, turn: CommittedTurn, seq: Seq) -> bool {
         let estimated = self.session.estimated_request(&self.agents.current().rules);
         if !self.session.handle_turn_committed(&turn) {
@@ -397,7 +401,7 @@ impl SessionActor {
 
     fn close(&mut self, reply: ReplyPort<Result<(), HostError>>) {
         if self.session.is_closed() {
-            // The caller waits for the end of the deletion.
+            // The caller then waits in the slot for the end of the deletion.
             let _ = reply.send(Err(HostError::SessionClosed));
             return;
         }
@@ -410,6 +414,7 @@ impl SessionActor {
     fn perform_effects(&mut self, myself: &ActorRef<SessionMessage>) -> Option<Seq> {
         let mut first = None;
         if self.run.is_none() {
+            // A run may start below.
             self.agents.read_tool_sources(&self.id, &self.link.shared);
         }
         loop {
@@ -491,7 +496,7 @@ impl SessionActor {
     /// Updates the actor's data of runs and turns. `ends` is true if the same batch ends the run.
     fn record_appended(&mut self, record: &Record, seq: Seq, time: u64, ends: bool) {
         match record {
-            // A turn is never resumed from records before these.
+            // No turn is resumed from this record.
             Record::SessionOpened { .. } => self.log.trim_recent(seq),
             Record::InputQueued { .. } => self.link.shared.update_counts(),
             Record::RunStarted { input, .. } if !ends => {
@@ -507,6 +512,7 @@ impl SessionActor {
                 self.link.shared.session_states.changed(&self.id, SessionState::Running);
                 self.link.shared.update_counts();
             }
+            // Begins the turn of the calls that the session was opened with. The accumulator records all others.
             Record::ResponseEnded { .. } => {
                 if let Some(run) = &mut self.run {
                     run.turn_after = Seq(seq.0.saturating_sub(1));
@@ -550,8 +556,7 @@ impl SessionActor {
                 run.turn_after = last;
                 None
             }
-            TurnOrigin::Recorded => Some(self.log.entries_since(run.turn_after)),
-            TurnOrigin::Stored => {
+            TurnOrigin::Recorded | TurnOrigin::Stored => {
                 run.approvals_unknown = true;
                 Some(self.log.entries_since(run.turn_after))
             }
@@ -575,7 +580,7 @@ impl SessionActor {
             trace: run.trace.clone(),
             extensions: run.extensions.clone(),
         };
-        let (spec, scope) = (with_session(spec, &self.id), Arc::new(scope));
+        let (spec, scope) = (with_seed(spec, &self.id), Arc::new(scope));
         let start = TurnStart { spec, scope, request, resume, cancel };
         self.link.shared.telemetry.traces().request_started(&self.id, &start.request);
         self.send_to_accumulator(AccumulatorMessage::BeginTurn(Box::new(start)));
@@ -599,7 +604,7 @@ impl SessionActor {
     fn turn_spec(&self) -> Option<TurnSpec> {
         let rules_of = |overrides: &RunOverrides| self.agents.rules(overrides);
         let spec = self.session.current_turn_spec(self.now(), &rules_of)?;
-        Some(with_session(spec, &self.id))
+        Some(with_seed(spec, &self.id))
     }
 }
 
@@ -613,6 +618,6 @@ fn check_variable_name(name: &str) -> Result<(), HostError> {
 }
 
 /// Sets the seed of a turn, which depends on the session's id.
-fn with_session(spec: TurnSpec, id: &SessionId) -> TurnSpec {
+fn with_seed(spec: TurnSpec, id: &SessionId) -> TurnSpec {
     TurnSpec { seed: ids::turn_seed(id, spec.number), ..spec }
 }

@@ -53,11 +53,12 @@ impl SessionActor {
             return;
         }
         let Some(run) = self.run.as_mut() else {
-            // The next run has others.
+            // The next run gets new actors.
             actors.iter().for_each(AnyActorRef::kill);
             self.forget_actors();
             return;
         };
+        // The first death kills the actors that are replaced with the dead one. All of them have to end first.
         let waiting = run.recovering.get_or_insert_with(|| {
             let why = match cause {
                 EndCause::Stopped => "stopped".to_owned(),
@@ -109,17 +110,13 @@ impl SessionActor {
             None if entries.is_empty() => None,
             None => self.cancel_turn(spec?, &id, &entries),
         }));
-        let committed = ended.ok().flatten();
+        if let Some((record, seq)) = ended.ok().flatten() {
+            // The session may have received this commit before.
+            self.commit(record, seq);
+        }
         let (code, message) = (code.to_owned(), message.to_owned());
         let error = RunError { code, message, transient: true };
-        let record = committed.as_ref().map(|(record, _)| record);
-        self.session.handle_run_failed(self.now(), record, error);
-        if let Some((record, seq)) = committed {
-            self.session.handle_commit_recorded(record.number, seq);
-            if let Some(run) = &mut self.run {
-                run.turn_committed(record);
-            }
-        }
+        self.session.handle_run_failed(self.now(), None, error);
     }
 
     /// Cancels the turn that these entries are of, and answers its open calls.
@@ -132,6 +129,7 @@ impl SessionActor {
         let number = spec.number;
         let mut turn = Turn::resume(spec, entries, unix_ms(), Some(CancelReason::Shutdown));
         let (mut committed, mut stored) = (None, 0);
+        // Each round appends the turn's records and reports them as stored, until no more follow.
         loop {
             let (mut batch, mut events) = (Vec::new(), Vec::new());
             let mut agents = Vec::new();
@@ -153,8 +151,8 @@ impl SessionActor {
             let (last, _) = self.log.append_at(time, batch, Urgency::Deferrable, || ());
             for (behind, event) in events {
                 let seq = Seq(last.0.saturating_sub(count) + behind);
-                let record = (behind > 0).then_some(SourceRecord { seq, time, displayed_bytes: 0 });
-                self.publisher.publish_after(run, number, event, record);
+                let record = SourceRecord { seq, time, displayed_bytes: 0 };
+                self.publisher.publish_after(run, number, event, Some(record));
             }
             if count == 0 && agents.is_empty() {
                 return Some((committed?, last));

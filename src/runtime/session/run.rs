@@ -40,11 +40,11 @@ use crate::types::{
     Content, HookPoint, ParentCall, RequestKind, RunId, RunTrace, SessionId, TraceContext,
 };
 
-/// The caller of a run that waits in the queue.
+/// The caller of a run that has not started.
 pub(super) struct RunCaller {
     /// Receives the report. `None` if no caller waits.
     pub(super) report: Option<oneshot::Sender<ReportResult>>,
-    /// Counts the input as queued.
+    /// Counts the input as queued. `None` if the run starts at once.
     pub(super) _counted: Option<CountGuard>,
 }
 
@@ -54,7 +54,7 @@ impl RunCaller {
         self.report.as_ref().is_some_and(|report| !report.is_closed())
     }
 
-    /// Notifies the caller that the run does not start.
+    /// Sends the caller an error instead of the report.
     pub(super) fn fail(&mut self, reason: HostError) {
         if let Some(report) = self.report.take() {
             // The caller may be gone.
@@ -72,6 +72,7 @@ pub(super) struct RunAgents {
     frozen: Option<Arc<FrozenTools>>,
     /// The agent with the tools of servers and of the host's tool sources.
     own: Arc<Agent>,
+    /// The overrides that were used last, and the agent with them.
     current: (Arc<RunOverrides>, Arc<Agent>),
     /// The last request had another form than others, because of the answer that it asked for.
     had_other_form: bool,
@@ -108,7 +109,8 @@ impl RunAgents {
         &self.configured
     }
 
-    /// Reads the host's tool sources. The next run has their tools.
+    /// Reads the host's tool sources, if there are any. The next run has their tools. The current agent then has no
+    /// overrides, until [`Self::use_for`] or [`Self::set_current`] sets them.
     pub(super) fn read_tool_sources(&mut self, session: &SessionId, host: &HostState) {
         let ToolSources(sources) = &host.tool_sources;
         if sources.is_empty() {
@@ -126,7 +128,7 @@ impl RunAgents {
         &self.own
     }
 
-    /// Returns the agent of the current run, or of the last one.
+    /// Returns the agent of the current run. Between runs, it may still have the overrides of the last one.
     pub(super) fn current(&self) -> &Arc<Agent> {
         &self.current.1
     }
@@ -165,7 +167,7 @@ pub(super) struct ActiveRun {
     pub(super) recovering: Option<HashSet<ActorId>>,
     /// The last record before the current turn.
     pub(super) turn_after: Seq,
-    /// The approvals that the current turn waits for.
+    /// The approvals that the current turn waits for, and the calls that its client has to run.
     pub(super) approvals: Vec<PendingApproval>,
     /// The turn continues from the journal, and its accumulator has not reported its approvals.
     pub(super) approvals_unknown: bool,
@@ -265,6 +267,7 @@ impl RunActors {
             None => {
                 let setup = ToolSupervisorSetup {
                     session: publisher.session().clone(),
+                    session_actor: session.id(),
                     publisher: publisher.clone(),
                     pool: host.pool.clone(),
                     tool_limiters: host.tool_limiters.clone(),
@@ -294,6 +297,7 @@ impl RunActors {
         Self { stream, accumulator, supervisor }
     }
 
+    /// Returns the stream actor, the accumulator and the tool supervisor.
     pub(super) fn any_refs(&self) -> [AnyActorRef; 3] {
         [self.stream.any_ref(), self.accumulator.any_ref(), self.supervisor.any_ref()]
     }
@@ -411,7 +415,7 @@ impl SessionActor {
         self.run.as_ref().is_some_and(|run| run.recovering.is_some())
     }
 
-    /// Sends the report of a run that has ended.
+    /// Handles the end of a run: notifies hooks, and sends the report if a caller waits for it.
     pub(super) fn end_run(&mut self, summary: RunSummary) {
         // The records of the last turn are not needed any more.
         let last = self.log.last_seq();
@@ -494,7 +498,7 @@ impl SessionActor {
         });
     }
 
-    /// Drops the callers of runs that have ended.
+    /// Drops the callers and the extensions of runs that have ended or were refused.
     pub(super) fn drop_ended_callers(&mut self) {
         let session = &self.session;
         self.callers.runs.retain(|id, _| session.has_run(id));
@@ -502,7 +506,8 @@ impl SessionActor {
         self.link.shared.update_counts();
     }
 
-    /// Sends an error to all callers of queued runs, because these runs do not start.
+    /// Sends an error to all callers of queued runs, because this actor ends. A later actor starts the runs whose
+    /// inputs are stored.
     pub(super) fn fail_callers(&mut self, reason: &HostError) {
         for (_, mut caller) in self.callers.runs.drain() {
             caller.fail(reason.clone());

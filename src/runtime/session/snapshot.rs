@@ -35,8 +35,8 @@ impl SessionActor {
         }
     }
 
-    /// Returns the parts of the context: that of the current run, or of a run without changes. Counts the bytes of the
-    /// whole history, so it is made on request only.
+    /// Returns the parts of the context: that of the current run, or of a run without overrides. Counts the bytes of
+    /// the whole history, so it is made on request only.
     pub(super) fn context_report(&mut self) -> ContextReport {
         self.agents.use_for(&self.session.current_overrides());
         self.give_model_tokens();
@@ -199,20 +199,20 @@ impl SessionActor {
         self.session.run().is_some_and(|run| self.is_child_run(&run.id))
     }
 
-    /// Returns whether something may answer the approvals of the current run: its caller does not only wait for the
-    /// end, or something else reads the events.
+    /// Returns whether something may answer the approvals of the current run: a server or the program has looked for
+    /// approvals, the events have a reader, or no caller waits for the end of the run.
     pub(super) fn can_answer_approvals(&self) -> bool {
         self.link.shared.approvals_are_read.load(Ordering::Relaxed)
             || self.publisher.is_watched()
             || self.run.as_ref().is_none_or(|run| !run.is_awaited())
     }
 
-    /// Rejects the pending approvals, because nothing can answer them.
+    /// Rejects the pending approvals, because nothing can answer them. Answers the calls for the client with errors.
     pub(super) fn reject_approvals(&self) {
         let Some(run) = &self.run else { return };
         for approval in &run.approvals {
             let Ok(key) = approval.tool_id.parse::<CallKey>() else { continue };
-            let nobody = "nobody can be asked: nobody reads the events of this run";
+            let cause = "nobody can be asked: nobody reads the events of this run";
             let (reply, _) = tokio::sync::oneshot::channel();
             let message = match approval.phase {
                 WaitPhase::Client => {
@@ -224,10 +224,10 @@ impl SessionActor {
                     continue;
                 }
                 WaitPhase::Input => {
-                    format!("{nobody}. Answer questions: see SessionHandle::start_run")
+                    format!("{cause}. Answer questions: see SessionHandle::start_run")
                 }
                 WaitPhase::Before | WaitPhase::After => format!(
-                    "{nobody}. Set tools.{}.approval = \"never\", or answer approvals: see \
+                    "{cause}. Set tools.{}.approval = \"never\", or answer approvals: see \
                      SessionHandle::start_run",
                     approval.tool_name
                 ),
@@ -253,7 +253,7 @@ impl SessionActor {
         }
     }
 
-    /// Returns the time at which the first open approval expires: Unix time in milliseconds, so that
+    /// Returns the time at which the first open approval or client call expires: Unix time in milliseconds, so that
     /// it can be compared while the session hibernates. The turn, which decides the expiry, computes
     /// the same time on its own clock (`turn::approval`).
     pub(super) fn approvals_expire_at(&self) -> Option<u64> {
@@ -265,8 +265,8 @@ impl SessionActor {
         self.run.as_ref()?.approvals.iter().filter_map(until).min()
     }
 
-    /// Returns the time of an approval request: Unix time in milliseconds. For a request from before
-    /// the session was read from the journal, this is the time of its record.
+    /// Returns the time of an approval request: Unix time in milliseconds. This is the time of its record, or now if
+    /// the record is not appended yet.
     fn asked_at(&self, request: &ApprovalRequest) -> u64 {
         let after = self.run.as_ref().map_or(Seq(0), |run| run.turn_after);
         let entries = self.log.entries_since(after);

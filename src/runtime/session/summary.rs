@@ -1,4 +1,5 @@
-//! Summaries of the context: the request to the model, and the client that asked for one.
+//! Summaries of the context: the request to the model, and the clients that asked for one. Also what the host learns
+//! of the windows of models, and the timer of a run that waits before its turn.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,8 +34,8 @@ pub(super) struct AwaitedSummary {
     requests: u64,
     /// The clients that asked for a smaller context.
     callers: Vec<CompactReply>,
-    /// The deadline, on the machine's clock, of the run that waits for the summary or for the tools of servers, and the
-    /// timer of it.
+    /// The deadline, on the machine's clock, of the run that waits for the summary or for the tools of servers, and
+    /// the timer of it.
     timer: Option<(Duration, OwnedTask)>,
 }
 

@@ -1,4 +1,5 @@
-//! The tools of servers: read for the session's first run, or again on request.
+//! The tools of servers: read for the session's first run, or again on request. Also the session's own connections to
+//! servers.
 
 use std::sync::Arc;
 

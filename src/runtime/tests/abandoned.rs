@@ -12,8 +12,9 @@ use crate::journal::{
     AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError, MemoryJournal,
 };
 use crate::record::{Record, StopMode};
+use crate::runtime::{ids, maintenance};
 use crate::tool::{ToolSource, ToolSourceContext};
-use crate::types::RunEnd;
+use crate::types::{ContextOverflow, RunEnd};
 
 /// Returns an engine that fails the next batch with such a record, once `fails` is set.
 pub(super) fn failing(
@@ -76,7 +77,8 @@ async fn a_session_whose_start_panics_is_not_counted() {
     let mut setup = setup(&provider, ToolRegistry::new(), |_| ());
     setup.tool_sources = ToolSources(vec![Arc::new(PanickingSource)]);
     let host = Host::start(setup).await.unwrap();
-    assert!(timeout(SOON, host.open_session("a")).await.unwrap().is_err());
+    let died = timeout(SOON, host.open_session("a")).await.unwrap().unwrap_err();
+    assert_eq!(died, HostError::SessionClosed);
     assert_eq!(host.counts().sessions, 0);
 }
 
@@ -127,6 +129,102 @@ async fn a_run_whose_start_was_lost_is_forgotten() {
     timeout(SOON, session.snapshot()).await.unwrap().unwrap();
     assert!(host.inner.link.shared.unrecorded_failures.lock().is_empty());
     assert_eq!(session.run("again").await.unwrap().run_end, RunEnd::Answered);
+}
+
+#[tokio::test]
+async fn a_failed_run_of_a_session_that_cannot_be_read_is_forgotten() {
+    let provider = Provider::answering("fine").await;
+    let engine = Engine::new(|inner, batch| inner.append(batch));
+    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
+    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), journal).await.unwrap();
+    let id = SessionId::parse("broken").unwrap();
+    // The first record does not open a session.
+    let record = Record::SessionClosed;
+    let entry = JournalEntry { seq: Seq(1), time: 1, displayed_bytes: 0, record };
+    let entries = vec![Arc::new(entry)];
+    engine.store(Batch::new(id.clone(), entries, Arc::default(), Box::new(|_| ())));
+    let failures = &host.inner.link.shared.unrecorded_failures;
+    failures.lock().insert(ids::run_id(), id);
+    maintenance::run(&host.inner.link);
+    until("it is forgotten", || failures.lock().is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_session_that_is_used_during_the_search_for_idle_ones_is_not_deleted() {
+    let provider = Provider::answering("fine").await;
+    let engine = Engine::new(|inner, batch| inner.append(batch));
+    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
+    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), journal).await.unwrap();
+    let session = session(&host).await;
+    session.hibernate();
+    until("it sleeps", || session.state() == SessionState::Hibernated).await;
+    let touched = engine.find(session.id()).unwrap().unwrap().touched;
+    until("it is older", || crate::journal::unix_ms() > touched).await;
+    engine.hold_lists(true);
+    let lists = engine.lists();
+    let shared = Arc::clone(&host.inner.link.shared);
+    let search = tokio::task::spawn_blocking(move || maintenance::delete(&shared, 0));
+    until("it is found", || engine.lists() > lists).await;
+    session.run("go").await.unwrap();
+    session.hibernate();
+    until("it sleeps again", || session.state() == SessionState::Hibernated).await;
+    engine.hold_lists(false);
+    assert_eq!(search.await.unwrap(), Ok(()));
+    assert_eq!((engine.removals(), host.counts().sessions), (0, 1));
+    assert_eq!(session.run("again").await.unwrap().text, "fine");
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_request_that_waits_for_a_fork_finds_no_session_if_the_fork_fails() {
+    let provider = Provider::answering("fine").await;
+    let engine = Engine::new(|inner, batch| inner.append(batch));
+    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
+    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), journal).await.unwrap();
+    let session = session(&host).await;
+    engine.hold_reads(Some(session.id().clone()));
+    let forking = spawn({
+        let (host, session) = (host.clone(), session.clone());
+        async move { host.fork(&session, Seq(99), Some("fork".to_owned())).await }
+    });
+    let id = SessionId::parse("fork").unwrap();
+    until("its id is reserved", || host.inner.link.shared.index.lock().contains_key(&id)).await;
+    let fork = host.session(&id);
+    let mut waiting = Box::pin(fork.snapshot());
+    let waits = (&mut waiting).now_or_never().is_none();
+    engine.hold_reads(None);
+    assert!(waits);
+    assert!(matches!(forking.await.unwrap(), Err(HostError::NoSuchRecord { .. })));
+    let found = timeout(SOON, waiting).await.unwrap();
+    assert!(matches!(found, Err(HostError::NoSuchSession(of)) if of == id));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn what_is_learnt_of_a_model_while_it_is_being_stored_is_stored_too() {
+    let provider = Provider::answering("fine").await;
+    let engine = Engine::new(|inner, batch| inner.append(batch));
+    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
+    let setup = setup(&provider, ToolRegistry::new(), |_| ());
+    let host = start_on(setup, Arc::clone(&journal)).await.unwrap();
+    let learnt = host.inner.link.shared.models["test"].learnt.clone();
+    let learn = |window| {
+        let overflow = ContextOverflow::of_window(Some(window), None);
+        learnt.update(|tokens| tokens.handle_overflow(overflow, 100_000, None));
+    };
+    engine.hold_documents(true);
+    learn(8_192);
+    learnt.store_soon(&journal);
+    until("the first is being stored", || engine.documents() == 1).await;
+    learn(16_384);
+    let mut storing = Box::pin(learnt.store(&journal));
+    let waits = (&mut storing).now_or_never().is_none();
+    engine.hold_documents(false);
+    assert!(waits);
+    storing.await;
+    learnt.read(&*journal).unwrap();
+    assert_eq!(learnt.get().window(), Some(16_384));
+    nothing_left(&host).await;
 }
 
 #[tokio::test]
@@ -199,6 +297,48 @@ async fn a_deletion_that_a_crash_cut_off_is_finished_also_if_runs_wait_to_be_res
     let host = super::child_sessions::restart(setup, &journal).await;
     until("it is deleted", || journal.count().unwrap() == 0).await;
     until("it is not counted", || host.counts().sessions == 0).await;
+}
+
+#[tokio::test]
+async fn a_run_waits_for_its_manual_resume_also_after_a_failed_deletion() {
+    let provider = Provider::new(|_, _| Reply::Stall(vec![text("so ")])).await;
+    let (journal, is_dead) = (Arc::new(MemoryJournal::new()), Arc::<AtomicBool>::default());
+    let setup =
+        || setup(&provider, ToolRegistry::new(), |config| config.journal.resume = Resume::Manual);
+    let first = start_on(setup(), Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&first).await;
+    let id = session.id().clone();
+    drop(session.start_run("go").await.unwrap());
+    until("the request is sent", || provider.open() == 1).await;
+    drop((first, session));
+    until("the request is dropped", || provider.open() == 0).await;
+    let engine = Engine::on(journal, |inner, batch| inner.append(batch)).dead_once(&is_dead);
+    let host = start_on(setup(), engine as Arc<dyn Journal>).await.unwrap();
+    is_dead.store(true, Ordering::SeqCst);
+    let session = host.session(&id);
+    assert!(matches!(session.delete().await, Err(HostError::Journal(_))));
+    // The snapshot wakes the session.
+    let run = session.snapshot().await.unwrap().current_run.unwrap();
+    assert!(run.suspended, "it goes on");
+}
+
+#[tokio::test]
+async fn a_resume_during_a_shutdown_is_refused() {
+    let provider = Provider::new(|_, _| Reply::Stall(vec![text("so ")])).await;
+    let journal = Arc::new(MemoryJournal::new());
+    let setup =
+        || setup(&provider, ToolRegistry::new(), |config| config.journal.resume = Resume::Manual);
+    let first = start_on(setup(), Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&first).await;
+    let id = session.id().clone();
+    drop(session.start_run("go").await.unwrap());
+    until("the request is sent", || provider.open() == 1).await;
+    drop((first, session));
+    let host = super::child_sessions::restart(setup, &journal).await;
+    let session = host.session(&id);
+    assert!(session.snapshot().await.unwrap().current_run.unwrap().suspended);
+    host.inner.link.shared.closing.store(true, Ordering::SeqCst);
+    assert_eq!(session.resume().await, Err(HostError::ShuttingDown));
 }
 
 #[tokio::test]

@@ -160,8 +160,17 @@ async fn an_approval_request_survives_its_actors_and_does_not_count_as_run_time(
     let mut run = session.start_run("go").await.unwrap();
     let request = question(&mut run.events).await;
     pass(20 * HOUR).await;
-    kill(&session, ACCUMULATOR).await;
-    standing(&session).await;
+    let before = actors(&session).await;
+    before[ACCUMULATOR].kill();
+    let replaced = timeout(SOON, async {
+        let mut is_replaced = false;
+        while !is_replaced {
+            is_replaced = actors(&session).await[ACCUMULATOR] != before[ACCUMULATOR];
+            // A snapshot waits for the report of the new accumulator.
+            assert_eq!(session.approvals().await.unwrap().len(), 1);
+        }
+    });
+    replaced.await.expect("it is replaced soon");
     decide(&session, &request, ApprovalVerdict::Approved).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
@@ -257,6 +266,11 @@ async fn a_shutdown_does_not_wait_for_approvals() {
     let mut run = session.start_run("go").await.unwrap();
     question(&mut run.events).await;
     timeout(SOON, host.shutdown()).await.expect("the shutdown does not wait");
+    let events = async {
+        while run.next_event().await?.is_some() {}
+        Ok::<(), HostError>(())
+    };
+    assert_eq!(timeout(SOON, events).await.unwrap(), Err(HostError::ShuttingDown));
     let report = timeout(SOON, run.report).await.unwrap();
     assert_eq!(report.unwrap_err(), HostError::ShuttingDown, "the run has not ended");
 }

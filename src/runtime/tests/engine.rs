@@ -24,11 +24,21 @@ pub(super) struct Engine {
     is_dead: Arc<AtomicBool>,
     /// The removal of this session waits.
     held: Mutex<Option<SessionId>>,
+    /// Reads of this session wait.
+    held_reads: Mutex<Option<SessionId>>,
+    /// While it is set, a list waits after it was made.
+    holds_lists: AtomicBool,
+    /// While it is set, documents wait before they are stored.
+    holds_documents: AtomicBool,
     /// Once set, the next removal fails after it has removed the records.
     fails_late: AtomicBool,
+    /// Once set, the next document is not stored.
+    fails_document: AtomicBool,
     /// The number of times that sessions were listed.
     lists: AtomicUsize,
     removals: AtomicUsize,
+    /// The number of documents whose storing has begun.
+    documents: AtomicUsize,
 }
 
 impl Engine {
@@ -48,15 +58,30 @@ impl Engine {
             append: Box::new(append),
             is_dead: Arc::default(),
             held: Mutex::default(),
+            held_reads: Mutex::default(),
+            holds_lists: AtomicBool::new(false),
+            holds_documents: AtomicBool::new(false),
             fails_late: AtomicBool::new(false),
+            fails_document: AtomicBool::new(false),
             lists: AtomicUsize::new(0),
             removals: AtomicUsize::new(0),
+            documents: AtomicUsize::new(0),
         })
     }
 
     /// Makes the engine return an error after it has removed sessions, once.
     pub(super) fn fail_after_removal(&self) {
         self.fails_late.store(true, Ordering::SeqCst);
+    }
+
+    /// Makes the engine fail to store the next document.
+    pub(super) fn fail_document(&self) {
+        self.fails_document.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns whether the next document is not stored.
+    pub(super) fn fails_document(&self) -> bool {
+        self.fails_document.load(Ordering::SeqCst)
     }
 
     /// Makes the engine fail to remove sessions once this is set.
@@ -69,6 +94,26 @@ impl Engine {
     /// Lets the removal of a session wait, or of none.
     pub(super) fn hold_removal(&self, session: Option<SessionId>) {
         *self.held.lock() = session;
+    }
+
+    /// Lets reads of a session wait, or of none.
+    pub(super) fn hold_reads(&self, session: Option<SessionId>) {
+        *self.held_reads.lock() = session;
+    }
+
+    /// Lets lists wait after they were made, or no longer.
+    pub(super) fn hold_lists(&self, holds: bool) {
+        self.holds_lists.store(holds, Ordering::SeqCst);
+    }
+
+    /// Lets documents wait before they are stored, or no longer.
+    pub(super) fn hold_documents(&self, holds: bool) {
+        self.holds_documents.store(holds, Ordering::SeqCst);
+    }
+
+    /// Returns the number of documents whose storing has begun.
+    pub(super) fn documents(&self) -> usize {
+        self.documents.load(Ordering::SeqCst)
     }
 
     /// Returns the number of times that sessions were listed.
@@ -84,6 +129,13 @@ impl Engine {
     /// Stores a batch immediately.
     pub(super) fn store(&self, batch: Batch) {
         self.inner.append(batch);
+    }
+}
+
+/// Waits while a condition holds.
+fn wait_while(is_so: impl Fn() -> bool) {
+    while is_so() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
 
@@ -111,6 +163,7 @@ impl Journal for Engine {
         after: Seq,
         limit: usize,
     ) -> Result<Vec<JournalEntry>, JournalError> {
+        wait_while(|| self.held_reads.lock().as_ref() == Some(session));
         self.inner.read_some(session, after, limit)
     }
 
@@ -119,8 +172,10 @@ impl Journal for Engine {
     }
 
     fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
+        let listed = self.inner.list(listing);
         self.lists.fetch_add(1, Ordering::SeqCst);
-        self.inner.list(listing)
+        wait_while(|| self.holds_lists.load(Ordering::SeqCst));
+        listed
     }
 
     fn count(&self) -> Result<usize, JournalError> {
@@ -132,9 +187,7 @@ impl Journal for Engine {
         if self.is_dead.load(Ordering::SeqCst) {
             return Err(JournalError::Write("the host is dead".to_owned()));
         }
-        while self.held.lock().as_ref().is_some_and(|held| sessions.contains(held)) {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
+        wait_while(|| self.held.lock().as_ref().is_some_and(|held| sessions.contains(held)));
         self.inner.remove(sessions)?;
         match self.fails_late.swap(false, Ordering::SeqCst) {
             true => Err(JournalError::Write("another program reads the database".to_owned())),
@@ -143,6 +196,11 @@ impl Journal for Engine {
     }
 
     fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
+        if self.fails_document.swap(false, Ordering::SeqCst) {
+            return Err(JournalError::Full);
+        }
+        self.documents.fetch_add(1, Ordering::SeqCst);
+        wait_while(|| self.holds_documents.load(Ordering::SeqCst));
         self.inner.put_document(key, text)
     }
 

@@ -143,6 +143,16 @@ async fn the_events_of_a_session_that_dies_go_on() {
 }
 
 #[tokio::test]
+async fn a_stream_of_all_states_that_begins_after_a_shutdown_ends() {
+    let provider = Provider::answering("fine").await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
+    host.shutdown().await;
+    let mut events = Box::pin(host.watch_sessions(Vec::new(), true).await.unwrap());
+    let next = timeout(SOON, events.next()).await.unwrap();
+    assert!(next.is_none(), "{next:?}");
+}
+
+#[tokio::test]
 async fn a_failure_of_the_journal_ends_the_events_of_its_session_only() {
     let provider = Provider::answering("fine").await;
     let fails = Arc::new(AtomicBool::new(false));

@@ -4,11 +4,13 @@ use std::sync::atomic::AtomicU32;
 
 use futures::StreamExt as _;
 
+use super::approvals::{pass, question};
 use super::provider::{Reply, answer_with, calls_to};
 use super::*;
 use crate::event::{Event, WaitingFor};
 use crate::record::Record;
 use crate::telemetry::FeedItem;
+use crate::tool::Question;
 use crate::types::FailureKind;
 
 /// Returns a tool that fails in `failures` attempts, each time with the error that `error` makes, and then works. The
@@ -206,6 +208,27 @@ async fn a_stopped_run_does_not_open_the_breaker_of_its_tool() {
     let report = session.run("go").await.unwrap();
     assert_eq!(results(&report)["flaky"], ("success", "worked"));
     nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn the_time_of_a_question_of_a_stopped_run_does_not_open_the_breaker_of_its_tool() {
+    let hour = Duration::from_secs(3600);
+    let ask = tool(spec("ask").breaker(1, hour), |context| async move {
+        let question = Question::url("Sign in.", "https://example.com/in");
+        Ok(format!("{:?}", context.ask(question).await?).into())
+    });
+    let provider = Provider::calling(&[("ask", "{}")]).await;
+    let host = host(&provider, registry([ask]), |_| ()).await;
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    question(&mut run.events).await;
+    // The timeout of a tool is 30 s.
+    pass(hour).await;
+    session.stop(crate::record::StopMode::Now).await.unwrap();
+    timeout(SOON, run.report).await.unwrap().unwrap();
+    nothing_left(&host).await;
+    let states = host.inner.link.shared.tool_limiters.breaker_states();
+    assert_eq!(states, [("ask".to_owned(), BreakerState::Closed)]);
 }
 
 #[tokio::test]

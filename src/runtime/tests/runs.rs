@@ -108,6 +108,21 @@ async fn each_message_names_the_model_that_wrote_it() {
 }
 
 #[tokio::test]
+async fn an_idempotency_key_is_for_the_whole_request_in_any_order() {
+    let provider = Provider::answering("well").await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
+    let session = session(&host).await;
+    let key_first =
+        |name: &str| RunRequest::from("go").with_idempotency_key("k").into_variable(name);
+    let first = session.run(key_first("a")).await.unwrap();
+    let same = RunRequest::from("go").into_variable("a").with_idempotency_key("k");
+    assert_eq!(session.run(same).await.unwrap().run_id, first.run_id);
+    assert_eq!(session.run(key_first("b")).await.unwrap_err(), HostError::KeyReused);
+    assert_eq!(provider.count(), 1);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
 async fn a_second_run_sends_the_history_of_the_first() {
     let provider = Provider::new(|n, _| Reply::Sse(answer_with(["one", "two"][n]))).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;

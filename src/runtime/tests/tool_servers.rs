@@ -5,6 +5,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::watch;
 
+use super::engine::Engine;
 use super::provider::{Reply, answer_with, calls_to};
 use super::*;
 use crate::config::{AgentConfig, McpConfig, McpTransport, ToolLoading};
@@ -24,12 +25,14 @@ pub(super) struct FakeServer {
     runs: Mutex<u32>,
     /// The number of times that it panics.
     panics: u32,
+    start_timeout: Duration,
 }
 
 impl FakeServer {
     pub(super) fn new(name: &'static str, state: ServerState, tools: &[&str]) -> Arc<Self> {
         let status = watch::Sender::new(Arc::new(status(name, state, tools)));
-        Arc::new(Self { name, status, runs: Mutex::new(0), panics: 0 })
+        let start_timeout = Duration::from_millis(200);
+        Arc::new(Self { name, status, runs: Mutex::new(0), panics: 0, start_timeout })
     }
 
     pub(super) fn set(&self, state: ServerState, tools: &[&str]) {
@@ -64,7 +67,7 @@ impl ToolServer for FakeServer {
     }
 
     fn start_timeout(&self) -> Duration {
-        Duration::from_millis(200)
+        self.start_timeout
     }
 
     async fn run(&self, _: RequestObserver) {
@@ -221,6 +224,42 @@ async fn a_server_that_is_down_at_the_first_run_offers_its_last_known_tools() {
         assert_eq!(names, ["files__read", "own"]);
     }
     assert_eq!(lists(&host, &lasting), lists(&host, &other));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_list_that_could_not_be_stored_is_stored_when_the_server_reports_it_again() {
+    let provider = Provider::answering("hello").await;
+    let engine = Engine::new(|inner, batch| inner.append(batch));
+    engine.fail_document();
+    let server = FakeServer::new("files", ServerState::Up, &["read"]);
+    let setup = setup(&provider, with_servers(&[&server]), |_| ());
+    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
+    let _host = start_on(setup, journal).await.unwrap();
+    until("the list is not stored", || !engine.fails_document()).await;
+    server.set(ServerState::Down("it died".to_owned()), &["read"]);
+    until("the list is stored", || engine.document("server-files").unwrap().is_some()).await;
+}
+
+#[tokio::test]
+async fn a_run_waits_for_its_servers_at_the_same_time() {
+    let provider = Provider::answering("hello").await;
+    let slow = |name| {
+        let server = FakeServer::new(name, ServerState::Starting, &[]);
+        Arc::new(FakeServer { start_timeout: SOON, ..Arc::into_inner(server).unwrap() })
+    };
+    let (one, other) = (slow("one"), slow("other"));
+    let host = host(&provider, with_servers(&[&one, &other]), |_| ()).await;
+    let run = session(&host).await.start_run("go").await.unwrap();
+    // The actor of each server reads its status too.
+    until("the run waits for both", || {
+        [&one, &other].iter().all(|server| server.status.receiver_count() == 2)
+    })
+    .await;
+    one.set(ServerState::Up, &["read"]);
+    other.set(ServerState::Up, &["look"]);
+    run.report.await.unwrap();
+    assert_eq!(offered(&provider), [["one__read", "other__look", "own"]]);
     nothing_left(&host).await;
 }
 
@@ -479,4 +518,21 @@ async fn few_tools_are_all_in_the_request_unless_a_search_is_wanted() {
         assert_eq!(offered(&provider), [expected]);
         nothing_left(&host).await;
     }
+}
+
+#[tokio::test]
+async fn a_search_is_offered_only_if_it_finds_a_tool_of_the_run() {
+    let provider = Provider::answering("hello").await;
+    let host = host(&provider, registry([echo("own")]), |config| {
+        config.agents.get_mut("default").unwrap().tool_loading = ToolLoading::Search;
+    })
+    .await;
+    let one = session(&host).await;
+    for names in [vec![], vec!["own"], vec!["o*"]] {
+        let mut request = RunRequest::from("go");
+        request.overrides.tools = Some(names.into_iter().map(str::to_owned).collect());
+        one.run(request).await.unwrap();
+    }
+    assert_eq!(offered(&provider), [vec![], vec!["own"], vec!["find_tools", "use_tool"]]);
+    nothing_left(&host).await;
 }

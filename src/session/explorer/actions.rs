@@ -19,18 +19,18 @@ use crate::types::{
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Action {
     Start,
-    /// The first request arrives again.
+    /// All accepted requests for runs arrive again.
     Repeat,
     Steer,
     Stop(StopMode),
     /// The turn requests its response.
     Request,
-    /// The model answers with a text.
+    /// The model answers with a text, and the turn is committed.
     Answer,
     /// The model calls a tool that people have to approve.
     Call,
     Approve,
-    /// The turn ends: its calls are answered.
+    /// The turn is committed, after the outcome of its call if that is open.
     Commit,
     /// The session receives the committed turn.
     Receive,
@@ -118,9 +118,9 @@ impl World {
                 actions.push(Action::Answer);
                 actions.extend((!turn.drops_calls).then_some(Action::Call));
             }
-            let mut lose = |count: u32, action| actions.extend((count > 0).then_some(action));
-            lose(left.losses, Action::Lose);
-            lose(left.failures, Action::Fail);
+            let mut may_end = |count: u32, action| actions.extend((count > 0).then_some(action));
+            may_end(left.losses, Action::Lose);
+            may_end(left.failures, Action::Fail);
         }
         actions
     }
@@ -346,7 +346,8 @@ impl World {
         }
     }
 
-    /// Reads the session from its journal, after a crash of the host or after hibernation.
+    /// Reads the session from its journal, after a crash of the host, a fork or hibernation. A fork counts as a
+    /// crash.
     fn restart(&mut self, crashed: bool) {
         let was_suspended = self.session.suspended;
         let stored = self.read(self.log.len());
@@ -427,7 +428,7 @@ fn committed(turn: u32, end: TurnEnd) -> Record {
     Record::TurnCommitted { turn, end, summary: Box::new(summary) }
 }
 
-/// Returns the usage of every turn.
+/// Returns the usage of each response and of each summary.
 fn usage() -> Usage {
     Usage { input_tokens: 2, output_tokens: 1, ..Usage::default() }
 }

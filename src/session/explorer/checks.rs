@@ -140,8 +140,8 @@ impl World {
         assert!(users == inputs || (self.is_compacted() && users > 0), "inputs in the history");
     }
 
-    /// Checks that the requests of all steered inputs are known, and that the totals of the session and
-    /// of its runs are those of the received turns.
+    /// Checks that the requests of steered inputs since the last fork are known, and that the totals of the session
+    /// and of its runs are those of the received turns and of the summaries.
     fn check_sums(&self) {
         let (mut all, mut of_run, mut calls) = (Usage::default(), Usage::default(), 0);
         for (record, seq) in self.log.iter().zip(1..) {
@@ -174,8 +174,8 @@ impl World {
         assert_eq!(self.session.usage, all, "the usage of the session");
     }
 
-    /// Checks that the history has the message of each turn and every note, and that the variables have
-    /// the values of the last writes.
+    /// Checks that the history has the message of each turn and every note, unless it is compacted, that calls and
+    /// results are paired, and that the variables have the values of the last writes.
     fn check_context(&self) {
         let (mut responses, mut notes, mut variables) = (0, 0, Variables::default());
         for record in &self.log {
@@ -225,8 +225,8 @@ impl World {
         self.log.iter().filter(|record| is_counted(record)).count()
     }
 
-    /// Checks that a run in progress has an owner of its turn or waits for its tools, and has a slot, and
-    /// that an idle session has neither.
+    /// Checks that a run in progress has an owner of its turn or waits for its tools or for a summary, and has a
+    /// slot, and that an idle session has neither owner nor slot.
     fn check_owner(&self) {
         let goes_on = self.session.run.is_some() && !self.session.suspended;
         let waits_for_tools = self.session.waits_for_tools();
@@ -241,7 +241,7 @@ impl World {
         }
     }
 
-    /// Checks that the state that is read from the records equals the state of the running session.
+    /// Checks that the state that is read from the records equals the durable state of the running session.
     fn check_stored(&self) {
         self.check_tools();
         for upto in self.batch_from.max(1)..self.log.len() {
@@ -329,7 +329,7 @@ impl World {
             && !behind.iter().any(|record| matches!(record, Record::RunStarted { .. }))
     }
 
-    /// Checks that the pending approvals in the records are those that the turn waits for.
+    /// Checks that the records have as many pending approvals as the turn waits for.
     fn check_approvals(&self) {
         let Some(turn) = &self.turn else { return };
         let progress = self.progress(turn.number);
@@ -354,8 +354,8 @@ impl World {
         }
     }
 
-    /// Checks that a run that is stopped, or whose session closes, goes on to no further turn, and that its
-    /// current turn is cancelled. During a shutdown the callers of queued runs know that they are refused.
+    /// Checks that the current turn of a run that is stopped, or whose session closes, is cancelled. During a
+    /// shutdown the callers of queued runs know that they are refused.
     fn check_stops(&self) {
         if self.session.shutting_down {
             let is_refused = |run: &RunInput| self.refused.contains(&run.run_id);
@@ -369,7 +369,8 @@ impl World {
         }
     }
 
-    /// Checks that every accepted run has ended or was refused when no action is left.
+    /// Checks that no run is open or queued when no action but a repeated request is left. A session that was
+    /// suspended when its host began to shut down is left out.
     fn check_end(&self) {
         let is_over =
             |action: &super::actions::Action| matches!(action, super::actions::Action::Repeat);

@@ -1,6 +1,6 @@
-//! Visits every state that a [`Session`](super::Session) can get into, each once, and checks the invariants
-//! in it. Inputs, stops, approvals, hibernation, crashes at every record, lost actors, forks, shutdown and
-//! deletion come in any order.
+//! Visits every state that a [`Session`](super::Session) can get into in some scenarios, each once, and checks the
+//! invariants in it. Inputs, stops, approvals, hibernation, crashes at every record, lost actors, forks, shutdown
+//! and deletion come in any order, each as often as the scenario allows.
 //!
 //! The turn machine does not run here: a turn is the records that it could write.
 #![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
@@ -26,8 +26,7 @@ fn fingerprint(world: &World) -> (u64, u64) {
     (first, hasher.finish())
 }
 
-/// Visits every state of a scenario and prints their number. See [`Scenario`] for the fields: numbers say how
-/// often an input may arrive.
+/// Visits and checks every state of a scenario, and prints their number.
 fn explore(name: &str, scenario: &Scenario) {
     let first = World::open(scenario);
     let mut seen = HashSet::from([fingerprint(&first)]);

@@ -17,11 +17,11 @@ use crate::turn::fixtures::{model, rules};
 use crate::turn::{CancelReason, CommittedTurn, ModelPlan, ModelPlans, OutputRules, RunRules};
 use crate::types::{Execution, OutputMode, RunId, ToolCall};
 
-/// The budget of a run, which no run uses half of, unless its scenario has fewer tokens.
+/// The budget of a run. No run uses half of it, unless its scenario has fewer tokens.
 const CALLS_MAX: u32 = 100;
 const TOKENS_MAX: u64 = 100;
 
-/// The number of times that each input may arrive.
+/// The number of times that each input may arrive, and the configuration of the session.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Scenario {
     pub(super) starts: u32,
@@ -72,12 +72,12 @@ pub(super) struct World {
     /// The turn that was handed out.
     pub(super) turn: Option<HeldTurn>,
     pub(super) has_slot: bool,
-    /// The reports of runs.
+    /// The runs whose end was reported.
     pub(super) reported: Vec<RunId>,
     pub(super) refused: BTreeSet<RunId>,
-    /// The inputs that were accepted, with their keys and positions.
+    /// The runs that were accepted, with the positions of their records.
     pub(super) accepted: Vec<(RunId, Seq)>,
-    /// The session is suspended as interrupted by a crash, not as asleep.
+    /// A crash or a fork has suspended the session, not only hibernation.
     pub(super) interrupted: bool,
     pub(super) is_crashed: bool,
     /// The list of tools was requested and has not arrived.
@@ -136,7 +136,7 @@ pub(super) fn record_turn(record: &Record) -> Option<u32> {
 /// The values that the rules of a scenario depend on.
 type RulesKey = (u32, bool, u64, bool, u64);
 
-/// Returns the rules of all runs. They are made once, because tools are costly to make.
+/// Returns the rules of all runs of a scenario. Equal rules are made once, because tools are costly to make.
 pub(super) fn rules_with(scenario: &Scenario) -> Arc<RunRules> {
     thread_local! {
         static RULES: RefCell<HashMap<RulesKey, Arc<RunRules>>> = RefCell::default();
@@ -269,7 +269,10 @@ impl World {
 
     /// Returns the number of inputs that wait: accepted and not yet in the history.
     pub(super) fn waiting_inputs(&self) -> usize {
-        self.session.queue.len() + self.session.history.pending_inputs()
+        let history = &self.session.history;
+        // The input of the run itself waits for the results of initial calls.
+        let own = usize::from(history.initial_calls().is_some());
+        self.session.queue.len() + history.pending_inputs().saturating_sub(own)
     }
 
     /// Returns the position of the last fork in the journal; 0 if there is none.
@@ -300,7 +303,7 @@ impl World {
             assert!(!self.deleted, "{effect:?} after the session was closed");
             match effect {
                 SessionEffect::Record(batch) => self.append(batch, &(&*rules).into()),
-                // A run may ask again before the list has arrived that a stopped run asked for.
+                // A run may ask for the list while one that a stopped run asked for has not arrived.
                 SessionEffect::ReadTools => self.reads_tools = true,
                 SessionEffect::RequestSummary(request) => {
                     assert_eq!(repair_pairing(&request.messages).1, 0, "the request is paired");

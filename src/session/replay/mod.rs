@@ -1,10 +1,11 @@
 //! Replays a session from its records, without models and tools, to see if today's code with
 //! today's configuration decides the same.
 //!
-//! The machines are the real ones. Inputs from outside (requests, responses of models, answers of
-//! tools, decisions of people, crashes) come from the records. The records that the machines make
-//! are compared with the recorded ones, except for times. The content of a tool's outcome cannot
-//! be checked; all decisions about it are.
+//! The machines are the real ones. Inputs from outside (requests, responses of models, answers of tools, decisions of
+//! people, crashes) come from the records. The records that the machines make are compared with the recorded ones,
+//! except for times and a few other values (`turn::replay::difference`). Changes of the context come from the
+//! records, because they depend on the counts of services. The content of a tool's outcome cannot be checked; the
+//! decisions about it are.
 
 mod session;
 
@@ -57,8 +58,8 @@ pub fn replay(
     Ok(Replayed { records: entries.len(), ..replayed })
 }
 
-/// Compares the messages byte for byte, and the variables, with those of the session that a host reads from the records
-/// ([`StoredSession`]). Both follow today's rules, so another `max_result_bytes` is not a difference here.
+/// Compares the messages byte for byte, and the variables, with those of the session that a host reads from the
+/// records ([`StoredSession`]). Both follow today's rules, so another `max_result_bytes` is not a difference here.
 fn compare(recorded: &Session, now: &Session) -> Result<(), Box<Difference>> {
     let [recorded_messages, messages_now] = [recorded, now].map(|session| {
         let messages = session.history.display_messages();

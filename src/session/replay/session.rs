@@ -21,7 +21,7 @@ type Result<T> = std::result::Result<T, Box<Difference>>;
 /// The turn that begins next, if the machine waits for one.
 type NextTurn = Option<Box<TurnBegin>>;
 
-/// The limits of recorded inputs, which were accepted once.
+/// No limits: recorded inputs were accepted once.
 const INPUT_LIMITS: InputLimits = InputLimits::inputs(usize::MAX);
 const NOTHING_LEADS: &str = "nothing leads to it now";
 const DECIDES_ELSE: &str = "something else is decided now";
@@ -76,6 +76,11 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
 
     /// Hands a recorded input to the machine.
     fn handle_input(&mut self, record: &Record) -> Result<NextTurn> {
+        // An idle session starts a run at once and does not queue it.
+        let is_idle = self.session.run().is_none() && self.session.queue.is_empty();
+        if is_idle && matches!(record, Record::InputQueued { .. }) {
+            return Err(self.differs(NOTHING_LEADS, None));
+        }
         let refusal = match record {
             Record::RunStarted {
                 run_id, input, overrides, request, trace, metadata, into, ..
@@ -163,7 +168,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         Ok(())
     }
 
-    /// Performs the effects of the machine, up to the next turn or to the end of the recording.
+    /// Performs the effects of the machine until a turn begins, an input is needed or the recording ends.
     fn perform(&mut self) -> Result<NextTurn> {
         while let Some(record) = self.recording.record(self.at) {
             if self.is_before_turn(record) {
@@ -243,7 +248,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         Ok(())
     }
 
-    /// Replays a turn whose first record is the next one.
+    /// Replays the turn that begins now. Inputs may stand before its first record.
     fn replay_turn(&mut self, begin: TurnBegin) -> Result<NextTurn> {
         let initial_response = self.initial_response.take();
         let next = self.recording.next_made(self.at);
@@ -304,7 +309,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         self.recording.run_end(self.recording.next_made(self.at)).is_some()
     }
 
-    /// Returns true if the record is the end of a run whose actors died too often.
+    /// Returns true if the record is the end of a run whose actors died too often, or whose journal failed.
     fn is_given_up(&self, at: usize) -> bool {
         self.recording.run_end(at).is_some_and(|end| end.is_given_up())
     }
@@ -319,9 +324,9 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         self.perform()
     }
 
-    /// Returns true if the machine waits to begin a turn, and the next record was made before that turn: the end of the
-    /// run's time, a change of the context, or an input before one of these. The machine does not wait for them in a
-    /// replay, because they depend on the clock and on services.
+    /// Returns true if the machine waits to begin a turn, and the next record was made before that turn: the end of
+    /// the run's time, a change of the context, or an input before one of these. The machine does not wait for them
+    /// in a replay, because they depend on the clock and on services.
     fn is_before_turn(&self, record: &Record) -> bool {
         let run = self.session.run.as_deref();
         let is_ready = run.is_some_and(|run| matches!(run.stage, RunStage::Ready(_)));

@@ -4,12 +4,14 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::json;
+
 use crate::config::{ClientTool, ContextPolicy, Limits, RunOverrides};
 use crate::event::{TurnSummary, TurnTimes};
 use crate::record::{JournalEntry, Record, ResponseMessage, Seq, StopMode, TurnEnd};
 use crate::session::{
     InputLimits, RecordedAt, RunInput, Session, SessionEffect, SessionRefusal, StoredSession,
-    SummaryReply, TurnBegin,
+    SummaryReply, TurnBegin, replay,
 };
 use crate::turn::fixtures::{model, rules};
 use crate::turn::{CancelReason, CommittedTurn, ModelPlan, ModelPlans, RunRules};
@@ -223,6 +225,58 @@ fn a_message_of_the_host_does_not_count_among_the_inputs_that_wait() {
         steered
     };
     assert_eq!((steer(), steer()), (Ok(None), Err(SessionRefusal::QueueFull(1))));
+}
+
+#[test]
+fn an_input_that_waits_for_initial_calls_does_not_count_among_the_inputs_that_wait() {
+    let function = json!({"name": "pure", "arguments": "{}"});
+    let calls = json!([{"id": "call_a", "type": "function", "function": function}]);
+    let asked = json!({"role": "assistant", "content": "So.", "tool_calls": calls});
+    let mut recorded = Recorded::open();
+    recorded.log.clear();
+    let metadata = crate::types::Metadata::default();
+    recorded.session = Session::open("a", vec![asked], metadata, None, None);
+    recorded.perform(Duration::ZERO);
+    recorded.start("go", 1).unwrap();
+    assert_eq!(recorded.session.history().pending_inputs(), 1);
+    let mut steer = || {
+        let steered = recorded.session.handle_steer("more".into(), None, InputLimits::inputs(1));
+        recorded.perform(Duration::ZERO);
+        steered
+    };
+    assert_eq!((steer(), steer()), (Ok(None), Err(SessionRefusal::QueueFull(1))));
+}
+
+#[test]
+fn a_turn_that_lost_its_owner_asks_again_for_a_smaller_context() {
+    let mut recorded = Recorded::answered(None);
+    recorded.start("more", 2).unwrap();
+    let rules = Arc::clone(&recorded.rules);
+    for summaries in [1, 2] {
+        recorded.session.handle_overflow(&|_| Arc::clone(&rules));
+        recorded.perform(Duration::ZERO);
+        assert_eq!((recorded.summaries, recorded.session.expects_summary()), (summaries, true));
+        recorded.session.handle_turn_lost(Duration::ZERO);
+        recorded.perform(Duration::ZERO);
+        assert!(!recorded.session.expects_summary());
+    }
+}
+
+#[test]
+fn a_queued_input_in_an_idle_session_is_a_difference_of_the_replay() {
+    let mut recorded = Recorded::open();
+    let queued = Record::InputQueued {
+        run_id: RunId("first".into()),
+        input: "go".into(),
+        overrides: Arc::default(),
+        request: None,
+        trace: None,
+        metadata: crate::types::Metadata::default(),
+        into: None,
+    };
+    recorded.append(Duration::ZERO, &queued);
+    let difference = replay(&recorded.log, |_, _, _| Ok(Arc::clone(&recorded.rules))).unwrap_err();
+    assert_eq!(difference.seq, Some(Seq(2)), "{difference}");
 }
 
 #[test]

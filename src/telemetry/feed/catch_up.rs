@@ -1,5 +1,5 @@
-//! The state that a subscriber needs when it joins during an attempt: the attempt's text and its
-//! open calls.
+//! The state that a subscriber needs when it joins during a run, and that the journal does not have: the text
+//! and the open calls of the running attempt, a run that waits, and the pending approvals of child sessions.
 
 use std::sync::Arc;
 

@@ -121,8 +121,8 @@ impl Feed {
         Self { telemetry, state: Mutex::new(state), ring: Arc::default() }
     }
 
-    /// Assigns the event's id. Delivers the event at once, or when its own record and all records shown before it are
-    /// durable. Never blocks. Does nothing after the journal has failed.
+    /// Assigns the event's id, if it has one. Delivers the event at once, or when its own record and all records
+    /// shown before it are durable. Never blocks. Does nothing after the journal has failed.
     pub fn publish(&self, mut published: PublishedEvent, source: Option<SourceRecord>) {
         let mut state = self.state.lock();
         if state.failed.is_some() {

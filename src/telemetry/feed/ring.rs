@@ -22,7 +22,8 @@ use crate::event::PublishedEvent;
 use crate::journal::JournalError;
 use crate::types::RunId;
 
-/// Number of slots without readers from which they are removed although an earlier slot has a reader.
+/// Slots without readers are removed although an earlier slot has a reader if there are more of them than this, and
+/// they are more than half of all slots.
 const DEAD_SLOTS_MAX: usize = 64;
 
 /// Number of subscribers of one feed that are woken at once. One that is woken costs about 30

@@ -62,14 +62,17 @@ impl SpanExporterQueue {
     /// Creates the exporter from the environment.
     ///
     /// # Errors
-    /// If the environment variables are invalid.
+    /// If the environment variables are invalid, or no HTTP client can be created.
     pub(super) fn from_env(metrics: &Metrics) -> Result<Self, String> {
-        // The SDK would ignore both silently.
+        // The SDK would use its defaults instead of a protocol or sampler that it does not know.
         let protocols = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
-        if let Some(problem) = unknown(&protocols, &["http/protobuf"]) {
+        let in_any_case = |value: &str, word: &str| value.trim().eq_ignore_ascii_case(word);
+        if let Some(problem) = unknown(&protocols, &["http/protobuf"], in_any_case) {
             return Err(problem);
         }
-        if let Some(problem) = unknown(&["OTEL_TRACES_SAMPLER"], &SAMPLERS) {
+        // The SDK compares the name of a sampler exactly.
+        let exactly = |value: &str, word: &str| value == word;
+        if let Some(problem) = unknown(&["OTEL_TRACES_SAMPLER"], &SAMPLERS, exactly) {
             tracing::warn!(problem, "all_traces_sampled");
         }
         let client = CollectorClient::from_env().map_err(|error| error.to_string())?;
@@ -90,7 +93,7 @@ impl SpanExporterQueue {
         Ok(Self { processor, counts, queue_max })
     }
 
-    /// Queues a span, unless the queue is full.
+    /// Queues a span. Counts it as dropped if the queue is full.
     pub(super) fn queue(&self, span: SpanData) {
         let more = |waiting| (waiting < self.queue_max).then_some(waiting + 1);
         let waiting = &self.counts.waiting;
@@ -101,7 +104,7 @@ impl SpanExporterQueue {
         }
     }
 
-    /// Counts a span that was not created as dropped.
+    /// Counts one span as dropped, for a run that gets no spans.
     pub(super) fn drop_one(&self) {
         self.counts.dropped.increment(1);
     }
@@ -222,11 +225,15 @@ fn resource() -> Resource {
     if is_known { resource } else { Resource::builder().with_service_name("callsheet").build() }
 }
 
-/// Returns the problem with the first of these variables that is set.
-fn unknown(variables: &[&str], words: &[&str]) -> Option<String> {
+/// Checks the first of these variables that is set. Returns the problem if its value is none of `words`.
+fn unknown(
+    variables: &[&str],
+    words: &[&str],
+    is_same: impl Fn(&str, &str) -> bool,
+) -> Option<String> {
     let is_set = |name: &&str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
     let (name, value) = variables.iter().find_map(|name| Some((name, is_set(name)?)))?;
-    let is_known = words.iter().any(|word| value.trim().eq_ignore_ascii_case(word));
+    let is_known = words.iter().any(|word| is_same(&value, word));
     let (value, words) = (excerpt(&value, 50), words.join(", "));
     (!is_known).then(|| format!("{name} is {value:?} (known: {words})"))
 }

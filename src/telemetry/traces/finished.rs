@@ -100,7 +100,7 @@ impl ServiceAttributes {
     }
 }
 
-/// Returns the HTTP status, or else the kind of error, and the message.
+/// Returns the `error.type` (the HTTP status, or else the kind of the error) and the message.
 pub(super) fn attempt_error(error: &ProviderError) -> (String, String) {
     let kind = match error.status {
         Some(status) => status.to_string(),

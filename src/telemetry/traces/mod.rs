@@ -143,7 +143,7 @@ impl Traces {
         #[cfg(feature = "otlp")]
         if let Some(spans) = self.spans.clone() {
             let flushed = tokio::task::spawn_blocking(move || spans.shutdown(limit));
-            // Spans that could not be exported by then are counted.
+            // The log has the number of spans that could not be exported by then.
             let _ = tokio::time::timeout(limit, flushed).await;
         }
         #[cfg(not(feature = "otlp"))]

@@ -1,8 +1,8 @@
-//! Makes spans from events: `invoke_agent` for a run, and below it `chat` for each model request
-//! and `execute_tool` for each started call.
+//! Makes spans from events: `invoke_agent` for a run, and below it `chat` for each request to a model and
+//! `execute_tool` for each started call that is not a copy of another.
 //!
-//! A span is made when it ends. Its times come from the events. Its id is the one that was sent
-//! with the request or passed to the tool.
+//! A span is made when it ends. Its times come from its last event and from the time at which the host handles
+//! this event. Its id is the one that was sent with the request or passed to the tool.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -25,7 +25,8 @@ use crate::journal::unix_ms;
 use crate::response::ResponseAssembler;
 use crate::telemetry::Metrics;
 use crate::types::{
-    RunEnd, RunError, RunId, RunTrace, SessionId, ToolResult, ToolStatus, TraceContext,
+    ProviderError, ProviderErrorKind, RunEnd, RunError, RunId, RunTrace, SessionId, ToolResult,
+    ToolStatus, TraceContext,
 };
 use crate::wire::ModelRequest;
 
@@ -39,7 +40,7 @@ const CAPTURE: &str = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT";
 pub(super) struct Spans {
     /// The run in progress of each session.
     runs: Mutex<HashMap<SessionId, TracedOpenRun>>,
-    /// Services by their names of the models. Of two models with the same name, the last one counts.
+    /// Services by the names that they give their models. Of two models with the same name, the last one counts.
     services: HashMap<String, ServiceAttributes>,
     sampler: Box<dyn ShouldSample>,
     captures: bool,
@@ -109,7 +110,7 @@ impl Spans {
         }
         let ms = |ms| UNIX_EPOCH + Duration::from_millis(ms);
         let began = ms(began);
-        // Rounding must not set it before the start of a run that was interrupted in its first millisecond.
+        // Rounding must not set the clock before the start of a run that was interrupted in its first millisecond.
         let clock = (ms(unix_ms()) - elapsed).max(began);
         // The same run, if it was resumed.
         let known = runs.remove(session).filter(|known| known.id == *id);
@@ -178,7 +179,12 @@ impl Spans {
             run.attempt = 1;
         } else if let Event::AttemptStarted { attempt, .. } = event {
             run.attempt = *attempt;
-        } else if let Event::AttemptEnded { .. } = event {
+        } else if let Event::AttemptEnded { error, .. } = event {
+            let is_refused = |error: &ProviderError| error.kind == ProviderErrorKind::BreakerOpen;
+            if error.as_deref().is_some_and(is_refused) {
+                // No request was sent.
+                return;
+            }
             let span = self.chat(run, session, *turn, now, event);
             self.exports.queue(span.data(&self.scope));
         } else if let Event::CallEnded { result, .. } = event {

@@ -12,7 +12,7 @@ use strsim::levenshtein;
 use crate::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::types::excerpt;
 
-/// Names of places that the IANA database has no zone for.
+/// Names of places that are not in the name of a zone of the IANA database.
 const PLACE_ALIASES: &[(&str, &str)] = &[
     ("beijing", "Asia/Shanghai"),
     ("china", "Asia/Shanghai"),
@@ -83,7 +83,10 @@ impl Clock {
             return Err(UnknownZone { name, suggestions: Vec::new() });
         }
         let zone_name = name.trim().replace(' ', "_");
-        if let Ok(zone) = self.zones.get(&zone_name) {
+        // jiff has `Etc/Unknown`, with the time of UTC.
+        if let Ok(zone) = self.zones.get(&zone_name)
+            && !zone.is_unknown()
+        {
             return Ok(zone);
         }
         let place = zone_name.to_lowercase();
@@ -232,7 +235,16 @@ mod tests {
             "unknown time zone \"Asia/Tokio\"; did you mean Asia/Tokyo?"
         );
         assert!(error("Europe/Berln").contains("Europe/Berlin"), "{}", error("Europe/Berln"));
-        for zone in ["GMT+8", "UTC+8", "+09:00", "", "Atlantis/Capital", "../../etc/passwd"] {
+        for zone in [
+            "GMT+8",
+            "UTC+8",
+            "+09:00",
+            "",
+            "Atlantis/Capital",
+            "../../etc/passwd",
+            "Etc/Unknown",
+            "etc/unknown",
+        ] {
             let expect = "give an IANA name such as \"Asia/Tokyo\" or \"UTC\"";
             assert_eq!(error(zone), format!("unknown time zone {zone:?}; {expect}"));
         }

@@ -1,6 +1,6 @@
 //! `http_get {url}`: fetches a text document from the public internet.
 //!
-//! Default limits: 256 KiB of a body, 5 redirects, 5 s to connect, 20 s for the call.
+//! Default limits: 256 KiB of a body, 5 redirects, 5 s to connect, 20 s for an attempt of a call.
 
 use std::fmt;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub struct HttpGetOptions {
     pub redirects_max: usize,
     /// Time limit of DNS lookup, connect and TLS handshake.
     pub connect_timeout: Duration,
-    /// Time limit of a call with all its redirects.
+    /// Time limit of one attempt of a call, with all its redirects.
     pub total_timeout: Duration,
 }
 
@@ -142,7 +142,8 @@ impl Tool for HttpGet {
     }
 }
 
-/// Returns the headers that are sent with every request of a call: idempotency key and trace.
+/// Returns the headers that are sent with every request of a call: its trace, and its idempotency key if the
+/// tool has effects.
 fn call_headers(context: &ToolContext) -> HeaderMap {
     let mut headers = trace_headers(context);
     match context.effect() {

@@ -54,8 +54,8 @@ impl From<&Config> for BuiltinOptions {
 /// Makes a registry with the built-in tools.
 ///
 /// # Errors
-/// If the directory cannot be opened, an allow rule is invalid, or the HTTP client cannot be
-/// built.
+/// If the directory of `read_file` cannot be opened, an allow rule is invalid, or the HTTP client cannot
+/// be built.
 pub fn builtin(options: &BuiltinOptions) -> Result<ToolRegistry, BuiltinError> {
     let mut registry = ToolRegistry::new();
     registry.register_builtin(options)?;

@@ -150,7 +150,7 @@ impl ReadError {
     }
 }
 
-/// Decodes UTF-8. If the bytes were cut, drops a last character that the cut left incomplete.
+/// Decodes UTF-8, and refuses NUL bytes. If the bytes were cut, drops a last character that the cut left incomplete.
 fn decode_text(bytes: Vec<u8>, is_complete: bool) -> Result<String, ReadError> {
     if let Some(at) = memchr::memchr(0, &bytes) {
         return Err(ReadError::NotText(at));

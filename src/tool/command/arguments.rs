@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::tool::defined_input::{DefinedInput, DefinitionError};
 use crate::tool::{Template, ToolError};
 
-/// The kernel's limit of one argument, with its terminating NUL byte.
+/// The kernel's limit on the size of one argument, with its terminating NUL byte.
 const ARGUMENT_BYTES_MAX: usize = 128 * 1024;
 
 /// The templates of the arguments.
@@ -15,14 +15,21 @@ pub(super) struct ArgumentTemplates {
 }
 
 impl ArgumentTemplates {
-    /// Parses the elements of `command` behind the program.
+    /// Parses the elements of `command` after the program.
+    ///
+    /// # Errors
+    /// If a template is broken, or has a character that no argument can have.
     pub(super) fn parse(
         input: &DefinedInput,
         elements: &[String],
     ) -> Result<Self, DefinitionError> {
         let mut templates = Vec::with_capacity(elements.len());
         for (at, element) in elements.iter().enumerate() {
-            templates.push(input.template(&format!("command[{}]", at + 1), element)?);
+            let key = format!("command[{}]", at + 1);
+            if element.contains('\0') {
+                return Err(DefinitionError::new(key, "must not contain a NUL character"));
+            }
+            templates.push(input.template(&key, element)?);
         }
         Ok(Self { templates })
     }
@@ -109,6 +116,14 @@ mod tests {
         assert!(render(&["{a}"], json!({"a": -1})).is_err());
         // A value in the place of "--" does not end the options.
         assert!(render(&["{a}", "{b}"], json!({"a": "--", "b": "-x"})).is_err());
+    }
+
+    #[test]
+    fn an_element_with_a_nul_character_is_invalid() {
+        let input = DefinedInput::load(&ToolInput::Properties(Map::new())).unwrap();
+        let elements = ["x".to_owned(), "a\0b".to_owned()];
+        let error = ArgumentTemplates::parse(&input, &elements).unwrap_err();
+        assert_eq!(error.to_string(), "command[2]: must not contain a NUL character");
     }
 
     #[test]

@@ -29,7 +29,7 @@ use output::CapturedOutput;
 /// pipes open.
 const OUTPUT_GRACE: Duration = Duration::from_millis(200);
 
-/// Maximum size of the standard error that an error quotes.
+/// Number of bytes of the standard error that are kept, for an error to quote: the last ones.
 const STDERR_BYTES_MAX: usize = 2048;
 
 /// A tool that runs a program.
@@ -136,8 +136,9 @@ pub(super) struct ProgramRun {
     pub(super) secrets: Secrets,
 }
 
-/// Runs a program to its end, with this text on its standard input. Sends `SIGTERM` when `cancelled` is
-/// ready, and kills it when the future is dropped. Keeps `bytes_max` bytes of its standard output.
+/// Runs a program to its end, with this text on its standard input, and kills the descendants that it leaves.
+/// Sends `SIGTERM` when `cancelled` is ready, and kills it when the future is dropped. Keeps the first
+/// `bytes_max` bytes of its standard output.
 ///
 /// # Errors
 /// If it does not start.
@@ -163,6 +164,7 @@ pub(super) async fn run_program(
         tokio::pin!(transfer);
         let exited = wait(&mut control, cancelled);
         tokio::pin!(exited);
+        // The program may close its output before it ends, or end before its descendants close it.
         tokio::select! {
             end = &mut exited => {
                 let _ = tokio::time::timeout(OUTPUT_GRACE, transfer).await;

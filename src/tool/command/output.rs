@@ -1,6 +1,6 @@
 //! The captured output of a program, and the result or error that it makes. Of the standard output the first
-//! `max_output_bytes` are kept (1 MiB by default). An error quotes the last 10 lines of the standard error, of
-//! which the last 2 KiB are kept, or of the standard output if it is empty.
+//! `max_output_bytes` are kept (1 MiB by default; of a hook, 8 MiB), and of the standard error the last 2 KiB. An
+//! error quotes the last 10 of the kept lines of the standard error, or of the standard output if it is empty.
 
 use std::num::NonZeroU32;
 use std::os::unix::process::ExitStatusExt;
@@ -14,7 +14,7 @@ use crate::tool::http::response::without_partial_character;
 use crate::tool::{InputSchema, ToolError};
 use crate::types::{FailureKind, Secrets};
 
-/// Maximum number of lines of the standard error that an error quotes.
+/// Maximum number of lines of an output that an error quotes.
 const QUOTED_LINES_MAX: usize = 10;
 
 /// The size of one read.
@@ -24,7 +24,7 @@ const READ_BYTES: usize = 16 * 1024;
 #[derive(Debug)]
 pub(in crate::tool) struct CapturedOutput {
     bytes: Vec<u8>,
-    /// Number of bytes that the program wrote.
+    /// Number of bytes that were read, also of those that are not kept.
     written: usize,
     bytes_max: usize,
     keeps_last: bool,
@@ -92,7 +92,7 @@ impl CapturedOutput {
         }
     }
 
-    /// Returns the text for the model, with notes about what is not as the program wrote it.
+    /// Returns the text for the model without secrets, with notes about a cut and about invalid UTF-8.
     pub(super) fn text_result(&self, end: ProcessEnd) -> String {
         let bytes = self.whole_characters();
         let mut text = self.redacted_text();
@@ -115,10 +115,10 @@ impl CapturedOutput {
         text
     }
 
-    /// Returns the value that the program wrote.
+    /// Returns the value that the program wrote. The caller removes its secrets.
     ///
     /// # Errors
-    /// If it is not one JSON value, or does not fit the schema.
+    /// If the output is cut, is not one JSON value, or does not fit the schema.
     pub(super) fn json_result(&self, schema: Option<&InputSchema>) -> Result<Value, ToolError> {
         if self.is_cut() {
             let message = format!(
@@ -141,7 +141,7 @@ impl CapturedOutput {
         }
     }
 
-    /// Returns the last lines without secrets.
+    /// Returns the last of the kept lines without secrets.
     pub(in crate::tool) fn last_lines(&self) -> String {
         // Redacts before it removes the first lines, because a secret may have several lines.
         let text = self.redacted_text();

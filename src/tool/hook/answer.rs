@@ -30,7 +30,7 @@ pub struct HookAnswer {
     /// The verdict.
     #[doc(hidden)]
     pub verdict: HookVerdict,
-    /// A message for the model: the reason of a refusal.
+    /// The reason of a refusal. The model reads it if a call is refused, and otherwise the error of the run has it.
     #[serde(default)]
     pub message: Option<String>,
     /// The arguments that replace those of the call. Only `before_call` has them.
@@ -60,7 +60,7 @@ impl HookAnswer {
         Self { verdict: HookVerdict::Ask, ..Self::default() }
     }
 
-    /// Refuses for a reason that the model reads.
+    /// Refuses for a reason: see [`message`](Self::message).
     #[must_use]
     pub fn refuse(message: impl Into<String>) -> Self {
         let (verdict, message) = (HookVerdict::Refuse, Some(message.into()));

@@ -1,4 +1,5 @@
-//! Hooks: code that is asked at points of a run, and that can forbid what it is asked about.
+//! Hooks: code that is asked at points of a run, and that can forbid what it is asked about. At the end of a run
+//! hooks are only notified.
 //!
 //! A hook is a Rust value ([`Hook`]), a program or an HTTP service (`[[hooks]]` of the configuration). The
 //! turn decides when hooks are asked about a call, and what follows from their verdicts; `turn::HookChain`
@@ -104,8 +105,8 @@ pub struct HookInput {
     /// The status of the call's result.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<ToolStatus>,
-    /// The result of the call: the text that the model would read, or what a hook before has put in its
-    /// place. At the end of a turn or a run: the text of the model.
+    /// The result of the call: its whole text, which the model reads up to `max_result_bytes`, or what a hook
+    /// before has put in its place. At the end of a turn or a run: the text of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<Arc<Value>>,
     /// The messages of the request, or those of the turn: in the Chat Completions form, without the system text.

@@ -1,7 +1,8 @@
 //! A hook that runs a program: `[[hooks]]` with `kind = "command"`.
 //!
 //! The program reads one JSON object from its standard input. With exit status 0 its standard output is its
-//! answer; with 2 it refuses, and its standard error is the message. Everything else is a failure.
+//! answer; with 2 it refuses, and the last 10 lines of its standard error are the message. Everything else is a
+//! failure.
 
 use async_trait::async_trait;
 
@@ -55,9 +56,9 @@ impl Hook for ProgramHook {
             ANSWER_BYTES_MAX,
             std::future::pending(),
         );
-        let started = run.await;
+        let ended = run.await;
         let ProgramRun { end, stdout, stderr, secrets } =
-            started.map_err(|error| HookError::new(format!("it did not start: {error}")))?;
+            ended.map_err(|error| HookError::new(format!("it did not start: {error}")))?;
         match end {
             ProcessEnd::Exited(0) => match stdout.whole() {
                 Some(bytes) => HookAnswer::parse(bytes, &secrets),

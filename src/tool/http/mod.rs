@@ -3,15 +3,15 @@
 //! A model chooses the URL or a part of it, so a tool must prevent requests to targets that only the host
 //! can reach: its own ports, its local network, its cloud's metadata service
 //! (server-side request forgery, SSRF). Every hop is checked at the address that is connected to: a literal
-//! address before the request; a host name in the resolver, which returns only allowed addresses. The tools
-//! follow redirects themselves, so that each hop is checked. Proxies are not used, because a proxy would
-//! resolve names itself.
+//! address before the request; a host name in the resolver, which returns only allowed addresses. A host that a
+//! rule allows by name may have any address. The tools follow redirects themselves, so that each hop is checked.
+//! Proxies are not used, because a proxy would resolve names itself.
 //!
 //! | file | what it holds |
 //! | --- | --- |
 //! | `mod.rs` | the client, its errors, redirects, and the headers of a call |
-//! | `allow_rule.rs` | [`AllowRule`] of the allow-list: hosts and networks that are allowed although they are not public |
-//! | `resolver.rs` | the DNS resolver, which returns only allowed addresses |
+//! | `allow_rule.rs` | [`AllowRule`]: a host or network that is allowed although it is not public |
+//! | `resolver.rs` | the DNS resolver, which returns only addresses that may be connected to |
 //! | `special_addresses.rs` | the addresses that are not public |
 //! | `response.rs` | the text of a response |
 
@@ -231,7 +231,7 @@ pub(crate) fn redirect(url: &Url, response: &Response) -> Result<Option<Url>, Ht
     next.map(Some).map_err(|error| refused(HttpError::InvalidUrl(error.to_string())))
 }
 
-/// Returns the headers of every request of a call: its trace.
+/// Returns the trace headers of a call; none if its run has no trace.
 pub(crate) fn trace_headers(context: &ToolContext) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let mut insert = |name, value: &str| {
@@ -248,7 +248,7 @@ pub(crate) fn trace_headers(context: &ToolContext) -> HeaderMap {
 }
 
 /// Returns the secrets of a configured service: the values of its secret headers, and of those of its plain headers
-/// whose names suggest a secret.
+/// whose names suggest a secret. Of each, also its last word: a service may leave out a scheme such as `Bearer`.
 pub(crate) fn header_secrets(plain: &HeaderMap, secret: &HeaderMap) -> Secrets {
     let text = |value| std::str::from_utf8(HeaderValue::as_bytes(value)).ok();
     let plain = plain.iter().filter_map(|(name, value)| Some((name, text(value)?)));

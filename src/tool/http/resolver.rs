@@ -45,7 +45,7 @@ impl AddressPolicy {
     }
 }
 
-/// A resolver that applies an [`AddressPolicy`]. The client connects only to addresses that it
+/// A resolver that applies an [`AddressPolicy`]. For a host name, the client connects only to addresses that it
 /// returns.
 pub(super) struct Resolver {
     lookup: DnsLookup,

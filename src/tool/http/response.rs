@@ -1,4 +1,5 @@
-//! The text that the model reads of an HTTP response: status, content type and body.
+//! The text that the model reads of an HTTP response: status, URL, content type and body. A body is read up to a
+//! limit.
 
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
 use reqwest::{Response, StatusCode};
@@ -9,7 +10,7 @@ use crate::types::{Secrets, excerpt};
 /// Maximum length of a quoted header or URL.
 const QUOTED_CHARS_MAX: usize = 200;
 
-/// The body of a response.
+/// The body of a response, read up to a limit.
 pub(crate) enum LimitedBody {
     /// The beginning of a text body, all of it if `is_complete`, and the value of its `content-length`.
     Text { bytes: Vec<u8>, is_complete: bool, content_length: Option<u64> },
@@ -109,7 +110,8 @@ fn is_text(content_type: &str) -> bool {
         || TEXT_MEDIA_TYPES.contains(&essence.as_str())
 }
 
-/// Returns the body as text without secrets, with notes about a cut and about invalid UTF-8.
+/// Returns the body as text without secrets, with notes about a cut and about invalid UTF-8. Leaves out a body with
+/// a NUL byte.
 fn text(body: &[u8], is_complete: bool, content_length: Option<u64>, secrets: &Secrets) -> String {
     let bytes = if is_complete { body } else { without_partial_character(body) };
     if memchr::memchr(0, bytes).is_some() {

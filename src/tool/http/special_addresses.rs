@@ -3,8 +3,8 @@
 //! The tables follow the IANA special-purpose registries for IPv4 and IPv6
 //! (<https://www.iana.org/assignments/iana-ipv4-special-registry>,
 //! <https://www.iana.org/assignments/iana-ipv6-special-registry>). An IPv4 address is public unless
-//! the table lists it. An IPv6 address is public only if it is global unicast (2000::/3) or embeds a
-//! public IPv4 address.
+//! the table lists it. An IPv6 address that embeds an IPv4 address (IPv4-mapped, NAT64, 6to4) is what that one is.
+//! Any other one is public if it is global unicast (2000::/3) and the table does not list it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,4 +1,4 @@
-//! One call of a server's tool. A call of a tool whose definition was refused (`tool_changed`, see
+//! One call of a server's tool. A call of a tool whose present definition is refused (`tool_changed`, see
 //! `tool::pinning`) is answered without being sent.
 //!
 //! Time limits: `timeout` (60 s by default) without progress, which starts again with each progress notification and
@@ -37,13 +37,14 @@ const IDEMPOTENCY_KEY: &str = "io.callsheet/idempotency-key";
 /// Maximum time for sending a cancellation. If the server reads nothing, the cancellation stays in the queue.
 const CANCEL_WAIT: Duration = Duration::from_secs(1);
 
-/// The first wait before a call is sent again because its answer asks for that without a question. It doubles.
+/// The wait before a call is sent again because its first answer asks for that without a question. It doubles with
+/// each further answer, up to 32 times as long.
 const RETRY_WAIT: Duration = Duration::from_millis(200);
 
 /// The wait before the next attempt if the service is busy and does not say for how long.
 const BUSY_WAIT: Duration = Duration::from_secs(1);
 
-/// Maximum number of characters of a service's refusal that an error quotes.
+/// Maximum number of characters of the reason of a failed request that an error quotes.
 const QUOTED_CHARS_MAX: usize = 2_000;
 
 /// A tool of a server.
@@ -52,7 +53,7 @@ pub(super) struct McpTool {
     pub(super) server: String,
     /// Its name on the server.
     pub(super) tool: String,
-    /// The schema of structured results.
+    /// The schema of structured results, if it can be checked.
     pub(super) output_schema: Option<InputSchema>,
     /// Time limit of the first attempt to connect.
     pub(super) start_timeout: Duration,
@@ -76,7 +77,7 @@ impl Tool for McpTool {
 
     fn ready(&self, session: &SessionId) -> Option<BoxFuture<'static, ()>> {
         let (started, limit) = (self.connection.started(session)?, self.start_timeout);
-        // A call whose server does not start in time is answered at once.
+        // A call whose server has not started in time waits no longer, and fails.
         Some(tokio::time::timeout(limit, started).map(drop).boxed())
     }
 }
@@ -102,7 +103,8 @@ impl McpTool {
         }
     }
 
-    /// Sends the call. As long as the server asks for input, sends it again with the answers.
+    /// Sends the call. As long as the server asks for input, sends it again with the answers, at most
+    /// [`ROUNDS_MAX`] times in all.
     async fn rounds(
         &self,
         connection: &SharedConnection,
@@ -116,7 +118,7 @@ impl McpTool {
                 return output(&answer, self.output_schema.as_ref());
             };
             if round + 1 == ROUNDS_MAX {
-                // No call is left that could send the answers.
+                // The answers could not be sent any more.
                 break;
             }
             if !input.has_questions() && !wait_before_retry(round, context).await {
@@ -220,7 +222,7 @@ impl McpTool {
                     format!("the server {name} answered this call, but {}", error.message);
                 return unanswered(problem, FailureKind::ToolError, context);
             }
-            // The server has refused the request.
+            // The server has answered with an error.
             return ToolError::new(answered_text(error)).permanent();
         }
         let reason = error_chain(error);
@@ -305,7 +307,7 @@ fn error_type(error: &ToolError) -> &'static str {
     }
 }
 
-/// Returns whether the server certainly did not receive the request.
+/// Returns whether the server certainly did not run the call: it did not receive it, or its session was lost.
 fn is_unsent(error: &ServiceError) -> bool {
     match http_error(error) {
         Some(StreamableHttpError::Client(error)) if error.is_connect() => return true,

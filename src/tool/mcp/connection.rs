@@ -1,6 +1,6 @@
-//! One connection to a server: its start, its end, and its list of tools, of which at most 2,000 tools in 200 pages are
-//! read. An event stream that broke is continued by at most five attempts, the first after 200 ms. A process that ends
-//! has 2 s after the end of its input, and 2 s after `SIGTERM`.
+//! One connection to a server: its start, its end, and its list of tools, of which at most 2,000 tools in 200 pages
+//! are read. An event stream that broke is continued by at most five attempts, the first after 200 ms. A process has
+//! 2 s to end after the end of its input, and 2 s more after `SIGTERM`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -321,7 +321,7 @@ impl Connection {
     }
 
     /// Reports changes of the list of tools, with a server of the newest protocol. Older servers report them
-    /// without a subscription.
+    /// without a subscription. Stops reporting, but never returns, when the subscription cannot be opened.
     pub(super) fn follow_list(
         &self,
         shared: Arc<SharedConnection>,
@@ -546,7 +546,7 @@ impl rmcp::ClientHandler for Handler {
 
 impl Handler {
     /// Passes a server's question to its call and returns the answer. Declines a question that belongs to no call.
-    /// Fails if the server withdraws the question.
+    /// Fails if the question is not valid, or the server withdraws it.
     async fn ask(
         &self,
         params: &Value,

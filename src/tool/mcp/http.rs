@@ -1,6 +1,6 @@
 //! The transport to a server at a URL. It wraps the library's HTTP client, to notice four things: that the server may
 //! have lost the MCP session, which tools a list had before the library left some out, for which call a question
-//! came, and that a request gets no answer.
+//! came, and that a request gets no answer. It also stops a call that was withdrawn before it is sent.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -39,13 +39,13 @@ pub(super) struct ObservedHttpClient {
     pub(super) client: reqwest::Client,
     pub(super) shared: Arc<SharedConnection>,
     pub(super) calls: Arc<OpenCalls>,
-    /// True if the server has no event stream apart from those that answer a request.
+    /// True if the last attempt to open the event stream that answers no request (the common one) failed.
     pub(super) has_no_common_stream: Arc<AtomicBool>,
 }
 
 impl ObservedHttpClient {
-    /// Returns the result unchanged. After an error that is not an answer to a request, requests a check of the
-    /// connection, because the server may have lost the session. A service that is busy has not lost it.
+    /// Returns the result unchanged. After an error, requests a check of the connection, because the server may have
+    /// lost the session. A service that is busy, or offers no event stream, has not lost it.
     fn check_after_error<T>(&self, result: Result<T, TransportError>) -> Result<T, TransportError> {
         let is_suspect = match &result {
             Ok(_) | Err(StreamableHttpError::ServerDoesNotSupportSse) => false,
@@ -65,7 +65,7 @@ impl ObservedHttpClient {
         response: StreamableHttpPostResponse,
         has_session: bool,
     ) -> Result<StreamableHttpPostResponse, TransportError> {
-        // The protocol allows no such answer at all, but some servers send it in the stream of the session.
+        // The protocol does not allow this, but some servers then answer in the common event stream of the session.
         let may_come = has_session && !self.has_no_common_stream.load(Ordering::Relaxed);
         if matches!(response, StreamableHttpPostResponse::Accepted) && !may_come {
             let text = "it accepted the request (HTTP 202 or 204) without an answer";
@@ -100,7 +100,7 @@ impl StreamableHttpClient for ObservedHttpClient {
         limits: StreamableHttpResponseLimits,
     ) -> Result<StreamableHttpPostResponse, TransportError> {
         if !self.calls.begin_write(&message) {
-            // The call was withdrawn before it was sent, so its caller does not wait for the result.
+            // The call was withdrawn, or the library sends it a second time.
             return Err(StreamableHttpError::TransportChannelClosed);
         }
         let (request, is_list_request, is_call) = match &message {
@@ -121,8 +121,8 @@ impl StreamableHttpClient for ObservedHttpClient {
         if request.is_some() {
             response = self.check_answered(response, has_session)?;
         }
-        // A server that has lost the session often answers with an error without an id. The library would not find the
-        // request that it answers, which would wait until its time limit.
+        // A server that has lost the session often answers with an error without an id. The library would not find
+        // the request that it answers, which would wait until its time limit.
         if let StreamableHttpPostResponse::Json(ServerJsonRpcMessage::Error(error), _) =
             &mut response
             && error.id.is_none()
@@ -204,8 +204,8 @@ impl StreamableHttpClient for ObservedHttpClient {
 /// it reads the request.
 const NO_SESSION: [i32; 2] = [-32000, -32001];
 
-/// Returns whether a server with this error has not run the call, although the error does not name the call. Other
-/// errors may come from a server that failed after it had acted. The library does not tell the HTTP status.
+/// Returns whether an error without an id means that the server has not run the call. Other errors may come from a
+/// server that failed after it had acted. The library does not tell the HTTP status.
 fn is_refusal(code: ErrorCode) -> bool {
     let of_the_protocol = matches!(
         code,
@@ -230,8 +230,9 @@ fn store_tool_names(answer: &ServerJsonRpcMessage, calls: &OpenCalls) {
 
 /// Stores the names of all tools of the answer to `tools/list` in this event stream.
 ///
-/// The stream ends only after the answer was received: rmcp 3.11 does not check the headers of a list that it reads
-/// together with the end of the stream, and does not send them with the calls.
+/// The stream ends only after the stored names were taken, but at most [`LIST_WAIT_MAX`] late: rmcp 3.11 does not
+/// check the headers of a list that it reads together with the end of the stream, and does not send them with the
+/// calls.
 fn store_tool_names_of(
     events: BoxedSseResponse,
     calls: Arc<OpenCalls>,

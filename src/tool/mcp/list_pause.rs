@@ -1,27 +1,28 @@
-//! The waits between readings of a list of tools that changes (`tools/list_changed`): 1 s, doubled up to 60 s while the
-//! list stays the same.
+//! The waits between readings of a list of tools that changes (`tools/list_changed`): 1 s, doubled up to 60 s while
+//! the list stays the same. After 60 s without a report the wait is 1 s again.
 
 use std::time::Duration;
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// The readings of a list that showed no change, although the server had reported one. A server that reports a change
-/// after each reading would otherwise be asked without end.
+/// The length of the next wait. It grows, because a server may report a change after each reading although its list
+/// stays the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct ListPause {
-    unchanged: u32,
+    doublings: u32,
 }
 
 impl ListPause {
-    /// Handles a reading. `quiet` is the time without a report between the last wait and this reading. Returns the wait
-    /// before the next reading: twice the last one while the list does not change.
+    /// Handles a reading. `quiet` is the time without a report between the last wait and this reading. Returns the
+    /// wait before the next reading: [`FIRST_PAUSE`] after a change or a long quiet, else twice the last one up to
+    /// the limit.
     pub(super) fn handle_list(&mut self, quiet: Duration, has_changed: bool) -> Duration {
         if has_changed || quiet >= LONGEST_PAUSE {
-            self.unchanged = 0;
+            self.doublings = 0;
         }
-        let factor = 1_u32.checked_shl(self.unchanged).unwrap_or(u32::MAX);
-        self.unchanged = self.unchanged.saturating_add(1);
+        let factor = 1_u32.checked_shl(self.doublings).unwrap_or(u32::MAX);
+        self.doublings = self.doublings.saturating_add(1);
         FIRST_PAUSE.saturating_mul(factor).min(LONGEST_PAUSE)
     }
 }

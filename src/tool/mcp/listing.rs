@@ -42,7 +42,8 @@ pub(super) struct Pins {
     pub(super) required: bool,
 }
 
-/// Makes the list of a server's tools. A tool that cannot be offered is left out alone, with the reason.
+/// Makes the list of a server's tools. A tool that cannot be offered is left out alone, with the reason; one that the
+/// filter does not admit, without a reason.
 pub(super) fn listing(
     server: &str,
     tools: &[Value],
@@ -92,7 +93,7 @@ pub(super) fn wrong_headers(
     wrong.map(move |name| (excerpt(name, QUOTED_NAME_CHARS_MAX), reason.to_owned()))
 }
 
-/// Returns the patterns of the configuration that match no tool of the server, with the reason. They may be wrong.
+/// Returns the patterns of the configuration that match no tool of the server, with the reason. They may be mistyped.
 pub(super) fn unmatched_patterns(
     tools: &[Value],
     dropped: &[String],

@@ -61,7 +61,7 @@ use listing::{Pins, ToolFilter, listing, unmatched_patterns, wrong_headers};
 use reconnect::Reconnect;
 use shared::{OpenConnection, SessionConnections, SharedConnection, ToolConnection};
 
-/// The reason of the end of a connection that the host ends.
+/// The reason of the end if the host ends the server before it is connected.
 const CLOSING: &str = "the host is shutting down";
 
 /// Maximum number of characters of the reason of the end of a connection.
@@ -92,7 +92,7 @@ struct Definition {
 
 /// The end of a connection.
 struct ConnectionEnd {
-    /// For people.
+    /// For people, and for the model whose call is not sent.
     reason: String,
     /// The connection, if its open calls may still be answered.
     draining: Option<Connection>,
@@ -203,7 +203,7 @@ impl McpServer {
         self.serve(connection, &tools).await
     }
 
-    /// Makes the list of tools, and notes which of them have changed since they were accepted.
+    /// Makes the list of tools. With `pin = "require"`, calls of those that it leaves out are refused from now on.
     fn listing(&self, listed: &ListedTools) -> ServerListing {
         let Definition { name, filter, pins, .. } = &*self.definition;
         let mut listing = listing(name, &listed.tools, filter, pins.as_ref());
@@ -234,6 +234,7 @@ impl McpServer {
         Ok(listed)
     }
 
+    /// Serves calls until the connection ends, or does not work any more, or the host ends it.
     async fn serve(&self, mut connection: Connection, tools: &ListedTools) -> ConnectionEnd {
         let listing = Arc::new(self.listing(tools));
         let open = connection.handle().clone();
@@ -261,8 +262,8 @@ impl McpServer {
         }
     }
 
-    /// Reads the list of tools again when it has changed, and when the connection may not work any more. Returns if it
-    /// does not work: the reason, for people.
+    /// Reads the list of tools again when the server reports a change, and, only as a check, when the connection may
+    /// not work any more. Returns the reason if the check fails.
     async fn keep_listed(&self, open: &OpenConnection, mut listing: Arc<ServerListing>) -> String {
         let mut pause = ListPause::default();
         let mut next = Instant::now();

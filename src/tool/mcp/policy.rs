@@ -1,4 +1,4 @@
-//! The policy of a server's tool: from its annotations, if they are trusted, and from the configuration.
+//! The policy of a server's tool from its annotations, if the configuration trusts them (`trust = "annotations"`).
 //!
 //! The annotations and their defaults are those of the specification's type `ToolAnnotations`
 //! (<https://modelcontextprotocol.io/specification/2026-07-28/schema#toolannotations>).
@@ -8,8 +8,9 @@ use serde_json::Value;
 use crate::config::{StartPolicy, ToolEffect};
 use crate::tool::ToolSpec;
 
-/// Applies the annotations of a trusted server. A tool that reads a closed world has no effects; one that
-/// reads an open world sends its arguments elsewhere, and may run again.
+/// Applies the annotations of a trusted server. A tool that only reads (`readOnlyHint` without `destructiveHint`)
+/// has no effects if `openWorldHint` is false. Else it has an effect, because its arguments leave the machine, but is
+/// idempotent and not destructive. Of all other tools `idempotentHint` and `destructiveHint` count.
 pub(super) fn apply_annotations(spec: &mut ToolSpec, annotations: Option<&Value>) {
     let claim = |key: &str| annotations.and_then(|claims| claims.get(key)).and_then(Value::as_bool);
     let reads_only = claim("readOnlyHint") == Some(true) && claim("destructiveHint") != Some(true);

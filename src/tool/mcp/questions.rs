@@ -2,9 +2,10 @@
 //!
 //! A server of the newest protocol answers a call with `input_required`. The call is then sent again, with the
 //! answers and the server's opaque state. A server of an earlier protocol sends a request during the call, and
-//! does not name the call. Over HTTP it is the call whose event stream carries the question. Over a process it is the
-//! call that was sent last, unless calls of several sessions run: then it is declined, so that no session receives
-//! the question of another one. A call is sent at most 16 times, the first time included.
+//! does not name the call. Over HTTP it is the call whose event stream carries the question. Otherwise (a process, or
+//! another event stream) it is the call that was sent last. If calls of several sessions run, the question is then
+//! declined, so that no session receives the question of another one. A call is sent at most 16 times, the first time
+//! included.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,15 +44,15 @@ impl InputRequired {
         })
     }
 
-    /// Returns whether the server waits for an answer. It may only ask to be called again.
+    /// Returns whether the server asks anything. If not, it only asks that the call is sent again.
     pub(super) fn has_questions(&self) -> bool {
         !self.requests.is_empty()
     }
 
-    /// Asks the questions one after the other. Returns the responses by key.
+    /// Asks the questions one after the other. Returns the responses by key. The list of roots is empty.
     ///
     /// # Errors
-    /// If the server asks for something else than input of a person.
+    /// If a question is not valid, or the server asks for something else.
     pub(super) async fn responses(
         &self,
         asker: &Asker,
@@ -100,7 +101,7 @@ impl Asker {
     /// Asks a question of the server. Returns the result of `elicitation/create`.
     ///
     /// # Errors
-    /// If it is no question, or its form cannot be checked.
+    /// If it is no question, its form cannot be checked, or it is too large.
     pub(super) async fn ask(&self, params: &Value) -> Result<Value, ToolError> {
         let question = question(params).ok_or_else(|| {
             ToolError::new("the server asks a question without a message, a form or a url")

@@ -9,10 +9,10 @@ const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 const LONGEST_WAIT_CONNECTED: Duration = Duration::from_secs(2);
 
-/// A connection of this duration was stable.
+/// A connection of at least this duration was stable.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// The attempts to connect, and the connections, that have failed in a row.
+/// The failed attempts to connect and the short connections in a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Reconnect {
     failures: u32,
@@ -20,7 +20,8 @@ pub(super) struct Reconnect {
 
 impl Reconnect {
     /// Handles the end of a connection that lasted for `connected`, or a failed attempt to connect (`None`).
-    /// Returns the wait before the next attempt: none after a stable connection, else twice the last one.
+    /// Returns the wait before the next attempt: none after a stable connection. Else it doubles with each failure in
+    /// a row, up to the limit for this kind of end.
     pub(super) fn handle_end(&mut self, connected: Option<Duration>) -> Duration {
         if connected.is_some_and(|lasted| lasted >= STABLE_AFTER) {
             self.failures = 0;

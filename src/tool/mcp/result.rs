@@ -8,14 +8,14 @@ use serde_json::Value;
 use crate::tool::{InputSchema, ToolError, ToolOutput};
 use crate::types::{Image, ResultResource, excerpt};
 
-/// Maximum number of characters of the note about a value that does not match its schema.
+/// Maximum number of characters of a violation of the schema in the note about it.
 const VIOLATION_CHARS_MAX: usize = 200;
 
-/// Converts a result. Content and structured value are both kept; the model reads the content if it has any,
-/// and a note if the structured value does not match its schema.
+/// Converts a result. Content and structured value are both kept; the model reads the content if it has any, else the
+/// structured value. Of a successful call it also reads a note if that value does not match the tool's output schema.
 ///
 /// # Errors
-/// If it is not a complete result.
+/// If it is not a complete result, or has neither content nor a structured value.
 pub(super) fn output(
     result: &Value,
     schema: Option<&InputSchema>,
@@ -81,9 +81,9 @@ fn media(name: &str, block: &Value) -> ResultResource {
 
 /// Returns an embedded or a linked resource.
 fn resource(resource: &Value) -> ResultResource {
-    let (uri, title) = (text(resource, "uri"), text(resource, "name"));
+    let (uri, given) = (text(resource, "uri"), text(resource, "name"));
     let last = uri.rsplit('/').next().unwrap_or_default();
-    let name = if title.is_empty() { last } else { &title };
+    let name = if given.is_empty() { last } else { &given };
     let mut made = ResultResource::new(name, text(resource, "mimeType"));
     if let Some(text) = resource["text"].as_str() {
         made = made.with_text(text);

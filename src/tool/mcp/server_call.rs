@@ -27,7 +27,7 @@ enum CallWrite {
     Queued,
     /// A byte of it may have been written. Has the token of its progress.
     Begun(ProgressToken),
-    /// It is never written.
+    /// It is not written any more: it was withdrawn, or has ended.
     Withdrawn,
 }
 
@@ -37,8 +37,8 @@ impl ServerCall {
         Self { asker, write, arrived: Notify::new(), asking: AtomicUsize::new(0) }
     }
 
-    /// Begins to write the call. Returns false if it is withdrawn. A call is not written twice: if the library sends it
-    /// again, because the service refused the first request, it is withdrawn.
+    /// Begins to write the call. Returns false if it is withdrawn. A call is not written twice: if the library sends
+    /// it again, because the service refused the first request, it is withdrawn.
     pub(super) fn begin_write(&self, token: &ProgressToken) -> bool {
         let mut write = self.write.lock();
         let begins = matches!(*write, CallWrite::Queued);
@@ -63,7 +63,7 @@ impl ServerCall {
         matches!(*write, CallWrite::Withdrawn)
     }
 
-    /// Withdraws the call, or returns the token of its progress.
+    /// Ends the call, so that it is not written any more. Returns the token of its progress if its writing has begun.
     pub(super) fn end(&self) -> Option<ProgressToken> {
         match std::mem::replace(&mut *self.write.lock(), CallWrite::Withdrawn) {
             CallWrite::Begun(token) => Some(token),
@@ -80,7 +80,7 @@ impl ServerCall {
         self.asker.context().progress(text);
     }
 
-    /// Asks a question of the server. The time of the question does not count towards the call's time limit.
+    /// Asks a question of the server. The call's time limit starts again when the question ends.
     pub(super) async fn ask(&self, params: &Value) -> Result<Value, ToolError> {
         let _asking = AskingGuard::new(self);
         self.asker.ask(params).await

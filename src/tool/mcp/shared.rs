@@ -24,9 +24,10 @@ use crate::types::{Secrets, SessionId};
 pub(super) struct SharedConnection {
     /// The present connection.
     pub(super) open: Mutex<Option<OpenConnection>>,
-    /// The reason why there is no connection. Empty until there is a first reason.
+    /// The reason why there is no connection, or why the last one ended. Empty until there is a first reason.
     pub(super) down: Mutex<String>,
-    /// The tools that are refused because they differ from the accepted ones, with the reasons.
+    /// With `pin = "require"`: what the last list has left out, above all tools that differ from the accepted ones,
+    /// with the reasons. Calls of these tools are refused.
     pub(super) refused: Mutex<HashMap<String, String>>,
     /// Notified when the server's list of tools has changed.
     pub(super) list_changed: Notify,
@@ -94,8 +95,8 @@ struct WrittenCall {
 
 impl OpenCalls {
     /// Begins to write a message. Returns false if it is a call that was withdrawn or already written: no call is
-    /// written twice, and one that is sent again is withdrawn and forgotten. From here on a call receives progress and
-    /// questions: a server may send them before the caller learns that the call was sent.
+    /// written twice, and one that is sent again is withdrawn and forgotten. From here on a call receives progress
+    /// and questions: a server may send them before the caller learns that the call was sent.
     pub(super) fn begin_write(&self, message: &ClientJsonRpcMessage) -> bool {
         let Some((id, token, call)) = awaited_call(message) else { return true };
         let mut written = self.written.lock();
@@ -185,8 +186,9 @@ impl OpenCalls {
     }
 }
 
-/// Returns the call that a message carries, with the id of its request and the token of its progress. `None` for other
-/// messages, and for a call that is sent only to cancel the questions of an earlier call: its result is not awaited.
+/// Returns the call that a message carries, with the id of its request and the token of its progress. `None` for
+/// other messages, and for a call that is sent only to cancel the questions of an earlier one: its result is not
+/// awaited.
 fn awaited_call(
     message: &ClientJsonRpcMessage,
 ) -> Option<(&RequestId, ProgressToken, &Arc<ServerCall>)> {
@@ -244,7 +246,7 @@ pub(super) enum ToolConnection {
 }
 
 impl ToolConnection {
-    /// Returns the connection of a session.
+    /// Returns the connection of a session; one that is not open if the session has none.
     pub(super) fn of(&self, session: &SessionId) -> Arc<SharedConnection> {
         match self {
             Self::Shared(shared) => Arc::clone(shared),
@@ -255,8 +257,8 @@ impl ToolConnection {
         }
     }
 
-    /// Returns a future that ends with the first attempt to connect the session, if the session is still to be
-    /// connected.
+    /// Returns a future that ends with the first attempt to connect the session. `None` if that attempt has ended, or
+    /// the session has no connection of its own.
     pub(super) fn started(
         &self,
         session: &SessionId,

@@ -1,5 +1,5 @@
-//! Messages over the standard input and output of a process: one JSON value on each line, of at most 16 MiB. While more
-//! than 256 KiB of replies wait to be written, nothing is read.
+//! Messages over the standard input and output of a process: one JSON value on each line, of at most 16 MiB. While
+//! more than 256 KiB of replies wait to be written, nothing is read.
 
 use std::fmt;
 use std::io;
@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use super::shared::OpenCalls;
 use crate::types::{Secrets, excerpt};
 
-/// Maximum size of a line. Longer ones are skipped.
+/// Maximum size of a line. Longer ones are skipped; an answer among them becomes an error.
 const LINE_BYTES_MAX: usize = 16 << 20;
 
 /// Number of bytes that are kept of the end of a longer line. The id of an answer may be there.
@@ -110,7 +110,7 @@ impl StdioTransport {
         Self { reader, line: Vec::new(), skipped: None, writer, unwritten, noise, calls, secrets }
     }
 
-    /// Reads the next line. `None` at the end. Cancel safe: keeps the bytes read so far.
+    /// Reads the next line. `None` at the end, or after an error. Cancel safe: keeps the bytes read so far.
     async fn next_line(&mut self) -> Option<StdioLine> {
         loop {
             let available = self.reader.fill_buf().await.unwrap_or_default();
@@ -143,7 +143,7 @@ impl StdioTransport {
         }
     }
 
-    /// Reads a line as a message. `None` if it is none.
+    /// Reads a line as a message. An answer that cannot be read becomes an error. `None` if the line is no message.
     fn message(&self, line: &[u8]) -> Option<ServerJsonRpcMessage> {
         if line.trim_ascii().is_empty() {
             return None;
@@ -193,8 +193,8 @@ fn without_null(mut value: Value) -> Option<ServerJsonRpcMessage> {
     serde_json::from_value(value).ok()
 }
 
-/// Returns the id of the request that a JSON value answers. `None` if it is no answer: a line of a log in JSON may have
-/// an id and an error, too.
+/// Returns the id of the request that a JSON value answers. `None` if it is no answer: a line of a log in JSON may
+/// have an id and an error, too.
 fn answered_request(value: &Value) -> Option<RequestId> {
     let members = value.as_object()?;
     if members.contains_key("method") || !members.contains_key("jsonrpc") {

@@ -88,8 +88,8 @@ fn transport_cause<'e>(error: &'e (dyn Error + 'static)) -> &'e (dyn Error + 'st
     error
 }
 
-/// Returns the texts of an error of the library and of its sources. This function does not cut a body, so that secrets
-/// can be replaced first. Where the library has cut one, [`CUT_MARK`] shows it.
+/// Returns the texts of an error of the library and of its sources. This function does not cut a body, so that
+/// secrets can be replaced first. Where the library may have cut one, [`CUT_MARK`] shows it.
 pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
     let cause = transport_cause(error);
     if let Some(error) = answered_error(cause) {
@@ -122,7 +122,7 @@ pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
     source_chain(cause)
 }
 
-/// Returns a URL without its query and fragment, which may have a key.
+/// Returns a URL without its query and fragment, which may contain an API key.
 pub(super) fn without_query(url: &Url) -> Url {
     let mut url = url.clone();
     url.set_query(None);
@@ -130,7 +130,7 @@ pub(super) fn without_query(url: &Url) -> Url {
     url
 }
 
-/// Returns the texts of an error and of its sources.
+/// Returns the texts of an error and of its sources, without those that repeat an earlier text.
 fn source_chain(cause: &(dyn Error + 'static)) -> String {
     let mut text = cause.to_string();
     let mut source = cause.source();

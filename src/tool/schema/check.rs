@@ -1,8 +1,8 @@
 //! Checks a value against a compiled schema, with a limited number of steps.
 //!
 //! Schemas and values come from clients, models and servers of tools, and a small schema can ask for more work than
-//! any machine can do. So each schema that a value is checked against is a step, texts, constants, regular
-//! expressions and lists of names take further steps by their size, and a check with too many of them ends.
+//! any machine can do. So each schema that a value is checked against takes a step. Texts, constants, regular
+//! expressions and lists of names take further steps by their size. A check with too many steps ends.
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
@@ -19,14 +19,14 @@ use super::violation::{
     no_alternative, reason, unknown_property,
 };
 
-/// Maximum number of steps of a check. They take less than half a second, and up to ten seconds if most of them are of
-/// regular expressions that were made for that.
+/// Maximum number of steps of a check. They take less than half a second, and up to ten seconds if most of them are
+/// spent by regular expressions that were made to be slow.
 const STEPS_MAX: usize = 5_000_000;
 
 /// Maximum number of steps to find the place of a violation.
 const STEPS_TO_DESCRIBE_MAX: usize = 200_000;
 
-/// Maximum number of schemas in each other in a check, which is recursive.
+/// Maximum number of nested schemas in a check, which is recursive.
 const LEVELS_MAX: usize = 500;
 
 /// Number of steps to write the description of a violation.
@@ -39,13 +39,13 @@ const MULTIPLE_STEPS: usize = 8;
 const KNOWN_MAX: usize = 500_000;
 
 impl CompiledSchema {
-    /// Returns true if a value matches the schema. A check with too many steps fails.
+    /// Returns true if a value matches the schema. Returns false if the check takes too many steps or levels.
     #[cfg(any(test, feature = "rehearsal"))]
     pub(crate) fn is_valid(&self, value: &Value) -> bool {
         matches!(SchemaCheck::new(self, STEPS_MAX).check(0, value, None), Ok(true))
     }
 
-    /// Returns the first violation of the schema in a value. A check with too many steps is one.
+    /// Returns the first violation of the schema in a value. A check with too many steps or levels is one.
     pub(crate) fn first_violation(&self, value: &Value) -> Option<Violation> {
         let mut check = SchemaCheck::new(self, STEPS_MAX);
         match check.check(0, value, None) {
@@ -86,8 +86,9 @@ type Checked = Result<bool, TooExpensive>;
 /// The members or items of a value that a schema has checked, for `unevaluatedProperties` and `unevaluatedItems`.
 #[derive(Debug, Default)]
 struct Evaluated {
+    /// True if all of them have been checked. `parts` need not contain them then.
     has_all: bool,
-    /// The addresses of the others.
+    /// The addresses of those that have been checked.
     parts: HashSet<*const Value>,
 }
 
@@ -100,11 +101,12 @@ struct SchemaCheck<'c> {
     scope: Vec<usize>,
     /// The targets of references that are being checked, with their values.
     open: Vec<(usize, *const Value)>,
-    /// The results of targets of references, with their values.
+    /// The remembered results, by the target of a reference and the address of the value.
     known: HashMap<(usize, *const Value), bool>,
-    /// The lowest index in `open` whose result the current target supposes, because of a reference back to it.
+    /// The lowest index in `open` whose result the current target supposes, because of a reference back to it;
+    /// `usize::MAX` if there is none.
     supposed: usize,
-    /// True if a violation is described. It is false in schemas that may fail, such as that of `not`.
+    /// True if the first violation is to be described. False in schemas that may fail, such as that of `not`.
     is_described: bool,
     /// The violation, without its rule.
     violation: Option<Violation>,
@@ -138,7 +140,8 @@ impl<'c> SchemaCheck<'c> {
             return self.check_keywords(number, value, seen);
         }
         let key = (number, ptr::from_ref(value));
-        // A value that matches if it matches. References that lead back without a step into the value say nothing.
+        // A reference that leads back to a target with the same value adds no condition. So the value is supposed to
+        // match.
         let of_this_value = self.open.iter().rev().take_while(|(_, open)| *open == key.1);
         let mut visited = 0;
         let found = of_this_value.inspect(|_| visited += 1).any(|open| *open == key);
@@ -147,12 +150,13 @@ impl<'c> SchemaCheck<'c> {
             self.supposed = self.supposed.min(self.open.len() - visited);
             return Ok(true);
         }
-        // Results are known of the contents of values only, and what they evaluate is not.
-        let is_known = seen.is_none()
+        // A remembered result has no `seen`. The address of a string may be that of a temporary one
+        // (`property_names`), so only objects and arrays have remembered results.
+        let is_cacheable = seen.is_none()
             && !schema.has_dynamic_references
             && (value.is_object() || value.is_array());
-        if is_known && let Some(known) = self.known.get(&key) {
-            // The place of the violation is not known.
+        if is_cacheable && let Some(known) = self.known.get(&key) {
+            // The place of a violation is not remembered.
             if *known || !self.is_described {
                 return Ok(*known);
             }
@@ -163,7 +167,7 @@ impl<'c> SchemaCheck<'c> {
         self.open.pop();
         // A result that supposes that of a target around it holds only there.
         if self.supposed >= self.open.len() {
-            if is_known && self.known.len() < KNOWN_MAX {
+            if is_cacheable && self.known.len() < KNOWN_MAX {
                 self.known.insert(key, checked);
             }
             self.supposed = supposed_before;
@@ -265,7 +269,7 @@ impl<'c> SchemaCheck<'c> {
             (Assertion::Never, _) => false,
             (Assertion::Type(types), _) => types.iter().any(|of| has_type(value, *of)),
             (Assertion::Const(options) | Assertion::Enum(options), _) => {
-                // Each comparison ends with the smaller of the two.
+                // A comparison reads no more than the smaller of the two values.
                 let size = size_limited(value, options.size).saturating_mul(options.values.len());
                 self.steps.spend(size.min(options.size))?;
                 options.values.iter().any(|option| JsonValue(option) == JsonValue(value))
@@ -337,7 +341,7 @@ impl<'c> SchemaCheck<'c> {
         Ok(true)
     }
 
-    /// Notes the first violation. `member` is missing, or not expected.
+    /// Returns false. Records the violation if it is the first and is to be described. `member` is the missing one.
     fn fail(
         &mut self,
         number: usize,
@@ -348,6 +352,7 @@ impl<'c> SchemaCheck<'c> {
         self.fail_because(number, assertion.name(), member, || describe(assertion, member, value))
     }
 
+    /// Like [`Self::fail`], with this keyword and message. `member` is missing or not expected.
     fn fail_because(
         &mut self,
         number: usize,
@@ -365,7 +370,7 @@ impl<'c> SchemaCheck<'c> {
         Ok(false)
     }
 
-    /// Checks a value in the value.
+    /// Checks a member or an item, whose place is `segment`.
     fn check_part(
         &mut self,
         number: usize,
@@ -374,13 +379,13 @@ impl<'c> SchemaCheck<'c> {
     ) -> Checked {
         let is_valid = self.check(number, part, None)?;
         if !is_valid && let Some(violation) = &mut self.violation {
-            // The innermost segment comes first, until the whole value has been checked.
+            // The innermost segment is added first, and each one around it is put before it.
             violation.path.insert(0, segment());
         }
         Ok(is_valid)
     }
 
-    /// Checks a value that may fail.
+    /// Checks a value that may fail: records no violation.
     fn check_quietly(
         &mut self,
         number: usize,
@@ -393,7 +398,7 @@ impl<'c> SchemaCheck<'c> {
         Ok(checked)
     }
 
-    /// Returns the schema with the outermost anchor of a name.
+    /// Returns the schema with the outermost dynamic anchor of a name, or `target` if there is none.
     fn dynamic_target(&mut self, target: usize, name: &str) -> Result<usize, TooExpensive> {
         self.steps.spend_text(name)?;
         self.steps.spend(self.scope.len())?;
@@ -402,7 +407,7 @@ impl<'c> SchemaCheck<'c> {
         Ok(of_scope.next().copied().unwrap_or(target))
     }
 
-    /// Adds what a part of a schema has checked to what the schema has.
+    /// Adds the parts that a subschema has checked to those that its schema has checked.
     fn add(&mut self, seen: &mut Evaluated, own: Evaluated) -> Result<(), TooExpensive> {
         self.steps.spend(own.parts.len())?;
         seen.has_all |= own.has_all;
@@ -424,7 +429,7 @@ impl<'c> SchemaCheck<'c> {
         Ok(true)
     }
 
-    /// Checks an alternative. Adds the violation to `reasons`.
+    /// Checks an alternative. Adds its violation to `reasons`, up to [`REASONS_MAX`], if violations are described.
     fn alternative(
         &mut self,
         schema: usize,

@@ -1,4 +1,4 @@
-//! Compiles a JSON Schema: each of its schemas to a list of keywords, references to numbers of schemas.
+//! Compiles a JSON Schema: each of its schemas becomes a list of keywords, and each reference the number of a schema.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -26,9 +26,9 @@ pub(crate) type FormatCheck = fn(&str) -> Result<(), String>;
 pub(crate) struct CompiledSchema {
     /// The schemas by their numbers. That of the whole document is 0.
     pub(super) nodes: Vec<SchemaNode>,
-    /// The schemas with a `$dynamicAnchor`, by its name and their resource.
+    /// The schemas with a dynamic anchor, as in [`SchemaDocument`].
     pub(super) dynamic_anchors: HashMap<String, HashMap<usize, usize>>,
-    /// True if the meaning of a reference depends on the schemas around it.
+    /// True if the schema has a `$dynamicRef` or `$recursiveRef`, whose target can depend on the schemas around it.
     pub(super) has_dynamic_references: bool,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct SchemaNode {
     pub(super) is_target: bool,
     /// True if it has `unevaluatedProperties` or `unevaluatedItems`.
     pub(super) has_unevaluated: bool,
-    /// Its keywords in the order of the checks: cheap ones first, `unevaluated…` last.
+    /// Its keywords in the order of the checks: assertions first, `unevaluated…` last.
     pub(super) keywords: Vec<Keyword>,
 }
 
@@ -75,7 +75,7 @@ pub(super) enum Keyword {
         otherwise: Option<usize>,
     },
     Reference(usize),
-    /// A reference to the outermost anchor of this name, if the schema that it names at first has one.
+    /// A reference to the outermost dynamic anchor of this name, or else to the schema with this number.
     DynamicReference(usize, String),
     UnevaluatedProperties(usize),
     UnevaluatedItems(usize),
@@ -103,7 +103,7 @@ pub(super) enum Assertion {
 #[derive(Debug)]
 pub(super) struct EnumOptions {
     pub(super) values: Vec<Value>,
-    /// The steps that a comparison with all of them takes.
+    /// The most steps that a comparison with all of them can take.
     pub(super) size: usize,
 }
 
@@ -220,7 +220,7 @@ impl SizeLimit {
         matches!(self, Self::MinLength | Self::MinItems | Self::MinProperties)
     }
 
-    /// Returns the name of a part of the value.
+    /// Returns the name of what it counts.
     pub(super) fn unit(self) -> &'static str {
         match self {
             Self::MinLength | Self::MaxLength => "character",
@@ -263,10 +263,10 @@ impl Assertion {
 }
 
 impl CompiledSchema {
-    /// Compiles a schema. Texts are checked for the `formats`, by their names, and not for others.
+    /// Compiles a schema. `formats` are the checks of the keyword `format`, by name. Other formats are not checked.
     ///
     /// # Errors
-    /// The reason why it is not a valid schema, with the place.
+    /// The reason why it is not a valid schema, with the place if it is a keyword.
     pub(crate) fn compile(schema: &Value, formats: &[(&str, FormatCheck)]) -> Result<Self, String> {
         let document = SchemaDocument::read(schema)?;
         let mut compiler = SchemaCompiler {
@@ -316,7 +316,7 @@ struct SchemaCompiler<'s, 'f> {
     has_dynamic_references: bool,
 }
 
-/// The members of a schema, with its number and its version of JSON Schema.
+/// The members of a schema, with its number and the document's version of JSON Schema.
 #[derive(Clone, Copy)]
 struct SchemaMembers<'s> {
     members: &'s Map<String, Value>,
@@ -325,7 +325,7 @@ struct SchemaMembers<'s> {
 }
 
 impl<'s> SchemaMembers<'s> {
-    /// Returns the value of a keyword. Those of later versions have no meaning.
+    /// Returns the value of a keyword, unless only later versions have the keyword.
     fn get(self, keyword: &str) -> Option<&'s Value> {
         let first = match keyword {
             "const" | "contains" | "propertyNames" | "if" | "then" | "else" => Draft::V7,
@@ -566,7 +566,7 @@ impl<'s> SchemaCompiler<'s, '_> {
         schema: SchemaMembers<'s>,
         limit: NumberLimit,
     ) -> Result<Option<Assertion>, String> {
-        // In draft 4, a boolean says whether the other limit is exclusive.
+        // In draft 4, `exclusiveMinimum` is a boolean, which says whether `minimum` is exclusive.
         let (other, is_exclusive) = match limit {
             NumberLimit::Minimum => (NumberLimit::ExclusiveMinimum, false),
             NumberLimit::Maximum => (NumberLimit::ExclusiveMaximum, false),
@@ -606,7 +606,7 @@ impl<'s> SchemaCompiler<'s, '_> {
         }
     }
 
-    /// Returns the compiled pattern.
+    /// Compiles a regular expression, unless the schema has an equal one.
     fn pattern(
         &mut self,
         schema: usize,
@@ -714,7 +714,7 @@ impl<'s> SchemaCompiler<'s, '_> {
 
     fn count(&self, schema: SchemaMembers<'s>, keyword: &str) -> Result<Option<u64>, String> {
         let Some(number) = self.number(schema, keyword)? else { return Ok(None) };
-        // Nothing has as many parts as the largest count that fits.
+        // A count that does not fit becomes the largest one, which no value has.
         match integer(number) {
             Some(count) if count >= 0 => Ok(Some(u64::try_from(count).unwrap_or(u64::MAX))),
             None if is_integer(number) && number.as_f64() > Some(0.0) => Ok(Some(u64::MAX)),
@@ -725,7 +725,7 @@ impl<'s> SchemaCompiler<'s, '_> {
     }
 }
 
-/// Removes equal elements: each of them is looked at again for each value.
+/// Removes equal elements, each of which would be looked at again for each value.
 fn without_duplicates<T: Clone + Eq + Hash>(list: Vec<T>) -> Vec<T> {
     let mut found = HashSet::with_capacity(list.len());
     list.into_iter().filter(|element| found.insert(element.clone())).collect()

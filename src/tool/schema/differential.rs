@@ -1,4 +1,5 @@
-//! Compares the checker with the `jsonschema` library, on generated schemas and values and on examples of references.
+//! Compares the checker with the `jsonschema` library: on generated schemas and values, and on examples of references
+//! and of keywords in each version. Checks regular expressions on examples of JavaScript's.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};

@@ -20,7 +20,7 @@ const RESOURCES_MAX: usize = 1_000;
 /// Maximum number of bytes of an absolute URI.
 const URI_BYTES_MAX: usize = 2_048;
 
-/// Maximum number of steps to resolve the references of a document. A step reads a few bytes of a URI.
+/// Maximum number of steps to resolve the URIs of a document, in references and `$id`s.
 const STEPS_MAX: usize = 5_000_000;
 
 /// Number of bytes of a URI that are read in the time of a step.
@@ -53,14 +53,14 @@ const SCHEMA_KEYWORDS: [&str; 11] = [
     "else",
 ];
 
-/// The keywords of which the value is a list of schemas. In old versions `items` is one of them.
+/// The keywords of which the value is a list of schemas. Before 2020-12 `items` could be one of them.
 const LIST_KEYWORDS: [&str; 5] = ["allOf", "anyOf", "oneOf", "prefixItems", "items"];
 
 /// The keywords of which the value is an object of schemas. `dependencies` also has lists of names.
 const MAP_KEYWORDS: [&str; 6] =
     ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
 
-/// A version of JSON Schema. What the versions have in common is not distinguished.
+/// A version of JSON Schema. Similar versions are one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Draft {
     /// Draft 4, with `id` instead of `$id`.
@@ -88,13 +88,14 @@ pub(super) struct SchemaPosition<'s> {
     pub(super) value: &'s Value,
     /// The number of the schema that contains it.
     pub(super) parent: Option<usize>,
-    /// The JSON pointer to it from its parent, or from the document.
+    /// The JSON pointer to it from its parent. Without a parent: from the resource in which a reference found it.
     pub(super) path: String,
-    /// The number of the resource that it belongs to: the innermost schema around it with an `$id`.
+    /// The number of the resource that it belongs to: itself or the innermost schema around it that has an `$id`, or
+    /// else the document.
     pub(super) resource: usize,
 }
 
-/// A schema with a URI of its own.
+/// The document, or a schema in it with a URI of its own.
 struct SchemaResource<'s> {
     base: Url,
     root: &'s Value,
@@ -107,20 +108,20 @@ pub(super) struct SchemaDocument<'s> {
     numbers: HashMap<*const Value, usize>,
     resources: Vec<SchemaResource<'s>>,
     resources_by_uri: HashMap<String, usize>,
-    /// The schemas with an `$anchor` or a `$dynamicAnchor`, by their resource.
+    /// The schemas with an `$anchor`, a `$dynamicAnchor` or a fragment in `$id`, by their resource and this name.
     anchors: HashMap<(usize, String), usize>,
     /// The schemas with a `$dynamicAnchor`, by its name and their resource. A `$recursiveAnchor` is one with an
     /// empty name.
     pub(super) dynamic_anchors: HashMap<String, HashMap<usize, usize>>,
-    /// The steps that are left to resolve references.
+    /// The steps that are left to resolve URIs.
     steps: Steps,
 }
 
 impl<'s> SchemaDocument<'s> {
-    /// Reads a document.
+    /// Reads a document: finds its schemas, but does not check them.
     ///
     /// # Errors
-    /// The reason why it is not valid.
+    /// The limit that it exceeds.
     pub(super) fn read(schema: &'s Value) -> Result<Self, String> {
         let base = Url::parse(BASE_URI).map_err(|error| error.to_string())?;
         let mut document = Self {
@@ -234,7 +235,7 @@ impl<'s> SchemaDocument<'s> {
     /// Returns the absolute URI of a URI in a resource. The inner error is the reason why it is none.
     ///
     /// # Errors
-    /// If it is too long, or the URIs of the document take too long.
+    /// If it is too long, or the URIs of the document take too many steps.
     fn join(&mut self, resource: usize, uri: &str) -> Result<Result<Url, url::ParseError>, String> {
         let base = &self.resources[resource].base;
         let steps = 1 + (base.as_str().len() + uri.len()) / URI_BYTES_PER_STEP;
@@ -258,7 +259,7 @@ impl<'s> SchemaDocument<'s> {
         let (uri, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let fragment = percent_decoded(fragment);
         let target = match uri {
-            // References in a resource are the most frequent.
+            // The usual reference, which takes no steps.
             "" => resource,
             _ => {
                 let uri = self.join(resource, uri)?;

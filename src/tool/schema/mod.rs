@@ -3,22 +3,24 @@
 //! The checker is our own, because schemas and values are untrusted: the number of steps of a check is limited, which
 //! no library offers.
 //!
-//! A check takes at most five million steps, and 500 schemas in each other. A document has at most 100,000 schemas,
+//! A check takes at most five million steps, and nests at most 500 schemas. A document has at most 100,000 schemas,
 //! 1,000 of them with an `$id`, and 200 different regular expressions of at most 4,096 bytes.
 //!
 //! A schema is refused if it contains too many schemas or URIs, or regular expressions that take too much memory or
-//! repeat too much. An expression can take 10 MiB, so that `{1,4096}` fits, and all of them 24 MiB. The count
-//! of an expression of one class, such as `^.{1,65535}$`, takes no memory. A keyword has a meaning from the draft on
-//! that introduced it: drafts 6 and 7 count as one, and so do 2019-09 and 2020-12. An
-//! `$id` that is not a URI is ignored, and of two equal ones the first counts. A reference to the schema of JSON
-//! Schema stands for every object and boolean, and one to a part of it for every value.
+//! repeat too much. An expression can take 10 MiB, so that `{1,4096}` fits, and all of them 24 MiB. The count of an
+//! expression of one class between `^` and `$`, such as `^.{1,65535}$`, takes no memory.
+//!
+//! A keyword has a meaning from the draft on that introduced it: drafts 6 and 7 count as one, and so do 2019-09 and
+//! 2020-12. Exceptions are `$defs`, the anchors, and both forms of `exclusiveMinimum` and `exclusiveMaximum`: every
+//! draft has them. An `$id` that is not a URI is ignored, and of two equal ones the first counts. A reference to the
+//! schema of JSON Schema stands for every object and boolean, and one to a part of it for every value.
 //!
 //! | file | content |
 //! | --- | --- |
 //! | `document.rs` | finds the subschemas of a document, and resolves references |
 //! | `compile.rs` | compiles the keywords of each subschema |
 //! | `check.rs` | checks a value |
-//! | `steps.rs` | counts the work of a check |
+//! | `steps.rs` | counts the work of a check, and of resolving references |
 //! | `violation.rs` | describes the violations of a value |
 //! | `shown.rs` | cuts values and texts for errors |
 //! | `pattern/` | regular expressions: their translation from JavaScript, their size and price, their match |
@@ -61,9 +63,9 @@ pub struct InputSchema {
 }
 
 impl InputSchema {
-    /// Returns the schema of a type, as `schemars` derives it. The schema of `()` is that of an object
-    /// without properties. If the schema is invalid, for example because of a pattern in it, a tool with it
-    /// cannot be registered.
+    /// Returns the schema of a type, as `schemars` derives it, but without `$schema` and `title`, and with the type
+    /// `object` if it names none. The schema of `()` is that of an object without properties. If the schema is
+    /// invalid, for example because of a pattern in it, a tool with it cannot be registered.
     #[must_use]
     pub fn of<Input: JsonSchema>() -> Self {
         let mut value = schemars::schema_for!(Input).to_value();
@@ -105,8 +107,9 @@ impl InputSchema {
     ///
     /// # Errors
     /// If it is not a valid JSON Schema, refers to another document, or contains more than 100,000 schemas, more than
-    /// 1,000 with an `$id`, a URI of more than 2,048 bytes, or more than 200 regular expressions. Each of these has at
-    /// most 4,096 bytes and takes at most 10 MiB when it is compiled, and all of them at most 24 MiB.
+    /// 1,000 with an `$id`, a URI of more than 2,048 bytes, too many long URIs, or more than 200 regular expressions.
+    /// Each of these has at most 4,096 bytes and takes at most 10 MiB when it is compiled, and all of them at most
+    /// 24 MiB.
     pub fn parse(schema: Value) -> Result<Self, InvalidValue> {
         let compiled = Ok(compile(&schema)?);
         Ok(Self { schema: Arc::new(schema), compiled })
@@ -131,8 +134,8 @@ impl InputSchema {
 
     /// Describes the first violation of the schema in `arguments`, in one sentence. Returns `None` if
     /// the arguments are valid, or if the schema itself is invalid. A check ends with a violation after five million
-    /// steps. A step checks one value against one subschema; long texts, constants, lists of names and regular
-    /// expressions take more of them. `format` is not checked.
+    /// steps, or if it nests more than 500 schemas. A step checks one value against one subschema; long texts,
+    /// constants, lists of names and regular expressions take more of them. `format` is not checked.
     #[must_use]
     pub fn first_violation(&self, arguments: &Value) -> Option<String> {
         let violation = self.compiled.as_ref().ok()?.first_violation(arguments)?;

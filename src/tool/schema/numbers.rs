@@ -1,4 +1,5 @@
 //! Compares JSON values by the rules of JSON Schema: numbers are equal if they have the same value, as 1 and 1.0.
+//! Decides which numbers are integers, and which are multiples of others.
 
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
@@ -6,12 +7,12 @@ use std::mem;
 
 use serde_json::{Number, Value};
 
-/// Returns the value of a number without a fraction.
+/// Returns the value of a number without a fraction, if its size is below 1e38.
 pub(super) fn integer(number: &Number) -> Option<i128> {
     let whole = number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from));
     whole.or_else(|| {
         let float = number.as_f64()?;
-        // Larger numbers have no exact value as an integer.
+        // Larger numbers may not fit.
         (float.fract() == 0.0 && float.abs() < 1e38).then_some(float as i128)
     })
 }
@@ -38,12 +39,12 @@ pub(super) fn is_multiple(number: &Number, of: &Number) -> bool {
         multiply_modulo(digits, power_of_ten_modulo(difference, of), of) == Some(0)
     } else {
         let divisor = 10_u128.checked_pow(difference).and_then(|scale| scale.checked_mul(of));
-        // Without one, the divisor is greater than any number with these digits.
+        // A divisor that overflows is greater than the digits.
         divisor.map_or(digits == 0, |divisor| digits.checked_rem(divisor) == Some(0))
     }
 }
 
-/// Returns the remainder of the power of ten, by squaring.
+/// Returns the remainder of a power of ten, by squaring.
 fn power_of_ten_modulo(exponent: u32, of: u128) -> u128 {
     let (mut power, mut square) = (1, 10);
     for bit in 0..u32::BITS - exponent.leading_zeros() {
@@ -55,7 +56,7 @@ fn power_of_ten_modulo(exponent: u32, of: u128) -> u128 {
     power
 }
 
-/// The factors are less than 2^64, or the remainders of such a number.
+/// Returns the remainder of a product, and `None` if `of` is 0. `of` is less than 2^64, so that nothing overflows.
 fn multiply_modulo(a: u128, b: u128, of: u128) -> Option<u128> {
     a.checked_rem(of)?.checked_mul(b.checked_rem(of)?)?.checked_rem(of)
 }

@@ -1,4 +1,5 @@
-//! Cuts values and texts for errors, before they are formatted: they come from clients, and can be long.
+//! Cuts values and texts for errors, before they are formatted: they come from clients, models and servers of tools,
+//! and can be long.
 
 use std::fmt::{self, Write};
 
@@ -10,7 +11,7 @@ const SHOWN_CHARS_MAX: usize = 200;
 /// Number of characters after which a name or another text is cut in an error.
 pub(super) const TEXT_CHARS_MAX: usize = 200;
 
-/// Returns a text, cut after a number of characters.
+/// Returns a text, cut after a number of characters. A cut text ends with `…`.
 pub(super) fn cut(text: impl fmt::Display, chars_max: usize) -> String {
     let mut cut = CutText::new(chars_max);
     // Fails when the text is full.

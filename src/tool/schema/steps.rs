@@ -1,4 +1,4 @@
-//! Counts the work of a check.
+//! Counts the work of a check, and of resolving the references of a schema.
 
 use serde_json::Value;
 

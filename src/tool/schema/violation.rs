@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::compile::{Assertion, JsonType, NumberLimit};
 use super::shown::{CutText, Shown, TEXT_CHARS_MAX, cut, shown_value};
 
-/// Number of characters after which a value is cut before the reasons why no alternative accepts it. They can
-/// contain reasons in turn.
+/// Number of characters after which a value is cut in an error that also has the reasons why no alternative accepts
+/// it. A reason can itself be such an error.
 const SHOWN_BEFORE_REASONS_CHARS_MAX: usize = 40;
 
 /// Number of characters after which such a reason is cut.
@@ -20,7 +20,7 @@ const PATH_CHARS_MAX: usize = 1_000;
 /// Maximum number of options of `enum` in an error.
 const OPTIONS_SHOWN_MAX: usize = 20;
 
-/// Number of alternatives of which an error tells the violations.
+/// Maximum number of alternatives whose violations are in an error.
 pub(super) const REASONS_MAX: usize = 3;
 
 pub(super) const TOO_EXPENSIVE: &str =
@@ -35,7 +35,7 @@ pub(super) const NOT_LOCATED: &str =
 pub(crate) struct Violation {
     /// The way to the value, or to the object that lacks a member or has an unexpected one.
     pub(crate) path: Vec<PathSegment>,
-    /// The JSON pointer to the violated keyword in the schema.
+    /// The JSON pointer to the violated keyword in the schema, or to the schema `false`. Empty if it is not known.
     pub(crate) rule: String,
     /// The name of the missing or unexpected member.
     pub(crate) member: Option<String>,
@@ -116,7 +116,7 @@ pub(super) fn describe(assertion: &Assertion, member: Option<&str>, value: &Valu
         Assertion::Format(format, _) => format!("{shown} is not a {format:?}"),
         Assertion::UniqueItems => format!("{shown} has equal items"),
         Assertion::Never => "no value is allowed here".to_owned(),
-        // The violation has a member.
+        // These violations have a member, which is described above.
         Assertion::Required(_) | Assertion::DependentRequired(_) => String::new(),
     }
 }

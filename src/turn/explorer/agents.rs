@@ -3,7 +3,7 @@
 use super::*;
 use crate::types::{AgentLease, ChildUse, SessionId, child_run_id, child_session_id};
 
-/// The tokens and the calls that each child uses.
+/// The tokens that each child uses.
 const USED: u64 = 7;
 
 /// Returns the child of a call, if its tool is an agent.
@@ -23,7 +23,7 @@ impl World {
         is_agent && self.running.contains(&key) && !call.waits_for_child_end()
     }
 
-    /// Returns the calls whose children may begin to wait for people, or go on.
+    /// Returns the calls whose children may begin to wait for people (true), or go on.
     pub(super) fn may_change_child(
         &self,
         scenario: &Scenario,
@@ -55,8 +55,8 @@ impl World {
         }
     }
 
-    /// Checks that a child gets what its intent records, and that all open children together get no more than is
-    /// left.
+    /// Checks that a child gets what its intent records, and that the leases of open children and the use of ended
+    /// ones are together no more than is left to the run.
     pub(super) fn check_agent_start(
         &self,
         key: CallKey,
@@ -88,8 +88,8 @@ impl World {
     }
 }
 
-/// Returns scenarios with calls of agents.
-fn with_agents(change: impl Fn(&mut Scenario)) {
+/// Explores scenarios with calls of agents.
+fn explore_agents(change: impl Fn(&mut Scenario)) {
     let mixes: [&[&str]; 4] = [
         &["agent", "agent"],
         &["agent", "pure", "effect"],
@@ -109,8 +109,8 @@ fn with_agents(change: impl Fn(&mut Scenario)) {
     explore_all(scenarios);
 }
 
-/// Returns scenarios whose children wait for people, alone and beside another call.
-fn with_waiting_children(change: impl Fn(&mut Scenario)) {
+/// Explores scenarios whose children wait for people, alone and beside another call.
+fn explore_waiting_children(change: impl Fn(&mut Scenario)) {
     let mixes: [&[&str]; 4] = [
         &["agent", "agent"],
         &["agent", "asked"],
@@ -137,7 +137,7 @@ fn clocks_stand_still_while_children_wait_for_people() {
 
 #[test]
 fn a_cancelled_agent_does_not_wait_for_people() {
-    with_waiting_children(|scenario| {
+    explore_waiting_children(|scenario| {
         scenario.cancel = true;
         scenario.failures = true;
         scenario.breaks = 1;
@@ -146,7 +146,7 @@ fn a_cancelled_agent_does_not_wait_for_people() {
 
 #[test]
 fn an_owner_that_dies_continues_the_waits_of_children() {
-    with_waiting_children(|scenario| {
+    explore_waiting_children(|scenario| {
         scenario.owner_deaths = 1;
         scenario.cancel = true;
     });
@@ -165,7 +165,7 @@ fn a_crash_forgets_the_waits_of_children() {
 
 #[test]
 fn a_cancelled_agent_ends_after_its_child() {
-    with_agents(|scenario| {
+    explore_agents(|scenario| {
         scenario.cancel = true;
         scenario.timeouts = true;
         scenario.failures = true;
@@ -174,7 +174,7 @@ fn a_cancelled_agent_ends_after_its_child() {
 
 #[test]
 fn a_crash_keeps_leases_and_stops_the_children_of_a_cancelled_turn() {
-    with_agents(|scenario| {
+    explore_agents(|scenario| {
         scenario.cancel = true;
         scenario.crashes = 1;
         scenario.torn = true;
@@ -183,7 +183,7 @@ fn a_crash_keeps_leases_and_stops_the_children_of_a_cancelled_turn() {
 
 #[test]
 fn an_owner_that_dies_attaches_to_the_calls_of_agents() {
-    with_agents(|scenario| {
+    explore_agents(|scenario| {
         scenario.cancel = true;
         scenario.owner_deaths = 1;
         scenario.durable_at_once = true;

@@ -92,7 +92,8 @@ impl World {
             let Some(call) = self.turn.calls.iter().find(|call| call.key() == key) else {
                 continue;
             };
-            // Calls are admitted in call order, and some wait until the values of their references are read again.
+            // Calls are admitted in call order. Some wait until the values of their references are read again, or
+            // until hooks decide.
             let mut admitted_first = self.turn.calls.iter().filter(|call| call.key() <= key);
             let waits_for_admission = admitted_first.any(|call| {
                 let waits = [CallPhase::AwaitingReferences, CallPhase::AwaitingHooks];
@@ -157,7 +158,7 @@ impl World {
         assert_eq!(applied, Ok(()), "a decision of a pending approval was refused");
     }
 
-    /// Checks that an approval is requested only when nothing else keeps the call from starting.
+    /// Checks the time of a request: for the approval to start, when nothing else keeps the call from starting.
     pub(super) fn check_approval_request(&self, key: CallKey, phase: WaitPhase, rules: &RunRules) {
         let index = self.turn.calls.iter().position(|call| call.key() == key).unwrap();
         let call = &self.turn.calls[index];
@@ -241,8 +242,8 @@ impl World {
         }
     }
 
-    /// Checks that a result which needs a review is released only after it is approved, and that the
-    /// journal has it.
+    /// Checks that a result which needs a review is published only after it is approved, and that the journal has the
+    /// answer of the tool.
     pub(super) fn check_review(&self, result: &ToolResult) {
         let key = result.notes.duplicate_of.unwrap_or(result.call.key);
         if result.notes.reused || !self.is_reviewed(key) {
@@ -269,6 +270,7 @@ impl World {
                 || !self.waiting_children.is_empty())
             && self.running.len() == self.open_questions() + self.waiting_children.len()
             && self.awaiting_hooks.is_empty()
+            && !self.turn.calls.iter().any(|call| call.phase == CallPhase::AwaitingReferences)
             && !self.turn.calls.iter().any(awaits_start)
     }
 
@@ -297,12 +299,8 @@ impl World {
                 "an approval is pending after the cancellation"
             );
             let over = matches!(&self.turn.stage, TurnStage::ResponseEnded { ending, .. } if *ending != ResponseEnding::Complete);
-            let approval_wait_before_resume =
-                call.pending_approval_phase() == Some(WaitPhase::Before);
-            assert!(
-                !approval_wait_before_resume || !over,
-                "an approval of a call that will not run"
-            );
+            let is_before_start = call.pending_approval_phase() == Some(WaitPhase::Before);
+            assert!(!is_before_start || !over, "an approval of a call that will not run");
             if call.phase == CallPhase::Ready
                 && call.waiting_for == Some(crate::event::WaitingFor::Capacity)
                 && let Execution::Parallel { max } = scenario.spec.rules.execution
@@ -348,7 +346,7 @@ impl World {
         }
     }
 
-    /// Checks the answer to a decision about what is decided already: that of the turn, and that of its records.
+    /// Checks that a decision about what is decided already gets this answer from the turn and from its records.
     pub(super) fn check_repeated(
         &mut self,
         key: CallKey,

@@ -1,4 +1,4 @@
-//! Scenarios in which the budget of the run is exceeded at any time.
+//! Scenarios in which a response uses up or exceeds the budget of the run.
 
 use super::*;
 
@@ -12,7 +12,8 @@ fn exceeded_budgets() {
         rules.limits.max_tokens_per_run = Some(10);
         rules.limits.max_tool_calls_per_run = Some(10);
         let base = scenario_with(&format!("{mix:?}"), rules, mix);
-        // In the middle of the response, after its finish reason, and in the second attempt.
+        // Exceeded in the middle of the response, or after its finish reason; used up exactly; exceeded in the second
+        // attempt.
         let end = base.response.len();
         for (index, tokens) in [(end / 2 + 1, 11), (end, 11), (end / 2, 10), (end / 2 + 1, 7)] {
             let mut exceeding = base.clone();

@@ -11,7 +11,7 @@ impl World {
         self.turn.calls.iter().any(|call| call.key() == key && call.waits_for_client())
     }
 
-    /// Returns whether the journal has the answer of a call, whose outcome is not decided.
+    /// Returns whether the journal has the answer to a call from before its outcome was decided.
     pub(super) fn is_reported(&self, key: CallKey) -> bool {
         let is_report =
             |record: &Record| matches!(record, Record::CallReported { key: of, .. } if *of == key);

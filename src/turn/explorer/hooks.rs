@@ -1,4 +1,4 @@
-//! Scenarios of calls that hooks are asked about. They decide at any time, in any order.
+//! Scenarios with hooks about calls and about the turn. The hooks decide at any time, in any order.
 #![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
 
 use super::*;
@@ -11,7 +11,8 @@ pub(super) const VERDICTS: [HookVerdict; 3] =
     [HookVerdict::Allow, HookVerdict::Ask, HookVerdict::Refuse];
 
 impl World {
-    /// Lets the hooks decide about a call. Hooks that ask for an approval also change the arguments.
+    /// Lets the hooks decide about a call, or without a key about the turn. Hooks that ask for the approval to run
+    /// also change the arguments.
     pub(super) fn decide_hooks(&mut self, key: Option<CallKey>, verdict: HookVerdict) {
         let on = self.awaiting_hooks.remove(&key).unwrap();
         let mut decision = HookDecision { verdict, ..HookDecision::default() };
@@ -54,7 +55,7 @@ impl World {
         assert_eq!(is_changed, is_questioned, "{key} runs with other arguments");
     }
 
-    /// Checks that the answer of a tool is an outcome only if hooks allow it.
+    /// Checks that the answer of a tool is an outcome only if hooks allow it, and that a refused call has not run.
     pub(super) fn check_result_allowed(&self, result: &ToolResult, rules: &RunRules) {
         let key = result.call.key;
         let is_copy = result.notes.duplicate_of.is_some() || result.notes.reused;

@@ -93,8 +93,8 @@ impl World {
         assert_eq!(self.reductions, 1, "the context is made smaller twice in a turn");
     }
 
-    /// Checks that models are requested in their order, at most `max_attempts` times each, and never
-    /// after a call with effects has started.
+    /// Checks that models are requested in their order, at most `max_attempts` times each (not counting the request
+    /// after a reduction of the context), and never after a call with effects has started.
     pub(super) fn check_request(&mut self, plan: &AttemptPlan, scenario: &Scenario) {
         assert!(self.started_effects.is_empty(), "a request after a call with effects");
         assert!(!self.awaiting_context, "a request before the context is smaller");
@@ -115,7 +115,8 @@ impl World {
         assert_eq!(recorded_name, Some(name), "the journal names another model");
     }
 
-    /// Checks that a failed turn has used up the attempts of all models.
+    /// Checks that a turn that providers failed has requested all models, and that it has used up their attempts if
+    /// the last error is transient.
     pub(super) fn check_failure(&self, error: &RunError, scenario: &Scenario) {
         if error.code == "CONTEXT_OVERFLOW" {
             assert!(self.reductions == 1 || self.is_resumed(), "the context was not made smaller");

@@ -1,6 +1,7 @@
-//! Explorer: visits every reachable state of [`Turn`] in a simulated environment and checks the
-//! invariants in each. Deltas, outcomes, durable records, timeouts, cancellations, breaks and crashes
-//! arrive in every order. States are visited once, however many paths lead to them.
+//! Explorer: visits every state of [`Turn`] that a scenario can reach in a simulated environment (`world`), and
+//! checks the invariants in each. Deltas, outcomes, durable records, timeouts, cancellations, breaks and crashes
+//! arrive in every order. States are visited once, however many paths lead to them. `random_walks` takes random paths
+//! through scenarios that have too many states.
 
 mod agents;
 mod approvals;
@@ -43,7 +44,7 @@ use world::{Action, World};
 
 const STATES_MAX: usize = 400_000;
 
-/// The response of a scenario, and the maximum numbers of the other actions.
+/// The input of a turn, its response, and which other actions may happen, and how often.
 #[derive(Clone)]
 struct Scenario {
     name: String,
@@ -61,13 +62,14 @@ struct Scenario {
     cancel: bool,
     timeouts: bool,
     failures: bool,
-    /// The maximum number of questions of a call whose tool asks.
+    /// The maximum number of questions of each start of a call whose tool asks.
     questions: u32,
     /// True if the children of calls may wait for people.
     child_waits: bool,
     /// True if records are durable at once, as with the memory engine.
     durable_at_once: bool,
-    /// True if no call with effects is between identical calls, so that only one of them runs.
+    /// True if only one of identical calls runs: no call with effects, and no write of a variable that they use, is
+    /// between them.
     identical_run_once: bool,
 }
 
@@ -106,8 +108,8 @@ fn scenario(name: &str, execution: Execution, names: &[&str]) -> Scenario {
     scenario_with(name, rules(execution), names)
 }
 
-/// Returns a scenario whose calls have these tools. Each call arrives in two deltas, so that states
-/// between them are visited.
+/// Returns a scenario with a call for each name: of a tool, with optional arguments after a space. Each call arrives
+/// in two deltas, so that states between them are visited.
 fn scenario_with(name: &str, rules: RunRules, names: &[&str]) -> Scenario {
     let mut response = vec![text("so")];
     for (index, tool) in (0..).zip(names) {
@@ -142,7 +144,7 @@ fn scenario_with(name: &str, rules: RunRules, names: &[&str]) -> Scenario {
 const EXECUTIONS: [Execution; 3] =
     [Execution::Sequential, Execution::Parallel { max: 2 }, Execution::Parallel { max: 8 }];
 
-/// The executions without `Parallel { max: 8 }`, under which most states arise.
+/// The executions without `Parallel { max: 8 }`, which has the most states.
 const SMALL_EXECUTIONS: [Execution; 2] = [Execution::Sequential, Execution::Parallel { max: 2 }];
 
 const PARALLEL_EXECUTIONS: [Execution; 2] =

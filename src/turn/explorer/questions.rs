@@ -26,7 +26,7 @@ impl SupervisedQuestions {
     }
 }
 
-/// All questions are equal, so that only their numbers distinguish them.
+/// Returns the question of every tool. All are equal, so that only their numbers distinguish them.
 fn question() -> Arc<Question> {
     let form = json!({"type": "object", "properties": {"n": {"type": "integer", "default": 1}}});
     Arc::new(Question::form("How many?", form))
@@ -88,7 +88,8 @@ impl World {
         calls
     }
 
-    /// Checks that a durable decision precedes an answer, and that the answer is about the last question.
+    /// Checks that an answer to the last question is that of a durable decision. A tool ignores an answer to another
+    /// question.
     pub(super) fn receive_answer(&mut self, key: CallKey, number: u32, answer: &Answer) {
         let durable = &self.log[..usize::try_from(self.durable).unwrap()];
         let recorded = self.recorded_decision((key, WaitPhase::Input), durable);

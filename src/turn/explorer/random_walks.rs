@@ -71,8 +71,8 @@ const WITH_AGENTS: [&str; 8] =
 pub(crate) const WALK_BUDGET: Budget =
     Budget { tokens_left: Some(10_000), calls_left: Some(2_000) };
 
-/// Calls `visit` with the records of many random turns and their execution. A crash loses whole
-/// batches of records.
+/// Calls `visit` with the records of many random turns and their execution. A crash keeps all or none of the records
+/// that are not durable.
 pub(crate) fn each_walk(mut visit: impl FnMut(Execution, &[Record])) {
     let endings =
         [FinishKind::ToolCalls, FinishKind::ContentFilter, FinishKind::Length, FinishKind::Error];
@@ -130,7 +130,7 @@ fn walk_to(
         for action_number in 0.. {
             assert!(action_number < 2_000, "{}: the turn does not end", scenario.name);
             let mut actions = world.actions(&scenario);
-            // Cancellations, crashes and breaks are rare, so that walks last longer.
+            // Cancellations, crashes, breaks and overflows are rare, so that walks last longer.
             if random(10) > 0 {
                 actions.retain(|action| {
                     !matches!(

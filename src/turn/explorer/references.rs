@@ -4,7 +4,7 @@ use super::*;
 use crate::context::ReferenceValues;
 use crate::types::{Reference, ReferenceError, ReferencedValue, RunId};
 
-/// Arguments with the reference of every scenario.
+/// Calls with the reference of every scenario in their arguments.
 const PURE: &str = r#"pure {"r":"$VAR_REF{{run_7}}"}"#;
 const SEAL: &str = r#"seal {"r":"$VAR_REF{{run_7}}"}"#;
 const EFFECT: &str = r#"effect {"r":["$VAR_REF{{run_7}}"]}"#;

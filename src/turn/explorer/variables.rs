@@ -150,7 +150,8 @@ impl World {
         );
     }
 
-    /// Checks that the result is the answer of the tool, perhaps with a note.
+    /// Checks that the result is the answer of the tool, perhaps with a note, unless it is withheld or the call is
+    /// malformed or stopped.
     pub(super) fn check_answer(&self, result: &ToolResult) {
         let Some(tool_answer) = self.tool_outcomes.get(&result.call.key) else { return };
         let outcome = &result.outcome;

@@ -11,7 +11,7 @@ use crate::context::has_references;
 use crate::turn::ApprovalError;
 use crate::types::{ApprovalVerdict, HookDecision, HookPoint, HookVerdict, ToolCall};
 
-/// The time that passes while an approval is pending.
+/// The time that passes by the action `PassTime`.
 const PASSED_TIME: Duration = Duration::from_secs(7);
 
 /// A turn in its simulated environment: model, tools, journal, host and clients.
@@ -29,10 +29,10 @@ pub(super) struct World {
     pub(super) holding_permit: BTreeSet<CallKey>,
     /// The calls that wait for the values of their references.
     pub(super) awaiting_references: BTreeSet<CallKey>,
-    /// The calls that wait for the decision of hooks.
+    /// The calls, or the turn itself (`None`), that wait for the decision of hooks at this point.
     pub(super) awaiting_hooks: BTreeMap<Option<CallKey>, HookPoint>,
     pub(super) ever_started: BTreeSet<CallKey>,
-    /// The answers of the tools whose calls ran since the last crash.
+    /// The last answers to the calls since the last crash, of their tools or of the client.
     pub(super) tool_outcomes: BTreeMap<CallKey, ToolOutcome>,
     /// The calls of agents that were aborted and whose children have not ended.
     pub(super) stopping: BTreeSet<CallKey>,
@@ -60,13 +60,14 @@ pub(super) struct World {
     pub(super) reductions: u32,
     pub(super) crashes: u32,
     pub(super) owner_deaths: u32,
-    /// The calls that the tool supervisor has started, with their completions once they have ended.
+    /// The calls that the tool supervisor has started, with their completions once they have ended. Empty in a
+    /// scenario without deaths of the owner.
     pub(super) started_calls: BTreeMap<CallKey, StartedCall>,
     pub(super) cancelled: bool,
-    /// True if the turn was cancelled before it had ended.
+    /// True if the turn was cancelled before it had ended, since its last resume.
     pub(super) cancelled_before_end: bool,
     pub(super) now: Duration,
-    /// The time during which the turn waited only for people.
+    /// The time during which the turn waited only for people since its last resume.
     pub(super) approval_wait: Duration,
     /// True if the action `PassTime` was used.
     pub(super) has_passed_time: bool,
@@ -74,7 +75,7 @@ pub(super) struct World {
     pub(super) snapshots: BTreeMap<CallKey, CallStartSnapshot>,
     /// The calls that have to run again because of a conflict.
     pub(super) reruns: BTreeSet<CallKey>,
-    /// The approvals that clients see as pending.
+    /// The pending approvals and questions. Clients see them when their requests are durable.
     pub(super) pending_approvals: BTreeSet<ApprovalId>,
     /// The questions of the running calls, as the tool supervisor knows them.
     pub(super) questions: BTreeMap<CallKey, SupervisedQuestions>,
@@ -105,7 +106,7 @@ pub(super) enum Action {
     Timeout,
     Cancel,
     Decide(ApprovalId, ApprovalVerdict),
-    /// Time passes while an approval is pending.
+    /// Time passes while an approval or a question is pending, or a child waits for people.
     PassTime,
     /// The host crashes. This number of records is left. The next host starts after all approvals have
     /// expired, or at once.
@@ -126,7 +127,8 @@ pub(super) enum Action {
     AnswerCall(CallKey, ToolStatus),
 }
 
-/// An event of a running call that no owner of the turn receives.
+/// An event of a running call while the turn has no owner. The next owner reads it from the state of the tool
+/// supervisor.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum MissedEvent {
     Nothing,
@@ -269,7 +271,7 @@ impl World {
             actions.extend(missed.map(Action::OwnerDeath));
         }
         if self.crashes < scenario.crashes {
-            // Each record after the durable ones may be written or lost.
+            // A crash keeps all or none of the records that are not durable; with `torn`, also only the first ones.
             let (durable, written) = (self.durable as usize, self.log.len());
             let from = if scenario.torn { durable + 1 } else { written.max(durable + 1) };
             for kept in std::iter::once(durable).chain(from..=written) {
@@ -414,7 +416,7 @@ impl World {
         );
     }
 
-    /// Checks that inputs which come too late change nothing, and that late outcomes are counted.
+    /// Checks that inputs which come too late change nothing, and that late outcomes are published as late.
     pub(super) fn check_late_inputs(&mut self) {
         let is_awaiting_response = self.turn.stage == TurnStage::AwaitingResponse;
         let before =

@@ -14,7 +14,7 @@ const QUOTED_CHARS: usize = 600;
 /// The first difference between a recording and its replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The record. `None` if the history or the variables differ.
+    /// The number of the record. `None` if the history or the variables differ.
     pub seq: Option<Seq>,
     /// The recorded record.
     pub recorded: Option<Record>,
@@ -34,17 +34,25 @@ pub(crate) struct Mismatch {
     pub(crate) state: String,
 }
 
-/// Returns whether two records are equal except for times and values that depend on times.
+/// Returns whether two records are equal except for the values that `timeless` removes.
 pub(crate) fn same(recorded: &Record, now: &Record) -> bool {
     recorded == now || timeless(recorded) == timeless(now)
 }
 
-/// Returns the record without times and values that depend on times.
+/// Returns the record without times, values that depend on times, and other values that a replay cannot repeat.
 pub(super) fn timeless(record: &Record) -> Record {
     let mut record = record.clone();
     match &mut record {
         // The prompt is that of the configuration at the time.
-        Record::AttemptStarted { wait_ms, prompt, .. } => (*wait_ms, *prompt) = (0, None),
+        Record::AttemptStarted { wait_ms, prompt, reason, .. } => {
+            (*wait_ms, *prompt) = (0, None);
+            // It repeats the error of the attempt before, whose record is compared.
+            if let Some(reason) = reason {
+                reason.clear();
+            }
+        }
+        // Journals of earlier versions have another text.
+        Record::AttemptFailed { error, host_stopped: true, .. } => error.message.clear(),
         Record::ResponseEnded { displayed_segments, .. } => displayed_segments.clear(),
         Record::CallEnded { started_ms, wait_ms, duration_ms, early, .. } => {
             *early = false;

@@ -30,12 +30,13 @@ pub(crate) struct Recording<'a> {
 /// The role of a record in a replay.
 #[derive(Clone, Copy, Debug)]
 enum RecordRole {
-    /// An input from outside: it may stand between the records of a turn.
+    /// An input of the session, such as a stop, a list of tools or a compaction: it may stand between the records of
+    /// a turn.
     Input,
     /// A record about a call.
     Call(CallKey),
-    /// A record about a call that no message holds. It is not replayed, because the arguments of the
-    /// call are not recorded.
+    /// A record about a call that no message holds, or a limit that such a call or a void attempt has reached. It is
+    /// not replayed, because the arguments of the call are not recorded.
     Skipped,
     /// Any other record that a machine makes.
     Made,
@@ -114,7 +115,7 @@ impl<'a> Recording<'a> {
         self.entry(index).map(|entry| &entry.record)
     }
 
-    /// Returns whether the record is an input from outside.
+    /// Returns whether the record is an input of the session.
     pub(crate) fn is_input(&self, index: usize) -> bool {
         matches!(self.roles.get(index), Some(RecordRole::Input))
     }
@@ -182,7 +183,8 @@ impl<'a> Recording<'a> {
         commit.is_none_or(|commit| *commit.end == TurnEnd::Cancelled(reason))
     }
 
-    /// Returns the reason of the external cancellation of the turn.
+    /// Returns the reason for which the turn was cancelled, by its commit. `None` for a budget: the machine itself
+    /// finds that it is used up.
     pub(super) fn cancelled(&self, index: usize) -> Option<CancelReason> {
         match self.turn(index)?.commit?.end {
             TurnEnd::Cancelled(reason) => {
@@ -207,7 +209,7 @@ impl<'a> Recording<'a> {
         self.call(index, key)?.hook_decision(HookPoint::BeforeCall)?.arguments.as_ref()
     }
 
-    /// Returns whether a call started. Returns `None` if it has no outcome.
+    /// Returns whether a call started. Returns `None` if no outcome of it follows.
     pub(super) fn started(&self, index: usize, key: CallKey) -> Option<bool> {
         let mut outcomes = self.call(index, key)?.outcomes.iter();
         let outcome = outcomes.find(|outcome| outcome.at.index >= index && !outcome.amended)?;
@@ -286,7 +288,7 @@ impl<'a> Recording<'a> {
         keys
     }
 
-    /// Returns whether `run_timeout` was reached together with the timeouts of these calls.
+    /// Returns whether `run_timeout` was reached together with the timeouts of calls, if any, from this record on.
     pub(super) fn runs_out_of_time(&self, index: usize) -> bool {
         let Some(run) = self.run(index) else { return false };
         let is_skipped = |index| {
@@ -296,7 +298,7 @@ impl<'a> Recording<'a> {
         next.and_then(|index| limit_at(run, index)) == Some("run_timeout")
     }
 
-    /// Returns the calls of a response that were sealed before its end.
+    /// Returns the calls of a response whose records show that they were sealed before its end.
     pub(super) fn early(&self, attempt: &AttemptTranscript<'a>) -> BTreeSet<u32> {
         let Some(response) = &attempt.response else { return BTreeSet::new() };
         let is_complete = response.ending == ResponseEnding::Complete;

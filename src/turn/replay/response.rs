@@ -16,7 +16,7 @@ use crate::wire::{CallDelta, Delta, ProviderMetadata};
 #[derive(Clone, Debug)]
 pub(super) struct ReplayStep {
     pub(super) deltas: Vec<Delta>,
-    /// The call that these deltas complete.
+    /// The call that these deltas seal, if it was sealed before the response ended.
     pub(super) seals: Option<u32>,
     /// The call that these deltas open and that was dropped for an unknown reason.
     pub(super) gap: Option<u32>,

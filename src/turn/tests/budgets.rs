@@ -116,6 +116,18 @@ fn a_call_over_max_tool_calls_per_run_ends_the_turn_when_it_opens() {
 }
 
 #[test]
+fn the_open_lease_of_a_child_counts_towards_max_tool_calls_per_run() {
+    let mut driver = calls_left(4, |_, _| ());
+    // The call of the agent starts at its seal, and its child may make one call.
+    driver.receive([call(0, "eager_agent", "{}"), call(1, "effect", "{}")]);
+    driver.assert_started(&["eager_agent#0"]).receive([call(2, "pure", "{}")]);
+    assert!(driver.reached_limits().is_empty());
+    driver.receive([call(3, "effect", "{\"n\":1}")]);
+    assert_eq!(driver.reached_limits(), limit_ended("max_tool_calls_per_run", 6, 5));
+    driver.finish_call(0, "late").assert_end(&BUDGET);
+}
+
+#[test]
 fn dropped_calls_use_no_budget() {
     let two = || [call(0, "pure", "{}"), call(1, "pure", "{\"n\":1}")];
     let mut last =

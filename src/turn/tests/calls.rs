@@ -24,6 +24,25 @@ fn start_on_seal_starts_calls_with_effects_early_unless_early_start_is_off() {
 }
 
 #[test]
+fn a_call_whose_arguments_are_too_large_does_not_run_after_a_crash() {
+    let mut small = rules(PARALLEL);
+    small.limits.max_arguments_bytes = 8;
+    // Nothing is kept of a piece that exceeds the limit.
+    for (pieces, kept) in [([r#"{"n":12345}"#, ""], ""), ([r#"{"n":1}"#, "  "], r#"{"n":1}"#)] {
+        let mut driver = Driver::with(small.clone());
+        let [first, rest] = pieces;
+        driver.receive([call(0, "effect", first), more(0, rest)]).end_well();
+        let is_end = |record: &Record| matches!(record, Record::ResponseEnded { .. });
+        let ended = driver.log.iter().position(is_end).unwrap();
+        driver.crash(ended + 1).assert_started(&[]);
+        let problem = "Error: not run: invalid arguments: they are larger than allowed.";
+        let answer = format!("{problem} Received: {kept}");
+        let invalid = Some(FailureKind::InvalidArguments);
+        driver.assert_results(&[("effect", FAILED, invalid, answer.as_str())]);
+    }
+}
+
+#[test]
 fn in_sequential_execution_a_call_starts_when_every_earlier_call_has_ended() {
     let mut driver = Driver::with(rules(Execution::Sequential));
     driver.receive([call(0, "effect", "{}"), call(1, "pure", "{}"), call(2, "effect", "[]")]);

@@ -336,3 +336,37 @@ fn a_turn_that_waits_for_a_smaller_context_can_be_cancelled() {
     reduced(&mut driver, true);
     assert_eq!(driver.requests.len(), 1);
 }
+
+#[test]
+fn text_is_void_if_no_attempt_follows_the_wait_for_a_smaller_context() {
+    let is_void = |event: &Event| matches!(event, Event::AttemptVoided { attempt: 1, .. });
+    let voided = |driver: &Driver| driver.count_events(is_void);
+    for (is_displayed, expected) in [(true, 1), (false, 0)] {
+        let overflowed = || {
+            let mut driver = Driver::with(rules(PARALLEL));
+            if is_displayed {
+                driver.receive([text("Hello")]);
+            }
+            overflows(&mut driver);
+            driver
+        };
+        let (mut failed, mut cancelled, mut continued) = (overflowed(), overflowed(), overflowed());
+        reduced(&mut failed, false);
+        cancelled.cancel();
+        // The start of the next attempt voids the text.
+        reduced(&mut continued, true);
+        assert_eq!([&failed, &cancelled, &continued].map(voided), [expected, expected, 0]);
+        // A resumed turn knows from its records that text was published.
+        let is_failure = |record: &Record| matches!(record, Record::AttemptFailed { .. });
+        let failure = cancelled.log.iter().position(is_failure).unwrap();
+        let log: Vec<_> = cancelled.log[..=failure].iter().map(|r| (r.clone(), 0)).collect();
+        let mut entries = entries(0, &log);
+        entries[failure].displayed_bytes = if is_displayed { 5 } else { 0 };
+        let stop = Some(CancelReason::Stop);
+        let mut turn = Turn::resume(spec(rules(PARALLEL)), &entries, 0, stop);
+        let effects = std::iter::from_fn(|| turn.poll());
+        let voids =
+            effects.filter(|effect| matches!(effect, Effect::Emit(event) if is_void(event)));
+        assert_eq!(voids.count(), expected);
+    }
+}

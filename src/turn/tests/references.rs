@@ -109,6 +109,16 @@ fn a_call_waits_for_its_values_and_later_calls_for_its_admission() {
 }
 
 #[test]
+fn while_values_are_read_the_turn_does_not_wait_only_for_people() {
+    let mut driver = driver(|_| ());
+    driver.receive([call(0, "asked", "{}"), call(1, "effect", ANSWER)]).end_well();
+    assert!(!driver.turn.waits_only_for_people());
+    driver.read(1, answer("the answer")).assert_started(&["effect#1"]);
+    driver.finish_call(1, "done");
+    assert!(driver.turn.waits_only_for_people());
+}
+
+#[test]
 fn a_call_starts_early_when_its_values_are_there() {
     let mut driver = driver(|_| ());
     driver.receive([call(0, "seal", ANSWER), call(1, "pure", "{}")]).assert_started(&[]);

@@ -48,17 +48,21 @@ fn the_times_of_a_call_span_the_replacement() {
 
 #[test]
 fn the_timeout_of_a_call_counts_from_its_start() {
-    let mut rules = rules(Execution::Sequential);
-    rules.limits.tool_timeout = Some(Duration::from_secs(10));
-    let mut driver = Driver::with(rules);
-    driver.receive([call(0, "effect", "{}")]).end_well();
-    replace_owner(&mut driver, Duration::from_secs(7), None);
-    assert_eq!(driver.turn.poll_timeout(), Some(Duration::from_secs(3)));
-    driver.now = Duration::from_secs(3);
-    driver.turn.handle_timeout(driver.now);
-    driver.perform_effects();
-    assert_eq!(driver.aborted, [0]);
-    assert_eq!(driver.reached_limits()[0].1, 10_000, "the limit is the whole time");
+    // The owner may be replaced after the end of the timeout.
+    for (elapsed, left) in [(7, 3), (11, 0)] {
+        let (elapsed, left) = (Duration::from_secs(elapsed), Duration::from_secs(left));
+        let mut rules = rules(Execution::Sequential);
+        rules.limits.tool_timeout = Some(Duration::from_secs(10));
+        let mut driver = Driver::with(rules);
+        driver.receive([call(0, "effect", "{}")]).end_well();
+        replace_owner(&mut driver, elapsed, None);
+        assert_eq!(driver.turn.poll_timeout(), Some(left));
+        driver.now = left;
+        driver.turn.handle_timeout(driver.now);
+        driver.perform_effects();
+        assert_eq!(driver.aborted, [0]);
+        assert_eq!(driver.reached_limits()[0].1, 10_000, "the limit is the whole time");
+    }
 }
 
 #[test]

@@ -11,12 +11,12 @@ use crate::types::{FinishKind, FinishReason};
 use crate::wire::Delta;
 use crate::wire::delta::{append_call, append_text};
 use crate::wire::dialect::PayloadDecoder;
-use crate::wire::error::{keyed_error, named_error, unkeyed_error};
+use crate::wire::error::{named_error, payload_error, unkeyed_error};
 use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
 use crate::wire::lenient::{ReadMembers, read_object};
 use crate::wire::repair::parse_value;
 
-/// Maximum number of blocks of one plain body that are read. The rest is ignored.
+/// Maximum number of blocks that are read of a message's `content`. The rest is ignored.
 const BLOCKS_MAX: usize = 4096;
 
 impl PayloadDecoder for AnthropicDialect {
@@ -52,7 +52,8 @@ impl PayloadDecoder for AnthropicDialect {
             // Pings and unknown events are ignored.
             _ => {}
         }
-        out.extend(payload.error.and_then(|raw| keyed_error(raw.get())).map(Delta::Error));
+        let error = payload.error.and_then(|raw| payload_error(raw.get(), text));
+        out.extend(error.map(Delta::Error));
         Ok(fields)
     }
 
@@ -74,7 +75,7 @@ impl PayloadDecoder for AnthropicDialect {
         }
     }
 
-    /// Ends the open blocks as [`Self::close`] does, because some relays leave out `message_stop`.
+    /// Closes the open blocks, because some relays leave out `message_stop`.
     fn end_of_body(&mut self, out: &mut Vec<Delta>) {
         self.close(out);
     }
@@ -109,8 +110,8 @@ impl AnthropicDialect {
         out.push(Delta::Done);
     }
 
-    /// Ends the open blocks. Some relays leave out `content_block_stop`, so after a good finish the
-    /// end of the message ends all blocks.
+    /// Closes the open blocks at the end of the message. Some relays leave out `content_block_stop`, so after a
+    /// good finish reason the blocks count as complete. Otherwise they are broken off.
     fn close(&mut self, out: &mut Vec<Delta>) {
         match self.finish {
             Some(
@@ -131,8 +132,10 @@ impl AnthropicDialect {
 
     fn read_blocks(&mut self, content: Option<&RawValue>, out: &mut Vec<Delta>) {
         let Some(content) = content.map(RawValue::get) else { return };
-        if let Ok(text) = serde_json::from_str::<String>(content) {
-            out.extend(Some(text).filter(|text| !text.is_empty()).map(Delta::Text));
+        if content.starts_with('"') {
+            // It may contain a lone surrogate.
+            let text = parse_value(content).and_then(|value| value.as_str().map(str::to_owned));
+            out.extend(text.filter(|text| !text.is_empty()).map(Delta::Text));
             return;
         }
         let blocks = serde_json::from_str::<Vec<&RawValue>>(content).unwrap_or_default();
@@ -150,8 +153,8 @@ impl AnthropicDialect {
     }
 }
 
-/// Reads an object that is a member of a payload, and returns it with its JSON. A lone surrogate in
-/// it is only found when it is read; then `repaired` holds the JSON, with U+FFFD instead of the
+/// Reads an object that was kept as raw JSON, and returns it with its JSON. Raw JSON may contain a lone
+/// surrogate, which makes the reading fail. Then `repaired` receives the JSON with U+FFFD instead of the
 /// surrogate. Members that still cannot be read keep their defaults.
 pub(super) fn read_or_repair<'a, T: ReadMembers<'a> + Default>(
     raw: &'a str,

@@ -8,6 +8,7 @@
 //! tools without their calls.
 //!
 //! A message is written the same at the end of the history and within it, so that the service finds it in its cache.
+//! The exceptions are breakpoints, and unanswered calls of the service (`ServiceCalls`).
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -27,13 +28,14 @@ use crate::wire::extra_members::{arguments_object, write_members};
 use crate::wire::lenient::Scalar;
 use crate::wire::request_cache::HistoryWriter;
 
-/// Stands for an empty message of a user, because the service refuses empty texts.
+/// Stands for an empty message of a user, because the service refuses empty texts, and for the message before a
+/// response that begins the history.
 const EMPTY_MESSAGE: &str = "(nothing)";
 
 /// Number of blocks between two breakpoints above which the earlier one is marked too. The service searches 20 blocks
 /// before a breakpoint for what it has cached
-/// (<https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching>). This is less, because results that are merged
-/// into a message and texts that are left out make the host's count inexact.
+/// (<https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching>). This is less, in case the service counts
+/// otherwise than the host.
 const LOOK_BACK: usize = 15;
 
 /// Maximum length of an id that every service of this wire accepts.
@@ -90,9 +92,10 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     writer.write_all(&messages, reusable, request.messages.len());
 }
 
-/// Returns the messages, and how many of them stay the same whatever follows. The last message may
-/// change, and so may all messages from the first call on that the service may still be running, because
-/// another block follows it if it does not answer the call.
+/// Returns the messages, and how many of them stay the same whatever follows. These may change: the last message;
+/// with caching, the messages from the first of the two possible breakpoints on; and the messages from the one
+/// before the first response with a call that the service may still be running, because the call is dropped or gets
+/// a result if an input follows.
 fn messages(request: &ModelRequest) -> (Vec<MessageParam<'_>>, usize) {
     let origin = ModelOrigin { wire: Wire::AnthropicMessages, model: request.model.clone() };
     let history = &*request.messages;
@@ -146,9 +149,8 @@ struct BlockPosition {
     block: usize,
 }
 
-/// Returns the blocks of the messages at which the service caches: the last one, and, if the last turn has
-/// more than [`LOOK_BACK`] blocks, the last one of the request before, whose entry the service would
-/// not find otherwise.
+/// Returns the positions of the blocks that get a breakpoint: the last one, and the last one of the request before
+/// if it is more than [`LOOK_BACK`] blocks earlier. The service would not find its cache entry otherwise.
 fn breakpoints(
     messages: &[MessageParam<'_>],
     end_before: Option<BlockPosition>,
@@ -215,8 +217,9 @@ impl<'a> MessageBuilder<'a> {
         self.add(Role::Assistant, blocks);
     }
 
-    /// Adds the results of calls that the service did not answer before an input of the user: to the response
-    /// before it, or, as in a response of the service, after the results of other calls.
+    /// Adds results for the calls that the service did not answer, before an input of the user. They are added to
+    /// the response before it. If results of other calls follow that response, they are a new message after these,
+    /// as if the service had sent them.
     fn add_service_errors(&mut self, service_calls: &mut ServiceCalls<'_>) {
         let errors = std::mem::take(&mut service_calls.errors);
         if !errors.is_empty() {
@@ -416,7 +419,7 @@ impl<'a> ServiceCalls<'a> {
         calls
     }
 
-    /// Reads an exchange, which is at the beginning of the messages.
+    /// Starts the exchange at the beginning of `messages`: finds its end and its answered calls.
     fn begin_exchange(&mut self, messages: &[Arc<Message>]) {
         self.called.clear();
         self.answered.clear();

@@ -4,7 +4,8 @@ use serde_json::{Map, Value};
 
 use crate::wire::repair::parse_value;
 
-/// Maximum bytes of one block. A longer block does not go back.
+/// Maximum bytes of one block. A longer block does not go back. Also limits the citations of a streamed text:
+/// those beyond it are dropped.
 pub(super) const COLLECTED_BYTES_MAX: usize = 8 << 20;
 
 /// A block that is collected until it ends.
@@ -15,6 +16,7 @@ pub(super) struct RawBlock {
     input: String,
     /// The members of its other pieces.
     added: Map<String, Value>,
+    /// Number of bytes received, including those above the limit.
     bytes: usize,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Format: Anthropic's API reference, <https://docs.anthropic.com/en/api/messages-streaming>. A
 //! message is a list of content blocks. Each has an index, a start, pieces and a stop, which seals a
-//! call. The `type` of a payload decides; the event's name counts only without it. The token counts
-//! of `message_delta` update those of `message_start`.
+//! call. The `type` of a payload decides; the event's name counts only without it, except for `error`
+//! (see `decoder`). The token counts of `message_delta` update those of `message_start`.
 
 mod decode;
 mod messages;
@@ -25,7 +25,7 @@ pub(super) struct AnthropicDialect {
     counts: UsageCounts,
     /// The kind of the last finish reason.
     finish: Option<FinishKind>,
-    /// The finish reason of `message_start`. It counts if no other comes.
+    /// The finish reason of `message_start`. It counts if `message_stop` comes and no other reason came before.
     start_finish: Option<String>,
 }
 

@@ -66,8 +66,8 @@ pub(super) fn breakpoint() -> Value {
     json!({"type": "ephemeral"})
 }
 
-/// Returns whether a request has breakpoints of the host. The service allows four, so breakpoints of
-/// the configuration replace them.
+/// Returns whether a request has breakpoints of the host: if it asks for caching, unless `omit_body` names
+/// [`CACHE_CONTROL`]. The service allows four, so breakpoints in `extra_body` replace those of the host.
 pub(super) fn is_cached(request: &ModelRequest) -> bool {
     let has_configured = || {
         let members = serde_json::to_string(&request.extra_body).unwrap_or_default();
@@ -79,7 +79,7 @@ pub(super) fn is_cached(request: &ModelRequest) -> bool {
 }
 
 /// Returns the maximum length of the answer in tokens, including thinking. The default has room for the
-/// configured thinking budget, because the service refuses a budget that is not smaller
+/// configured thinking budget, because the service refuses a budget that is not below this maximum
 /// (<https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking>).
 fn max_tokens(request: &ModelRequest) -> u64 {
     if let Some(tokens) = request.max_output_tokens {
@@ -90,8 +90,8 @@ fn max_tokens(request: &ModelRequest) -> u64 {
     budget.unwrap_or(0).saturating_add(MAX_TOKENS)
 }
 
-/// Returns the tool choice. The service refuses a forced call if the model thinks. Then it is `auto`, and the run asks
-/// for the call in its prompt. Rule:
+/// Returns the tool choice. The service refuses a forced call if the model thinks. Then it is `auto`, and if the
+/// response has no call, the run asks for one in a message. Rule:
 /// <https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking#extended-thinking-with-tool-use>.
 fn tool_choice(request: &ModelRequest) -> Value {
     let mut choice = match &request.tool_choice {
@@ -536,7 +536,7 @@ mod tests {
         assert_eq!(body["messages"].as_array().unwrap().len(), 1);
     }
 
-    /// Returns the places of the breakpoints in a body: `tools`, `system`, or the message and the block.
+    /// Returns the positions of the breakpoints in a body: `tools`, `system`, or the message and the block.
     fn breakpoints_of(body: &Value) -> Vec<String> {
         let is_marked = |block: &Value| block["cache_control"] == json!({"type": "ephemeral"});
         let marked = |blocks: &Value| {

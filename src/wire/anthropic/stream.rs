@@ -14,7 +14,7 @@ use crate::wire::lenient::{Scalar, argument_text};
 use crate::wire::repair::parse_value;
 use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
 
-/// Maximum number of blocks that are open at the same time. Services have only one open at a time.
+/// Maximum number of blocks that are open at the same time. Services mostly have one open at a time.
 const OPEN_BLOCKS_MAX: usize = 64;
 
 /// The blocks of one message.
@@ -156,7 +156,8 @@ impl BlockTracker {
         }
     }
 
-    /// Ends blocks that cannot be open any more when a block with this index starts.
+    /// Closes the blocks that cannot be open any more when a block with this index starts: texts and thinking end.
+    /// Other blocks are broken off if they have the same index, or, the oldest first, if too many are open.
     fn make_room(&mut self, index: u64, out: &mut Vec<Delta>) {
         let mut position = 0;
         while let Some(open) = self.open.get(position) {
@@ -188,8 +189,9 @@ impl BlockTracker {
         }
     }
 
-    /// Records a piece of a call's arguments. Returns a call piece for it, or `None` if the piece is
-    /// empty or the block is not a call. If no such block is open, the piece keeps the event's index.
+    /// Records a piece of a call's arguments. Returns a delta for it, without the text, which the caller adds, or
+    /// `None` if the piece is empty or the block is not a call. If no such block is open, the delta keeps the event's
+    /// index.
     pub(super) fn push_input(&mut self, index: Option<u64>, more: &str) -> Option<CallDelta> {
         let mut piece = CallDelta { index, ..CallDelta::default() };
         if let Some(position) = self.position(index)
@@ -305,6 +307,7 @@ fn break_off_block(index: u64, state: BlockState, out: &mut Vec<Delta>) {
     }
 }
 
+/// Returns the members of thinking with this signature, or `None` if it is empty.
 fn signed(signature: &str) -> Option<Box<str>> {
     let members = serde_json::json!({ "signature": signature }).to_string();
     Some(members.into()).filter(|_| !signature.is_empty())

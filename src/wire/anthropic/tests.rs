@@ -121,6 +121,7 @@ fn errors_are_found_in_every_position() {
         "request_id":"r"}"#;
     check_error("", invalid, "m", Some(400), Some("invalid_request_error"));
     check_error("", r#"{"error":{"message":"m"}}"#, "m", None, None);
+    check_error("", r#"{"error":true,"message":"m"}"#, "m", None, None);
     check_error("", r#"{"detail":"m"}"#, "m", None, None);
     check_error("", r#"[{"error":{"code":503,"message":"m"}}]"#, "m", Some(503), Some("503"));
     check_error("ping", r#"{"type":"ping","error":{"message":"m"}}"#, "m", None, None);
@@ -205,6 +206,8 @@ fn invalid_json_is_an_error_and_a_lone_surrogate_is_replaced() {
     let name = start(0, r#"{"type":"tool_use","id":"a","name":"\ud83df","input":{}}"#);
     let Delta::Call(piece) = &deltas(&[&name])[0] else { panic!("no call") };
     assert_eq!(piece.name.as_deref(), Some("\u{FFFD}f"));
+    let message = r#"{"type":"message","content":"a\ud83d","stop_reason":"end_turn"}"#;
+    assert_eq!(deltas(&[message])[0], Delta::Text("a\u{FFFD}".into()));
     assert!(matches!(&deltas(&["hello"])[..], [Delta::Problem(p)] if p.code == "not_json"));
 }
 

@@ -12,7 +12,7 @@ use crate::wire::repair::parse_value;
 /// The counts of one message so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct UsageCounts {
-    /// All members as the wire sent them. Later values replace earlier ones, even higher ones.
+    /// All members as the wire sent them. Later values replace earlier ones, also if the earlier ones are higher.
     raw: Map<String, Value>,
     // In tokens. Input is `uncached + written_to_cache + cached`; `reasoning` is part of `output`.
     uncached: u64,

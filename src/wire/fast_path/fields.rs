@@ -1,4 +1,4 @@
-//! The positions of a payload's fields, from which a template is made.
+//! The fields of a payload with their values. Together with the payload they make a template.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,8 @@ use serde_json::value::RawValue;
 use super::ChangeKind;
 use crate::wire::lenient::{JsonText, Number, Scalar, TextContent};
 
-/// Maximum length of a payload that becomes a template. Longer payloads hold more than one change.
+/// Maximum bytes of a payload, with its event's name, that becomes a template. Most longer payloads hold more than
+/// one change.
 pub(super) const TEMPLATE_BYTES_MAX: usize = 2048;
 
 /// Maximum number of fields of a template.
@@ -21,7 +22,7 @@ pub(super) const FIELDS_MAX: usize = 8;
 #[derive(Clone, Debug)]
 pub(in crate::wire) struct TemplateFields<'p> {
     pub(super) kind: ChangeKind,
-    /// A text without escapes is a slice of the payload, so its address gives its position.
+    /// A value without escapes is a slice of the payload, so its address gives its position.
     fields: [Option<(FieldRole, Cow<'p, str>)>; FIELDS_MAX],
 }
 
@@ -33,9 +34,9 @@ pub(in crate::wire) enum FieldRole {
     PartIndex,
     Id,
     Name,
-    /// A member that no dialect reads and that is the same in all payloads of a response.
+    /// A member that does not affect the deltas and that is the same in all payloads of a response.
     IgnoredConstant,
-    /// A member that no dialect reads and that changes with every payload.
+    /// A member that does not affect the deltas and that changes with every payload.
     IgnoredVarying,
 }
 
@@ -86,7 +87,7 @@ impl<'p> TemplateFields<'p> {
         }
     }
 
-    /// Adds a member that no dialect reads. If it is neither a plain string nor digits, it stays
+    /// Adds a member that does not affect the deltas. If it is neither a plain string nor digits, it stays
     /// part of the template's fixed bytes.
     pub(in crate::wire) fn ignored(
         self,
@@ -102,7 +103,7 @@ impl<'p> TemplateFields<'p> {
         }
     }
 
-    /// As [`Self::ignored`], for a member that was read as a scalar.
+    /// As [`Self::ignored`], for a member that was read as a scalar. Digits stay part of the fixed bytes.
     pub(in crate::wire) fn ignored_text(self, role: FieldRole, value: &Scalar<'p>) -> Option<Self> {
         match value {
             Scalar::Text(Cow::Borrowed(text)) => self.add(role, Cow::Borrowed(text)),

@@ -2,7 +2,7 @@
 //!
 //! The full parse (`decoder::parse_in_full`) reads any payload. If the payload is an object that holds a
 //! single change ([`ChangeKind`]: a piece of text or of a call's arguments, or the finish reason), its
-//! dialect returns the values of the fields ([`TemplateFields`]). Their positions in the payload follow from
+//! dialect may return the values of the fields ([`TemplateFields`]). Their positions in the payload follow from
 //! the values, and payload and positions make a [`template`]. A later payload with the same bytes outside the
 //! fields yields a [`TemplateMatch`], which `PayloadDecoder::apply_match` turns into the same deltas as the
 //! full parse would. The tests compare both readers on recorded and on generated streams. The environment
@@ -11,7 +11,7 @@
 //! | type | content |
 //! | --- | --- |
 //! | `PayloadTemplate` | one template: a payload, with the positions of its fields |
-//! | `TemplateSet` | the templates of one wire, the one that matched last first |
+//! | `TemplateSet` | the templates of one wire, the one that matched or was added last first |
 //! | `PayloadTemplates` | a `TemplateSet` with its wire, which callers pass from one response to the next |
 
 mod fields;

@@ -1,7 +1,7 @@
 //! Finding the end of a JSON string or number without parsing it.
 
 /// Returns the length of the inside of a string, up to its closing quote, and whether it has
-/// escapes. Returns `None` if it holds a character that JSON requires to be escaped.
+/// escapes. Returns `None` if it has no closing quote, or a character that JSON requires to be escaped.
 pub(super) fn string_bytes(text: &[u8]) -> Option<(usize, bool)> {
     let (mut end, mut has_escapes) = (0, false);
     loop {
@@ -15,9 +15,10 @@ pub(super) fn string_bytes(text: &[u8]) -> Option<(usize, bool)> {
     }
 }
 
-/// Returns the number of bytes before the first quote, backslash or control character.
+/// Returns the number of bytes before the first quote, backslash or control character (below 0x20), or `None` if
+/// there is none.
 ///
-/// Nearly all strings are a single word. Comparing eight bytes at once, without a branch for each,
+/// Nearly all strings are short. Comparing eight bytes at once, without a branch for each,
 /// finds their end faster than a search that is made for long texts.
 pub(crate) fn plain_bytes(text: &[u8]) -> Option<usize> {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
@@ -39,7 +40,8 @@ pub(crate) fn plain_bytes(text: &[u8]) -> Option<usize> {
     Some(text.len() - rest.len() + in_rest)
 }
 
-/// Returns the length of a whole number that consists of digits alone.
+/// Returns the length of a whole number that consists of digits alone, and is followed by a comma, a closing
+/// bracket or brace, or white space.
 pub(super) fn number_bytes(text: &[u8]) -> Option<usize> {
     let end = text.iter().position(|byte| !byte.is_ascii_digit())?;
     let is_number = end == 1 || (end > 1 && !text.starts_with(b"0"));

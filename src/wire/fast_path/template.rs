@@ -24,7 +24,7 @@ pub(super) const TEMPLATES_MAX: usize = 6;
 /// forms than this mean that templates do not help.
 pub(super) const TEMPLATES_PER_KIND_MAX: usize = 2;
 
-/// The templates of one wire, the one that matched last first.
+/// The templates of one wire, the one that matched or was added last first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::wire) struct TemplateSet {
     pub(super) templates: Vec<PayloadTemplate>,
@@ -131,8 +131,9 @@ impl PayloadTemplate {
         template.update_if_match(event, payload).then_some(template)
     }
 
-    /// Returns the position of the text if the payload equals the template's in everything but the fields that
-    /// change with every payload. Stable fields, and all bytes between fields, are compared as bytes.
+    /// Returns the position of the text, or `Some(None)` for a template without a text, if the payload equals the
+    /// template's in everything but the fields that change with every payload. Stable fields, and all bytes between
+    /// fields, are compared as bytes.
     fn compare(&self, event: &str, payload: &str) -> Option<Option<FieldSpan>> {
         let mut text = None;
         let mut comparison = self.comparison(event, payload)?;
@@ -148,7 +149,7 @@ impl PayloadTemplate {
         comparison.end().map(|()| text)
     }
 
-    /// Returns the change of a payload that [`Self::compare`] accepted.
+    /// Returns the change of a payload that [`Self::compare`] accepted. Returns `None` if an escape is invalid.
     fn matched<'p>(
         &'p self,
         payload: &'p str,
@@ -164,8 +165,8 @@ impl PayloadTemplate {
         Some(TemplateMatch { kind, text, index, part_index, id: inside(id), name: inside(name) })
     }
 
-    /// If the payload matches apart from its stable values, replaces the template's payload and stable values
-    /// by its own. Returns whether it matches.
+    /// If the payload matches apart from its stable values, replaces the template's payload, positions and stable
+    /// values by its own. Returns whether it matches.
     fn update_if_match(&mut self, event: &str, payload: &str) -> bool {
         let found = is_short(event, payload).then(|| self.spans(event, payload)).flatten();
         let Some((spans, stable)) = found else { return false };
@@ -284,7 +285,7 @@ fn slice_position(payload: &str, part: &str) -> Option<Range<usize>> {
 }
 
 /// Returns the position of the only string with escapes that stands for this text. Returns `None`
-/// if there are several.
+/// if there is none, or several.
 fn escaped_position(payload: &str, text: &str) -> Option<Range<usize>> {
     let (mut at, mut found) = (0, None);
     while let Some(quote) = memchr(b'"', payload.as_bytes().get(at..)?) {

@@ -8,12 +8,15 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
+use crate::wire::repair::parse_value;
+
 /// Maximum depth of a path, below the limit of serde_json.
 const DEPTH_MAX: usize = 100;
 /// Maximum distance of an index from the end of its list. The items between become null.
 const GAP_MAX: usize = 64;
-/// Maximum bytes of one call's arguments, where every value counts as [`VALUE_BYTES`].
+/// Maximum bytes of the pieces of one call: names, texts, and [`VALUE_BYTES`] for each value.
 const BYTES_MAX: usize = 4 << 20;
+/// Number of bytes that each value counts in addition to its name and text.
 const VALUE_BYTES: usize = 16;
 
 /// The arguments of one call, as far as they have come.
@@ -34,7 +37,7 @@ pub(super) enum ArgumentValue<'a> {
     Complete(Value),
 }
 
-/// A piece has a path that is invalid, or at which its value cannot be stored.
+/// A piece has a path that is invalid, or at which its value cannot be stored; or arguments are not an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InvalidPath;
 
@@ -50,7 +53,7 @@ impl Default for PartialArguments {
 }
 
 impl PartialArguments {
-    /// Stores the value of a piece at its path. After an invalid path all pieces are ignored.
+    /// Stores the value of a piece at its path. After a lost piece all others are ignored.
     pub(super) fn push(&mut self, path: &str, value: ArgumentValue<'_>) -> Result<(), InvalidPath> {
         if self.is_incomplete {
             return Ok(());
@@ -67,12 +70,12 @@ impl PartialArguments {
 
     /// Replaces the arguments so far by an object.
     pub(super) fn replace(&mut self, object: &str) -> Result<(), InvalidPath> {
-        match serde_json::from_str::<Map<String, Value>>(object) {
-            Ok(map) => {
-                self.root = Value::Object(map);
+        match parse_value(object) {
+            Some(root @ Value::Object(_)) => {
+                self.root = root;
                 Ok(())
             }
-            Err(_) => {
+            _ => {
                 self.is_incomplete = true;
                 Err(InvalidPath)
             }
@@ -89,7 +92,8 @@ impl PartialArguments {
         text
     }
 
-    /// Returns the text so far, without the outer braces.
+    /// Returns the text so far, without the outer braces: the opening one was sent when the call began, and the
+    /// closing one is left out, because the call was cut off.
     pub(super) fn into_partial_text(self) -> String {
         let text = self.root.to_string();
         text.get(1..text.len().saturating_sub(1)).unwrap_or_default().to_owned()
@@ -116,6 +120,7 @@ impl PartialArguments {
     }
 }
 
+/// Returns the value at a step, which is created if it is missing.
 fn descend<'v>(
     at: &'v mut Value,
     step: PathStep<'_>,
@@ -206,22 +211,22 @@ fn quoted(text: &str, quote: char) -> Option<(Cow<'_, str>, &str)> {
     if !name.contains('\\') {
         return Some((Cow::Borrowed(name), rest));
     }
-    // The escapes are those of JSON, and that of the single quote.
-    let name = name.replace("\\'", "'");
-    let name = if quote == '\'' { escape_quotes(&name) } else { name };
+    let name = json_escapes(name);
     serde_json::from_str(&format!("\"{name}\"")).ok().map(|name: String| (Cow::Owned(name), rest))
 }
 
-/// Escapes the double quotes that are not escaped.
-fn escape_quotes(text: &str) -> String {
-    let mut escaped = false;
+/// Returns a quoted text with the escapes of JSON: without the escape of single quotes, and with that of double
+/// quotes that have none.
+fn json_escapes(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c == '"' && !escaped {
-            out.push('\\');
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match (c, (c == '\\').then(|| chars.next()).flatten()) {
+            (_, Some('\'')) => out.push('\''),
+            (_, Some(escaped)) => out.extend(['\\', escaped]),
+            ('"', None) => out.push_str("\\\""),
+            (c, None) => out.push(c),
         }
-        escaped = c == '\\' && !escaped;
-        out.push(c);
     }
     out
 }
@@ -236,11 +241,11 @@ mod tests {
         let mut arguments = PartialArguments::default();
         let mut placed = true;
         for (path, value) in pieces {
-            let bit = match value.as_str() {
+            let argument = match value.as_str() {
                 Some(text) => ArgumentValue::Text(text.into()),
                 None => ArgumentValue::Complete(value.clone()),
             };
-            placed &= arguments.push(path, bit).is_ok();
+            placed &= arguments.push(path, argument).is_ok();
         }
         (arguments, placed)
     }
@@ -265,6 +270,10 @@ mod tests {
         check(&[("$['x.y']['z']", json!(1))], json!({"x.y": {"z": 1}}));
         check(&[("$[\"a'b\"]", json!(1))], json!({"a'b": 1}));
         check(&[(r#"$['it\'s "é"\\']"#, json!(1))], json!({"it's \"é\"\\": 1}));
+        check(
+            &[(r"$['a\\']", json!(1)), (r"$['a\\\'b']", json!(2))],
+            json!({"a\\": 1, "a\\'b": 2}),
+        );
         check(&[("$['']", json!(1))], json!({"": 1}));
         check(&[("a.b", json!(1)), ("['c']", json!(2))], json!({"a": {"b": 1}, "c": 2}));
         check(&[("$.a", json!(1)), ("$.a", json!("x"))], json!({"a": "x"}));

@@ -10,14 +10,14 @@ use super::payload::{CandidatePayload, ChunkPayload, PartPayload};
 use super::usage::read_usage;
 use crate::types::{FinishKind, FinishReason};
 use crate::wire::dialect::PayloadDecoder;
-use crate::wire::error::{keyed_error, unkeyed_error};
+use crate::wire::error::{payload_error, unkeyed_error};
 use crate::wire::fast_path::TemplateFields;
 use crate::wire::lenient::read_object;
 use crate::wire::repair::parse_value;
 use crate::wire::{Delta, ProviderMetadata};
 
 impl PayloadDecoder for GeminiDialect {
-    // Returns no positions for the fast path: a chunk mostly has token counts too, so it is not a single
+    // Returns no fields for the fast path: a chunk mostly has token counts too, so it is not a single
     // change.
     fn parse_payload<'p>(
         &mut self,
@@ -46,7 +46,7 @@ impl PayloadDecoder for GeminiDialect {
             raw.get().clone_into(&mut self.last_usage);
             out.extend(read_usage(raw, &mut self.counts));
         }
-        if let Some(error) = chunk.error.and_then(|raw| keyed_error(raw.get())) {
+        if let Some(error) = chunk.error.and_then(|raw| payload_error(raw.get(), text)) {
             out.push(Delta::Error(error));
         } else if !has_candidates && out.len() == before {
             // The chunk gave nothing, so it may be an error without the key `error`.
@@ -55,6 +55,7 @@ impl PayloadDecoder for GeminiDialect {
         Ok(None)
     }
 
+    /// Closes a call that is open: complete after a good finish reason, otherwise broken off.
     fn end_of_body(&mut self, out: &mut Vec<Delta>) {
         if self.ended_well {
             self.calls.close(out);

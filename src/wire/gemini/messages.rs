@@ -2,8 +2,8 @@
 //!
 //! The results of calls are the parts of the user's next content, as many as there are calls and in
 //! their order. A message of the user that follows is joined with them. Signatures go back in the part with
-//! which they came. Gemini 3 refuses a content whose first call has no signature, so a call of another model
-//! gets the placeholder from its documentation
+//! which they came. Gemini 3 refuses a content whose first call has no signature. So the first call of a response
+//! of another model, or of one whose first call was removed, gets the placeholder from the documentation
 //! (<https://ai.google.dev/gemini-api/docs/thought-signatures>, "FAQs").
 
 use std::borrow::Cow;
@@ -20,7 +20,7 @@ use crate::wire::call_ids::sanitized_tool_name;
 use crate::wire::extra_members::{arguments_object, write_members};
 use crate::wire::request_cache::HistoryWriter;
 
-/// The placeholder for the signature of a call that another model made.
+/// The placeholder for the missing signature of a response's first call.
 const PLACEHOLDER: &str = r#"{"thoughtSignature":"skip_thought_signature_validator"}"#;
 /// The text of the first message of the user if the history begins with the model.
 const BEGINNING: &str = "(The conversation begins with the model.)";
@@ -94,6 +94,7 @@ fn user_parts(content: &types::Content) -> Vec<PartParam<'_>> {
         ContentPart::Image(image) => Some(PartParam::Image(image)),
     });
     let parts: Vec<_> = parts.collect();
+    // An empty message still separates two contents of the model.
     if parts.is_empty() {
         return vec![PartParam::Text { text: " ", thought: false, members: None }];
     }
@@ -105,7 +106,8 @@ fn model_parts<'a>(response: &'a ResponseMessage, origin: &ModelOrigin) -> Vec<P
         let wire = response.origin.as_ref().map(|origin| origin.wire);
         call.provider_id.is_some() && wire == Some(Wire::GeminiGenerate)
     };
-    // The first call of the model may have been dropped. Then the next one has no signature.
+    // The service signs the first call of a response. If that call was removed, the next one needs the placeholder.
+    // A response of this model that never had a signed call needs none.
     let is_signed = |part: &types::MessagePart| {
         matches!(part, types::MessagePart::Call { members: Some(_), .. })
     };
@@ -167,9 +169,14 @@ impl Serialize for PartParam<'_> {
                 }
                 write_members(&mut map, *members)?;
             }
-            Self::Image(Image::Base64 { media_type, data }) => {
-                let image = json!({"mimeType": media_type, "data": data});
-                map.serialize_entry("inlineData", &image)?;
+            Self::Image(image @ Image::Base64 { media_type, data }) => {
+                match accepted_media_type(media_type) {
+                    Some(media_type) => {
+                        let image = json!({"mimeType": media_type, "data": data});
+                        map.serialize_entry("inlineData", &image)?;
+                    }
+                    None => map.serialize_entry("text", &image.model_text())?,
+                }
             }
             Self::Image(Image::Url(url)) => {
                 let image = json!({"mimeType": mime_type(url), "fileUri": url});
@@ -191,6 +198,19 @@ impl Serialize for PartParam<'_> {
             Self::Raw(_) => {}
         }
         map.end()
+    }
+}
+
+/// Returns the service's name of a media type, or `None` if the service refuses images of that type
+/// (<https://ai.google.dev/gemini-api/docs/image-understanding>, supported image formats).
+fn accepted_media_type(media_type: &str) -> Option<&'static str> {
+    match media_type.to_ascii_lowercase().as_str() {
+        "image/jpeg" | "image/jpg" => Some("image/jpeg"),
+        "image/png" => Some("image/png"),
+        "image/webp" => Some("image/webp"),
+        "image/heic" => Some("image/heic"),
+        "image/heif" => Some("image/heif"),
+        _ => None,
     }
 }
 
@@ -231,13 +251,17 @@ struct FunctionResponseParam<'a> {
     parts: Vec<PartParam<'a>>,
 }
 
-/// Returns the images with data. A result cannot contain an image by URL, so its text names the URL instead.
+/// Returns the images with data that the service accepts. The text of the result names all images, so a URL is
+/// not lost.
 fn result_images(content: &ResultContent) -> Vec<PartParam<'_>> {
-    let is_data = |image: &&Image| matches!(image, Image::Base64 { .. });
-    content.images().filter(is_data).map(PartParam::Image).collect()
+    let is_accepted = |image: &&Image| match image {
+        Image::Base64 { media_type, .. } => accepted_media_type(media_type).is_some(),
+        Image::Url(_) => false,
+    };
+    content.images().filter(is_accepted).map(PartParam::Image).collect()
 }
 
-/// A result as an object. A result that is a JSON object stays one.
+/// A result as an object. A result that is a JSON object stays one, unless the call failed.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum ResultParam<'a> {
@@ -421,6 +445,8 @@ mod tests {
         let content = vec![
             ContentPart::Text("See:".into()),
             image("data:image/png;base64,AAAA"),
+            image("data:image/JPG;base64,AAAA"),
+            image("data:image/gif;base64,AAAA"),
             image("https://example.com/a.b/c.WEBP?x=1.gif"),
             image("https://example.com/a.png/c"),
         ];
@@ -430,6 +456,8 @@ mod tests {
             json!([
                 {"text": "See:"},
                 {"inlineData": {"mimeType": "image/png", "data": "AAAA"}},
+                {"inlineData": {"mimeType": "image/jpeg", "data": "AAAA"}},
+                {"text": "[image image/gif, 3 bytes]"},
                 {"fileData": {"mimeType": "image/webp",
                     "fileUri": "https://example.com/a.b/c.WEBP?x=1.gif"}},
                 {"fileData": {"mimeType": "image/jpeg", "fileUri": "https://example.com/a.png/c"}},

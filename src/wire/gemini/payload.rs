@@ -79,7 +79,7 @@ pub(super) struct PartPayload<'a> {
     pub(super) thought: JsonText<'a>,
     pub(super) signature: Scalar<'a>,
     pub(super) call: Option<Box<CallPayload<'a>>>,
-    /// The JSON of the other members: an object without its closing brace.
+    /// The JSON of the other members that are not null: an object without its closing brace. Empty without any.
     pub(super) other_members: String,
 }
 

@@ -10,7 +10,7 @@ use crate::wire::extra_members::present_members;
 use crate::wire::request_cache::HistoryWriter;
 use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
 
-/// First segments of model names that are resource names of other kinds.
+/// First segments of model names that are resource names of another kind than `models/..`.
 const RESOURCES: [&str; 4] = ["tunedModels", "publishers", "endpoints", "projects"];
 
 impl RequestFormat for GeminiDialect {
@@ -20,8 +20,8 @@ impl RequestFormat for GeminiDialect {
     const PROTECTED_MEMBERS: &'static [&'static str] = &["tools"];
 
     /// Returns the URL of requests. A base without a version gets the version of the Gemini API.
-    /// On Vertex AI a model belongs to a publisher, which is Google if neither base nor model names
-    /// one.
+    /// On Vertex AI the name of a model belongs to a publisher: to Google, unless the base names one or
+    /// the name of the model is a resource name.
     fn url(base: &str, model: &str, stream: bool) -> String {
         let base = base.strip_suffix("/models").unwrap_or(base);
         let base = if has_version(base) { base.to_owned() } else { format!("{base}/v1beta") };
@@ -68,12 +68,12 @@ impl RequestFormat for GeminiDialect {
     }
 }
 
-/// Percent-encodes a model's name.
-fn percent_encode(name: &str, with_slashes: bool) -> String {
+/// Percent-encodes a model's name, except for its slashes if `keeps_slashes`.
+fn percent_encode(name: &str, keeps_slashes: bool) -> String {
     let mut text = String::with_capacity(name.len());
     for byte in name.bytes() {
         let plain = byte.is_ascii_alphanumeric() || b"-._~@".contains(&byte);
-        if plain || (with_slashes && byte == b'/') {
+        if plain || (keeps_slashes && byte == b'/') {
             text.push(char::from(byte));
         } else {
             text.push_str(&format!("%{byte:02X}"));

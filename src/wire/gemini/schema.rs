@@ -2,14 +2,19 @@
 //!
 //! Format: <https://ai.google.dev/api/caching#Schema>. The service refuses the whole request for an
 //! unknown keyword, a list of types, an enum that is not of texts, or a list without `items`. A
-//! keyword that cannot be expressed is left out. This makes the schema wider, and the host checks the
-//! arguments against the original schema. `title`, `default`, `examples` and `pattern` are left out
-//! too, because they change nothing and older versions refuse them.
+//! keyword that cannot be expressed is left out, which makes the schema wider. A few schemas become
+//! narrower: all items of a tuple get the schema of its first, and a schema that implies no type becomes a
+//! string. The host checks the arguments against the original schema. `title`, `default`, `examples`
+//! and `pattern` are left out too, because older versions refuse them.
 
 use serde_json::{Map, Value, json};
 
+use crate::wire::request::merge_schema;
+
 /// Maximum depth of a schema. Deeper schemas become objects of any kind.
 const DEPTH_MAX: usize = 24;
+/// Maximum depth to which `allOf`, and the references in it, are followed. Schemas may refer to themselves.
+const MERGE_DEPTH_MAX: usize = 6;
 /// Maximum number of schemas of one tool, because references can expand without limit.
 const SCHEMAS_MAX: usize = 2000;
 /// Keywords with the same meaning in both forms, and the types to which they apply.
@@ -24,14 +29,17 @@ const NUMERIC_KEYWORDS: [(&str, &[&str]); 6] = [
 
 type SchemaObject = Map<String, Value>;
 
-/// Converts the schema of a function's arguments. Returns `None` for a function without arguments.
+/// Converts the schema of a function's arguments. Returns `None` if it names no arguments, or is not
+/// the schema of an object.
 pub(super) fn parameters(schema: &Value) -> Option<Value> {
-    let mut writer = SchemaWriter { root: schema, left: SCHEMAS_MAX, refs: Vec::new() };
+    let mut writer = SchemaWriter { root: schema, schemas_left: SCHEMAS_MAX, refs: Vec::new() };
     let mut whole = writer.schema(schema, 0);
-    if whole.get("type").is_none_or(|kind| kind != "object") {
+    if !is_object(&whole) {
         // Arguments that are one of several objects become one object with the members of all, none
         // of them required.
-        whole = writer.joined(whole.get("anyOf")?.as_array()?)?;
+        let mut object = type_schema("object");
+        add_members(&mut object, whole.get("anyOf")?.as_array()?);
+        whole = object;
     }
     whole.get("properties")?;
     Some(Value::Object(whole))
@@ -39,29 +47,42 @@ pub(super) fn parameters(schema: &Value) -> Option<Value> {
 
 struct SchemaWriter<'a> {
     root: &'a Value,
-    left: usize,
+    /// Number of schemas that may still be converted.
+    schemas_left: usize,
     /// The references that are being followed, to detect cycles.
     refs: Vec<String>,
 }
 
 impl SchemaWriter<'_> {
     fn schema(&mut self, schema: &Value, depth: usize) -> SchemaObject {
-        self.left = self.left.saturating_sub(1);
+        self.schemas_left = self.schemas_left.saturating_sub(1);
         let Value::Object(schema) = schema else { return type_schema("string") };
-        if depth > DEPTH_MAX || self.left == 0 {
+        if depth > DEPTH_MAX || self.schemas_left == 0 {
             return type_schema("object");
         }
         if let Some(name) = schema.get("$ref").and_then(Value::as_str) {
             return self.reference(name, schema, depth);
         }
-        let schema = &self.merge_all_of(schema);
-        let mut written =
-            match schema.get("anyOf").or(schema.get("oneOf")).and_then(Value::as_array) {
-                Some(branches) if !schema.contains_key("properties") => {
-                    self.write_any_of(schema, branches, depth)
+        // References increase the depth too.
+        let is_root = depth == self.refs.len();
+        let schema = &self.merge_all_of(schema, 0);
+        let branches = schema.get("anyOf").or(schema.get("oneOf")).and_then(Value::as_array);
+        let mut written = match branches {
+            Some(branches) if !schema.contains_key("properties") => {
+                self.write_any_of(schema, branches, depth)
+            }
+            // An argument that only an alternative names would otherwise never be offered.
+            Some(branches) if is_root => {
+                let mut written = self.typed(schema, depth);
+                let convert = |branch| Value::Object(self.schema(branch, depth + 1));
+                let branches: Vec<Value> = branches.iter().map(convert).collect();
+                if is_object(&written) {
+                    add_members(&mut written, &branches);
                 }
-                Some(_) | None => self.typed(schema, depth),
-            };
+                written
+            }
+            Some(_) | None => self.typed(schema, depth),
+        };
         if schema.get("nullable") == Some(&Value::Bool(true)) {
             make_nullable(&mut written);
         }
@@ -85,28 +106,25 @@ impl SchemaWriter<'_> {
         written
     }
 
-    /// Merges the schemas of `allOf` into a schema. Its own keywords take precedence.
-    fn merge_all_of(&self, schema: &SchemaObject) -> SchemaObject {
+    /// Merges the schemas of `allOf`, with what they refer to and their own `allOf`, into a schema. Its own
+    /// keywords take precedence.
+    fn merge_all_of(&mut self, schema: &SchemaObject, depth: usize) -> SchemaObject {
+        let root = self.root;
         let mut whole = schema.clone();
-        let Some(Value::Array(parts)) = whole.remove("allOf") else { return whole };
-        for part in &parts {
-            let name = part.get("$ref").and_then(Value::as_str);
-            let named = name.and_then(|name| self.root.pointer(name.strip_prefix('#')?));
-            let Some(Value::Object(part)) = named.or(Some(part)) else { continue };
-            for (key, value) in part {
-                match (whole.get_mut(key), value) {
-                    (Some(Value::Object(under)), Value::Object(more)) => {
-                        for (key, value) in more {
-                            under.entry(key.as_str()).or_insert_with(|| value.clone());
-                        }
-                    }
-                    (Some(Value::Array(under)), Value::Array(more)) if key == "required" => {
-                        under.extend(more.iter().cloned());
-                    }
-                    (Some(_), _) => {}
-                    (None, value) => drop(whole.insert(key.clone(), value.clone())),
-                }
+        let (reference, parts) = (whole.remove("$ref"), whole.remove("allOf"));
+        if depth > MERGE_DEPTH_MAX {
+            return whole;
+        }
+        let name = reference.as_ref().and_then(Value::as_str);
+        let target = name.and_then(|name| root.pointer(name.strip_prefix('#')?));
+        let parts = parts.as_ref().and_then(Value::as_array).into_iter().flatten();
+        for part in target.into_iter().chain(parts).filter_map(Value::as_object) {
+            if self.schemas_left == 0 {
+                break;
             }
+            self.schemas_left -= 1;
+            let part = self.merge_all_of(part, depth + 1);
+            merge_schema(&mut whole, part);
         }
         whole
     }
@@ -122,7 +140,7 @@ impl SchemaWriter<'_> {
         let mut written: Vec<SchemaObject> = Vec::new();
         for branch in branches {
             let mut branch = branch.clone();
-            // Keywords beside the branches apply to each branch.
+            // A type beside the branches applies to each branch. Other keywords there are left out.
             if let (Value::Object(branch), Some(kind)) = (&mut branch, schema.get("type"))
                 && !branch.contains_key("$ref")
             {
@@ -133,11 +151,11 @@ impl SchemaWriter<'_> {
                 written.push(branch);
             }
         }
-        let mut one = match (written.len(), joined_enums(&written)) {
+        let mut one = match (written.len(), join_enums(&written)) {
             (0, _) => type_schema("string"),
             (1, _) => written.remove(0),
-            (_, Some(words)) => words,
-            // `anyOf` allows no other keyword beside it, so each branch gets the description.
+            (_, Some(values)) => values,
+            // `anyOf` allows no other keyword beside it, so the description goes to the branches.
             (_, None) => {
                 for branch in &mut written {
                     if !branch.contains_key("description") {
@@ -154,18 +172,18 @@ impl SchemaWriter<'_> {
     }
 
     fn typed(&mut self, schema: &SchemaObject, depth: usize) -> SchemaObject {
-        let words = schema.get("enum").and_then(Value::as_array).cloned();
-        let words = words.or_else(|| schema.get("const").map(|word| vec![word.clone()]));
-        let mut kinds = schema_kinds(schema, words.as_deref());
-        let is_nullable = kinds.contains(&"null") || words.iter().flatten().any(Value::is_null);
+        let values = schema.get("enum").and_then(Value::as_array).cloned();
+        let values = values.or_else(|| schema.get("const").map(|value| vec![value.clone()]));
+        let mut kinds = schema_kinds(schema, values.as_deref());
+        let is_nullable = kinds.contains(&"null") || values.iter().flatten().any(Value::is_null);
         kinds.retain(|kind| *kind != "null");
         let mut written = match kinds.as_slice() {
             [] => type_schema("string"),
-            [kind] => self.write_kind(kind, schema, words.as_deref(), depth),
+            [kind] => self.write_kind(kind, schema, values.as_deref(), depth),
             several => {
                 let branches = several
                     .iter()
-                    .map(|kind| self.write_kind(kind, schema, words.as_deref(), depth + 1));
+                    .map(|kind| self.write_kind(kind, schema, values.as_deref(), depth + 1));
                 let mut branches: Vec<SchemaObject> = branches.collect();
                 branches.iter_mut().for_each(|branch| describe(branch, schema));
                 SchemaObject::from_iter([("anyOf".to_owned(), Value::from_iter(branches))])
@@ -181,7 +199,7 @@ impl SchemaWriter<'_> {
         &mut self,
         kind: &str,
         schema: &SchemaObject,
-        words: Option<&[Value]>,
+        values: Option<&[Value]>,
         depth: usize,
     ) -> SchemaObject {
         let mut written = type_schema(kind);
@@ -196,7 +214,7 @@ impl SchemaWriter<'_> {
                 | ("number", Some("float" | "double"))
                 | ("integer", Some("int32" | "int64"))
         );
-        written.extend(format.filter(|_| is_known).map(|word| ("format".to_owned(), word.into())));
+        written.extend(format.filter(|_| is_known).map(|name| ("format".to_owned(), name.into())));
         match kind {
             "object" => self.members(schema, &mut written, depth),
             "array" => {
@@ -210,17 +228,18 @@ impl SchemaWriter<'_> {
                 written.insert("items".to_owned(), Value::Object(items));
             }
             "string" => {
-                let words = words.into_iter().flatten().filter_map(Value::as_str);
-                let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
-                if !words.is_empty() {
-                    written.insert("enum".to_owned(), json!(words));
+                let values = values.into_iter().flatten().filter_map(Value::as_str);
+                // The service refuses an empty text.
+                let values: Vec<&str> = values.filter(|value| !value.is_empty()).collect();
+                if !values.is_empty() {
+                    written.insert("enum".to_owned(), json!(values));
                 }
             }
             _ => {
-                let words = words.into_iter().flatten().filter(|word| !word.is_null());
-                let words: Vec<String> = words.map(Value::to_string).collect();
-                if !words.is_empty() {
-                    let text = format!("One of: {}.", words.join(", "));
+                let values = values.into_iter().flatten().filter(|value| !value.is_null());
+                let values: Vec<String> = values.map(Value::to_string).collect();
+                if !values.is_empty() {
+                    let text = format!("One of: {}.", values.join(", "));
                     written.insert("description".to_owned(), text.into());
                 }
             }
@@ -247,29 +266,36 @@ impl SchemaWriter<'_> {
         }
         written.insert("properties".to_owned(), Value::Object(properties));
     }
+}
 
-    /// Joins several objects into one that has the members of all.
-    fn joined(&self, branches: &[Value]) -> Option<SchemaObject> {
-        let mut properties = SchemaObject::new();
-        for branch in branches {
-            for (name, member) in branch.get("properties").and_then(Value::as_object)? {
-                let known = properties.entry(name.as_str()).or_insert_with(|| member.clone());
-                let words = member.get("enum").and_then(Value::as_array);
-                if let (Some(Value::Array(known)), Some(words)) = (known.get_mut("enum"), words) {
-                    let is_new = |word: &&Value| !known.contains(word);
-                    let more: Vec<Value> = words.iter().filter(is_new).cloned().collect();
-                    known.extend(more);
-                }
-            }
+/// Adds the members of alternatives to an object. A member of several of them has the schema that it has in the
+/// first, with the enum values of all. Alternatives without members are ignored.
+fn add_members(object: &mut SchemaObject, branches: &[Value]) {
+    let mut properties = match object.remove("properties") {
+        Some(Value::Object(known)) => known,
+        Some(_) | None => SchemaObject::new(),
+    };
+    let members = branches.iter().filter_map(|branch| branch.get("properties")?.as_object());
+    for (name, member) in members.flatten() {
+        let known = properties.entry(name.as_str()).or_insert_with(|| member.clone());
+        let values = member.get("enum").and_then(Value::as_array);
+        if let (Some(Value::Array(known)), Some(values)) = (known.get_mut("enum"), values) {
+            let is_new = |value: &&Value| !known.contains(value);
+            let more: Vec<Value> = values.iter().filter(is_new).cloned().collect();
+            known.extend(more);
         }
-        let mut whole = type_schema("object");
-        whole.insert("properties".to_owned(), Value::Object(properties));
-        Some(whole)
+    }
+    if !properties.is_empty() {
+        object.insert("properties".to_owned(), Value::Object(properties));
     }
 }
 
 fn type_schema(kind: &str) -> SchemaObject {
     SchemaObject::from_iter([("type".to_owned(), kind.into())])
+}
+
+fn is_object(schema: &SchemaObject) -> bool {
+    schema.get("type").is_some_and(|kind| kind == "object")
 }
 
 fn is_null(schema: &Value) -> bool {
@@ -278,18 +304,18 @@ fn is_null(schema: &Value) -> bool {
 }
 
 /// Returns the types that a schema names, or those that its other keywords imply.
-fn schema_kinds(schema: &SchemaObject, words: Option<&[Value]>) -> Vec<&'static str> {
+fn schema_kinds(schema: &SchemaObject, values: Option<&[Value]>) -> Vec<&'static str> {
     const KINDS: [&str; 7] = ["string", "number", "integer", "boolean", "array", "object", "null"];
-    let known = |word: &str| KINDS.into_iter().find(|kind| kind.eq_ignore_ascii_case(word));
+    let known = |name: &str| KINDS.into_iter().find(|kind| kind.eq_ignore_ascii_case(name));
     let mut kinds: Vec<&str> = match schema.get("type") {
-        Some(Value::String(word)) => known(word).into_iter().collect(),
+        Some(Value::String(name)) => known(name).into_iter().collect(),
         Some(Value::Array(several)) => {
             several.iter().filter_map(Value::as_str).filter_map(known).collect()
         }
         Some(_) | None => Vec::new(),
     };
     if kinds.is_empty() {
-        kinds = words.into_iter().flatten().map(kind_of_value).collect();
+        kinds = values.into_iter().flatten().map(kind_of_value).collect();
     }
     if kinds.is_empty() {
         let has = |key| schema.contains_key(key);
@@ -322,13 +348,13 @@ fn kind_of_value(value: &Value) -> &'static str {
 }
 
 /// Joins branches that are all enums into one enum.
-fn joined_enums(branches: &[SchemaObject]) -> Option<SchemaObject> {
-    let mut words = Vec::new();
+fn join_enums(branches: &[SchemaObject]) -> Option<SchemaObject> {
+    let mut values = Vec::new();
     for branch in branches {
-        words.extend(branch.get("enum")?.as_array()?.iter().cloned());
+        values.extend(branch.get("enum")?.as_array()?.iter().cloned());
     }
     let mut written = type_schema("string");
-    written.insert("enum".to_owned(), Value::Array(words));
+    written.insert("enum".to_owned(), Value::Array(values));
     Some(written)
 }
 
@@ -341,12 +367,14 @@ fn make_nullable(schema: &mut SchemaObject) {
     };
 }
 
-/// Puts the schema's own description before one that was generated.
+/// Sets the schema's own description in place of another one, of which only a list of allowed values is kept.
+/// `anyOf` gets none.
 fn describe(written: &mut SchemaObject, schema: &SchemaObject) {
     let text = schema.get("description").and_then(Value::as_str).filter(|text| !text.is_empty());
     let Some(text) = text.filter(|_| !written.contains_key("anyOf")) else { return };
-    let text = match written.get("description").and_then(Value::as_str) {
-        Some(hint) if hint.starts_with("One of: ") && hint != text => format!("{text} {hint}"),
+    let before = written.get("description").and_then(Value::as_str).unwrap_or_default();
+    let text = match before.rfind("One of: ").and_then(|start| before.get(start..)) {
+        Some(values) if !text.ends_with(values) => format!("{text} {values}"),
         Some(_) | None => text.to_owned(),
     };
     written.insert("description".to_owned(), text.into());
@@ -356,7 +384,7 @@ fn describe(written: &mut SchemaObject, schema: &SchemaObject) {
 mod tests {
     use super::*;
 
-    /// Checks what becomes of the schema of an argument.
+    /// Checks the converted schema of an argument.
     #[track_caller]
     fn check(schema: Value, expected: Value) {
         let whole = json!({"type": "object", "properties": {"x": schema}, "$defs": {
@@ -364,6 +392,11 @@ mod tests {
             "Tree": {"type": "object", "properties": {
                 "of": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}}},
             "Color": {"oneOf": [{"const": "red", "description": "R."}, {"type": "string", "enum": ["blue"]}]},
+            "Size": {"type": "integer", "enum": [1, 2], "description": "An enumeration."},
+            "Alias": {"$ref": "#/$defs/Both"},
+            "Both": {"allOf": [{"$ref": "#/$defs/Named"}, {"properties": {"a": {"type": "string"}}}]},
+            "Named": {"properties": {"name": {"type": "string"}}, "required": ["name"]},
+            "Cycle": {"allOf": [{"$ref": "#/$defs/Cycle"}, {"$ref": "#/$defs/Named"}]},
         }});
         let written = parameters(&whole).unwrap();
         let expected = json!({"type": "object", "properties": {"x": expected}});
@@ -428,6 +461,12 @@ mod tests {
             json!({"type": "integer", "description": "How many. One of: 1, 2."}),
         );
         check(json!({"const": true}), json!({"type": "boolean", "description": "One of: true."}));
+        for (text, described) in [("S", "S One of: 1, 2."), ("One of: 1, 2.", "One of: 1, 2.")] {
+            check(
+                json!({"$ref": "#/$defs/Size", "description": text}),
+                json!({"type": "integer", "description": described}),
+            );
+        }
         check(json!({"$ref": "#/$defs/Color"}), json!({"type": "string", "enum": ["red", "blue"]}));
         check(json!({"type": "string", "enum": []}), json!({"type": "string"}));
     }
@@ -457,6 +496,14 @@ mod tests {
             json!({"allOf": [{"properties": {"a": string}, "required": ["a"]},
                 {"properties": {"b": integer}, "required": ["b"]}]}),
             json!({"type": "object", "properties": {"a": string, "b": integer}, "required": ["a", "b"]}),
+        );
+        check(
+            json!({"allOf": [{"$ref": "#/$defs/Alias"}]}),
+            json!({"type": "object", "properties": {"name": string, "a": string}, "required": ["name"]}),
+        );
+        check(
+            json!({"$ref": "#/$defs/Cycle"}),
+            json!({"type": "object", "properties": {"name": string}, "required": ["name"]}),
         );
     }
 
@@ -512,5 +559,25 @@ mod tests {
             Some(json!({"type": "object", "properties": {
                 "kind": {"type": "string", "enum": ["a", "b"]}, "n": {"type": "integer"}}}))
         );
+    }
+
+    #[test]
+    fn alternatives_add_their_members_to_the_arguments() {
+        let string = json!({"type": "string"});
+        let open = json!({"anyOf": [
+            {"type": "object", "properties": {"a": string}}, {"type": "object"}, string]});
+        let expected = json!({"type": "object", "properties": {"a": string}});
+        assert_eq!(parameters(&open), Some(expected));
+        let beside = json!({"type": "object", "properties": {"kind": string}, "required": ["kind"],
+        "oneOf": [
+            {"properties": {"kind": {"const": "a"}, "a": string}, "required": ["a"]},
+            {"properties": {"b": string}},
+            {"required": ["kind"]},
+        ]});
+        let expected = json!({"type": "object", "required": ["kind"],
+            "properties": {"kind": string, "a": string, "b": string}});
+        assert_eq!(parameters(&beside), Some(expected.clone()));
+        let named = json!({"$ref": "#/$defs/Input", "$defs": {"Input": beside}});
+        assert_eq!(parameters(&named), Some(expected));
     }
 }

@@ -50,17 +50,16 @@ impl CallTracker {
         let in_pieces = will_continue || !partial.is_empty();
         let continues = match &self.open {
             Some(open) => {
-                // Every piece may have the call's name. A name without a value starts another call.
+                // Every piece may repeat the name of its call. A piece with a name starts another call
+                // if its name differs, if it has `args`, or if it has `willContinue` and no values.
                 let has_more = !partial.is_empty() || !will_continue;
                 name.is_none() || (name == open.name && args.is_none() && has_more)
             }
             None => false,
         };
-        if !continues {
-            if name.is_none() && id.is_none() && args.is_none() && !in_pieces {
-                // Closes a call that is closed already.
-                return;
-            }
+        // An empty part closes a call. If none is open, its members belong to the last one.
+        let is_empty = name.is_none() && id.is_none() && args.is_none() && !in_pieces;
+        if !continues && !is_empty {
             self.close(out);
             self.begin(id, name, args.filter(|_| !in_pieces), in_pieces, out);
         } else if let (Some(open), true) = (&self.open, id.is_some()) {
@@ -133,7 +132,7 @@ impl CallTracker {
         }
     }
 
-    /// Seals the open call, which is complete.
+    /// Seals the open call, which counts as complete.
     pub(super) fn close(&mut self, out: &mut Vec<Delta>) {
         if let Some(open) = self.open.take() {
             let arguments = Some(open.arguments.into_text());

@@ -105,6 +105,18 @@ fn a_signature_stays_with_its_own_part() {
         &[
             begins(0, None, "f", "{}"),
             seal(0, None),
+            Delta::Metadata(ProviderMetadata::Call { index: 0, members: members.clone() }),
+        ],
+    );
+    check_parts(
+        &[
+            r#"{"functionCall":{},"thoughtSignature":"ignored"}"#,
+            r#"{"functionCall":{"name":"f","args":{}}}"#,
+            r#"{"functionCall":{},"thoughtSignature":"s"}"#,
+        ],
+        &[
+            begins(0, None, "f", "{}"),
+            seal(0, None),
             Delta::Metadata(ProviderMetadata::Call { index: 0, members }),
         ],
     );
@@ -342,8 +354,10 @@ fn errors_are_found_in_every_position() {
     for payloads in [vec![error], vec![&after_text, error], vec![&format!("[{error}]")]] {
         assert_eq!(deltas(&payloads).last(), Some(&Delta::Error(expected.clone())));
     }
-    let bare = deltas(&[r#"{"code":"x","message":"m"}"#]);
-    assert!(matches!(&bare[..], [Delta::Error(e)] if e.message == "m"), "{bare:?}");
+    for bare in [r#"{"code":"x","message":"m"}"#, r#"{"error":true,"message":"m"}"#] {
+        let bare = deltas(&[bare]);
+        assert!(matches!(&bare[..], [Delta::Error(e)] if e.message == "m"), "{bare:?}");
+    }
     let mut out = Vec::new();
     crate::wire::decoder::parse_in_full(
         &mut GeminiDialect::default(),

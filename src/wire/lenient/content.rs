@@ -7,7 +7,14 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::{Scalar, ignore_non_text_scalars};
-use crate::wire::Delta;
+use crate::wire::{Delta, Problem};
+
+/// Maximum number of texts of one list that are kept after the first; the rest is dropped and reported. Without
+/// this limit a hostile payload could occupy many times its own size in memory.
+const LIST_TEXTS_MAX: usize = 4096;
+
+/// The kind of a text, as the function that makes a delta of it.
+type DeltaKind = fn(String) -> Delta;
 
 /// Text, or parts that hold text.
 #[derive(Clone, Debug, Default)]
@@ -17,10 +24,19 @@ pub(in crate::wire) enum TextContent<'a> {
     Absent,
     Text(Cow<'a, str>),
     Part(Box<TextPart<'a>>),
-    List(Box<[Self]>),
+    /// The texts of the items, and of the lists in them. Empty ones are left out.
+    List(Box<[ListedText<'a>]>),
 }
 
-/// One part of a content that is a list.
+/// A text of a list.
+#[derive(Clone, Debug)]
+pub(in crate::wire) struct ListedText<'a> {
+    /// `None` if its kind is that of the whole content.
+    kind: Option<DeltaKind>,
+    text: Cow<'a, str>,
+}
+
+/// One part: the whole content, or an item of a list.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(default, bound(deserialize = "'de: 'a"))]
 pub(in crate::wire) struct TextPart<'a> {
@@ -32,7 +48,7 @@ pub(in crate::wire) struct TextPart<'a> {
     pub(in crate::wire) refusal: TextContent<'a>,
 }
 
-impl TextContent<'_> {
+impl<'a> TextContent<'a> {
     /// Returns whether it is absent or an empty text.
     pub(in crate::wire) fn is_blank(&self) -> bool {
         match self {
@@ -42,28 +58,46 @@ impl TextContent<'_> {
         }
     }
 
-    /// Appends its texts to `out`, in order: thinking as [`Delta::Reasoning`], refusals as
-    /// [`Delta::Refusal`], and every other text as `kind`.
-    pub(in crate::wire) fn push_deltas(self, kind: fn(String) -> Delta, out: &mut Vec<Delta>) {
+    /// Appends its texts to `out`, in the order of the parts: thinking and summaries as
+    /// [`Delta::Reasoning`], refusals as [`Delta::Refusal`], and every other text as `kind`.
+    pub(in crate::wire) fn push_deltas(self, kind: DeltaKind, out: &mut Vec<Delta>) {
+        let before = out.len();
+        self.for_each_text(None, &mut |own_kind, text| {
+            let kind = own_kind.unwrap_or(kind);
+            out.push(kind(text.into_owned()));
+        });
+        if out.len() - before > LIST_TEXTS_MAX {
+            let detail = format!("more than {LIST_TEXTS_MAX} texts in one content");
+            out.push(Delta::Problem(Problem { code: "too_many_texts", detail }));
+        }
+    }
+
+    /// Passes its texts that are not empty to `push`, in order, each with its kind. `kind` is that of a text
+    /// without a kind of its own.
+    fn for_each_text(
+        self,
+        kind: Option<DeltaKind>,
+        push: &mut impl FnMut(Option<DeltaKind>, Cow<'a, str>),
+    ) {
         match self {
             Self::Absent => {}
             Self::Text(text) if text.is_empty() => {}
-            Self::Text(text) => out.push(kind(text.into_owned())),
-            Self::List(parts) => {
-                for part in parts.into_vec() {
-                    part.push_deltas(kind, out);
+            Self::Text(text) => push(kind, text),
+            Self::List(texts) => {
+                for ListedText { kind: own_kind, text } in texts.into_vec() {
+                    push(own_kind.or(kind), text);
                 }
             }
             Self::Part(part) => {
                 let TextPart { kind: part_type, text, thinking, summary, refusal } = *part;
-                let kind = match part_type.as_text() {
-                    Some("thinking" | "reasoning") => Delta::Reasoning,
+                let kind: Option<DeltaKind> = match part_type.as_text() {
+                    Some("thinking" | "reasoning") => Some(Delta::Reasoning),
                     Some(_) | None => kind,
                 };
-                thinking.push_deltas(Delta::Reasoning, out);
-                summary.push_deltas(Delta::Reasoning, out);
-                text.push_deltas(kind, out);
-                refusal.push_deltas(Delta::Refusal, out);
+                thinking.for_each_text(Some(Delta::Reasoning), push);
+                summary.for_each_text(Some(Delta::Reasoning), push);
+                text.for_each_text(kind, push);
+                refusal.for_each_text(Some(Delta::Refusal), push);
             }
         }
     }
@@ -95,11 +129,15 @@ impl<'de> Visitor<'de> for TextContentVisitor {
     ignore_non_text_scalars!(TextContent::Absent);
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let mut parts = Vec::new();
-        while let Some(part) = seq.next_element()? {
-            parts.push(part);
+        let mut texts = Vec::new();
+        while let Some(part) = seq.next_element::<TextContent<'de>>()? {
+            part.for_each_text(None, &mut |kind, text| {
+                if texts.len() <= LIST_TEXTS_MAX {
+                    texts.push(ListedText { kind, text });
+                }
+            });
         }
-        Ok(TextContent::List(parts.into_boxed_slice()))
+        Ok(TextContent::List(texts.into_boxed_slice()))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {

@@ -17,13 +17,13 @@ const LIST_ITEMS_MAX: usize = 4096;
 /// An object that is filled in place, member by member.
 ///
 /// Unlike a type with derived `Deserialize` it is not moved while it is read, which saves time for
-/// payloads that come once per token. A repeated key is not an error: the last one counts.
+/// payloads that come once per token. A repeated key is not an error: mostly the last one counts.
 pub(in crate::wire) trait ReadMembers<'de> {
     /// Reads the value of a key that it knows. Returns whether it read the value.
     fn read_member<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error>;
 }
 
-/// Reads a JSON object into `object`.
+/// Reads a JSON object into `object`. Any other JSON value is ignored.
 pub(in crate::wire) fn read_object<'de, T: ReadMembers<'de>>(
     text: &'de str,
     object: &mut T,
@@ -72,7 +72,7 @@ impl<'de, T: ReadMembers<'de>> Visitor<'de> for ObjectSeed<'_, T> {
     }
 }
 
-/// Fills a list of objects in place. A single object counts as a list of one. The value is true if
+/// Fills an empty list of objects in place. A single object counts as a list of one. The value is true if
 /// the JSON was a list or an object.
 pub(in crate::wire) struct ObjectListSeed<'s, T>(pub(in crate::wire) &'s mut LenientList<T>);
 

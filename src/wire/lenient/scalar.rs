@@ -1,4 +1,4 @@
-//! Texts and numbers of any JSON type.
+//! Texts and whole numbers, read from a JSON value of any type.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::wire::repair::parse_value;
 /// A text or a whole number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::wire) enum Scalar<'a> {
-    /// The member is missing, null, or of another type.
+    /// The member is missing, null, of another type, or a negative or fractional number.
     #[default]
     Absent,
     Text(Cow<'a, str>),
@@ -122,7 +122,7 @@ impl<'de> Visitor<'de> for ScalarVisitor {
     }
 }
 
-/// A whole number together with its JSON text. A text that holds a number, and `1.0`, count.
+/// The JSON text of a member that should be a whole number. A text that holds one, and `1.0`, count as one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::wire) struct Number<'a>(Option<&'a RawValue>);
 
@@ -145,7 +145,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Number<'a> {
     }
 }
 
-/// Arguments as text: the contents of a JSON string, or the JSON itself if it is not a string.
+/// A value as text: the contents of a JSON string, or the JSON of any other value. `None` for null.
 #[derive(Clone, Debug, Default)]
 pub(in crate::wire) struct JsonText<'a>(pub(in crate::wire) Option<Cow<'a, str>>);
 
@@ -204,7 +204,7 @@ impl<'de> Visitor<'de> for JsonTextVisitor {
 }
 
 /// Returns arguments as text: the contents of a JSON string, or the JSON itself if it is not a
-/// string. Null has no text.
+/// string or cannot be read. Null has no text.
 pub(in crate::wire) fn argument_text(raw: &str) -> Option<String> {
     match raw.as_bytes().first() {
         Some(b'"') => match parse_value(raw) {

@@ -8,7 +8,7 @@ use super::usage::read_usage;
 use crate::types::{FinishKind, FinishReason};
 use crate::wire::delta::append_text;
 use crate::wire::dialect::PayloadDecoder;
-use crate::wire::error::{keyed_error, unkeyed_error};
+use crate::wire::error::{payload_error, unkeyed_error};
 use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
 use crate::wire::lenient::{argument_text, read_object};
 use crate::wire::{CallDelta, Delta};
@@ -33,14 +33,14 @@ impl PayloadDecoder for OllamaDialect {
             out.push(Delta::Finish(FinishReason { kind: finish_kind(&raw), raw: raw.into() }));
         }
         out.extend(read_usage(chunk.prompt_eval_count, chunk.eval_count));
-        if let Some(mut error) = chunk.error.and_then(|raw| keyed_error(raw.get())) {
+        if let Some(mut error) = chunk.error.and_then(|raw| payload_error(raw.get(), text)) {
             let status = chunk.status.as_number().and_then(|status| u16::try_from(status).ok());
             error.status = error.status.or(status.filter(|status| (400..600).contains(status)));
             out.push(Delta::Error(error));
         } else if chunk.is_done() {
             out.push(Delta::Done);
         } else if !chunk.has_message && out.len() == before {
-            // The line has no known member, so it may be an error without the key `error`.
+            // The line gave nothing, so it may be an error without the key `error`.
             out.extend(unkeyed_error(text));
         }
         Ok(fields)

@@ -9,8 +9,8 @@ use crate::wire::ModelRequest;
 use crate::wire::request_cache::HistoryWriter;
 use crate::wire::tool_images::images_after;
 
-/// Writes the messages of a request, system prompt first. No message depends on later ones. The images of results
-/// follow the results of the turn in a message of the user.
+/// Writes the messages of a request, system prompt first. The images of results follow the last result of the turn in
+/// a message of the user. No other message depends on its neighbours.
 pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     let origin = ModelOrigin { wire: Wire::OllamaChat, model: request.model.clone() };
     if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())

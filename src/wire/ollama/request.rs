@@ -1,8 +1,8 @@
-//! The request body in the form of Ollama's API reference, <https://docs.ollama.com/api/chat>.
+//! The address and the body of a request in the form of Ollama's API reference, <https://docs.ollama.com/api/chat>.
 //!
 //! The API has no `tool_choice`. If no tool may be called, the tools stay listed, so that the prompt begins
 //! as before, and calls in the answer are dropped. A required call cannot be expressed, so the host requests
-//! it again in a prompt if there is none. It also accepts no image addresses, so an address becomes part of the text.
+//! it again in a prompt if there is none. The API accepts no image addresses, so an address becomes part of the text.
 
 use serde_json::{Value, json};
 

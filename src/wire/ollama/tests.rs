@@ -166,6 +166,7 @@ fn errors_are_found_in_every_position() {
     check_error(r#"{"StatusCode":429,"Status":"429 Too Many","error":"m"}"#, "m", Some(429), None);
     check_error(r#"{"error":"m","status_code":"500"}"#, "m", Some(500), None);
     check_error(r#"{"error":"m","signin_url":"https://a/b"}"#, "m", None, None);
+    check_error(r#"{"error":true,"message":"m"}"#, "m", None, None);
     check_error(r#"{"message":{"content":"a"},"done":false,"error":"m"}"#, "m", None, None);
     check_error(r#"{"message":{"content":""},"done":true,"error":"m"}"#, "m", None, None);
     check_error(r#"{"error":{"message":"m\ud800"}}"#, "m\u{FFFD}", None, None);

@@ -13,10 +13,9 @@ use super::usage::read_usage;
 use crate::types::{FinishKind, FinishReason};
 use crate::wire::delta::{append_call, append_text};
 use crate::wire::dialect::PayloadDecoder;
-use crate::wire::error::{find_error, keyed_error, provider_error, unkeyed_error};
+use crate::wire::error::{keyed_error, payload_error, unkeyed_error};
 use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
 use crate::wire::lenient::{Lenient, TextContent, read_object};
-use crate::wire::repair::parse_value;
 use crate::wire::{CallDelta, CallKind, Delta};
 
 impl PayloadDecoder for OpenaiChatDialect {
@@ -41,10 +40,7 @@ impl PayloadDecoder for OpenaiChatDialect {
         let groq = chunk.x_groq.0.as_deref();
         let usage = [chunk.usage, choice_usage, groq.and_then(|groq| groq.usage)];
         out.extend(usage.into_iter().flatten().find_map(read_usage));
-        if let Some(error) = chunk.error.and_then(|raw| keyed_error(raw.get())) {
-            // Members beside `error` may hold more details than `error` itself.
-            let whole = parse_value(text);
-            let error = whole.as_ref().and_then(find_error).map(provider_error).unwrap_or(error);
+        if let Some(error) = chunk.error.and_then(|raw| payload_error(raw.get(), text)) {
             out.push(Delta::Error(error));
         } else if let Some(error) = groq.and_then(|groq| keyed_error(groq.error?.get())) {
             out.push(Delta::Error(error));

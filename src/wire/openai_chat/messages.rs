@@ -1,8 +1,8 @@
 //! The history in the form of OpenAI's Chat Completions API reference.
 //!
-//! The model that wrote a message gets back its metadata with it. Any other model gets text and
-//! calls. Consecutive messages of users are joined, because some services and many chat templates
-//! require alternating roles.
+//! A message with calls goes back to the model that wrote it with its metadata. In any other case only
+//! text and calls are sent. Consecutive messages of users are joined, because some services and many
+//! chat templates require alternating roles.
 
 use std::borrow::Cow;
 use std::iter::Peekable;

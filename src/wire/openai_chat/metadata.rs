@@ -1,5 +1,5 @@
-//! Metadata that services of this family want back with the next request, other than text and
-//! calls.
+//! Metadata, other than text and calls, that services of this family want back with the next request.
+//! It is published only for a response with calls.
 //!
 //! - The reasoning of a message with calls, in the field in which it came. DeepSeek answers HTTP 400
 //!   without it (<https://api-docs.deepseek.com/guides/thinking_mode#tool-calls>), and so does Kimi.
@@ -21,7 +21,8 @@ use serde_json::{Map, Value};
 use crate::wire::lenient::{ReadMembers, Scalar, read_object};
 use crate::wire::{Delta, ProviderMetadata};
 
-/// Maximum bytes of `reasoning_details`. If they exceed it, the text goes back instead.
+/// Maximum bytes of the `reasoning_details`, and of a `reasoning_opaque`. Larger ones are dropped; the text
+/// of the reasoning then goes back instead of the details.
 const DETAILS_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of `reasoning_details` after they are joined.
 const DETAILS_MAX: usize = 1024;
@@ -87,8 +88,8 @@ impl MetadataCollector {
         }
     }
 
-    /// Publishes the metadata of the reasoning before the first piece of a call, so that a response
-    /// that breaks off later has it too. Details are not published yet, because their signatures
+    /// Publishes the metadata of the reasoning before a piece of a call, so that a response that breaks
+    /// off later has it too. If there are details, nothing is published yet, because their signatures
     /// may still be missing.
     pub(super) fn before_call(&mut self, out: &mut Vec<Delta>) {
         self.has_calls = true;
@@ -97,8 +98,8 @@ impl MetadataCollector {
         }
     }
 
-    /// Adds members of the call with this index, or of the newest call, and publishes them if they
-    /// are new. `begins` is true for the call's first piece.
+    /// Adds members of the call with this index or, without an index, of the newest call, and publishes
+    /// them if they are new. `begins`: the piece has a name, so it is taken for the call's first.
     pub(super) fn add_call_members(
         &mut self,
         index: Option<u64>,
@@ -122,7 +123,7 @@ impl MetadataCollector {
         }
     }
 
-    /// Publishes the metadata of the reasoning at the end of the response.
+    /// Publishes the metadata of the reasoning at the end of a response with calls.
     pub(super) fn finish(&mut self, out: &mut Vec<Delta>) {
         if self.has_calls && !self.is_published {
             self.publish(out);
@@ -230,8 +231,8 @@ impl ReasoningDetails {
         }
     }
 
-    /// Adds an item, or joins it with the item of the same type and index whose text it continues.
-    /// Encrypted items always come in one piece.
+    /// Adds an item. A text of a stream is joined with the last item of the same type and index, unless
+    /// their ids differ; without an index only with the very last item. Encrypted items come in one piece.
     fn merge(&mut self, item: Map<String, Value>, is_complete: bool) {
         let kind = item.get("type").and_then(Value::as_str);
         let is_text = matches!(kind, Some("reasoning.text" | "reasoning.summary"));

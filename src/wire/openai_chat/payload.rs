@@ -14,7 +14,7 @@ use crate::wire::lenient::{
 #[derive(Default)]
 pub(super) struct ChunkPayload<'a> {
     pub(super) choices: LenientList<ChoicePayload<'a>>,
-    /// `choices` is a list, which may be empty.
+    /// `choices` is a list, which may be empty, or a single choice.
     pub(super) has_choices: bool,
     pub(super) usage: Option<&'a RawValue>,
     pub(super) x_groq: Lenient<Box<GroqPayload<'a>>>,

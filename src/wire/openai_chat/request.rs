@@ -1,4 +1,4 @@
-//! The members of a Chat Completions body other than the messages, as in OpenAI's API reference,
+//! The address of a request, and the members of the body other than the messages, as in OpenAI's API reference,
 //! <https://platform.openai.com/docs/api-reference/chat/create>.
 
 use serde_json::{Value, json};

@@ -79,6 +79,22 @@ fn content_in_parts() {
         r#"{"content":[{"type":"refusal","refusal":"no"}]}"#,
         &[Delta::Refusal("no".into())],
     );
+    check_delta(
+        r#"{"content":[[{"type":"thinking","text":"r"},["t"]],{"text":[{"refusal":"no"}]}]}"#,
+        &[reasoning("r"), text("t"), Delta::Refusal("no".into())],
+    );
+}
+
+#[test]
+fn texts_beyond_the_limit_of_a_list_are_reported() {
+    let parts = vec![r#"{"text":"t"}"#; 5000].join(",");
+    for content in [format!("[{parts}]"), format!(r#"[{{"text":[{parts}]}},[{parts}]]"#)] {
+        let delta = format!(r#"{{"content":{content}}}"#);
+        let found = deltas(&[&chunk(&delta)]);
+        assert_eq!((found.len(), found.first()), (4098, Some(&text("t"))));
+        let last = found.last();
+        assert!(matches!(last, Some(Delta::Problem(p)) if p.code == "too_many_texts"), "{last:?}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::wire::Delta;
 use crate::wire::lenient::{Lenient, Scalar};
 use crate::wire::repair::parse_value;
 
-/// Reads token counts. Returns `None` if the object is empty.
+/// Reads token counts. Returns `None` if the JSON is an empty object or no object.
 pub(in crate::wire) fn read_usage(raw: &RawValue) -> Option<Delta> {
     let text = raw.get();
     if !text.starts_with('{') || text.trim_matches(['{', '}', ' ', '\n', '\r', '\t']).is_empty() {
@@ -34,7 +34,7 @@ pub(in crate::wire) fn read_usage(raw: &RawValue) -> Option<Delta> {
 struct UsageCounts<'a> {
     prompt_tokens: Scalar<'a>,
     completion_tokens: Scalar<'a>,
-    // Some gateways send these names as well.
+    // The names of the Responses API. Some gateways send them on Chat Completions too.
     input_tokens: Scalar<'a>,
     output_tokens: Scalar<'a>,
     prompt_tokens_details: Lenient<TokenDetails<'a>>,

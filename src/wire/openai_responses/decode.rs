@@ -119,8 +119,8 @@ impl OpenaiResponsesDialect {
         }
     }
 
-    /// Returns the text or the call to which a piece belongs. Returns `None` if the piece repeats
-    /// something.
+    /// Returns the text or the call to which a piece belongs. Returns `None` if the piece belongs to a
+    /// text and is empty or repeats reasoning.
     fn piece_target(
         &mut self,
         kind: ChangeKind,
@@ -219,7 +219,8 @@ impl OpenaiResponsesDialect {
                 ..CallDelta::default()
             }));
         }
-        // An empty text does not mean empty arguments. The complete item follows and has them.
+        // An empty text does not mean empty arguments: the complete item, which follows, may have some. A call
+        // without a name is not sealed yet either.
         let arguments = arguments.filter(|text| !text.is_empty() && item.is_named);
         if let Some(arguments) = arguments {
             item.is_sealed = true;
@@ -322,7 +323,7 @@ fn finish_kind(status: &str, is_filtered: bool, has_calls: bool) -> FinishKind {
         "completed" => FinishKind::Stop,
         "incomplete" if is_filtered => FinishKind::ContentFilter,
         "incomplete" => FinishKind::Length,
-        // A response with one of the latter two runs in the background and would have to be polled.
+        // A response that is queued or in progress runs in the background and would have to be polled.
         "failed" | "cancelled" | "queued" | "in_progress" => FinishKind::Error,
         _ => FinishKind::Other,
     }

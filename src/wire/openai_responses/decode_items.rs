@@ -10,8 +10,8 @@ use super::stream::{ItemKind, TrackedItem};
 use crate::wire::lenient::{JsonText, read_object};
 use crate::wire::{CallDelta, Delta, ProviderMetadata};
 
-/// Maximum number of items of a complete response that are read. More calls than these are never
-/// kept.
+/// Maximum number of items of a complete response that are read: twice the number of calls that a
+/// response keeps.
 const LISTED_ITEMS_MAX: usize = 2048;
 
 impl OpenaiResponsesDialect {
@@ -40,7 +40,7 @@ impl OpenaiResponsesDialect {
         }
     }
 
-    /// Publishes the id and the name of a call.
+    /// Publishes the id and the name of a call, until a name has come.
     fn begin_item(&mut self, position: usize, body: &ItemPayload<'_>, out: &mut Vec<Delta>) {
         let Some(item) = self.items.get_mut(position).filter(|item| item.kind.is_call()) else {
             return;
@@ -89,7 +89,7 @@ impl OpenaiResponsesDialect {
                 let goes_back_as_item = has_reasoning || body.phase.as_text().is_some();
                 if goes_back_as_item && item.has_text && !lost_reasoning && in_order {
                     out.push(Delta::Metadata(ProviderMetadata::Text {
-                        members: body.members(item.kind),
+                        members: body.members(item.kind, true),
                     }));
                 }
             }
@@ -163,7 +163,7 @@ impl OpenaiResponsesDialect {
 }
 
 /// Seals a complete call, unless it was cut off. `lost_reasoning` is true if it must not go back
-/// as an item.
+/// with its id.
 fn finish_call(
     item: &mut TrackedItem,
     body: &ItemPayload<'_>,
@@ -177,7 +177,7 @@ fn finish_call(
         let arguments = arguments.map(str::to_owned);
         out.push(Delta::Seal { index: item.index, arguments });
     } else if let Some(text) = arguments.filter(|_| !item.has_arguments && !item.is_sealed) {
-        // An incomplete call gets the arguments that have come, and no seal.
+        // An incomplete call gets no seal, and the arguments of its item if none have come before.
         out.push(Delta::Call(CallDelta {
             index: Some(item.index),
             arguments: Some(text.to_owned()),
@@ -185,7 +185,7 @@ fn finish_call(
             ..CallDelta::default()
         }));
     }
-    if let Some(members) = body.members(item.kind).filter(|_| !lost_reasoning) {
+    if let Some(members) = body.members(item.kind, !lost_reasoning) {
         out.push(Delta::Metadata(ProviderMetadata::Call { index: item.index, members }));
     }
 }

@@ -261,6 +261,10 @@ impl<'a> CallItem<'a> {
         let is_whole = mode == ReplayMode::Whole;
         let (kind, arguments, input) = match (members.is_custom(), &call.raw) {
             (true, Some(raw)) => ("custom_tool_call", None, Some(raw.to_string())),
+            // An empty input is decoded as an object without members.
+            (true, None) if call.arguments.as_object().is_some_and(Map::is_empty) => {
+                ("custom_tool_call", None, Some(String::new()))
+            }
             (true, None) => ("custom_tool_call", None, Some(call.arguments_text())),
             (false, _) => ("function_call", Some(call.arguments_text()), None),
         };

@@ -8,8 +8,9 @@
 //!   `store` is set to false").
 //! - Ids of calls have at most 64 characters.
 //!
-//! Items are replayed as they came. If one of them cannot be, the message is replayed as text and calls
-//! without ids.
+//! Items are replayed as they came. If a reasoning item cannot be, the message is replayed as text and
+//! calls without ids. If an id is too long, all items are replayed without ids. Calls of the service's
+//! own tools that wait for a result of the client are left out.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -18,7 +19,7 @@ use crate::message::{RequestPart, ResponseMessage};
 use crate::types::MessagePart;
 use crate::wire::lenient::Scalar;
 
-/// Maximum length of an item's id, from the service's error message for longer ids.
+/// Maximum length of the id of an item or a call, from the service's error message for longer ids.
 pub(super) const ID_CHARS_MAX: usize = 64;
 
 /// The form in which the items of one message are replayed.
@@ -26,10 +27,10 @@ pub(super) const ID_CHARS_MAX: usize = 64;
 pub(super) enum ReplayMode {
     /// Items as they came.
     Whole,
-    /// Items without their ids, because some services send ids that they refuse: reasoning, text
-    /// and calls.
+    /// Reasoning, text and calls without their ids, because some services send ids that they refuse.
+    /// Other items are left out.
     WithoutIds,
-    /// Text and calls alone, without items.
+    /// Text and calls alone, without ids.
     Bare,
 }
 
@@ -81,8 +82,8 @@ impl<'a> ProviderItem<'a> {
 
 /// Returns the form in which a message is replayed to the model that wrote it.
 ///
-/// A reasoning item can be replayed only if an item follows to which it can have led. If one cannot, the
-/// message is replayed without items.
+/// A reasoning item can be replayed only if an item follows to which it can have led. If one reasoning
+/// item cannot be replayed, the result is [`ReplayMode::Bare`].
 pub(super) fn replay_mode(
     message: &ResponseMessage,
     parts: &[RequestPart<'_>],
@@ -92,11 +93,12 @@ pub(super) fn replay_mode(
     for part in message.parts.iter().rev() {
         match part {
             MessagePart::Reasoning { .. } | MessagePart::Text { bytes: 0, .. } => {}
-            // A part without members was cut off: the id of its item arrives when the item is complete.
-            MessagePart::Text { members, .. } => is_followed = members.is_some(),
+            // A part without an id was cut off, because the id of its item is kept when the item is complete;
+            // or its item had no id.
+            MessagePart::Text { members, .. } => is_followed = has_id(members.as_deref()),
             MessagePart::Call { index, members } => {
                 let is_kept = message.calls.iter().any(|call| call.key.index == *index);
-                is_followed = is_kept && members.is_some();
+                is_followed = is_kept && has_id(members.as_deref());
             }
             MessagePart::Raw { json } => {
                 let item = ProviderItem::read(json);
@@ -118,4 +120,10 @@ pub(super) fn replay_mode(
         }
     });
     if has_long_id { ReplayMode::WithoutIds } else { ReplayMode::Whole }
+}
+
+/// Returns whether the members of a part hold the id of its item.
+fn has_id(members: Option<&str>) -> bool {
+    let has_text = |id: &str| !id.is_empty();
+    members.is_some_and(|json| ProviderItem::read(json).id.as_text().is_some_and(has_text))
 }

@@ -4,11 +4,12 @@
 //! <https://platform.openai.com/docs/api-reference/responses-streaming>. The `type` of a payload
 //! decides, whatever its event is named. A response is a list of items. The service sends nearly
 //! everything several times: in pieces, as a whole, with its item, and with the response. The first
-//! time counts and repetitions are ignored. A plain body is the response that the last event of a
-//! stream holds.
+//! time counts and repetitions are ignored, except that the complete arguments of a call replace its
+//! pieces. A plain body is the response that the last event of a stream holds.
 //!
 //! Reasoning items and items of tools that the service ran are kept whole, because the service
-//! wants them back unchanged, each before the item that it led to.
+//! wants them back unchanged, each before the item that it led to. An item that the service first
+//! mentions after a later one is not kept.
 
 mod decode;
 mod decode_items;

@@ -168,17 +168,22 @@ impl ItemPayload<'_> {
         (kind, ItemRef { index, id, call_id, name })
     }
 
-    /// Returns the members that go back with a call or a message as an item: its `id`, and others
-    /// that the service needs. Returns `None` without an id.
-    pub(super) fn members(&self, kind: ItemKind) -> Option<Box<str>> {
-        let id = self.id.as_text().filter(|id| !id.is_empty())?;
-        let mut members = Map::from_iter([("id".to_owned(), id.into())]);
-        let texts =
-            [("status", &self.status), ("phase", &self.phase), ("namespace", &self.namespace)];
+    /// Returns the members that go back with a call or a message: its `id` and status, if it has an id and
+    /// `with_id` is true, and others that the service needs. Returns `None` if there are none.
+    pub(super) fn members(&self, kind: ItemKind, with_id: bool) -> Option<Box<str>> {
+        let id = self.id.as_text().filter(|id| with_id && !id.is_empty());
+        // An incomplete item goes back without its status, as far as it was received.
+        let status = self.status.as_text().filter(|status| *status != "incomplete");
+        let texts = [
+            ("id", id),
+            ("status", status.filter(|_| id.is_some())),
+            ("phase", self.phase.as_text()),
+            ("namespace", self.namespace.as_text()),
+        ];
+        let mut members = Map::new();
         for (key, value) in texts {
-            // An incomplete item goes back without its status, as far as it was received.
-            if let Some(word) = value.as_text().filter(|word| *word != "incomplete") {
-                members.insert(key.to_owned(), word.into());
+            if let Some(text) = value.filter(|text| !text.is_empty()) {
+                members.insert(key.to_owned(), text.into());
             }
         }
         if let Some(caller @ Value::Object(_)) = self.caller.and_then(|raw| parse_value(raw.get()))
@@ -188,6 +193,6 @@ impl ItemPayload<'_> {
         if kind == ItemKind::Custom {
             members.insert("type".to_owned(), "custom_tool_call".into());
         }
-        Some(Value::Object(members).to_string().into())
+        (!members.is_empty()).then(|| Value::Object(members).to_string().into())
     }
 }

@@ -1,9 +1,9 @@
 //! The members of the body other than the history, as in OpenAI's API reference,
 //! <https://platform.openai.com/docs/api-reference/responses/create>.
 //!
-//! The host keeps the history itself, so requests ask the service to store nothing and to return
-//! its reasoning encrypted (`store` is false, `previous_response_id` is not used). `max_output_tokens` below 16 is sent
-//! as 16.
+//! The host keeps the history itself, so requests ask the service to store nothing (`store` is false,
+//! `previous_response_id` is not used) and, if the model may reason, to return its reasoning encrypted.
+//! `extra_body` and `omit_body` can change both. `max_output_tokens` below 16 is sent as 16.
 
 use serde_json::{Value, json};
 
@@ -272,7 +272,12 @@ mod tests {
         // It was stopped within the call that it led to.
         let cut = MessagePart::Call { index: 0, members: None };
         assert_eq!(json!(replayed(vec![parts()[2].clone(), raw(REASONING_ITEM), cut]))[0], bare[0]);
-        // Its content stands in for what is encrypted.
+        // The item of the call that it led to had no id.
+        let members = Some(r#"{"namespace":"n"}"#.into());
+        let bare_call = MessagePart::Call { index: 0, members };
+        let sent = replayed(vec![parts()[2].clone(), raw(REASONING_ITEM), bare_call]);
+        assert_eq!((&sent[0], &sent[1]["namespace"]), (&bare[0], &json!("n")));
+        // Content that is not encrypted is enough.
         let open = r#"{"id":"rs_1","type":"reasoning","content":[{"type":"reasoning_text"}]}"#;
         assert_eq!(with_part(1, raw(open))[0]["id"], "rs_1");
     }
@@ -380,5 +385,17 @@ mod tests {
         assert_eq!(find("custom_tool_call"), call);
         assert_eq!(find("custom_tool_call_output")["call_id"], "call_1");
         assert_eq!(find("function_call_output")["call_id"], "call_2");
+    }
+
+    #[test]
+    fn a_custom_call_without_id_and_input_is_replayed_as_one() {
+        let members = r#"{"namespace":"n","type":"custom_tool_call"}"#;
+        let sent = replayed(vec![
+            MessagePart::Call { index: 0, members: None },
+            MessagePart::Call { index: 1, members: Some(members.into()) },
+        ]);
+        let call = json!({"type": "custom_tool_call", "call_id": "call_2", "name": "add",
+            "input": "", "namespace": "n"});
+        assert_eq!(sent[1], call);
     }
 }

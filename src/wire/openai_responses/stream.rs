@@ -1,5 +1,5 @@
-//! The items of a streamed response, as far as they have come, and the search for the item to which
-//! an event refers.
+//! The items of a response, as far as they have come, and the search for the item to which an event
+//! refers.
 
 /// Maximum number of items that are tracked. A further item replaces the last one.
 const ITEMS_MAX: usize = 2048;
@@ -11,7 +11,7 @@ pub(super) enum ItemKind {
     Reasoning,
     Function,
     Custom,
-    /// A tool call that the service ran itself, or its result.
+    /// Any other item: mostly a tool call that the service ran itself, or its result.
     Hosted,
 }
 
@@ -46,10 +46,10 @@ pub(super) enum TextKind {
 /// An item, as far as it has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TrackedItem {
-    /// The wire's `output_index`, or the item's position if there is none. Calls that are open at
-    /// the same time have distinct indexes.
+    /// The wire's `output_index`, or one more than the largest index so far if the wire sent none. A
+    /// call also gets the latter if an open call has its `output_index`, so open calls have distinct indexes.
     pub(super) index: u64,
-    /// The index with which events refer to the item.
+    /// The index with which events refer to the item. Differs from `index` if an open call had it already.
     event_index: u64,
     pub(super) kind: ItemKind,
     id: Option<Box<str>>,
@@ -91,7 +91,7 @@ pub(super) struct ItemRef<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ItemTracker {
     items: Vec<TrackedItem>,
-    /// The position that was found last.
+    /// The position that `find` or `add` returned last.
     current: usize,
     /// Items were replaced because there were too many.
     pub(super) overflowed: bool,
@@ -106,11 +106,11 @@ impl ItemTracker {
         self.items.get_mut(position)
     }
 
-    /// Returns the position of the item to which an event with a piece refers.
+    /// Returns the position of the item to which an event with a piece or a complete part refers.
     ///
     /// The item is found by the output index, because some services change an item's id with every
-    /// event. Some bridges give several items the same index; then the id decides. Without an index
-    /// the item is found by its id. Otherwise it is the last item of its kind.
+    /// event. Some bridges give several items the same index; then the id decides, if one of them has
+    /// it. An event without an index refers to the item with its id, or else to the last of its kind.
     pub(super) fn find(&mut self, kind: ItemKind, reference: ItemRef<'_>) -> Option<usize> {
         let at_index =
             |item: &TrackedItem| item.kind == kind && Some(item.event_index) == reference.index;
@@ -131,8 +131,8 @@ impl ItemTracker {
         found
     }
 
-    /// Returns the position of the item to which an event with a whole item refers. A new item may
-    /// come with an index that another item had before.
+    /// Returns the position of the item to which an event with a whole item refers: never one with
+    /// another call id, because a new item may come with an index that another item had before.
     pub(super) fn find_for_item(
         &mut self,
         kind: ItemKind,
@@ -199,9 +199,13 @@ impl ItemTracker {
     /// Returns, for each item in the list of the complete response, the position at which it is
     /// tracked already.
     ///
-    /// Items are matched by the call's id, by their position in the list, or by their id. Remaining
-    /// items are matched in order, because a service may have numbered them differently. vLLM
-    /// generates new call ids for the list, so calls are also matched by position and name.
+    /// Items of the same kind are matched by these rules, each for the items that the rules before left:
+    ///
+    /// 1. by the call's id
+    /// 2. by the position in the list, unless both have call ids
+    /// 3. by the item's id
+    /// 4. in order, unless both have call ids: a service may have numbered the items differently
+    /// 5. by position and name: vLLM generates new call ids for the list
     pub(super) fn positions_of(&self, list: &[(ItemKind, ItemRef<'_>)]) -> Vec<Option<usize>> {
         let mut free: Vec<bool> = vec![true; self.items.len()];
         let mut positions: Vec<Option<usize>> = vec![None; list.len()];

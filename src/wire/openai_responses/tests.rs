@@ -236,6 +236,11 @@ fn a_custom_call_has_free_text() {
             keep(0, r#"{"id":"ctc_1","status":"completed","type":"custom_tool_call"}"#),
         ],
     );
+    let without_id = item("completed", "x=1").replace(r#""id":"ctc_1","#, "");
+    check(
+        &[("output_item.done", &without_id)],
+        &[custom(begin(0, "c1", "f")), seal(0, "x=1"), keep(0, r#"{"type":"custom_tool_call"}"#)],
+    );
 }
 
 #[test]
@@ -423,12 +428,14 @@ fn a_call_keeps_its_caller_and_namespace() {
 #[test]
 fn reasoning_that_comes_after_its_result_is_not_kept() {
     let response = r#""response":{"output":[{"type":"reasoning","id":"rs_1"},
-        {"type":"function_call","id":"fc_1","call_id":"c1","name":"f","arguments":"{}"}]}"#;
+        {"type":"function_call","id":"fc_1","status":"completed","call_id":"c1","name":"f",
+        "namespace":"n","arguments":"{}"}]}"#;
     check(
         &[("output_item.added", ADDED), ("completed", response)],
         &[
             begin(1, "c1", "f"),
             seal(1, "{}"),
+            keep(1, r#"{"namespace":"n"}"#),
             finish("completed", FinishKind::ToolCalls),
             Delta::Done,
         ],

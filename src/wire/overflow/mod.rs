@@ -1,9 +1,11 @@
-//! Recognises the error of a request that is larger than the context window of its model.
+//! Recognises the error of a request that is larger than the context window of its model, or that has more
+//! bytes than its service accepts.
 //!
 //! Services have a code for it, or only a sentence. The code decides if there is one. A sentence is an
-//! overflow if it joins a noun of the request's size (context window, prompt, input, tokens) with a word of
-//! excess (exceeds, too long, is greater than, at most), whichever service wrote it. Sentences about rates,
-//! quotas, the length of the answer and the size of images use the same words, and are excluded.
+//! overflow of the window if it joins a noun of the request's size (context window, prompt, input, tokens) with
+//! a word of excess (exceeds, too long, is greater than, at most), whichever service wrote it. Sentences about
+//! rates and quotas use the same words, and are excluded. So are those about the length of the answer and the size
+//! of images, unless they name the window.
 //!
 //! | what | file |
 //! | --- | --- |
@@ -36,7 +38,7 @@ const WINDOW_KEYS: [&str; 8] = [
 const REQUEST_KEYS: [&str; 5] =
     ["n_prompt_tokens", "prompt_tokens", "input_tokens", "requested_tokens", "token_count"];
 
-/// Parts of the codes of an overflow, without separators.
+/// Parts of the codes of an overflow of the window, without separators.
 const CODES: [&str; 15] = [
     "contextlength",
     "contextwindow",
@@ -55,8 +57,9 @@ const CODES: [&str; 15] = [
     "toomanyinputtokens",
 ];
 
-/// Words of errors about rates, quotas, time and availability. Such errors mention tokens and limits too.
-const OTHER_LIMITS: [&str; 40] = [
+/// Words of errors about rates, quotas, time, availability and parameters that the service does not know. Such
+/// errors mention tokens and limits too.
+const OTHER_LIMITS: [&str; 43] = [
     "rate limit",
     "ratelimit",
     "per minute",
@@ -93,14 +96,17 @@ const OTHER_LIMITS: [&str; 40] = [
     "timed out",
     "timeout",
     "seconds",
+    "unknown parameter",
+    "unsupported parameter",
+    "extra inputs are not permitted",
     "频率",
     "限流",
     "配额",
     "余额",
 ];
 
-/// Codes of the same errors, without separators.
-const OTHER_CODES: [&str; 8] = [
+/// Parts of the codes of the same errors, without separators.
+const OTHER_CODES: [&str; 10] = [
     "ratelimit",
     "quota",
     "throttl",
@@ -109,6 +115,8 @@ const OTHER_CODES: [&str; 8] = [
     "billing",
     "overloaded",
     "timeout",
+    "unknownparameter",
+    "unsupportedparameter",
 ];
 
 /// Nouns for the context window.
@@ -245,7 +253,8 @@ const EXCESS_OF_WINDOW: [&str; 17] = [
     "full",
 ];
 
-/// Things with a limit on their own size. A text about one of them is an overflow only if it names the window.
+/// Things with a limit on their own size. A text about one of them is an overflow of the window only if it names
+/// the window.
 const OTHER_THINGS: [&str; 21] = [
     "image",
     "picture",
@@ -298,20 +307,20 @@ const BODY_NOUNS: [&str; 6] = [
 const BODY_CODES: [&str; 4] =
     ["requesttoolarge", "payloadtoolarge", "entitytoolarge", "bodytoolarge"];
 
-/// Members that may repeat the request. Their texts are not read.
-const ECHOES: [&str; 6] = ["input", "messages", "prompt", "request", "body", "ctx"];
+/// Members that may repeat the request or name a part of it. Their texts are not read.
+const ECHOES: [&str; 7] = ["input", "messages", "prompt", "request", "body", "ctx", "param"];
 
 /// Members with codes. They are not read as sentences.
-const CODE_KEYS: [&str; 6] = ["code", "type", "error_code", "status", "reason", "param"];
+const CODE_KEYS: [&str; 5] = ["code", "type", "error_code", "status", "reason"];
 
 /// The separator between the texts of an error.
 const SEPARATOR: &str = " | ";
 
-/// Maximum number of bytes of an error that are read.
+/// Maximum number of bytes of an error's texts that are read.
 const TEXT_BYTES_MAX: usize = 8 * 1024;
 
-/// Returns the overflow that an error reports. `message` is the service's own sentence, and `value` the
-/// whole error if it is JSON.
+/// Returns the overflow that an error reports: of the window, or of the size in bytes. `message` is the service's
+/// own sentence, and `value` the whole error if it is JSON.
 pub(super) fn find_overflow(
     error: &ProviderError,
     value: Option<&Value>,
@@ -344,9 +353,9 @@ pub(super) fn find_overflow(
     is_of_body.then(ContextOverflow::of_body)
 }
 
-/// Returns whether a sentence reports an overflow, if it is not about another limit.
+/// Returns whether a text reports an overflow of the window. The text has none of [`OTHER_LIMITS`].
 fn is_overflow_text(text: &str, status: Option<u16>) -> bool {
-    // These statuses report missing access or an unknown model.
+    // These statuses report missing access or credit, or an unknown model.
     if matches!(status, Some(401..=404)) {
         return false;
     }
@@ -376,7 +385,7 @@ fn codes(error: &ProviderError, members: Option<&Map<String, Value>>) -> Vec<Str
     error.code.as_deref().into_iter().chain(of_members).map(letters).collect()
 }
 
-/// Returns the texts of an error in order, also those that a gateway received from the service.
+/// Returns the texts of an error, also those in JSON that a gateway received from the service as a text.
 fn texts(value: &Value) -> String {
     fn collect(value: &Value, depth: usize, out: &mut String) {
         if depth == 0 || out.len() > TEXT_BYTES_MAX {
@@ -408,7 +417,7 @@ fn texts(value: &Value) -> String {
     out
 }
 
-/// Returns a text in lower case, with single spaces and without addresses of pages.
+/// Returns the beginning of a text in lower case, with single spaces and without addresses of pages.
 fn normalised(text: &str) -> String {
     let text = excerpt(text, TEXT_BYTES_MAX).to_lowercase();
     let words = text.split_whitespace().filter(|word| !word.contains("://"));

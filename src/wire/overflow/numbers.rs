@@ -1,6 +1,6 @@
 //! Finds the size of the context window and the tokens of the request in the text of an error.
 
-/// A window is never smaller, so smaller numbers are something else: a status, a count of messages.
+/// Smaller numbers are not counts of tokens, because no window is so small: they count messages, for example.
 const WINDOW_TOKENS_MIN: u64 = 256;
 
 /// MiniMax's code of an overflow, which is in its sentence: `context window exceeds limit (2013)`.
@@ -48,7 +48,8 @@ enum Lexeme<'a> {
     Symbol(char),
 }
 
-/// Finds the numbers in a text in lower case. Ignores the code and the status of the error.
+/// Finds the window and the tokens of the request in a text in lower case. Ignores numbers that are the code or the
+/// status of the error.
 pub(super) fn find(text: &str, code: Option<&str>, status: Option<u16>) -> Numbers {
     let lexemes = lexemes(text);
     let mut found = Numbers::default();
@@ -69,6 +70,7 @@ pub(super) fn find(text: &str, code: Option<&str>, status: Option<u16>) -> Numbe
             Meaning::Difference => {}
         }
     }
+    // A window or a request that is missing is taken from the numbers of unknown meaning.
     let largest_other = others.iter().copied().max();
     match (found.window, found.request) {
         (Some(window), None) => found.request = largest_other.filter(|other| *other > window),
@@ -143,23 +145,17 @@ fn is_no_count(after: &[Lexeme<'_>]) -> bool {
     }
 }
 
-/// Splits a text into words, numbers and symbols. A number may have commas and end in `k` or `m`;
-/// digits within a word, such as those of a model's name, are not a number.
+/// Splits a text into words, numbers and symbols. A number may have commas. It may end in `k` or `m`, and only then
+/// have decimals. Digits within a word, such as those of a model's name, are not a number.
 fn lexemes(text: &str) -> Vec<Lexeme<'_>> {
     let mut lexemes = Vec::new();
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
         let len = match first {
             '0'..='9' => {
-                let end =
-                    |is_part: fn(char) -> bool| rest.find(|c| !is_part(c)).unwrap_or(rest.len());
-                let (digits, word) = (end(is_of_number), end(is_of_number_or_word));
-                let (number, suffix) = rest.get(..word).unwrap_or_default().split_at(digits);
-                lexemes.push(match parse_number(number, suffix) {
-                    Some(number) => Lexeme::Number(number),
-                    None => Lexeme::Word(suffix),
-                });
-                word
+                let (lexeme, len) = number_or_word(rest);
+                lexemes.push(lexeme);
+                len
             }
             '<' if rest.starts_with("<=") => {
                 lexemes.push(Lexeme::Symbol('≤'));
@@ -182,16 +178,42 @@ fn lexemes(text: &str) -> Vec<Lexeme<'_>> {
     lexemes
 }
 
+/// Returns the number, or the word after digits, at the beginning of a text, and the length of its text.
+fn number_or_word(text: &str) -> (Lexeme<'_>, usize) {
+    if let Some((number, len)) = parse_decimals(text) {
+        return (Lexeme::Number(number), len);
+    }
+    let digits = text.find(|c| !is_of_number(c)).unwrap_or(text.len());
+    let (number, rest) = text.split_at(digits);
+    let (suffix, _) = rest.split_at(rest.find(|c| !is_of_suffix(c)).unwrap_or(rest.len()));
+    let lexeme = parse_number(number, suffix).map_or(Lexeme::Word(suffix), Lexeme::Number);
+    (lexeme, digits + suffix.len())
+}
+
 fn is_of_number(c: char) -> bool {
     c.is_ascii_digit() || c == ','
 }
 
-fn is_of_number_or_word(c: char) -> bool {
-    c.is_ascii_alphanumeric() || c == ',' || c == '_'
+fn is_of_suffix(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
 }
 
 fn is_of_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '\'')
+}
+
+/// Parses a number such as `1.5m` at the beginning of a text. Returns it and the length of its text.
+fn parse_decimals(text: &str) -> Option<(u64, usize)> {
+    let (whole, rest) = text.split_once('.')?;
+    let decimals = rest.find(|c: char| !c.is_ascii_digit())?;
+    let (decimals, rest) = rest.split_at_checked(decimals)?;
+    let unit = rest.get(..1)?;
+    let ends = !rest.get(1..)?.starts_with(is_of_suffix);
+    let scale = parse_number("1", unit).filter(|scale| *scale > 1 && ends)?;
+    let place = 10_u64.checked_pow(u32::try_from(decimals.len()).ok()?)?;
+    let part = decimals.parse::<u64>().ok()?.checked_mul(scale)? / place;
+    let number = parse_number(whole, unit)?.checked_add(part)?;
+    Some((number, whole.len() + 1 + decimals.len() + unit.len()))
 }
 
 fn parse_number(digits: &str, suffix: &str) -> Option<u64> {

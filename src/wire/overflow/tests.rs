@@ -559,7 +559,7 @@ fn wordings_that_are_not_in_the_table_are_recognised() {
 }
 
 /// Errors of rates, quotas and other parts, in other words than those of the table.
-const FURTHER_OTHERS: [(u16, &str); 16] = [
+const FURTHER_OTHERS: [(u16, &str); 19] = [
     (429, "Too many tokens per minute: 120000 used, limit 100000"),
     (429, "Token limit exceeded for this minute. Slow down."),
     (429, "Input tokens exceed your limit for this tier, try again later"),
@@ -576,6 +576,9 @@ const FURTHER_OTHERS: [(u16, &str); 16] = [
     (400, "Request contains more than 4 stop sequences"),
     (400, "metadata value too long"),
     (503, "The server is at its limit of concurrent requests"),
+    (400, "Unknown parameter: 'max_input_tokens'."),
+    (400, "Unsupported parameter: 'max_input_tokens' is not supported with this model."),
+    (400, "max_input_tokens: Extra inputs are not permitted"),
 ];
 
 #[test]
@@ -589,6 +592,32 @@ fn further_errors_are_no_overflow() {
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn numbers_with_a_unit_may_have_decimals() {
+    let found = overflow_of(400, "Prompt is too long: 1.51m tokens > 1.5m maximum").unwrap();
+    assert_eq!((found.window, found.request), (Some(1_500_000), Some(1_510_000)));
+    let found = overflow_of(400, "maximum context length is 32.8k tokens, got 40K").unwrap();
+    assert_eq!((found.window, found.request), (Some(32_800), Some(40_000)));
+    // A comma after the unit is not part of the number.
+    let found = overflow_of(400, "context length is 128k, but you sent 140k").unwrap();
+    assert_eq!((found.window, found.request), (Some(128_000), Some(140_000)));
+    let found = overflow_of(400, "context length is 1.5m, but you sent 1.51m, too").unwrap();
+    assert_eq!((found.window, found.request), (Some(1_500_000), Some(1_510_000)));
+    // Units that follow no digits are words, and a version is no number of tokens.
+    let found = overflow_of(400, "gpt 4.1mini: context limit is 8192. 9000 tokens given").unwrap();
+    assert_eq!((found.window, found.request), (Some(8192), Some(9000)));
+}
+
+#[test]
+fn a_parameter_that_the_service_does_not_know_is_no_overflow() {
+    let message = "Do not send max_input_tokens.";
+    for code in ["unknown_parameter", "unsupported_parameter"] {
+        assert_eq!(overflow_of(400, &body(message, code)), None, "{code}");
+    }
+    let error = serde_json::json!({"message": "Wrong value.", "param": "max_input_tokens"});
+    assert_eq!(overflow_of(400, &serde_json::json!({ "error": error }).to_string()), None);
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub(in crate::wire) struct ReusablePrefix {
     pub(super) history_end: usize,
 }
 
-/// Writes the history of a body: a list of elements, of which the first may be reused.
+/// Writes the history of a body: a list of elements, the first of which may be reused bytes.
 #[derive(Debug)]
 pub(in crate::wire) struct HistoryWriter {
     body: Vec<u8>,
@@ -49,8 +49,8 @@ impl HistoryWriter {
         Self { body, reused: prefix, reusable: prefix, elements: prefix.elements }
     }
 
-    /// Closes the list and the body, with a last member. Returns the body and the prefix that the next one
-    /// can reuse.
+    /// Closes the list, writes the last member if there is one, and closes the body. Returns the body and the
+    /// prefix that the next one can reuse.
     pub(in crate::wire) fn finish(
         mut self,
         last: Option<(&str, &str)>,
@@ -95,7 +95,7 @@ impl HistoryWriter {
 
     /// Writes those of the elements that are not in the reused prefix. `elements` are made of the
     /// whole history of `messages` messages. The first `reusable` of them stay the same whatever
-    /// messages follow.
+    /// messages follow. If `reusable` is the number of elements, it marks nothing as reusable.
     pub(in crate::wire) fn write_all(
         &mut self,
         elements: &[impl Serialize],
@@ -131,7 +131,8 @@ fn append_json(body: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
     debug_assert!(written.is_ok(), "{written:?}");
 }
 
-/// Returns the first bytes of a body, with spare capacity.
+/// Returns the first bytes of a body: in its own memory if nothing else refers to it, else as a copy with
+/// spare capacity.
 fn leading_bytes(body: Bytes, bytes: usize) -> Vec<u8> {
     if body.is_unique() {
         let mut leading = Vec::from(body);

@@ -73,7 +73,8 @@ struct CachedRequest {
 }
 
 impl RequestCache {
-    /// Returns the reason why the prompt of the last request did not begin with that of the one before it.
+    /// Returns the reason why the prompt of the last request did not begin with that of the one before it. If
+    /// that one is not in memory, nothing is compared: it is the reason that the request itself gives.
     pub(crate) fn prompt_break(&self) -> Option<PromptChange> {
         self.prompt_break
     }
@@ -122,18 +123,12 @@ impl RequestCache {
 /// The prompt of the previous request.
 #[derive(Debug)]
 enum PreviousPrompt {
-    /// The next prompt begins with the reusable prefix of this one. `history_bytes`: the number of
+    /// The next prompt begins with the reusable prefix of this one. `history_bytes` is the number of
     /// bytes of that prefix that belong to the history. `rest` is the history after it, copied because the
     /// old body may be extended in place.
-    SharedPrefix {
-        history_bytes: usize,
-        rest: Vec<u8>,
-    },
-    Other {
-        wire: Wire,
-        model: String,
-        body: Bytes,
-    },
+    SharedPrefix { history_bytes: usize, rest: Vec<u8> },
+    /// Head, wire or messages differ, so the whole bodies are compared.
+    Other { wire: Wire, model: String, body: Bytes },
 }
 
 impl PreviousPrompt {
@@ -149,7 +144,7 @@ impl PreviousPrompt {
         Self::Other { wire: last.wire, model: last.request.model.clone(), body: body.clone() }
     }
 
-    /// Returns the reason why the body of the next request does not continue the prompt, if so.
+    /// Returns the reason if the body of the next request does not continue this prompt.
     fn find_break(
         self,
         wire: Wire,

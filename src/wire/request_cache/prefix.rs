@@ -14,8 +14,8 @@ use crate::wire::request::{PROMPT_MEMBERS, PromptChange};
 /// A breakpoint of Anthropic's cache, in the bytes of a body. Within a text its quotes would be escaped.
 const BREAKPOINT: &[u8] = br#","cache_control":{"type":"ephemeral"}"#;
 
-/// Returns whether a history continues another one. Both are the bytes of their last elements, after the same
-/// elements.
+/// Returns whether the history `after` continues the history `before`. Both arguments are the bytes that follow
+/// the elements which the two histories have in common.
 pub(super) fn continues(before: &[u8], after: &[u8]) -> bool {
     let is_start = |before: &[u8], after: &[u8]| {
         let rest = after.strip_prefix(before);
@@ -111,7 +111,7 @@ fn remove_breakpoints(value: &mut Value) {
     }
 }
 
-/// Returns the reason for a break between the requests to two models.
+/// Returns the reason for a break between two requests, given the wires and models of both.
 pub(super) fn reason(
     before: (Wire, &str),
     after: (Wire, &str),

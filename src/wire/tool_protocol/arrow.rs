@@ -6,7 +6,7 @@ use super::read_call::{BodyText, ReadStep, read_arguments, up_to};
 
 pub(super) const ARROW: &str = "=>#";
 
-/// The text from the opening brace on.
+/// Reads the text from the opening brace on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ArrowBody {
     name: String,

@@ -1,7 +1,7 @@
 //! The end of a bracketed value that arrives in pieces.
 
-/// Finds the end of an object, a list or an argument list. Brackets within strings do not count. Each
-/// byte is read once, however the text is cut.
+/// Finds the end of an object, a list or an argument list. Brackets within strings do not count. When more
+/// text has arrived, the scan continues where it stopped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct BracketScan {
     /// The next byte to read.
@@ -35,8 +35,8 @@ impl BracketScan {
         Self { at, ..Self::default() }
     }
 
-    /// Continues in a text that has grown at its end. A stop word counts outside of strings and at
-    /// the beginning of a line, because no value has it there.
+    /// Continues in a text that has grown at its end. A stop word counts outside of strings. Within a
+    /// string it counts at the beginning of a line, because strings of JSON have no line feeds.
     pub(super) fn scan(&mut self, text: &str, stops: &[&str]) -> ScanEnd {
         if self.is_closed {
             return ScanEnd::Closed(self.at);
@@ -75,6 +75,7 @@ impl BracketScan {
                 },
                 None => match byte {
                     mark @ (b'"' | b'\'') => {
+                        // One or two marks at the end may become three.
                         if rest.len() < 3 && rest.iter().all(|byte| *byte == mark) {
                             return ScanEnd::Open;
                         }

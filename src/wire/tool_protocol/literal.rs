@@ -1,12 +1,12 @@
-//! Values in the syntax of Python, which is also JSON with the mistakes that models make: single
-//! quotes, line feeds within strings, trailing commas, keys without quotes, missing brackets at the end.
+//! Parses values in the syntax of Python, and JSON with the mistakes that models make: single quotes, line
+//! feeds within strings, trailing commas, keys without quotes and, if the text was cut, missing brackets at the end.
 
 use std::iter::Peekable;
 use std::str::Chars;
 
 use serde_json::{Map, Number, Value};
 
-/// Maximum depth of a value, as in JSON.
+/// Maximum depth of a value. The parser is recursive.
 const DEPTH_MAX: usize = 100;
 
 /// Parses a value. With `is_cut`, brackets that are missing at the end are added.
@@ -27,7 +27,7 @@ pub(super) fn parse_keywords(text: &str) -> Option<Map<String, Value>> {
             };
             keywords.extend(members);
         } else {
-            let name = parser.word().filter(|name| !name.is_empty())?;
+            let name = parser.word()?;
             let value = parser.accept('=').then(|| parser.value())??;
             keywords.insert(name, value);
         }
@@ -59,14 +59,14 @@ impl Parser<'_> {
         self.rest.next_if_eq(&wanted).is_some()
     }
 
-    /// Reads letters, digits, underscores and hyphens.
+    /// Reads letters, digits, underscores and hyphens. Returns `None` if there are none.
     fn word(&mut self) -> Option<String> {
         self.skip_blanks();
         let mut word = String::new();
         while let Some(c) = self.rest.next_if(|c| c.is_alphanumeric() || *c == '_' || *c == '-') {
             word.push(c);
         }
-        Some(word)
+        (!word.is_empty()).then_some(word)
     }
 
     fn value(&mut self) -> Option<Value> {
@@ -94,7 +94,7 @@ impl Parser<'_> {
         value
     }
 
-    /// Returns whether a bracket ends here.
+    /// Returns whether the bracketed value ends here. Reads its closing bracket.
     fn closes(&mut self, close: char) -> bool {
         self.accept(close) || (self.is_cut && self.ends())
     }
@@ -104,7 +104,7 @@ impl Parser<'_> {
         while !self.closes('}') {
             let key = match *self.rest.peek()? {
                 '"' | '\'' => self.string()?,
-                _ => self.word().filter(|key| !key.is_empty())?,
+                _ => self.word()?,
             };
             let value = self.accept(':').then(|| self.value())??;
             members.insert(key, value);
@@ -141,6 +141,7 @@ impl Parser<'_> {
     fn string(&mut self) -> Option<String> {
         let quote = self.rest.next()?;
         let mut text = String::new();
+        // Two quotes are an empty string. Three begin a string that ends with three.
         let is_triple = self.rest.next_if_eq(&quote).is_some();
         if is_triple && self.rest.next_if_eq(&quote).is_none() {
             return Some(text);
@@ -177,7 +178,7 @@ impl Parser<'_> {
                         self.rest.nth(7);
                         text.push(c);
                     }
-                    // The name of a folder, as in `C:\Users`.
+                    // Not an escape, but the name of a folder, as in `C:\Users`.
                     Some(_) | None => text.push_str("\\U"),
                 }
             }
@@ -193,13 +194,14 @@ impl Parser<'_> {
             'u' => {
                 let mut code = self.hex(4)?;
                 if (0xD800..0xDC00).contains(&code) {
-                    let mut ahead = self.rest.clone();
-                    if (ahead.next(), ahead.next()) == (Some('\\'), Some('u')) {
-                        self.rest = ahead;
-                        let low = self.hex(4)?;
-                        if (0xDC00..0xE000).contains(&low) {
-                            code = 0x1_0000 + ((code - 0xD800) << 10) + (low - 0xDC00);
-                        }
+                    let before = self.rest.clone();
+                    if (self.rest.next(), self.rest.next()) == (Some('\\'), Some('u'))
+                        && let Some(low) = self.hex(4)
+                        && (0xDC00..0xE000).contains(&low)
+                    {
+                        code = 0x1_0000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+                    } else {
+                        self.rest = before;
                     }
                 }
                 text.push(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER));
@@ -248,7 +250,7 @@ mod tests {
             (r#"["\u00e9\ud83d\ude00\x41\d"]"#, json!(["é😀A\\d"])),
             ("(1, -2.5, +3, 1_000, 0x1f, .5, 1e3)", json!([1, -2.5, 3, 1000, 31, 0.5, 1000.0])),
             (r#"'''a'b"''' "c""#, json!("a'b\"c")),
-            (r#"'\ud83d\u0041'"#, json!("\u{fffd}")),
+            (r#"'\ud83d\u0041\ud83d\ud83d\ude00\ud83d'"#, json!("\u{fffd}A\u{fffd}😀\u{fffd}")),
             (r"'\033[0m \0 \08'", json!("\u{1b}[0m \0 \08")),
             (r"'\U0001F600 C:\Users \Uabc é\1'", json!("😀 C:\\Users \\Uabc é\\1")),
             ("\"\"", json!("")),

@@ -1,10 +1,10 @@
 //! Tool calling for models without it: calls in the text, in one of several protocols.
 //!
-//! Both parts are pure and know no wire format. Before the encoder, [`PromptRenderer`] turns a request
-//! with tools into one without: the tools are in the system prompt, calls in the text of the model's
-//! messages, and the results of a turn in one message of the user. After the decoder, [`CallReader`]
-//! turns text deltas into text and calls. The history in the host stays neutral, so a session may
-//! change between models with and without tool calling.
+//! Both parts are pure. The reader knows no wire format, and the renderer only compares it with the origin of a
+//! message. Before the encoder, [`PromptRenderer`] turns a request with tools into one without: the tools are in
+//! the system prompt, calls in the text of the model's messages, and the results of a turn in one message of the
+//! user. After the decoder, [`CallReader`] turns text deltas into text and calls. The history in the host stays
+//! neutral, so a session may change between models with and without tool calling.
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -12,23 +12,24 @@
 //! | `text_context` | code, quotes and reasoning, in which nothing is a call |
 //! | `trigger` | the beginnings of calls |
 //! | `tagged`, `pythonic`, `react`, `arrow` | the grammars after the triggers |
-//! | `read_call` | a call that was read, from a JSON object |
+//! | `read_call` | a call that was read, the steps of reading it, and calls as JSON objects |
 //! | `bracket_scan` | the end of an object or an argument list that arrives in pieces |
 //! | `literal` | values of Python, and JSON with mistakes |
 //! | `parameter_type` | values that are given as bare text, by their schema |
 //! | `render` | [`PromptRenderer`] |
-//! | `prompt` | the text of the system prompt |
+//! | `prompt` | the text of the system prompt, and the rule for calling tools |
 //! | `text_format` | calls and results as text |
 //!
 //! The rules of reading:
 //!
-//! - Only the longest end of the text that may begin a trigger is held back.
+//! - The text of a call is held back until it can be read. Of other text, only the end that may begin a trigger is
+//!   held back, and white space at the beginning and after a call.
 //! - Nothing in code (fenced, or in backticks), in a line that is quoted with `>`, in a quoted result or in
 //!   reasoning is a call.
-//! - The closing tag, bracket or brace of a call is its seal. Without it the call is accepted if the response
-//!   ends well, by the same rule as on every wire.
+//! - A call is sealed where its form ends: mostly at its closing tag, bracket or brace. Without that the call is
+//!   accepted if the response ends well, by the same rule as on every wire.
 //! - A call in the right form to a tool that does not exist is a call, whose answer reports this. Only
-//!   `[f(a=1)]` within a line, and a bare object, must name an offered tool.
+//!   `[f(a=1)]` within a line, bare JSON, and `Action:` without an input must name an offered tool.
 //! - Arguments that are nearly JSON are repaired, which `ArgumentsAnomaly::Repaired` reports.
 //! - The host generates the ids of the calls.
 

@@ -1,4 +1,4 @@
-//! Values that are given as bare text, by the schema of their parameter.
+//! Turns values that are given as bare text into JSON, by the schema of their parameter.
 
 use serde_json::Value;
 
@@ -7,11 +7,11 @@ use super::literal;
 /// Maximum number of references that are followed from one schema.
 const REFERENCES_MAX: usize = 8;
 
-/// Returns the value of a parameter: the text itself where the schema allows no other type, or where the
-/// text is no value of another allowed type.
-pub(super) fn typed_value(tool: Option<&Value>, parameter: &str, text: &str) -> Value {
-    let schema = tool.and_then(|tool| tool.get("properties")?.get(parameter));
-    let types = allowed_types(schema, tool, REFERENCES_MAX);
+/// Returns the value of a parameter: the text itself where the schema allows no type but strings, or where the
+/// text is no value of another allowed type. `root` is the schema of the tool's arguments.
+pub(super) fn typed_value(root: Option<&Value>, parameter: &str, text: &str) -> Value {
+    let schema = root.and_then(|root| root.get("properties")?.get(parameter));
+    let types = allowed_types(schema, root, REFERENCES_MAX);
     let is_allowed = |name| types.is_empty() || types.contains(&name);
     let value = serde_json::from_str(text.trim()).ok();
     let value = value.or_else(|| literal::parse_value(text, false));
@@ -27,7 +27,8 @@ pub(super) fn typed_value(tool: Option<&Value>, parameter: &str, text: &str) -> 
     value.unwrap_or_else(|| text.into())
 }
 
-/// Returns the types that a schema allows. Empty if it allows all, or names none.
+/// Returns the types that a schema allows. Empty if it allows all, or names none. References are
+/// resolved in `root`.
 fn allowed_types<'s>(
     schema: Option<&'s Value>,
     root: Option<&'s Value>,
@@ -51,11 +52,17 @@ fn allowed_types<'s>(
     {
         return vec!["string"];
     }
-    let choices = ["anyOf", "oneOf", "allOf"].iter().find_map(|key| schema.get(*key)?.as_array());
+    if schema.get("const").is_some_and(Value::is_string) {
+        return vec!["string"];
+    }
+    let list = |key: &'static str| Some((key, schema.get(key)?.as_array()?));
+    let choices = list("anyOf").or_else(|| list("oneOf")).or_else(|| list("allOf"));
+    let Some((key, choices)) = choices else { return Vec::new() };
     let mut types = Vec::new();
-    for choice in choices.into_iter().flatten() {
+    for choice in choices {
         let of_choice = allowed_types(Some(choice), root, references_left.saturating_sub(1));
-        if of_choice.is_empty() {
+        // An alternative that names no type allows all. A part of `allOf` does not add any.
+        if of_choice.is_empty() && key != "allOf" {
             return Vec::new();
         }
         types.extend(of_choice);
@@ -79,6 +86,8 @@ mod tests {
                 "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
                 "unit": {"$ref": "#/$defs/Unit"},
                 "either": {"type": ["boolean", "string"]},
+                "all": {"allOf": [{"type": "string"}, {"minLength": 1}]},
+                "fixed": {"const": "1"},
                 "any": {},
             },
             "$defs": {"Unit": {"enum": ["1", "2"]}},
@@ -95,6 +104,8 @@ mod tests {
             ("unit", "1", json!("1")),
             ("either", "True", json!(true)),
             ("either", "yes", json!("yes")),
+            ("all", "42", json!("42")),
+            ("fixed", "1", json!("1")),
             ("any", "{\"a\": 1}", json!({"a": 1})),
             ("unknown", "3", json!(3)),
             ("unknown", "Oslo", json!("Oslo")),

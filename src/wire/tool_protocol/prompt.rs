@@ -1,4 +1,4 @@
-//! The text of the system prompt: the tools, and how to call them.
+//! The text of the system prompt: the tools, and how to call them. Also the rule for calling tools in words.
 
 use std::fmt::Write as _;
 

@@ -1,13 +1,13 @@
 //! Calls in the syntax of Python, as Llama writes them: `[f(a=1), g(b="x")]`, also after
 //! `<|python_tag|>`, which `f(a=1)` and JSON objects may follow too. A bare JSON object at the beginning of a
-//! response is a call if it names an offered tool.
+//! response, or a list of such objects, is a call if it names an offered tool.
 
 use super::bracket_scan::{BracketScan, ScanEnd};
 use super::literal;
 use super::read_call::{BodyText, ReadCall, ReadStep, from, name_length, read_objects, up_to};
 use crate::wire::ToolDefinition;
 
-/// The text after `[`, after `<|python_tag|>`, or from a bare object on.
+/// Reads the text after `[`, after `<|python_tag|>`, or from bare JSON on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PythonicBody {
     state: PythonicState,
@@ -18,7 +18,7 @@ pub(super) struct PythonicBody {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PythonicState {
-    /// After `<|python_tag|>`.
+    /// After `<|python_tag|>`, or before a further call that is in no list.
     Tag,
     /// Before a call of a list.
     List,
@@ -26,7 +26,7 @@ enum PythonicState {
     ListNext,
     /// In a JSON value.
     Json,
-    /// After a call that is in no list.
+    /// After a call that is in no list, or after JSON.
     Next,
 }
 
@@ -55,7 +55,7 @@ impl PythonicBody {
                     ReadStep::Skip(blanks + 1)
                 }
                 Some(']') => ReadStep::Over(blanks + 1),
-                // Nothing else follows a call of a list.
+                // Anything else ends the list.
                 Some(_) => ReadStep::Over(0),
                 None if body.is_end => ReadStep::Over(blanks),
                 None => ReadStep::More,

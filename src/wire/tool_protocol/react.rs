@@ -1,4 +1,5 @@
-//! Calls of ReAct agents: a line `Action: NAME`, and `Action Input:` with a JSON object, which may be fenced.
+//! Calls of ReAct agents: a line `Action: NAME`, and `Action Input:` with a JSON object, which may be fenced, or
+//! with a bare text. The input may be missing.
 
 use serde_json::{Map, Value};
 
@@ -8,7 +9,7 @@ use super::read_call::{BodyText, ReadCall, ReadStep, from, read_arguments, up_to
 pub(super) const OBSERVATION: &str = "Observation:";
 const FENCE: &str = "```";
 
-/// The text after `Action Input:`.
+/// Reads the text after `Action Input:`, or after `Action: NAME` if there is no input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReactBody {
     name: String,
@@ -76,13 +77,15 @@ impl ReactBody {
         };
         if !self.is_fenced && text.starts_with(FENCE) {
             self.is_fenced = true;
-            return ReadStep::Skip(blanks + end);
+            // The object may begin on the line of the fence.
+            let bytes = up_to(text, end).find('{').unwrap_or(end);
+            return ReadStep::Skip(blanks + bytes);
         }
         self.state = ReactState::After;
         ReadStep::call(self.bare_input(up_to(text, end), body), blanks + end, is_sealed)
     }
 
-    /// Makes the call of an input that is no object. A tool with one parameter gets it as that.
+    /// Makes the call of an input that is no object. If the tool has exactly one parameter, the input is its value.
     fn bare_input(&self, input: &str, body: BodyText<'_>) -> ReadCall {
         let input = input.trim();
         if matches!(input, "None" | "null" | "" | "\"\"") {

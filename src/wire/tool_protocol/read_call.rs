@@ -1,4 +1,4 @@
-//! A call that was read from a text, and the steps of reading one.
+//! A call that was read from a text, the steps of reading one, and the reading of calls in JSON.
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -14,7 +14,7 @@ pub(super) const NAME_BYTES_MAX: usize = 200;
 pub(super) struct ReadCall {
     /// `None` if there is no name to be found.
     pub(super) name: Option<String>,
-    /// The text of the arguments: a JSON object, if they are complete and readable.
+    /// The text of the arguments: JSON, if they are complete and readable.
     pub(super) arguments: String,
     /// True if the text was not in the required form, but could be read.
     pub(super) is_repaired: bool,
@@ -24,9 +24,9 @@ pub(super) struct ReadCall {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BodyText<'t> {
     pub(super) text: &'t str,
-    /// True if no more text comes.
+    /// True if no more text comes, or none is awaited because the call is too long.
     pub(super) is_end: bool,
-    /// True if the response was cut off or broke here.
+    /// True if the response was cut off or broke here, or the call is too long.
     pub(super) is_cut: bool,
     /// The offered tools.
     pub(super) tools: &'t [ToolDefinition],
@@ -41,7 +41,7 @@ pub(super) enum ReadStep {
     NotACall,
     /// These many bytes belong to the form of the call.
     Skip(usize),
-    /// Calls end after this many bytes. They are sealed now, or later by [`Self::Seal`].
+    /// Calls end after this many bytes. They are sealed now, later by [`Self::Seal`], or never.
     Calls { calls: Vec<ReadCall>, bytes: usize, are_sealed: bool },
     /// The calls so far are sealed after this many bytes. With `is_over`, text follows.
     Seal { bytes: usize, is_over: bool },
@@ -79,8 +79,8 @@ impl ReadCall {
         Self { name: Some(name.into()), arguments, is_repaired: false }
     }
 
-    /// Makes a call whose arguments are cut off. They are no JSON, so the text becomes a JSON string
-    /// without its end: what is cut off is no object on any wire.
+    /// Makes a call whose arguments are cut off and are not in JSON. The text becomes a JSON string without its
+    /// end, so that the arguments count as cut off, as unfinished JSON does.
     pub(super) fn cut_off(name: impl Into<String>, text: &str) -> Self {
         let mut arguments = Value::from(text).to_string();
         arguments.pop();
@@ -155,8 +155,11 @@ fn call_of(value: Value, is_repaired: bool) -> ReadCall {
         None => None,
     });
     let given = ["arguments", "parameters"].iter().find_map(|key| members.remove(*key));
-    members.remove("type");
-    members.remove("id");
+    // Without this type, `type` and `id` may be arguments.
+    if members.get("type").is_some_and(|kind| kind == "function") {
+        members.remove("type");
+        members.remove("id");
+    }
     let (arguments, is_flat) = match given {
         Some(arguments) => (arguments, false),
         // The arguments are members beside the name.
@@ -209,6 +212,9 @@ mod tests {
         check(chat, false, &[f("{}")]);
         check(r#"[{"name": "f"}, {"name": "f"}]"#, false, &[f("{}"), f("{}")]);
         check(r#"{"name": "f", "a": 1}"#, false, &[(Some("f"), r#"{"a":1}"#, true)]);
+        let flat = (Some("f"), r#"{"id":"42","type":"x"}"#, true);
+        check(r#"{"name": "f", "id": "42", "type": "x"}"#, false, &[flat]);
+        check(r#"{"type": "function", "id": "c", "name": "f"}"#, false, &[f("{}")]);
     }
 
     #[test]

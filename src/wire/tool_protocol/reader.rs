@@ -11,11 +11,11 @@ use crate::types::{FinishKind, ToolProtocol, excerpt};
 use crate::wire::delta::append_text;
 use crate::wire::{CallDelta, Delta, Problem, ToolDefinition};
 
-/// The index of the first call, above those that a service gives to calls that it runs itself.
+/// The [`CallDelta::index`] of the first call, above those that a service gives to calls that it runs itself.
 const FIRST_INDEX: u64 = 1 << 32;
 
-/// Maximum number of bytes that are held back for one call. More than the arguments may have; a call that is
-/// longer counts as cut off.
+/// Maximum number of bytes that are held back for one call. Far more than the default of `max_arguments_bytes`. A
+/// call that is longer counts as cut off.
 const CALL_BYTES_MAX: usize = 16 << 20;
 
 /// Turns the text deltas of one response into text and calls. Other deltas pass unchanged.
@@ -33,6 +33,7 @@ pub struct CallReader {
     context: TextContext,
     /// White space before the first text, or after a call. It is text only if text follows.
     blanks: String,
+    /// Text other than white space came, since the last call if there was one.
     has_text: bool,
     /// Number of calls so far.
     calls: u64,
@@ -52,10 +53,12 @@ enum ReaderState {
     },
 }
 
-/// The end of the text.
+/// The end of the text, if it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TextEnd {
+    /// More text may come.
     Open,
+    /// The response ended well.
     Well,
     /// The response was cut off or broke.
     Cut,
@@ -70,7 +73,7 @@ impl CallReader {
             .then(|| Self::reading(protocol, Arc::clone(tools)))
     }
 
-    /// Creates a reader, also if no tools are known.
+    /// Creates a reader for a protocol other than `Native`, also if no tools are known.
     pub(crate) fn reading(protocol: ToolProtocol, tools: Arc<[ToolDefinition]>) -> Self {
         Self {
             protocol,
@@ -87,7 +90,7 @@ impl CallReader {
         }
     }
 
-    /// Reads a batch.
+    /// Reads a batch of deltas.
     pub fn read(&mut self, batch: Vec<Delta>) -> Vec<Delta> {
         let mut out = Vec::with_capacity(batch.len());
         for delta in batch {
@@ -122,7 +125,8 @@ impl CallReader {
         out
     }
 
-    /// Returns what was held back. Called when the stream ends, for a response without a finish reason.
+    /// Returns the deltas of what was held back. Called when the stream ends. A response without a finish reason
+    /// counts as cut off.
     pub fn finish(&mut self) -> Vec<Delta> {
         let mut out = Vec::new();
         self.advance(TextEnd::Cut, &mut out);
@@ -155,7 +159,7 @@ impl CallReader {
         }
     }
 
-    /// Emits the text up to the next trigger. Returns false if more text is needed.
+    /// Emits the text up to the next trigger. Returns false if more text is needed, or none comes.
     fn advance_text(&mut self, end: TextEnd, out: &mut Vec<Delta>) -> bool {
         let mut at = self.read_bytes;
         let mut begun = None;
@@ -210,6 +214,7 @@ impl CallReader {
     /// Handles the end of the text after the last trigger.
     fn end_text(&mut self, end: TextEnd, out: &mut Vec<Delta>) {
         let held = self.buffer.split_off(self.read_bytes);
+        // One character, such as `<`, is rather text.
         if end == TextEnd::Cut && held.len() > 1 {
             let detail = excerpt(&held, 200);
             out.push(Delta::Problem(Problem { code: "call_cut_off", detail }));

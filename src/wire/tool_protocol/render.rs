@@ -19,6 +19,8 @@ pub(crate) struct PromptRenderer {
     wire: Wire,
     results: ResultWriter,
     prompt: Option<SystemPrompt>,
+    /// The model of the last request. Messages of other models are rendered without their metadata.
+    model: String,
     /// Each rendered message with its sources: one message, or all results of a turn.
     rendered: Vec<(Vec<Arc<Message>>, Arc<Message>)>,
 }
@@ -35,7 +37,8 @@ struct SystemPrompt {
 impl PromptRenderer {
     pub(crate) fn new(protocol: ToolProtocol, wire: Wire) -> Self {
         let results = ResultWriter::new(protocol);
-        Self { protocol, wire, results, prompt: None, rendered: Vec::new() }
+        let model = String::new();
+        Self { protocol, wire, results, prompt: None, model, rendered: Vec::new() }
     }
 
     /// Returns whether it renders for this protocol and wire format.
@@ -43,7 +46,7 @@ impl PromptRenderer {
         (self.protocol, self.wire) == (protocol, wire)
     }
 
-    /// Returns the request as it is sent.
+    /// Returns the request as it is sent: without tools. A tool choice other than `Auto` becomes its last message.
     pub(crate) fn render(&mut self, request: &ModelRequest) -> ModelRequest {
         let has_tools = !request.tools.is_empty();
         let system = if has_tools { Some(self.system(request)) } else { request.system.clone() };
@@ -84,6 +87,10 @@ impl PromptRenderer {
 
     fn messages(&mut self, request: &ModelRequest) -> MessageList {
         let origin = ModelOrigin { wire: self.wire, model: request.model.clone() };
+        if self.model != request.model {
+            self.model.clone_from(&request.model);
+            self.rendered.clear();
+        }
         let is_result = |message: &Arc<Message>| matches!(**message, Message::Tool { .. });
         let groups = request.messages.chunk_by(|one, next| is_result(one) && is_result(next));
         let mut known = std::mem::take(&mut self.rendered).into_iter();
@@ -127,7 +134,8 @@ impl PromptRenderer {
         Arc::new(Message::User { content })
     }
 
-    /// Returns the message with its calls as text. Keeps the order of the parts and the metadata of the provider.
+    /// Returns the message with its calls as text. Keeps the order of the parts, and the metadata of the provider
+    /// except that of the calls.
     fn render_response(&self, message: &ResponseMessage, origin: &ModelOrigin) -> ResponseMessage {
         let (mut text, mut reasoning) = (String::new(), String::new());
         let mut parts = Vec::new();
@@ -148,6 +156,7 @@ impl PromptRenderer {
                 }
                 RequestPart::Raw(json) => parts.push(MessagePart::Raw { json: Arc::from(*json) }),
                 RequestPart::Call { call, members: _ } => {
+                    // Calls that follow each other are written together, after the last of them.
                     calls.push(call);
                     if matches!(request_parts.peek(), Some(RequestPart::Call { .. })) {
                         continue;
@@ -164,6 +173,7 @@ impl PromptRenderer {
                     {
                         text.push('\n');
                     }
+                    // The calls belong to the text before them, unless it has metadata.
                     let more = text.len() - before;
                     match parts.last_mut() {
                         Some(MessagePart::Text { bytes, members: None }) => *bytes += more,
@@ -385,6 +395,43 @@ mod tests {
         );
         let other = ModelOrigin { wire: Wire::OllamaChat, model: "m".into() };
         assert_eq!(renderer.render_response(&message, &other).text, "abc\n=>#clock {}");
+    }
+
+    #[test]
+    fn another_model_gets_messages_that_are_rendered_for_it() {
+        let message = ResponseMessage {
+            text: "a".into(),
+            calls: vec![call(0, "clock", json!({}))],
+            origin: Some(Arc::new(origin())),
+            parts: vec![
+                MessagePart::Text { bytes: 1, members: Some("{\"s\":1}".into()) },
+                MessagePart::Call { index: 0, members: None },
+            ],
+            ..ResponseMessage::default()
+        };
+        let request = ModelRequest::new("m", vec![Message::Assistant(message.into())].into());
+        let other = ModelRequest { model: "n".into(), ..request.clone() };
+        let mut renderer = PromptRenderer::new(Hermes, Wire::OpenaiChat);
+        let first = renderer.render(&request);
+        let second = renderer.render(&other);
+        assert_ne!(first.messages, second.messages);
+        assert_eq!(second, PromptRenderer::new(Hermes, Wire::OpenaiChat).render(&other));
+    }
+
+    #[test]
+    fn every_name_of_a_parameter_is_read_again() {
+        use crate::wire::{CallReader, Delta};
+        for name in ["a", "a-b", "größe", "a.b", "a b", ""] {
+            let arguments = json!({ name: 1 });
+            let written = write_calls(Pythonic, &[&call(0, "f", arguments.clone())]);
+            let mut reader = CallReader::reading(Pythonic, Arc::new([]));
+            let deltas = reader.read(vec![Delta::Text(written.clone()), Delta::Done]);
+            let read = deltas.iter().find_map(|delta| {
+                let Delta::Call(call) = delta else { return None };
+                call.arguments.clone()
+            });
+            assert_eq!(read, Some(arguments.to_string()), "{written}");
+        }
     }
 
     #[test]

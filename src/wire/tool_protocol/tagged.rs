@@ -1,5 +1,5 @@
 //! Calls in tags: `<tool_call>` with a JSON object, as Hermes and Qwen write it, or with a function in
-//! tags, as Qwen3-Coder writes it. Models mix both, so both are read wherever one is.
+//! tags, as Qwen3-Coder writes it. Models mix both, so both are read after `<tool_call>`.
 
 use serde_json::{Map, Value};
 
@@ -15,7 +15,7 @@ const FUNCTION_CLOSE: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const PARAMETER_CLOSE: &str = "</parameter>";
 
-/// The text after `<tool_call>`, or from `<function=` on.
+/// Reads the text after `<tool_call>`, or from `<function=` on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TaggedBody {
     /// Before a value or a function.
@@ -39,8 +39,11 @@ pub(super) struct Function {
 /// The position of the reader in a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Parameter {
+    /// Between parameters.
     None,
+    /// Before a parameter's name.
     Name,
+    /// In a value. Its first `searched` bytes hold no end.
     Value { name: String, searched: usize },
 }
 
@@ -92,8 +95,8 @@ impl TaggedBody {
             ScanEnd::Closed(bytes) => (bytes, false),
             ScanEnd::Stopped(bytes) => (bytes, true),
             ScanEnd::Open if !body.is_end => return ReadStep::More,
-            // A string that was not closed hides the closing tag. If the response was cut off, it is rather a
-            // part of the string that was cut.
+            // A string that was not closed hides the closing tag. If the response was cut off, the tag is rather
+            // a part of the string.
             ScanEnd::Open => match body.text.find(CLOSE) {
                 Some(bytes) if !body.is_cut => (bytes, true),
                 Some(_) | None => (body.text.len(), false),
@@ -132,8 +135,9 @@ impl Function {
                     self.parameter = Parameter::Name;
                     ReadStep::More
                 }
-                TagName::CutOff => self.end(body.text.len(), false),
-                TagName::None => self.end(0, false),
+                // The quote begins a name, so that the parameter is not lost without an error.
+                TagName::CutOff => self.cut_off("\"", body.text.len()),
+                TagName::None => self.cut_off("\"", 0),
                 TagName::Read { name, bytes } => {
                     self.parameter = Parameter::Value { name, searched: 0 };
                     ReadStep::Skip(bytes)
@@ -163,8 +167,8 @@ impl Function {
         }
     }
 
-    /// Looks for the end of a value: its closing tag, if a parameter or the function's end follows, so that
-    /// the value may hold such tags; or the function's end, if the closing tag is missing.
+    /// Looks for the end of a value: its closing tag, or the function's end if that is missing. A tag counts only
+    /// if a tag that may follow it comes next, or the text ends, so that the value may hold such tags.
     fn step_value(&mut self, name: String, mut searched: usize, body: BodyText<'_>) -> ReadStep {
         let BodyText { text, is_end, is_cut, tools } = body;
         while let Some(found) = from(text, searched).find("</") {
@@ -207,11 +211,21 @@ impl Function {
             return ReadStep::More;
         }
         // The value is cut off, and with it the object.
-        let mut arguments = std::mem::take(&mut self.arguments);
-        arguments.insert(name, without_margin(text).into());
-        let mut call = ReadCall::new(&*self.name, arguments);
-        call.arguments.truncate(call.arguments.len() - 2);
-        ReadStep::call(call, text.len(), false)
+        let mut member = format!("{}:{}", Value::from(name), Value::from(without_margin(text)));
+        member.pop();
+        self.cut_off(&member, text.len())
+    }
+
+    /// Ends the call within a parameter. Its object stays open after the beginning of a member, so that the
+    /// arguments count as cut off.
+    fn cut_off(&mut self, member: &str, bytes: usize) -> ReadStep {
+        let mut call = ReadCall::new(&*self.name, std::mem::take(&mut self.arguments));
+        call.arguments.pop();
+        if call.arguments.len() > 1 {
+            call.arguments.push(',');
+        }
+        call.arguments.push_str(member);
+        ReadStep::call(call, bytes, false)
     }
 
     fn end(&mut self, bytes: usize, are_sealed: bool) -> ReadStep {
@@ -222,9 +236,11 @@ impl Function {
 
 /// The name within a tag such as `<function=NAME>`.
 enum TagName {
+    /// More text is needed.
     More,
     /// The text ends within the tag.
     CutOff,
+    /// It is no such tag.
     None,
     Read {
         name: String,
@@ -247,7 +263,7 @@ fn tag_name(body: BodyText<'_>) -> TagName {
     }
 }
 
-/// Reads the name of a function, if a parameter or the function's end follows.
+/// Reads the name of a function, if a parameter, the end of the function or call, or nothing follows.
 fn function_name(body: BodyText<'_>) -> TagName {
     let TagName::Read { name, bytes } = tag_name(body) else { return tag_name(body) };
     let rest = BodyText { text: from(body.text, bytes), ..body };
@@ -261,8 +277,8 @@ fn function_name(body: BodyText<'_>) -> TagName {
     }
 }
 
-/// Removes the line feeds after the opening tag and before the closing tag. All other white space
-/// of a value on lines of its own belongs to it; around a value on the line of its tags it does not.
+/// Removes the white space that the form adds to a value: one line feed at the beginning and one at the end of a
+/// value that begins on a line of its own, and all white space at both ends of any other value.
 fn without_margin(value: &str) -> &str {
     match value.strip_prefix('\n') {
         Some(lines) => lines.strip_suffix('\n').unwrap_or(lines),

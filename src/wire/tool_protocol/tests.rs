@@ -218,6 +218,9 @@ fn react() {
     check(React, &format!("{f}\n{f}"), "", &["f {\"a\": 1}"; 2]);
     check(React, "**Action:** `f`\n\n**Action Input:** {'a': 1}", "", &["~f {\"a\":1}"]);
     check(React, "Action: f\nAction Input:\n```json\n{\"a\": 1}\n```\nx", "\nx", &["f {\"a\": 1}"]);
+    check(React, "Action: f\nAction Input: ```json {\"a\": 1}```\n", "", &["f {\"a\": 1}"]);
+    let call = "Action: g\nAction Input: ```json {\"text\": \"x\"}\n```";
+    check(React, call, "", &["g {\"text\": \"x\"}"]);
     check(React, "Action: clock\nAction Input: None\n", "", &["clock {}"]);
     check(React, "Action: clock", "", &["clock {}?"]);
     check(React, "Action: g\nAction Input: \"Oslo, now\"\n", "", &["~g {\"text\":\"Oslo, now\"}"]);
@@ -341,6 +344,14 @@ fn nothing_in_code_quotes_results_or_reasoning_is_a_call() {
 }
 
 #[test]
+fn reasoning_ends_also_within_open_code() {
+    let reasoning = "<think>\n```\nx\n</think>\n";
+    for (protocol, call) in CALLS {
+        check(protocol, &format!("{reasoning}{call}"), reasoning, &["clock {}"]);
+    }
+}
+
+#[test]
 fn prose_about_the_protocol_stays_text() {
     for text in ["the <tool_call> tag", "a < b", "<tool", "<tool_calls>", "x <tool_call>: y"] {
         check_text(Hermes, text);
@@ -404,6 +415,23 @@ fn the_end_of_a_function_in_a_value_that_is_cut_off_seals_nothing() {
     let read = read_all_cuts(Xml, call, Some(FinishKind::Length));
     assert_eq!(read.calls, ["g {\"text\":\"write </function>?"]);
     check(Xml, call, "", &["g {\"text\":\"write\"}"]);
+}
+
+#[test]
+fn a_value_that_is_cut_off_is_the_last_of_its_object() {
+    let call = "<tool_call><function=f><parameter=b>2</parameter><parameter=a>x";
+    let read = read_all_cuts(Xml, call, Some(FinishKind::Length));
+    assert_eq!(read.calls, ["f {\"b\":\"2\",\"a\":\"x?"]);
+}
+
+#[test]
+fn a_parameter_whose_tag_does_not_end_cuts_the_arguments_off() {
+    let begin = "<tool_call><function=f><parameter=b>2</parameter><parameter=a";
+    let rest = "\n1</parameter></function>";
+    let cut_off = ["f {\"b\":\"2\",\"?"];
+    check(Xml, &format!("{begin}{rest}</tool_call>"), &format!("a{rest}"), &cut_off);
+    check(Xml, begin, "", &cut_off);
+    check(Xml, "<function=f><parameter=a", "", &["f {\"?"]);
 }
 
 #[test]

@@ -36,7 +36,7 @@ struct MarkRun {
     is_first_in_line: bool,
 }
 
-/// Maximum indentation of a line that is not code.
+/// Maximum indentation of a line's start. Markdown takes lines that are indented more for code.
 const INDENT_MAX: usize = 3;
 
 /// Minimum number of marks of a fence.
@@ -67,13 +67,13 @@ impl Default for TextContext {
 }
 
 impl TextContext {
-    /// Returns whether nothing at this position is a call. `next` is the character that follows.
+    /// Returns true if no call can begin at this position. `next` is the character that follows.
     pub(super) fn is_protected(&mut self, next: char) -> bool {
         self.end_run(next);
         self.fence.is_some() || self.span > 0 || self.is_quoted || self.region_end.is_some()
     }
 
-    /// Returns whether the position is at a line's start.
+    /// Returns whether the line has nothing but a small indentation so far.
     pub(super) fn is_line_start(&self) -> bool {
         self.indent.is_some_and(|indent| indent <= INDENT_MAX)
     }
@@ -153,12 +153,17 @@ impl TextContext {
             return;
         }
         self.tag.push(c);
-        if self.fence.is_none() && self.span == 0 {
-            self.region_end = match self.region_end {
-                Some(end) => Some(end).filter(|end| *end != self.tag),
-                None if self.is_quoted => None,
-                None => REGIONS.iter().find(|(open, _)| *open == self.tag).map(|(_, end)| *end),
-            };
+        let is_code = self.fence.is_some() || self.span > 0;
+        match self.region_end {
+            // A region ends in code too, and the code with it, because a model may leave code open.
+            Some(end) if end == self.tag => {
+                (self.region_end, self.fence, self.span) = (None, None, 0);
+            }
+            None if !is_code && !self.is_quoted => {
+                let region = REGIONS.iter().find(|(open, _)| *open == self.tag);
+                self.region_end = region.map(|(_, end)| *end);
+            }
+            Some(_) | None => {}
         }
         if c == '>' || self.tag.len() > TAG_BYTES_MAX {
             self.tag.clear();
@@ -194,6 +199,7 @@ mod tests {
             "<think>a\n\n^",
             "<tool_response id=\"c\">\n^",
             "```\na\n```^",
+            "<think>\n```\na\n^",
         ] {
             assert!(is_protected(text), "{text}");
         }
@@ -209,6 +215,8 @@ mod tests {
             "> a\n^",
             "a > b ^",
             "<think>a</think>^",
+            "<think>\n```\na\n</think>^",
+            "<think>a ` b</think>^",
             "`<think>` ^",
             "> <think>\n^",
             "<tool_response>a</tool_response>\n^",

@@ -1,11 +1,11 @@
-//! Calls and results as text.
+//! Writes calls and results as text.
 
 use std::borrow::Cow;
 
 use aho_corasick::{AhoCorasick, BuildError};
 use serde_json::Value;
 
-use super::read_call::{from, name_length};
+use super::read_call::{from, keyword_length, name_length};
 use crate::message::ResultContent;
 use crate::types::{ContentPart, ToolCall, ToolProtocol};
 
@@ -56,7 +56,7 @@ fn xml(call: &ToolCall) -> String {
 
 fn python_call(call: &ToolCall) -> String {
     let members = || call.arguments.as_object().into_iter().flatten();
-    let is_keyword = |name: &str| !name.is_empty() && name_length(name) == name.len();
+    let is_keyword = |name: &str| !name.is_empty() && keyword_length(name) == name.len();
     let arguments = if members().all(|(name, _)| is_keyword(name)) {
         let keywords = members().map(|(name, value)| format!("{name}={}", python(value)));
         keywords.collect::<Vec<_>>().join(", ")
@@ -110,8 +110,8 @@ impl ResultWriter {
     pub(super) fn write(&self, results: &[WrittenResult<'_>]) -> Vec<ContentPart> {
         let mut parts = Vec::new();
         for (at, result) in results.iter().enumerate() {
-            let id = label(result.call_id);
-            let name = label(result.name);
+            let id = attribute_text(result.call_id);
+            let name = attribute_text(result.name);
             let (open, close) = match self.protocol {
                 ToolProtocol::React => (format!("Observation: [{id} {name}]\n"), ""),
                 ToolProtocol::Native
@@ -226,8 +226,8 @@ fn add_text(parts: &mut Vec<ContentPart>, more: &str) {
     }
 }
 
-/// Returns an id or a name without the characters that could end its attribute. A model may call by any name.
-fn label(text: &str) -> String {
+/// Returns an id or a name with `_` for characters that could end its attribute. A model may call by any name.
+fn attribute_text(text: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "_-.:".contains(c);
     text.chars().map(|c| if is_plain(c) { c } else { '_' }).collect()
 }

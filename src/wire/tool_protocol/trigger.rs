@@ -1,4 +1,4 @@
-//! The beginnings of calls.
+//! Finds triggers: the beginnings of calls in a text.
 
 use super::arrow::{ARROW, ArrowBody};
 use super::pythonic::{PythonicBody, offers};
@@ -10,7 +10,7 @@ use super::tagged::{self, TaggedBody};
 use crate::types::{ToolProtocol, floor_char_boundary};
 use crate::wire::ToolDefinition;
 
-/// Maximum length of a trigger.
+/// Maximum length of a trigger, in bytes.
 const TRIGGER_BYTES_MAX: usize = 1024;
 
 const PYTHON_TAGS: [&str; 2] = ["<|python_tag|>", "<|python_start|>"];
@@ -18,7 +18,7 @@ const PYTHON_TAGS: [&str; 2] = ["<|python_tag|>", "<|python_start|>"];
 /// Tokens that end a call and have no meaning of their own.
 const PYTHON_ENDS: [&str; 3] = ["<|python_end|>", "<|eom_id|>", "<|eot_id|>"];
 
-/// The text after a trigger.
+/// Reads the text after a trigger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CallBody {
     Tagged(TaggedBody),
@@ -43,7 +43,7 @@ impl CallBody {
 pub(super) enum Trigger {
     /// Text.
     None,
-    /// More text decides. Never returned at the end.
+    /// More text decides. Never returned if [`Position::is_end`] is true.
     Undecided,
     /// A call, whose text follows after this many bytes.
     Call { body: CallBody, bytes: usize },
@@ -58,6 +58,7 @@ pub(super) enum Trigger {
 pub(super) struct Position<'t> {
     /// The text from here on, as far as it has arrived. Never empty.
     pub(super) text: &'t str,
+    /// The text ends here, and the response ended well.
     pub(super) is_end: bool,
     pub(super) is_line_start: bool,
     /// Nothing but white space came before.
@@ -86,7 +87,7 @@ pub(super) fn find_trigger(protocol: ToolProtocol, at: Position<'_>) -> Trigger 
     }
 }
 
-/// Returns the length of the word with which the text begins.
+/// Returns the length of the first of the words with which the text begins.
 fn one_of(text: &str, words: &[&str]) -> Result<Option<usize>, NeedsMoreText> {
     if let Some(word) = words.iter().find(|word| text.starts_with(**word)) {
         return Ok(Some(word.len()));
@@ -133,7 +134,7 @@ fn react(at: Position<'_>) -> Result<Trigger, NeedsMoreText> {
     if name.len() > NAME_BYTES_MAX || !(is_name || is_awaited) {
         return Ok(Trigger::None);
     }
-    // A tool without parameters needs no input.
+    // The input may be missing if the tool is offered, because it may have no parameters.
     let without_input = || match is_name && offers(tools, name) {
         true => Trigger::Call { body: CallBody::React(ReactBody::new(name)), bytes: text.len() },
         false => Trigger::None,
@@ -183,7 +184,7 @@ fn pythonic(at: Position<'_>) -> Result<Trigger, NeedsMoreText> {
     }
 }
 
-/// Returns whether an object has a name as its first member.
+/// Returns whether the first member of an object is `name`.
 fn begins_call_object(text: &str) -> Result<bool, NeedsMoreText> {
     let member = after(text, 1);
     let Some(bytes) = one_of(member, &["\"name\""])? else { return Ok(false) };

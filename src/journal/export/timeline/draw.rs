@@ -12,7 +12,7 @@ const AXIS_ROWS_MAX: usize = 24;
 /// The smallest number of columns from one tick of an axis to the next.
 const TICK_COLUMNS: u64 = 12;
 
-/// Time without a model or a tool is folded if it is longer than this and than all busy time.
+/// Time without a model or a tool is folded if it is longer than this and than all busy time of the axis together.
 const IDLE_MS: u64 = 1_000;
 
 /// The smallest width that has room for a word and a duration after the bars.
@@ -53,15 +53,15 @@ pub(super) fn draw(run: &RunTimeline, style: TimelineStyle) -> String {
     let style = TimelineStyle { columns: style.columns.clamp(40, 400), ..style };
     let heading = run.heading.iter().map(|part| cells(&harmless_line(part), ""));
     let mut text = wrapped(heading, ", ", style);
-    let hidden = run.turns.len().saturating_sub(style.turns_max);
+    let turns = drawn_turns(run, style);
+    let hidden = run.turns.len() - turns.len();
     if hidden > 0 {
         text.push_str(&format!("({hidden} earlier turns are not drawn)\n"));
     }
-    let turns = run.turns.get(hidden..).unwrap_or_default();
     let label = turns.iter().flatten().map(|row| label_cells(row, usize::MAX).1).max();
     let label = label.unwrap_or_default().min(style.columns * 2 / 5);
     let notes = if style.columns >= WIDE_COLUMNS { 17 } else { 8 };
-    // The first axis begins with the run, the others with their first bar.
+    // The axis of the run's first turn begins with the run, the others with their first bar.
     let mut begin = (hidden == 0).then_some(run.began);
     let mut rows = 0;
     let groups = turns.chunk_by(|turn, next| {
@@ -102,10 +102,16 @@ pub(super) fn draw(run: &RunTimeline, style: TimelineStyle) -> String {
     text
 }
 
-/// Returns the meaning of the symbols in these runs.
+/// Returns the turns of a run that are drawn: the last ones.
+fn drawn_turns(run: &RunTimeline, style: TimelineStyle) -> &[Vec<Row>] {
+    let hidden = run.turns.len().saturating_sub(style.turns_max);
+    run.turns.get(hidden..).unwrap_or_default()
+}
+
+/// Returns the meaning of the symbols in the drawn turns of these runs.
 pub(super) fn legend(runs: &[RunTimeline], style: TimelineStyle) -> String {
     let style = TimelineStyle { columns: style.columns.clamp(40, 400), ..style };
-    let rows = runs.iter().flat_map(|run| run.turns.iter().flatten());
+    let rows = runs.iter().flat_map(|run| drawn_turns(run, style).iter().flatten());
     let symbols = rows.flat_map(|row| {
         let bars = row.bars.iter().filter(|bar| bar.is_drawn());
         bars.map(|bar| bar.symbol).chain(row.symbol)
@@ -116,7 +122,7 @@ pub(super) fn legend(runs: &[RunTimeline], style: TimelineStyle) -> String {
     wrapped(parts, "  ", style)
 }
 
-/// Returns the indentation, the symbol and the label of a row, and the number of their columns.
+/// Returns the indentation, the symbol and the label of a row, cut to `columns`, and the number of their columns.
 fn label_cells(row: &Row, columns: usize) -> (Vec<Cell>, usize) {
     let mut line = vec![BLANK; 2 * row.depth];
     line.extend(row.symbol.into_iter().flat_map(|symbol| [BLANK, symbol.cell().0, BLANK]));
@@ -187,7 +193,7 @@ struct Axis {
 struct AxisPart {
     from: u64,
     until: u64,
-    /// Its begin and its length on the axis.
+    /// Its begin and its length on the axis, in milliseconds that are drawn.
     at: u64,
     length: u64,
     /// The reason of idle time that is folded.
@@ -281,10 +287,14 @@ impl Axis {
                 put_at(self.column(part.from).midpoint(self.column(part.until)), "┊".to_owned());
                 continue;
             }
-            let mut since = part.from.saturating_sub(began).next_multiple_of(interval);
-            while began + since < part.until {
-                put_at(self.column(began + since), format!("|{}", tick(since, interval)));
-                since += interval;
+            // Recorded durations can be so long that sums overflow.
+            let first = part.from.saturating_sub(began).checked_next_multiple_of(interval);
+            let ticks = std::iter::successors(first, |since| since.checked_add(interval));
+            for since in ticks {
+                let Some(time) = began.checked_add(since).filter(|time| *time < part.until) else {
+                    break;
+                };
+                put_at(self.column(time), format!("|{}", tick(since, interval)));
             }
         }
         line
@@ -293,7 +303,11 @@ impl Axis {
 
 /// Formats a time on the axis, precise enough to differ from the next one.
 fn tick(ms: u64, interval: u64) -> String {
-    if ms < 1_000 || interval >= 1_000 { format_duration(ms) } else { seconds(ms) }
+    match (ms, interval) {
+        (1_000.., 0..1_000) => seconds(ms),
+        (3_600_000.., 1_000..60_000) => format!("{} {} s", format_duration(ms), ms / 1_000 % 60),
+        _ => format_duration(ms),
+    }
 }
 
 fn scaled(value: u64, to: u64, of: u64) -> u64 {

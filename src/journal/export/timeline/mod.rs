@@ -1,8 +1,8 @@
 //! A picture of a session's runs: a waterfall of their turns on a time axis.
 //!
-//! Each attempt has a row, and each call of its response. Below the call of an agent are the rows of its child
-//! session, indented. The times are those of the records, in whole milliseconds. A call that continued after the host
-//! had stopped is placed by the time of its outcome.
+//! Each attempt has a row, and below it each of its calls; calls beyond a limit share one. Below the call of an agent
+//! are the rows of its child session, indented. The times are those of the records, in whole milliseconds. A call
+//! that continued after the host had stopped is placed by the time of its outcome.
 
 mod draw;
 #[cfg(test)]
@@ -11,7 +11,7 @@ mod tests;
 use std::collections::BTreeMap;
 
 use super::children::{ChildRecords, run_of_call};
-use super::{ChildSessions, count_with_noun};
+use super::{ChildSessions, count_with_noun, open_question};
 use crate::journal::JournalEntry;
 use crate::record::ResponseEnding;
 use crate::transcript::{
@@ -20,16 +20,17 @@ use crate::transcript::{
 use crate::types::{CallKey, FailureKind, RunId, SessionId, ToolStatus, WaitPhase};
 use draw::{draw, format_duration, legend};
 
-/// The number of calls of an attempt that have a row each. The others share one.
+/// Maximum number of calls of an attempt that have a row each. The others share one.
 const CALL_ROWS_MAX: usize = 16;
 
-/// The number of rows of child sessions below the calls of an attempt. The others share one for each call.
+/// Maximum number of rows of child sessions below the calls of an attempt. The others share one for each call.
 const CHILD_ROWS_MAX: usize = 48;
 
-/// The number of levels of child sessions that are drawn. The rows of deeper ones share one.
+/// Maximum number of levels of child sessions that are drawn. The rows of deeper ones share one with those beyond
+/// [`CHILD_ROWS_MAX`].
 const CHILD_DEPTH_DRAWN_MAX: usize = 4;
 
-/// The number of levels of child sessions that are read.
+/// Maximum number of levels of child sessions that are read.
 const CHILD_DEPTH_READ_MAX: usize = 32;
 
 /// Options of the picture.
@@ -250,12 +251,12 @@ impl RowBuilder<'_, '_> {
     ) -> Row {
         let child_until = below.iter().flat_map(|row| &row.bars).map(|bar| bar.until).max();
         let running_symbol = if child_until.is_some() { Symbol::Agent } else { Symbol::Tool };
-        // An amended outcome has the time of the first one.
+        // An amended outcome is drawn at the time of the outcome that it amends.
         let first = call.outcomes.iter().rfind(|outcome| !outcome.amended).or(call.outcome());
         let at = first.map_or(self.until, |outcome| outcome.at.time);
         let intended = call.intents.last().map(|intent| intent.at.time);
-        let asked = asked_at(call).filter(|_| !attempt.is_void());
-        let waits = self.now.zip(asked).map(|(now, asked)| (asked, now.max(at)));
+        let asked = open_question(call).filter(|_| !attempt.is_void());
+        let waits = self.now.zip(asked).map(|(now, asked)| (asked.at.time, now.max(at)));
         let (mut bars, mut duration_ms) =
             (question_bars(call, waits.map_or(at, |(_, now)| now)), None);
         let mut bar = |from, until, symbol| bars.push(Bar { from, until, symbol });
@@ -329,15 +330,6 @@ fn hide_rows(rows: &mut Vec<Row>, room: usize) -> Option<Row> {
 
 fn bars(rows: &[Row]) -> Vec<Bar> {
     rows.iter().flat_map(|row| row.bars.iter().copied()).collect()
-}
-
-/// Returns the time of the question that an open call asks people, if they have not answered it.
-fn asked_at(call: &CallTranscript<'_>) -> Option<u64> {
-    let asked = call.requests.last().filter(|asked| !asked.is_for_client())?;
-    // A call that ran again after a crash asks again.
-    let ran_again = call.intents.last().is_some_and(|intent| asked.at.is_before(intent.at));
-    let is_open = call.outcome().is_none() && call.decision_about(asked).is_none() && !ran_again;
-    is_open.then_some(asked.at.time)
 }
 
 /// Returns the bars of the questions about a call. Those without a decision end at `open_until`.

@@ -296,18 +296,43 @@ fn a_narrow_picture_keeps_every_figure_of_its_heading() {
 
 #[test]
 fn ticks_after_folded_time_differ() {
+    for (again, end) in [(1_721, 1_729), (3_600_000, 3_700_000)] {
+        let records = vec![
+            run_started(),
+            attempt_started(0, 1, 1, 0),
+            attempt_failed(3, 1, 1, "the stream broke"),
+            attempt_started(again, 1, 2, 0),
+            response_ended(end, 1, 2, "well", &[]),
+            run_ended(end, "answered", 1, 0),
+        ];
+        let text = drawn(records, style(200));
+        let ticks: Vec<_> = text.lines().nth(1).unwrap().split('|').map(str::trim).collect();
+        let distinct: std::collections::BTreeSet<_> = ticks.iter().collect();
+        assert!(ticks.len() > 3 && distinct.len() == ticks.len(), "{ticks:?}");
+    }
+}
+
+#[test]
+fn a_call_of_the_longest_duration_is_drawn() {
+    let mut ended = call_ended((1, 1, 0), "clock", [0, 300, 100], "success");
+    ended.1["duration_ms"] = u64::MAX.into();
     let records = vec![
         run_started(),
         attempt_started(0, 1, 1, 0),
-        attempt_failed(3, 1, 1, "the stream broke"),
-        attempt_started(1_721, 1, 2, 0),
-        response_ended(1_729, 1, 2, "well", &[]),
-        run_ended(1_729, "answered", 1, 0),
+        response_ended(300, 1, 1, "well", &["clock"]),
+        ended,
+        run_ended(401, "answered", 1, 1),
     ];
-    let text = drawn(records, style(200));
-    let ticks: Vec<_> = text.lines().nth(1).unwrap().split('|').map(str::trim).collect();
-    let distinct: std::collections::BTreeSet<_> = ticks.iter().collect();
-    assert!(ticks.len() > 3 && distinct.len() == ticks.len(), "{ticks:?}");
+    let text = drawn_coloured(records);
+    assert!(text.contains(" clock ") && text.contains('█'), "{text}");
+}
+
+#[test]
+fn the_legend_has_only_the_symbols_of_drawn_turns() {
+    let records = run_with_three_calls([[0, 100, 200], [0, 200, 300], [0, 320, 100]], 505);
+    assert!(drawn(records.clone(), style(80)).contains("█ tool runs"));
+    let text = drawn(records, TimelineStyle { turns_max: 1, ..style(80) });
+    assert!(text.contains("═ model answers") && !text.contains("tool runs"), "{text}");
 }
 
 #[test]

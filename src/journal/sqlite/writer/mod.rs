@@ -22,7 +22,7 @@ use super::database;
 use super::errors;
 use super::kill_point::KillPoint;
 use super::query;
-use super::queue::{Opening, QueuedBatch, StatusReport, StatusReporter, WriteQueue};
+use super::queue::{Opening, QueuedBatch, StatusReport, StatusReporter, WriteQueue, WriterTask};
 use super::read_connections::ReadConnections;
 use super::reserve::Reserve;
 use crate::config::Durability;
@@ -55,8 +55,8 @@ pub(super) struct JournalWriter {
     /// database was opened again.
     broken: Option<JournalError>,
     reserve: Reserve,
-    /// True from the release of the reserve until it is whole again. Only deletions are tried: other writes would use
-    /// the space, and then no session could be deleted.
+    /// True from the release of the reserve, or a start without space for it, until it is whole again. Only deletions
+    /// are tried: other writes would use the space, and then no session could be deleted.
     only_deletions: bool,
     /// The reason why the journal cannot be written, for readiness and for requests: that of `broken`, of
     /// `only_deletions`, or the error of the last write, after which the next one is tried.
@@ -92,8 +92,8 @@ impl Drop for AbandonOnDrop {
 }
 
 impl JournalWriter {
-    /// Creates the writer of the database `file`. `wal_path` is the path of its write-ahead log, whose directory entry
-    /// is durable afterwards.
+    /// Creates the writer of the database `file`. `wal_path` is the path of its write-ahead log, whose directory
+    /// entry is durable afterwards.
     pub(super) fn new(
         parts: WriterParts,
         file: PathBuf,
@@ -148,7 +148,16 @@ impl JournalWriter {
     pub(super) fn run(mut self) {
         let _abandons = AbandonOnDrop(Arc::clone(&self.queue), self.reporter.clone());
         // The host may have ended while sessions were being deleted.
-        while self.database.remove_hidden().unwrap_or(false) {}
+        loop {
+            match self.perform(WriterTask::RemoveHidden) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    tracing::error!(%error, "deletion_unfinished: the next deletion continues it");
+                    break;
+                }
+            }
+        }
         loop {
             let due = self.unsynced_since.map(|since| since + SYNC_WAIT);
             let work = self.queue.next_work(due.into_iter().chain(self.retry_at).min());
@@ -279,8 +288,8 @@ impl JournalWriter {
         }
     }
 
-    /// Reports that batches are not stored. Earlier batches are synced first, because the status of batches is reported
-    /// in their order.
+    /// Reports that batches are not stored. Earlier batches are synced first, because the status of batches is
+    /// reported in their order.
     fn fail(&mut self, batches: Vec<QueuedBatch>, error: &JournalError) {
         self.sync();
         self.reporter.report(batches.into_iter().map(|batch| batch.failed(error)).collect());
@@ -365,7 +374,7 @@ struct WriteState {
     next_number: i64,
     /// The numbers of the sessions that were hidden. Their logs may still append.
     hidden: HashSet<i64>,
-    /// Increases when sessions are deleted, and when the database is opened again. Positions of earlier epochs
+    /// Increases when sessions are hidden, and when the database is opened again. Positions of earlier epochs
     /// must be read from the database.
     epoch: u64,
 }
@@ -410,7 +419,8 @@ fn immediate(connection: &mut Connection) -> rusqlite::Result<Transaction<'_>> {
     connection.transaction_with_behavior(TransactionBehavior::Immediate)
 }
 
-/// Stores the session and the records of a batch. `insert_row` inserts a row of records.
+/// Stores the session and the records of a batch. `insert_row` inserts a row of records. `last_seqs` has the last
+/// records of the sessions that are in the transaction already.
 fn insert_batch(
     transaction: &Transaction<'_>,
     insert_row: &mut CachedStatement<'_>,
@@ -428,6 +438,7 @@ fn insert_batch(
         Some(position) => Some(position.number),
         None => query::session_row(transaction, id)?.map(|row| row.number),
     };
+    // The batch must continue the stored records, or open a session that is not stored.
     let number = match (stored, &batch.opening) {
         (Some(number), _) if state.hidden.contains(&number) => {
             return refused(format!("session {id} has been removed"));
@@ -462,10 +473,10 @@ fn insert_batch(
     }
     if !batch.documents.is_empty() {
         database::create_document_tables(transaction)?;
-        let name = "INSERT OR IGNORE INTO document_uses(session, key) VALUES (?1, ?2)";
-        let mut name = transaction.prepare_cached(name)?;
+        let insert_use = "INSERT OR IGNORE INTO document_uses(session, key) VALUES (?1, ?2)";
+        let mut insert_use = transaction.prepare_cached(insert_use)?;
         for key in &batch.documents {
-            name.execute((number, key))?;
+            insert_use.execute((number, key))?;
         }
     }
     let new = stored.is_none();
@@ -478,8 +489,8 @@ fn insert_batch(
     Ok(BatchOutcome::Stored { position, new })
 }
 
-/// Inserts the row of a new session, and returns its number. Returns an error if it is the fork of a session that does
-/// not exist any more.
+/// Inserts the row of a new session, and returns its number. Returns an error if it is the fork of a session that
+/// does not exist any more.
 fn open_session(
     transaction: &Transaction<'_>,
     state: &mut WriteState,
@@ -521,15 +532,15 @@ fn last_seq(transaction: &Transaction<'_>, number: i64) -> rusqlite::Result<Opti
         .optional()
 }
 
-/// Returns the session whose own records end with the record `prefix` of a session or follow it, and `prefix`.
-/// `None` if they do not exist.
+/// Returns the number of the session in whose own rows the record `prefix` of the session `from` is, and `prefix`.
+/// Returns `None` if there is no such record.
 fn origin(
     transaction: &Transaction<'_>,
     from: &SessionId,
     prefix: u64,
 ) -> rusqlite::Result<Option<(i64, u64)>> {
     let Some(mut row) = query::session_row(transaction, from)? else { return Ok(None) };
-    // A fork of a fork that shares only what that one shares.
+    // The session is itself a fork, and has this record from its own origin.
     while let Some((origin, shared)) = row.origin
         && prefix <= shared
     {

@@ -89,7 +89,8 @@ impl JournalWriter {
         true
     }
 
-    /// Erases copies of deleted rows in the file, which the empty log leaves to this thread alone.
+    /// Erases copies of deleted rows in the file itself. Empties the write-ahead log first, so that the file has the
+    /// latest form of each page.
     fn erase(&mut self, pages: &[u64]) -> Result<(), JournalError> {
         self.empty_wal_of_deleted()?;
         let connection = &self.database.connection;
@@ -107,8 +108,8 @@ impl JournalWriter {
         self.check_emptied(busy)
     }
 
-    /// Empties the write-ahead log, which still contains the deleted rows. On a full disk it uses the reserve, because
-    /// the database may grow.
+    /// Empties the write-ahead log, which still contains the deleted rows. On a full disk it uses the reserve,
+    /// because the database may grow.
     fn empty_wal_of_deleted(&mut self) -> Result<(), JournalError> {
         let busy = self.make_room(|database| database.truncate_wal())?;
         self.check_emptied(busy)
@@ -117,7 +118,8 @@ impl JournalWriter {
     fn check_emptied(&self, busy: bool) -> Result<(), JournalError> {
         if busy {
             let reason = "sessions are deleted, but the write-ahead log still holds them, since another \
-                       program reads the database: end that one and delete them again";
+                       program, or a long read of this one, uses the database: delete them again when \
+                       it has ended";
             return Err(JournalError::Write(reason.to_owned()));
         }
         self.wal.sync_all().map_err(|error| JournalError::Write(error.to_string()))
@@ -148,7 +150,7 @@ impl JournalWriter {
             .prepare_cached("PRAGMA wal_checkpoint(NOOP)")
             .and_then(|mut pragma| pragma.query_row([], |row| row.get::<_, i64>(1)));
         if pages.is_ok_and(|pages| pages >= allowed) {
-            // It is tried again after the next transaction. The records in the log are durable.
+            // If it fails, it is tried again after the next work. The records stay in the log until then.
             let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
         }
     }
@@ -178,9 +180,9 @@ impl JournalWriter {
     ///
     /// The system may have dropped what it could not write, and reports the error only once. So the log cannot
     /// be continued (<https://wiki.postgresql.org/wiki/Fsync_Errors>). A new connection reads the log up to
-    /// the first wrong checksum, which are at least all records that were reported as durable. A checkpoint
-    /// then writes these pages to the database, syncs it and empties the log. While another program reads the database,
-    /// its state of the log is used without reading the log again.
+    /// the first wrong checksum. These are at least all records that were reported as durable. A checkpoint
+    /// then writes these pages to the database, syncs it and empties the log. While another program reads the
+    /// database, the state of the log that both share is used, and the log is not read again.
     ///
     /// A database that was removed or replaced is opened again when it is back.
     fn reopen(&mut self) -> Result<(), JournalError> {
@@ -248,19 +250,19 @@ impl WriteConnection {
     }
 
     /// Deletes a part of a hidden session. Returns false if there is nothing left to delete.
-    pub(super) fn remove_hidden(&mut self) -> rusqlite::Result<bool> {
+    fn remove_hidden(&mut self) -> rusqlite::Result<bool> {
         let transaction = immediate(&mut self.connection)?;
         let step = deletion::delete_part(&transaction)?;
         transaction.commit()?;
         if let DeletionStep::Session(number) = step {
-            // Without its row the session refuses records anyway.
+            // Without its row, records of the session are refused anyway.
             self.state.hidden.remove(&number);
         }
         Ok(!matches!(step, DeletionStep::Nothing))
     }
 
     /// Moves the write-ahead log to the database. Returns true if the log is not empty then, because another
-    /// program reads it.
+    /// connection reads it.
     fn truncate_wal(&self) -> rusqlite::Result<bool> {
         self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))
     }

@@ -1,13 +1,13 @@
-//! Prepares an expression for the library `fend-core`: refuses notation that fend does not support or would misread, and
-//! puts brackets around function calls, because fend reads `ln(2)^2` as `ln(2^2)`.
+//! Prepares an expression for the library `fend-core`: refuses notation that fend does not support or would misread,
+//! and puts brackets around function calls, because fend reads `ln(2)^2` as `ln(2^2)`.
 
-/// Maximum length of an expression.
+/// Maximum length of an expression, in characters.
 pub(super) const EXPRESSION_CHARS_MAX: usize = 500;
 
 /// Maximum length of an exponent in superscript digits; fend overflows at twenty.
 const SUPERSCRIPT_DIGITS_MAX: usize = 9;
 
-/// Symbols that an expression may contain besides letters, digits and spaces.
+/// Symbols that an expression may contain besides spaces, digits and all letters but λ.
 const SYMBOLS: &str = "+-*/^!%.,()_&|°′″‰$€£¥×÷−✕∕≠";
 
 /// Superscript digits.
@@ -22,10 +22,13 @@ const OPERATORS: &[&str] = &[
     "permute", "to", "xor",
 ];
 
+/// Words that convert a value.
+const CONVERSIONS: &[&str] = &["to", "as", "in"];
+
 /// Functions that also stand before a unit, as in `square feet`.
 const UNIT_FUNCTIONS: &[&str] = &["cubic", "square"];
 
-/// Functions whose argument is in brackets.
+/// The mathematical functions of fend.
 const FUNCTIONS: &[&str] = &[
     "abs",
     "acos",
@@ -80,10 +83,10 @@ impl FendExpression {
         &self.0
     }
 
-    /// Returns true if the expression may convert its value, for example to a unit. `in` as inches counts too; such an
-    /// expression is only not rounded.
+    /// Returns true if the expression converts its value, for example to a unit. fend reads `in` as a conversion too,
+    /// not as inches.
     pub(super) fn has_conversion(&self) -> bool {
-        self.has_word(&["to", "as", "in"])
+        self.has_word(CONVERSIONS)
     }
 
     /// Returns the expression without its last conversion.
@@ -91,6 +94,16 @@ impl FendExpression {
         let keywords = [" to ", " as ", " in "];
         let at = keywords.iter().filter_map(|keyword| self.0.rfind(keyword)).max();
         at.and_then(|at| self.0.get(..at)).unwrap_or(&self.0)
+    }
+
+    /// Returns the digits and the unit (`dp` or `sf`) of the last rounding that the expression asks for, as in
+    /// `1/3 to 5 dp`.
+    pub(super) fn rounding(&self) -> Option<(usize, &'static str)> {
+        let text = self.0.to_ascii_lowercase();
+        let units = ["dp", "sf"].into_iter();
+        let (at, unit) = units.filter_map(|unit| Some((text.rfind(unit)?, unit))).max()?;
+        let digits = text.get(..at)?.trim_end().rsplit(|c: char| !c.is_ascii_digit()).next()?;
+        digits.parse::<u16>().ok().map(|digits| (usize::from(digits), unit))
     }
 
     /// Returns true if the expression rounds to whole numbers.
@@ -126,18 +139,22 @@ pub(super) enum InvalidExpression {
     Superscript,
     #[error("an operator directly before \"/\" has no meaning; integer division is floor(a/b)")]
     OperatorBeforeDivision,
+    #[error("\"in\" converts, as \"to\" does; write \"inches\" for the unit")]
+    Inches,
     #[error("the argument of {0} must be in brackets if it is not a single number: {0}(...)")]
     UnbracketedArgument(String),
 }
 
-/// Converts full-width symbols and dots to ASCII, removes a final `=` or `?`, and refuses unknown symbols.
+/// Converts full-width symbols and dots of multiplication to ASCII, removes all `=`, `?` and spaces at the end, and
+/// refuses unknown symbols.
 fn normalise(expression: &str) -> Result<String, InvalidExpression> {
     let chars = expression.chars().count();
     if chars > EXPRESSION_CHARS_MAX {
         return Err(InvalidExpression::TooLong(chars));
     }
     let mut normalised = String::with_capacity(expression.len());
-    for character in expression.trim().trim_end_matches(['=', '＝', '?', '？']).chars() {
+    let is_end = |c: char| c.is_whitespace() || matches!(c, '=' | '＝' | '?' | '？');
+    for character in expression.trim_start().trim_end_matches(is_end).chars() {
         let symbol = to_ascii_symbol(character);
         // λ would begin a function definition, and a function could recurse without end.
         let known = (symbol.is_alphanumeric() && symbol != 'λ') || SYMBOLS.contains(symbol);
@@ -164,7 +181,7 @@ fn to_ascii_symbol(symbol: char) -> char {
 }
 
 /// Refuses notation that fend would misread: superscripts so long that they overflow, dice, `1,5` as fifteen,
-/// `7//2` as `7/(1/2)`, and `sin 30°` as `sin(30) °`.
+/// `7//2` as `7/(1/2)`, `5 in` as a conversion, and `sin 30°` as `sin(30) °`.
 fn check_misreadings(expression: &str) -> Result<(), InvalidExpression> {
     let mut superscripts = expression.split(|c: char| !SUPERSCRIPTS.contains(c));
     if superscripts.any(|digits| digits.chars().count() > SUPERSCRIPT_DIGITS_MAX) {
@@ -180,6 +197,9 @@ fn check_misreadings(expression: &str) -> Result<(), InvalidExpression> {
     }
     if has_operator_before_division(expression) {
         return Err(InvalidExpression::OperatorBeforeDivision);
+    }
+    if has_inches(expression) {
+        return Err(InvalidExpression::Inches);
     }
     match ambiguous_call(expression) {
         Some(name) => Err(InvalidExpression::UnbracketedArgument(name.to_owned())),
@@ -198,8 +218,24 @@ fn has_operator_before_division(expression: &str) -> bool {
     is_doubled
 }
 
+/// Returns true if `in` is used as inches: its power is taken, or no unit follows it, as in `5 in to cm`.
+fn has_inches(expression: &str) -> bool {
+    expression.match_indices("in").any(|(at, word)| {
+        let (before, rest) = expression.split_at(at);
+        let after = rest.strip_prefix(word).unwrap_or_default();
+        let after = after.trim_start_matches(|c: char| SUPERSCRIPTS.contains(c));
+        let is_word = !before.ends_with(|c: char| c.is_alphabetic() || c == '_')
+            && !after.starts_with(in_name);
+        let after = after.trim_start();
+        let has_no_unit = after.is_empty()
+            || after.starts_with([')', '+', '-', '−', '*', '×', '✕', '^'])
+            || CONVERSIONS.contains(&first_name(after));
+        is_word && has_no_unit
+    })
+}
+
 /// Returns the first function whose argument has no brackets and is followed by another factor, as in
-/// `sin 30°` or `log 2 pi`. fend would not apply the function to that factor.
+/// `sin 30°` or `log 2 pi`. fend would not apply the function to that factor. `square` and `cubic` do not count.
 fn ambiguous_call(expression: &str) -> Option<&str> {
     let mut rest = expression;
     loop {
@@ -214,7 +250,7 @@ fn ambiguous_call(expression: &str) -> Option<&str> {
     }
 }
 
-/// Returns the text after the argument of a function: a number or a name, with its exponent. Returns
+/// Returns the text after the argument of a function: a number or a name, with its `!` and its exponent. Returns
 /// `None` for any other argument, such as one in brackets.
 fn after_argument(text: &str) -> Option<&str> {
     let mut rest = after_operand(text)?;
@@ -345,7 +381,8 @@ mod tests {
 
     #[test]
     fn normalises_symbols_and_brackets_calls() {
-        check(" 1 + 1 = ", "1 + 1 ");
+        check(" 1 + 1 = ", "1 + 1");
+        check("2 + 2 = ? ", "2 + 2");
         check("（１，０００×２）％？", "(1,000×2)%");
         check("2·3", "2*3");
         check("sqrt(2)", "(sqrt(2))");
@@ -366,6 +403,50 @@ mod tests {
         assert_eq!(words("1 km to m"), (true, false));
         assert_eq!(words("1 inch"), (false, false));
         assert_eq!(words("CEIL(1 total)"), (false, true));
+    }
+
+    #[test]
+    fn recognises_the_last_rounding() {
+        let rounding = |text| FendExpression::parse(text).unwrap().rounding();
+        assert_eq!(rounding("1/3 to 5 dp"), Some((5, "dp")));
+        assert_eq!(rounding("(1/3 to 5 dp to 12SF) "), Some((12, "sf")));
+        assert_eq!(rounding("1/3 to 5 sf to 2dp"), Some((2, "dp")));
+        assert_eq!(rounding("1 km to m"), None);
+        assert_eq!(rounding("1/3 to dp"), None);
+        assert_eq!(rounding("1/3 to 99999999999999999999 dp"), None);
+    }
+
+    #[test]
+    fn recognises_inches() {
+        for text in [
+            "5 in",
+            "5in",
+            "5 in to cm",
+            "5 cm to in",
+            "5 in in cm",
+            "5 cm in in",
+            "(5 in) + 1",
+            "5 ft 3 in",
+            "5 in^2",
+            "5 in²",
+            "1 in + 2 cm",
+            "5 in to 2 dp",
+        ] {
+            assert_eq!(FendExpression::parse(text), Err(InvalidExpression::Inches), "{text}");
+        }
+        for text in [
+            "5 cm in inches",
+            "5 km in m",
+            "50 in %",
+            "90/minute in per second",
+            "10/s in /s",
+            "5 m in (cm)",
+            "sin(1)",
+            "3 min",
+            "1/3 in 2 dp",
+        ] {
+            assert!(!has_inches(text), "{text}");
+        }
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! Evaluates with the `fend-core` library. Variables, user-defined functions, strings, dates, dice
 //! and currencies are refused. The remaining language cannot loop, but an evaluation can take very
-//! long, so its time is limited: 2 s, and 5 s for the call. An expression has at most 500 characters, a result at most
-//! 4,096 bytes.
+//! long, so its time is limited: 2 s, and 5 s for the call. An expression has at most 500 characters, a result at
+//! most 4,096 bytes.
 
 mod expression;
 
@@ -33,6 +33,12 @@ const CALL_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The number of digits to which floating point is exact.
 const PRECISE_DIGITS: usize = 15;
+
+/// Number of decimal places of an approximate result. It is also that of fend after a conversion.
+const DECIMAL_PLACES: usize = 10;
+
+/// The beginning of results that are not exact.
+const APPROXIMATE: &str = "approx. ";
 
 /// Number of fend's interrupt checks between two reads of the clock.
 const CHECKS_PER_CLOCK_READ: u32 = 64;
@@ -69,10 +75,13 @@ impl Tool for Calculator {
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let CalculatorInput { expression } = context.input()?;
-        let deadline = Instant::now() + COMPUTING_TIME_MAX;
-        let expired = move || Instant::now() >= deadline || context.is_cancelled();
+        let (deadline, call) = (Instant::now() + COMPUTING_TIME_MAX, context.clone());
+        let expired = move || Instant::now() >= deadline || call.is_cancelled();
         evaluate_in_thread(&expression, expired).map(ToolOutput::from).map_err(|error| {
-            // All other errors are those of the expression.
+            if error == EvaluationError::TimedOut && context.is_cancelled() {
+                return ToolError::new("cancelled").permanent();
+            }
+            // All other errors are those of the expression, and would come again.
             let may_help = matches!(error, EvaluationError::Evaluator(_));
             let error = ToolError::new(error);
             if may_help { error } else { error.permanent() }
@@ -143,25 +152,87 @@ fn evaluate_in_thread(
     }
 }
 
-/// Evaluates to ten decimal places, or to fifteen significant digits if that would give zero. An
-/// expression with its own conversion is evaluated as it is. Without a conversion fend would search
+/// Evaluates to ten decimal places, or to fifteen significant digits if the result is less than 0.0001. An
+/// expression with its own rounding is evaluated as it is. Without a conversion fend would search
 /// for the period of each fraction, which is slow, and return up to a thousand decimals.
 fn evaluate_with_rounding(
     expression: &FendExpression,
     interrupt: &impl Interrupt,
 ) -> Result<String, String> {
     let text = expression.as_str();
-    if expression.has_conversion() {
-        return evaluate(text, interrupt);
+    let requested = expression.rounding();
+    let rounding = requested.unwrap_or((DECIMAL_PLACES, "dp"));
+    let result = if expression.has_conversion() {
+        evaluate_rounded(text, rounding, interrupt)?
+    } else {
+        let query = format!("{text} to {DECIMAL_PLACES} dp");
+        // Perhaps the result is not a number and cannot be rounded, as in `2 ≠ 3`. Any other error comes again.
+        evaluate_rounded(&query, rounding, interrupt).or_else(|_| evaluate(text, interrupt))?
+    };
+    if requested.is_some() || !is_small(&result) {
+        return Ok(result);
     }
-    match evaluate(&format!("{text} to 10 dp"), interrupt) {
-        Ok(result) if result == "approx. 0" || result == "approx. -0" => {
-            evaluate(&format!("{text} to 15 sf"), interrupt)
+    let precise = format!("{text} to {PRECISE_DIGITS} sf");
+    // The result of `to string` cannot be rounded.
+    evaluate_rounded(&precise, (PRECISE_DIGITS, "sf"), interrupt).or(Ok(result))
+}
+
+/// Evaluates an expression, and corrects its result if fend rounds it to these digits (with the unit `dp` or `sf`).
+fn evaluate_rounded(
+    expression: &str,
+    (digits, unit): (usize, &str),
+    interrupt: &impl Interrupt,
+) -> Result<String, String> {
+    let result = evaluate(expression, interrupt)?;
+    if !result.starts_with(APPROXIMATE) || (unit == "dp" && has_all_decimals(&result, digits)) {
+        return Ok(result);
+    }
+    let round_to = |digits| evaluate(&format!("{expression} to {digits} {unit}"), interrupt);
+    match round_to(digits) {
+        Ok(rounded) if rounded == result => Ok(correct_round_up(result, &round_to(digits + 1)?)),
+        // The result is rounded otherwise, for example in brackets within the expression.
+        Ok(_) => Ok(result),
+        // The result of `to string` cannot be rounded. Any other error comes again.
+        Err(_) => evaluate(expression, interrupt),
+    }
+}
+
+/// Corrects a result that fend has rounded up at the wrong digit. fend does not write zeros at the end, and rounds up
+/// the last digit that it has written: 7.306 to two decimal places becomes 7.4. The finer result has one digit more,
+/// and then is correct: if that digit is 5 or more, the zero before it becomes 1.
+fn correct_round_up(result: String, finer: &str) -> String {
+    let (_, magnitude) = split_sign(&result);
+    let (sign, finer) = split_sign(finer);
+    if numbers(magnitude).count() != numbers(finer).count() {
+        return result;
+    }
+    let mut output = format!("{APPROXIMATE}{sign}");
+    let mut is_wrong = false;
+    for ((number, _), (finer, separator)) in numbers(magnitude).zip(numbers(finer)) {
+        let has_lost_zeros = decimals(finer) > decimals(number) + 1;
+        if has_lost_zeros && !finer.starts_with(number) {
+            output.push_str(finer.get(..finer.len() - 2).unwrap_or_default());
+            output.push('1');
+            is_wrong = true;
+        } else {
+            output.push_str(number);
         }
-        Ok(result) => Ok(result),
-        // The result cannot be rounded because it is not a number, as in `2 ≠ 3`.
-        Err(_) => evaluate(text, interrupt),
+        output.push_str(separator);
     }
+    if is_wrong { output } else { result }
+}
+
+/// Returns true if the result is approximate, real, and less than 0.0001: of its digits, ten decimal places show six
+/// at most.
+fn is_small(result: &str) -> bool {
+    let (_, magnitude) = split_sign(result);
+    let is_real = !magnitude.contains(" + ") && !magnitude.contains(" - ");
+    let in_number = |c: char| c == '.' || c.is_alphanumeric();
+    result.starts_with(APPROXIMATE)
+        && is_real
+        && magnitude
+            .strip_prefix('0')
+            .is_some_and(|rest| rest.starts_with(".0000") || !rest.starts_with(in_number))
 }
 
 /// Runs fend in a new context without a clock, random numbers and exchange rates.
@@ -177,26 +248,27 @@ fn evaluate(expression: &str, interrupt: &impl Interrupt) -> Result<String, Stri
 /// Returns true if fend marks the result as approximate and prints a number with more digits than
 /// floating point is exact to.
 fn has_doubtful_digits(result: &str) -> bool {
-    result.starts_with("approx.") && numbers(result).any(|part| digits(part) > PRECISE_DIGITS)
+    result.starts_with(APPROXIMATE)
+        && numbers(result).any(|(number, _)| digits(number) > PRECISE_DIGITS)
 }
 
 /// Returns true if the value itself is exact, so that only its decimals are rounded, as in `1/3 to 30
 /// dp`. fend prints such a value as a fraction.
 fn is_exact_value(expression: &FendExpression, interrupt: &impl Interrupt) -> bool {
     let fraction = format!("{} to fraction", expression.without_conversion());
-    evaluate(&fraction, interrupt).is_ok_and(|value| !value.starts_with("approx."))
+    evaluate(&fraction, interrupt).is_ok_and(|value| !value.starts_with(APPROXIMATE))
 }
 
 /// Rounds each number of a result to the digits that floating point is exact to. Returns `None` if a
 /// number has more digits before its point.
 fn cut_to_precision(result: &str) -> Option<String> {
     let mut output = String::with_capacity(result.len());
-    for part in numbers(result) {
-        if digits(part) <= PRECISE_DIGITS {
-            output.push_str(part);
+    for (number, separator) in numbers(result) {
+        if digits(number) <= PRECISE_DIGITS {
+            output.push_str(number);
+            output.push_str(separator);
             continue;
         }
-        let (number, separator) = part.split_at(part.trim_end_matches(|c| !is_digit(c)).len());
         let value: f64 = number.parse().ok()?;
         let scientific = format!("{value:.*e}", PRECISE_DIGITS - 1);
         let exponent: i32 = scientific.split_once('e')?.1.parse().ok()?;
@@ -207,9 +279,28 @@ fn cut_to_precision(result: &str) -> Option<String> {
     Some(output)
 }
 
-/// Splits a result behind each character that is not part of a number.
-fn numbers(result: &str) -> impl Iterator<Item = &str> {
-    result.split_inclusive(|c: char| !is_digit(c) && c != '.')
+/// Splits a result behind each character that is not part of a number. Returns each number, which may be empty, and
+/// the separator after it.
+fn numbers(result: &str) -> impl Iterator<Item = (&str, &str)> {
+    let parts = result.split_inclusive(|c: char| !is_digit(c) && c != '.');
+    parts.map(|part| part.split_at(part.trim_end_matches(|c| !is_digit(c)).len()))
+}
+
+/// Splits the minus sign from a result, without the mark of an approximate one.
+fn split_sign(result: &str) -> (&str, &str) {
+    let number = result.strip_prefix(APPROXIMATE).unwrap_or(result);
+    number.strip_prefix('-').map_or(("", number), |magnitude| ("-", magnitude))
+}
+
+/// Returns true if each number has these decimal places, so that fend has rounded it correctly.
+fn has_all_decimals(result: &str, digits: usize) -> bool {
+    let mut numbers = numbers(result).filter(|(number, _)| !number.is_empty());
+    numbers.all(|(number, _)| decimals(number) >= digits)
+}
+
+/// Returns the number of digits after the point.
+fn decimals(number: &str) -> usize {
+    number.split_once('.').map_or(0, |(_, decimals)| decimals.len())
 }
 
 /// Returns the number of significant digits.
@@ -222,13 +313,12 @@ fn is_digit(symbol: char) -> bool {
     symbol.is_ascii_digit()
 }
 
-/// Returns true if floating point has made the result imprecise. fend rounds with floating point
+/// Returns true if rounding to whole numbers may have made the result imprecise. fend rounds with floating point
 /// numbers, which are exact to fifteen digits, and turns values above 2^64 into 2^64.
 fn is_beyond_precision(expression: &FendExpression, result: &str) -> bool {
     let numbers = result.split(|c: char| !c.is_ascii_digit() && c != '.');
     let digits_max = numbers.map(|number| number.split('.').next().unwrap_or("").len()).max();
-    let saturated = result.starts_with("approx.") && result.contains("18446744073709551616");
-    saturated || (expression.has_rounding() && digits_max.unwrap_or(0) > 15)
+    expression.has_rounding() && digits_max.unwrap_or(0) > PRECISE_DIGITS
 }
 
 /// Interrupts fend when the evaluation's time limit has passed or its call is cancelled.
@@ -246,8 +336,11 @@ impl<F: Fn() -> bool + Sync> Interrupt for InterruptCheck<F> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::expression::EXPRESSION_CHARS_MAX;
     use super::*;
+    use crate::tool::testing::ToolTest;
 
     fn evaluated(expression: &str) -> Result<String, String> {
         let deadline = Duration::from_millis(500);
@@ -274,6 +367,7 @@ mod tests {
         check("1,000,000.50 * 2", "2000001");
         check("1,00,000 + 1", "100001");
         check("2 + 2 =", "4");
+        check("2 + 2 = ?", "4");
         check("2^64", "18446744073709551616");
         check("2**10", "1024");
         check("2³", "8");
@@ -303,6 +397,41 @@ mod tests {
     }
 
     #[test]
+    fn rounds_up_a_last_digit_that_is_zero() {
+        check("1 + 7e-11", "approx. 1.0000000001");
+        check("1 + 1e-11/3", "approx. 1");
+        check("100.00000000006 kg", "approx. 100.0000000001 kg");
+        check("1.00000000007 m to m", "1.00000000007 m");
+        check("sqrt(2) m to m", "approx. 1.4142135624 m");
+        check("7.306 to 2 dp", "approx. 7.31");
+        check("7.304999 to 2 dp", "approx. 7.3");
+        check("1.096 to 1 dp", "approx. 1.1");
+        check("1.0007 m to cm to m to 3 DP", "approx. 1.001 m");
+        check("(7.306 to 2 dp) + 1", "approx. 8.31");
+        check("(1/3 to 2 dp) + (7.306 to 4 dp)", "approx. 7.64");
+        check("-0.007 to 2 dp", "approx. -0.01");
+        check("-0.003 to 2 dp", "approx. 0");
+        check("1234.00006 to 8 sf", "approx. 1234.0001");
+        check("0.0001006 to 3 sf", "approx. 0.000101");
+        check("exp(-20) to 10 dp", "approx. 0.0000000021");
+        check("1 - 7e-11 i", "approx. 1 - 0.0000000001i");
+        check("sqrt(2) to string", "approx. 1.4142135624");
+    }
+
+    #[test]
+    fn small_results_have_fifteen_significant_digits() {
+        check("3e-12 m", "0.000000000003 m");
+        check("-1e-30 kg", "-0.000000000000000000000000000001 kg");
+        check("1/3 * 1e-9", "approx. 0.000000000333333333333333");
+        check("-1/3 * 1e-9 m to km", "approx. -0.000000000000333333333333333 km");
+        check("exp(-20)", "approx. 0.00000000206115362243856");
+        check("1e-9/3 to 10 dp", "approx. 0.0000000003");
+        check("1/7000", "approx. 0.0001428571");
+        check("sqrt(-2)", "approx. 0 + 1.4142135624i");
+        check("31/3 to hex", "approx. a.5555555555");
+    }
+
+    #[test]
     fn a_function_call_binds_tighter_than_a_power() {
         check("sin(1)^2 + cos(1)^2", "approx. 1");
         check("round(2.4)^2", "4");
@@ -328,6 +457,7 @@ mod tests {
             check_error(expression, "precise to 15 digits");
         }
         check("2^64 + 0", "18446744073709551616");
+        check("2^64 + 1/3", "approx. 18446744073709551616.3333333333");
         check("round(10^15/7)", "142857142857143");
     }
 
@@ -346,6 +476,10 @@ mod tests {
             check_error(expression, "floor(a/b)");
         }
         check("floor(100/7)", "14");
+        for expression in ["5 in", "5 in to cm", "5 cm to in"] {
+            check_error(expression, "write \"inches\"");
+        }
+        check("5 inches in cm", "12.7 cm");
     }
 
     #[test]
@@ -417,7 +551,14 @@ mod tests {
     }
 
     #[test]
-    fn stops_when_the_call_is_cancelled() {
+    fn stops_when_its_time_is_over() {
         assert_eq!(evaluate_in_thread("9^9^9^9", || true), Err(EvaluationError::TimedOut));
+    }
+
+    #[tokio::test]
+    async fn stops_when_the_call_is_cancelled() {
+        let mut test = ToolTest::new(Calculator).cancel_after(Duration::ZERO);
+        let call = test.call(json!({"expression": "9^9^9^9"})).await;
+        assert_eq!(call.error().message(), "cancelled");
     }
 }

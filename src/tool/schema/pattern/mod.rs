@@ -1,13 +1,14 @@
 //! The regular expressions of JSON Schema, which are those of JavaScript (ECMA-262).
 //!
 //! Most of them run in time that grows with the text times the expression: the library `regex` compiles them.
-//! Those with look-around or references to groups take the backtracking engine of `fancy-regex`, which reads the text
-//! through a [`MeteredText`], so that each read spends steps. Other than in JavaScript, a group that is repeated keeps
-//! its text from the repeats before, so that a reference to it can match that.
+//! Those with look-around, references to groups or `\B` take the backtracking engine of `fancy-regex`, which reads
+//! the text through a [`MeteredText`], so that each read spends steps. Unlike in JavaScript, a group that is repeated
+//! keeps its text from the repeats before, so that a reference to it can match that.
 //!
-//! An expression is refused if it is too long, repeats too much, or takes too much memory. Look-behind of a variable
-//! length is refused, too, unless another crate switches on that feature of the library; and so are look-around and
-//! references in a program that is compiled with `panic = "abort"`, because a match without steps ends by unwinding.
+//! An expression is refused if it is too long, repeats too much, takes too much memory, or needs the backtracking
+//! engine and has too many groups. Look-behind of a variable length is refused, too, unless another crate switches on
+//! that feature of the library. In a program that is compiled with `panic = "abort"`, everything that needs the
+//! backtracking engine is refused, because a match without steps ends by unwinding.
 
 mod size;
 mod translation;
@@ -29,10 +30,11 @@ const PATTERN_BYTES_MAX: usize = 4_096;
 /// Maximum memory of the compiled regular expressions of a schema.
 pub(super) const PATTERN_MEMORY_MAX: usize = 24 << 20;
 
-/// The memory limits that an expression is compiled with, until it fits one. That one counts.
+/// The memory limits that an expression is compiled with, one after the other. The first that it fits counts as its
+/// memory.
 const MEMORY_LIMITS: [usize; 5] = [64 << 10, 256 << 10, 1 << 20, 3 << 20, 10 << 20];
 
-/// The memory that counts at least, for each byte of an expression: it takes time to be compiled.
+/// The memory that each byte of an expression counts at least, because it takes time to be compiled.
 const MEMORY_PER_BYTE: usize = 512;
 
 /// Maximum number of characters and classes of an expression, each as often as it is repeated.
@@ -41,7 +43,7 @@ const WEIGHT_MAX: usize = 100_000;
 /// The same for an expression with look-around or references to groups.
 const BACKTRACKING_WEIGHT_MAX: usize = 10_000;
 
-/// Maximum number of groups of such an expression: the memory of a match grows with them.
+/// Maximum number of capturing groups of such an expression: the memory of a match grows with them.
 const BACKTRACKING_GROUPS_MAX: usize = 50;
 
 /// Maximum number of steps back in a match of an expression with look-around or references to groups.
@@ -57,7 +59,7 @@ pub(super) struct Pattern {
     pub(super) text: String,
     size: PatternSize,
     engine: PatternEngine,
-    /// The number of characters of a text that matches, if the engine does not count them.
+    /// The number of characters of a text that matches, if the engine does not count them ([`without_count`]).
     length: Option<RangeInclusive<usize>>,
 }
 
@@ -77,7 +79,7 @@ impl Pattern {
     /// Compiles an expression. Subtracts the memory that it takes from `memory_left`.
     ///
     /// # Errors
-    /// The reason why it is not valid.
+    /// The reason why it is not valid, or the limit that it exceeds.
     pub(super) fn compile(text: &str, memory_left: &mut usize) -> Result<Self, String> {
         let shown = cut(text, TEXT_CHARS_MAX);
         if text.len() > PATTERN_BYTES_MAX {
@@ -169,8 +171,8 @@ impl PatternEngine {
         let mut builder = fancy_regex::RegexBuilder::new(translated);
         // A search for the beginning of a match would go to the end of the text.
         builder.backtrack_limit(BACKTRACKS_MAX).seek(false);
-        // The limit holds for each part that it gives to the other engine. Look-around, groups, alternatives and
-        // references separate the parts.
+        // The limit holds for each part that this engine leaves to the other one. Look-around, groups, alternatives
+        // and references separate the parts.
         let limit = limit / (1 + size.parts);
         builder.delegate_size_limit(limit).delegate_dfa_size_limit(limit.min(STATES_MEMORY_MAX));
         match builder.build() {
@@ -187,11 +189,11 @@ fn needs_memory(error: &CompileError) -> bool {
     matches!(error, CompileError::InnerError(error) if error.size_limit().is_some())
 }
 
-/// A text that a match reads. Each read spends steps, as many as a search to the end of the text can take. The match
-/// unwinds when none are left.
+/// A text that the backtracking engine reads. Each read, by `len` or `as_bytes`, spends the steps of
+/// [`PatternSize::read_steps`]. The match unwinds when too few are left.
 ///
-/// Whatever fails reads the text, if need be because of an [`translation::EMPTY_READ`] before it. So the engine does little between
-/// two reads, and they pay for that, too.
+/// Each part of an expression that can fail reads the text, some because of an [`translation::EMPTY_READ`] before
+/// them. So the engine does little between two reads, and their price includes that.
 struct MeteredText<'t> {
     text: &'t str,
     price: usize,

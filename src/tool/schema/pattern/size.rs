@@ -10,11 +10,12 @@ const BYTES_PER_STEP: usize = 64;
 /// text it finds states that the searches before it have built.
 const LONG_BYTES: usize = 1_024;
 
-/// Number of units of weight that the backtracking engine executes between two reads of a text in the time of a step.
+/// Number of units of weight that the backtracking engine executes between two reads of a text in the time of a
+/// step.
 const WEIGHT_PER_STEP: usize = 100;
 
-/// Number of bytes of a text that add a step to each of its reads, for each unit of weight: the stack of a match grows
-/// with them.
+/// Number of bytes of a text that add a step to each of its reads, for each unit of weight: the stack of a match
+/// grows with them.
 const STACK_BYTES_PER_STEP: usize = 4_096;
 
 /// The states that count at least in a match: each byte is read.
@@ -25,7 +26,7 @@ const LEAST_STATES: usize = 16;
 pub(super) struct PatternSize {
     /// Number of characters and classes, each as often as it is repeated.
     pub(super) weight: usize,
-    /// Number of groups, alternatives and references.
+    /// Number of groups, alternatives and references. A reference counts more than once.
     pub(super) parts: usize,
     /// Number of groups and repeats: the backtracking engine saves a position or a count for each.
     saves: usize,
@@ -43,8 +44,8 @@ impl PatternSize {
         bytes.saturating_mul(states.max(LEAST_STATES)) / BYTES_PER_STEP
     }
 
-    /// Returns the steps of a read of a text by the backtracking engine. Any read can be that of a search for a part of
-    /// the expression without look-around and references.
+    /// Returns the steps of a read of a text by the backtracking engine. Any read can begin a search for a part of
+    /// the expression that has no look-around and no references.
     pub(super) fn read_steps(self, bytes: usize) -> usize {
         let searched = if self.has_long_searches { bytes } else { bytes.min(4 * self.weight) };
         let searched = searched.saturating_mul(searched.min(LONG_BYTES)) / LONG_BYTES;
@@ -55,9 +56,10 @@ impl PatternSize {
     }
 }
 
-/// Returns an expression of one class or escape without its count, and the numbers of characters that the count allows.
-/// `^X{n,m}$` matches what `^X*$` matches, if that has n to m characters, also with look-around after its beginning.
-/// Without one of the anchors, the higher count does not matter, and there is no length.
+/// Returns an expression of one class or escape without its count, and the numbers of characters that the count
+/// allows. `^X{n,m}$` matches what `^X*$` matches, if that has n to m characters, also with look-around after `^`.
+/// Without one of the anchors, the higher count does not matter: the result is `X{n}` with the other anchor, and no
+/// numbers. Returns `None` for other expressions.
 pub(super) fn without_count(translated: &str) -> Option<(String, Option<RangeInclusive<usize>>)> {
     let mut atom = translated;
     if let Some(after) = translated.strip_prefix('^') {
@@ -125,6 +127,7 @@ pub(super) fn size(translated: &str) -> PatternSize {
             '{' => rest.as_str().split_once('}').map(|(counts, _)| counts),
             _ => None,
         };
+        // A count multiplies the weight of the last atom.
         if let Some(counts) = counts
             && let Some(count) = highest_count(counts)
         {
@@ -138,6 +141,7 @@ pub(super) fn size(translated: &str) -> PatternSize {
             }
             continue;
         }
+        // Everything else begins an atom, so no count follows the last one.
         if let Some((sum, _)) = open.last_mut() {
             *sum = sum.saturating_add(last);
         }
@@ -183,7 +187,7 @@ fn skip_group_start(rest: &mut Chars<'_>) {
     }
 }
 
-/// Returns the higher of the counts in braces, and `None` for other texts in braces.
+/// Returns the higher of the counts in braces, at least 1, and `None` for other texts in braces.
 fn highest_count(counts: &str) -> Option<usize> {
     let mut highest = None;
     for count in counts.split(',').map(str::trim) {

@@ -37,7 +37,7 @@ const BOUNDARY: &str = "(?:(?<=[A-Za-z0-9_])(?![A-Za-z0-9_])|(?<![A-Za-z0-9_])(?
 const NO_BOUNDARY: &str = "(?:(?<=[A-Za-z0-9_])(?=[A-Za-z0-9_])|(?<![A-Za-z0-9_])(?![A-Za-z0-9_]))";
 
 /// The translation of an expression from JavaScript to Rust, where `\d` and others match more characters, and
-/// brackets and some signs have a meaning in a class.
+/// brackets and some other characters have a meaning in a class.
 struct Translation<'p> {
     /// True if it is for `regex`. Groups without a name then capture nothing, which takes less memory.
     is_linear: bool,
@@ -166,7 +166,7 @@ impl<'p> Translation<'p> {
         }
     }
 
-    /// Adds a reference to a group, which matches the empty text if the group has not matched.
+    /// Adds a reference to a group. It matches the empty text within the group, or if the group has not matched.
     fn add_reference(&mut self, group: &str, reference: &str, is_open: bool) {
         if is_open {
             self.rust.push_str(EMPTY_READ);
@@ -200,7 +200,7 @@ impl<'p> Translation<'p> {
                 // A hyphen beside `\w` and the like is no range.
                 _ if is_set || is_other_set == Some(true) => self.rust.insert(hyphen, '\\'),
                 (false, false) => {}
-                // The characters beside the surrogates, which are all that a text can have of the range.
+                // No text has surrogates. The range ends or begins with the character beside them.
                 (true, false) => self.rust.replace_range(start..hyphen, r"\x{e000}"),
                 (false, true) => self.rust.replace_range(hyphen + 1.., r"\x{d7ff}"),
                 (true, true) => self.rust.truncate(hyphen),

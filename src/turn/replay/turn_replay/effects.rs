@@ -6,7 +6,8 @@ use crate::turn::references::with_variables;
 use crate::types::{ReferenceError, ToolCall};
 
 impl TurnReplay<'_, '_> {
-    /// Performs the machine's effects until it has none.
+    /// Performs the machine's effects until it has none. Reports records as stored, and supplies permits and values
+    /// of references, as far as the recording shows that they had arrived.
     pub(super) fn perform_effects(&mut self) -> Result<(), Mismatch> {
         loop {
             while let Some(effect) = self.turn.poll() {
@@ -132,21 +133,21 @@ impl TurnReplay<'_, '_> {
         true
     }
 
-    /// Returns how many of the machine's records count as durable at this point of the recording: all, or those before
-    /// the first intent of a call that the recording does not show as started. The call starts when its intent is
-    /// durable.
+    /// Returns how many of the machine's records count as durable at this point of the recording: all, or those
+    /// before the first intent of a call that the recording does not show as started. The call starts when its intent
+    /// is durable.
     fn count_durable(&self) -> u64 {
         let waiting = self.turn.effects.deferred().find_map(|(records, deferred)| match deferred {
             DeferredEffect::StartCall(key) if !self.recording_shows_start(*key) => Some(*records),
             DeferredEffect::StartCall(_) | DeferredEffect::Queue(_) => None,
         });
-        // The number is that of the intent itself.
+        // `records` counts the intent too.
         waiting.map_or(self.records_made, |records| records.saturating_sub(1))
     }
 
     /// Returns whether, by the recording, the call had started at this point. If the variables that it had read are
-    /// recorded, it starts once their last writers are the recorded ones. Otherwise a call that waits to run again has
-    /// not started, and for any other its outcome shows it. A call without an outcome counts as started.
+    /// recorded, it starts once their last writers are the recorded ones. Otherwise a call that waits to run again
+    /// has not started, and for any other its outcome shows it. A call without an outcome counts as started.
     fn recording_shows_start(&self, key: CallKey) -> bool {
         let reads = self.recording.next_reads(self.at, key);
         if reads.is_none() && self.call(key).is_some_and(|call| call.report_before_rerun.is_some())

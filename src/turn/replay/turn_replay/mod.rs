@@ -365,9 +365,8 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
         for key in keys {
             let Some(index) = self.turn.position(*key) else { continue };
             let phase = self.turn.calls.get(index).map(|call| &call.phase);
-            if let Some(CallPhase::Running { deadline: Some(deadline), .. }) = phase {
-                let deadline = *deadline;
-                self.turn.end_timed_out(index, deadline);
+            if let Some(CallPhase::Running { deadline: Some(_), .. }) = phase {
+                self.turn.end_timed_out(index);
             }
         }
         if self.recording.runs_out_of_time(self.at) && self.spec.rules.limits.run_timeout.is_some()
