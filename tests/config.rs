@@ -380,9 +380,9 @@ fn a_named_token_variable_must_hold_a_token() {
     let advice = "set it to the token, or remove token_env to accept requests without a token";
     for (name, problem) in [
         ("MISSING", "is not set"),
-        ("EMPTY", "is empty"),
-        ("BLANK", "is empty"),
-        ("SPACED", "holds characters that no HTTP header can carry"),
+        ("EMPTY", "is blank"),
+        ("BLANK", "is blank"),
+        ("SPACED", "contains white space or other characters that are not visible ASCII"),
         ("CALLSHEET_TOKEN", "is not set"),
     ] {
         let error =
@@ -410,9 +410,9 @@ fn the_default_token_variable_may_be_unset_or_blank() {
     let unusable = parse("token 1");
     assert_eq!(
         unusable.expect_err("refuse").to_string(),
-        "callsheet.toml: host.token_env: the environment variable CALLSHEET_TOKEN holds characters \
-         that no HTTP header can carry: set it to the token, or unset it to accept requests without \
-         a token"
+        "callsheet.toml: host.token_env: the environment variable CALLSHEET_TOKEN contains white \
+         space or other characters that are not visible ASCII: set it to the token, or unset it to \
+         accept requests without a token"
     );
 }
 
@@ -441,7 +441,7 @@ fn errors_of_a_model_section() {
     );
     check(
         &model("api_key_env = 'EMPTY'\n"),
-        &["4: models.main.api_key_env: the environment variable EMPTY is empty"],
+        &["4: models.main.api_key_env: the environment variable EMPTY is blank"],
     );
     check(
         &model("api_key = 'sk-1'\n"),
@@ -495,6 +495,10 @@ fn errors_of_an_agent_section() {
     check(
         &format!("{one}[agents.a]\nmodel = 'mai'\n"),
         &["5: agents.a.model: no model is called \"mai\" (did you mean main?)"],
+    );
+    check(
+        &format!("{one}[agents.a]\nmodel = 'maim'\nfallback_models = ['main']\n"),
+        &["5: agents.a.model: no model is called \"maim\" (did you mean main?)"],
     );
     check(
         &format!(
@@ -677,6 +681,7 @@ fn another_listen_address_needs_a_token_too() {
         error.to_string(),
         "--listen: 0.0.0.0:0 is not loopback and needs a token, but CALLSHEET_TOKEN is not set"
     );
+    assert_eq!(config.host.listen.to_string(), "127.0.0.1:0", "a refused address is not stored");
 }
 
 #[test]
@@ -695,8 +700,15 @@ fn addresses_of_services() {
         let parsed = BaseUrl::parse(text).ok().map(|url| url.to_string());
         assert_eq!(parsed.as_deref(), expected, "{text}");
     }
-    let error = BaseUrl::parse("https://user:secret@h").expect_err("refuse").to_string();
-    assert!(!error.contains("secret"), "{error}");
+    for text in [
+        "https://user:secret@h",
+        "https://user:secret@host:99999/v1",
+        "ftp://user:secret@h",
+        "user:secret@h/v1",
+    ] {
+        let error = BaseUrl::parse(text).expect_err("refuse").to_string();
+        assert!(!error.contains("secret"), "{error}");
+    }
     for (text, reason) in [
         ("h/v1", "it does not begin with http:// or https://"),
         ("127.0.0.1:8080/v1", "it does not begin with http:// or https://"),

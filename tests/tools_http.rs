@@ -132,6 +132,20 @@ async fn a_text_body_and_other_headers_are_sent_as_configured() {
     assert_eq!((&get["method"], &get["body"]), (&json!("GET"), &json!("")));
 }
 
+async fn number_of_keys(headers: HeaderMap) -> String {
+    headers.get_all("x-key").iter().count().to_string()
+}
+
+#[tokio::test]
+async fn the_key_of_the_call_replaces_a_configured_header_of_its_name() {
+    let server = Server::start(Router::new().fallback(any(number_of_keys))).await;
+    let keys = format!(
+        "method = \"POST\"\nurl = \"{}/\"\nidempotency_header = \"X-Key\"\nheaders = {{ x-key = \"mine\" }}",
+        server.origin
+    );
+    assert_eq!(call(&keys, json!({})).await.unwrap(), 1);
+}
+
 #[tokio::test]
 async fn an_argument_cannot_leave_its_path_segment_or_choose_a_private_host() {
     let server = Server::echo().await;

@@ -39,7 +39,7 @@ fn server_process() {
     }
     if mode == "leaks" {
         // Of what the host keeps, the beginning is the end of the secret.
-        eprint!("{}{}", std::env::var("TOKEN").unwrap(), "x".repeat(2_048 - 20));
+        eprint!("{}{}last words", std::env::var("TOKEN").unwrap(), "x".repeat(2_048 - 30));
         std::process::exit(3);
     }
     let child = (mode == "stubborn")
@@ -471,6 +471,7 @@ fn the_end_of_a_secret_where_the_standard_error_is_cut_is_not_shown() {
     let end = &secret[secret.len() - 10..];
     assert!(listed.contains("exit status 3; it wrote: ") && listed.contains("xxx"), "{listed}");
     assert!(!listed.contains(end), "{listed}");
+    assert!(listed.contains("xxxlast words"), "{listed}");
 }
 
 #[tokio::test]

@@ -453,7 +453,15 @@ async fn answer(State(service): State<Arc<Service>>, Json(message): Json<Value>)
                 json!({"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}});
             json("result", complete(versions))
         }
-        "tools/list" if service.mode == "headers" => json("result", complete(with_headers())),
+        "subscriptions/listen"
+            if service.mode == "headers busy"
+                && service.refused.fetch_add(1, Ordering::SeqCst) == 0 =>
+        {
+            StatusCode::SERVICE_UNAVAILABLE.into_response()
+        }
+        "tools/list" if matches!(service.mode, "headers" | "headers busy") => {
+            json("result", complete(with_headers()))
+        }
         "tools/list" if service.mode == "headers in events" => {
             let list = complete(with_headers());
             let message = json!({"jsonrpc": "2.0", "id": id, "result": list});
@@ -595,6 +603,16 @@ async fn a_tool_with_a_wrong_header_is_left_out_with_the_reason() {
         assert!(!printed.contains("test__list") && !printed.contains("colon"), "{printed}");
         assert!(printed.contains("list") && printed.contains("x-mcp-header"), "{printed}");
     }
+}
+
+#[tokio::test]
+async fn a_subscription_that_a_busy_service_did_not_open_is_opened_again() {
+    let (service, address) = Service::start("headers busy").await;
+    let folder = Folder::new("busy");
+    let text = format!("[mcp.test]\nurl = \"http://{address}/mcp\"\n");
+    let host = folder.host(&text, &calling([])).await;
+    wait_until(|| service.refused.load(Ordering::SeqCst) == 2).await;
+    host.shutdown().await;
 }
 
 #[tokio::test]

@@ -76,6 +76,10 @@ impl Config {
             for (key, _) in times.into_iter().filter(|(_, time)| time.is_zero()) {
                 add_error(format!("mcp.{name}.{key}"), ZERO_DURATION.to_owned());
             }
+            if server.max_timeout < server.timeout {
+                let message = "must not be shorter than timeout";
+                add_error(format!("mcp.{name}.max_timeout"), message.to_owned());
+            }
         }
         for (name, model) in &self.models {
             let times = [
@@ -392,6 +396,14 @@ mod tests {
                 "mcp.files.max_timeout: must be longer than 0",
             ],
         );
+        let server = |config: &mut Config| {
+            let (command, process) = (vec!["true".to_owned()], Box::default());
+            let transport = McpTransport::Stdio { command, process };
+            let server = McpConfig::new(transport)
+                .with(|new| new.max_timeout = new.timeout - Duration::from_secs(1));
+            config.mcp.insert("files".to_owned(), server);
+        };
+        check(server, &["mcp.files.max_timeout: must not be shorter than timeout"]);
     }
 
     #[test]

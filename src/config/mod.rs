@@ -209,10 +209,12 @@ impl Config {
     /// Sets the address to listen on.
     ///
     /// # Errors
-    /// If the address is not loopback and the host has no token.
+    /// If the address is not loopback and the host has no token. Then nothing changes.
     pub fn set_listen(&mut self, listen: SocketAddr) -> Result<(), ConfigErrors> {
-        self.host.listen = listen;
-        self.host.check().map_err(|message| ConfigErrors::single("--listen", message))
+        let host = HostConfig { listen, ..self.host.clone() };
+        host.check().map_err(|message| ConfigErrors::single("--listen", message))?;
+        self.host = host;
+        Ok(())
     }
 
     /// Creates an error about a value of `[tools.NAME]`, with its line.

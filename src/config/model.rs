@@ -217,7 +217,9 @@ impl BaseUrl {
     /// ends with the path of a wire format, such as `/chat/completions`.
     pub fn parse(text: &str) -> Result<Self, InvalidValue> {
         let example = "is not a base URL such as \"https://api.example.com/v1\"";
-        let invalid = |reason: &str| InvalidValue::new(format!("{text:?} {example}: {reason}"));
+        // A text with a login is left out, because it may hold a password.
+        let subject = if text.contains('@') { "the URL".to_owned() } else { format!("{text:?}") };
+        let invalid = |reason: &str| InvalidValue::new(format!("{subject} {example}: {reason}"));
         let other_scheme = || invalid("it does not begin with http:// or https://");
         let lower = text.to_ascii_lowercase();
         let has_scheme = lower.starts_with("http:") || lower.starts_with("https:");
@@ -231,9 +233,7 @@ impl BaseUrl {
             return Err(other_scheme());
         }
         if !url.username().is_empty() || url.password().is_some() {
-            // The text is left out, because it may hold a password.
-            let reason = "it has a login; keys come from api_key_env or --api-key-env";
-            return Err(InvalidValue::new(format!("the URL {example}: {reason}")));
+            return Err(invalid("it has a login; keys come from api_key_env or --api-key-env"));
         }
         if url.query().is_some() || url.fragment().is_some() {
             return Err(invalid("it brings a query or a fragment"));
@@ -322,10 +322,10 @@ impl ApiKey {
     fn checked(secret: &str) -> Result<Self, &'static str> {
         let secret = secret.trim();
         if secret.is_empty() {
-            return Err("is empty");
+            return Err("is blank");
         }
         if !secret.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err("holds characters that no HTTP header can carry");
+            return Err("contains white space or other characters that are not visible ASCII");
         }
         Ok(Self(secret.to_owned()))
     }

@@ -221,7 +221,7 @@ impl Script {
         serde_json::from_str(text).map_err(|error| InvalidScript(error.to_string()))
     }
 
-    /// Returns a built-in script (see [`SCRIPT_NAMES`]) for the tools `get_weather {city}`, `get_news {topic}`
+    /// Returns a built-in script (one of `SCRIPT_NAMES`) for the tools `get_weather {city}`, `get_news {topic}`
     /// and `get_time {zone}`. Its two responses ignore the prompt; after them the model improvises.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {

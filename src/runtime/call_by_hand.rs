@@ -23,6 +23,9 @@ use crate::types::WaitPhase;
 /// crash of the host no agent has it, so that the run is not continued.
 pub(crate) const CALLER: &str = "(tools call)";
 
+/// Maximum number of calls at once. Each takes about 170 kB; others wait.
+pub(super) const CALLS_MAX: usize = 128;
+
 /// The input of the run, which no model reads.
 const INPUT: &str = "call the tool";
 
@@ -32,7 +35,7 @@ impl Host {
     /// Calls a tool once, as the agent named `agent` would (`None`: `default`, or the only agent). The tool may be
     /// any that is registered with the host, or one of an MCP server that this agent names. A call that needs
     /// approval is rejected unless `approved` is true; a question of the tool is always declined. The call runs to
-    /// its end even if the future is dropped.
+    /// its end even if the future is dropped, once it has begun: of more than 128 calls at once the others wait.
     ///
     /// # Errors
     /// If there is no such agent or tool, or the host is full or shuts down.
@@ -45,6 +48,8 @@ impl Host {
         approved: bool,
     ) -> Result<RunReport, HostError> {
         let (agent, link) = (self.agent(agent)?, &self.inner.link);
+        // Cannot fail: nothing closes the semaphore.
+        let permit = Arc::clone(&link.shared.calls_by_hand).acquire_owned().await.ok();
         let servers = &link.shared.tool_servers;
         // Without a session: a server that sessions do not share is connected for this call.
         let connected = servers.servers_for(link, None, |server| agent.names_server(server));
@@ -64,6 +69,7 @@ impl Host {
         let (agent, options) = (Arc::new(agent), OpenSession::default());
         let link = link.clone();
         let call = async move {
+            let _permit = permit;
             let session = opening::open(&link, id, agent, options, None).await?;
             let report = run_call(&session, approved).await;
             if let Err(error) = session.close().await {

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::Instant;
 
 use super::actor::{ActorId, ActorRef, ReplyPort};
@@ -105,6 +105,8 @@ pub(super) struct HostState {
     /// The sessions that are awake, about to be, or being deleted. Locked for short sections, never across an
     /// await.
     pub(super) index: Mutex<BTreeMap<SessionId, SessionSlot>>,
+    /// A permit for each call by hand.
+    pub(super) calls_by_hand: Arc<Semaphore>,
     pub(super) reads: ReadThreads,
     pub(super) removals: Removals,
     /// Limits the memory of the readers of stored events and of verifications.

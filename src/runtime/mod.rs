@@ -121,6 +121,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 pub use crate::event::StatsReport;
@@ -449,6 +450,7 @@ impl Host {
             approvals_are_read: AtomicBool::new(false),
             sessions: AtomicUsize::new(session_count),
             index: parking_lot::Mutex::default(),
+            calls_by_hand: Arc::new(Semaphore::new(call_by_hand::CALLS_MAX)),
             reads: ReadThreads::default(),
             removals: Removals::default(),
             history: HistoryLimits::default(),

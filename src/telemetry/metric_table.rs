@@ -460,7 +460,7 @@ metric_table! {
             "Connections to MCP servers by state: one for each server, or with share = \"session\" one for each session that is awake.";
         MCP_OPERATION_DURATION: Histogram(LONG), Seconds, ["method", "error_type"],
             "mcp_client_operation_duration_seconds",
-            "Duration of requests to MCP servers. Only failed ones have error_type.";
+            "Duration of requests to MCP servers. Only failed ones have error_type: of a call `cancelled`, `http_status`, `invalid_answer`, `not_sent`, `refused`, `server_down`, `timeout` or `tool_changed`, of another request `failed`.";
         HOOK_DURATION: Histogram(LONG), Seconds, ["hook", "on", "outcome"],
             "callsheet_hook_duration_seconds",
             "Time until a hook answered, by its verdict; `failed`: its failure refused, `failure_ignored`: its failure allowed.";

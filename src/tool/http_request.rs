@@ -267,9 +267,10 @@ impl Tool for HttpTool {
         headers.extend(self.headers.clone());
         let has_effects = context.effect() == ToolEffect::Some;
         if has_effects {
-            // Keys contain only characters that are valid in a header.
-            let key = HeaderValue::from_str(context.idempotency_key());
-            headers.extend(key.ok().map(|key| (self.idempotency_header.clone(), key)));
+            // Keys contain only characters that are valid in a header. Replaces a configured header of this name.
+            if let Ok(key) = HeaderValue::from_str(context.idempotency_key()) {
+                headers.insert(self.idempotency_header.clone(), key);
+            }
         }
         let exchange = async {
             let sent = self.send(url, body, trace_headers(&context), headers).await;

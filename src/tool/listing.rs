@@ -122,7 +122,9 @@ pub(crate) fn list_tools<'t>(
     let listed = |(name, tool): (&str, &RegisteredTool)| {
         let offered = is_offered(name);
         let found = offered && is_found(name);
-        ListedTool::new(&tool.spec, tool.kind, server_of(name), offered, found)
+        // A tool of the program may have a name that begins like those of a server.
+        let server = if tool.kind == RegisteredKind::Mcp { server_of(name) } else { None };
+        ListedTool::new(&tool.spec, tool.kind, server, offered, found)
     };
     let of_host =
         of_host.map(|spec| ListedTool::new(spec, RegisteredKind::Host, None, true, false));

@@ -95,7 +95,7 @@ impl PinnedTools {
         }
         let json = |tool| serde_json::to_value(tool).unwrap_or_default();
         let mut differences = Vec::new();
-        compare("", &json(pinned), &json(&now), &mut differences);
+        compare("", Some(&json(pinned)), Some(&json(&now)), &mut differences);
         let more = differences.len().saturating_sub(DIFFERENCES_MAX);
         differences.truncate(DIFFERENCES_MAX);
         if more > 0 {
@@ -122,21 +122,18 @@ impl PinnedTool {
     }
 }
 
-/// Collects the differences of two values, with the paths to them.
-fn compare(path: &str, before: &Value, now: &Value, differences: &mut Vec<String>) {
-    if let (Value::Object(before), Value::Object(now)) = (before, now) {
+/// Collects the differences of two values, with the paths to them. `None` is an absent value, which differs from null.
+fn compare(path: &str, before: Option<&Value>, now: Option<&Value>, differences: &mut Vec<String>) {
+    if let (Some(Value::Object(before)), Some(Value::Object(now))) = (before, now) {
         let added = now.keys().filter(|key| !before.contains_key(*key));
         for key in before.keys().chain(added) {
             let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-            let of = |object: &serde_json::Map<String, Value>| {
-                object.get(key).cloned().unwrap_or_default()
-            };
-            compare(&path, &of(before), &of(now), differences);
+            compare(&path, before.get(key), now.get(key), differences);
         }
     } else if before != now {
-        let shown = |value: &Value| match value.is_null() {
-            true => "absent".to_owned(),
-            false => excerpt(&value.to_string(), VALUE_CHARS_MAX),
+        let shown = |value: Option<&Value>| match value {
+            None => "absent".to_owned(),
+            Some(value) => excerpt(&value.to_string(), VALUE_CHARS_MAX),
         };
         differences.push(format!("{path} was {} and is {}", shown(before), shown(now)));
     }
@@ -184,6 +181,10 @@ mod tests {
                           input_schema.properties.a.type was \"string\" and is \"integer\"; \
                           input_schema.properties.to was absent and is {}";
         assert_eq!(pinned.check(&changed), Some(PinProblem::Changed(difference.to_owned())));
+        let null = schema(r#"{"a": {"type": "string", "default": null}, "b": {}}"#);
+        let difference = "input_schema.properties.a.default was absent and is null";
+        let changed = pinned.check(&tool("read", "Reads.", null));
+        assert_eq!(changed, Some(PinProblem::Changed(difference.to_owned())));
         assert_eq!(pinned.gone(&[accepted]), ["list"]);
         assert!(lock.server("other").is_none());
     }

@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 
 use async_trait::async_trait;
-use regex::{Regex, RegexBuilder};
+use regex::{Match, Regex, RegexBuilder};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -21,6 +21,9 @@ const COMPILED_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum number of bytes of an excerpt. Of a longer line only a part around the match is shown.
 const LINE_BYTES_MAX: usize = 400;
+
+/// Number of bytes in which a match is first looked for.
+const WINDOW_BYTES: usize = 1 << 20;
 
 /// Number of bytes from which on a value is searched on a thread that may block.
 const BLOCKING_BYTES: usize = 1 << 16;
@@ -122,7 +125,7 @@ fn search(
     let text = &*value.text;
     let (mut lines, mut shown, mut more) = (String::new(), 0, None);
     let mut at = floor_char_boundary(text, offset);
-    while let Some(found) = pattern.find_at(text, at) {
+    while let Some(found) = find(text, pattern, at) {
         let (start, end) = excerpt_of(text, found.start(), found.end());
         let line = text.get(start..end).unwrap_or_default();
         if shown > 0 && lines.len() + line.len() > bytes_max {
@@ -147,9 +150,25 @@ fn search(
     format!("[{reference}: {shown} {excerpts} with matches, of {total} bytes{more}]\n{lines}")
 }
 
+/// Finds the first match from a position on. Searches a part of the rest first, and four times as much while it finds
+/// none: a pattern such as `x[^z]*z|x` would read the whole rest for each of many short matches.
+fn find<'t>(text: &'t str, pattern: &Regex, at: usize) -> Option<Match<'t>> {
+    let mut bytes = WINDOW_BYTES;
+    loop {
+        let end = ceil_char_boundary(text, at.saturating_add(bytes));
+        let found = pattern.find_at(text.get(..end).unwrap_or(text), at);
+        // A match up to the end of a part may go on after it, or take it for the end of a line or word.
+        if end == text.len() || found.is_some_and(|found| found.end() < end) {
+            return found;
+        }
+        bytes = bytes.saturating_mul(4);
+    }
+}
+
 /// Returns the position from which on the search finds the first match that an excerpt up to `end` does not
-/// show as a whole.
+/// show as a whole. Reads only a little more than the excerpt, because an excerpt may hold many matches.
 fn after_shown(text: &str, pattern: &Regex, mut at: usize, end: usize) -> usize {
+    let text = text.get(..ceil_char_boundary(text, end + LINE_BYTES_MAX)).unwrap_or(text);
     while at < text.len()
         && let Some(found) = pattern.find_at(text, at)
         && found.end() <= end
@@ -281,6 +300,28 @@ mod tests {
         assert!(lines[0].starts_with("900: xxx") && lines[0].contains("needle 1y"), "{found}");
         assert!(lines[1].ends_with("needle 2zzzzzzzzz"), "{found}");
         assert_eq!(lines.len(), 2);
+    }
+
+    #[test]
+    fn a_pattern_that_reads_ahead_in_vain_does_not_read_all_of_a_long_line_for_each_match() {
+        // With the whole rest for each match the search reads 16 GB.
+        let text = "x".repeat(2 << 20);
+        let found = search_for(&text, "x[^z]*z|x", 0, 8192);
+        let head = "[$VAR_REF{{t3a1c0}}: 20 excerpts with matches, of 2097152 bytes; more from offset 6100]\n";
+        assert!(found.starts_with(head), "{}", found.lines().next().unwrap());
+    }
+
+    #[test]
+    fn a_match_is_found_beyond_the_window_and_as_a_whole() {
+        let found = |text: &str, pattern: &str| {
+            find(text, &compile(pattern).unwrap(), 1).map(|found| found.range())
+        };
+        let text = "x".repeat(WINDOW_BYTES) + "yyz";
+        assert_eq!(found(&text, "z$"), Some(text.len() - 1..text.len()));
+        assert_eq!(found(&text, "x+"), Some(1..WINDOW_BYTES));
+        assert_eq!(found(&text, "y$"), None);
+        assert_eq!(found(&text, "x.*"), Some(1..text.len()));
+        assert_eq!(found(&text, "x.*z"), Some(1..text.len()));
     }
 
     #[test]

@@ -34,7 +34,8 @@ impl AgentConfig {
     pub(super) fn read(section: &Section<'_, '_>, models: &BTreeMap<String, ModelConfig>) -> Self {
         let model =
             section.read("model", |value| known_model(value, models)).unwrap_or_else(|| {
-                let implicit = implicit_model(models);
+                // A wrong model has its error. An implicit one would cause errors about the fallback models.
+                let implicit = implicit_model(models).filter(|_| !section.has("model"));
                 section.require("model", &implicit);
                 implicit.unwrap_or_default().to_owned()
             });
@@ -143,16 +144,19 @@ fn pattern(value: &DeValue<'_>) -> Parsed<ToolPattern> {
 }
 
 fn execution(value: &DeValue<'_>) -> Parsed<Execution> {
-    let invalid =
-        || values::wrong_type("\"sequential\" or { parallel = N } with N from 1 to 1024", value);
+    const MAX: u32 = Execution::PARALLEL_MAX;
+    let invalid = || {
+        let expected = format!("\"sequential\" or {{ parallel = N }} with N from 1 to {MAX}");
+        values::wrong_type(&expected, value)
+    };
     if let Some(text) = value.as_str() {
         return text.parse().map_err(|_| invalid());
     }
     let table = value.as_table().filter(|table| table.len() == 1).ok_or_else(invalid)?;
     let max = table.get("parallel").ok_or_else(invalid)?;
     match values::unsigned::<u32>(max.get_ref()) {
-        Ok(max) if (1..=1024).contains(&max) => Ok(Execution::Parallel { max }),
-        Ok(max) => Err(format!("parallel is a number from 1 to 1024, not {max}")),
+        Ok(max) if (1..=MAX).contains(&max) => Ok(Execution::Parallel { max }),
+        Ok(max) => Err(format!("parallel is a number from 1 to {MAX}, not {max}")),
         Err(error) => Err(format!("parallel: {error}")),
     }
 }

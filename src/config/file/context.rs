@@ -42,11 +42,13 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_numbers_from_0_to_1() {
+    fn shares_are_0_or_numbers_from_0_001_to_1() {
         assert_eq!(Some(parse("clear_at = 0.333").unwrap().clear_at), Share::of(0.333));
         assert!(parse("compact_at = 0").unwrap().compact_at.is_zero());
         let error = parse("compact_at = 85").unwrap_err();
         assert!(error.contains("test.toml:2: agents.default.context.compact_at"), "{error}");
-        assert!(error.contains("a share from 0 to 1, and is 85"), "{error}");
+        assert!(error.contains("must be 0 or a share from 0.001 to 1, and is 85"), "{error}");
+        let error = parse("clear_at = 0.0004").unwrap_err();
+        assert!(error.contains("must be 0 or a share from 0.001 to 1, and is 0.0004"), "{error}");
     }
 }

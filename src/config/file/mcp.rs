@@ -67,7 +67,9 @@ impl McpConfig {
         let shares = [("host", McpShare::Host), ("session", McpShare::Session)];
         let share = section.read("share", |value| values::one_of(value, &shares));
         config.share = share.unwrap_or_default();
-        if config.share == McpShare::Host {
+        // A wrong value of `share` has its error already.
+        let is_wrong = share.is_none() && section.has("share");
+        if config.share == McpShare::Host && !is_wrong {
             section.forbid("max_connections", "needs share = \"session\"");
         }
         if let Some(limit) = section.read("max_connections", values::optional_limit) {
@@ -203,6 +205,10 @@ secret_headers = { authorization = "SET" }
             (
                 "[mcp.a]\ncommand = [\"x\"]\nmax_connections = 7",
                 "3: mcp.a.max_connections: needs share = \"session\"",
+            ),
+            (
+                "[mcp.a]\ncommand = [\"x\"]\nmax_connections = 7\nshare = \"sesion\"",
+                "4: mcp.a.share: must be \"host\" or \"session\", not \"sesion\"",
             ),
             (
                 "[mcp.a]\ncommand = [\"x\"]\ntrust = \"all\"",

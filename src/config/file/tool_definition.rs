@@ -120,7 +120,10 @@ impl CommandConfig {
         let output = section.read("output", |value| values::one_of(value, &outputs));
         config.output = output.unwrap_or_default();
         config.output_schema = section.path("output_schema");
-        if config.output_schema.is_some() && config.output != CommandOutput::Json {
+        // A wrong value of `output` has its error already.
+        let is_wrong = output.is_none() && section.has("output");
+        let is_text = config.output == CommandOutput::Text && !is_wrong;
+        if config.output_schema.is_some() && is_text {
             section.add_error("output_schema", "needs output = \"json\"");
         }
         let empty_message = "must not be empty: a list of exit statuses such as [0, 1]";
@@ -365,6 +368,10 @@ effect = "none"
             (
                 &format!("{table}output_schema = \"a.json\""),
                 "5: tools.t.output_schema: needs output = \"json\"",
+            ),
+            (
+                &format!("{table}output_schema = \"a.json\"\noutput = \"jsn\""),
+                "6: tools.t.output: must be \"text\" or \"json\", not \"jsn\"",
             ),
             (&format!("{table}ok_exit = [256]"), "5: tools.t.ok_exit[0]: 256 is too large"),
             (

@@ -71,10 +71,12 @@ pub(super) fn float(value: &DeValue<'_>) -> Parsed<f64> {
     if number.is_finite() { Ok(number) } else { Err(not_a_number()) }
 }
 
-/// Parses a share from 0 to 1.
+/// Parses a share: 0, or from 0.001 to 1, after it is rounded to thousandths. A number above 0 that rounds to 0 is an
+/// error, because 0 can have a meaning of its own.
 pub(super) fn share(value: &DeValue<'_>) -> Parsed<Share> {
     let number = float(value)?;
-    Share::of(number).ok_or_else(|| format!("must be a share from 0 to 1, and is {number}"))
+    let share = Share::of(number).filter(|share| number == 0.0 || !share.is_zero());
+    share.ok_or_else(|| format!("must be 0 or a share from 0.001 to 1, and is {number}"))
 }
 
 /// Parses a share from 0.001 to 1, after it is rounded to thousandths.

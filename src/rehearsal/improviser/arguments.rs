@@ -1,6 +1,6 @@
 //! Makes arguments for a tool's JSON schema from the values of a prompt.
 //!
-//! The arguments fit the schema if it uses only the keywords that are read here: `pattern`, for example, is ignored.
+//! Keywords that are not read here, such as `pattern`, are ignored, so the arguments may break their rules.
 
 use serde_json::{Map, Value, json};
 

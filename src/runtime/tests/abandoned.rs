@@ -1,8 +1,9 @@
 //! Tests of requests whose caller goes away, and of journals that fail at a bad moment.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use futures::FutureExt as _;
+use tokio::sync::Semaphore;
 
 use super::engine::{Engine, entries};
 use super::provider::{Reply, answer_with, text};
@@ -12,6 +13,7 @@ use crate::journal::{
     AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError, MemoryJournal,
 };
 use crate::record::{Record, StopMode};
+use crate::runtime::call_by_hand::CALLS_MAX;
 use crate::runtime::{ids, maintenance};
 use crate::tool::{ToolSource, ToolSourceContext};
 use crate::types::{ContextOverflow, RunEnd};
@@ -339,6 +341,44 @@ async fn a_resume_during_a_shutdown_is_refused() {
     assert!(session.snapshot().await.unwrap().current_run.unwrap().suspended);
     host.inner.link.shared.closing.store(true, Ordering::SeqCst);
     assert_eq!(session.resume().await, Err(HostError::ShuttingDown));
+}
+
+#[tokio::test]
+async fn calls_by_hand_beyond_the_limit_wait() {
+    const MORE: usize = 20;
+    let provider = Provider::answering("fine").await;
+    let gate = Arc::new(Semaphore::new(0));
+    let begun = Arc::<AtomicUsize>::default();
+    let (passes, count) = (Arc::clone(&gate), Arc::clone(&begun));
+    let mut tools = ToolRegistry::new();
+    let work = tool(spec("work"), move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        let passes = Arc::clone(&passes);
+        async move {
+            passes.acquire().await.unwrap().forget();
+            Ok("done".into())
+        }
+    });
+    tools.register(work).unwrap();
+    let setup = setup(&provider, tools, |_| ());
+    let host = start_on(setup, Arc::new(MemoryJournal::new())).await.unwrap();
+    let calls: Vec<_> = (0..CALLS_MAX + MORE)
+        .map(|_| {
+            let host = host.clone();
+            spawn(async move {
+                host.call_tool(None, "work", serde_json::Map::new(), false).await.unwrap().run_end
+            })
+        })
+        .collect();
+    until("as many run as may", || begun.load(Ordering::SeqCst) == CALLS_MAX).await;
+    until("the others wait", || host.counts().sessions == CALLS_MAX).await;
+    gate.add_permits(MORE);
+    until("the others run", || begun.load(Ordering::SeqCst) == CALLS_MAX + MORE).await;
+    gate.add_permits(CALLS_MAX);
+    for call in calls {
+        assert_eq!(timeout(SOON, call).await.unwrap().unwrap(), RunEnd::Answered);
+    }
+    nothing_left(&host).await;
 }
 
 #[tokio::test]

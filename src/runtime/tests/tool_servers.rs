@@ -114,6 +114,16 @@ fn with_servers(servers: &[&Arc<FakeServer>]) -> ToolRegistry {
     registry
 }
 
+#[cfg(feature = "server")]
+#[test]
+fn a_tool_of_the_program_with_the_prefix_of_a_server_is_listed_without_a_server() {
+    let mut registry = registry([echo("files__own")]);
+    registry.add_server(FakeServer::new("files", ServerState::Up, &["read"]));
+    let listed = crate::tool::list_tools(&registry, std::iter::empty(), |_| true, |_| false);
+    assert_eq!(listed.len(), 1);
+    assert_eq!(listed[0].server, None);
+}
+
 /// Returns the names of the tools of each request, without `read_var`.
 fn offered(provider: &Provider) -> Vec<Vec<String>> {
     let requests = provider.requests();

@@ -28,7 +28,9 @@ use super::transport_error::{
     HttpFailure, answered_text, error_chain, http_error, is_invalid_answer,
 };
 use crate::tool::redaction::redacted;
-use crate::tool::{InputSchema, Tool, ToolContext, ToolEffect, ToolError, ToolOutput, ToolSpec};
+use crate::tool::{
+    InputSchema, NextAttempt, Tool, ToolContext, ToolEffect, ToolError, ToolOutput, ToolSpec,
+};
 use crate::types::{FailureKind, SessionId, TRACEPARENT, TRACESTATE, ToolStatus, excerpt};
 
 /// The key of the idempotency key in the metadata of a call.
@@ -122,12 +124,12 @@ impl McpTool {
                 break;
             }
             if !input.has_questions() && !wait_before_retry(round, context).await {
-                return Err(ToolError::new("cancelled"));
+                return Err(cancelled());
             }
             let responses = input.responses(asker).await?;
             if context.is_cancelled() {
                 self.cancel_questions(connection, context, &input).await;
-                return Err(ToolError::new("cancelled"));
+                return Err(cancelled());
             }
             params = self.params(context).with_input_responses(responses);
             params.request_state = input.state;
@@ -183,7 +185,7 @@ impl McpTool {
                     if !call.withdraw() {
                         cancel(&peer, id, "the call was cancelled").await;
                     }
-                    return Err(ToolError::new("cancelled"));
+                    return Err(cancelled());
                 }
                 () = tokio::time::sleep(self.timeout), if !call.is_asking() => {
                     if call.withdraw() {
@@ -298,13 +300,17 @@ fn unanswered(problem: String, kind: FailureKind, context: &ToolContext) -> Tool
 
 /// Returns the type of an error for metrics.
 fn error_type(error: &ToolError) -> &'static str {
-    match (error.kind(), error.status()) {
-        (FailureKind::ServerDown, _) => "server_down",
-        (FailureKind::HttpStatus, _) => "http_status",
-        (_, ToolStatus::Unknown) => "invalid_answer",
-        (_, ToolStatus::TimedOut) => "timeout",
-        _ => "refused",
+    match (error.kind(), error.next_attempt()) {
+        // The server has answered with an error, or asks for something that the host does not offer.
+        (FailureKind::ToolError, NextAttempt::Useless) => "refused",
+        (FailureKind::ToolError, NextAttempt::MayHelp | NextAttempt::After(_)) => "invalid_answer",
+        (kind, _) => kind.as_str(),
     }
+}
+
+/// Returns the error of a call that was cancelled.
+fn cancelled() -> ToolError {
+    ToolError::new("cancelled").with_kind(FailureKind::Cancelled)
 }
 
 /// Returns whether the server certainly did not run the call: it did not receive it, or its session was lost.
@@ -379,5 +385,28 @@ struct AwaitedCall<'a> {
 impl Drop for AwaitedCall<'_> {
     fn drop(&mut self) {
         self.calls.end(&self.call);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_error_has_its_own_type() {
+        let error = || ToolError::new("no");
+        for (error, expected) in [
+            (error().permanent(), "refused"),
+            (error(), "invalid_answer"),
+            (error().with_status(ToolStatus::Unknown), "invalid_answer"),
+            (cancelled(), "cancelled"),
+            (error().with_kind(FailureKind::NotSent), "not_sent"),
+            (error().with_kind(FailureKind::ToolChanged).permanent(), "tool_changed"),
+            (error().with_kind(FailureKind::HttpStatus).permanent(), "http_status"),
+            (error().with_kind(FailureKind::ServerDown), "server_down"),
+            (error().with_kind(FailureKind::Timeout), "timeout"),
+        ] {
+            assert_eq!(error_type(&error), expected);
+        }
     }
 }

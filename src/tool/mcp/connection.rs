@@ -19,7 +19,7 @@ use rmcp::model::{
 };
 use rmcp::service::{
     ClientInitializeError, ClientLifecycleMode, NotificationContext, Peer, PeerRequestOptions,
-    RequestContext, RoleClient, RunningService, RunningServiceCancellationToken,
+    RequestContext, RoleClient, RunningService, RunningServiceCancellationToken, ServiceError,
     serve_client_with_lifecycle,
 };
 use rmcp::transport::StreamableHttpClientTransport;
@@ -55,11 +55,10 @@ const STATUS_GRACE: Duration = Duration::from_millis(300);
 const STREAM_RETRIES: usize = 5;
 const STREAM_RETRY_WAIT: Duration = Duration::from_millis(200);
 
-/// Wait before a subscription that has ended is opened again.
+/// Wait before a subscription that has ended, or could not be opened, is opened again. It doubles with each attempt
+/// that fails, up to the longest wait.
 const LISTEN_RETRY_WAIT: Duration = Duration::from_secs(1);
-
-/// Maximum number of characters of the standard error that are quoted.
-const QUOTED_CHARS_MAX: usize = 2_000;
+const LISTEN_RETRY_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Maximum number of characters of a method's name that are sent back.
 const METHOD_CHARS_MAX: usize = 200;
@@ -321,7 +320,7 @@ impl Connection {
     }
 
     /// Reports changes of the list of tools, with a server of the newest protocol. Older servers report them
-    /// without a subscription. Stops reporting, but never returns, when the subscription cannot be opened.
+    /// without a subscription. Stops reporting, but never returns, when the server refuses the subscription.
     pub(super) fn follow_list(
         &self,
         shared: Arc<SharedConnection>,
@@ -434,14 +433,23 @@ async fn follow_list(peer: Peer<RoleClient>, shared: Arc<SharedConnection>) {
     if !is_new {
         return std::future::pending().await;
     }
+    let mut wait = LISTEN_RETRY_WAIT;
     loop {
-        let Ok(mut subscription) = peer.listen(filter.clone()).await else { break };
-        while let Ok(Some(_)) = subscription.next().await {
-            shared.list_changed.notify_one();
+        match peer.listen(filter.clone()).await {
+            Ok(mut subscription) => {
+                wait = LISTEN_RETRY_WAIT;
+                while let Ok(Some(_)) = subscription.next().await {
+                    shared.list_changed.notify_one();
+                }
+            }
+            Err(ServiceError::McpError(_)) => break,
+            // The service may be busy.
+            Err(_) => {}
         }
         // A new list contains the changes that were missed.
         shared.list_changed.notify_one();
-        tokio::time::sleep(LISTEN_RETRY_WAIT).await;
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(LISTEN_RETRY_WAIT_MAX);
     }
     std::future::pending().await
 }
@@ -473,11 +481,7 @@ impl Process {
             false => self.secrets.redact_tail(text.trim_start_matches(char::REPLACEMENT_CHARACTER)),
         };
         let text = text.trim();
-        if text.is_empty() {
-            String::new()
-        } else {
-            format!("; it wrote: {}", excerpt(text, QUOTED_CHARS_MAX))
-        }
+        if text.is_empty() { String::new() } else { format!("; it wrote: {text}") }
     }
 }
 

@@ -3,7 +3,7 @@
 //! The fields are those of the specification's type `Tool`
 //! (<https://modelcontextprotocol.io/specification/2026-07-28/server/tools>).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde_json::Value;
 
@@ -59,23 +59,23 @@ pub(super) fn listing(
         if !filter.admits(name) {
             continue;
         }
-        let quoted = excerpt(name, QUOTED_NAME_CHARS_MAX);
+        let own_name = name.to_owned();
         match description(server, name, tool) {
             Ok(tool) if offered.contains_key(&tool.name) => {
-                left_out.push((quoted, "another tool of the server has its name".to_owned()));
+                left_out.push((own_name, "another tool of the server has its name".to_owned()));
             }
             Ok(tool) => {
                 let problem = pins.and_then(|pins| Some((pins, pins.accepted.check(&tool)?)));
                 let problem = problem.map(|(pins, problem)| (pins.required, describe(problem)));
                 match problem {
-                    Some((true, reason)) => left_out.push((quoted, reason)),
+                    Some((true, reason)) => left_out.push((own_name, reason)),
                     problem => {
-                        warnings.extend(problem.map(|(_, difference)| (quoted, difference)));
+                        warnings.extend(problem.map(|(_, difference)| (own_name, difference)));
                         offered.insert(tool.name.clone(), tool);
                     }
                 }
             }
-            Err(reason) => left_out.push((quoted, reason)),
+            Err(reason) => left_out.push((own_name, reason)),
         }
     }
     ServerListing { tools: offered.into_values().collect(), left_out, warnings }
@@ -90,7 +90,21 @@ pub(super) fn wrong_headers(
     let reason = "its inputSchema has an x-mcp-header that is not valid: it must be the name of a header, \
                   stand once, and belong to a property of type string, integer or boolean";
     let wrong = dropped.iter().filter(|name| filter.admits(name));
-    wrong.map(move |name| (excerpt(name, QUOTED_NAME_CHARS_MAX), reason.to_owned()))
+    wrong.map(move |name| (name.clone(), reason.to_owned()))
+}
+
+/// Returns the tools that are left out, by their names on the server, with the reasons. A name of which another tool
+/// is offered is not among them.
+pub(super) fn refused_tools(listing: &ServerListing) -> HashMap<String, String> {
+    let is_offered = |name: &str| listing.tools.iter().any(|tool| tool.server_name == name);
+    listing.left_out.iter().filter(|(name, _)| !is_offered(name)).cloned().collect()
+}
+
+/// Cuts the names in the messages about tools.
+pub(super) fn shorten_names(listing: &mut ServerListing) {
+    for (name, _) in listing.left_out.iter_mut().chain(&mut listing.warnings) {
+        *name = excerpt(name, QUOTED_NAME_CHARS_MAX);
+    }
 }
 
 /// Returns the patterns of the configuration that match no tool of the server, with the reason. They may be mistyped.
@@ -148,6 +162,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::tool::ToolLock;
 
     fn filter(tools: &[&str], exclude: &[&str]) -> ToolFilter {
         let patterns = |texts: &[&str]| texts.iter().map(|text| ToolPattern::new(*text)).collect();
@@ -187,6 +202,25 @@ mod tests {
         assert_eq!(listing.tools.len(), 1);
         assert_eq!(listing.tools[0].server_name, "read_file");
         assert!(listing.left_out.is_empty());
+    }
+
+    #[test]
+    fn a_refused_tool_has_its_whole_name_and_an_offered_one_is_not_refused() {
+        let (long, all) = ("x".repeat(65), filter(&["*"], &[]));
+        let accepted = listing("files", &[tool(&long), tool("read")], &all, None).tools;
+        let mut lock = ToolLock::default();
+        lock.accept("files", &accepted);
+        let pins = Pins { accepted: lock.server("files").unwrap().clone(), required: true };
+        let mut changed = tool(&long);
+        changed["description"] = json!("other");
+        let mut listing =
+            listing("files", &[changed, tool("read"), tool("read")], &all, Some(&pins));
+        let refused = refused_tools(&listing);
+        assert_eq!(refused.keys().collect::<Vec<_>>(), [&long]);
+        shorten_names(&mut listing);
+        let left_out: Vec<_> = listing.left_out.iter().map(|(name, _)| &**name).collect();
+        let cut = "x".repeat(64) + "…";
+        assert_eq!(left_out, [&*cut, "read"]);
     }
 
     #[test]

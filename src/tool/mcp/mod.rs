@@ -57,7 +57,9 @@ use crate::types::{SessionId, excerpt};
 use call::McpTool;
 use connection::{Connection, Endpoint, ListedTools, close_when_drained, list_tools};
 use list_pause::ListPause;
-use listing::{Pins, ToolFilter, listing, unmatched_patterns, wrong_headers};
+use listing::{
+    Pins, ToolFilter, listing, refused_tools, shorten_names, unmatched_patterns, wrong_headers,
+};
 use reconnect::Reconnect;
 use shared::{OpenConnection, SessionConnections, SharedConnection, ToolConnection};
 
@@ -208,14 +210,15 @@ impl McpServer {
         let Definition { name, filter, pins, .. } = &*self.definition;
         let mut listing = listing(name, &listed.tools, filter, pins.as_ref());
         listing.left_out.extend(wrong_headers(&listed.dropped, filter));
+        if pins.as_ref().is_some_and(|pins| pins.required) {
+            *self.shared.refused.lock() = refused_tools(&listing);
+        }
+        shorten_names(&mut listing);
         listing.left_out.extend(unmatched_patterns(&listed.tools, &listed.dropped, filter));
         if listed.is_cut {
             let read = listed.tools.len();
             let reason = format!("the list goes on, but only its first {read} tools are read");
             listing.left_out.push(("(more tools)".to_owned(), reason));
-        }
-        if pins.as_ref().is_some_and(|pins| pins.required) {
-            *self.shared.refused.lock() = listing.left_out.iter().cloned().collect();
         }
         listing
     }

@@ -22,11 +22,6 @@ pub(super) fn output(
 ) -> Result<ToolOutput, ToolError> {
     match result.get("resultType").and_then(Value::as_str) {
         None | Some("complete") => {}
-        Some("input_required") => {
-            let message =
-                "the server asks a question before it goes on, and this host cannot answer it";
-            return Err(ToolError::new(message));
-        }
         Some(other) => {
             let message = format!(
                 "the server's result is of the kind {other:?}, which this host does not know"

@@ -26,8 +26,8 @@ pub(super) struct SharedConnection {
     pub(super) open: Mutex<Option<OpenConnection>>,
     /// The reason why there is no connection, or why the last one ended. Empty until there is a first reason.
     pub(super) down: Mutex<String>,
-    /// With `pin = "require"`: what the last list has left out, above all tools that differ from the accepted ones,
-    /// with the reasons. Calls of these tools are refused.
+    /// With `pin = "require"`: the tools that the last list has left out, above all those that differ from the
+    /// accepted ones, by their whole names on the server, with the reasons. Calls of these tools are refused.
     pub(super) refused: Mutex<HashMap<String, String>>,
     /// Notified when the server's list of tools has changed.
     pub(super) list_changed: Notify,

@@ -597,17 +597,17 @@ fn further_errors_are_no_overflow() {
 #[test]
 fn numbers_with_a_unit_may_have_decimals() {
     let found = overflow_of(400, "Prompt is too long: 1.51m tokens > 1.5m maximum").unwrap();
-    assert_eq!((found.window, found.request), (Some(1_500_000), Some(1_510_000)));
+    assert_eq!((found.window, found.request_tokens), (Some(1_500_000), Some(1_510_000)));
     let found = overflow_of(400, "maximum context length is 32.8k tokens, got 40K").unwrap();
-    assert_eq!((found.window, found.request), (Some(32_800), Some(40_000)));
+    assert_eq!((found.window, found.request_tokens), (Some(32_800), Some(40_000)));
     // A comma after the unit is not part of the number.
     let found = overflow_of(400, "context length is 128k, but you sent 140k").unwrap();
-    assert_eq!((found.window, found.request), (Some(128_000), Some(140_000)));
+    assert_eq!((found.window, found.request_tokens), (Some(128_000), Some(140_000)));
     let found = overflow_of(400, "context length is 1.5m, but you sent 1.51m, too").unwrap();
-    assert_eq!((found.window, found.request), (Some(1_500_000), Some(1_510_000)));
+    assert_eq!((found.window, found.request_tokens), (Some(1_500_000), Some(1_510_000)));
     // Units that follow no digits are words, and a version is no number of tokens.
     let found = overflow_of(400, "gpt 4.1mini: context limit is 8192. 9000 tokens given").unwrap();
-    assert_eq!((found.window, found.request), (Some(8192), Some(9000)));
+    assert_eq!((found.window, found.request_tokens), (Some(8192), Some(9000)));
 }
 
 #[test]
