@@ -653,7 +653,7 @@ fn invalid_images_are_reported_before_the_run() {
         ("a.txt", "--image: \"a.txt\" is not a png, jpeg, gif or webp image"),
         ("none.png", "--image: read \"none.png\": "),
         (".", "--image: read \".\": "),
-        ("large.png", "--image: \"large.png\" has more than 20 MB"),
+        ("large.png", "--image: \"large.png\" has more than 20 MiB"),
         ("data:image/png,x", "must be a data URL such as data:image/png;base64,.."),
     ] {
         let output = folder.run(&["run", "--image", image, "look"]);

@@ -705,6 +705,7 @@ fn addresses_of_services() {
         "https://user:secret@host:99999/v1",
         "ftp://user:secret@h",
         "user:secret@h/v1",
+        "https://h/v1?key=secret",
     ] {
         let error = BaseUrl::parse(text).expect_err("refuse").to_string();
         assert!(!error.contains("secret"), "{error}");

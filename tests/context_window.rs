@@ -8,6 +8,7 @@
 )]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use callsheet::config::{BaseUrl, Config, ModelConfig};
@@ -252,6 +253,51 @@ async fn a_learnt_window_is_known_to_new_sessions_and_to_the_next_host() {
         assert_eq!(read_ten_pages(&host, &seen).await.0, 1, "another service");
         host.shutdown().await;
     }
+}
+
+#[tokio::test]
+async fn the_count_of_another_model_says_nothing_about_a_window() {
+    let respond = |deltas: Result<Vec<Delta>, ProviderError>| -> ModelStream {
+        Box::pin(futures::stream::once(std::future::ready(deltas)))
+    };
+    let refusal = |status| {
+        let mut error = ProviderError::new(ProviderErrorKind::Status, "no");
+        error.status = Some(status);
+        error
+    };
+    // It answers one request.
+    let answered = AtomicBool::new(false);
+    let large = move |_: ModelRequest| {
+        if answered.swap(true, Ordering::Relaxed) {
+            return respond(Err(refusal(401)));
+        }
+        let usage = Usage::default().with(|usage| usage.input_tokens = 100_000);
+        let usage = Delta::Usage { usage, raw: "{}".into() };
+        let end = Delta::Finish(FinishReason::new(FinishKind::Stop, "stop"));
+        respond(Ok(vec![Delta::Text("Hello.".to_owned()), usage, end]))
+    };
+    let small = move |_: ModelRequest| {
+        let mut error = refusal(400);
+        error.overflow = Some(ContextOverflow::default());
+        respond(Err(error))
+    };
+    let config = Config::default().with(|config| {
+        let agent = AgentConfig::new("large")
+            .with(|agent| agent.fallback_models = vec!["small".to_owned()]);
+        config.agents.insert("default".to_owned(), agent);
+        config.agents.insert("small".to_owned(), AgentConfig::new("small"));
+    });
+    let host = Host::builder().config(config).journal(Arc::new(MemoryJournal::new()));
+    let host = host.model_source("large", large).model_source("small", small);
+    let host = host.start().await.unwrap();
+    let session = host.open_session("s").await.unwrap();
+    assert_eq!(session.run("Hello.").await.unwrap().run_end, RunEnd::Answered);
+    let report = session.run("And now?").await.unwrap();
+    assert_eq!(report.error.unwrap().code, "CONTEXT_OVERFLOW");
+    let of_small = OpenSession::default().with(|new| new.agent = Some("small".to_owned()));
+    let other = host.open_session(of_small).await.unwrap();
+    assert_eq!(other.context().await.unwrap().window, None);
+    host.shutdown().await;
 }
 
 #[tokio::test]

@@ -1,6 +1,8 @@
 //! A program that embeds Callsheet names its launcher, or is refused.
 #![cfg(target_os = "linux")]
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use callsheet::config::Config;
@@ -37,4 +39,14 @@ async fn a_missing_launcher_is_named() {
         let message = call.error().message();
         assert!(message.contains("did not answer as a launcher: it must call"), "{message}");
     }
+
+    // A launcher that kills the program before it reports the start.
+    let binary = Path::new(env!("CARGO_TARGET_TMPDIR")).join("launcher-that-kills");
+    let text = "#!/bin/sh\necho '\"too_many_processes\"' >&0\nexec cat >/dev/null\n";
+    std::fs::write(&binary, text).unwrap();
+    std::fs::set_permissions(&binary, PermissionsExt::from_mode(0o755)).unwrap();
+    callsheet::launcher::use_binary(binary);
+    let call = tool.call(json!({"text": ""})).await;
+    let expected = "the program did not start: it had more processes than max_processes";
+    assert_eq!(call.error().message(), expected);
 }

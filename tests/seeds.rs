@@ -219,7 +219,8 @@ async fn invalid_messages_open_no_session() {
     assert!(matches!(refused, HostError::InvalidMessages(_)));
     assert_eq!(
         refused.to_string(),
-        "messages[0]: tool_call_id \"a\" must be the id of a call in the last assistant message"
+        "messages[0]: tool_call_id \"a\" must be the id of a call in the last assistant message and \
+         follow it without a user message between"
     );
     world.host.open_session(open(vec![user("hi")])).await.expect("the id is free");
 }

@@ -82,6 +82,15 @@ impl Folder {
         marked.collect()
     }
 
+    /// Compiles a program of C. Rust links with the same compiler.
+    fn compile(&self, name: &str, text: &str) {
+        let source = self.path.join(format!("{name}.c"));
+        std::fs::write(&source, text).unwrap();
+        let mut compiler = Command::new("cc");
+        compiler.arg("-o").arg(self.path.join(name)).arg(source);
+        assert!(compiler.status().unwrap().success());
+    }
+
     /// Returns whether this system can do a sandbox, and says so if it cannot.
     fn can_sandbox(&self, level: &str) -> bool {
         let checked = self.registry(&self.script("true", &format!("sandbox = \"{level}\"")));
@@ -412,6 +421,44 @@ async fn a_sandbox_refuses_files_and_network() {
     }
 }
 
+/// Calls that would change attributes of files, but have no attributes. Prints how many system calls and how many
+/// commands of `ioctl` the sandbox refuses, and whether it refuses a command that changes nothing.
+const ATTRIBUTES: &str = r#"
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int refused(long result) { return result < 0 && errno == EACCES; }
+
+int main(void) {
+  int file = open(".", O_RDONLY), bytes = 0;
+  int calls = refused(syscall(463, AT_FDCWD, 0L, 0L, 0L, 0L, 0L));
+  calls += refused(syscall(466, AT_FDCWD, 0L, 0L, 0L));
+  calls += refused(syscall(469, AT_FDCWD, 0L, 0L, 0L, 0L));
+  int commands = refused(ioctl(file, 0x40086602, 0L));
+  commands += refused(ioctl(file, 0x40046602, 0L));
+  commands += refused(ioctl(file, 0x401c5820, 0L));
+  printf("%d %d %d\n", calls, commands, refused(ioctl(0, FIONREAD, &bytes)));
+}
+"#;
+
+#[tokio::test]
+async fn a_program_that_only_reads_cannot_change_attributes_of_files() {
+    for (level, expected) in [("none", "0 0 0\n"), ("read", "3 3 0\n"), ("write", "0 0 0\n")] {
+        let folder = Folder::new("attributes");
+        if !folder.can_sandbox(level) {
+            continue;
+        }
+        folder.compile("attributes", ATTRIBUTES);
+        let output = folder.run("./attributes", &format!("sandbox = \"{level}\"")).await.unwrap();
+        assert_eq!(output, expected, "{level}");
+    }
+}
+
 /// Attacks the launcher, which is the parent process. Prints how often each attack succeeded.
 const ATTACK: &str = r#"
 #define _GNU_SOURCE
@@ -476,12 +523,7 @@ async fn a_sandboxed_program_cannot_trace_signal_or_limit_its_launcher() {
     if !refuses_signals(&folder) {
         return;
     }
-    let source = folder.path.join("attack.c");
-    std::fs::write(&source, ATTACK).unwrap();
-    // Rust links with the same compiler.
-    let mut compiler = Command::new("cc");
-    compiler.arg("-o").arg(folder.path.join("attack")).arg(source);
-    assert!(compiler.status().unwrap().success());
+    folder.compile("attack", ATTACK);
     for level in ["read", "write"] {
         let output = folder.run("exec ./attack", &format!("sandbox = \"{level}\"")).await.unwrap();
         assert_eq!(output, "traced 0 opened 0 limited 0 signalled 0\n", "{level}");
@@ -559,6 +601,21 @@ async fn a_program_that_is_installed_elsewhere_finds_its_parts_in_a_sandbox() {
             assert_eq!(folder.tool(&text).call(json!({})).await.text(), "xx-\n", "{level}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_relative_directory_in_path_is_that_of_the_host() {
+    let folder = Folder::new("relative-path");
+    std::os::unix::fs::symlink("/bin/true", folder.path.join("true")).unwrap();
+    let cwd = std::env::current_dir().unwrap();
+    let up: PathBuf = cwd.components().skip(1).map(|_| "..").collect();
+    let directory = up.join(folder.path.strip_prefix("/").unwrap());
+    let directory = directory.display();
+    let text = format!(
+        "[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"true\"]\n\
+         env = {{ PATH = \"{directory}\" }}\n"
+    );
+    assert_eq!(folder.tool(&text).call(json!({})).await.text(), "(no output)");
 }
 
 #[tokio::test]

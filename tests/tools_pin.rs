@@ -89,6 +89,24 @@ fn the_difference_is_shown_and_accepted() {
     assert!(!ok && printed.contains("restore the file, or delete it"), "{printed}");
 }
 
+#[test]
+fn a_server_that_is_new_or_no_longer_configured_is_a_difference() {
+    let folder = Folder::new("pin-servers");
+    set_tools(&folder, &[]);
+    let one = text(&folder, "require");
+    let both = format!("{one}{}", process::table(&folder, "other", ""));
+    let with = |line: &str| {
+        format!("{line}\nnot accepted: callsheet tools pin --accept writes callsheet-tools.lock\n")
+    };
+    assert!(folder.tools(&one, &["pin", "--accept"]).0);
+    let expected = with("other: + (a server without tools)");
+    assert_eq!(folder.tools(&both, &["pin"]), (false, expected));
+    assert!(folder.tools(&both, &["pin", "--accept"]).0);
+    assert_eq!(folder.tools(&both, &["pin"]), (true, "no difference\n".to_owned()));
+    let expected = with("other: - (the server is not configured)");
+    assert_eq!(folder.tools(&one, &["pin"]), (false, expected));
+}
+
 #[tokio::test]
 async fn calls_of_a_tool_that_changes_are_refused() {
     let folder = Folder::new("pin-changes");

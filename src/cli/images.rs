@@ -21,7 +21,7 @@ pub(super) enum ImageError {
     #[error("--image: read {0:?}: {1}")]
     Unreadable(String, std::io::Error),
     /// The file is too large.
-    #[error("--image: {0:?} has more than 20 MB")]
+    #[error("--image: {0:?} has more than 20 MiB")]
     TooLarge(String),
     /// The bytes are not an image in a supported format.
     #[error("--image: {0:?} is not a png, jpeg, gif or webp image")]

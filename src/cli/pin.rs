@@ -46,6 +46,9 @@ pub(super) async fn run(file: Option<&Path>, accept: bool) -> Result<ExitCode, C
         text.push_str(&differences(&server, &listing, &before));
         now.accept(&server, &listing.tools);
     }
+    for server in before.servers().filter(|server| now.server(server).is_none()) {
+        text.push_str(&format!("{}: - (the server is not configured)\n", terminal_line(server)));
+    }
     let is_same = before == now;
     if is_same {
         text.push_str("no difference\n");
@@ -61,8 +64,11 @@ pub(super) async fn run(file: Option<&Path>, accept: bool) -> Result<ExitCode, C
     Ok(if is_same || accept { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Returns a line for each tool that is not as it was accepted.
+/// Returns a line for each tool that is not as it was accepted, or one for a new server without tools.
 fn differences(server: &str, listing: &ServerListing, before: &ToolLock) -> String {
+    if before.server(server).is_none() && listing.tools.is_empty() {
+        return format!("{server}: + (a server without tools)\n");
+    }
     let (mut text, nothing) = (String::new(), Default::default());
     let pinned = before.server(server).unwrap_or(&nothing);
     for tool in &listing.tools {

@@ -50,7 +50,7 @@ pub(super) struct RunProgress {
     /// Since when the model has sent no text and no call, or the servers nothing. `None` if neither is waited for.
     silent_since: Option<Duration>,
     is_thinking: bool,
-    /// The line about a wait was returned, and neither text nor a call nor the attempt's end has come since.
+    /// True if the line about the current wait was returned.
     is_wait_reported: bool,
     /// The reason of the last attempt's failure.
     last_reason: String,
@@ -244,8 +244,8 @@ impl RunProgress {
         }
     }
 
-    /// Returns a line about a long wait for the model or for servers of tools. After that, returns none until text
-    /// or a call has come, or the attempt has ended.
+    /// Returns a line about a long wait for the model or for servers of tools, once for each wait. The wait for the
+    /// model ends when text or a call has come or the attempt has ended, that for servers when the turn starts.
     pub(super) fn long_wait_line(&mut self, now: Duration) -> Option<ScreenItem> {
         let silent = now.saturating_sub(self.silent_since?);
         if silent < LONG_MODEL_WAIT || std::mem::replace(&mut self.is_wait_reported, true) {
@@ -275,6 +275,7 @@ impl RunProgress {
                 (self.attempt, self.model_index) = (1, 0);
                 self.model.clone_from(&self.first_model);
                 (self.silent_since, self.is_thinking) = (Some(now), false);
+                self.is_wait_reported = false;
             }
             Event::AttemptStarted { attempt, .. } if self.is_recovered(*attempt) => {
                 (self.silent_since, self.is_wait_reported) = (None, false);
@@ -869,6 +870,8 @@ mod tests {
         progress.handle_event(Duration::from_secs(5), &Event::TurnStarted);
         let lines = progress.open_call_lines(Duration::from_secs(7));
         assert!(lines[0].ends_with("waiting for m, 2 s"), "{lines:?}");
+        let line = progress.long_wait_line(Duration::from_secs(8));
+        assert_eq!(line, Some(ScreenItem::Line("waiting for m".to_owned())));
         let servers = ["files", "web"].map(str::to_owned);
         assert_eq!(awaited_servers(&servers), "the servers files, web");
     }

@@ -89,7 +89,7 @@ pub(super) struct RunArgs {
     /// terminal, and with --json, such calls are rejected.
     #[arg(long)]
     approve: bool,
-    /// An image for the prompt: a file (png, jpeg, gif or webp, at most 20 MB) or a URL that the
+    /// An image for the prompt: a file (png, jpeg, gif or webp, at most 20 MiB) or a URL that the
     /// model's service can reach. Can be repeated.
     #[arg(long = "image", value_name = "FILE|URL")]
     images: Vec<String>,

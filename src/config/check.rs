@@ -398,9 +398,8 @@ mod tests {
         );
         let server = |config: &mut Config| {
             let (command, process) = (vec!["true".to_owned()], Box::default());
-            let transport = McpTransport::Stdio { command, process };
-            let server = McpConfig::new(transport)
-                .with(|new| new.max_timeout = new.timeout - Duration::from_secs(1));
+            let mut server = McpConfig::new(McpTransport::Stdio { command, process });
+            server.max_timeout = server.timeout - Duration::from_secs(1);
             config.mcp.insert("files".to_owned(), server);
         };
         check(server, &["mcp.files.max_timeout: must not be shorter than timeout"]);

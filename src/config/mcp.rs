@@ -30,7 +30,7 @@ pub struct McpConfig {
     pub start_timeout: Duration,
     /// Time limit of a call without progress. Each notification of progress restarts it.
     pub timeout: Duration,
-    /// Time limit of a whole call.
+    /// Time limit of a whole call, at least `timeout`.
     pub max_timeout: Duration,
     /// The sessions that share a connection.
     pub share: McpShare,

@@ -371,10 +371,9 @@ fn reference(key: CallKey) -> String {
 
 /// Returns the block for the model at the beginning of a formatted run.
 fn hint(used: &[String], references: bool) -> String {
-    let (note, list) = (
-        if references { " Their full results can be read with read_var:" } else { "" },
-        used.join("\n"),
-    );
+    let has_references = references && !used.is_empty();
+    let note = if has_references { " Their full results can be read with read_var:" } else { "" };
+    let list = used.join("\n");
     let list = if list.is_empty() { list } else { format!("{list}\n") };
     format!(
         "<SYSTEM-CONTEXT>\nTools were used in this run.{note}\n{list}{LOG_MARK} blocks are written by the host. \
@@ -582,6 +581,16 @@ mod tests {
         assert_eq!(formatted.len(), 5);
         let form = serde_json::to_value(&*formatted[4]).unwrap();
         assert_eq!(form["metadata"], json!({"hint_size": hint.len()}));
+    }
+
+    #[test]
+    fn the_hint_of_a_run_that_only_read_results_announces_no_list() {
+        let messages = [&[user("Again?")][..], &turn(2, READ_VAR, "x")[..]].concat();
+        let Some(ContextChange::Formatted { text, .. }) = plan_formatting(&messages, true) else {
+            panic!("it has a call")
+        };
+        let hint = "<SYSTEM-CONTEXT>\nTools were used in this run.\n[Tool Execution Log] blocks ";
+        assert!(text.starts_with(hint), "{text}");
     }
 
     #[test]

@@ -37,9 +37,9 @@ impl InitialHistory {
     /// Other members of a text part that have a value are an error in the content of a user or beside images;
     /// elsewhere they are ignored.
     ///
-    /// `metadata` has the form of the host's own histories. That of a tool is kept. Of an assistant's only
-    /// `reasoning` is read, so a formatted run loses its `hint_size`. That of a user is ignored, so a summary becomes
-    /// a user message.
+    /// `metadata` has the form of the host's own histories. That of a tool is kept. Of an assistant's, `reasoning` is
+    /// kept, and `hint_size` if the message has no calls and the text can be divided there. That of a user is ignored,
+    /// so a summary becomes a user message.
     ///
     /// # Errors
     /// If a message is invalid or violates the pairing rule: each call needs exactly one result
@@ -127,7 +127,8 @@ impl PrecedingCalls {
             return Err(invalid(
                 "",
                 format!(
-                    "tool_call_id {quoted:?} must be the id of a call in the last assistant message"
+                    "tool_call_id {quoted:?} must be the id of a call in the last assistant message \
+                     and follow it without a user message between"
                 ),
             ));
         };
@@ -223,9 +224,14 @@ fn parse_assistant(fields: &Map<String, Value>) -> Result<Message, MessageProble
     if text.is_empty() && calls.is_empty() {
         return Err(invalid("", "must have content or tool_calls"));
     }
+    // Only a message without calls can be the log of a run. A wrong size is ignored, as records may hold one.
+    let hint_size = metadata.get("hint_size").filter(|_| calls.is_empty()).and_then(Value::as_u64);
+    let hint_bytes = hint_size
+        .and_then(|bytes| usize::try_from(bytes).ok())
+        .filter(|bytes| text.is_char_boundary(*bytes));
     let reasoning = reasoning.to_owned();
     Ok(Message::Assistant(
-        ResponseMessage { text, reasoning, calls, ..ResponseMessage::default() }.into(),
+        ResponseMessage { text, reasoning, calls, hint_bytes, ..ResponseMessage::default() }.into(),
     ))
 }
 
@@ -347,7 +353,7 @@ fn parse_text_content(fields: &Map<String, Value>) -> Result<Option<String>, Mes
             let texts = parts.iter().enumerate().map(|(index, part)| {
                 let is_text = part.get("type").is_some_and(|kind| kind == "text");
                 part.get("text").filter(|_| is_text).and_then(Value::as_str).ok_or_else(|| {
-                    let problem = "must be {\"type\": \"text\", \"text\": ...}, without other keys";
+                    let problem = "must be {\"type\": \"text\", \"text\": ...}";
                     invalid(format!(".content[{index}]"), problem)
                 })
             });
@@ -415,6 +421,7 @@ mod tests {
             json!({"role": "tool", "tool_call_id": "a", "content": "no",
                 "metadata": {"error": true, "kind": "tool_error"}}),
             json!({"role": "assistant", "content": "Done."}),
+            json!({"role": "assistant", "content": "<hint>Done.", "metadata": {"hint_size": 6}}),
             assistant(&["a"]),
             answers("a"),
         ];
@@ -424,6 +431,17 @@ mod tests {
             seed.messages.iter().map(|m| serde_json::to_value(m).unwrap()).collect();
         assert_eq!(serialised, messages);
         assert_eq!(super::super::repair_pairing(&seed.messages).1, 0);
+    }
+
+    #[test]
+    fn a_hint_size_that_does_not_fit_is_ignored() {
+        for hint_size in [json!(1), json!(6), json!(-1), json!(1.5), json!("2"), json!(u64::MAX)] {
+            let metadata = json!({"hint_size": hint_size});
+            let message = json!({"role": "assistant", "content": "été", "metadata": metadata});
+            let seed = InitialHistory::parse(&[message]).unwrap();
+            let parsed = serde_json::to_value(&seed.messages[0]).unwrap();
+            assert_eq!(parsed, json!({"role": "assistant", "content": "été"}), "{metadata}");
+        }
     }
 
     #[test]
@@ -487,7 +505,8 @@ mod tests {
         for between in [user(), json!({"role": "assistant", "content": "So."})] {
             check_error(
                 &[user(), assistant(&["a"]), answers("a"), between, answers("a")],
-                "messages[4]: tool_call_id \"a\" must be the id of a call in the last assistant message",
+                "messages[4]: tool_call_id \"a\" must be the id of a call in the last assistant message \
+                 and follow it without a user message between",
             );
         }
         check_error(
@@ -538,7 +557,7 @@ mod tests {
             ),
             (
                 json!({"role": "assistant", "content": [{"type": "image_url", "image_url": {}}]}),
-                "messages[0].content[0]: must be {\"type\": \"text\", \"text\": ...}, without other keys",
+                "messages[0].content[0]: must be {\"type\": \"text\", \"text\": ...}",
             ),
             (
                 json!({"role": "user", "content": "x", "name": "Al"}),

@@ -152,18 +152,19 @@ impl ReferenceSubstitution {
     }
 }
 
-/// Adds a value.
+/// Adds a value of another reference. `bytes` is the sum of the bytes of the values.
 ///
 /// # Errors
 /// If the values then have more than `bytes_max` bytes. Arguments that hold them all would have more too.
 pub fn add_value(
     values: &mut ReferenceValues,
+    bytes: &mut usize,
     (reference, value): (Reference, ReferencedValue),
     bytes_max: usize,
 ) -> Result<(), ReferenceError> {
+    *bytes = bytes.saturating_add(value.inserted_bytes());
     values.insert(reference, value);
-    let bytes = values.values().map(|value| value.inserted_bytes()).sum::<usize>();
-    if bytes > bytes_max { Err(ReferenceError::TooLarge { maximum: bytes_max }) } else { Ok(()) }
+    if *bytes > bytes_max { Err(ReferenceError::TooLarge { maximum: bytes_max }) } else { Ok(()) }
 }
 
 /// Splits a string into texts and references. An escape becomes [`REFERENCE_START`].

@@ -115,8 +115,14 @@ impl LaunchedProcess {
             Ok(Some(LauncherMessage::StartFailed(message))) => {
                 return Err(StartError::Program(message));
             }
-            Ok(None | Some(LauncherMessage::TooManyProcesses | LauncherMessage::Exited { .. }))
-            | Err(_) => return Err(StartError::LauncherDidNotAnswer { binary: binary.clone() }),
+            // The processes are counted before the launcher reports the start.
+            Ok(Some(LauncherMessage::TooManyProcesses)) => {
+                let message = "it had more processes than max_processes";
+                return Err(StartError::Program(message.to_owned()));
+            }
+            Ok(None | Some(LauncherMessage::Exited { .. })) | Err(_) => {
+                return Err(StartError::LauncherDidNotAnswer { binary: binary.clone() });
+            }
         }
         Ok(Self {
             stdin: pipe::Sender::from_owned_fd(stdin.into())?,

@@ -121,7 +121,7 @@ impl Program {
     }
 }
 
-/// Returns the path of a program.
+/// Returns the absolute path of a program.
 fn find(name: &str, config: &ProcessConfig) -> Result<PathBuf, String> {
     if name.contains('/') {
         let path = Path::new(name);
@@ -141,7 +141,9 @@ fn find(name: &str, config: &ProcessConfig) -> Result<PathBuf, String> {
         file.metadata()
             .is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
     };
-    files.find(is_executable).ok_or_else(|| {
+    let file = files.find(is_executable).ok_or_else(|| {
         format!("no program {name:?} in PATH: install it, or write its path with a \"/\"")
-    })
+    })?;
+    // A relative path would be looked for in the working directory of the program.
+    std::path::absolute(file).map_err(|error| format!("{name}: {error}"))
 }

@@ -50,15 +50,14 @@ const DEVICES: [&str; 5] = ["/dev/full", "/dev/null", "/dev/random", "/dev/urand
 /// io_uring is refused because it opens sockets without the `socket` system call.
 const SOCKET_SYSCALLS: [libc::c_long; 2] = [libc::SYS_socket, libc::SYS_io_uring_setup];
 
-/// The number of `fchmodat2`, which is the same on all processors. The crate `libc` lacks it on some.
-const FCHMODAT2: libc::c_long = 452;
+/// The numbers of `fchmodat2`, `setxattrat`, `removexattrat` and `file_setattr`, equal on all processors.
+/// The crate `libc` lacks them on some.
+const NEW_ATTRIBUTE_SYSCALLS: [libc::c_long; 4] = [452, 463, 466, 469];
 
-/// System calls that change mode, owner, times and extended attributes of files. Newer ones (`setxattrat`,
-/// `removexattrat`, `file_setattr`) and `ioctl` are not among them.
-const ATTRIBUTE_SYSCALLS: [libc::c_long; 12] = [
+/// System calls that change mode, owner, times and extended attributes of files.
+const ATTRIBUTE_SYSCALLS: [libc::c_long; 11] = [
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
-    FCHMODAT2,
     libc::SYS_fchown,
     libc::SYS_fchownat,
     libc::SYS_utimensat,
@@ -81,9 +80,17 @@ const OLD_ATTRIBUTE_SYSCALLS: [libc::c_long; 6] = [
     libc::SYS_futimesat,
 ];
 
+/// The commands of `ioctl` that change flags of a file, which need not be open for writing: `FS_IOC_SETFLAGS`, its
+/// 32-bit form, and `FS_IOC_FSSETXATTR`. Commands that only some file systems have are not among them.
+const ATTRIBUTE_COMMANDS: [u64; 3] = [0x4008_6602, 0x4004_6602, 0x401c_5820];
+
 /// The bit that marks the numbers of system calls of the x32 interface of x86-64.
 #[cfg(target_arch = "x86_64")]
 const X32_BIT: libc::c_long = 0x4000_0000;
+
+/// The number of `ioctl` in the x32 interface, without the bit.
+#[cfg(target_arch = "x86_64")]
+const X32_IOCTL: libc::c_long = 514;
 
 /// The first Landlock version that can refuse every way to write to a file (Linux 6.2).
 const FILE_ABI: ABI = ABI::V3;
@@ -165,11 +172,12 @@ fn program_paths(program: &Path) -> Vec<PathBuf> {
 }
 
 /// Refuses new sockets ([`SOCKET_SYSCALLS`]) of every family, new limits for other processes, and for `read` changes
-/// of the attributes of files ([`ATTRIBUTE_SYSCALLS`]). Landlock does not restrict these.
+/// of the attributes of files ([`ATTRIBUTE_SYSCALLS`], [`ATTRIBUTE_COMMANDS`]). Landlock does not restrict these.
 fn refuse_syscalls(level: SandboxLevel) -> Result<(), SandboxError> {
     let mut syscalls = SOCKET_SYSCALLS.to_vec();
     if level == SandboxLevel::Read {
         syscalls.extend(ATTRIBUTE_SYSCALLS);
+        syscalls.extend(NEW_ATTRIBUTE_SYSCALLS);
         #[cfg(target_arch = "x86_64")]
         syscalls.extend(OLD_ATTRIBUTE_SYSCALLS);
     }
@@ -177,6 +185,11 @@ fn refuse_syscalls(level: SandboxLevel) -> Result<(), SandboxError> {
     let mut rules: BTreeMap<i64, Vec<_>> =
         syscalls.into_iter().map(|syscall| (syscall, Vec::new())).collect();
     rules.insert(libc::SYS_prlimit64, vec![foreign_prlimit_rule()?]);
+    if level == SandboxLevel::Read {
+        rules.insert(libc::SYS_ioctl, attribute_command_rules()?);
+        #[cfg(target_arch = "x86_64")]
+        rules.insert(X32_IOCTL, attribute_command_rules()?);
+    }
     #[cfg(target_arch = "x86_64")]
     rules.extend(rules.clone().into_iter().map(|(syscall, rule)| (syscall | X32_BIT, rule)));
     let error = u32::try_from(libc::EACCES).unwrap_or_default();
@@ -196,6 +209,16 @@ fn foreign_prlimit_rule() -> Result<SeccompRule, SandboxError> {
     let process_id = is_set(0, SeccompCmpArgLen::Dword)?;
     let new_limit = is_set(2, SeccompCmpArgLen::Qword)?;
     SeccompRule::new(vec![process_id, new_limit]).map_err(SandboxError::new)
+}
+
+/// Returns the rules for calls of `ioctl` with one of [`ATTRIBUTE_COMMANDS`].
+fn attribute_command_rules() -> Result<Vec<SeccompRule>, SandboxError> {
+    let rule = |command| {
+        SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, command)
+            .and_then(|is_command| SeccompRule::new(vec![is_command]))
+            .map_err(SandboxError::new)
+    };
+    ATTRIBUTE_COMMANDS.into_iter().map(rule).collect()
 }
 
 /// Checks that this system supports a level.
@@ -236,10 +259,12 @@ pub(super) fn find_bubblewrap() -> Result<PathBuf, SandboxError> {
     })
 }
 
-/// Returns the first file of this name in `PATH`.
+/// Returns the absolute path of the first file of this name in `PATH`.
 fn find_in_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file())
+    let mut files = std::env::split_paths(&path).map(|directory| directory.join(name));
+    // A relative path would be looked for in the working directory of the program.
+    files.find(|file| file.is_file()).and_then(|file| std::path::absolute(file).ok())
 }
 
 /// Returns the arguments of `bwrap` before the program: namespaces of its own, new `/proc` and `/dev`, an empty

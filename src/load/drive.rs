@@ -107,18 +107,23 @@ pub async fn run(
     let host = start(&options, directory.path(), &timings).await?;
     let (sessions, tally) = (options.sessions, Mutex::new(Tally::new()));
     let load = Arc::new(LoadTest { options, host, timings, progress, tally });
+    let opened = async {
+        load.warm_up(sessions..sessions + warm_up).await;
+        load.open_all().await
+    };
     let measured = tokio::select! {
         biased;
-        () = stop.cancelled() => Ok(Measured::default()),
-        warm = timeout_at(deadline, load.warm_up(sessions..sessions + warm_up)) => match warm {
+        () = stop.cancelled() => Ok(Measured { stopped: true, ..Measured::default() }),
+        opened = timeout_at(deadline, opened) => match opened {
             Err(_) => Ok(Measured { timed_out: true, ..Measured::default() }),
-            Ok(()) => load.measure(deadline, stop).await,
+            Ok(Err(error)) => Err(LoadError::Host(error)),
+            Ok(Ok(opened)) => Ok(load.measure(opened, deadline, stop).await),
         },
     };
     load.host.shutdown().await;
     // The journal has closed its files.
     drop(directory);
-    let measured = Measured { stopped: stop.is_cancelled(), ..measured? };
+    let measured = measured?;
     let tally = load.tally.lock();
     Ok(LoadReport::new(&load.options, &tally, load.progress.unfinished(), &measured))
 }
@@ -190,17 +195,22 @@ impl LoadTest {
         stream::iter(slots).for_each_concurrent(count, run).await;
     }
 
-    /// Opens the sessions, makes all runs, and returns what the process used meanwhile.
-    async fn measure(
-        self: &Arc<Self>,
-        deadline: Instant,
-        stop: &CancellationToken,
-    ) -> Result<Measured, LoadError> {
-        let opened = stream::iter(0..self.options.sessions)
+    /// Opens the sessions. Returns them with their slots.
+    async fn open_all(&self) -> Result<Vec<(u32, SessionHandle)>, HostError> {
+        stream::iter(0..self.options.sessions)
             .map(async |slot| Ok::<_, HostError>((slot, self.open(slot, 0).await?)))
             .buffer_unordered(OPENING_MAX)
             .try_collect::<Vec<_>>()
-            .await?;
+            .await
+    }
+
+    /// Makes all runs of the opened sessions, and returns what the process used meanwhile.
+    async fn measure(
+        self: &Arc<Self>,
+        opened: Vec<(u32, SessionHandle)>,
+        deadline: Instant,
+        stop: &CancellationToken,
+    ) -> Measured {
         let before = memory();
         let (cpu, began) = (cpu_time(), Instant::now());
         let lag = Arc::new(Mutex::new(DurationHistogram::new()));
@@ -211,16 +221,16 @@ impl LoadTest {
             tasks.spawn(Arc::clone(self).run_slot(slot, session));
         }
         let all_ended = async { while tasks.join_next().await.is_some() {} };
-        let timed_out = tokio::select! {
+        let (stopped, timed_out) = tokio::select! {
             biased;
-            () = stop.cancelled() => false,
-            ended = timeout_at(deadline, all_ended) => ended.is_err(),
+            () = stop.cancelled() => (true, false),
+            ended = timeout_at(deadline, all_ended) => (false, ended.is_err()),
         };
         let (cpu, time) = (cpu_time().saturating_sub(cpu), began.elapsed());
         lag_task.abort_all();
         tasks.shutdown().await;
         let lag = lag.lock().percentile(99);
-        Ok(Measured { cpu, time, before, after: memory(), lag, stopped: false, timed_out })
+        Measured { cpu, time, before, after: memory(), lag, stopped, timed_out }
     }
 
     async fn open(&self, slot: u32, generation: u32) -> Result<SessionHandle, HostError> {
@@ -235,7 +245,11 @@ impl LoadTest {
             if self.options.renew_after.as_ref().is_some_and(is_due) {
                 match self.renew(slot, number, &session).await {
                     Ok(new) => session = new,
-                    Err(error) => return self.record_failure(host_error(&error)),
+                    Err(error) => {
+                        // Counts as a run that was started and failed.
+                        self.progress.started.fetch_add(1, Ordering::Relaxed);
+                        return self.record_failure(host_error(&error));
+                    }
                 }
             }
             self.timings.reset(slot);

@@ -39,8 +39,8 @@ pub struct LoadOptions {
     /// The directory of a journal on disk, which is kept. `None`: a temporary directory, which is deleted at
     /// the end.
     pub data_dir: Option<PathBuf>,
-    /// The time limit of the whole test, with start and warm-up, which does not interrupt the start of the host
-    /// and the opening of sessions. Runs that are open then are counted as unfinished.
+    /// The time limit of the whole test, with start and warm-up, which does not interrupt the start of the host.
+    /// Runs that are open then are counted as unfinished.
     pub max_time: Duration,
     /// The expected calls and text of each run. Other checks do not depend on it: the run must be answered,
     /// and each call must have succeeded.

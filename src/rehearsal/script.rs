@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 use axum::body::Bytes;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::text::{last_user_text, split_every, split_in, turns_since_user, words};
 
@@ -81,12 +81,13 @@ pub struct Response {
     pub text: Vec<String>,
     /// The tool calls, in order.
     pub calls: Vec<Call>,
-    /// The finish reason. Absent: `tool_calls` or `stop`, in the words of the wire format. `null`: none is sent
-    /// (a plain answer of the Responses API is `completed` then).
+    /// The finish reason. Absent: `tool_calls` or `stop`, in the words of the wire format. `null`: none is
+    /// sent.
     #[serde(deserialize_with = "present")]
     pub finish_reason: Finish,
-    /// The usage. Absent: estimated from the lengths, and in a stream of Chat Completions sent only if
-    /// requested.
+    /// The usage, an object. Absent: estimated from the lengths, and in a stream of Chat Completions sent only
+    /// if requested.
+    #[serde(deserialize_with = "object")]
     pub usage: Option<Value>,
     /// The pause before every chunk but the first. Absent: the server's.
     pub chunk_delay_ms: Option<u64>,
@@ -118,8 +119,8 @@ pub struct Response {
     pub keep_alive_ms: Option<u64>,
     /// Sends broken JSON in place of the chunk with this index.
     pub malformed_at_chunk: Option<usize>,
-    /// Ends the body properly after the content: no finish reason, no `[DONE]`, and in a stream no usage
-    /// after the content. Without effect on a plain answer of the Responses API.
+    /// Ends the body properly after the content: no finish reason, no `[DONE]`, and in a stream no usage after
+    /// the content.
     pub truncate: bool,
     /// Ends the body properly after this number of chunks.
     pub truncate_after_chunks: Option<usize>,
@@ -394,6 +395,11 @@ fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Finish, D::Error
     Ok(Option::<String>::deserialize(from)?.map_or(Finish::Null, Finish::Word))
 }
 
+/// Refuses values other than an object or `null`.
+fn object<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Value>, D::Error> {
+    Ok(Option::<Map<String, Value>>::deserialize(from)?.map(Value::Object))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -429,6 +435,8 @@ mod tests {
         assert_eq!(script.responses[3].finish_reason, Finish::Word("length".into()));
         let error = Script::from_json(r#"{"responses": [{"txt": []}]}"#).unwrap_err().to_string();
         assert!(error.contains("unknown field `txt`"), "{error}");
+        let error = Script::from_json(r#"{"responses": [{"usage": 5}]}"#).unwrap_err().to_string();
+        assert!(error.contains("expected a map"), "{error}");
     }
 
     #[test]

@@ -99,7 +99,8 @@ impl ResponseAssembler {
         if !fits {
             self.error.get_or_insert_with(|| {
                 let bytes_max = self.limits.text_bytes_max;
-                let message = format!("the response holds more than {bytes_max} bytes of text");
+                let message =
+                    format!("the response holds more than {bytes_max} bytes of text or metadata");
                 ProviderError::new(ProviderErrorKind::TooLarge, message)
             });
         }
@@ -316,7 +317,7 @@ fn append(text: &mut String, piece: &str, bytes_max: usize) -> bool {
 mod tests {
     use super::*;
     use crate::types::FinishKind;
-    use crate::wire::CallDelta;
+    use crate::wire::{CallDelta, ProviderMetadata};
 
     fn response(deltas: &[Delta]) -> ResponseAssembler {
         let limits = ResponseLimits { text_bytes_max: 4, ..ResponseLimits::default() };
@@ -453,6 +454,10 @@ mod tests {
         let over = response(&[text("abc"), text("de"), text("f"), finish(FinishKind::Stop)]);
         assert_eq!(over.text(), "abc");
         assert_eq!(over.error().map(|error| error.kind), Some(ProviderErrorKind::TooLarge));
+        let part = Delta::Metadata(ProviderMetadata::Part("{\"a\":1}".into()));
+        let message = response(&[part]).error().map(|error| error.message.clone());
+        let expected = "the response holds more than 4 bytes of text or metadata";
+        assert_eq!(message.as_deref(), Some(expected));
     }
 
     #[test]

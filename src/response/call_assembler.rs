@@ -140,7 +140,10 @@ impl CallAssembler {
         changes: &mut CallChanges,
     ) {
         let Some(call) = self.calls.get_mut(index) else { return };
-        if let Some(complete) = arguments.filter(|complete| *complete != call.raw) {
+        // Of arguments above the limit only the beginning is held, so that they cannot be compared.
+        let is_cut = |complete: &&str| call.oversize && complete.len() > limits.arguments_bytes_max;
+        let changed = arguments.filter(|complete| *complete != call.raw && !is_cut(complete));
+        if let Some(complete) = changed {
             if call.sealed {
                 call.changed_after_seal = true;
                 changes.push(CallChange::ChangedAfterSeal(index));
@@ -503,6 +506,32 @@ mod tests {
     #[track_caller]
     fn check_changes(pieces: &[PieceSpec], expected: &[CallChange]) {
         assert_eq!(run(pieces).1, expected);
+    }
+
+    #[test]
+    fn seals_may_repeat_arguments_above_the_limit() {
+        let (mut calls, mut changes) = (CallAssembler::default(), CallChanges::new());
+        let arguments = "x".repeat(80);
+        let (begin, rest) = arguments.split_at(40);
+        for (name, arguments) in [(Some("f"), begin), (None, rest)] {
+            let piece = CallDelta {
+                index: Some(0),
+                name: name.map(str::to_owned),
+                arguments: Some(arguments.to_owned()),
+                begins: name.is_some(),
+                ..CallDelta::default()
+            };
+            assert_eq!(calls.push(&piece, 0, &LIMITS, &mut changes), None);
+        }
+        for _ in 0..2 {
+            calls.seal_explicitly(0, Some(&arguments), &LIMITS, &mut changes);
+        }
+        assert_eq!(changes, [Opened(0), Sealed(0)]);
+        let call = &calls.as_slice()[0];
+        assert!(call.oversize && !call.changed_after_seal);
+        // Other arguments within the limit are a change.
+        calls.seal_explicitly(0, Some("{}"), &LIMITS, &mut changes);
+        assert_eq!(changes.last(), Some(&ChangedAfterSeal(0)));
     }
 
     #[test]

@@ -183,10 +183,13 @@ impl DeltaRedactor {
         if let Cow::Owned(redacted) = self.secrets.redact(&held.text) {
             // The secret may begin in what was released.
             let unchanged = held.text.chars().zip(redacted.chars()).take_while(|(a, b)| a == b);
-            held.released = held.released.min(unchanged.map(|(char, _)| char.len_utf8()).sum());
+            let unchanged: usize = unchanged.map(|(char, _)| char.len_utf8()).sum();
+            held.released = held.released.min(unchanged);
             held.text = redacted;
             // The end of a part may have divided the secret. The text goes to the part behind it.
-            held.part_ends.iter_mut().for_each(|(position, _)| *position = 0);
+            for (position, _) in &mut held.part_ends {
+                *position = (*position).min(unchanged);
+            }
         }
         let end = held.text.len() - self.secrets.begun_at_end(&held.text);
         held.release_up_to(end, out);
@@ -466,7 +469,12 @@ mod tests {
         assert_eq!(redact(undecided.clone()), undecided);
         // The secret goes to the part behind the end that divides it.
         let divided = [text("a sk-live"), one.clone(), text("-0123456789!"), two.clone()];
-        assert_eq!(redact(divided), [text("a "), one, text("[redacted]!"), two]);
+        let redacted = [text("a "), one.clone(), text("[redacted]!"), two.clone()];
+        assert_eq!(redact(divided), redacted);
+        // The secret begins behind the end.
+        let behind = [text("a sk-li"), one.clone(), text(&format!("x {KEY} b")), two.clone()];
+        let redacted = [text("a "), text("sk-li"), one, text("x [redacted] b"), two];
+        assert_eq!(redact(behind), redacted);
     }
 
     #[test]

@@ -40,10 +40,10 @@ impl SessionReferences {
         references: BTreeSet<Reference>,
         bytes_max: usize,
     ) -> Result<ReferenceValues, ReferenceError> {
-        let mut values = ReferenceValues::new();
+        let (mut values, mut bytes) = (ReferenceValues::new(), 0);
         for reference in references {
             let value = self.read(&reference).await?;
-            add_value(&mut values, (reference, value), bytes_max)?;
+            add_value(&mut values, &mut bytes, (reference, value), bytes_max)?;
         }
         Ok(values)
     }

@@ -308,9 +308,9 @@ metric_table! {
         tool_execution_time_max: Histogram(MIDDLE), Seconds, "tool_execution_time_max_seconds",
             "Longest running time of a tool in each turn that has calls.";
         calls_opened: Counter, Count, "streaming_tool_calls_opened_total",
-            "Tool calls that responses opened. Counted at the end of a response, unless a user stopped it.";
+            "Tool calls that responses opened. Counted at the end of a response, unless it was cancelled.";
         calls_detected: Counter, Count, "streaming_tool_calls_detected_total",
-            "Tool calls that were sealed with valid arguments. Counted at the end of a response, unless a user stopped it.";
+            "Tool calls that were sealed with valid arguments. Counted at the end of a response, unless it was cancelled.";
         detection_latency: Histogram(MIDDLE), Seconds, "streaming_tool_detection_latency_seconds",
             "Time from the request to the seal of a tool call with valid arguments.";
         execution_latency: Histogram(MIDDLE), Seconds, "streaming_tool_execution_latency_seconds",

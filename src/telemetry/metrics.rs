@@ -579,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_stopped_by_a_user_is_not_counted() {
+    fn a_cancelled_response_is_not_counted() {
         let ended = |stopped| Event::ResponseEnded {
             names: vec!["clock".into()],
             opened: 3,

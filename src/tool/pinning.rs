@@ -68,6 +68,11 @@ impl ToolLock {
         lock.map(Some).map_err(|error| format!("{}: {error}; {remedy}", file.display()))
     }
 
+    /// Returns the names of the servers with accepted tools.
+    pub(crate) fn servers(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
     /// Returns the accepted tools of a server.
     pub(crate) fn server(&self, name: &str) -> Option<&PinnedTools> {
         self.0.get(name)

@@ -68,7 +68,7 @@ pub(crate) fn find_tools(tools: Vec<Arc<ToolSpec>>) -> impl Tool {
     let index = Arc::new(SearchIndex::new(tools));
     let description = format!(
         "Finds tools by words, and returns their names, descriptions and argument schemas. Call a found tool \
-         with {USE_TOOL}. There are {}.",
+         with {USE_TOOL}. {}.",
         index.families()
     );
     let spec = ToolSpec::named(FIND_TOOLS, description).pure().repeatable();
@@ -106,7 +106,7 @@ impl SearchIndex {
         Self { tools, document_frequencies, mean_length }
     }
 
-    /// Describes how many tools there are, by the beginning of their names: "3 tools: files (2), git (1)".
+    /// Describes how many tools there are, by the beginning of their names: "There are 3 tools: files (2), git (1)".
     fn families(&self) -> String {
         let mut families = BTreeMap::<&str, usize>::new();
         for tool in &self.tools {
@@ -119,7 +119,11 @@ impl SearchIndex {
         let mut text: Vec<String> =
             named.map(|(name, count)| format!("{name} ({count})")).collect();
         text.extend(more.then(|| "and more".to_owned()));
-        format!("{count} tools: {}", text.join(", "))
+        let there_are = match count {
+            1 => "There is 1 tool".to_owned(),
+            _ => format!("There are {count} tools"),
+        };
+        format!("{there_are}: {}", text.join(", "))
     }
 
     /// Returns the best tools for a query, the best one first.
@@ -306,6 +310,8 @@ mod tests {
         assert_eq!(tool["name"], "weather");
         assert_eq!(tool["arguments"]["properties"]["city"]["type"], "string");
         let families = index().families();
-        assert_eq!(families, "7 tools: files (3), git (2), mail (1), others (1)");
+        assert_eq!(families, "There are 7 tools: files (3), git (2), mail (1), others (1)");
+        let one = SearchIndex::new(vec![Arc::new(ToolSpec::named("git__log", ""))]);
+        assert_eq!(one.families(), "There is 1 tool: git (1)");
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use aho_corasick::{AhoCorasick, MatchKind};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// The text that replaces a secret.
 pub const REDACTED: &str = "[redacted]";
@@ -132,7 +132,7 @@ impl Secrets {
     }
 
     /// Replaces each secret in the strings, keys and numbers of a JSON value; a number with a secret becomes a string.
-    /// Returns `None` if it contains no secret.
+    /// A key that then equals an earlier one of its object gets a number. Returns `None` if it contains no secret.
     #[must_use]
     pub fn redact_json(&self, value: &Value) -> Option<Value> {
         let search = self.search.as_deref()?;
@@ -148,10 +148,19 @@ impl Secrets {
             },
             Value::String(text) => self.redact(text).into(),
             Value::Array(items) => items.iter().map(|item| self.redact_parts(item)).collect(),
-            Value::Object(members) => members
-                .iter()
-                .map(|(name, member)| (self.redact(name).into_owned(), self.redact_parts(member)))
-                .collect(),
+            Value::Object(members) => {
+                let (mut redacted, mut number) = (Map::new(), 1);
+                for (name, member) in members {
+                    let name = self.redact(name);
+                    let mut unique = name.to_string();
+                    while redacted.contains_key(&unique) {
+                        number += 1;
+                        unique = format!("{name} {number}");
+                    }
+                    redacted.insert(unique, self.redact_parts(member));
+                }
+                redacted.into()
+            }
         }
     }
 
@@ -299,6 +308,15 @@ mod tests {
             secrets.redact_json(&serde_json::json!({text: 1})),
             Some(serde_json::json!({redacted: 1}))
         );
+    }
+
+    #[test]
+    fn names_that_become_equal_are_numbered() {
+        let secrets = Secrets::new(["secret-1", "secret-2", "secret-3"]);
+        let value = serde_json::json!({"secret-1": 1, "secret-2": 2, "secret-3": 3, "x": 4});
+        let redacted =
+            serde_json::json!({"[redacted]": 1, "[redacted] 2": 2, "[redacted] 3": 3, "x": 4});
+        assert_eq!(secrets.redact_json(&value), Some(redacted));
     }
 
     #[test]

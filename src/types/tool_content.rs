@@ -6,11 +6,15 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{ContentPart, Image, floor_char_boundary};
+use super::{ContentPart, Image, excerpt, floor_char_boundary};
 
-/// Maximum number of bytes of a result that are kept: its texts, its data in base64 and its value for programs as
-/// JSON. Names and URIs of resources do not count. Of these the model reads `max_result_bytes`.
+/// Maximum number of bytes of a result that are kept: its texts, its data in base64, the names, media types and URIs of
+/// its resources, and its value for programs as JSON. Of these the model reads `max_result_bytes`.
 pub const RESULT_BYTES_MAX: usize = 16 << 20;
+
+/// Maximum number of characters of the name, the media type and the URI, each, in the note about a resource that is not
+/// kept.
+const LABEL_CHARS_MAX: usize = 1_000;
 
 /// The note for the model about what is not kept.
 const LIMIT_NOTE: &str = "at most 16 MiB of a result are kept";
@@ -165,14 +169,15 @@ impl ResultPart {
         matches!(self, Self::Text { text } if text.trim().is_empty())
     }
 
-    /// Returns the number of bytes of its texts and data, without the name and the URI of a resource.
+    /// Returns the number of bytes of its texts and data, and of the name, the media type and the URI of a resource.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Text { text } => text.len(),
             Self::Image(Image::Url(url)) => url.len(),
             Self::Image(Image::Base64 { data, .. }) => data.len(),
-            Self::Resource(ResultResource { text, data, .. }) => {
-                [text, data].into_iter().flatten().map(String::len).sum()
+            Self::Resource(ResultResource { name, media_type, bytes: _, uri, text, data }) => {
+                let optional = [uri, text, data].into_iter().flatten();
+                name.len() + media_type.len() + optional.map(String::len).sum::<usize>()
             }
         }
     }
@@ -186,10 +191,13 @@ impl ResultPart {
                 *self = format!("[an image of {bytes} bytes is missing: {LIMIT_NOTE}]").into()
             }
             Self::Resource(resource) => {
-                (resource.text, resource.data) = (None, None);
-                *self =
-                    format!("{}\n[its content is missing: {LIMIT_NOTE}]", resource.model_text())
-                        .into();
+                let name = excerpt(&resource.name, LABEL_CHARS_MAX);
+                let mut short =
+                    ResultResource::new(name, excerpt(&resource.media_type, LABEL_CHARS_MAX));
+                short.bytes = resource.bytes;
+                short.uri = resource.uri.as_deref().map(|uri| excerpt(uri, LABEL_CHARS_MAX));
+                let line = short.model_text();
+                *self = format!("{line}\n[its content is missing: {LIMIT_NOTE}]").into();
             }
         }
     }
@@ -390,6 +398,7 @@ mod tests {
         );
         assert_eq!(FullResult::default().model_text(), "");
     }
+
     #[test]
     fn a_result_is_kept_up_to_its_limit() {
         let half = "x".repeat(RESULT_BYTES_MAX / 2);
@@ -407,6 +416,22 @@ mod tests {
         let end = "\n[cut here: at most 16 MiB of a result are kept]";
         let structured = "[the structured value is missing: at most 16 MiB of a result are kept]";
         assert_eq!(texts, [file, end, structured]);
+        let long = "x".repeat(RESULT_BYTES_MAX + 1);
+        let named = |change: fn(&mut ResultResource, String)| {
+            let mut resource = ResultResource::new("f", "");
+            change(&mut resource, long.clone());
+            let mut full = FullResult { content: vec![resource.into()], structured: None };
+            full.limit();
+            full.model_text()
+        };
+        for text in [
+            named(|resource, long| resource.name = long),
+            named(|resource, long| resource.media_type = long),
+            named(|resource, long| resource.uri = Some(long)),
+        ] {
+            assert!(text.len() < 2_000, "{}", text.len());
+            assert!(text.ends_with(" of a result are kept]"), "{text}");
+        }
         let mut text = "é".repeat(4);
         cut_text(&mut text, 5);
         assert_eq!(text, "éé\n[cut here: at most 16 MiB of a result are kept]");

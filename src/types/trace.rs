@@ -120,7 +120,8 @@ impl TryFrom<TraceHeaders> for TraceContext {
     type Error = &'static str;
 
     fn try_from(headers: TraceHeaders) -> Result<Self, Self::Error> {
-        Self::parse(&headers.traceparent, headers.tracestate.as_deref()).ok_or("no traceparent")
+        let parsed = Self::parse(&headers.traceparent, headers.tracestate.as_deref());
+        parsed.ok_or("invalid traceparent")
     }
 }
 
@@ -349,7 +350,8 @@ mod tests {
             let written = serde_json::to_string(&read).unwrap();
             assert_eq!(serde_json::from_str::<TraceContext>(&written).unwrap(), read);
         }
-        assert!(serde_json::from_str::<TraceContext>("{\"traceparent\":\"x\"}").is_err());
+        let error = serde_json::from_str::<TraceContext>("{\"traceparent\":\"x\"}").unwrap_err();
+        assert!(error.to_string().starts_with("invalid traceparent"), "{error}");
     }
 
     #[test]

@@ -98,7 +98,7 @@ impl OpenApiDocument {
     /// # Errors
     /// The reason why a reference cannot be followed.
     pub(super) fn resolve<'d>(&'d self, mut value: &'d Value) -> Result<&'d Value, String> {
-        for _ in 0..REFERENCES_MAX {
+        for _ in 0..=REFERENCES_MAX {
             match value["$ref"].as_str() {
                 Some(reference) => value = self.target(reference)?,
                 None => return Ok(value),

@@ -297,8 +297,10 @@ fn allow_null(mut schema: Map<String, Value>, is_nullable: bool) -> Map<String, 
         && !schema.contains_key("const")
         && let Some(Value::String(name)) = schema.get("type")
     {
-        let types = json!([name, "null"]);
-        schema.insert("type".to_owned(), types);
+        if name != "null" {
+            let types = json!([name, "null"]);
+            schema.insert("type".to_owned(), types);
+        }
         return schema;
     }
     let description = schema.remove("description");
@@ -325,6 +327,7 @@ mod tests {
         for (schema, expected) in [
             (json!({"type": "string", "nullable": true}), json!({"type": ["string", "null"]})),
             (json!({"type": "string", "nullable": false}), json!({"type": "string"})),
+            (json!({"type": "null", "nullable": true}), json!({"type": "null"})),
             (
                 json!({"type": "string", "nullable": true, "enum": ["a", null], "description": " d\n"}),
                 json!({"anyOf": [{"type": "string", "enum": ["a"]}, {"type": "null"}], "description": "d"}),

@@ -198,6 +198,11 @@ fn servers_become_the_beginning_of_the_url() {
             "# fill in the variables of the server\n",
         ),
         (
+            json!({"servers": [{"url": "/{x}/v1"}]}),
+            json!({}),
+            ": replace server.invalid, and fill in the variables of the server\n",
+        ),
+        (
             json!({"servers": [{"url": "https://u:p@b.example"}]}),
             json!({}),
             "url: must not contain a user name or password: use secret_headers",
@@ -205,6 +210,18 @@ fn servers_become_the_beginning_of_the_url() {
     ] {
         let printed = import_one(&operation, &document);
         assert!(printed.contains(expected), "{expected}: {printed}");
+    }
+}
+
+#[test]
+fn at_most_16_references_are_followed_one_after_another() {
+    let reference = |to: usize| json!({"$ref": format!("#/chain/{to}")});
+    for (references, is_followed) in [(16, true), (17, false)] {
+        let mut chain: Vec<Value> = (1..references).map(reference).collect();
+        chain.push(json!("end"));
+        let text = json!({"openapi": "3.1.0", "chain": chain}).to_string();
+        let document = OpenApiDocument::parse(&text).unwrap();
+        assert_eq!(document.resolve(&reference(0)).is_ok(), is_followed, "{references}");
     }
 }
 

@@ -169,7 +169,8 @@ fn url_template(
         }
     };
     if url.contains('{') {
-        note = Some("fill in the variables of the server".to_owned());
+        let fill_in = "fill in the variables of the server";
+        note = Some(note.map_or(fill_in.to_owned(), |note| format!("{note}, and {fill_in}")));
     }
     let mut path = String::new();
     for (at, part) in operation.path.split('{').enumerate() {

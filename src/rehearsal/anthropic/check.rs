@@ -168,7 +168,9 @@ fn check_service_calls(messages: &[Value]) -> Result<(), String> {
     let mut called = BTreeSet::new();
     for (at, message) in responses() {
         let mut follows = messages.iter().skip(at + 1).filter(|next| next["role"] == "user");
-        let is_last = follows.all(|next| items(&next["content"]).iter().all(is_result));
+        let is_last = follows.all(|next| {
+            next["content"].is_array() && items(&next["content"]).iter().all(is_result)
+        });
         for (place, block) in items(&message["content"]).iter().enumerate() {
             let (kind, id, name) = (text(block, "type"), text(block, "id"), text(block, "name"));
             let is_call = kind.ends_with("tool_use") && kind != "tool_use";

@@ -109,7 +109,8 @@ impl<'a> ArgumentFiller<'a> {
         let bound = |inclusive: &str, exclusive: &str, step: f64| {
             schema[inclusive].as_f64().or_else(|| Some(schema[exclusive].as_f64()? + step))
         };
-        if let Some(most) = bound("maximum", "exclusiveMaximum", -step) {
+        let most = bound("maximum", "exclusiveMaximum", -step);
+        if let Some(most) = most {
             number = number.min(most);
         }
         if let Some(least) = bound("minimum", "exclusiveMinimum", step) {
@@ -117,13 +118,17 @@ impl<'a> ArgumentFiller<'a> {
         }
         if let Some(multiple) = schema["multipleOf"].as_f64().filter(|m| *m > 0.0) {
             number = (number / multiple).ceil() * multiple;
+            if most.is_some_and(|most| number > most) {
+                number -= multiple;
+            }
         }
-        // A JSON integer has no fraction.
-        if number.fract() == 0.0 { json!(number as i64) } else { json!(number) }
+        // A JSON integer has no fraction. A number that does not fit an `i64` stays as it is.
+        let is_integer = number.fract() == 0.0 && number.abs() < i64::MAX as f64;
+        if is_integer { json!(number as i64) } else { json!(number) }
     }
 
     fn text(&self, name: &str, schema: &Value) -> String {
-        let kind = kind_of_property(name).unwrap_or(ValueKind::Text);
+        let kind = kind_of_property(name);
         let decided = self.decided.filter(|(decided, _)| *decided == name).map(|(_, text)| text);
         let named = decided.or_else(|| self.prompt.named_value(name)).map(str::to_owned);
         let found = || self.prompt.values(kind).into_iter().next().map(|value| value.text);

@@ -184,6 +184,20 @@ fn the_tool_choice_is_obeyed() {
 }
 
 #[test]
+fn a_number_fits_its_schema() {
+    for (schema, number, expected) in [
+        (json!({"type": "integer", "maximum": 10, "multipleOf": 4}), "10", json!(8)),
+        (json!({"type": "integer", "maximum": 12, "multipleOf": 4}), "10", json!(12)),
+        (json!({"type": "number"}), "1e300", json!(1e300)),
+    ] {
+        let mut request = request(&format!("call scale with n={number}"));
+        request["tools"] = json!([tool("scale", json!({"n": schema}))]);
+        let calls = improvise(&request).calls;
+        assert_eq!(calls[0].arguments, Some(json!({"n": expected})));
+    }
+}
+
+#[test]
 fn a_malformed_request_gets_no_calls() {
     for odd in [
         json!(null),

@@ -53,9 +53,8 @@ impl<'a> OfferedTool<'a> {
     pub(super) fn read(function: &'a Value) -> Option<Self> {
         let schema = &function["parameters"];
         let properties = schema["properties"].as_object();
-        let kinds = properties.into_iter().flatten().filter_map(|(name, property)| {
-            Some((name.as_str(), kind_of_property(name)?)).filter(|_| is_text(property))
-        });
+        let texts = properties.into_iter().flatten().filter(|(_, property)| is_text(property));
+        let kinds = texts.map(|(name, _)| (name.as_str(), kind_of_property(name)));
         let main_property = kinds.min_by_key(|(_, kind)| *kind == ValueKind::Text);
         Some(Self { name: function["name"].as_str()?, schema, main_property })
     }
@@ -105,16 +104,15 @@ fn subject_in(prompt: &Prompt, word: &str) -> Option<usize> {
 }
 
 /// Returns the kind of text that a property takes, by the last word of its name.
-pub(super) fn kind_of_property(name: &str) -> Option<ValueKind> {
-    let last = name.rsplit('_').next()?;
-    Some(match last {
+pub(super) fn kind_of_property(name: &str) -> ValueKind {
+    match name.rsplit_once('_').map_or(name, |(_, last)| last) {
         "zone" | "timezone" | "tz" => ValueKind::TimeZone,
         "city" | "location" | "place" => ValueKind::City,
         "expression" | "formula" => ValueKind::Expression,
         "url" | "uri" | "link" => ValueKind::Url,
         "path" | "file" | "filename" => ValueKind::Path,
         _ => ValueKind::Text,
-    })
+    }
 }
 
 fn is_text(property: &Value) -> bool {

@@ -38,6 +38,9 @@ pub(super) fn chat_form(body: &Value) -> Value {
             None => choice.clone(),
         };
     }
+    if body["parallel_tool_calls"] == false {
+        form["parallel_tool_calls"] = false.into();
+    }
     form
 }
 
@@ -116,5 +119,11 @@ mod tests {
             "stream": true,
         }));
         insta::assert_json_snapshot!(form);
+    }
+
+    #[test]
+    fn keeps_the_limit_to_one_call_at_a_time() {
+        let body = json!({"model": "m", "input": "hi", "parallel_tool_calls": false});
+        assert_eq!(chat_form(&body)["parallel_tool_calls"], false);
     }
 }

@@ -35,7 +35,13 @@ impl ProviderService for OpenaiResponses {
 
     fn plain(&self, answer: &RehearsedAnswer<'_>) -> Value {
         let encoder = ResponseEncoder { answer };
-        encoder.whole(&encoder.ending(), encoder.items())
+        let mut body = encoder.whole(&encoder.ending(), encoder.items());
+        if !encoder.has_finish() {
+            for member in ["status", "incomplete_details", "error"] {
+                body[member] = Value::Null;
+            }
+        }
+        body
     }
 
     fn stream_body(&self, chunks: Vec<BodyChunk>) -> Encoded {
@@ -130,6 +136,12 @@ impl ResponseEncoder<'_> {
         items
     }
 
+    /// Returns whether the script lets the response have a finish reason.
+    fn has_finish(&self) -> bool {
+        let Response { truncate, finish_reason, .. } = self.answer.response;
+        !truncate && *finish_reason != Finish::Null
+    }
+
     fn ending(&self) -> Ending {
         let (status, reason) = match &self.answer.response.finish_reason {
             Finish::Inferred | Finish::Null => ("completed", None),
@@ -159,7 +171,7 @@ impl ResponseEncoder<'_> {
             "incomplete_details": ending.reason.map(|reason| json!({"reason": reason})),
             "model": MODEL,
             "output": output,
-            "parallel_tool_calls": true,
+            "parallel_tool_calls": self.answer.request["parallel_tool_calls"] != false,
             "store": false,
             "usage": is_over.then(|| self.usage()),
         })
@@ -176,9 +188,7 @@ impl ResponseEncoder<'_> {
         for ((index, source), item) in self.sources().into_iter().zip(self.items()) {
             self.item_events(index, &source, &item, &mut events);
         }
-        let is_cut =
-            self.answer.response.truncate || self.answer.response.finish_reason == Finish::Null;
-        if !is_cut {
+        if self.has_finish() {
             let name = match ending.status.as_str() {
                 status @ ("incomplete" | "failed" | "cancelled") => format!("response.{status}"),
                 _ => "response.completed".to_owned(),
@@ -323,6 +333,12 @@ mod tests {
         chunks.map(|data| serde_json::from_str(&data).unwrap()).collect()
     }
 
+    fn plain_body(response: &Response, request: Value) -> Value {
+        let chunks = encode(response, request).chunks;
+        let bytes: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.bytes.to_vec()).collect();
+        serde_json::from_slice(&bytes).unwrap()
+    }
+
     #[test]
     fn streams_every_part_in_order() {
         let encoded = encode(&asking(), json!({"stream": true, "include": [INCLUDE]}));
@@ -382,10 +398,33 @@ mod tests {
             assert_eq!(encoded.position(at), number, "{at:?}");
         }
         // The body of a plain answer is the response object of the last event.
-        let plain = encode(&asking(), json!({"include": [INCLUDE]}));
-        let plain: Vec<u8> = plain.chunks.iter().flat_map(|chunk| chunk.bytes.to_vec()).collect();
-        let plain: Value = serde_json::from_slice(&plain).unwrap();
+        let plain = plain_body(&asking(), json!({"include": [INCLUDE]}));
         assert_eq!(plain, events[25]["response"]);
+    }
+
+    #[test]
+    fn a_plain_answer_without_a_finish_reason_has_no_status() {
+        let text = || Response::text("a b");
+        for response in [
+            Response { truncate: true, ..text() },
+            Response { truncate: true, finish_reason: Finish::Word("error".into()), ..text() },
+            Response { finish_reason: Finish::Null, ..text() },
+        ] {
+            let body = plain_body(&response, json!({}));
+            for member in ["status", "incomplete_details", "error"] {
+                assert_eq!(body[member], Value::Null, "{response:?}");
+            }
+            assert_eq!(body["output"][0]["content"][0]["text"], "a b");
+        }
+    }
+
+    #[test]
+    fn the_answer_repeats_whether_calls_may_be_parallel() {
+        let parallel = |request: Value| {
+            plain_body(&Response::text("a"), request)["parallel_tool_calls"].clone()
+        };
+        assert_eq!(parallel(json!({})), true);
+        assert_eq!(parallel(json!({"parallel_tool_calls": false})), false);
     }
 
     #[test]

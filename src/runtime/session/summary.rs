@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::SessionActor;
 use crate::config::RunOverrides;
 use crate::event::Event;
+use crate::message::Message;
 use crate::record::{Record, ResponseEnding};
 use crate::response::{ExchangeEnd, ResponseAssembler, ResponseLimits, classify_ending};
 use crate::runtime::actor::{ActorId, ActorRef};
@@ -164,8 +165,8 @@ impl SessionActor {
     pub(super) fn context_overflowed(&mut self, model: usize, error: &ProviderError) {
         let agent = Arc::clone(self.agents.current());
         let model = agent.models.at(model);
-        let (tokens, counted) =
-            (self.session.request_tokens(&agent.rules), self.session.counted_tokens());
+        let tokens = self.session.request_tokens(&agent.rules);
+        let counted = self.session.counted_tokens().filter(|_| self.is_answered_by(model));
         // Nothing is to be guessed where the configuration names the window.
         let is_of_use =
             |overflow: &ContextOverflow| overflow.window.is_some() || !model.has_window();
@@ -176,6 +177,16 @@ impl SessionActor {
         let agents = &self.agents;
         let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
         self.session.handle_overflow(&rules_of);
+    }
+
+    /// Returns whether the newest response of the history is of this model, so that the last count is its count too.
+    fn is_answered_by(&self, model: &Model) -> bool {
+        let origin =
+            self.session.history().messages().iter().rev().find_map(|message| match &**message {
+                Message::Assistant(response) => Some(response.origin.as_ref()),
+                Message::User { .. } | Message::Summary { .. } | Message::Tool { .. } => None,
+            });
+        origin.flatten().is_some_and(|origin| model.has_origin(origin))
     }
 
     /// Sends a new request to the turn whose request was too large, or notifies it that there is none.

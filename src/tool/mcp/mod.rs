@@ -42,6 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio::sync::{SemaphorePermit, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -79,8 +80,8 @@ pub(super) struct McpServer {
     /// The session that it connects, if it is such a connection.
     session: Option<SessionId>,
     closing: CancellationToken,
-    /// Cancelled when `run` has returned.
-    closed: CancellationToken,
+    /// Cancelled when `run` has returned or panicked. After a panic, the next `run` sets another one.
+    closed: Mutex<CancellationToken>,
 }
 
 /// The configuration of a server, checked.
@@ -166,7 +167,7 @@ impl McpServer {
             sessions,
             session,
             closing: CancellationToken::new(),
-            closed: CancellationToken::new(),
+            closed: Mutex::default(),
         }
     }
 
@@ -398,7 +399,14 @@ impl ToolServer for McpServer {
 
     async fn run(&self, observer: RequestObserver) {
         *self.shared.observer.lock() = Some(observer);
-        let _closed = self.closed.clone().drop_guard();
+        let closed = {
+            let mut closed = self.closed.lock();
+            if closed.is_cancelled() {
+                *closed = CancellationToken::new();
+            }
+            closed.clone()
+        };
+        let _closed = closed.drop_guard();
         let _permit = tokio::select! {
             permit = self.permit() => permit,
             () = self.closing.cancelled() => return,
@@ -411,7 +419,8 @@ impl ToolServer for McpServer {
     }
 
     async fn ended(&self) {
-        self.closed.cancelled().await;
+        let closed = self.closed.lock().clone();
+        closed.cancelled().await;
     }
 
     fn noise(&self) -> (u64, Vec<String>) {

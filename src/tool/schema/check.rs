@@ -249,7 +249,7 @@ impl<'c> SchemaCheck<'c> {
             Keyword::Properties(schemas) => self.properties(number, schemas, value, seen),
             Keyword::PropertyNames(schema) => self.property_names(*schema, value),
             Keyword::DependentSchemas(schemas) => self.dependent_schemas(schemas, value, seen),
-            Keyword::Items { first, others } => self.items(number, first, *others, value, seen),
+            Keyword::Items { first, others } => self.items(first, *others, value, seen),
             Keyword::Contains { schema, min, max } => {
                 self.contains(number, *schema, (*min, *max), value, seen)
             }
@@ -294,7 +294,7 @@ impl<'c> SchemaCheck<'c> {
             (Assertion::Required(names), Value::Object(members)) => {
                 return self.required(number, assertion, names, (members, value));
             }
-            (Assertion::DependentRequired(dependent), Value::Object(members)) => {
+            (Assertion::DependentRequired(_, dependent), Value::Object(members)) => {
                 for (name, names) in dependent {
                     self.steps.spend_text(name)?;
                     if members.contains_key(name)
@@ -606,7 +606,6 @@ impl<'c> SchemaCheck<'c> {
 
     fn items(
         &mut self,
-        number: usize,
         first: &[usize],
         others: Option<usize>,
         value: &Value,
@@ -616,7 +615,8 @@ impl<'c> SchemaCheck<'c> {
         for (at, item) in items.iter().enumerate() {
             let Some(schema) = first.get(at).copied().or(others) else { break };
             if at >= first.len() && self.is_never(schema) {
-                return self.fail_because(number, "items", None, || {
+                // The rule is the schema `false`, which is `items` or `additionalItems`.
+                return self.fail_because(schema, "", None, || {
                     format!("{} has more than {}", Shown(value), Count(first.len(), "item"))
                 });
             }
@@ -654,9 +654,11 @@ impl<'c> SchemaCheck<'c> {
         if found >= min && max.is_none_or(|max| found <= max) {
             return Ok(true);
         }
-        let bound = if found < min { min } else { max.unwrap_or(min) };
-        let less = if found < min { "less" } else { "more" };
-        self.fail_because(number, "contains", None, || {
+        let (keyword, less, bound) = match max {
+            Some(max) if found >= min => ("maxContains", "more", max),
+            Some(_) | None => (if min == 1 { "contains" } else { "minContains" }, "less", min),
+        };
+        self.fail_because(number, keyword, None, || {
             format!("{} has {less} than {bound} items that match contains", Shown(value))
         })
     }

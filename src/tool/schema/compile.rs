@@ -93,7 +93,8 @@ pub(super) enum Assertion {
     MultipleOf(Number),
     Size(SizeLimit, u64),
     Required(Vec<String>),
-    DependentRequired(Vec<(String, Vec<String>)>),
+    /// The keyword `dependentRequired`, or `dependencies` with its lists of names.
+    DependentRequired(&'static str, Vec<(String, Vec<String>)>),
     Pattern(Arc<Pattern>),
     Format(String, FormatCheck),
     UniqueItems,
@@ -253,7 +254,7 @@ impl Assertion {
             Self::MultipleOf(_) => "multipleOf",
             Self::Size(limit, _) => limit.keyword(),
             Self::Required(_) => "required",
-            Self::DependentRequired(_) => "dependentRequired",
+            Self::DependentRequired(keyword, _) => keyword,
             Self::Pattern(_) => "pattern",
             Self::Format(..) => "format",
             Self::UniqueItems => "uniqueItems",
@@ -407,17 +408,17 @@ impl<'s> SchemaCompiler<'s, '_> {
             assertions.extend(count.map(|count| Assertion::Size(limit, count)));
         }
         assertions.extend(self.required(schema)?.map(Assertion::Required));
-        let mut dependent = Vec::new();
         for keyword in ["dependentRequired", "dependencies"] {
+            let mut dependent = Vec::new();
             for (name, names) in self.object(schema, keyword)?.into_iter().flatten() {
                 // The others are schemas.
                 if keyword == "dependentRequired" || names.is_array() {
                     dependent.push((name.clone(), self.names(schema.number, keyword, names)?));
                 }
             }
-        }
-        if !dependent.is_empty() {
-            assertions.push(Assertion::DependentRequired(dependent));
+            if !dependent.is_empty() {
+                assertions.push(Assertion::DependentRequired(keyword, dependent));
+            }
         }
         if let Some(pattern) = self.text(schema, "pattern")? {
             assertions.push(Assertion::Pattern(self.pattern(schema.number, "pattern", pattern)?));
@@ -634,7 +635,6 @@ impl<'s> SchemaCompiler<'s, '_> {
         let Some(value) = schema.get(keyword) else { return Ok(None) };
         match self.document.number(value) {
             Some(number) => Ok(Some(number)),
-            None if keyword == "items" && value.is_array() => Ok(None),
             None => {
                 self.error(schema.number, keyword, "must be a schema: an object, true or false")
             }

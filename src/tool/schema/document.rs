@@ -223,7 +223,8 @@ impl<'s> SchemaDocument<'s> {
 
     fn add_resource(&mut self, base: Url, root: &'s Value) -> Result<usize, String> {
         let number = self.resources.len();
-        if number == RESOURCES_MAX {
+        // The document is the first resource, and need not have an `$id`.
+        if number > RESOURCES_MAX {
             return Err(format!("it contains more than {RESOURCES_MAX} schemas with an $id"));
         }
         // The first schema keeps a URI that several have.

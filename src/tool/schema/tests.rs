@@ -565,11 +565,28 @@ fn descriptions_are_short() {
         let violation = recursive(&node).first_violation(&nested("a", levels, json!(7))).unwrap();
         assert!(violation.chars().count() < 2_500, "{violation}");
     }
-    // The rule names the violated keyword.
-    let schema = json!({"properties": {"a/b": {"maximum": 1}}});
-    let schema = CompiledSchema::compile(&schema, &[]).unwrap();
-    let violation = schema.first_violation(&json!({"a/b": 2})).unwrap();
-    assert_eq!(violation.rule, "/properties/a~1b/maximum");
+}
+
+#[test]
+fn the_rule_of_a_violation_is_the_violated_keyword() {
+    let of_null = json!({"type": "null"});
+    for (schema, value, rule) in [
+        (
+            json!({"properties": {"a/b": {"maximum": 1}}}),
+            json!({"a/b": 2}),
+            "/properties/a~1b/maximum",
+        ),
+        (json!({"dependentRequired": {"a": ["b"]}}), json!({"a": 1}), "/dependentRequired"),
+        (json!({"dependencies": {"a": ["b"]}}), json!({"a": 1}), "/dependencies"),
+        (json!({"prefixItems": [true], "items": false}), json!([1, 2]), "/items"),
+        (json!({"items": [true], "additionalItems": false}), json!([1, 2]), "/additionalItems"),
+        (json!({"contains": of_null}), json!([1]), "/contains"),
+        (json!({"contains": of_null, "minContains": 2}), json!([null]), "/minContains"),
+        (json!({"contains": of_null, "maxContains": 1}), json!([null, null]), "/maxContains"),
+    ] {
+        let compiled = CompiledSchema::compile(&schema, &[]).unwrap();
+        assert_eq!(compiled.first_violation(&value).unwrap().rule, rule, "{schema}");
+    }
 }
 
 #[test]
@@ -586,8 +603,8 @@ fn identifiers_are_limited() {
         let definitions: Map<String, Value> = (0..count).map(definition).collect();
         json!({"$id": "http://a/b", "$defs": definitions})
     };
-    assert!(InputSchema::parse(schema(900)).is_ok());
-    assert!(problem(schema(1_001)).contains("more than 1000 schemas with an $id"));
+    assert!(InputSchema::parse(schema(999)).is_ok());
+    assert!(problem(schema(1_000)).contains("more than 1000 schemas with an $id"));
     let long = format!("http://a/{}", "b".repeat(2_048));
     assert!(problem(json!({"$id": long})).contains("more than 2048 bytes"));
     // Each of them is joined with the URI of the schema.

@@ -117,7 +117,7 @@ pub(super) fn describe(assertion: &Assertion, member: Option<&str>, value: &Valu
         Assertion::UniqueItems => format!("{shown} has equal items"),
         Assertion::Never => "no value is allowed here".to_owned(),
         // These violations have a member, which is described above.
-        Assertion::Required(_) | Assertion::DependentRequired(_) => String::new(),
+        Assertion::Required(_) | Assertion::DependentRequired(..) => String::new(),
     }
 }
 

@@ -305,7 +305,10 @@ impl Axis {
 fn tick(ms: u64, interval: u64) -> String {
     match (ms, interval) {
         (1_000.., 0..1_000) => seconds(ms),
-        (3_600_000.., 1_000..60_000) => format!("{} {} s", format_duration(ms), ms / 1_000 % 60),
+        // 1:00:05, as long as the `1 h 0 m` of other intervals.
+        (3_600_000.., 1_000..60_000) => {
+            format!("{}:{:02}:{:02}", ms / 3_600_000, ms / 60_000 % 60, ms / 1_000 % 60)
+        }
         _ => format_duration(ms),
     }
 }

@@ -129,6 +129,10 @@ fn what_each_block_must_hold() {
         json!([user_message, model(json!([search])), user_message]),
         Some("messages.1: `g` tool use with id `s` was found without"),
     );
+    check_request_with(
+        json!([user_message, model(json!([search])), user(json!("b"))]),
+        Some("messages.1: `g` tool use with id `s` was found without"),
+    );
 }
 
 #[test]

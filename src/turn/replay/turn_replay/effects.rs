@@ -182,10 +182,10 @@ impl TurnReplay<'_, '_> {
         references: BTreeSet<Reference>,
     ) -> Result<ReferenceValues, ReferenceError> {
         let bytes_max = self.spec.rules.limits.max_arguments_bytes;
-        let mut values = ReferenceValues::new();
+        let (mut values, mut bytes) = (ReferenceValues::new(), 0);
         for reference in references {
             let value = self.recording.value_before(self.at, &reference)?;
-            add_value(&mut values, (reference, value), bytes_max)?;
+            add_value(&mut values, &mut bytes, (reference, value), bytes_max)?;
         }
         Ok(values)
     }
