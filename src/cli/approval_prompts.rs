@@ -232,7 +232,7 @@ impl ApprovalPrompts {
     }
 
     /// Handles the line that was typed at the prompt: decides the approval, or fills in a field of its form. At the
-    /// end of the input (`None`), decides nothing: from then on all is rejected without asking.
+    /// end of the input (`None`), decides nothing: from then on what would be asked is rejected.
     pub(super) async fn handle_line(&mut self, session: &SessionHandle, line: Option<String>) {
         if let Some(lines) = &mut self.lines {
             lines.is_requested = false;
@@ -240,8 +240,11 @@ impl ApprovalPrompts {
         self.prompted = None;
         let Some(line) = line else {
             output::to_stderr("\n");
-            self.approval_mode = ApprovalMode::Reject(INPUT_ENDED);
-            self.question_mode = ApprovalMode::Reject(INPUT_ENDED);
+            for mode in [&mut self.approval_mode, &mut self.question_mode] {
+                if matches!(mode, ApprovalMode::Ask) {
+                    *mode = ApprovalMode::Reject(INPUT_ENDED);
+                }
+            }
             return;
         };
         let Some(asked) = self.pending.pop_front() else { return };

@@ -1,6 +1,6 @@
 //! The part of a result that the model sees. Truncates outputs of tools above `max_result_bytes` of the tool or else
 //! of the agent (64 KiB by default): the model sees the beginning and the end with the reference of the result, or,
-//! without `references`, only the beginning. A note has the size of the whole.
+//! without `references`, only the beginning. A note has the size of the whole text.
 
 use std::sync::Arc;
 
@@ -31,15 +31,17 @@ pub(super) fn model_content(
     let Some(full) = outcome.full.as_ref().filter(|full| full.has_image()) else {
         return text.into();
     };
-    // For a model that sees images: its texts have `bytes_max` together.
-    let mut bytes_left = bytes_max;
-    let parts = full.model_parts().map(|part| match part {
+    // For a model that sees images: its texts share `bytes_max`. The first that is cut has the note, and later ones
+    // are left out.
+    let mut bytes_left = Some(bytes_max);
+    let parts = full.model_parts().filter_map(|part| match part {
         ContentPart::Text(text) => {
-            let shortened = shorten(&text.into(), bytes_left, reference);
-            bytes_left = bytes_left.saturating_sub(shortened.len());
-            ContentPart::Text(shortened.to_string())
+            let most = bytes_left?;
+            bytes_left = most.checked_sub(text.len());
+            let shortened = shorten(&text.into(), most, reference);
+            Some(ContentPart::Text(shortened.to_string()))
         }
-        image @ ContentPart::Image(_) => image,
+        image @ ContentPart::Image(_) => Some(image),
     });
     let parts: Vec<ContentPart> = parts.collect();
     ResultContent::with_images(text, parts.into())
@@ -143,6 +145,21 @@ mod tests {
         let shorten = |bytes_max| shorten(&"été".into(), bytes_max, None);
         assert_eq!(&*shorten(5), "été");
         assert_eq!(&*shorten(4), "ét\n[the result is cut here: 3 of 5 bytes are shown]");
+    }
+
+    #[test]
+    fn texts_beside_images_share_the_maximum() {
+        use crate::types::{FullResult, Image, ResultPart};
+        let image = Image::parse("data:image/png;base64,AAAA").unwrap();
+        let texts = (0..1_000).map(|n| ResultPart::from(format!("text {n:03}")));
+        let content = [ResultPart::from(image)].into_iter().chain(texts).collect();
+        let full = Arc::new(FullResult { content, structured: None });
+        let outcome = ToolOutcome { full: Some(full), ..ToolOutcome::ok("short") };
+        let cut = ResultCut { bytes_max: 20, references: false };
+        let result = model_content(&outcome, cut, &reference());
+        let shown = serde_json::to_value(&result).unwrap().to_string();
+        assert!(shown.contains("text 000") && shown.contains("text 001"), "{shown}");
+        assert!(shown.contains("4 of 8 bytes are shown") && !shown.contains("003"), "{shown}");
     }
 
     #[test]

@@ -87,7 +87,7 @@ pub(super) struct Gauges {
     pub(super) tasks: Gauge,
     /// Actors of running calls.
     pub(super) running_calls: Gauge,
-    /// Calls that wait for a permit of their tool.
+    /// Calls that wait for a permit of their tool or for their server.
     pub(super) waiting_calls: Gauge,
     /// Threads of blocking tools that have not returned although their call has ended.
     pub(super) abandoned_threads: Gauge,

@@ -361,7 +361,7 @@ pub struct HostCounts {
     pub tasks: usize,
     /// Calls whose tool has not returned.
     pub tools_running: usize,
-    /// Calls that wait for a permit of their tool.
+    /// Calls that wait for a permit of their tool or for their server.
     pub calls_waiting: usize,
     /// Threads of blocking tools that were abandoned and have not returned.
     pub abandoned_threads: usize,

@@ -350,7 +350,7 @@ metric_table! {
         queued_inputs: Gauge, Count, "callsheet_queued_inputs",
             "Inputs that wait for a run of their session to end.";
         calls_waiting: Gauge, Count, "callsheet_tool_calls_waiting",
-            "Tool calls that wait for a permit of their tool.";
+            "Tool calls that wait for a permit of their tool or for their server.";
         threads_abandoned: Gauge, Count, "callsheet_threads_abandoned",
             "Threads of blocking tools that were abandoned and have not returned.";
         watchers: Gauge, Count, "callsheet_watchers",

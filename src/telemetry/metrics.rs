@@ -293,7 +293,7 @@ impl Metrics {
         self.runs.queued_inputs.set(count as f64);
     }
 
-    /// Sets the number of calls that wait for a permit of their tool.
+    /// Sets the number of calls that wait for a permit of their tool or for their server.
     pub fn calls_waiting(&self, count: usize) {
         self.runs.calls_waiting.set(count as f64);
     }

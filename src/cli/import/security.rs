@@ -59,22 +59,32 @@ fn secret_header(document: &OpenApiDocument, name: &str) -> Result<SecretHeader,
         }
         _ => return Err(scheme_error("is none that a header can express")),
     };
-    let variable = secret_variable_name(document, name, members(schemes).count());
+    let names: Vec<_> = members(schemes).map(|(name, _)| name).collect();
+    let variable = secret_variable_name(document, name, &names);
     Ok(SecretHeader { name: header.to_owned(), variable, content })
 }
 
 /// Returns the name of the environment variable for a security scheme. The prefix is the title of the document,
-/// because a configuration can have tools of several documents.
-fn secret_variable_name(document: &OpenApiDocument, scheme: &str, scheme_count: usize) -> String {
+/// because a configuration can have tools of several documents. `schemes` are the names of all schemes: of those that
+/// would have the same variable, the later ones are numbered.
+fn secret_variable_name(
+    document: &OpenApiDocument,
+    scheme: &str,
+    schemes: &[impl AsRef<str>],
+) -> String {
     let title = env_var_name(document.title());
     // `CALLSHEET` is the prefix of the host's own variables.
     let is_usable =
         title.starts_with(|c: char| c.is_ascii_alphabetic()) && !title.starts_with("CALLSHEET");
     let prefix = if is_usable { title } else { FALLBACK_PREFIX.to_owned() };
-    let name = match scheme_count {
-        0 | 1 => prefix,
-        _ => format!("{prefix}_{}", env_var_name(scheme)),
-    };
+    let part = env_var_name(scheme);
+    let earlier = schemes.iter().map(AsRef::as_ref).take_while(|earlier| *earlier != scheme);
+    let name =
+        match (schemes.len(), earlier.filter(|earlier| env_var_name(earlier) == part).count()) {
+            (0 | 1, _) => prefix,
+            (_, 0) => format!("{prefix}_{part}"),
+            (_, same) => format!("{prefix}_{part}_{}", same + 1),
+        };
     if is_secret_variable(&name) { name } else { format!("{name}_TOKEN") }
 }
 

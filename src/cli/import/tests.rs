@@ -246,6 +246,11 @@ fn security_schemes_become_secret_headers() {
             "\nsecret_headers = { X-Key = \"T_K_TOKEN\" }  # T_K_TOKEN: the key\n",
         ),
         (
+            json!([{"k": [], "K": []}]),
+            json!({"k": {"type": "apiKey", "in": "header", "name": "X-Other"}, "K": key}),
+            "\nsecret_headers = { X-Key = \"T_K_TOKEN\", X-Other = \"T_K_2_TOKEN\" }",
+        ),
+        (
             json!([{"b": []}, {}]),
             json!({"b": bearer}),
             "\nsecret_headers = { authorization = \"T_TOKEN\" }  # T_TOKEN: the whole value, \"Bearer \" included\n",

@@ -2,7 +2,7 @@
 
 use crate::rehearsal::text::hash;
 
-/// The prefix of every signature of the rehearsal model.
+/// The prefix of the signatures that [`sign`] makes.
 const BEGINNING: &str = "cmVoZWFyc2Fs";
 /// The values that Gemini's documentation gives for calls that another model made.
 const PLACEHOLDERS: [&str; 2] =

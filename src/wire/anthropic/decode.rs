@@ -86,6 +86,7 @@ impl AnthropicDialect {
     fn message_start(&mut self, event: &EventPayload<'_>, out: &mut Vec<Delta>) {
         self.blocks.break_off(out);
         self.counts = UsageCounts::default();
+        self.finish = None;
         let Some(raw) = event.message.map(RawValue::get) else { return };
         let mut repaired = None;
         let (_, mut message) = read_or_repair::<EventPayload<'_>>(raw, &mut repaired);
