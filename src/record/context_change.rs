@@ -35,21 +35,24 @@ pub enum ContextChange {
         messages: usize,
         /// Number of the last users' messages among them that stay.
         user_messages: usize,
-        /// The calls whose whole results are among them. The summary is followed by the references of these results,
-        /// because the messages did not contain them.
+        /// The newest calls (at most 20) among them whose results are neither cleared nor errors. The references of
+        /// these results follow the summary.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         results: Vec<CallKey>,
     },
 }
+
+/// About the number of bytes of a call's key as JSON.
+const CALL_KEY_BYTES: usize = 34;
 
 impl ContextChange {
     /// Returns about the number of bytes of the change as JSON.
     #[must_use]
     pub fn approximate_bytes(&self) -> usize {
         match self {
-            Self::Cleared { calls, .. } => calls.len() * 12,
+            Self::Cleared { calls, .. } => calls.len() * CALL_KEY_BYTES,
             Self::Formatted { text, .. } => text.len(),
-            Self::Summarised { text, results, .. } => text.len() + results.len() * 12,
+            Self::Summarised { text, results, .. } => text.len() + results.len() * CALL_KEY_BYTES,
         }
     }
 

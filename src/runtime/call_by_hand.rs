@@ -35,7 +35,8 @@ impl Host {
     /// Calls a tool once, as the agent named `agent` would (`None`: `default`, or the only agent). The tool may be
     /// any that is registered with the host, or one of an MCP server that this agent names. A call that needs
     /// approval is rejected unless `approved` is true; a question of the tool is always declined. The call runs to
-    /// its end even if the future is dropped, once it has begun: of more than 128 calls at once the others wait.
+    /// its end even if the future is dropped, once it has begun: of more than 128 calls at once the others wait, also
+    /// those that a called tool makes.
     ///
     /// # Errors
     /// If there is no such agent or tool, or the host is full or shuts down.

@@ -30,7 +30,7 @@ fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummar
     let page_min = if has_filter { FILTERED_PAGE_MIN } else { 1 };
     let mut found = Vec::new();
     loop {
-        // The journal does not filter, because what it knows of an awake session may be out of date.
+        // The journal filters only children, because it does not know which sessions are awake.
         let listing = SessionQuery {
             after,
             limit: limit.clamp(page_min, PAGE_MAX),
@@ -52,7 +52,7 @@ fn summary(shared: &HostState, stored: SessionSummary) -> SessionSummary {
     let state = match shared.awake(&stored.id) {
         Some(live) if live.activity.running.load(Ordering::Acquire) => SessionState::Running,
         Some(_) => SessionState::Idle,
-        // Its run waits for people or to be resumed, or an input waits.
+        // Its run or an input waits, or its deletion is unfinished.
         None if stored.state == SessionState::Running => SessionState::Running,
         None => SessionState::Hibernated,
     };

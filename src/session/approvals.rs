@@ -1,5 +1,6 @@
-//! The pending approvals of a turn, from its records: while the session hibernates, after it has woken up, and at the
-//! shutdown of its host.
+//! The pending approvals of a turn, from its records, where no turn is in memory that knows them: in a suspended
+//! session, for the parents of a child, and at the shutdown of the host. Questions of tools and calls for the client
+//! are among them.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +24,10 @@ pub fn pending_approvals<'a>(
     let mut pending: BTreeMap<CallKey, PendingApprovalRequest> = BTreeMap::new();
     for JournalEntry { record, time, .. } in entries {
         match record {
-            // A new attempt voids the calls of the one before.
-            Record::AttemptStarted { .. } => pending.clear(),
+            // The calls of an attempt that failed, or that another one follows, are void.
+            Record::AttemptStarted { .. } | Record::AttemptFailed { kept: false, .. } => {
+                pending.clear();
+            }
             Record::ApprovalAsked { request } => {
                 let approval =
                     PendingApprovalRequest { request: (**request).clone(), asked_at: *time };

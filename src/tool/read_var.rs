@@ -151,7 +151,8 @@ fn search(
 }
 
 /// Finds the first match from a position on. Searches a part of the rest first, and four times as much while it finds
-/// none: a pattern such as `x[^z]*z|x` would read the whole rest for each of many short matches.
+/// none: a pattern such as `x[^z]*z|x` would read the whole rest for each of many short matches. So it finds a later
+/// match instead of one of more than 1 MiB that begins before it.
 fn find<'t>(text: &'t str, pattern: &Regex, at: usize) -> Option<Match<'t>> {
     let mut bytes = WINDOW_BYTES;
     loop {

@@ -99,7 +99,9 @@ impl Turn {
             // A response that has ended gets no more calls.
             TurnStage::ResponseEnded { .. } | TurnStage::Finished => CallRetention::Drop,
             TurnStage::AwaitingResponse => {
-                admission::decide_retention(key.index, self.children_calls(), &self.spec)
+                let has_limit = self.spec.budget.calls_left.is_some();
+                let children = if has_limit { self.children_calls() } else { 0 };
+                admission::decide_retention(key.index, children, &self.spec)
             }
         };
         match retention {

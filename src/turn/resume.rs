@@ -277,7 +277,7 @@ impl Turn {
             } else if restored.model_arguments.is_none() {
                 // Parses the same bytes again to find the same error.
                 let raw = call.raw.as_deref().filter(|_| !call.indirect);
-                let oversize = raw.is_some_and(is_rest_of_oversize);
+                let oversize = raw.is_some_and(|raw| is_rest_of_oversize(raw, &call.arguments));
                 let raw = raw.map_or_else(|| call.arguments_text(), str::to_owned);
                 admission::parse_call_arguments(&mut restored, &raw, oversize, rules);
                 let retention = admission::retention_by_rules(call.key.index, rules);
@@ -448,10 +448,13 @@ fn final_arguments<'a>(call: &CallTranscript<'a>) -> Option<&'a Arc<serde_json::
 }
 
 /// Returns whether the recorded text of a call's arguments is what was kept of arguments that were too large: nothing,
-/// or a whole object. All other text that is recorded has another error, or is encoded twice. The beginning of an
-/// object cannot be told from arguments that were cut off.
-fn is_rest_of_oversize(raw: &str) -> bool {
-    matches!(parse_arguments(raw), ParsedArguments::Object { decoded_twice: false, .. })
+/// or a whole object. All other text that is recorded has another error, or is encoded twice and equals the recorded
+/// arguments. The beginning of an object cannot be told from arguments that were cut off.
+fn is_rest_of_oversize(raw: &str, arguments: &serde_json::Value) -> bool {
+    match parse_arguments(raw) {
+        ParsedArguments::Object { value, decoded_twice } => !decoded_twice || value != *arguments,
+        ParsedArguments::CutOff | ParsedArguments::NotAnObject { .. } => false,
+    }
 }
 
 /// Returns whether a pure call that has reported runs again, because the approval of its result, or the hooks

@@ -68,11 +68,13 @@ impl Metadata {
         Ok(Self(pairs))
     }
 
-    /// Returns these pairs, and those of `base` whose names they lack.
+    /// Returns these pairs, and those of `base` whose names they lack: as many as can be read from a record.
     #[must_use]
     pub(crate) fn over(&self, base: &Self) -> Self {
-        let mut pairs = base.0.clone();
-        pairs.extend(self.0.clone());
+        let mut pairs = self.0.clone();
+        let room = (2 * PAIRS_MAX).saturating_sub(pairs.len());
+        let missing = base.0.iter().filter(|(name, _)| !self.0.contains_key(*name));
+        pairs.extend(missing.take(room).map(|(name, value)| (name.clone(), value.clone())));
         Self(pairs)
     }
 
@@ -130,6 +132,13 @@ mod tests {
         ] {
             assert_eq!(made.unwrap_err().to_string(), expected);
         }
+        // A program can give the pairs of a run to another session.
+        let [run, more] = [0..32, 100..116].map(|numbers: std::ops::Range<u32>| {
+            Metadata(numbers.map(|n| (format!("n{n}"), String::new())).collect())
+        });
+        let merged = serde_json::to_string(&more.over(&run)).unwrap();
+        let read: Metadata = serde_json::from_str(&merged).unwrap();
+        assert_eq!((read.0.len(), read.get("n115")), (32, Some("")));
         let error = serde_json::from_str::<Metadata>(r#"{"": "a"}"#).unwrap_err();
         assert!(error.to_string().contains("1 to 64 bytes"), "{error}");
     }

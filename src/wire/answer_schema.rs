@@ -86,23 +86,24 @@ fn close(schema: &mut Map<String, Value>) {
     }
 }
 
-/// Returns true if a schema describes objects, also beside other types such as null.
+/// Returns true if the type of a schema is object, also beside others such as null.
 fn is_object(schema: &Map<String, Value>) -> bool {
     match schema.get("type") {
         Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "object"),
         Some(kind) => kind == "object",
-        None => schema.contains_key("properties"),
+        None => false,
     }
 }
 
 /// Returns whether a strict format accepts a schema, apart from those in it: it has none of [`NOT_STRICT`],
-/// and if it describes objects, it lists members, requires all of them and forbids additional ones.
+/// and if its type includes object, it lists members, requires all of them and forbids additional ones.
 fn is_strict_schema(schema: &Map<String, Value>) -> bool {
     if NOT_STRICT.iter().any(|keyword| schema.contains_key(*keyword)) {
         return false;
     }
     if !is_object(schema) {
-        return true;
+        // Members without a type add to another schema, which they must not close.
+        return !schema.contains_key("properties");
     }
     let required = schema.get("required").and_then(Value::as_array);
     let is_required =
@@ -147,6 +148,14 @@ mod tests {
         };
         let strict = named_format(&schema(json!(["format", "n"])));
         assert_eq!(strict["strict"], true);
+        let untyped = json!({"properties": {"a": {"minimum": 1}}});
+        let added = json!({"type": "object", "properties": {"a": {"type": "integer"}},
+            "required": ["a"], "anyOf": [untyped]});
+        assert_eq!(
+            (&named_format(&added)["strict"], &named_format(&added)["schema"]),
+            (&false.into(), &added)
+        );
+        assert_eq!(closed_schema(&added)["anyOf"][0], json!({"properties": {"a": {}}}));
         assert_eq!(
             strict["schema"],
             json!({"type": "object", "required": ["format", "n"], "additionalProperties": false,

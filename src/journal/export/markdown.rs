@@ -262,10 +262,9 @@ fn status(recorded: &RecordedOutcome<'_>) -> String {
 
 fn result(content: &str) -> String {
     let quoted = excerpt(content, RESULT_CHARS);
-    let of = if quoted.len() == content.len() {
-        String::new()
-    } else {
-        format!(", the first {RESULT_CHARS} of {} characters", content.chars().count())
+    let of = match content.chars().count() {
+        ..=RESULT_CHARS => String::new(),
+        count => format!(", the first {RESULT_CHARS} of {count} characters"),
     };
     format!("\nResult{of}:\n\n{}", fence("text", &quoted))
 }
@@ -278,7 +277,7 @@ fn run_end(ended: &RecordedRunEnd<'_>) -> String {
     let error = ended.error.map(|RunError { code, message, .. }| {
         format!("\n- Error {}: {}\n", span(code), span(message))
     });
-    // All other texts of a run's end are those of its last response.
+    // All other texts of a run's end are those of a response.
     let has_own_text = !ended.text.is_empty() && ended.end == RunEnd::AllToolsFailed;
     let text =
         if has_own_text { format!("\n{}", fence("text", ended.text)) } else { String::new() };

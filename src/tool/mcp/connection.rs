@@ -442,7 +442,7 @@ async fn follow_list(peer: Peer<RoleClient>, shared: Arc<SharedConnection>) {
                     shared.list_changed.notify_one();
                 }
             }
-            Err(ServiceError::McpError(_)) => break,
+            Err(error) if refuses_subscriptions(&error) => break,
             // The service may be busy.
             Err(_) => {}
         }
@@ -452,6 +452,15 @@ async fn follow_list(peer: Peer<RoleClient>, shared: Arc<SharedConnection>) {
         wait = (wait * 2).min(LISTEN_RETRY_WAIT_MAX);
     }
     std::future::pending().await
+}
+
+/// Returns whether a server will not accept a subscription later either.
+fn refuses_subscriptions(error: &ServiceError) -> bool {
+    let is_final = |failure: HttpFailure| {
+        (400..500).contains(&failure.status) && !matches!(failure.status, 408 | 429)
+    };
+    matches!(error, ServiceError::McpError(_) | ServiceError::UnexpectedResponse)
+        || HttpFailure::of(error).is_some_and(is_final)
 }
 
 impl Process {

@@ -26,9 +26,13 @@ fn start_on_seal_starts_calls_with_effects_early_unless_early_start_is_off() {
 #[test]
 fn a_call_whose_arguments_are_too_large_does_not_run_after_a_crash() {
     let mut small = rules(PARALLEL);
-    small.limits.max_arguments_bytes = 8;
+    small.limits.max_arguments_bytes = 16;
+    let (object, text) = (r#"{"n":1}"#, r#""{\"n\":1}""#);
+    let space = " ".repeat(16);
     // Nothing is kept of a piece that exceeds the limit.
-    for (pieces, kept) in [([r#"{"n":12345}"#, ""], ""), ([r#"{"n":1}"#, "  "], r#"{"n":1}"#)] {
+    for (pieces, kept) in
+        [([r#"{"n":1234567890123}"#, ""], ""), ([object, &space], object), ([text, &space], text)]
+    {
         let mut driver = Driver::with(small.clone());
         let [first, rest] = pieces;
         driver.receive([call(0, "effect", first), more(0, rest)]).end_well();

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::literal;
 use crate::wire::ToolDefinition;
 
-/// Maximum length of a name, beyond which it is none.
+/// Maximum length of a name in a tag, a line or before an arrow.
 pub(super) const NAME_BYTES_MAX: usize = 200;
 
 /// A call as the model wrote it.
@@ -110,8 +110,8 @@ pub(super) fn up_to(text: &str, end: usize) -> &str {
     text.get(..end).unwrap_or_default()
 }
 
-/// Reads an object of arguments. `is_cut` is true if the text did not end with its last bracket,
-/// so that brackets may be missing.
+/// Reads an object of arguments. `is_cut` is true if a stop word ended the text before its last bracket: the
+/// brackets that are missing are added.
 pub(super) fn read_arguments(name: &str, text: &str, is_cut: bool) -> ReadCall {
     let name = Some(name.to_owned());
     if serde_json::from_str::<&RawValue>(text).is_ok() {
@@ -142,8 +142,10 @@ fn call_of(value: Value, is_repaired: bool) -> ReadCall {
     let Value::Object(mut members) = value else {
         return ReadCall { name: None, arguments: value.to_string(), is_repaired };
     };
-    // Some models write the form of Chat Completions.
-    if let Some(Value::Object(function)) = members.get_mut("function") {
+    // Some models write the form of Chat Completions. Beside a name, `function` is an argument.
+    if !members.contains_key("name")
+        && let Some(Value::Object(function)) = members.get_mut("function")
+    {
         members = std::mem::take(function);
     }
     let name = ["name", "function"].iter().find_map(|key| match members.remove(*key) {
@@ -155,7 +157,10 @@ fn call_of(value: Value, is_repaired: bool) -> ReadCall {
         None => None,
     });
     let given = ["arguments", "parameters"].iter().find_map(|key| members.remove(*key));
-    // Without this type, `type` and `id` may be arguments.
+    // Other members `type` and `id` may be arguments.
+    if members.get("id").and_then(Value::as_str).is_some_and(|id| id.starts_with("call_")) {
+        members.remove("id");
+    }
     if members.get("type").is_some_and(|kind| kind == "function") {
         members.remove("type");
         members.remove("id");
@@ -173,12 +178,15 @@ fn call_of(value: Value, is_repaired: bool) -> ReadCall {
 
 /// Returns the call of an object that cannot be parsed: its name, if there is one, and the text as it came.
 fn unreadable(text: &str) -> ReadCall {
-    let name = text.split_once("\"name\"").and_then(|(_, rest)| {
+    let members = ["\"arguments\"", "\"parameters\""];
+    let begin = members.iter().filter_map(|member| text.find(member)).min();
+    // The arguments may have a member of this name too.
+    let before = up_to(text, begin.unwrap_or(text.len())).split_once("\"name\"");
+    let name = before.or_else(|| text.rsplit_once("\"name\"")).and_then(|(_, rest)| {
         let rest = rest.trim_start().strip_prefix(':')?.trim_start().strip_prefix('"')?;
         let (name, _) = rest.split_once('"')?;
         Some(name.to_owned()).filter(|name| name_length(name) == name.len())
     });
-    let members = ["\"arguments\"", "\"parameters\""];
     let arguments = members.iter().find_map(|member| {
         let (_, rest) = text.split_once(member)?;
         rest.trim_start().strip_prefix(':').map(str::trim_start)
@@ -215,6 +223,9 @@ mod tests {
         let flat = (Some("f"), r#"{"id":"42","type":"x"}"#, true);
         check(r#"{"name": "f", "id": "42", "type": "x"}"#, false, &[flat]);
         check(r#"{"type": "function", "id": "c", "name": "f"}"#, false, &[f("{}")]);
+        check(r#"{"id": "call_1", "name": "f"}"#, false, &[f("{}")]);
+        let beside = (Some("f"), r#"{"function":{"a":1}}"#, true);
+        check(r#"{"name": "f", "function": {"a": 1}}"#, false, &[beside]);
     }
 
     #[test]
@@ -227,6 +238,9 @@ mod tests {
             false,
             &[(Some("f"), "{\"a\": b c}}", false)],
         );
+        let last = r#"{"arguments": {"name": "x", "a": b c}, "name": "f"}"#;
+        let (_, rest) = last.split_once(": ").unwrap();
+        check(last, false, &[(Some("f"), rest, false)]);
         check("{\"a\": x y}", false, &[(None, "{\"a\": x y}", false)]);
         check("[1]", false, &[(None, "1", false)]);
     }
