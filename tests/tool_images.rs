@@ -15,10 +15,11 @@ use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
 use support::{World, within, world_of};
 
-const PIXEL: &str = "R0lGODlhAQABAAAAACwAAAAAAQABAAACAkQBADs=";
+const PIXEL: &str =
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII=";
 
 fn pixel() -> Image {
-    Image::Base64 { media_type: "image/gif".into(), data: PIXEL.into() }
+    Image::Base64 { media_type: "image/png".into(), data: PIXEL.into() }
 }
 
 /// Starts a host whose model first calls `chart` twice and then answers.
@@ -51,7 +52,7 @@ fn chart() -> ToolOutput {
 
 /// The text of the result for models that see no images in results.
 const TEXT: &str =
-    "Sales:\n[image image/gif, 29 bytes]\n[resource chart.csv, text/csv, 3 bytes]\na,b";
+    "Sales:\n[image image/png, 68 bytes]\n[resource chart.csv, text/csv, 3 bytes]\na,b";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_wire_sends_the_images_of_results() {
@@ -80,7 +81,7 @@ async fn second_request(wire: Wire, output: ToolOutput) -> Value {
 #[tokio::test]
 async fn three_wires_have_the_images_in_the_results() {
     let body = second_request(Wire::AnthropicMessages, chart()).await;
-    let source = json!({"type": "base64", "media_type": "image/gif", "data": PIXEL});
+    let source = json!({"type": "base64", "media_type": "image/png", "data": PIXEL});
     assert_eq!(
         body["messages"][2]["content"][0]["content"],
         json!([
@@ -92,7 +93,7 @@ async fn three_wires_have_the_images_in_the_results() {
     let body = second_request(Wire::OpenaiResponses, chart()).await;
     let items = body["input"].as_array().unwrap();
     let output = items.iter().find(|item| item["type"] == "function_call_output").unwrap();
-    let url = format!("data:image/gif;base64,{PIXEL}");
+    let url = format!("data:image/png;base64,{PIXEL}");
     assert_eq!(
         output["output"][1],
         json!({"type": "input_image", "image_url": url, "detail": "auto"})
@@ -101,14 +102,14 @@ async fn three_wires_have_the_images_in_the_results() {
     let results = &body["contents"][2]["parts"];
     assert_eq!(
         results[0]["functionResponse"]["parts"],
-        json!([{"inlineData": {"mimeType": "image/gif", "data": PIXEL}}])
+        json!([{"inlineData": {"mimeType": "image/png", "data": PIXEL}}])
     );
     assert_eq!(results[0]["functionResponse"]["response"]["output"], TEXT);
 }
 
 #[tokio::test]
 async fn two_wires_have_them_in_a_message_behind_all_results() {
-    let url = format!("data:image/gif;base64,{PIXEL}");
+    let url = format!("data:image/png;base64,{PIXEL}");
     let body = second_request(Wire::OpenaiChat, chart()).await;
     let messages = body["messages"].as_array().unwrap();
     let last = &messages[messages.len() - 3..];
@@ -157,7 +158,7 @@ async fn events_and_history_have_the_parts() {
     let events = support::events(started.events).await;
     let parts = json!([
         {"type": "text", "text": "Sales:"},
-        {"type": "image", "media_type": "image/gif", "data": PIXEL},
+        {"type": "image", "media_type": "image/png", "data": PIXEL},
         {"type": "resource", "name": "chart.csv", "media_type": "text/csv", "bytes": 3, "text": "a,b"},
     ]);
     let results: Vec<&Value> =
