@@ -47,6 +47,7 @@ async fn a_missing_launcher_is_named() {
     std::fs::set_permissions(&binary, PermissionsExt::from_mode(0o755)).unwrap();
     callsheet::launcher::use_binary(binary);
     let call = tool.call(json!({"text": ""})).await;
-    let expected = "the program did not start: it had more processes than max_processes";
+    let expected = "the program did not start: it was killed at its start: it had more processes than \
+                    max_processes";
     assert_eq!(call.error().message(), expected);
 }

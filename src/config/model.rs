@@ -217,8 +217,8 @@ impl BaseUrl {
     /// ends with the path of a wire format, such as `/chat/completions`.
     pub fn parse(text: &str) -> Result<Self, InvalidValue> {
         let example = "is not a base URL such as \"https://api.example.com/v1\"";
-        // A text with a login or a query is left out, because it may hold a password or a key.
-        let is_private = text.contains(['@', '?']);
+        // A text with a login, a query or a fragment is left out, because it may hold a password or a key.
+        let is_private = text.contains(['@', '?', '#']);
         let subject = if is_private { "the URL".to_owned() } else { format!("{text:?}") };
         let invalid = |reason: &str| InvalidValue::new(format!("{subject} {example}: {reason}"));
         let other_scheme = || invalid("it does not begin with http:// or https://");

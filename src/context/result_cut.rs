@@ -32,18 +32,24 @@ pub(super) fn model_content(
         return text.into();
     };
     // For a model that sees images: its texts share `bytes_max`. The first that is cut has the note, and later ones
-    // are left out.
-    let mut bytes_left = Some(bytes_max);
+    // are only counted.
+    let (mut bytes_left, mut left_out) = (Some(bytes_max), 0);
     let parts = full.model_parts().filter_map(|part| match part {
         ContentPart::Text(text) => {
-            let most = bytes_left?;
+            let Some(most) = bytes_left else {
+                left_out += 1;
+                return None;
+            };
             bytes_left = most.checked_sub(text.len());
             let shortened = shorten(&text.into(), most, reference);
             Some(ContentPart::Text(shortened.to_string()))
         }
         image @ ContentPart::Image(_) => Some(image),
     });
-    let parts: Vec<ContentPart> = parts.collect();
+    let mut parts: Vec<ContentPart> = parts.collect();
+    if left_out > 0 {
+        parts.push(ContentPart::Text(format!("[{left_out} more texts are left out]")));
+    }
     ResultContent::with_images(text, parts.into())
 }
 
@@ -160,6 +166,7 @@ mod tests {
         let shown = serde_json::to_value(&result).unwrap().to_string();
         assert!(shown.contains("text 000") && shown.contains("text 001"), "{shown}");
         assert!(shown.contains("4 of 8 bytes are shown") && !shown.contains("003"), "{shown}");
+        assert!(shown.contains("[997 more texts are left out]"), "{shown}");
     }
 
     #[test]

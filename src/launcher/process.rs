@@ -117,7 +117,8 @@ impl LaunchedProcess {
             }
             // The processes are counted before the launcher reports the start.
             Ok(Some(LauncherMessage::TooManyProcesses)) => {
-                let message = "it had more processes than max_processes";
+                let message =
+                    "it was killed at its start: it had more processes than max_processes";
                 return Err(StartError::Program(message.to_owned()));
             }
             Ok(None | Some(LauncherMessage::Exited { .. })) | Err(_) => {

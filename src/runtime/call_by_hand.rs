@@ -6,6 +6,7 @@
 //! limits of the tool, timeout, metrics.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 
@@ -23,8 +24,10 @@ use crate::types::WaitPhase;
 /// crash of the host no agent has it, so that the run is not continued.
 pub(crate) const CALLER: &str = "(tools call)";
 
-/// Maximum number of calls at once. Each takes about 170 kB; others wait.
+/// Maximum number of calls at once. Each takes about 170 kB; others wait, but not longer than this: a called tool may
+/// make such calls itself.
 pub(super) const CALLS_MAX: usize = 128;
+const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The input of the run, which no model reads.
 const INPUT: &str = "call the tool";
@@ -35,8 +38,8 @@ impl Host {
     /// Calls a tool once, as the agent named `agent` would (`None`: `default`, or the only agent). The tool may be
     /// any that is registered with the host, or one of an MCP server that this agent names. A call that needs
     /// approval is rejected unless `approved` is true; a question of the tool is always declined. The call runs to
-    /// its end even if the future is dropped, once it has begun: of more than 128 calls at once the others wait, also
-    /// those that a called tool makes.
+    /// its end even if the future is dropped, once it has begun: of more than 128 calls at once the others wait, at
+    /// most 10 s.
     ///
     /// # Errors
     /// If there is no such agent or tool, or the host is full or shuts down.
@@ -49,8 +52,9 @@ impl Host {
         approved: bool,
     ) -> Result<RunReport, HostError> {
         let (agent, link) = (self.agent(agent)?, &self.inner.link);
-        // Cannot fail: nothing closes the semaphore.
-        let permit = Arc::clone(&link.shared.calls_by_hand).acquire_owned().await.ok();
+        let permit = Arc::clone(&link.shared.calls_by_hand).acquire_owned();
+        let permit = tokio::time::timeout(WAIT_MAX, permit).await;
+        let permit = permit.map_err(|_| HostError::Full("tool call by hand"))?;
         let servers = &link.shared.tool_servers;
         // Without a session: a server that sessions do not share is connected for this call.
         let connected = servers.servers_for(link, None, |server| agent.names_server(server));

@@ -77,15 +77,25 @@ fn secret_variable_name(
     let is_usable =
         title.starts_with(|c: char| c.is_ascii_alphabetic()) && !title.starts_with("CALLSHEET");
     let prefix = if is_usable { title } else { FALLBACK_PREFIX.to_owned() };
-    let part = env_var_name(scheme);
-    let earlier = schemes.iter().map(AsRef::as_ref).take_while(|earlier| *earlier != scheme);
-    let name =
-        match (schemes.len(), earlier.filter(|earlier| env_var_name(earlier) == part).count()) {
-            (0 | 1, _) => prefix,
-            (_, 0) => format!("{prefix}_{part}"),
-            (_, same) => format!("{prefix}_{part}_{}", same + 1),
+    let finished =
+        |name: String| if is_secret_variable(&name) { name } else { format!("{name}_TOKEN") };
+    if schemes.len() < 2 {
+        return finished(prefix);
+    }
+    let mut used = Vec::new();
+    for known in schemes.iter().map(AsRef::as_ref) {
+        let name = format!("{prefix}_{}", env_var_name(known));
+        let numbered = (2..).map(|number| finished(format!("{name}_{number}")));
+        let first = std::iter::once(finished(name.clone()));
+        let Some(variable) = first.chain(numbered).find(|variable| !used.contains(variable)) else {
+            break;
         };
-    if is_secret_variable(&name) { name } else { format!("{name}_TOKEN") }
+        if known == scheme {
+            return variable;
+        }
+        used.push(variable);
+    }
+    finished(prefix)
 }
 
 /// Returns whether a name ends like a variable for a secret and is not a variable of the host itself. This is true

@@ -251,6 +251,11 @@ fn security_schemes_become_secret_headers() {
             "\nsecret_headers = { X-Key = \"T_K_TOKEN\", X-Other = \"T_K_2_TOKEN\" }",
         ),
         (
+            json!([{"k_token": []}]),
+            json!({"k": query, "k_token": key}),
+            "\nsecret_headers = { X-Key = \"T_K_TOKEN_2_TOKEN\" }",
+        ),
+        (
             json!([{"b": []}, {}]),
             json!({"b": bearer}),
             "\nsecret_headers = { authorization = \"T_TOKEN\" }  # T_TOKEN: the whole value, \"Bearer \" included\n",

@@ -459,8 +459,7 @@ fn refuses_subscriptions(error: &ServiceError) -> bool {
     let is_final = |failure: HttpFailure| {
         (400..500).contains(&failure.status) && !matches!(failure.status, 408 | 429)
     };
-    matches!(error, ServiceError::McpError(_) | ServiceError::UnexpectedResponse)
-        || HttpFailure::of(error).is_some_and(is_final)
+    matches!(error, ServiceError::McpError(_)) || HttpFailure::of(error).is_some_and(is_final)
 }
 
 impl Process {

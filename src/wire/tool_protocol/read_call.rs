@@ -142,9 +142,10 @@ fn call_of(value: Value, is_repaired: bool) -> ReadCall {
     let Value::Object(mut members) = value else {
         return ReadCall { name: None, arguments: value.to_string(), is_repaired };
     };
-    // Some models write the form of Chat Completions. Beside a name, `function` is an argument.
-    if !members.contains_key("name")
-        && let Some(Value::Object(function)) = members.get_mut("function")
+    // Some models write the form of Chat Completions. Beside a name, `function` may be an argument.
+    let has_name = members.contains_key("name");
+    if let Some(Value::Object(function)) = members.get_mut("function")
+        && (!has_name || function.get("name").is_some_and(Value::is_string))
     {
         members = std::mem::take(function);
     }
@@ -157,10 +158,7 @@ fn call_of(value: Value, is_repaired: bool) -> ReadCall {
         None => None,
     });
     let given = ["arguments", "parameters"].iter().find_map(|key| members.remove(*key));
-    // Other members `type` and `id` may be arguments.
-    if members.get("id").and_then(Value::as_str).is_some_and(|id| id.starts_with("call_")) {
-        members.remove("id");
-    }
+    // Without this type, `type` and `id` may be arguments.
     if members.get("type").is_some_and(|kind| kind == "function") {
         members.remove("type");
         members.remove("id");
@@ -223,7 +221,8 @@ mod tests {
         let flat = (Some("f"), r#"{"id":"42","type":"x"}"#, true);
         check(r#"{"name": "f", "id": "42", "type": "x"}"#, false, &[flat]);
         check(r#"{"type": "function", "id": "c", "name": "f"}"#, false, &[f("{}")]);
-        check(r#"{"id": "call_1", "name": "f"}"#, false, &[f("{}")]);
+        let nested = r#"{"name": "f", "function": {"name": "f", "arguments": {"a": 1}}}"#;
+        check(nested, false, &[f(r#"{"a":1}"#)]);
         let beside = (Some("f"), r#"{"function":{"a":1}}"#, true);
         check(r#"{"name": "f", "function": {"a": 1}}"#, false, &[beside]);
     }
