@@ -24,9 +24,9 @@ use crate::types::WaitPhase;
 /// crash of the host no agent has it, so that the run is not continued.
 pub(crate) const CALLER: &str = "(tools call)";
 
-/// Maximum number of calls at once. Each takes about 170 kB; others wait, but not longer than this: a called tool may
-/// make such calls itself.
-pub(super) const CALLS_MAX: usize = 128;
+/// Maximum number of calls at once. With a blocking tool each has a thread, whose memory the allocator keeps. Others
+/// wait, but not longer than this: a called tool may make such calls itself.
+pub(super) const CALLS_MAX: usize = 32;
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The input of the run, which no model reads.
@@ -38,7 +38,7 @@ impl Host {
     /// Calls a tool once, as the agent named `agent` would (`None`: `default`, or the only agent). The tool may be
     /// any that is registered with the host, or one of an MCP server that this agent names. A call that needs
     /// approval is rejected unless `approved` is true; a question of the tool is always declined. The call runs to
-    /// its end even if the future is dropped, once it has begun: of more than 128 calls at once the others wait, at
+    /// its end even if the future is dropped, once it has begun: of more than 32 calls at once the others wait, at
     /// most 10 s.
     ///
     /// # Errors
