@@ -48,8 +48,8 @@ const DECIDE_AGAIN: Duration = Duration::from_millis(10);
 /// A session of a host, awake or hibernating. Requests wake it, except reads of its records and its
 /// deletion. Cloning is cheap; dropping a handle closes nothing.
 ///
-/// What a request has changed is durable when its method returns, as far as the journal's engine is. Two methods
-/// do not wait for that: [`Self::start_run`] (see [`StartedRun::wait_durable`]) and [`Self::resume`].
+/// A method that changes the session returns when the change is stored durably (with the memory journal: when it is
+/// in memory). [`Self::start_run`] (see [`StartedRun::wait_durable`]) and [`Self::resume`] return earlier.
 #[derive(Clone)]
 pub struct SessionHandle {
     id: SessionId,

@@ -34,6 +34,27 @@ pub(super) fn failing(
     })
 }
 
+async fn host_on(provider: &Provider, engine: &Arc<Engine>) -> Host {
+    let journal = Arc::clone(engine) as Arc<dyn Journal>;
+    start_on(setup(provider, ToolRegistry::new(), |_| ()), journal).await.unwrap()
+}
+
+/// Starts a run whose model does not answer, on a host that is dropped then, and returns its session.
+async fn interrupted_run(
+    provider: &Provider,
+    setup: HostSetup,
+    journal: &Arc<MemoryJournal>,
+) -> SessionId {
+    let host = start_on(setup, Arc::clone(journal) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let id = session.id().clone();
+    drop(session.start_run("go").await.unwrap());
+    until("the request is sent", || provider.open() == 1).await;
+    drop((host, session));
+    until("the request is dropped", || provider.open() == 0).await;
+    id
+}
+
 #[tokio::test]
 async fn requests_are_carried_out_although_their_callers_are_gone() {
     let provider = Provider::answering("fine").await;
@@ -102,8 +123,7 @@ async fn a_run_whose_end_was_lost_does_not_go_on() {
     let provider = Provider::answering("fine").await;
     let fails = Arc::new(AtomicBool::new(true));
     let engine = failing(&fails, |record| matches!(record, Record::RunEnded { .. }));
-    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
-    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), journal).await.unwrap();
+    let host = host_on(&provider, &engine).await;
     let session = session(&host).await;
     assert!(matches!(session.run("go").await, Err(HostError::Journal(_))));
     assert_eq!(run_again(&session).await.run_end, RunEnd::Answered);
@@ -137,8 +157,7 @@ async fn a_run_whose_start_was_lost_is_forgotten() {
 async fn a_failed_run_of_a_session_that_cannot_be_read_is_forgotten() {
     let provider = Provider::answering("fine").await;
     let engine = Engine::new(|inner, batch| inner.append(batch));
-    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
-    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), journal).await.unwrap();
+    let host = host_on(&provider, &engine).await;
     let id = SessionId::parse("broken").unwrap();
     // The first record does not open a session.
     let record = Record::SessionClosed;
@@ -155,8 +174,7 @@ async fn a_failed_run_of_a_session_that_cannot_be_read_is_forgotten() {
 async fn a_session_that_is_used_during_the_search_for_idle_ones_is_not_deleted() {
     let provider = Provider::answering("fine").await;
     let engine = Engine::new(|inner, batch| inner.append(batch));
-    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
-    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), journal).await.unwrap();
+    let host = host_on(&provider, &engine).await;
     let session = session(&host).await;
     session.hibernate();
     until("it sleeps", || session.state() == SessionState::Hibernated).await;
@@ -181,8 +199,7 @@ async fn a_session_that_is_used_during_the_search_for_idle_ones_is_not_deleted()
 async fn a_request_that_waits_for_a_fork_finds_no_session_if_the_fork_fails() {
     let provider = Provider::answering("fine").await;
     let engine = Engine::new(|inner, batch| inner.append(batch));
-    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
-    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), journal).await.unwrap();
+    let host = host_on(&provider, &engine).await;
     let session = session(&host).await;
     engine.hold_reads(Some(session.id().clone()));
     let forking = spawn({
@@ -233,8 +250,7 @@ async fn what_is_learnt_of_a_model_while_it_is_being_stored_is_stored_too() {
 async fn a_deletion_that_fails_after_the_records_are_gone_is_counted() {
     let provider = Provider::answering("fine").await;
     let engine = Engine::new(|inner, batch| inner.append(batch));
-    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
-    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), journal).await.unwrap();
+    let host = host_on(&provider, &engine).await;
     let session = session(&host).await;
     engine.fail_after_removal();
     assert!(matches!(session.delete().await, Err(HostError::Journal(_))));
@@ -247,8 +263,7 @@ async fn a_session_is_deleted_although_the_end_of_its_run_is_not_recorded() {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
     let fails = Arc::new(AtomicBool::new(true));
     let engine = failing(&fails, |record| matches!(record, Record::StopAsked { .. }));
-    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
-    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), journal).await.unwrap();
+    let host = host_on(&provider, &engine).await;
     let session = session(&host).await;
     let _started = session.start_run("go").await.unwrap();
     until("the model is asked", || provider.count() == 1).await;
@@ -307,13 +322,7 @@ async fn a_run_waits_for_its_manual_resume_also_after_a_failed_deletion() {
     let (journal, is_dead) = (Arc::new(MemoryJournal::new()), Arc::<AtomicBool>::default());
     let setup =
         || setup(&provider, ToolRegistry::new(), |config| config.journal.resume = Resume::Manual);
-    let first = start_on(setup(), Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
-    let session = session(&first).await;
-    let id = session.id().clone();
-    drop(session.start_run("go").await.unwrap());
-    until("the request is sent", || provider.open() == 1).await;
-    drop((first, session));
-    until("the request is dropped", || provider.open() == 0).await;
+    let id = interrupted_run(&provider, setup(), &journal).await;
     let engine = Engine::on(journal, |inner, batch| inner.append(batch)).dead_once(&is_dead);
     let host = start_on(setup(), engine as Arc<dyn Journal>).await.unwrap();
     is_dead.store(true, Ordering::SeqCst);
@@ -330,12 +339,7 @@ async fn a_resume_during_a_shutdown_is_refused() {
     let journal = Arc::new(MemoryJournal::new());
     let setup =
         || setup(&provider, ToolRegistry::new(), |config| config.journal.resume = Resume::Manual);
-    let first = start_on(setup(), Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
-    let session = session(&first).await;
-    let id = session.id().clone();
-    drop(session.start_run("go").await.unwrap());
-    until("the request is sent", || provider.open() == 1).await;
-    drop((first, session));
+    let id = interrupted_run(&provider, setup(), &journal).await;
     let host = super::child_sessions::restart(setup, &journal).await;
     let session = host.session(&id);
     assert!(session.snapshot().await.unwrap().current_run.unwrap().suspended);
@@ -511,8 +515,7 @@ async fn no_run_whose_end_was_lost_goes_on_if_another_one_ended_after_it() {
         }
         AppendStatus::Queued
     });
-    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
-    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), journal).await.unwrap();
+    let host = host_on(&provider, &engine).await;
     let session = session(&host).await;
     let first = session.start_run("go").await.unwrap();
     let second = session.start_run(RunRequest::from("then").queued()).await.unwrap();
