@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use callsheet::config::{BaseUrl, Config, ModelConfig};
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{At, Rehearsal, Response, Script};
+use callsheet::rehearsal::{Rehearsal, Response, Script, ScriptPosition};
 use callsheet::runtime::{BreakerState, ModelStatus, OpenSession, RunReport, SessionHandle};
 use callsheet::server::{self, ServerOptions};
 use callsheet::tool::ToolRegistry;
@@ -106,14 +106,14 @@ async fn an_open_breaker_sends_runs_to_the_next_model() {
 
 #[tokio::test]
 async fn a_half_open_breaker_sends_one_probe_and_the_others_wait_without_using_attempts() {
-    let found_out = Response::text("Back.").hold(At::Headers, "probe");
+    let found_out = Response::text("Back.").hold(ScriptPosition::Headers, "probe");
     let answers = [Response::status(503), found_out, Response::text("Back too.")];
     let world = breaking(1, Duration::from_millis(50), answers, |config| {
         config.models.get_mut("rehearsal").unwrap().max_attempts = 2;
     })
     .await;
     let first = world.session.start_run("go").await.unwrap();
-    within(world.model.gate_reached("probe")).await;
+    within(world.model.wait_for_gate("probe")).await;
     assert_eq!(model(&world).breaker, BreakerState::HalfOpen);
     assert_metric(&world, "callsheet_model_breaker_state{model=\"rehearsal\"} 1");
     let other = another(&world).await;
@@ -123,7 +123,7 @@ async fn a_half_open_breaker_sends_one_probe_and_the_others_wait_without_using_a
         until_event(&mut second.events, |event| event["attempt"] == attempt).await;
     }
     assert_eq!(world.requests().len(), 2);
-    world.model.release("probe");
+    world.model.open_gate("probe");
     assert_eq!(within(first.report).await.unwrap().text, "Back.");
     let events = events(second.events).await;
     let report = within(second.report).await.unwrap();
@@ -160,11 +160,11 @@ async fn a_run_fails_if_the_breaker_stays_open_too_long() {
 
 #[tokio::test]
 async fn a_stopped_probe_passes_on_to_the_next_run() {
-    let found_out = || Response::text("Back.").hold(At::Headers, "probe");
+    let found_out = || Response::text("Back.").hold(ScriptPosition::Headers, "probe");
     let world =
         breaking(1, Duration::from_millis(50), [Response::status(500), found_out()], |_| ()).await;
     let first = world.session.start_run("go").await.unwrap();
-    within(world.model.gate_reached("probe")).await;
+    within(world.model.wait_for_gate("probe")).await;
     world.session.stop(StopMode::Now).await.unwrap();
     assert_eq!(within(first.report).await.unwrap().run_end, RunEnd::Stopped);
     world.model.push(Response::text("Back."));
@@ -208,7 +208,7 @@ async fn every_kind_of_service_failure_opens_the_breaker() {
         Response { malformed_at_chunk: Some(1), ..Response::text("broken") },
         Response::raw("text/event-stream", [""]),
         Response::raw("text/html", ["<html>Log in</html>"]),
-        Response::text("silent").hold(At::Headers, "never"),
+        Response::text("silent").hold(ScriptPosition::Headers, "never"),
     ] {
         let world = breaking(1, HOUR, [failing.clone()], |config| {
             let model = config.models.get_mut("rehearsal").unwrap();

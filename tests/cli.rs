@@ -405,7 +405,7 @@ async fn an_interrupt_stops_the_run_and_reports_its_end() {
     let model = model_that_pauses().await;
     let url = model.base_url();
     let child = folder.start(&["run", "--base-url", &url, "--model", "m", "x"]);
-    model.gate_reached("middle").await;
+    model.wait_for_gate("middle").await;
     signal(&child, "INT");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
@@ -586,7 +586,7 @@ async fn a_stopped_host_reports_its_interrupted_runs() {
         send(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
         send(addr, &post("/v1/sessions/s/runs", "{\"input\":\"x\",\"wait\":true}"))
     });
-    model.gate_reached("middle").await;
+    model.wait_for_gate("middle").await;
     signal(&child, "TERM");
     let report = report.await.unwrap();
     assert!(report.contains("\"run_end\":\"interrupted\""), "{report}");

@@ -100,9 +100,9 @@ async fn verification_finds_no_breach_and_names_an_open_run() {
     let records = served.snapshot("s").await["seq"].clone();
     assert_eq!(checked, json!({"records": records, "open_run": null, "breaches": []}));
     let run = served.begin("s", json!({"input": "again"})).await;
-    directory.model.gate_reached("middle").await;
+    directory.model.wait_for_gate("middle").await;
     assert_eq!(verify().await.json()["open_run"], run.as_str());
-    directory.model.release("middle");
+    directory.model.open_gate("middle");
     served.until_snapshot("s", |session| session["state"] == "idle").await;
     assert_eq!(verify().await.json()["breaches"], json!([]));
     let unknown = served.post("/v1/sessions/x/verify", json!({})).await;

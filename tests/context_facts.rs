@@ -15,7 +15,7 @@ use callsheet::config::{BaseUrl, Config, HistoryForm, JournalEngine, ModelConfig
 use callsheet::message::Message;
 use callsheet::model::{CallDelta, Delta, ModelRequest, ModelSource, ModelStream};
 use callsheet::prelude::*;
-use callsheet::record::{ContextChange, Record, Seq};
+use callsheet::record::{Compaction, Record, Seq};
 use callsheet::types::{FinishKind, FinishReason, RunEnd, Usage};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -157,7 +157,7 @@ async fn run(session: &SessionHandle, input: &str) -> RunReport {
 
 async fn changes(session: &SessionHandle) -> (usize, usize) {
     let entries = session.records(Seq(0)).await.unwrap();
-    let count = |is_counted: fn(&ContextChange) -> bool| {
+    let count = |is_counted: fn(&Compaction) -> bool| {
         let changes = entries.iter().filter(|entry| match &entry.record {
             Record::Compacted { change, .. } => is_counted(change),
             _ => false,
@@ -165,8 +165,8 @@ async fn changes(session: &SessionHandle) -> (usize, usize) {
         changes.count()
     };
     (
-        count(|change| matches!(change, ContextChange::Cleared { .. })),
-        count(|change| matches!(change, ContextChange::Summarised { .. })),
+        count(|change| matches!(change, Compaction::Cleared { .. })),
+        count(|change| matches!(change, Compaction::Summarised { .. })),
     )
 }
 

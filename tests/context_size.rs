@@ -12,7 +12,7 @@ use callsheet::config::{
 };
 use callsheet::journal::{Journal as _, MemoryJournal, verify};
 use callsheet::record::{Seq, StopMode};
-use callsheet::rehearsal::{At, Call, Finish, Rehearsal, Response, Script};
+use callsheet::rehearsal::{Call, Finish, Rehearsal, Response, Script, ScriptPosition};
 use callsheet::runtime::{AgentRules, Host, HostError, OpenSession, RunReport, RunRequest};
 use callsheet::session::replay;
 use callsheet::tool::{ToolRegistry, ToolSpec};
@@ -383,18 +383,18 @@ async fn the_parts_of_each_request_and_the_cached_tokens_are_counted() {
 #[tokio::test]
 async fn a_run_that_waits_for_a_summary_stops() {
     for mode in [StopMode::Now, StopMode::AfterTurn] {
-        let asked = Response::text("## Goal").hold(At::Headers, "summary");
+        let asked = Response::text("## Goal").hold(ScriptPosition::Headers, "summary");
         let responses = [of_tokens(calls("kept"), 120), of_tokens(asked, 550)];
         let world = host(responses, 600, |config| {
             config.agents.get_mut("default").unwrap().context.keep_turns = 0;
         })
         .await;
         let started = world.session.start_run("go").await.expect("a run");
-        within(world.model.gate_reached("summary")).await;
+        within(world.model.wait_for_gate("summary")).await;
         world.session.stop(mode).await.unwrap();
         let report = within(started.report).await.expect("a report");
         assert_eq!(report.run_end, RunEnd::Stopped, "{mode:?}");
-        world.model.release("summary");
+        world.model.open_gate("summary");
         let entries = world.session.records(Seq(0)).await.unwrap();
         assert!(verify(world.session.id(), &entries).is_empty());
         assert_eq!(world.requests().len(), 2, "nothing is asked after the stop");
@@ -406,7 +406,7 @@ async fn a_run_that_waits_for_a_summary_stops() {
 async fn a_run_that_waits_for_a_summary_ends_when_its_time_is_over() {
     let responses = [
         of_tokens(calls("kept"), 120),
-        of_tokens(Response::text("## Goal").hold(At::Headers, "summary"), 550),
+        of_tokens(Response::text("## Goal").hold(ScriptPosition::Headers, "summary"), 550),
         of_tokens(Response::text("## Goal\ngo"), 560),
         of_tokens(Response::text("Done."), 200),
     ];
@@ -420,7 +420,7 @@ async fn a_run_that_waits_for_a_summary_ends_when_its_time_is_over() {
     assert_eq!(report.run_end, RunEnd::TimedOut);
     assert_eq!(limits(&events), ["run_timeout ended"]);
     assert_eq!(world.requests().len(), 2, "nothing is asked after the end");
-    world.model.release("summary");
+    world.model.open_gate("summary");
     check_valid(&world).await;
     check_replay(&world, |_| ()).await;
     // The next run asks for a summary again.
@@ -495,7 +495,8 @@ async fn a_summary_that_is_cut_off_or_filtered_replaces_nothing() {
 async fn a_summary_with_too_much_text_is_not_read_to_its_end() {
     // A response may have 16 MiB of text. The end of this one never comes.
     let large = Response { text: vec!["x".repeat(1 << 20); 17], ..Response::default() };
-    let responses = [calls("long"), Response::text("First."), large.hold(At::Finish, "end")];
+    let responses =
+        [calls("long"), Response::text("First."), large.hold(ScriptPosition::Finish, "end")];
     let world = host(responses, 0, |config| {
         config.agents.get_mut("default").unwrap().context.keep_turns = 0;
     })

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 use callsheet::rehearsal::{Response, Script};
 use callsheet::tool::{
-    InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec,
+    ParsedSchema, Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec,
 };
 use callsheet::types::RunEnd;
 use callsheet::types::Wire;
@@ -46,7 +46,7 @@ fn corpus() -> Option<PathBuf> {
 fn registry(names: &BTreeSet<String>) -> ToolRegistry {
     let mut registry = ToolRegistry::new();
     for (index, name) in names.iter().enumerate() {
-        let schema = InputSchema::parse(json!({"type": "object"})).unwrap();
+        let schema = ParsedSchema::parse(json!({"type": "object"})).unwrap();
         let spec = ToolSpec::with_schema(name, "A recorded tool.", schema);
         let spec = if index % 2 == 0 { spec.pure() } else { spec };
         // Names that providers would refuse are not registered.

@@ -3,7 +3,7 @@
 
 mod support;
 
-use callsheet::rehearsal::{At, Call, Response, Script};
+use callsheet::rehearsal::{Call, Response, Script, ScriptPosition};
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::json;
 use support::tools::{CallControl, registry};
@@ -86,16 +86,16 @@ async fn parallel_execution_runs_at_most_max_calls() {
 async fn a_pure_call_runs_while_the_response_streams() {
     let control = CallControl::new();
     let calls = [call("quick", "a"), call("writes", "b"), call("quick", "c")];
-    let response = Response::calls(calls).hold(At::Finish, "finish");
+    let response = Response::calls(calls).hold(ScriptPosition::Finish, "finish");
     let script = Script::new([response, Response::text("All done.")]);
     let world = world(script, registry(&control), parallel(8)).await;
     let started = world.session.start_run("go").await.unwrap();
     let watcher = tokio::task::spawn(events(started.events));
-    within(world.model.gate_reached("finish")).await;
+    within(world.model.wait_for_gate("finish")).await;
     control.until_logged("end a").await;
     // The call with effects waits for the finish; the read after it waits for that call's ticket.
     assert_eq!(control.log(), ["start a", "end a"]);
-    world.model.release("finish");
+    world.model.open_gate("finish");
     let report = within(started.report).await.unwrap();
     assert!(report.calls.iter().all(|call| call.status == ToolStatus::Ok));
     let events = watcher.await.unwrap();
@@ -111,16 +111,16 @@ async fn a_pure_call_runs_while_the_response_streams() {
 async fn without_early_start_calls_wait_for_the_finish() {
     let control = CallControl::new();
     let calls = [call("quick", "a"), call("quick", "b")];
-    let response = Response::calls(calls).hold(At::Finish, "finish");
+    let response = Response::calls(calls).hold(ScriptPosition::Finish, "finish");
     let script = Script::new([response, Response::text("All done.")]);
     let world = world(script, registry(&control), |config| {
         config.agents.get_mut("default").unwrap().early_start = false;
     })
     .await;
     let started = world.session.start_run("go").await.unwrap();
-    within(world.model.gate_reached("finish")).await;
+    within(world.model.wait_for_gate("finish")).await;
     assert_eq!(control.log(), [""; 0]);
-    world.model.release("finish");
+    world.model.open_gate("finish");
     within(started.report).await.unwrap();
     assert_eq!(control.log().len(), 4);
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use callsheet::config::Config;
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{At, Call, Finish, Response, Script};
+use callsheet::rehearsal::{Call, Finish, Response, Script, ScriptPosition};
 use callsheet::tool::ToolRegistry;
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::{Value, json};
@@ -278,14 +278,14 @@ async fn after_the_last_attempt_the_run_fails_and_the_session_continues() {
 #[tokio::test]
 async fn a_pure_result_of_a_broken_stream_is_reused_and_effects_wait_for_a_complete_one() {
     let calls = || [call("quick", "a"), call("writes", "b")];
-    let broken = Response::calls(calls()).hold(At::Finish, "broken");
+    let broken = Response::calls(calls()).hold(ScriptPosition::Finish, "broken");
     let broken = Response { truncate: true, ..broken };
     let (world, control) =
         scripted([broken, Response::calls(calls()), Response::text("Done.")]).await;
     let started = world.session.start_run("go").await.expect("a run");
-    within(world.model.gate_reached("broken")).await;
+    within(world.model.wait_for_gate("broken")).await;
     control.until_logged("end a").await;
-    world.model.release("broken");
+    world.model.open_gate("broken");
     let report = within(started.report).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::Answered);
     assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);

@@ -4,7 +4,7 @@
 mod support;
 
 use callsheet::config::{BaseUrl, Config, ModelConfig, StartPolicy, ToolOverride};
-use callsheet::rehearsal::{At, Call, Rehearsal, Response, Script};
+use callsheet::rehearsal::{Call, Rehearsal, Response, Script, ScriptPosition};
 use callsheet::runtime::RunReport;
 use callsheet::tool::ToolRegistry;
 use callsheet::types::{RunEnd, ToolStatus};
@@ -162,16 +162,16 @@ async fn when_every_model_fails_the_run_fails_and_the_session_continues() {
 async fn a_pure_result_of_the_first_model_is_reused_by_the_fallback() {
     let control = CallControl::new();
     let calls = || Response::calls([call("quick", "a"), call("writes", "b")]);
-    let broken = Response { truncate: true, ..calls().hold(At::Finish, "broken") };
+    let broken = Response { truncate: true, ..calls().hold(ScriptPosition::Finish, "broken") };
     let answers = [calls(), Response::text("Done.")];
     let two = two([broken, Response::status(401)], answers, registry(&control), |config| {
         model(config, "rehearsal").max_attempts = 1;
     })
     .await;
     let started = two.world.session.start_run("go").await.expect("a run");
-    within(two.world.model.gate_reached("broken")).await;
+    within(two.world.model.wait_for_gate("broken")).await;
     control.until_logged("end a").await;
-    two.world.model.release("broken");
+    two.world.model.open_gate("broken");
     let report = within(started.report).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::Answered);
     assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
@@ -211,7 +211,10 @@ async fn each_model_gets_its_own_call_ids_unchanged_and_short_ids_for_other_call
 async fn after_a_started_effect_the_turn_has_no_fallback() {
     let control = CallControl::new();
     let calls = [call("writes", "a"), call("quick", "b")];
-    let broken = Response { truncate: true, ..Response::calls(calls).hold(At::Finish, "broken") };
+    let broken = Response {
+        truncate: true,
+        ..Response::calls(calls).hold(ScriptPosition::Finish, "broken")
+    };
     let answers = [broken, Response::text("Done.")];
     let two = two(answers, [Response::text("Not I.")], registry(&control), |config| {
         model(config, "rehearsal").max_attempts = 1;
@@ -220,9 +223,9 @@ async fn after_a_started_effect_the_turn_has_no_fallback() {
     })
     .await;
     let started = two.world.session.start_run("go").await.expect("a run");
-    within(two.world.model.gate_reached("broken")).await;
+    within(two.world.model.wait_for_gate("broken")).await;
     control.until_logged("start a").await;
-    two.world.model.release("broken");
+    two.world.model.open_gate("broken");
     let report = within(started.report).await.expect("a report");
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
     assert_eq!(report.calls[0].status, ToolStatus::Ok);

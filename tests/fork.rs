@@ -42,12 +42,12 @@ async fn session_with_all_records() -> (HostDirectory, HostServer) {
         let answered = |s: &Value| s["current_run"]["approvals"][0]["tool_id"] != tool_id.as_str();
         served.until_snapshot("s", answered).await;
     }
-    directory.model.gate_reached("steer").await;
+    directory.model.wait_for_gate("steer").await;
     served.begin("s", json!({"input": "last", "queue": true})).await;
     let steered = served.post("/v1/sessions/s/steer", json!({"input": "and more"})).await;
     assert_eq!(steered.status, 202);
-    directory.model.release("steer");
-    directory.model.gate_reached("stop").await;
+    directory.model.open_gate("steer");
+    directory.model.wait_for_gate("stop").await;
     let stopped = served.post("/v1/sessions/s/stop", json!({"mode": "now"})).await;
     assert_eq!(stopped.status, 202);
     served.until_snapshot("s", |snapshot| snapshot["state"] == "idle").await;

@@ -70,7 +70,7 @@ fn arguments() {
 
 #[test]
 fn dialects() {
-    for (word, wire) in Wire::WORDS {
+    for (word, wire) in Wire::NAMES {
         check(&word.replace('-', "_"), |bytes| checks::dialect(wire, bytes));
     }
 }

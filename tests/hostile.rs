@@ -180,7 +180,7 @@ fn check(
 }
 
 fn each(test: impl Fn(Wire)) {
-    Wire::WORDS.iter().for_each(|(_, wire)| test(*wire));
+    Wire::NAMES.iter().for_each(|(_, wire)| test(*wire));
 }
 
 #[test]
@@ -306,7 +306,7 @@ fn long_lists_of_parts_are_harmless() {
 
 #[test]
 fn gemini_paths_cannot_force_allocations() {
-    if Wire::WORDS.iter().all(|(_, wire)| *wire != Wire::GeminiGenerate) {
+    if Wire::NAMES.iter().all(|(_, wire)| *wire != Wire::GeminiGenerate) {
         return;
     }
     let part = |path: &str| {

@@ -95,11 +95,11 @@ async fn two_waiting_requests_with_one_key_get_the_same_report() {
     let first = served.post_keyed(RUNS, "k", &body);
     let second = served.post_keyed(RUNS, "k", &body);
     let release = async {
-        directory.model.gate_reached("middle").await;
+        directory.model.wait_for_gate("middle").await;
         // The second request has arrived once a third with another input is refused.
         let third = served.post_keyed(RUNS, "other", &json!({"input": "x"})).await;
         assert_eq!(third.error(), (409, "run_in_progress".to_owned()));
-        directory.model.release("middle");
+        directory.model.open_gate("middle");
     };
     let (first, second, ()) = within(async { tokio::join!(first, second, release) }).await;
     assert_eq!((first.status, second.status), (200, 200), "{first:?} {second:?}");
@@ -177,7 +177,7 @@ async fn a_broken_stream_can_be_requested_again_during_the_run() {
     drop(first);
     let mut again = HttpConnection::open(served.addr(), &request).await;
     within(again.until("\"text\":\"Now \"")).await;
-    directory.model.release("middle");
+    directory.model.open_gate("middle");
     let seen = within(
         again.until_events(|seen| seen.last().is_some_and(|event| event.kind == "stream_end")),
     )
@@ -194,12 +194,12 @@ async fn a_queued_runs_stream_starts_with_its_own_first_event() {
         {"text": ["second"]}]});
     let (directory, served) = service(script, "", "").await;
     served.begin("s", json!({"input": "go"})).await;
-    directory.model.gate_reached("middle").await;
+    directory.model.wait_for_gate("middle").await;
     let body = json!({"input": "then", "queue": true});
     let both = async { tokio::join!(watched(&served, "k", &body), watched(&served, "k", &body)) };
     let release = async {
         served.until_snapshot("s", |s| s["queued"].as_array().unwrap().len() == 1).await;
-        directory.model.release("middle");
+        directory.model.open_gate("middle");
     };
     let ((first, second), ()) = within(async { tokio::join!(both, release) }).await;
     assert_eq!(reproducible_events(&first), reproducible_events(&second));
@@ -219,14 +219,14 @@ async fn a_repeated_steer_is_recorded_once() {
         {"text": ["Well."]}]});
     let (directory, served) = service(script, SLEEPY, "").await;
     served.begin("s", json!({"input": "go"})).await;
-    directory.model.gate_reached("middle").await;
+    directory.model.wait_for_gate("middle").await;
     let (path, body) = ("/v1/sessions/s/steer", json!({"input": "and more"}));
     let (first, second) =
         tokio::join!(served.post_keyed(path, "k", &body), served.post_keyed(path, "k", &body));
     assert_eq!((first.status, first.body.as_str()), (202, second.body.as_str()));
     let other = served.post_keyed(path, "k", &json!({"input": "less"})).await;
     assert_eq!(other.error(), (422, "idempotency_key_reused".to_owned()));
-    directory.model.release("middle");
+    directory.model.open_gate("middle");
     served.until_snapshot("s", |snapshot| snapshot["state"] == "idle").await;
     served.asleep().await;
     // The repeated request succeeds even after the run has ended.
@@ -292,10 +292,10 @@ async fn a_refused_request_can_be_repeated() {
     let (directory, served) = service(script, "", "").await;
     let body = json!({"input": "then", "wait": true});
     served.begin("s", json!({"input": "go"})).await;
-    directory.model.gate_reached("middle").await;
+    directory.model.wait_for_gate("middle").await;
     let refused = served.post_keyed(RUNS, "k", &body).await;
     assert_eq!(refused.error(), (409, "run_in_progress".to_owned()));
-    directory.model.release("middle");
+    directory.model.open_gate("middle");
     served.until_snapshot("s", |snapshot| snapshot["state"] == "idle").await;
     assert_eq!(served.post_keyed(RUNS, "k", &body).await.status, 200);
     served.shutdown().await;

@@ -68,7 +68,7 @@ async fn steered_and_queued_inputs_may_contain_images() {
     assert_eq!(accepted.status, 202);
     let snapshot = service.get("/v1/sessions/s").await.json();
     assert_eq!(snapshot["queued"][0]["input"], queued);
-    service.model.release("middle");
+    service.model.open_gate("middle");
     reading.until("\"run_end\":\"answered\"").await;
     assert_eq!(
         service

@@ -4,7 +4,7 @@
 mod support;
 
 use callsheet::config::{Limits, RunOverrides};
-use callsheet::rehearsal::{Call, Ended, Response, Script};
+use callsheet::rehearsal::{AnswerState, Call, Response, Script};
 use callsheet::runtime::{RunReport, RunRequest};
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::{Value, json};
@@ -99,7 +99,7 @@ async fn a_response_beyond_the_token_budget_is_cut_off() {
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Budget, "So far"));
     assert_eq!(limit_events, ["max_tokens_per_run 101 100 ended"]);
     let ended = within(world.model.wait_until_ended(1)).await.expect("the request");
-    assert_eq!(ended.ended, Ended::ClientLeft);
+    assert_eq!(ended.ended, AnswerState::ClientLeft);
     assert_session_continues(&world).await;
     let messages = world.last_messages();
     assert!(messages.iter().any(|message| message["content"] == "So far"), "{messages:?}");

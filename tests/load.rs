@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use callsheet::rehearsal::{At, Call, Rehearsal, Response, Script};
+use callsheet::rehearsal::{Call, Rehearsal, Response, Script, ScriptPosition};
 use serde_json::{Value, json};
 
 /// Time limit of every step, so that a test fails instead of hanging.
@@ -259,11 +259,11 @@ async fn ended(child: Child) -> Output {
 #[tokio::test]
 async fn an_interrupt_prints_the_report_so_far() {
     let say = || Response::text("One two.");
-    let script = Script::new([say(), say(), say(), say().hold(At::Finish, "gate")]);
+    let script = Script::new([say(), say(), say(), say().hold(ScriptPosition::Finish, "gate")]);
     let model = Rehearsal::with_script(script).await.unwrap();
     let base_url = model.base_url();
     let child = command(&["--base-url", &base_url, "--model", "m", "--json"]).spawn().unwrap();
-    tokio::time::timeout(PATIENCE, model.gate_reached("gate")).await.expect("the third run");
+    tokio::time::timeout(PATIENCE, model.wait_for_gate("gate")).await.expect("the third run");
     signal("-INT", &child);
     let (report, status) = report(&ended(child).await);
     assert_eq!(status, Some(130));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use callsheet::config::Config;
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{At, Call, Response, Script, When};
+use callsheet::rehearsal::{Call, Response, Script, ScriptPosition, When};
 use callsheet::runtime::{ModelStatus, OpenSession, SessionHandle, StartedRun};
 use callsheet::types::RunEnd;
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ fn response_to(input: &str, response: Response) -> Response {
 
 /// Returns a response that waits for the gate of this name.
 fn pausing_response(input: &str) -> Response {
-    response_to(input, Response::text("Here.").hold(At::Headers, input))
+    response_to(input, Response::text("Here.").hold(ScriptPosition::Headers, input))
 }
 
 /// Sets `max_concurrent = 1` for the model.
@@ -87,14 +87,14 @@ fn order(world: &World) -> Vec<String> {
 #[tokio::test]
 async fn one_request_is_open_at_a_time_and_sessions_take_turns() {
     let call = Call::new("quick", json!({"id": "a"}));
-    let first = response_to("one", Response::calls([call]).hold(At::Finish, "first"));
+    let first = response_to("one", Response::calls([call]).hold(ScriptPosition::Finish, "first"));
     let world = capped(
         [first, pausing_response("one"), pausing_response("two"), pausing_response("three")],
         |_| (),
     )
     .await;
     let one = world.session.start_run("one").await.unwrap();
-    within(world.model.gate_reached("first")).await;
+    within(world.model.wait_for_gate("first")).await;
     let sessions = [another(&world, None).await, another(&world, None).await];
     let two = run_until_waiting(&world, &sessions[0], "two", 1).await;
     let three = run_until_waiting(&world, &sessions[1], "three", 2).await;
@@ -104,15 +104,15 @@ async fn one_request_is_open_at_a_time_and_sessions_take_turns() {
     {
         assert!(page.contains(&format!("\ncallsheet_model_{line}\n")), "{line}: {page}");
     }
-    world.model.release("first");
+    world.model.open_gate("first");
     // The next request of the first session is queued behind earlier ones.
     let mut expected = vec!["one"];
     for (gate, waiting) in [("two", 2), ("three", 1), ("one", 0)] {
-        within(world.model.gate_reached(gate)).await;
+        within(world.model.wait_for_gate(gate)).await;
         expected.push(gate);
         until_waiting(&world, waiting).await;
         assert_eq!((order(&world), model(&world).in_flight), (to_owned(&expected), 1));
-        world.model.release(gate);
+        world.model.open_gate(gate);
     }
     for run in [one, two, three] {
         assert_eq!(report(run).await, (RunEnd::Answered, "Here.".to_owned()));
@@ -138,7 +138,7 @@ async fn stopped_closed_and_expired_runs_leave_the_queue() {
     })
     .await;
     let holding = world.session.start_run("hold").await.unwrap();
-    within(world.model.gate_reached("hold")).await;
+    within(world.model.wait_for_gate("hold")).await;
     let stopped = another(&world, None).await;
     let run = run_until_waiting(&world, &stopped, "stop me", 1).await;
     stopped.stop(StopMode::Now).await.unwrap();
@@ -166,9 +166,11 @@ async fn stopped_closed_and_expired_runs_leave_the_queue() {
 
 #[tokio::test]
 async fn the_wait_for_a_permit_does_not_count_as_the_models_silence() {
-    let slow =
-        response_to("hold", Response::text("It takes a while.").hold(At::Chunk(2), "middle"));
-    let never = response_to("time", Response::text("").hold(At::Headers, "never"));
+    let slow = response_to(
+        "hold",
+        Response::text("It takes a while.").hold(ScriptPosition::Chunk(2), "middle"),
+    );
+    let never = response_to("time", Response::text("").hold(ScriptPosition::Headers, "never"));
     let world = capped([slow, never, response_to("wait", Response::text("Here."))], |config| {
         let model = config.models.get_mut("rehearsal").unwrap();
         model.first_event_timeout = Duration::from_millis(400);
@@ -182,7 +184,7 @@ async fn the_wait_for_a_permit_does_not_count_as_the_models_silence() {
     })
     .await;
     let holding = world.session.start_run("hold").await.unwrap();
-    within(world.model.gate_reached("middle")).await;
+    within(world.model.wait_for_gate("middle")).await;
     let waiting = another(&world, None).await;
     let waiting = run_until_waiting(&world, &waiting, "wait", 1).await;
     // Another model has its own permits. When its silence has exceeded the timeout, the first
@@ -190,7 +192,7 @@ async fn the_wait_for_a_permit_does_not_count_as_the_models_silence() {
     let timer = another(&world, Some("timer")).await;
     let timer = timer.start_run("time").await.unwrap();
     assert_eq!(report(timer).await.0, RunEnd::Failed);
-    world.model.release("middle");
+    world.model.open_gate("middle");
     assert_eq!(report(waiting).await, (RunEnd::Answered, "Here.".to_owned()));
     assert_eq!(report(holding).await.0, RunEnd::Answered);
     // The measured duration of a request does not include the wait.

@@ -4,7 +4,7 @@
 mod support;
 
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{At, Call, Response, Script};
+use callsheet::rehearsal::{Call, Response, Script, ScriptPosition};
 use callsheet::types::RunEnd;
 use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
@@ -83,20 +83,20 @@ async fn a_paused_response_without_content_counts_as_empty() {
 
 #[tokio::test]
 async fn stop_after_turn_and_steer_apply_to_a_paused_response_as_to_calls() {
-    let part = || paused(&json!({"content": "One."})).hold(At::Chunk(1), "middle");
+    let part = || paused(&json!({"content": "One."})).hold(ScriptPosition::Chunk(1), "middle");
     let stopped = paused_world([part()], 5).await;
     let run = stopped.session.start_run("go").await.expect("a run");
-    stopped.model.gate_reached("middle").await;
+    stopped.model.wait_for_gate("middle").await;
     stopped.session.stop(StopMode::AfterTurn).await.expect("a stop");
-    stopped.model.release("middle");
+    stopped.model.open_gate("middle");
     let report = within(run.report).await.expect("a report");
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Stopped, "One."));
 
     let steered = paused_world([part(), Response::text("Two.")], 5).await;
     let run = steered.session.start_run("go").await.expect("a run");
-    steered.model.gate_reached("middle").await;
+    steered.model.wait_for_gate("middle").await;
     steered.session.steer("and more").await.expect("room");
-    steered.model.release("middle");
+    steered.model.open_gate("middle");
     assert_eq!(within(run.report).await.expect("a report").text, "Two.");
     assert_eq!(roles(&steered.last_messages()), ["user", "assistant", "user"]);
     steered.assert_paired();

@@ -240,7 +240,7 @@ async fn recovered(directory: &HostDirectory, backup: &Rehearsal) -> HostServer 
     let crashing = HostServer::start(setup.clone()).await.unwrap();
     crashing.open("crashed").await;
     crashing.begin("crashed", json!({"input": "go on"})).await;
-    directory.model.gate_reached("crash").await;
+    directory.model.wait_for_gate("crash").await;
     crashing.crash().await;
     within(async {
         loop {

@@ -5,7 +5,7 @@ mod client;
 mod support;
 
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{At, Response, Script};
+use callsheet::rehearsal::{Response, Script, ScriptPosition};
 use callsheet::runtime::{HostError, RunRequest};
 use callsheet::types::RunEnd;
 use client::{HttpConnection, Service, post};
@@ -19,7 +19,7 @@ fn queued(input: &str) -> RunRequest {
 
 /// Starts a world whose first response waits for the test; later ones follow at once.
 async fn pausing_world(rest: impl IntoIterator<Item = &'static str>) -> World {
-    let first = Response::text("One.").hold(At::Finish, "first");
+    let first = Response::text("One.").hold(ScriptPosition::Finish, "first");
     let script = Script::new([first].into_iter().chain(rest.into_iter().map(Response::text)));
     world(script, registry(&CallControl::new()), |config| config.host.max_concurrent_runs = 1).await
 }
@@ -28,7 +28,7 @@ async fn pausing_world(rest: impl IntoIterator<Item = &'static str>) -> World {
 async fn queued_runs_start_one_after_the_other() {
     let world = pausing_world(["Two.", "Three."]).await;
     let first = world.session.start_run("a").await.expect("a run");
-    world.model.gate_reached("first").await;
+    world.model.wait_for_gate("first").await;
     let second = world.session.start_run(queued("b")).await.expect("room");
     let third = world.session.start_run(queued("c")).await.expect("room");
     assert!(first.seq < second.seq && second.seq < third.seq);
@@ -38,7 +38,7 @@ async fn queued_runs_start_one_after_the_other() {
     let page = world.host.telemetry().render();
     assert!(page.contains("\ncallsheet_queued_inputs 2\n"), "{page}");
     assert_eq!(world.host.counts().runs, 1, "what waits has no place of its own");
-    world.model.release("first");
+    world.model.open_gate("first");
     for (run, text) in [(first, "One."), (second, "Two."), (third, "Three.")] {
         let report = within(run.report).await.expect("a report");
         assert_eq!((&report.run_id, report.text.as_str()), (&run.run_id, text));
@@ -61,19 +61,19 @@ async fn queued_runs_start_one_after_the_other() {
 async fn queued_runs_start_however_the_previous_run_ended() {
     let world = pausing_world(["Two."]).await;
     let first = world.session.start_run("a").await.expect("a run");
-    world.model.gate_reached("first").await;
+    world.model.wait_for_gate("first").await;
     let second = world.session.start_run(queued("b")).await.expect("room");
     world.session.stop(StopMode::Now).await.expect("a stop");
     assert_eq!(within(first.report).await.expect("a report").run_end, RunEnd::Stopped);
     assert_eq!(within(second.report).await.expect("a report").text, "Two.");
 
-    let broken = Response::status(400).hold(At::Headers, "first");
+    let broken = Response::status(400).hold(ScriptPosition::Headers, "first");
     let script = Script::new([broken, Response::text("Two.")]);
     let world = support::world(script, registry(&CallControl::new()), |_| ()).await;
     let first = world.session.start_run("a").await.expect("a run");
-    world.model.gate_reached("first").await;
+    world.model.wait_for_gate("first").await;
     let second = world.session.start_run(queued("b")).await.expect("room");
-    world.model.release("first");
+    world.model.open_gate("first");
     assert_eq!(within(first.report).await.expect("a report").run_end, RunEnd::Failed);
     assert_eq!(within(second.report).await.expect("a report").text, "Two.");
 }
@@ -90,14 +90,14 @@ async fn an_input_to_an_idle_session_starts_at_once() {
 async fn an_invalid_input_is_refused_when_it_is_queued() {
     let world = pausing_world([]).await;
     let first = world.session.start_run("a").await.expect("a run");
-    world.model.gate_reached("first").await;
+    world.model.wait_for_gate("first").await;
     let overrides = serde_json::from_value(json!({"tools": ["nope"]})).expect("overrides");
     let request = queued("b").with(|new| new.overrides = overrides);
     let refused = world.session.start_run(request).await.expect_err("no such tool");
     assert_eq!(refused.code(), "unknown_tool");
     let refused = world.session.start_run(queued(" ")).await.expect_err("nothing to say");
     assert_eq!(refused, HostError::EmptyInput);
-    world.model.release("first");
+    world.model.open_gate("first");
     within(first.report).await.expect("a report");
     assert_eq!(world.requests().len(), 1);
 }
@@ -106,12 +106,12 @@ async fn an_invalid_input_is_refused_when_it_is_queued() {
 async fn overrides_apply_only_to_their_queued_run() {
     let world = pausing_world(["Two.", "Three."]).await;
     let first = world.session.start_run("a").await.expect("a run");
-    world.model.gate_reached("first").await;
+    world.model.wait_for_gate("first").await;
     let overrides = serde_json::from_value(json!({"tools": ["quick"]})).expect("overrides");
     let request = queued("b").with(|new| new.overrides = overrides);
     let second = world.session.start_run(request).await.expect("room");
     let third = world.session.start_run(queued("c")).await.expect("room");
-    world.model.release("first");
+    world.model.open_gate("first");
     for run in [first, second, third] {
         within(run.report).await.expect("a report");
     }
@@ -124,7 +124,7 @@ async fn overrides_apply_only_to_their_queued_run() {
 async fn queued_and_steered_inputs_share_one_limit() {
     let world = pausing_world(["Two.", "Three."]).await;
     let first = world.session.start_run("a").await.expect("a run");
-    world.model.gate_reached("first").await;
+    world.model.wait_for_gate("first").await;
     let mut rest = Vec::new();
     for n in 0..8 {
         world.session.steer(format!("s{n}")).await.expect("room");
@@ -133,7 +133,7 @@ async fn queued_and_steered_inputs_share_one_limit() {
     let full = HostError::QueueFull(16);
     assert_eq!(world.session.start_run(queued("x")).await.expect_err("no room"), full);
     assert_eq!(world.session.steer("x").await.expect_err("no room"), full);
-    world.model.release("first");
+    world.model.open_gate("first");
     let report = within(first.report).await.expect("a report");
     assert_eq!((report.run_messages().len(), report.turns), (2 + 8 + 1, 2));
     for run in rest {
@@ -145,7 +145,7 @@ async fn queued_and_steered_inputs_share_one_limit() {
 async fn closing_the_session_ends_queued_requests() {
     let world = pausing_world(["Two."]).await;
     let first = world.session.start_run("a").await.expect("a run");
-    world.model.gate_reached("first").await;
+    world.model.wait_for_gate("first").await;
     let second = world.session.start_run(queued("b")).await.expect("room");
     within(world.session.close()).await.expect("a close");
     assert_eq!(within(first.report).await.expect("a report").run_end, RunEnd::Stopped);
@@ -157,13 +157,13 @@ async fn closing_the_session_ends_queued_requests() {
 async fn a_shutdown_starts_no_queued_run() {
     let world = pausing_world(["Two."]).await;
     let first = world.session.start_run("a").await.expect("a run");
-    world.model.gate_reached("first").await;
+    world.model.wait_for_gate("first").await;
     let second = world.session.start_run(queued("b")).await.expect("room");
     let host = world.host.clone();
     let (host_ended, results) = tokio::join!(within(host.shutdown()), async {
         let results = within(second.report).await;
         let refused = world.session.start_run(queued("c")).await.expect_err("too late");
-        world.model.release("first");
+        world.model.open_gate("first");
         (results, refused)
     });
     let () = host_ended;
@@ -184,7 +184,7 @@ async fn service(queued_max: u32) -> Service {
     let service = Service::start_with(script, &config, Default::default()).await;
     assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
     assert_eq!(service.post("/v1/sessions/s/runs", json!({"input": "a"})).await.status, 202);
-    service.model.gate_reached("first").await;
+    service.model.wait_for_gate("first").await;
     service
 }
 
@@ -230,7 +230,7 @@ async fn a_queued_run_is_available_as_events_as_a_report_and_as_an_acknowledgeme
     let full = service.post("/v1/sessions/s/runs", json!({"input": "d", "queue": true})).await;
     assert_eq!(full.error(), (429, "queue_full".to_owned()));
     assert_eq!(full.header("retry-after"), Some("1"));
-    service.model.release("first");
+    service.model.open_gate("first");
     within(watching.read_rest()).await;
     let events = watching.response().events();
     assert_eq!(

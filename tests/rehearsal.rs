@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use callsheet::rehearsal::{
-    At, Call, Ended, Rehearsal, RehearsalOptions, Response, SCRIPT_NAMES, Script,
+    AnswerState, Call, Rehearsal, RehearsalOptions, Response, SCRIPT_NAMES, Script, ScriptPosition,
 };
 use futures::StreamExt;
 use serde_json::{Value, json};
@@ -217,7 +217,9 @@ async fn refuses_a_broken_history_in_the_providers_words() {
     assert_eq!(server.responses_left(), 1);
     let received = server.requests();
     assert_eq!(received.len(), 13);
-    assert!(received.iter().all(|request| request.status == 400 && request.ended == Ended::Whole));
+    assert!(
+        received.iter().all(|request| request.status == 400 && request.ended == AnswerState::Whole)
+    );
     assert_eq!(received[12].body, Value::Null);
 }
 
@@ -313,7 +315,7 @@ async fn a_cut_breaks_the_body_at_its_byte() {
         let (body, broken) = read_broken(post(&server, &ask("hi", true)).await).await;
         assert!(broken, "a cut body ends with an error");
         assert_eq!(body.len(), bytes.min(whole.len()));
-        assert_eq!(server.wait_until_ended(1).await.unwrap().ended, Ended::Broken);
+        assert_eq!(server.wait_until_ended(1).await.unwrap().ended, AnswerState::Broken);
     }
     for (stream, chunks, sent, held_back) in
         [(true, 2, "one", "two"), (false, 1, "\"choices\"", "\"usage\"")]
@@ -379,9 +381,9 @@ async fn a_stall_lasts_until_the_client_leaves() {
     }
     let more = tokio::time::timeout(Duration::from_millis(50), silent.next()).await;
     assert!(more.is_err(), "nothing more is sent");
-    assert_eq!(server.requests()[0].ended, Ended::Open);
+    assert_eq!(server.requests()[0].ended, AnswerState::Open);
     drop(silent);
-    assert_eq!(server.wait_until_ended(1).await.unwrap().ended, Ended::ClientLeft);
+    assert_eq!(server.wait_until_ended(1).await.unwrap().ended, AnswerState::ClientLeft);
 
     let mut alive = post(&server, &ask("hi", true)).await.bytes_stream();
     let mut seen = String::new();
@@ -396,45 +398,45 @@ async fn a_gate_holds_the_stream_until_it_is_released() {
     let calls =
         [Call::new("clock", json!({"zone": "UTC"})), Call::new("clock", json!({"zone": "GMT"}))];
     let held = Response::calls(calls)
-        .hold(At::Headers, "headers")
-        .hold(At::AfterCall(0), "first call")
-        .hold(At::Done, "done");
+        .hold(ScriptPosition::Headers, "headers")
+        .hold(ScriptPosition::AfterCall(0), "first call")
+        .hold(ScriptPosition::Done, "done");
     let server = serve([held]).await;
     let request = ask("hi", true);
     let asking = post(&server, &request);
     tokio::pin!(asking);
     tokio::select! {
         _ = &mut asking => panic!("the headers are held back"),
-        () = server.gate_reached("headers") => {}
+        () = server.wait_for_gate("headers") => {}
     }
     assert_eq!(server.requests()[0].status, 0);
-    server.release("headers");
+    server.open_gate("headers");
     let mut stream = asking.await.bytes_stream();
     let mut seen = String::new();
-    server.gate_reached("first call").await;
+    server.wait_for_gate("first call").await;
     while !seen.contains("UTC") {
         seen += std::str::from_utf8(&stream.next().await.unwrap().unwrap()).unwrap();
     }
     assert!(!seen.contains("GMT") && !seen.contains("\"index\":1"));
-    server.release("first call");
-    server.gate_reached("done").await;
+    server.open_gate("first call");
+    server.wait_for_gate("done").await;
     while !seen.contains("finish_reason\":\"tool_calls") {
         seen += std::str::from_utf8(&stream.next().await.unwrap().unwrap()).unwrap();
     }
     assert!(seen.contains("GMT") && !seen.contains("[DONE]"));
-    server.release("done");
+    server.open_gate("done");
     while let Some(part) = stream.next().await {
         seen += std::str::from_utf8(&part.unwrap()).unwrap();
     }
     assert!(seen.ends_with("data: [DONE]\n\n"));
-    assert_eq!(server.wait_until_ended(1).await.unwrap().ended, Ended::Whole);
+    assert_eq!(server.wait_until_ended(1).await.unwrap().ended, AnswerState::Whole);
 }
 
 #[tokio::test]
 async fn pauses_between_chunks_are_kept() {
     let options = RehearsalOptions::default().with(|new| {
         new.chunk_delay = Duration::from_millis(10);
-        new.script = Script::new([Response::text("a b c").delay(At::Finish, 30)]);
+        new.script = Script::new([Response::text("a b c").delay(ScriptPosition::Finish, 30)]);
     });
     let server = Rehearsal::start(options).await.unwrap();
     let started = tokio::time::Instant::now();
@@ -447,7 +449,7 @@ async fn pauses_between_chunks_are_kept() {
 async fn a_shutdown_ends_every_connection() {
     let server = serve([
         Response::text("one").with(|r| r.stall_after_chunks = Some(1)),
-        Response::text("one").hold(At::Headers, "never"),
+        Response::text("one").hold(ScriptPosition::Headers, "never"),
         Response::text("one"),
     ])
     .await;
@@ -458,7 +460,7 @@ async fn a_shutdown_ends_every_connection() {
     let idle = client();
     let address = server.address();
     let (held, ()) = tokio::join!(held, async {
-        server.gate_reached("never").await;
+        server.wait_for_gate("never").await;
         let url = format!("{}/chat/completions", server.base_url());
         idle.post(url).json(&request).send().await.unwrap().bytes().await.unwrap();
         // This returns only when all three connections are closed.

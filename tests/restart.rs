@@ -54,7 +54,7 @@ fn hanging_script() -> Value {
 #[tokio::test]
 async fn idle_sessions_survive_a_restart() {
     let (directory, served) = service(hanging_script(), "").await;
-    directory.model.release("middle");
+    directory.model.open_gate("middle");
     let messages = json!([{"role": "user", "content": "Hi."},
         {"role": "assistant", "content": "Hello."}]);
     let opened = json!({"id": "t", "messages": messages});
@@ -77,7 +77,7 @@ async fn idle_sessions_survive_a_restart() {
 async fn a_run_resumes_after_a_crash() {
     let (directory, served) = service(hanging_script(), "").await;
     served.begin("s", json!({"input": "go"})).await;
-    directory.model.gate_reached("middle").await;
+    directory.model.wait_for_gate("middle").await;
     assert_eq!(directory.control.log(), ["start a", "end a"]);
     let steered = served.post("/v1/sessions/s/steer", json!({"input": "and more"})).await;
     assert_eq!(steered.status, 202);
@@ -123,7 +123,7 @@ async fn after_a_crash_pure_calls_run_again_and_calls_with_effects_do_not() {
 async fn a_shutdown_interrupts_running_and_queued_runs() {
     let (directory, served) = service(hanging_script(), "").await;
     served.begin("s", json!({"input": "go"})).await;
-    directory.model.gate_reached("middle").await;
+    directory.model.wait_for_gate("middle").await;
     served.begin("s", json!({"input": "then", "queue": true})).await;
     served.begin("s", json!({"input": "last", "queue": true})).await;
     let stopping = async {
@@ -132,7 +132,7 @@ async fn a_shutdown_interrupts_running_and_queued_runs() {
     };
     let release = async {
         // The running turn finishes within the grace period.
-        directory.model.release("middle");
+        directory.model.open_gate("middle");
     };
     tokio::join!(stopping, release);
     assert_eq!(run_ends(&directory, "s").last().map(String::as_str), Some("interrupted"));
@@ -150,7 +150,7 @@ async fn a_shutdown_interrupts_running_and_queued_runs() {
 async fn a_run_that_waits_for_an_approval_is_kept_over_a_shutdown() {
     let asking = "[tools.writes]\napproval = \"before\"\n";
     let (directory, served) = service(hanging_script(), asking).await;
-    directory.model.release("middle");
+    directory.model.open_gate("middle");
     served.begin("s", json!({"input": "go"})).await;
     let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
     served.until_snapshot("s", asks).await;
@@ -225,7 +225,7 @@ async fn a_call_for_the_client_is_kept_over_a_shutdown() {
 async fn suspended_run() -> (HostDirectory, HostServer) {
     let (directory, served) = service(hanging_script(), "").await;
     served.begin("s", json!({"input": "go"})).await;
-    directory.model.gate_reached("middle").await;
+    directory.model.wait_for_gate("middle").await;
     served.crash().await;
     let served = directory.start("idle_after = \"1ms\"", MANUAL).await;
     let session = served.host.session(&host_directory::id("s"));
@@ -291,7 +291,7 @@ async fn a_suspended_run_can_be_deleted() {
 async fn a_decision_resumes_a_suspended_run() {
     let asking = "[tools.writes]\napproval = \"before\"\n";
     let (directory, served) = service(hanging_script(), asking).await;
-    directory.model.release("middle");
+    directory.model.open_gate("middle");
     served.begin("s", json!({"input": "go"})).await;
     let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
     let waiting = served.until_snapshot("s", asks).await;
@@ -392,7 +392,7 @@ async fn a_stream_continues_after_any_event_of_the_previous_host() {
     let (directory, served) = service(hanging_script(), "").await;
     let mut live = served.events("s", "0").await;
     served.begin("s", json!({"input": "go"})).await;
-    directory.model.gate_reached("middle").await;
+    directory.model.wait_for_gate("middle").await;
     let first =
         within(live.until_events(|seen| seen.iter().any(|event| event.data["text"] == "It ")))
             .await;
@@ -433,7 +433,7 @@ async fn a_resumed_turn_uses_the_fallback_model_that_it_had_reached() {
     let served = directory.start("", &models).await;
     served.open("s").await;
     served.begin("s", json!({"input": "go"})).await;
-    within(directory.model.gate_reached("middle")).await;
+    within(directory.model.wait_for_gate("middle")).await;
     served.crash().await;
     let served = directory.start("", &models).await;
     served.until_snapshot("s", is_idle).await;
@@ -456,7 +456,7 @@ async fn downtime_does_not_count_towards_the_run_timeout() {
     let briefly = "[agents.default]\nlimits = { run_timeout = \"60s\" }";
     let (directory, served) = service(hanging_script(), briefly).await;
     served.begin("s", json!({"input": "go"})).await;
-    directory.model.gate_reached("middle").await;
+    directory.model.wait_for_gate("middle").await;
     served.crash().await;
     age_by_an_hour(&directory);
     let served = directory.start("", briefly).await;
@@ -469,7 +469,7 @@ async fn downtime_does_not_count_towards_the_run_timeout() {
 async fn downtime_counts_towards_the_approval_timeout() {
     let asking = "[tools.writes]\napproval = \"before\"\napproval_timeout = \"10m\"";
     let (directory, served) = service(hanging_script(), asking).await;
-    directory.model.release("middle");
+    directory.model.open_gate("middle");
     served.begin("s", json!({"input": "go"})).await;
     let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
     served.until_snapshot("s", asks).await;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use callsheet::rehearsal::{SCRIPT_NAMES, Script};
 use callsheet::tool::{
-    InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec,
+    ParsedSchema, Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec,
 };
 use callsheet::types::RunEnd;
 use parking_lot::Mutex;
@@ -21,7 +21,7 @@ struct LoggingTool(&'static str, Arc<Mutex<Vec<String>>>);
 #[async_trait]
 impl Tool for LoggingTool {
     fn spec(&self) -> ToolSpec {
-        let schema = InputSchema::parse(json!({"type": "object"})).expect("a schema");
+        let schema = ParsedSchema::parse(json!({"type": "object"})).expect("a schema");
         ToolSpec::with_schema(self.0, "For a test.", schema).pure()
     }
 

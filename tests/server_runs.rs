@@ -92,7 +92,7 @@ async fn a_run_without_watchers_continues_and_excludes_others() {
     let started = started.json();
     assert!(started["run_id"].as_str().unwrap().starts_with("run_"), "{started}");
     assert!(started["seq"].as_u64().unwrap() > 0, "{started}");
-    service.model.gate_reached("middle").await;
+    service.model.wait_for_gate("middle").await;
     let snapshot = service.get("/v1/sessions/s").await.json();
     assert_eq!(
         (&snapshot["state"], &snapshot["current_run"]["run_id"]),
@@ -102,7 +102,7 @@ async fn a_run_without_watchers_continues_and_excludes_others() {
     assert_eq!(listed["sessions"][0]["id"], "s");
     let other = service.post("/v1/sessions/s/runs", json!({"input": "and"})).await;
     assert_eq!(other.error(), (409, "run_in_progress".to_owned()));
-    service.model.release("middle");
+    service.model.open_gate("middle");
     until_idle(&service).await;
     let messages = service.get("/v1/sessions/s").await.json()["history"].clone();
     assert_eq!(messages[1]["content"], "Now then.");
@@ -114,9 +114,9 @@ async fn closing_the_stream_does_not_stop_the_run() {
     let mut reading = service.watch("s", "go").await;
     reading.until("\"text\":\"Now \"").await;
     drop(reading);
-    service.model.gate_reached("middle").await;
+    service.model.wait_for_gate("middle").await;
     assert_eq!(service.get("/v1/sessions/s").await.json()["state"], "running");
-    service.model.release("middle");
+    service.model.open_gate("middle");
     until_idle(&service).await;
     let messages = service.get("/v1/sessions/s").await.json()["history"].clone();
     assert_eq!(messages[1]["content"], "Now then.");
@@ -211,11 +211,11 @@ async fn max_concurrent_runs_limits_the_host() {
     }
     let go = json!({"input": "go"});
     assert_eq!(service.post("/v1/sessions/s/runs", go.clone()).await.status, 202);
-    service.model.gate_reached("middle").await;
+    service.model.wait_for_gate("middle").await;
     let full = service.post("/v1/sessions/t/runs", go).await;
     assert_eq!(full.error(), (429, "host_full".to_owned()));
     assert_eq!(full.header("retry-after"), Some("1"));
-    service.model.release("middle");
+    service.model.open_gate("middle");
     until_idle(&service).await;
     let wait = json!({"input": "go", "wait": true});
     let answered = service.post("/v1/sessions/t/runs", wait).await;

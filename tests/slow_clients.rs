@@ -250,7 +250,7 @@ async fn waiting_inputs_are_a_part_of_a_large_answer() {
     assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
     let started = service.post("/v1/sessions/s/runs", json!({"input": "x"})).await;
     assert_eq!(started.status, 202, "{}", started.body);
-    service.model.gate_reached("first").await;
+    service.model.wait_for_gate("first").await;
     // Inputs that together are sent at once, encoded apart, and sent in pieces.
     let (mut expected, bytes) = (Vec::new(), [100_000, 300_000, 40 << 20]);
     for (index, bytes) in bytes.into_iter().enumerate() {
@@ -368,7 +368,7 @@ async fn open_unread_readers(is_running: bool) {
     let started = service.post("/v1/sessions/s/runs", run).await;
     assert!(matches!(started.status, 200 | 202), "{}", started.body);
     if is_running {
-        service.model.gate_reached("first").await;
+        service.model.wait_for_gate("first").await;
     }
     let watch = "GET /v1/sessions/s/events?after=0 HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let last = if is_running { "!" } else { "event: stream_end" };
@@ -444,13 +444,13 @@ async fn a_repeated_request_gets_the_report_of_its_run_when_that_has_ended() {
         &json!({"input": "x", "wait": true}).to_string(),
     );
     let release = async {
-        service.model.gate_reached("first").await;
+        service.model.wait_for_gate("first").await;
         // The second request has begun to wait.
         tokio::time::sleep(Duration::from_millis(200)).await;
-        service.model.release("first");
+        service.model.open_gate("first");
     };
     let repeated = async {
-        service.model.gate_reached("first").await;
+        service.model.wait_for_gate("first").await;
         service.send(&run).await
     };
     let all = async { tokio::join!(service.send(&run), repeated, release) };

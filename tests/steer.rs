@@ -5,7 +5,7 @@ mod client;
 mod support;
 
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{At, Call, Response, Script};
+use callsheet::rehearsal::{Call, Response, Script, ScriptPosition};
 use callsheet::runtime::{HostError, RunReport, SessionHandle};
 use callsheet::types::RunEnd;
 use client::Service;
@@ -70,15 +70,15 @@ async fn steered_inputs_follow_the_turns_results_in_order() {
 
 /// Runs with a first response that pauses in its middle, and steers there.
 async fn steered_in_the_middle(first: Response, rest: impl Into<Vec<Response>>) -> World {
-    let responses = [first.hold(At::Finish, "middle")].into_iter().chain(rest.into());
+    let responses = [first.hold(ScriptPosition::Finish, "middle")].into_iter().chain(rest.into());
     let world = world(Script::new(responses), registry(&CallControl::new()), |config| {
         config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(2);
     })
     .await;
     let run = world.session.start_run("go").await.expect("a run");
-    world.model.gate_reached("middle").await;
+    world.model.wait_for_gate("middle").await;
     world.session.steer("more").await.expect("room");
-    world.model.release("middle");
+    world.model.open_gate("middle");
     assert_eq!(ended(run.report).await.run_end, RunEnd::Answered);
     world.assert_paired();
     world
@@ -100,8 +100,8 @@ async fn after_a_steer_an_empty_answer_is_followed_by_a_turn_with_tools() {
 #[tokio::test]
 async fn after_max_turns_the_steer_precedes_the_final_request() {
     let responses = [
-        Response::text("One.").hold(At::Finish, "one"),
-        Response::text("Two.").hold(At::Finish, "two"),
+        Response::text("One.").hold(ScriptPosition::Finish, "one"),
+        Response::text("Two.").hold(ScriptPosition::Finish, "two"),
     ];
     let world = world(Script::new(responses), registry(&CallControl::new()), |config| {
         config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(1);
@@ -109,9 +109,9 @@ async fn after_max_turns_the_steer_precedes_the_final_request() {
     .await;
     let run = world.session.start_run("go").await.expect("a run");
     for (gate, input) in [("one", "more"), ("two", "too late")] {
-        world.model.gate_reached(gate).await;
+        world.model.wait_for_gate(gate).await;
         world.session.steer(input).await.expect("room");
-        world.model.release(gate);
+        world.model.open_gate(gate);
     }
     let report = ended(run.report).await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::MaxTurns, "Two."));
@@ -149,12 +149,12 @@ async fn a_stop_wins_over_a_steer_and_keeps_its_input() {
 
 #[tokio::test]
 async fn a_failed_run_keeps_its_steered_input() {
-    let broken = Response::status(400).hold(At::Headers, "first");
+    let broken = Response::status(400).hold(ScriptPosition::Headers, "first");
     let world = world(Script::new([broken]), registry(&CallControl::new()), |_| ()).await;
     let run = world.session.start_run("go").await.expect("a run");
-    world.model.gate_reached("first").await;
+    world.model.wait_for_gate("first").await;
     world.session.steer("more").await.expect("room");
-    world.model.release("first");
+    world.model.open_gate("first");
     assert_eq!(ended(run.report).await.run_end, RunEnd::Failed);
     assert_eq!(history(&world.session).await, ["u: go", "u: more"]);
 }
@@ -205,7 +205,7 @@ async fn steering_works_over_http() {
     let full = steer(more.clone()).await;
     assert_eq!(full.error(), (429, "queue_full".to_owned()));
     assert_eq!(full.header("retry-after"), Some("1"));
-    service.model.release("middle");
+    service.model.open_gate("middle");
     reading.until("\"run_end\":\"answered\"").await;
     let snapshot = service.get("/v1/sessions/s").await.json();
     let history = snapshot["history"].as_array().expect("a history");

@@ -7,7 +7,7 @@ mod support;
 use std::time::Duration;
 
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{At, Call, Ended, Response, Script};
+use callsheet::rehearsal::{AnswerState, Call, Response, Script, ScriptPosition};
 use callsheet::runtime::{HostCounts, RunReport};
 use callsheet::telemetry::Subscription;
 use callsheet::types::{RunEnd, ToolStatus};
@@ -50,13 +50,14 @@ async fn stopped(world: &World, phase: impl AsyncFnOnce(&mut Subscription)) -> R
 
 async fn client_left(world: &World) {
     let ended = within(world.model.wait_until_ended(1)).await.expect("the first request");
-    assert_eq!(ended.ended, Ended::ClientLeft);
+    assert_eq!(ended.ended, AnswerState::ClientLeft);
 }
 
 #[tokio::test]
 async fn stop_before_the_first_byte() {
-    let (world, _) = scripted(Response::text("Never.").hold(At::Headers, "headers")).await;
-    let report = stopped(&world, async |_| world.model.gate_reached("headers").await).await;
+    let (world, _) =
+        scripted(Response::text("Never.").hold(ScriptPosition::Headers, "headers")).await;
+    let report = stopped(&world, async |_| world.model.wait_for_gate("headers").await).await;
     assert_eq!(report.text, "");
     client_left(&world).await;
     // The turn has no content, so it is not kept, and both inputs are sent as one message.
@@ -70,7 +71,7 @@ fn has_system(world: &World) -> bool {
 #[tokio::test]
 async fn stop_while_the_answer_streams() {
     let response = Response { text: vec!["So ".into(), "far".into()], ..Response::text("") };
-    let (world, _) = scripted(response.hold(At::Finish, "finish")).await;
+    let (world, _) = scripted(response.hold(ScriptPosition::Finish, "finish")).await;
     let report = stopped(&world, async |events| {
         until_event(events, |event| event["text"] == "far").await;
     })
@@ -84,7 +85,8 @@ async fn stop_while_the_answer_streams() {
 #[tokio::test]
 async fn stop_while_a_call_streams_and_an_earlier_one_runs() {
     let calls = [call("quick", "a"), call("waits", "b"), call("writes", "c")];
-    let (world, control) = scripted(Response::calls(calls).hold(At::Finish, "finish")).await;
+    let (world, control) =
+        scripted(Response::calls(calls).hold(ScriptPosition::Finish, "finish")).await;
     let report = stopped(&world, async |events| {
         until_event(events, |event| event["tool_name"] == "writes").await;
         control.until_logged("end a").await;

@@ -60,7 +60,7 @@ async fn three_runs(service: &Service) -> Vec<StreamEvent> {
     assert_eq!(service.post(&path, approve).await.status, 200);
     live.until_events(|seen| ended_runs(seen) == 2).await;
     assert_eq!(service.post(runs, json!({"input": "hold"})).await.status, 202);
-    service.model.gate_reached("middle").await;
+    service.model.wait_for_gate("middle").await;
     let steer = json!({"input": "and more"});
     assert_eq!(service.post("/v1/sessions/s/steer", steer).await.status, 202);
     let stop = json!({"mode": "now"});
@@ -158,7 +158,7 @@ async fn a_stream_from_a_snapshot_has_the_text_that_the_snapshot_does_not_have()
     let service = service(script).await;
     let mut live = events(&service, "?after=0", "").await;
     assert_eq!(service.post("/v1/sessions/s/runs", json!({"input": "go"})).await.status, 202);
-    service.model.gate_reached("middle").await;
+    service.model.wait_for_gate("middle").await;
     let before = "Hm. Now thén ";
     within(live.until_events(|seen| texts(seen) == before)).await;
     let steer = json!({"input": "and more"});
@@ -179,7 +179,7 @@ async fn a_stream_from_a_snapshot_has_the_text_that_the_snapshot_does_not_have()
     }
     let mut joined = events(&service, "?after=4", "").await;
     within(joined.until_events(|seen| texts(seen).len() >= before.len())).await;
-    service.model.release("middle");
+    service.model.open_gate("middle");
     let joined = within(joined.until_events(|seen| ended_runs(seen) == 1)).await;
     assert_eq!(texts(&joined), "Hm. Now thén more. Again.");
     let late = events_to_end(&service, "4").await;
@@ -207,7 +207,7 @@ async fn a_stream_from_a_snapshot_repeats_no_event_whose_record_the_snapshot_has
     let mut live = events(&service, "?after=0", "").await;
     let run = json!({"input": "go"});
     assert_eq!(service.post("/v1/sessions/s/runs", run).await.status, 202);
-    service.model.gate_reached("finish").await;
+    service.model.wait_for_gate("finish").await;
     // A call runs while the response streams, so its result is in the middle of the attempt.
     let is_result = |event: &StreamEvent| event.kind == "tool_result";
     let seen = within(live.until_events(|seen| seen.iter().any(is_result))).await;
@@ -218,7 +218,7 @@ async fn a_stream_from_a_snapshot_repeats_no_event_whose_record_the_snapshot_has
     let so_far = events_with_text(&service, &after, 13).await;
     let mut joined = events(&service, &format!("?after={seq}"), "").await;
     within(joined.until_events(|seen| texts(seen).len() >= 13)).await;
-    service.model.release("finish");
+    service.model.open_gate("finish");
     let joined = within(joined.until_events(|seen| ended_runs(seen) == 1)).await;
     let late = events_to_end(&service, &after).await;
     for stream in [&so_far, &joined, &late] {
@@ -304,7 +304,7 @@ async fn watchers_that_join_late_see_the_same_events() {
     let service = service(script).await;
     let mut live = service.watch("s", "go").await;
     within(live.until("\"text\":\"Now \"")).await;
-    service.model.gate_reached("middle").await;
+    service.model.wait_for_gate("middle").await;
     let mut readings = Vec::new();
     for at in 0..50 {
         let after = if at % 2 == 0 { "?after=0" } else { "?after=3.4" };
@@ -314,7 +314,7 @@ async fn watchers_that_join_late_see_the_same_events() {
         let text = if *at % 2 == 0 { "\"text\":\"Now \"" } else { "\"text\":\"ow \"" };
         within(reading.until(text)).await;
     }
-    service.model.release("middle");
+    service.model.open_gate("middle");
     let all = within(live.until_events(|seen| ended_runs(seen) == 1)).await;
     for (at, mut reading) in readings {
         let seen = within(reading.until_events(|seen| ended_runs(seen) == 1)).await;

@@ -185,7 +185,7 @@ async fn a_deleted_session_ends_as_closed_and_the_others_go_on() {
     host_directory::until("it hibernates", || served.host.counts().awake == 2).await;
     let mut live = opened(served.addr(), "sessions=a,b,c").await;
     served.begin("a", json!({"input": "go"})).await;
-    directory.model.gate_reached("middle").await;
+    directory.model.wait_for_gate("middle").await;
     within(live.until("\"text\":\"Now \"")).await;
     assert_eq!(served.delete("/v1/sessions/a").await.status, 204);
     let seen = within(live.until_events(|seen| !states(seen).is_empty())).await;
@@ -340,7 +340,7 @@ async fn a_shutdown_of_the_host_ends_the_stream_and_closes_no_session() {
     served.open("b").await;
     let mut live = opened(served.addr(), "sessions=a,b").await;
     served.begin("a", json!({"input": "go"})).await;
-    directory.model.gate_reached("middle").await;
+    directory.model.wait_for_gate("middle").await;
     within(live.until("\"text\":\"Now \"")).await;
     within(served.host.shutdown()).await;
     within(live.until("\r\n0\r\n\r\n")).await;

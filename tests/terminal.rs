@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use callsheet::rehearsal::{At, Call, Rehearsal, Response, Script};
+use callsheet::rehearsal::{Call, Rehearsal, Response, Script, ScriptPosition};
 use parking_lot::Mutex;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
@@ -207,7 +207,8 @@ fn a_question_is_answered_at_the_terminal() {
 async fn what_was_typed_before_a_question_does_not_answer_it() {
     let clock = |zone: &str| Call::new("clock", json!({"zone": zone}));
     let calls = Response::calls([clock("Asia/Tokyo"), clock("Asia/Shanghai")]);
-    let script = Script::new([calls.hold(At::Headers, "start"), Response::text("Done.")]);
+    let script =
+        Script::new([calls.hold(ScriptPosition::Headers, "start"), Response::text("Done.")]);
     let model = Rehearsal::with_script(script).await.unwrap();
     let url = model.base_url();
     let args = ["run", "--wire", "openai-chat", "--base-url", &url, "--model", "m", "hello"];
@@ -215,7 +216,7 @@ async fn what_was_typed_before_a_question_does_not_answer_it() {
     let terminal = Terminal::start("ahead", &args, 100, "xterm-256color", config);
     terminal.wait_for("waiting for m");
     terminal.type_ahead("y");
-    model.release("start");
+    model.open_gate("start");
     terminal.wait_for("Tokyo\"}: may clock run? [y/N]");
     // The second line is typed before the second question.
     terminal.type_in("n\ny\n");
@@ -246,7 +247,7 @@ async fn the_error_of_a_service_is_harmless_and_breaks_between_words() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ctrl_c_stops_the_run_and_restores_the_terminal() {
-    let held = || Response::text("Never.").hold(At::Headers, "start");
+    let held = || Response::text("Never.").hold(ScriptPosition::Headers, "start");
     let model = Rehearsal::with_script(Script::new([held(), held()])).await.unwrap();
     let url = model.base_url();
     for kind in ["xterm-256color", "dumb"] {

@@ -56,7 +56,7 @@ const TEXT: &str =
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_wire_sends_the_images_of_results() {
-    for (name, wire) in Wire::WORDS {
+    for (name, wire) in Wire::NAMES {
         let world = world_with(wire, chart()).await;
         let report = run(&world, "draw").await;
         assert_eq!((&*report.calls[0].result, report.calls[0].content.len()), (TEXT, 3));

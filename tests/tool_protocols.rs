@@ -4,7 +4,7 @@
 mod support;
 
 use callsheet::config::{Config, RunOverrides, ToolProtocol};
-use callsheet::rehearsal::{At, Call, Finish, ReceivedRequest, Response, Script};
+use callsheet::rehearsal::{Call, Finish, ReceivedRequest, Response, Script, ScriptPosition};
 use callsheet::runtime::{RunReport, RunRequest};
 use callsheet::types::{RunEnd, ToolStatus, Wire};
 use serde_json::{Value, json};
@@ -90,7 +90,7 @@ impl World {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_protocol_works_over_every_wire() {
-    for (_, wire) in Wire::WORDS {
+    for (_, wire) in Wire::NAMES {
         for (protocol, call) in CALLS {
             for stream in [true, false] {
                 let script = Script::new([
@@ -139,14 +139,17 @@ async fn a_tool_starts_at_the_end_of_its_call() {
             // Within the last word, long after the calls.
             let last = response.text.len() - 1;
             response.text.insert(last, " and follows".into());
-            let script = Script::new([response.hold(At::Finish, "end"), Response::text("Done.")]);
+            let script = Script::new([
+                response.hold(ScriptPosition::Finish, "end"),
+                Response::text("Done."),
+            ]);
             let world = world_of(wire, script, registry(&control), with_protocol(protocol)).await;
             let run = world.session.start_run("go").await.unwrap();
             for id in ids(protocol) {
                 control.until_logged(&format!("end {id}")).await;
             }
             assert_eq!(world.requests().len(), 1, "the response has not ended");
-            world.model.release("end");
+            world.model.open_gate("end");
             check_answered(&within(run.report).await.unwrap(), "Done.", ids(protocol));
         }
     }
@@ -160,7 +163,7 @@ async fn run_with(world: &World, model: &str) -> RunReport {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_changes_between_models_with_and_without_tool_calling() {
-    for (_, native) in Wire::WORDS {
+    for (_, native) in Wire::NAMES {
         for (protocol, call) in CALLS {
             let calls = |ids: &[&str]| {
                 Response::calls(ids.iter().map(|id| Call::new("quick", json!({"id": id}))))

@@ -109,7 +109,7 @@ async fn a_queued_run_keeps_its_trace() {
     let request = post("/v1/sessions/s/runs", &line, &body);
     let mut second = client::HttpConnection::open(service.addr(), &request).await;
     second.until("HTTP/1.1 200").await;
-    service.model.release("middle");
+    service.model.open_gate("middle");
     second.until("event: stream_end").await;
     let requests = service.model.requests();
     let sent: Vec<_> = requests.iter().map(|r| r.headers.get("traceparent").cloned()).collect();

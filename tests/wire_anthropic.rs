@@ -4,7 +4,7 @@
 mod support;
 
 use callsheet::config::Config;
-use callsheet::rehearsal::{At, Call, Response, Script};
+use callsheet::rehearsal::{Call, Response, Script, ScriptPosition};
 use callsheet::types::{RunEnd, ToolStatus, Wire};
 use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
@@ -126,14 +126,14 @@ async fn an_overload_within_a_stream_is_retried_and_a_bad_request_is_not() {
 #[tokio::test]
 async fn a_pure_call_starts_at_the_end_of_its_block() {
     let calls = [call("quick", "a"), call("writes", "b")];
-    let response = Response::calls(calls).hold(At::AfterCall(0), "sealed");
+    let response = Response::calls(calls).hold(ScriptPosition::AfterCall(0), "sealed");
     let (world, control) = world([response, Response::text("All done.")], unchanged).await;
     let started = world.session.start_run("go").await.expect("a run");
-    within(world.model.gate_reached("sealed")).await;
+    within(world.model.wait_for_gate("sealed")).await;
     // The next call has not begun yet.
     control.until_logged("end a").await;
     assert_eq!(control.log(), ["start a", "end a"]);
-    world.model.release("sealed");
+    world.model.open_gate("sealed");
     let report = within(started.report).await.expect("a report");
     assert!(report.calls.iter().all(|call| call.status == ToolStatus::Ok));
     assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);

@@ -72,7 +72,8 @@ fn merged(deltas: Vec<Delta>) -> Vec<Delta> {
             | (Delta::Reasoning(more), Some(Delta::Reasoning(text)))
             | (Delta::Refusal(more), Some(Delta::Refusal(text))) => text.push_str(more),
             (Delta::Call(more), Some(Delta::Call(call)))
-                if (call.index, call.kind, call.begins) == (more.index, more.kind, more.begins)
+                if (call.index, call.kind, call.is_marked_start)
+                    == (more.index, more.kind, more.is_marked_start)
                     && call.id.is_none()
                     && call.name.is_none()
                     && more.id.is_none()

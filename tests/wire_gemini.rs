@@ -5,7 +5,7 @@
 mod support;
 
 use callsheet::config::Config;
-use callsheet::rehearsal::{At, Call, Response, Script};
+use callsheet::rehearsal::{Call, Response, Script, ScriptPosition};
 use callsheet::response::{ResponseLimits, decode_body, describe_response};
 use callsheet::runtime::{OpenSession, RunReport};
 use callsheet::types::{Execution, RunEnd, ToolStatus, Wire};
@@ -133,13 +133,13 @@ async fn a_call_in_pieces_runs_with_its_complete_arguments() {
     let control = CallControl::new();
     let mut call = Call::new("quick", json!({"id": "a long one, \"quoted\""}));
     call.pieces = Some(4);
-    let first = Response::calls([call]).hold(At::Finish, "finish");
+    let first = Response::calls([call]).hold(ScriptPosition::Finish, "finish");
     let world = world(&control, Script::new([first, Response::text("All done.")]), true).await;
     let started = world.session.start_run("go").await.unwrap();
-    within(world.model.gate_reached("finish")).await;
+    within(world.model.wait_for_gate("finish")).await;
     // The call was sealed when it was closed, before the response ended.
     control.until_logged("end a long one, \"quoted\"").await;
-    world.model.release("finish");
+    world.model.open_gate("finish");
     assert_answered(&within(started.report).await.unwrap());
     world.assert_paired();
 }
@@ -164,15 +164,15 @@ async fn a_call_that_is_never_closed_is_answered_and_never_run() {
 #[tokio::test]
 async fn a_complete_call_starts_before_the_response_has_ended() {
     let control = CallControl::new();
-    let first =
-        Response::calls([call("quick", "a"), call("writes", "b")]).hold(At::Finish, "finish");
+    let first = Response::calls([call("quick", "a"), call("writes", "b")])
+        .hold(ScriptPosition::Finish, "finish");
     let world = world(&control, Script::new([first, Response::text("All done.")]), true).await;
     let started = world.session.start_run("go").await.unwrap();
-    within(world.model.gate_reached("finish")).await;
+    within(world.model.wait_for_gate("finish")).await;
     control.until_logged("end a").await;
     // The call with effects waits for the finish reason.
     assert_eq!(control.log(), ["start a", "end a"]);
-    world.model.release("finish");
+    world.model.open_gate("finish");
     assert_answered(&within(started.report).await.unwrap());
     world.assert_paired();
 }

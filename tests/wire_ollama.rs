@@ -6,7 +6,7 @@ mod support;
 use std::time::Duration;
 
 use callsheet::config::{Config, ModelConfig};
-use callsheet::rehearsal::{At, Call, Finish, Response, Script};
+use callsheet::rehearsal::{Call, Finish, Response, Script, ScriptPosition};
 use callsheet::types::{RunEnd, Wire};
 use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
@@ -88,14 +88,16 @@ async fn two_turns_with_parallel_calls_as_plain_answers() {
 #[tokio::test]
 async fn a_pure_call_starts_before_the_response_has_ended() {
     let calls = [call("quick", "a"), call("writes", "b")];
-    let responses =
-        [Response::calls(calls).hold(At::Finish, "finish"), Response::text("All done.")];
+    let responses = [
+        Response::calls(calls).hold(ScriptPosition::Finish, "finish"),
+        Response::text("All done."),
+    ];
     let (world, control) = scripted(responses, |_| {}).await;
     let started = world.session.start_run("go").await.unwrap();
-    within(world.model.gate_reached("finish")).await;
+    within(world.model.wait_for_gate("finish")).await;
     control.until_logged("end a").await;
     assert_eq!(control.log(), ["start a", "end a"]);
-    world.model.release("finish");
+    world.model.open_gate("finish");
     let report = within(started.report).await.unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
     assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);

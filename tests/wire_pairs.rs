@@ -114,8 +114,8 @@ async fn check(from: Wire, to: Wire, stream: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_history_of_every_wire_is_accepted_by_every_other() {
-    for (_, from) in Wire::WORDS {
-        for (_, to) in Wire::WORDS {
+    for (_, from) in Wire::NAMES {
+        for (_, to) in Wire::NAMES {
             check(from, to, true).await;
             check(from, to, false).await;
         }

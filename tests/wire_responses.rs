@@ -5,7 +5,7 @@
 mod support;
 
 use callsheet::config::Config;
-use callsheet::rehearsal::{At, Call, Finish, Response, Script};
+use callsheet::rehearsal::{Call, Finish, Response, Script, ScriptPosition};
 use callsheet::response::{ResponseLimits, decode_body, describe_response};
 use callsheet::runtime::RunReport;
 use callsheet::types::{RunEnd, Wire};
@@ -117,13 +117,13 @@ async fn two_turns_of_parallel_calls_plain() {
 #[tokio::test]
 async fn a_call_starts_while_the_response_still_streams() {
     let calls = [call("quick", "a"), call("quick", "b")];
-    let response = Response::calls(calls).hold(At::Call(1), "next");
+    let response = Response::calls(calls).hold(ScriptPosition::Call(1), "next");
     let (world, control) = scripted([response, Response::text("All done.")], |_| {}).await;
     let started = world.session.start_run("go").await.unwrap();
-    within(world.model.gate_reached("next")).await;
+    within(world.model.wait_for_gate("next")).await;
     control.until_logged("end a").await;
     assert_eq!(control.log(), ["start a", "end a"]);
-    world.model.release("next");
+    world.model.open_gate("next");
     let report = within(started.report).await.unwrap();
     assert_eq!((report.run_end, report.calls.len()), (RunEnd::Answered, 2));
     world.assert_paired();

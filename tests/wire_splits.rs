@@ -290,7 +290,7 @@ fn read(wire: Wire, framing: Framing, body: &[u8], cuts: &[Index]) -> ResponseAs
 proptest! {
     #[test]
     fn a_split_response_is_assembled_correctly(answer in answer(), splitting in splitting()) {
-        for (_, wire) in Wire::WORDS {
+        for (_, wire) in Wire::NAMES {
             let events = streamed(wire, &answer, splitting.piece_chars);
             let whole = [plain(wire, &answer)];
             for (framing, events) in [

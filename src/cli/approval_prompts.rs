@@ -411,7 +411,7 @@ fn send_line(unsent: &Mutex<Vec<u8>>, lines: &Sender<Option<String>>) {
             return send(Some(&line));
         }
         // The timeout is zero, because the buffer is locked here.
-        if is_stdin_readable(Some(&Timespec::default())) {
+        if wait_for_stdin(Some(&Timespec::default())) {
             let mut read = [0_u8; 1024];
             match retry_on_intr(|| rustix::io::read(io::stdin(), &mut read)) {
                 Ok(count @ 1..) => bytes.extend(read.iter().take(count)),
@@ -422,14 +422,14 @@ fn send_line(unsent: &Mutex<Vec<u8>>, lines: &Sender<Option<String>>) {
             }
         } else {
             drop(bytes);
-            is_stdin_readable(None);
+            wait_for_stdin(None);
         }
     }
 }
 
 /// Waits until reading standard input would not block. Returns false if the time `wait` has passed before; `None`
 /// sets no limit.
-fn is_stdin_readable(wait: Option<&Timespec>) -> bool {
+fn wait_for_stdin(wait: Option<&Timespec>) -> bool {
     let stdin = io::stdin();
     let mut polled = [PollFd::new(&stdin, PollFlags::IN)];
     let ready = retry_on_intr(|| poll(&mut polled, wait));

@@ -183,7 +183,7 @@ impl WorkloadArgs {
 /// Runs the load test.
 pub(super) async fn run(args: LoadArgs) -> Result<ExitCode, CommandError> {
     if ["CALLSHEET_LOG", "RUST_LOG"].iter().any(|name| std::env::var_os(name).is_some()) {
-        telemetry::init(LogFormat::Text).map_err(CommandError::usage)?;
+        telemetry::init_logs(LogFormat::Text).map_err(CommandError::usage)?;
     }
     if args.data_dir.is_some() && args.journal == LoadJournal::Memory {
         let message = "--data-dir needs --journal strict or relaxed: in memory nothing is kept";

@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 
 use super::error::CommandError;
 use super::screen::wrapped_on_stderr;
-use crate::types::harmless;
+use crate::types::sanitize_text;
 
 /// Writes to stdout and flushes.
 pub(super) fn to_stdout(text: &str) -> io::Result<()> {
@@ -29,7 +29,7 @@ pub(super) fn error(text: &str) {
 /// Returns a text as one line: replaces control characters by spaces and writes invisible characters out
 /// (`\u{202e}`).
 pub(super) fn clean(text: &str) -> String {
-    harmless(&text.replace(char::is_control, " "))
+    sanitize_text(&text.replace(char::is_control, " "))
 }
 
 /// Turns an error of writing to stdout into a command error. A closed pipe has no message, because

@@ -13,7 +13,7 @@ use crate::record::frozen_tools_key;
 use crate::runtime::AgentRules;
 use crate::session::{Replayed, replay};
 use crate::turn::Difference;
-use crate::types::{SessionId, harmless};
+use crate::types::{SessionId, sanitize_text};
 
 /// Flags of `callsheet replay`.
 #[derive(Debug, clap::Args)]
@@ -67,5 +67,5 @@ fn describe_equal(session: &SessionId, replayed: &Replayed) -> String {
 }
 
 fn describe_difference(session: &SessionId, difference: &Difference) -> String {
-    harmless(&format!("{session}: {difference}\n"))
+    sanitize_text(&format!("{session}: {difference}\n"))
 }

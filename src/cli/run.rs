@@ -9,7 +9,7 @@ use super::approval_prompts::ApprovalMode;
 use super::error::CommandError;
 use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use super::signals::Signals;
-use super::watch::ShownPart;
+use super::watch::DisplayScope;
 use super::{images, output, screen, watch};
 use crate::config::{
     Config, DEFAULT_AGENT, JournalEngine, OutputRequest, REHEARSAL, RunOverrides, Temperature,
@@ -101,7 +101,7 @@ pub(super) struct RunArgs {
 pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
     // Logs are written only if they are asked for.
     if ["CALLSHEET_LOG", "RUST_LOG"].iter().any(|name| std::env::var_os(name).is_some()) {
-        telemetry::init(LogFormat::Text).map_err(CommandError::usage)?;
+        telemetry::init_logs(LogFormat::Text).map_err(CommandError::usage)?;
     }
     if args.prompt.trim().is_empty() {
         return Err(CommandError::usage("the prompt is empty"));
@@ -205,7 +205,7 @@ async fn run_on(
     if args.json {
         watch::as_json(&session, run, mode, signals).await
     } else {
-        watch::on_screen(host, &session, run, ShownPart::Run, mode, signals).await
+        watch::on_screen(host, &session, run, DisplayScope::Run, mode, signals).await
     }
 }
 

@@ -7,7 +7,7 @@
 use std::io::{self, IsTerminal as _, Write};
 use std::os::fd::AsFd;
 
-use crate::types::{HarmlessStream, fitting, harmless, text_columns};
+use crate::types::{TextSanitizer, fitting, sanitize_text, text_columns};
 
 /// Width of an output whose width is not known.
 const DEFAULT_COLUMNS: usize = 80;
@@ -117,7 +117,7 @@ pub(super) struct Screen<O, E> {
     /// Answer text whose line is not complete. It waits while open calls are drawn below.
     held_text: String,
     /// Converts the streamed answer.
-    streamed: HarmlessStream,
+    streamed: TextSanitizer,
     /// The last line of the answer has no line end yet.
     is_line_open: bool,
 }
@@ -139,7 +139,7 @@ impl<O: Write, E: Write> Screen<O, E> {
             columns: columns.max(COLUMNS_MIN),
             drawn: Vec::new(),
             held_text: String::new(),
-            streamed: HarmlessStream::default(),
+            streamed: TextSanitizer::default(),
             is_line_open: false,
         }
     }
@@ -237,7 +237,7 @@ impl<O: Write, E: Write> Screen<O, E> {
             return Ok(());
         }
         if self.streams_answer {
-            self.write_out(&harmless(answer))?;
+            self.write_out(&sanitize_text(answer))?;
         } else {
             self.write_out(answer)?;
         }

@@ -56,7 +56,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
     if args.check {
         return check(&config, tools, &config_source);
     }
-    telemetry::init(args.log_format).map_err(CommandError::usage)?;
+    telemetry::init_logs(args.log_format).map_err(CommandError::usage)?;
     let Some(server) = start(&mut config, tools, args.data_dir.is_some()).await? else {
         return Ok(ExitCode::SUCCESS);
     };

@@ -16,7 +16,7 @@ use crate::journal::{
     verify, verify_children,
 };
 use crate::record::{Record, Seq};
-use crate::types::{SessionId, SessionState, harmless};
+use crate::types::{SessionId, SessionState, sanitize_text};
 
 /// Number of sessions that are read at once.
 const PAGE_LENGTH: usize = 1_000;
@@ -185,7 +185,7 @@ fn list(
         // A later page may have wider columns than the rows that are printed already.
         for session in &page {
             id_columns = id_columns.max(session.id.as_str().len());
-            agent_columns = agent_columns.max(harmless(&session.agent).chars().count());
+            agent_columns = agent_columns.max(sanitize_text(&session.agent).chars().count());
         }
         let mut row = |id: &str, agent: &str, state: &str, records: &str, touched: &str| {
             let row = format!(
@@ -198,7 +198,7 @@ fn list(
         }
         for SessionSummary { id, agent, state, seq, opened: _, touched, metadata: _ } in &page {
             let (records, touched) = (seq.to_string(), export::when(*touched));
-            row(id.as_str(), &harmless(agent), state.as_str(), &records, &touched)?;
+            row(id.as_str(), &sanitize_text(agent), state.as_str(), &records, &touched)?;
         }
         count += page.len();
     }
@@ -358,7 +358,7 @@ fn report_problem(
     problem: &str,
 ) -> Result<(), CommandError> {
     summary.problems += 1;
-    let line = harmless(problem).replace(char::is_control, "");
+    let line = sanitize_text(problem).replace(char::is_control, "");
     write(output, &format!("{line}\n"))
 }
 

@@ -244,6 +244,6 @@ where
 
 /// Returns a parser for the names of wire formats, which help and errors list.
 pub(super) fn wires() -> impl TypedValueParser<Value = Wire> {
-    let words = PossibleValuesParser::new(Wire::WORDS.map(|(word, _)| word));
+    let words = PossibleValuesParser::new(Wire::NAMES.map(|(word, _)| word));
     words.try_map(|word| word.parse::<Wire>())
 }

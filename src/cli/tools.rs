@@ -15,7 +15,7 @@ use super::output::{self, format_count};
 use super::run::choose_agent;
 use super::setup::{self, CONFIG_HELP};
 use super::signals::Signals;
-use super::watch::{self, ShownPart};
+use super::watch::{self, DisplayScope};
 use crate::config::{Config, JournalEngine, ModelConfig, ToolPattern};
 use crate::runtime::model::{ModelReply, ModelRequest};
 use crate::runtime::{CALLER, Host, OpenSession, model_that_calls};
@@ -186,7 +186,7 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
     let session = host.open_session(open).await.map_err(CommandError::failed)?;
     let run = session.start_run("call the tool").await.map_err(CommandError::failed)?;
     let mode = ApprovalMode::from_flags(args.approve, false);
-    let shown = ShownPart::Calls;
+    let shown = DisplayScope::Calls;
     let report = watch::on_screen(&host, &session, run, shown, mode, &mut signals).await;
     host.shutdown().await;
     if let Some(rehearsal) = rehearsal {

@@ -34,7 +34,7 @@ type NextEvent = Result<Option<Arc<PublishedEvent>>, HostError>;
 
 /// The parts of a run that are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ShownPart {
+pub(super) enum DisplayScope {
     /// All events, and the timeline.
     Run,
     /// All events but the end, and no timeline: for a run without a real model.
@@ -46,7 +46,7 @@ pub(super) async fn on_screen(
     host: &Host,
     session: &SessionHandle,
     run: StartedRun,
-    shown: ShownPart,
+    shown: DisplayScope,
     mode: ApprovalMode,
     signals: &mut Signals,
 ) -> Result<RunReport, CommandError> {
@@ -94,7 +94,7 @@ pub(super) async fn on_screen(
     let answer = output.as_deref().unwrap_or(&report.text);
     let finished = view.screen.finish(answer, view.complete && is_text);
     stop_on_write_error(finished, session).await?;
-    if io::stderr().is_terminal() && shown == ShownPart::Run {
+    if io::stderr().is_terminal() && shown == DisplayScope::Run {
         output::to_stderr(&run_timeline(host, session, &run_id, seq).await);
     }
     Ok(report)
@@ -142,7 +142,7 @@ async fn child_sessions(
 
 /// The view of a run: its screen, its open calls and its approvals.
 struct RunView {
-    shown: ShownPart,
+    shown: DisplayScope,
     screen: Screen<Stdout, Stderr>,
     progress: RunProgress,
     prompts: ApprovalPrompts,
@@ -155,7 +155,7 @@ struct RunView {
 
 impl RunView {
     /// Makes the view of a run that asks these models.
-    fn new(shown: ShownPart, mode: ApprovalMode, models: Vec<String>) -> Self {
+    fn new(shown: DisplayScope, mode: ApprovalMode, models: Vec<String>) -> Self {
         let (stdout, stderr) = (io::stdout(), io::stderr());
         let (out_is_terminal, err_is_terminal) = (stdout.is_terminal(), stderr.is_terminal());
         let columns = terminal_columns(&stderr);
@@ -181,7 +181,7 @@ impl RunView {
                 self.prompts.handle_event(&event.event);
                 let item = self.progress.handle_event(self.started.elapsed(), &event.event);
                 let is_end = matches!(event.event, Event::RunEnded { .. });
-                let is_shown = self.shown == ShownPart::Run || !is_end;
+                let is_shown = self.shown == DisplayScope::Run || !is_end;
                 self.pending.extend(item.filter(|_| is_shown));
             }
             Ok(None) => {}

@@ -94,12 +94,12 @@ impl std::error::Error for ConfigErrors {}
 
 /// The positions of the keys, for errors that are found after parsing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Origins {
+pub(super) struct KeyLocations {
     pub(super) file: Option<String>,
     pub(super) lines: BTreeMap<String, usize>,
 }
 
-impl Origins {
+impl KeyLocations {
     pub(super) fn error(&self, key: &str, message: String) -> ConfigError {
         // A key that is missing has the line of its table.
         let table = || self.lines.get(key.rsplit_once('.')?.0);

@@ -91,7 +91,7 @@ pub use tools::ApprovalPolicy;
 #[doc(hidden)]
 pub use tools::{AskedCalls, CallRate, StartPolicy, ToolEffect, ToolOverride};
 
-use error::Origins;
+use error::KeyLocations;
 
 /// The name of the built-in offline model. The file must not define a model of this name.
 #[doc(hidden)]
@@ -144,7 +144,7 @@ pub struct Config {
     stream: Option<bool>,
     /// False disables the fast path of every model, also of one that is added later.
     fast_path: bool,
-    origins: Origins,
+    origins: KeyLocations,
 }
 
 impl Config {
@@ -263,7 +263,7 @@ impl Default for Config {
             hooks: Vec::new(),
             stream: None,
             fast_path: true,
-            origins: Origins::default(),
+            origins: KeyLocations::default(),
         }
     }
 }

@@ -128,7 +128,7 @@ impl ModelConfig {
 
     /// Returns the window that the configuration names: `context_window`, or else the `num_ctx` that requests to
     /// Ollama ask for. Ollama cuts a longer prompt without an error.
-    pub(crate) fn window_of_requests(&self) -> Option<u64> {
+    pub(crate) fn configured_context_window(&self) -> Option<u64> {
         let num_ctx = || self.extra_body.get("options")?.get("num_ctx")?.as_u64();
         let num_ctx = || num_ctx().filter(|tokens| *tokens > 0 && self.wire == Wire::OllamaChat);
         self.context_window.or_else(num_ctx)

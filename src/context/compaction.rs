@@ -16,7 +16,7 @@ use serde::Deserialize as _;
 
 use super::tokens::{add_messages, estimate_message};
 use crate::message::{Message, ResponseMessage, ResultContent};
-use crate::record::ContextChange;
+use crate::record::Compaction;
 use crate::types::{
     CallKey, Content, FailureKind, PartTokens, READ_VAR, Reference, ToolCall, one_line,
 };
@@ -96,7 +96,7 @@ pub fn plan_clearing(
 /// no calls and at most one response. `messages` are those of the run. If `references` is true, the message names
 /// the references of the results.
 #[must_use]
-pub fn plan_formatting(messages: &[Arc<Message>], references: bool) -> Option<ContextChange> {
+pub fn plan_formatting(messages: &[Arc<Message>], references: bool) -> Option<Compaction> {
     let responses: Vec<&ResponseMessage> = messages.iter().filter_map(as_response).collect();
     let calls: usize = responses.iter().map(|response| response.calls.len()).sum();
     if calls == 0 && responses.len() < 2 {
@@ -142,7 +142,7 @@ pub fn plan_formatting(messages: &[Arc<Message>], references: bool) -> Option<Co
     }
     let hint = if calls == 0 { String::new() } else { hint(&used, references) };
     let text = format!("{hint}{}", log.join("\n\n"));
-    Some(ContextChange::Formatted { text, hint_bytes: hint.len() })
+    Some(Compaction::Formatted { text, hint_bytes: hint.len() })
 }
 
 /// A summary that can be requested.
@@ -245,7 +245,7 @@ pub struct AppliedChange {
 
 /// Applies a change to the messages of a session. `run_start` is the index of the last run's first message.
 #[must_use]
-pub fn apply(change: &ContextChange, messages: &[Arc<Message>], run_start: usize) -> AppliedChange {
+pub fn apply(change: &Compaction, messages: &[Arc<Message>], run_start: usize) -> AppliedChange {
     let (messages, run_start) = change_messages(change, messages, run_start);
     let mut tokens = PartTokens::default();
     add_messages(&mut tokens, &messages);
@@ -253,12 +253,12 @@ pub fn apply(change: &ContextChange, messages: &[Arc<Message>], run_start: usize
 }
 
 fn change_messages(
-    change: &ContextChange,
+    change: &Compaction,
     messages: &[Arc<Message>],
     run_start: usize,
 ) -> (Vec<Arc<Message>>, usize) {
     match change {
-        ContextChange::Cleared { calls, references } => {
+        Compaction::Cleared { calls, references } => {
             let calls: BTreeSet<CallKey> = calls.iter().copied().collect();
             let mut replaced = messages.to_vec();
             let cleared_results = results(messages).filter(|(_, call)| calls.contains(&call.key));
@@ -269,7 +269,7 @@ fn change_messages(
             }
             (replaced, run_start)
         }
-        ContextChange::Formatted { text, hint_bytes } => {
+        Compaction::Formatted { text, hint_bytes } => {
             let (before, run) = messages.split_at_checked(run_start).unwrap_or((messages, &[]));
             let inputs = run.iter().filter(|message| is_input(message) || is_summary(message));
             let message = ResponseMessage {
@@ -280,7 +280,7 @@ fn change_messages(
             let message = Arc::new(Message::Assistant(Arc::new(message)));
             (before.iter().chain(inputs).cloned().chain([message]).collect(), run_start)
         }
-        ContextChange::Summarised { text, messages: count, user_messages, results: keys } => {
+        Compaction::Summarised { text, messages: count, user_messages, results: keys } => {
             let (replaced, kept) = messages.split_at_checked(*count).unwrap_or((messages, &[]));
             let inputs: Vec<_> =
                 replaced.iter().enumerate().filter(|(_, message)| is_input(message)).collect();
@@ -480,8 +480,8 @@ mod tests {
         messages: usize,
         user_messages: usize,
         results: Vec<CallKey>,
-    ) -> ContextChange {
-        ContextChange::Summarised { text: text.to_owned(), messages, user_messages, results }
+    ) -> Compaction {
+        Compaction::Summarised { text: text.to_owned(), messages, user_messages, results }
     }
 
     #[test]
@@ -524,7 +524,7 @@ mod tests {
         let keys: Vec<String> = plan.calls.iter().map(ToString::to_string).collect();
         assert_eq!(keys, ["t1a1c0", "t5a1c0"]);
         assert!(plan.saved_tokens > 1_000, "{}", plan.saved_tokens);
-        let change = ContextChange::Cleared { calls: plan.calls, references: true };
+        let change = Compaction::Cleared { calls: plan.calls, references: true };
         let AppliedChange { messages: cleared, run_start, .. } = apply(&change, &messages, 0);
         assert_eq!((cleared.len(), run_start), (messages.len(), 0));
         let line = "tool: [cleared by the host: the result of fetch, 4000 bytes. \
@@ -558,7 +558,7 @@ mod tests {
             answer("The page says ...", Vec::new()),
         ];
         let Some(change) = plan_formatting(&messages, true) else { panic!("it has calls") };
-        let ContextChange::Formatted { text, hint_bytes } = &change else { panic!("{change:?}") };
+        let Compaction::Formatted { text, hint_bytes } = &change else { panic!("{change:?}") };
         let hint = "<SYSTEM-CONTEXT>\n\
             Tools were used in this run. Their full results can be read with read_var:\n\
             - http_get: $VAR_REF{{t1a1c0}}\n\
@@ -586,7 +586,7 @@ mod tests {
     #[test]
     fn the_hint_of_a_run_that_only_read_results_announces_no_list() {
         let messages = [&[user("Again?")][..], &turn(2, READ_VAR, "x")[..]].concat();
-        let Some(ContextChange::Formatted { text, .. }) = plan_formatting(&messages, true) else {
+        let Some(Compaction::Formatted { text, .. }) = plan_formatting(&messages, true) else {
             panic!("it has a call")
         };
         let hint = "<SYSTEM-CONTEXT>\nTools were used in this run.\n[Tool Execution Log] blocks ";

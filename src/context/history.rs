@@ -78,7 +78,7 @@ impl History {
             }
         }
         history.messages = initial.messages.into();
-        history.check_pairing();
+        history.advance_paired_len();
         history
     }
 
@@ -182,7 +182,7 @@ impl History {
         self.estimate = Estimate { messages: messages.len(), tokens };
         self.messages = messages;
         self.paired_len = 0;
-        self.check_pairing();
+        self.advance_paired_len();
     }
 
     /// Returns about the number of tokens of the messages. Estimates only messages that it has not estimated before.
@@ -250,7 +250,7 @@ impl History {
 
     /// Checks the pairing of the messages after the checked ones. If a call has no result, they are
     /// checked again next time.
-    fn check_pairing(&mut self) {
+    fn advance_paired_len(&mut self) {
         if are_paired(self.split().1) {
             self.paired_len = self.messages.len();
         }
@@ -270,7 +270,7 @@ impl History {
         if let Some(message) = message.filter(|message| !message.is_blank()) {
             self.push_response(message, cut, result_of);
         }
-        self.check_pairing();
+        self.advance_paired_len();
         self.add_pending_inputs();
     }
 
@@ -320,7 +320,7 @@ impl History {
 
     fn push_user(&mut self, content: Content) {
         self.messages.push(Message::User { content });
-        self.check_pairing();
+        self.advance_paired_len();
     }
 }
 

@@ -239,7 +239,7 @@ pub fn recorded_value(
 /// Returns whether the value of a reference may depend on a record of its turn. Outcomes of other calls, intents,
 /// reports, approvals and decisions of hooks are not needed for a result or for arguments.
 #[must_use]
-pub fn is_needed(record: &Record, reference: &Reference) -> bool {
+pub fn may_affect_reference(record: &Record, reference: &Reference) -> bool {
     let key = match reference {
         Reference::Result(key) | Reference::Arguments(key) => *key,
         Reference::Answer(_) | Reference::Variable(_) => return true,

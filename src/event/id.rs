@@ -53,7 +53,7 @@ impl Event {
     /// Returns whether the event has an id.
     #[must_use]
     pub fn has_id(&self) -> bool {
-        self.is_recorded() || self.text().is_some()
+        self.has_record_id() || self.text().is_some()
     }
 
     /// Returns the number of bytes of the running attempt's text and thinking that are published

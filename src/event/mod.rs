@@ -328,7 +328,7 @@ impl Event {
     /// record is stored, and is part of every replay. An event that replays leave out, such as
     /// `InputQueued`, is not a view, although it comes with a record.
     #[must_use]
-    pub fn is_recorded(&self) -> bool {
+    pub fn has_record_id(&self) -> bool {
         match self {
             Self::RunStarted { .. }
             | Self::TurnStarted

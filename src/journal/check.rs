@@ -106,7 +106,7 @@ fn check_unused_documents(journal: &dyn Journal, logs: &mut [TestLog; 2]) -> boo
     for (log, name) in logs.iter_mut().zip(["of-a", "of-b"]) {
         let record = Record::ToolsFrozen { sha256: name.into() };
         log.append(journal, vec![record]);
-        let key = log.entries.last().and_then(|entry| entry.document());
+        let key = log.entries.last().and_then(|entry| entry.document_key());
         let key = key.unwrap_or_else(|| panic!("a frozen list is a document"));
         // A host stores the list first. It stores an equal list again for a later session, as here.
         put(&key);

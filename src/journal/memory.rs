@@ -55,7 +55,7 @@ impl MemoryJournal {
 impl Journal for MemoryJournal {
     fn append(&self, batch: Batch) -> AppendStatus {
         let mut sessions = self.sessions.lock();
-        let named = batch.entries.iter().filter_map(|entry| entry.document());
+        let named = batch.entries.iter().filter_map(|entry| entry.document_key());
         let mut named = named.map(|key| (batch.session.clone(), key)).peekable();
         if named.peek().is_some() {
             self.uses.lock().extend(named);

@@ -20,7 +20,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::{Resource, Rlimit};
 
 use super::protocol::{
-    LaunchRequest, LauncherMessage, not_started, receive_request, send_message, send_streams,
+    LaunchRequest, LauncherMessage, receive_request, send_message, send_streams, start_failed,
 };
 use super::sandbox;
 use super::supervise::USAGE;
@@ -52,7 +52,7 @@ pub(super) fn spawn_restricted(
     request: &LaunchRequest,
     streams: [OwnedFd; 3],
 ) -> Result<Child, LauncherMessage> {
-    let (socket, child_socket) = UnixStream::pair().map_err(not_started)?;
+    let (socket, child_socket) = UnixStream::pair().map_err(start_failed)?;
     let mut child = Command::new("/proc/self/exe")
         .arg0("callsheet")
         .arg(SUBCOMMAND)
@@ -60,8 +60,8 @@ pub(super) fn spawn_restricted(
         .stdin(Stdio::from(OwnedFd::from(child_socket)))
         .process_group(0)
         .spawn()
-        .map_err(not_started)?;
-    let answer = send_request(&socket, request, streams).unwrap_or_else(not_started);
+        .map_err(start_failed)?;
+    let answer = send_request(&socket, request, streams).unwrap_or_else(start_failed);
     if matches!(answer, LauncherMessage::Started) {
         return Ok(child);
     }
@@ -105,13 +105,13 @@ pub(super) fn run() -> i32 {
     }
     let mut command = command(&request, streams);
     if let Err(error) = request.max_memory.map_or(Ok(()), limit_memory) {
-        send_message(&socket, &not_started(error));
+        send_message(&socket, &start_failed(error));
         return NOT_EXECUTED;
     }
     // Without this message, the launcher could not tell the execution from a crash before it.
     send_message(&socket, &LauncherMessage::Started);
     let error = command.exec();
-    send_message(&socket, &not_started(error));
+    send_message(&socket, &start_failed(error));
     NOT_EXECUTED
 }
 

@@ -17,7 +17,7 @@ use super::protocol::{LaunchRequest, LauncherMessage, TERMINATE, send_streams};
 
 /// Time in which a launcher answers, also on a machine that starts many at once. A binary that does not
 /// answer is not a launcher.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A started program. Dropping its `control` kills it with all descendants.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl LaunchedProcess {
         request: &LaunchRequest,
     ) -> Result<Self, StartError> {
         let starting = Self::start_unbounded(&binary, request);
-        match tokio::time::timeout(ANSWER_TIMEOUT, starting).await {
+        match tokio::time::timeout(HANDSHAKE_TIMEOUT, starting).await {
             Ok(started) => started,
             Err(_) => Err(StartError::LauncherDidNotAnswer { binary }),
         }

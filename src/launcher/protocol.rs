@@ -62,7 +62,7 @@ pub(super) enum LauncherMessage {
 }
 
 /// Returns the message that the program did not start because of this error.
-pub(super) fn not_started(error: impl Into<io::Error>) -> LauncherMessage {
+pub(super) fn start_failed(error: impl Into<io::Error>) -> LauncherMessage {
     LauncherMessage::StartFailed(error.into().to_string())
 }
 

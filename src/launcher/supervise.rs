@@ -16,7 +16,7 @@ use rustix::process::{DumpableBehavior, Pid, Resource, Rlimit, Signal, WaitOptio
 use super::descendants;
 use super::exec;
 use super::protocol::{
-    LaunchRequest, LauncherMessage, TERMINATE, not_started, receive_request, send_message,
+    LaunchRequest, LauncherMessage, TERMINATE, receive_request, send_message, start_failed,
 };
 use crate::config::SandboxLevel;
 
@@ -85,21 +85,21 @@ fn start_threads(
         return Err(LauncherMessage::StartFailed(message.to_owned()));
     }
     // Other processes without privileges can neither trace this one nor read its memory.
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(not_started)?;
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(not_started)?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(start_failed)?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(start_failed)?;
     // A session of its own has no terminal, which programs could read from and write to.
-    rustix::process::setsid().map_err(not_started)?;
+    rustix::process::setsid().map_err(start_failed)?;
     // In bubblewrap, the direct child only waits for the program. Its end would kill the program.
     let is_wrapped = request.sandbox == SandboxLevel::Strict;
-    let (requests, program) = (socket.try_clone().map_err(not_started)?, Arc::clone(program));
+    let (requests, program) = (socket.try_clone().map_err(start_failed)?, Arc::clone(program));
     let serve = move || serve_host(requests, &program, is_wrapped);
-    thread::Builder::new().spawn(serve).map_err(not_started)?;
+    thread::Builder::new().spawn(serve).map_err(start_failed)?;
     if let Some(max) = request.max_processes {
         let max = max.saturating_add(if is_wrapped { WRAPPER_PROCESSES } else { 0 });
-        let messages = socket.try_clone().map_err(not_started)?;
+        let messages = socket.try_clone().map_err(start_failed)?;
         let count =
-            move || count_descendants(&messages, usize::try_from(max).unwrap_or(usize::MAX));
-        thread::Builder::new().spawn(count).map_err(not_started)?;
+            move || enforce_max_processes(&messages, usize::try_from(max).unwrap_or(usize::MAX));
+        thread::Builder::new().spawn(count).map_err(start_failed)?;
     }
     Ok(())
 }
@@ -133,7 +133,7 @@ fn kill_program(program: &OnceLock<Pid>, mut kill_all: impl FnMut()) {
 }
 
 /// Waits until there are more descendants than allowed. Then reports this and kills them all.
-fn count_descendants(messages: &UnixStream, max: usize) {
+fn enforce_max_processes(messages: &UnixStream, max: usize) {
     while descendants::descendants().len() <= max {
         thread::sleep(COUNT_INTERVAL);
     }
@@ -145,8 +145,8 @@ fn count_descendants(messages: &UnixStream, max: usize) {
 /// `exec.rs`.
 fn start(request: &LaunchRequest, streams: [OwnedFd; 3]) -> Result<Pid, LauncherMessage> {
     let no_core = Rlimit { current: Some(0), maximum: Some(0) };
-    rustix::process::setrlimit(Resource::Core, no_core).map_err(not_started)?;
-    rustix::thread::set_no_new_privs(true).map_err(not_started)?;
+    rustix::process::setrlimit(Resource::Core, no_core).map_err(start_failed)?;
+    rustix::thread::set_no_new_privs(true).map_err(start_failed)?;
     let is_restricted = match request.sandbox {
         SandboxLevel::Read | SandboxLevel::Write => true,
         SandboxLevel::None | SandboxLevel::Strict => request.max_memory.is_some(),
@@ -154,7 +154,7 @@ fn start(request: &LaunchRequest, streams: [OwnedFd; 3]) -> Result<Pid, Launcher
     let child = if is_restricted {
         exec::spawn_restricted(request, streams)?
     } else {
-        exec::command(request, streams).process_group(0).spawn().map_err(not_started)?
+        exec::command(request, streams).process_group(0).spawn().map_err(start_failed)?
     };
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     pid.ok_or_else(|| LauncherMessage::StartFailed("it has no process id".to_owned()))

@@ -10,7 +10,7 @@ use super::histogram::DurationHistogram;
 use super::options::LoadOptions;
 use super::process::ProcessMemory;
 use super::tally::{ErrorTally, Tally};
-use crate::types::harmless;
+use crate::types::sanitize_text;
 
 /// The measurements of the process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -159,8 +159,8 @@ impl fmt::Display for LoadReport {
         }
         for (kind, ErrorTally { count, example }) in &self.errors_by_kind {
             row(
-                &format!("error {}", harmless(kind)),
-                format!("{count}, such as: {}", harmless(example)),
+                &format!("error {}", sanitize_text(kind)),
+                format!("{count}, such as: {}", sanitize_text(example)),
             )?;
         }
         match (self.stopped, self.late) {

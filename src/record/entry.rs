@@ -72,7 +72,7 @@ impl JournalEntry {
     /// Returns the key of the journal document that this record refers to (the list of frozen tools), if it
     /// does. The document must be kept as long as the record.
     #[must_use]
-    pub fn document(&self) -> Option<String> {
+    pub fn document_key(&self) -> Option<String> {
         let Record::ToolsFrozen { sha256 } = &self.record else { return None };
         Some(super::frozen_tools_key(sha256))
     }

@@ -3,7 +3,7 @@
 //! A session is rebuilt by applying its records in order. Watchers receive past events that are made
 //! from them.
 
-mod context_change;
+mod compaction;
 mod entry;
 mod past;
 mod size;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use crate::message::ResponseMessage;
-pub use context_change::ContextChange;
+pub use compaction::Compaction;
 pub use entry::{JournalEntry, RECORD_VERSION, UnreadableRecord};
 pub use past::{DisplayedText, PastEvents, RunningText, displayed_text, part_after};
 
@@ -444,7 +444,7 @@ pub enum Record {
     /// The context was made smaller. The records before this one hold what is replaced.
     Compacted {
         /// The replacement.
-        change: Box<ContextChange>,
+        change: Box<Compaction>,
         /// The last turn of which something is replaced.
         upto: u32,
         /// The tokens of the next request before the change, by estimate.

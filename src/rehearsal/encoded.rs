@@ -3,7 +3,7 @@
 use axum::body::Bytes;
 use serde_json::Value;
 
-use super::script::At;
+use super::script::ScriptPosition;
 
 /// A chunk of a body and its mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,22 +92,22 @@ impl Encoded {
 
     /// Returns the index of the chunk that follows a position; the number of chunks for the end, and for a
     /// position that the body does not have.
-    pub(super) fn position(&self, at: At) -> usize {
+    pub(super) fn position(&self, at: ScriptPosition) -> usize {
         let end = self.chunks.len();
         let first = |wanted: &dyn Fn(ChunkMark) -> bool| {
             self.chunks.iter().position(|chunk| wanted(chunk.mark)).unwrap_or(end)
         };
         match at {
-            At::Headers => 0,
-            At::Chunk(number) => number.min(end),
-            At::Call(call) => first(&|mark| mark == ChunkMark::Call(call)),
-            At::AfterCall(call) => self
+            ScriptPosition::Headers => 0,
+            ScriptPosition::Chunk(number) => number.min(end),
+            ScriptPosition::Call(call) => first(&|mark| mark == ChunkMark::Call(call)),
+            ScriptPosition::AfterCall(call) => self
                 .chunks
                 .iter()
                 .rposition(|chunk| chunk.mark == ChunkMark::Call(call))
                 .map_or(end, |last| last + 1),
-            At::Finish => first(&|mark| mark == ChunkMark::Finish),
-            At::Done => first(&|mark| mark == ChunkMark::Done),
+            ScriptPosition::Finish => first(&|mark| mark == ChunkMark::Finish),
+            ScriptPosition::Done => first(&|mark| mark == ChunkMark::Done),
         }
     }
 }

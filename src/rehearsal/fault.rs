@@ -11,8 +11,8 @@ use axum::body::Bytes;
 use futures::Stream;
 
 use super::encoded::{BodyChunk, Encoded};
-use super::requests::{Ended, OpenRequest, RehearsalState};
-use super::script::{At, Response};
+use super::requests::{AnswerState, OpenRequest, RehearsalState};
+use super::script::{Response, ScriptPosition};
 
 /// The pause that lets the bytes before a cut reach the socket: hyper drops unflushed bytes when
 /// a body fails.
@@ -40,7 +40,9 @@ pub(super) struct BrokeOff;
 
 /// Returns the pauses and gates before the status line.
 pub(super) fn before_headers(response: &Response) -> Vec<SendStep> {
-    waits_by_chunk(response, |at| (at == At::Headers).then_some(0)).remove(&0).unwrap_or_default()
+    waits_by_chunk(response, |at| (at == ScriptPosition::Headers).then_some(0))
+        .remove(&0)
+        .unwrap_or_default()
 }
 
 /// Returns the plan of a body. `chunk_delay` is the pause of responses that set none.
@@ -49,8 +51,9 @@ pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration
         encoded.chunks.iter().take(response.truncate_after_chunks.unwrap_or(usize::MAX)).collect();
     let end = chunks.len();
     let delay = response.chunk_delay_ms.map_or(chunk_delay, Duration::from_millis);
-    let mut waits =
-        waits_by_chunk(response, |at| (at != At::Headers).then(|| encoded.position(at).min(end)));
+    let mut waits = waits_by_chunk(response, |at| {
+        (at != ScriptPosition::Headers).then(|| encoded.position(at).min(end))
+    });
     let mut bytes_left = response.cut_after_bytes;
     let mut steps = Vec::new();
     for number in 0..=end {
@@ -92,7 +95,7 @@ pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration
 /// Returns the pauses and gates of a response by the index of the chunk that follows them.
 fn waits_by_chunk(
     response: &Response,
-    position: impl Fn(At) -> Option<usize>,
+    position: impl Fn(ScriptPosition) -> Option<usize>,
 ) -> BTreeMap<usize, Vec<SendStep>> {
     let delays = response.delays.iter().map(|delay| {
         let pause = SendStep::Pause(Duration::from_millis(delay.ms));
@@ -128,11 +131,11 @@ pub(super) fn perform(
         match sent {
             Some(Ok(bytes)) => Some((Ok(bytes), Some(sender))),
             Some(Err(broke_off)) => {
-                sender.open.end(Ended::Broken);
+                sender.open.end(AnswerState::Broken);
                 Some((Err(broke_off), None))
             }
             None => {
-                sender.open.end(Ended::Whole);
+                sender.open.end(AnswerState::Whole);
                 None
             }
         }
@@ -222,19 +225,27 @@ mod tests {
         assert_eq!(planned(|r| r.malformed_at_chunk = Some(1)), "aa?cc");
         assert_eq!(planned(|r| r.truncate_after_chunks = Some(2)), "aabb");
         assert_eq!(
-            planned(|r| *r = Response::default().hold(At::Chunk(1), "g").delay(At::Chunk(1), 9)),
+            planned(|r| *r = Response::default()
+                .hold(ScriptPosition::Chunk(1), "g")
+                .delay(ScriptPosition::Chunk(1), 9)),
             "aa-9-[g]bbcc"
         );
-        assert_eq!(planned(|r| *r = Response::default().hold(At::Finish, "end")), "aabbcc[end]");
-        assert_eq!(planned(|r| *r = Response::default().hold(At::Headers, "h")), "aabbcc");
+        assert_eq!(
+            planned(|r| *r = Response::default().hold(ScriptPosition::Finish, "end")),
+            "aabbcc[end]"
+        );
+        assert_eq!(
+            planned(|r| *r = Response::default().hold(ScriptPosition::Headers, "h")),
+            "aabbcc"
+        );
     }
 
     #[test]
     fn only_waits_at_the_headers_come_before_them() {
         let response = Response::calls([Call::default()])
-            .hold(At::Headers, "h")
-            .hold(At::Chunk(0), "c")
-            .delay(At::Headers, 2);
+            .hold(ScriptPosition::Headers, "h")
+            .hold(ScriptPosition::Chunk(0), "c")
+            .delay(ScriptPosition::Headers, 2);
         let pause = SendStep::Pause(Duration::from_millis(2));
         assert_eq!(before_headers(&response), [pause, SendStep::Hold("h".into())]);
     }

@@ -27,7 +27,7 @@ use super::dispatch;
 use super::encoded::Encoded;
 use super::fault;
 use super::improviser::improvise;
-use super::requests::{Ended, OpenRequest, RehearsalState};
+use super::requests::{AnswerState, OpenRequest, RehearsalState};
 use super::script::{Response, Then};
 use super::service::{MODEL, ProviderRequest, RehearsedAnswer};
 use crate::types::Wire;
@@ -97,7 +97,7 @@ async fn ask(
         Ok(request) => answer(state, open, &request).await,
         Err(refused) => {
             open.set_status(refused.status);
-            open.end(Ended::Whole);
+            open.end(AnswerState::Whole);
             json_answer(refused.status, &refused.body)
         }
     }
@@ -129,7 +129,7 @@ async fn answer(
         };
         // A stopped server ends its connections, whatever they wait for.
         if state.stop.run_until_cancelled(reached).await.is_none() {
-            open.end(Ended::Broken);
+            open.end(AnswerState::Broken);
             return marked_answer(503, "text/plain", Body::empty());
         }
     }

@@ -50,11 +50,11 @@ pub use http::REHEARSAL_HEADER;
 #[doc(hidden)]
 pub use improviser::improvise;
 #[doc(hidden)]
-pub use requests::Ended;
+pub use requests::AnswerState;
 pub use requests::ReceivedRequest;
-#[doc(hidden)]
-pub use script::{At, Delay, Hold, RawChunk, SCRIPT_NAMES, Then, When};
 pub use script::{Call, Finish, InvalidScript, Response, Script};
+#[doc(hidden)]
+pub use script::{Delay, Hold, RawChunk, SCRIPT_NAMES, ScriptPosition, Then, When};
 #[doc(hidden)]
 pub use service::MODEL;
 
@@ -199,12 +199,12 @@ impl Rehearsal {
     }
 
     /// Waits until a stream has reached the gate with this name ([`Hold`]).
-    pub async fn gate_reached(&self, name: &str) {
-        self.state.gate_reached(name).await;
+    pub async fn wait_for_gate(&self, name: &str) {
+        self.state.wait_for_gate(name).await;
     }
 
     /// Opens a gate permanently, for all streams.
-    pub fn release(&self, name: &str) {
+    pub fn open_gate(&self, name: &str) {
         self.state.release(name);
     }
 

@@ -33,12 +33,12 @@ pub struct ReceivedRequest {
     /// The status of the answer; 0 before the answer.
     pub status: u16,
     /// The state of the answer.
-    pub ended: Ended,
+    pub ended: AnswerState,
 }
 
 /// The state of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum AnswerState {
     /// It is still being sent.
     Open,
     /// The whole body was sent.
@@ -110,11 +110,11 @@ impl RehearsalState {
                         .collect(),
                     body: body.clone(),
                     status: 0,
-                    ended: Ended::Open,
+                    ended: AnswerState::Open,
                 });
             }
         });
-        OpenRequest { state: Arc::clone(self), wire, number, ended: Ended::Open }
+        OpenRequest { state: Arc::clone(self), wire, number, ended: AnswerState::Open }
     }
 
     /// Waits at a gate until it is released.
@@ -131,7 +131,7 @@ impl RehearsalState {
         });
     }
 
-    pub(super) async fn gate_reached(&self, name: &str) {
+    pub(super) async fn wait_for_gate(&self, name: &str) {
         self.wait_for(|seen| seen.reached.contains(name)).await;
     }
 
@@ -152,7 +152,7 @@ impl RehearsalState {
         self.wait_for(|seen| {
             // A removed request cannot be waited for.
             let forgotten = seen.received >= number && find(seen).is_none();
-            forgotten || find(seen).is_some_and(|request| request.ended != Ended::Open)
+            forgotten || find(seen).is_some_and(|request| request.ended != AnswerState::Open)
         })
         .await;
         find(&self.observed.borrow())
@@ -178,7 +178,7 @@ pub(super) struct OpenRequest {
     state: Arc<RehearsalState>,
     pub(super) wire: Wire,
     pub(super) number: u64,
-    ended: Ended,
+    ended: AnswerState,
 }
 
 impl OpenRequest {
@@ -186,8 +186,8 @@ impl OpenRequest {
         self.state.update(self.number, |request| request.status = status);
     }
 
-    pub(super) fn end(&mut self, ended: Ended) {
-        if self.ended == Ended::Open {
+    pub(super) fn end(&mut self, ended: AnswerState) {
+        if self.ended == AnswerState::Open {
             self.ended = ended;
             self.state.update(self.number, |request| request.ended = ended);
         }
@@ -197,6 +197,6 @@ impl OpenRequest {
 impl Drop for OpenRequest {
     fn drop(&mut self) {
         let has_stopped = self.state.stop.is_cancelled();
-        self.end(if has_stopped { Ended::Broken } else { Ended::ClientLeft });
+        self.end(if has_stopped { AnswerState::Broken } else { AnswerState::ClientLeft });
     }
 }

@@ -167,7 +167,7 @@ pub enum Finish {
 /// A position in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum At {
+pub enum ScriptPosition {
     /// Before the status line, when nothing of the answer has been sent.
     Headers,
     /// Before the chunk with this index.
@@ -187,7 +187,7 @@ pub enum At {
 #[serde(deny_unknown_fields)]
 pub struct Delay {
     /// The position.
-    pub at: At,
+    pub at: ScriptPosition,
     /// The length of the pause.
     pub ms: u64,
 }
@@ -197,7 +197,7 @@ pub struct Delay {
 #[serde(deny_unknown_fields)]
 pub struct Hold {
     /// The position.
-    pub at: At,
+    pub at: ScriptPosition,
     /// The gate's name.
     pub name: String,
 }
@@ -310,14 +310,14 @@ impl Response {
 
     /// Adds a gate: the stream waits at the position until the test releases it.
     #[must_use]
-    pub fn hold(mut self, at: At, name: &str) -> Self {
+    pub fn hold(mut self, at: ScriptPosition, name: &str) -> Self {
         self.holds.push(Hold { at, name: name.to_owned() });
         self
     }
 
     /// Adds a pause at a position.
     #[must_use]
-    pub fn delay(mut self, at: At, ms: u64) -> Self {
+    pub fn delay(mut self, at: ScriptPosition, ms: u64) -> Self {
         self.delays.push(Delay { at, ms });
         self
     }
@@ -427,9 +427,9 @@ mod tests {
         assert_eq!(first.finish_reason, Finish::Null);
         assert_eq!(first.calls[0].arguments_text(), r#"{"a":1}"#);
         assert_eq!(first.calls[1].arguments_text(), "{");
-        assert_eq!(first.delays, [Delay { at: At::Call(1), ms: 5 }]);
-        assert_eq!(first.holds[0], Hold { at: At::Finish, name: "g".into() });
-        assert_eq!(first.holds[1].at, At::Chunk(2));
+        assert_eq!(first.delays, [Delay { at: ScriptPosition::Call(1), ms: 5 }]);
+        assert_eq!(first.holds[0], Hold { at: ScriptPosition::Finish, name: "g".into() });
+        assert_eq!(first.holds[1].at, ScriptPosition::Chunk(2));
         assert_eq!(script.responses[1].finish_reason, Finish::Inferred);
         assert_eq!(script.responses[1].raw_chunks[0].0, "data: x\n\n");
         assert_eq!(script.responses[3].finish_reason, Finish::Word("length".into()));

@@ -168,7 +168,7 @@ impl ResponseAssembler {
 
     /// Returns the last finish reason, if one came.
     #[must_use]
-    pub fn finish(&self) -> Option<&FinishReason> {
+    pub fn finish_reason(&self) -> Option<&FinishReason> {
         self.finish.as_ref()
     }
 
@@ -374,7 +374,14 @@ mod tests {
             let name = begins.then(|| "search".to_owned());
             let (kind, arguments) = (CallKind::ServerToolUse, Some(arguments.to_owned()));
             let index = Some(index);
-            Delta::Call(CallDelta { index, name, arguments, kind, begins, ..CallDelta::default() })
+            Delta::Call(CallDelta {
+                index,
+                name,
+                arguments,
+                kind,
+                is_marked_start: begins,
+                ..CallDelta::default()
+            })
         };
         let seal = |index| Delta::Seal { index, arguments: None };
         let mut response = ResponseAssembler::new(ResponseLimits::default());
@@ -407,7 +414,7 @@ mod tests {
             usage(2, "{2}"),
             error("second"),
         ]);
-        assert_eq!(response.finish().map(|finish| finish.kind), Some(FinishKind::Stop));
+        assert_eq!(response.finish_reason().map(|finish| finish.kind), Some(FinishKind::Stop));
         assert_eq!((response.usage().input_tokens, response.usage_raw()), (2, Some("{2}")));
         assert_eq!(response.error().map(|error| &*error.message), Some("first"));
         assert!(response.is_empty() && !response.is_done());
@@ -419,7 +426,7 @@ mod tests {
             index: Some(0),
             id: Some("i".repeat(5_000)),
             name: Some("n".repeat(1_000_000)),
-            begins: true,
+            is_marked_start: true,
             ..CallDelta::default()
         };
         let response = response(&[Delta::Call(long.clone()), Delta::Call(long)]);
@@ -454,7 +461,7 @@ mod tests {
         let over = response(&[text("abc"), text("de"), text("f"), finish(FinishKind::Stop)]);
         assert_eq!(over.text(), "abc");
         assert_eq!(over.error().map(|error| error.kind), Some(ProviderErrorKind::TooLarge));
-        let part = Delta::Metadata(ProviderMetadata::Part("{\"a\":1}".into()));
+        let part = Delta::Metadata(ProviderMetadata::RawPart("{\"a\":1}".into()));
         let message = response(&[part]).error().map(|error| error.message.clone());
         let expected = "the response holds more than 4 bytes of text or metadata";
         assert_eq!(message.as_deref(), Some(expected));

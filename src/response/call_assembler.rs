@@ -66,7 +66,7 @@ pub type CallChanges = Vec<CallChange>;
 pub(super) struct CallAssembler {
     calls: Vec<PartialCall>,
     /// The newest call, if it is not in `calls`.
-    pending: Option<PendingCall>,
+    pending: Option<UnlistedCall>,
     /// Number of calls beyond the limit.
     excess: usize,
     /// All calls before this position are sealed.
@@ -75,7 +75,7 @@ pub(super) struct CallAssembler {
 
 /// A call that is not in the list.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum PendingCall {
+enum UnlistedCall {
     /// Its name has not arrived yet.
     Nameless(PartialCall),
     /// It exceeds the limit. Its pieces are collected so that they do not go to another call.
@@ -109,7 +109,7 @@ impl CallAssembler {
         limits: &ResponseLimits,
         changes: &mut CallChanges,
     ) -> Option<Problem> {
-        let slot = self.find_slot(piece).filter(|_| !piece.begins);
+        let slot = self.find_slot(piece).filter(|_| !piece.is_marked_start);
         let slot = slot
             .filter(|slot| self.call_mut(*slot).is_some_and(|call| !call.is_followed_by(piece)));
         match slot {
@@ -173,10 +173,10 @@ impl CallAssembler {
     /// Drops the call that is not in the list, if there is one. Returns a problem if it has no name.
     pub(super) fn end(&mut self) -> Option<Problem> {
         match self.pending.take() {
-            Some(PendingCall::Nameless(call)) => {
+            Some(UnlistedCall::Nameless(call)) => {
                 Some(Problem { code: "call_without_name", detail: excerpt(&call.raw, 200) })
             }
-            Some(PendingCall::Excess(_)) | None => None,
+            Some(UnlistedCall::Excess(_)) | None => None,
         }
     }
 
@@ -201,10 +201,10 @@ impl CallAssembler {
     /// Returns the newest call that matches.
     fn find(&self, matches: impl Fn(&PartialCall) -> bool) -> Option<CallSlot> {
         match &self.pending {
-            Some(PendingCall::Nameless(call) | PendingCall::Excess(call)) if matches(call) => {
+            Some(UnlistedCall::Nameless(call) | UnlistedCall::Excess(call)) if matches(call) => {
                 Some(CallSlot::Pending)
             }
-            Some(PendingCall::Nameless(_) | PendingCall::Excess(_)) | None => {
+            Some(UnlistedCall::Nameless(_) | UnlistedCall::Excess(_)) | None => {
                 self.calls.iter().rposition(matches).map(CallSlot::Listed)
             }
         }
@@ -214,7 +214,7 @@ impl CallAssembler {
         match slot {
             CallSlot::Listed(at) => self.calls.get_mut(at),
             CallSlot::Pending => match &mut self.pending {
-                Some(PendingCall::Nameless(call) | PendingCall::Excess(call)) => Some(call),
+                Some(UnlistedCall::Nameless(call) | UnlistedCall::Excess(call)) => Some(call),
                 None => None,
             },
         }
@@ -228,7 +228,7 @@ impl CallAssembler {
         changes: &mut CallChanges,
     ) -> Option<Problem> {
         let problem = self.end();
-        self.pending = Some(PendingCall::Nameless(PartialCall::begin(piece, arrival)));
+        self.pending = Some(UnlistedCall::Nameless(PartialCall::begin(piece, arrival)));
         self.continue_pending(piece, limits, changes);
         problem
     }
@@ -242,7 +242,7 @@ impl CallAssembler {
         }
         if is_full {
             self.excess += 1;
-            self.pending = Some(PendingCall::Excess(call));
+            self.pending = Some(UnlistedCall::Excess(call));
         } else {
             changes.push(CallChange::Opened(self.calls.len()));
             self.calls.push(call);
@@ -284,7 +284,7 @@ impl CallAssembler {
         call.fill(piece);
         call.append(piece, limits.arguments_bytes_max);
         match self.pending.take() {
-            Some(PendingCall::Nameless(call)) if !call.name.is_empty() => {
+            Some(UnlistedCall::Nameless(call)) if !call.name.is_empty() => {
                 self.add(call, limits, changes);
             }
             pending => self.pending = pending,
@@ -330,7 +330,7 @@ pub struct PartialCall {
 impl PartialCall {
     /// Creates the call that a piece begins, without the arguments of the piece.
     fn begin(piece: &CallDelta, arrival: usize) -> Self {
-        let mut call = Self { arrival, has_own_seal: piece.begins, ..Self::default() };
+        let mut call = Self { arrival, has_own_seal: piece.is_marked_start, ..Self::default() };
         call.fill(piece);
         call
     }
@@ -518,7 +518,7 @@ mod tests {
                 index: Some(0),
                 name: name.map(str::to_owned),
                 arguments: Some(arguments.to_owned()),
-                begins: name.is_some(),
+                is_marked_start: name.is_some(),
                 ..CallDelta::default()
             };
             assert_eq!(calls.push(&piece, 0, &LIMITS, &mut changes), None);

@@ -64,7 +64,7 @@ impl ContentParts {
             }
             ProviderMetadata::Call { members: json, .. }
             | ProviderMetadata::LastCall { members: json }
-            | ProviderMetadata::Part(json) => json.len(),
+            | ProviderMetadata::RawPart(json) => json.len(),
         };
         if self.metadata_bytes.saturating_add(more) > bytes_max {
             return false;
@@ -84,7 +84,7 @@ impl ContentParts {
                 self.set_call_members(|index| Some(index) == at, members);
             }
             ProviderMetadata::LastCall { members } => self.set_call_members(|_| true, members),
-            ProviderMetadata::Part(json) => {
+            ProviderMetadata::RawPart(json) => {
                 self.push(MessagePart::Raw { json: Arc::from(&**json) });
                 self.is_last_complete = true;
             }
@@ -161,7 +161,7 @@ mod tests {
         parts.add_text(5);
         add(&mut parts, &text(Some("{3}")));
         parts.add_call(0);
-        add(&mut parts, &ProviderMetadata::Part("{4}".into()));
+        add(&mut parts, &ProviderMetadata::RawPart("{4}".into()));
         parts.add_call(1);
         add(&mut parts, &ProviderMetadata::Call { index: 0, members: "{5}".into() });
         add(&mut parts, &ProviderMetadata::LastCall { members: "{6}".into() });
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn metadata_and_parts_have_a_limit() {
         let mut parts = ContentParts::default();
-        let long = ProviderMetadata::Part("x".repeat(60).into());
+        let long = ProviderMetadata::RawPart("x".repeat(60).into());
         add(&mut parts, &long);
         assert!(!parts.add_metadata(&long, |_| None, 100));
         for _ in 0..2 * PARTS_MAX {

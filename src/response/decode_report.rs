@@ -85,7 +85,7 @@ pub fn describe_response(response: &ResponseAssembler) -> Value {
         "refusal": response.refusal(),
         "tool_calls": calls,
         // Empty if the service sent no reason, for instance because the prompt was refused.
-        "finish_reason": response.finish().map(|finish| &finish.raw).filter(|raw| !raw.is_empty()),
+        "finish_reason": response.finish_reason().map(|finish| &finish.raw).filter(|raw| !raw.is_empty()),
         "usage": response.usage_raw().and_then(|raw| serde_json::from_str::<Value>(raw).ok()),
         "error": response.error().map(describe_error),
         "problems": problems,

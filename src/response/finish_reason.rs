@@ -33,7 +33,7 @@ pub(crate) fn classify_ending(
     end: ExchangeEnd,
 ) -> Result<ResponseEnding, ProviderError> {
     // Nothing is missing if the exchange failed after the finish reason.
-    if let (ExchangeEnd::Failed(error), None) = (end, response.finish()) {
+    if let (ExchangeEnd::Failed(error), None) = (end, response.finish_reason()) {
         return Err(error);
     }
     if let Some(error) = response.fatal_error() {
@@ -43,7 +43,7 @@ pub(crate) fn classify_ending(
         return Err(malformed("a tool call without a name, and nothing else"));
     }
     let refused = !response.refusal().is_empty();
-    match response.finish().map(|finish| finish.kind) {
+    match response.finish_reason().map(|finish| finish.kind) {
         Some(FinishKind::ContentFilter) => Ok(ResponseEnding::Refused),
         Some(
             FinishKind::Stop
@@ -130,7 +130,7 @@ mod tests {
             (vec![call(0, "pure", "{}"), Delta::Done], Some(ResponseEnding::Complete)),
             (vec![call(0, "pure", "{"), Delta::Done], None),
             (
-                vec![Delta::Metadata(ProviderMetadata::Part("{}".into())), Delta::Done],
+                vec![Delta::Metadata(ProviderMetadata::RawPart("{}".into())), Delta::Done],
                 Some(ResponseEnding::Complete),
             ),
             (vec![Delta::Done], None),

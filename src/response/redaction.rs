@@ -40,7 +40,7 @@ struct CallLabels {
 /// The end of a text, which may be the beginning of a secret. It is not empty.
 #[derive(Clone, Debug)]
 struct HeldText {
-    channel: HeldChannel,
+    channel: DeltaTarget,
     text: String,
     /// The length of its beginning that was released and is only remembered.
     released: usize,
@@ -50,7 +50,7 @@ struct HeldText {
 
 /// The text of a response to which a delta adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum HeldChannel {
+enum DeltaTarget {
     Text,
     Reasoning,
     Refusal,
@@ -105,12 +105,14 @@ impl DeltaRedactor {
 
     fn push(&mut self, delta: Delta, out: &mut Vec<Delta>) {
         match delta {
-            Delta::Text(text) => self.push_text(HeldChannel::Text, text, out),
-            Delta::Reasoning(text) => self.push_text(HeldChannel::Reasoning, text, out),
-            Delta::Refusal(text) => self.push_text(HeldChannel::Refusal, text, out),
-            Delta::Call(piece) if piece.id.is_none() && piece.name.is_none() && !piece.begins => {
+            Delta::Text(text) => self.push_text(DeltaTarget::Text, text, out),
+            Delta::Reasoning(text) => self.push_text(DeltaTarget::Reasoning, text, out),
+            Delta::Refusal(text) => self.push_text(DeltaTarget::Refusal, text, out),
+            Delta::Call(piece)
+                if piece.id.is_none() && piece.name.is_none() && !piece.is_marked_start =>
+            {
                 let CallDelta { index, kind, arguments, .. } = piece;
-                let channel = HeldChannel::Arguments { index, kind };
+                let channel = DeltaTarget::Arguments { index, kind };
                 self.push_text(channel, arguments.unwrap_or_default(), out);
             }
             Delta::Call(piece) => self.push_labelled(piece, out),
@@ -123,13 +125,13 @@ impl DeltaRedactor {
                 out.push(unordered);
             }
             part_end @ Delta::Metadata(ProviderMetadata::Text { .. }) => {
-                self.push_part_end(HeldChannel::Text, part_end, out);
+                self.push_part_end(DeltaTarget::Text, part_end, out);
             }
             part_end @ Delta::Metadata(ProviderMetadata::Reasoning { .. }) => {
-                self.push_part_end(HeldChannel::Reasoning, part_end, out);
+                self.push_part_end(DeltaTarget::Reasoning, part_end, out);
             }
             mut whole @ (Delta::Seal { .. }
-            | Delta::Metadata(ProviderMetadata::Part(_))
+            | Delta::Metadata(ProviderMetadata::RawPart(_))
             | Delta::Finish(_)
             | Delta::Error(_)
             | Delta::Done) => {
@@ -143,7 +145,7 @@ impl DeltaRedactor {
     /// Adds a piece with a name or an id. It may begin another call, and its arguments do not continue those that are
     /// held back then. Some services repeat the name and the id of a call in each of its pieces.
     fn push_labelled(&mut self, mut piece: CallDelta, out: &mut Vec<Delta>) {
-        let channel = HeldChannel::Arguments { index: piece.index, kind: piece.kind };
+        let channel = DeltaTarget::Arguments { index: piece.index, kind: piece.kind };
         if !self.newest_call.is_continued_by(&piece) {
             let (id, name) = (piece.id.clone(), piece.name.clone());
             self.newest_call = CallLabels { index: piece.index, id, name };
@@ -156,7 +158,7 @@ impl DeltaRedactor {
         out.push(Delta::Call(piece));
     }
 
-    fn push_part_end(&mut self, channel: HeldChannel, mut part_end: Delta, out: &mut Vec<Delta>) {
+    fn push_part_end(&mut self, channel: DeltaTarget, mut part_end: Delta, out: &mut Vec<Delta>) {
         self.redact_whole(&mut part_end);
         self.release(Some(channel), out);
         let mut held = self.held.iter_mut();
@@ -166,7 +168,7 @@ impl DeltaRedactor {
         }
     }
 
-    fn push_text(&mut self, channel: HeldChannel, text: String, out: &mut Vec<Delta>) {
+    fn push_text(&mut self, channel: DeltaTarget, text: String, out: &mut Vec<Delta>) {
         self.release(Some(channel), out);
         let at = self.held.iter().position(|held| held.channel == channel);
         let mut held = match at.map(|at| self.held.remove(at)) {
@@ -205,7 +207,7 @@ impl DeltaRedactor {
     }
 
     /// Releases what is held back and must come before the next delta, which belongs to the text `next`.
-    fn release(&mut self, next: Option<HeldChannel>, out: &mut Vec<Delta>) {
+    fn release(&mut self, next: Option<DeltaTarget>, out: &mut Vec<Delta>) {
         for held in &mut self.held {
             if held.is_pending() && next.is_none_or(|next| !held.may_follow(next)) {
                 let text = held.text.clone();
@@ -216,7 +218,7 @@ impl DeltaRedactor {
     }
 
     /// Replaces secrets in a text, and holds its end back if a secret may begin there.
-    fn hold_end(&mut self, channel: HeldChannel, mut text: String) -> String {
+    fn hold_end(&mut self, channel: DeltaTarget, mut text: String) -> String {
         self.secrets.redact_in_place(&mut text);
         let end = text.split_off(text.len() - self.secrets.begun_at_end(&text));
         self.hold(HeldText::new(channel, end));
@@ -239,7 +241,7 @@ impl DeltaRedactor {
                 | ProviderMetadata::Reasoning { members: Some(json) }
                 | ProviderMetadata::Call { members: json, .. }
                 | ProviderMetadata::LastCall { members: json }
-                | ProviderMetadata::Part(json),
+                | ProviderMetadata::RawPart(json),
             ) => *json = self.secrets.redact(json).into(),
             Delta::Finish(reason) => reason.raw = self.secrets.redact(&reason.raw).into(),
             Delta::Usage { raw, .. } => *raw = self.secrets.redact(raw).into(),
@@ -265,7 +267,7 @@ impl CallLabels {
     /// has them. `call_assembler` also divides calls with equal labels, after complete arguments. These end with a
     /// bracket or a quotation mark, which is held back only if a secret begins with it.
     fn is_continued_by(&self, piece: &CallDelta) -> bool {
-        !piece.begins
+        !piece.is_marked_start
             && piece.index == self.index
             && (piece.id.is_none() || piece.id == self.id)
             && (piece.name.is_none() || piece.name == self.name)
@@ -273,7 +275,7 @@ impl CallLabels {
 }
 
 impl HeldText {
-    fn new(channel: HeldChannel, text: String) -> Self {
+    fn new(channel: DeltaTarget, text: String) -> Self {
         Self { channel, text, released: 0, part_ends: Vec::new() }
     }
 
@@ -284,7 +286,7 @@ impl HeldText {
 
     /// Returns whether it may be released behind a delta of the text `next`. The end of a part keeps its
     /// position, and the arguments of another call seal this one.
-    fn may_follow(&self, next: HeldChannel) -> bool {
+    fn may_follow(&self, next: DeltaTarget) -> bool {
         let waits = self.text.len() >= WAITING_BYTES_MIN && self.part_ends.is_empty();
         self.channel == next || (waits && !(self.channel.is_call() && next.is_call()))
     }
@@ -308,7 +310,7 @@ impl HeldText {
     }
 }
 
-impl HeldChannel {
+impl DeltaTarget {
     fn is_call(self) -> bool {
         matches!(self, Self::Arguments { .. })
     }
@@ -487,7 +489,7 @@ mod tests {
             Delta::Call(call),
             Delta::Seal { index: 0, arguments: None },
             Delta::Metadata(ProviderMetadata::Reasoning { members: None }),
-            Delta::Metadata(ProviderMetadata::Part("{}".into())),
+            Delta::Metadata(ProviderMetadata::RawPart("{}".into())),
             Delta::Finish(reason),
             Delta::Error(ProviderError::new(ProviderErrorKind::InStream, "m")),
             Delta::Done,
@@ -580,7 +582,8 @@ mod tests {
     #[test]
     fn what_had_to_be_released_is_remembered() {
         let call = Delta::Call(CallDelta { name: Some("f".into()), ..CallDelta::default() });
-        for next in [call, part_end("{}"), Delta::Metadata(ProviderMetadata::Part("{}".into()))] {
+        for next in [call, part_end("{}"), Delta::Metadata(ProviderMetadata::RawPart("{}".into()))]
+        {
             let hm = Delta::Reasoning("hm".into());
             let divided = [text("a sk-live-"), next.clone(), hm.clone(), text("0123456789!")];
             let expected = [text("a "), text("sk-live-"), next, hm, text("[redacted]!")];

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::actor::{Actor, ActorRef};
 use super::gauge::{CountGuard, Gauges};
-use super::hooks::{HookQuestion, changed_request};
+use super::hooks::{HookInvocation, changed_request};
 use super::message::{
     AccumulatorMessage, CompletionQueue, DecisionReply, RequestSent, ResponseEnded, RunScope,
     SessionMessage, StartTool, StreamMessage, ToolCommand, ToolSupervisorMessage,
@@ -126,7 +126,7 @@ impl TurnBatch {
         match self.records.last() {
             None => {
                 // The text of an attempt may become void long after the record of its failure.
-                let record = event.is_recorded().then(|| SourceRecord {
+                let record = event.has_record_id().then(|| SourceRecord {
                     seq: setup.log.last_seq(),
                     time: unix_ms(),
                     displayed_bytes: current.displayed_bytes,
@@ -285,7 +285,7 @@ impl AccumulatorActor {
         match message {
             AccumulatorMessage::BeginTurn(_) => return,
             AccumulatorMessage::DeltasReceived { turn, attempt, sent, batch, reply } => {
-                if let Some((current, now)) = self.exchange(turn, attempt) {
+                if let Some((current, now)) = self.current_attempt(turn, attempt) {
                     current.handle_sent(now, sent);
                     current.turn.handle_deltas(now, batch);
                     self.perform_effects(myself);
@@ -295,39 +295,39 @@ impl AccumulatorActor {
                 return;
             }
             AccumulatorMessage::ModelPermitReplied { turn, attempt, permit } => {
-                let Some((current, now)) = self.exchange(turn, attempt) else { return };
+                let Some((current, now)) = self.current_attempt(turn, attempt) else { return };
                 current.turn.handle_model_permit(now, permit);
             }
             AccumulatorMessage::ResponseEnded(ended) => {
                 let ResponseEnded { turn, attempt, sent, end, breaker_permit } = *ended;
-                let Some((current, now)) = self.exchange(turn, attempt) else { return };
+                let Some((current, now)) = self.current_attempt(turn, attempt) else { return };
                 current.handle_sent(now, sent);
                 // A turn that is over publishes no `AttemptEnded`, so its permit is dropped here.
                 current.breaker_permit = breaker_permit.filter(|_| !current.is_over());
                 current.turn.handle_response_end(now, end);
             }
             AccumulatorMessage::ToolPermitGranted { key } => {
-                let Some((current, now)) = self.now() else { return };
+                let Some((current, now)) = self.current_turn_and_time() else { return };
                 current.turn.handle_tool_permit(now, key, PermitReply::Granted);
             }
             AccumulatorMessage::QuestionAsked { key, number, question } => {
-                let Some((current, now)) = self.now() else { return };
+                let Some((current, now)) = self.current_turn_and_time() else { return };
                 current.turn.handle_question(now, key, number, question);
             }
             AccumulatorMessage::QuestionWithdrawn { key, number } => {
-                let Some((current, now)) = self.now() else { return };
+                let Some((current, now)) = self.current_turn_and_time() else { return };
                 current.turn.handle_question_withdrawn(now, key, number);
             }
             AccumulatorMessage::ChildWaits { key, waits } => {
-                let Some((current, now)) = self.now() else { return };
+                let Some((current, now)) = self.current_turn_and_time() else { return };
                 current.turn.handle_child_waits(now, key, waits);
             }
             AccumulatorMessage::ReferencesRead { key, values } => {
-                let Some((current, now)) = self.now() else { return };
+                let Some((current, now)) = self.current_turn_and_time() else { return };
                 current.turn.handle_references(now, key, *values);
             }
             AccumulatorMessage::HooksDecided { turn, key, on, decision } => {
-                let Some((current, now)) = self.now() else { return };
+                let Some((current, now)) = self.current_turn_and_time() else { return };
                 if current.number != turn {
                     return;
                 }
@@ -336,13 +336,13 @@ impl AccumulatorActor {
             }
             AccumulatorMessage::ToolsFinished => {
                 let completions = std::mem::take(&mut *self.completions.lock());
-                let Some((current, now)) = self.now() else { return };
+                let Some((current, now)) = self.current_turn_and_time() else { return };
                 for (key, completion) in completions {
                     current.turn.handle_outcome(now, key, completion);
                 }
             }
             AccumulatorMessage::RecordsStored { turn, upto } => {
-                let Some((current, now)) = self.now() else { return };
+                let Some((current, now)) = self.current_turn_and_time() else { return };
                 if current.number != turn {
                     return;
                 }
@@ -353,15 +353,15 @@ impl AccumulatorActor {
                 if timer.is_some_and(|timer| timer.is_late()) {
                     return self.start_timer(Instant::now() + LATE_TIMER_GRACE, true, myself);
                 }
-                let Some((current, now)) = self.now() else { return };
+                let Some((current, now)) = self.current_turn_and_time() else { return };
                 current.turn.handle_timeout(now);
             }
             AccumulatorMessage::Cancel { reason } => {
-                let Some((current, now)) = self.now() else { return };
+                let Some((current, now)) = self.current_turn_and_time() else { return };
                 current.turn.handle_cancel(now, reason);
             }
             AccumulatorMessage::ContextReduced { request } => {
-                let Some((current, now)) = self.now() else { return };
+                let Some((current, now)) = self.current_turn_and_time() else { return };
                 let reduced = request.is_some();
                 // A turn that is over needs no request.
                 if !current.is_over() && reduced {
@@ -370,12 +370,12 @@ impl AccumulatorActor {
                 current.turn.handle_context_reduced(now, reduced);
             }
             AccumulatorMessage::Decide { key, decision, reply } => {
-                let Some((current, now)) = self.now() else { return };
+                let Some((current, now)) = self.current_turn_and_time() else { return };
                 let accepted = current.turn.handle_approval(now, key, *decision);
                 return self.reply_to_decision(reply, accepted, myself);
             }
             AccumulatorMessage::AnswerCall { key, outcome, reply } => {
-                let Some((current, now)) = self.now() else { return };
+                let Some((current, now)) = self.current_turn_and_time() else { return };
                 let accepted = current.turn.handle_client_result(now, key, *outcome);
                 return self.reply_to_decision(reply, accepted, myself);
             }
@@ -401,7 +401,7 @@ impl AccumulatorActor {
     }
 
     /// Returns the current turn and the time since it began. First counts the stalls of the host.
-    fn now(&mut self) -> Option<(&mut CurrentTurn, Duration)> {
+    fn current_turn_and_time(&mut self) -> Option<(&mut CurrentTurn, Duration)> {
         let current = self.current.as_mut()?;
         current.count_stalls(&self.setup.stalls);
         let now = current.began.elapsed();
@@ -409,8 +409,8 @@ impl AccumulatorActor {
     }
 
     /// Returns the same as [`Self::now`] if the turn and attempt numbers match.
-    fn exchange(&mut self, turn: u32, attempt: u32) -> Option<(&mut CurrentTurn, Duration)> {
-        self.now()
+    fn current_attempt(&mut self, turn: u32, attempt: u32) -> Option<(&mut CurrentTurn, Duration)> {
+        self.current_turn_and_time()
             .filter(|(current, _)| current.number == turn && current.turn.attempt() == attempt)
     }
 
@@ -554,9 +554,13 @@ impl AccumulatorSetup {
         (notified.waits_only_for_people, notified.is_resumable) = waits;
         let approvals = notified.keys.iter().filter_map(|(key, _)| turn.pending_approval(*key));
         let (epoch, approvals) = (self.epoch, approvals.collect());
-        let (only_waits, is_resumable) = waits;
-        let message =
-            SessionMessage::ApprovalsChanged { epoch, approvals, only_waits, is_resumable };
+        let (waits_only_for_people, is_resumable) = waits;
+        let message = SessionMessage::ApprovalsChanged {
+            epoch,
+            approvals,
+            waits_only_for_people,
+            is_resumable,
+        };
         let _ = self.session.cast(message);
     }
 
@@ -609,7 +613,7 @@ impl AccumulatorSetup {
                 let model_request = current.request.as_deref();
                 let agent = (&current.scope.agent, self.parent.as_deref());
                 let question =
-                    HookQuestion::of_turn(*request, position, model_request, agent, telemetry);
+                    HookInvocation::of_turn(*request, position, model_request, agent, telemetry);
                 let task = OwnedTask::spawn(&self.gauges.tasks, async move {
                     let decision = Box::new(question.ask().await);
                     let _ = accumulator.cast(AccumulatorMessage::HooksDecided {
@@ -665,7 +669,7 @@ impl AccumulatorSetup {
                 .trace
                 .as_ref()
                 .map(|t| t.for_attempt(current.number, plan.attempt)),
-            model: Arc::clone(current.scope.agent.models.at(plan.model)),
+            model: Arc::clone(current.scope.agent.models.at(plan.model_index)),
             plan,
             request: Arc::clone(request),
             to: myself.clone(),

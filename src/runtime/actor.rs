@@ -93,7 +93,7 @@ pub(super) type ReplyPort<T> = oneshot::Sender<T>;
 
 /// The reason why a message was not delivered, or a call has no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CallError {
+pub(super) enum MailboxError {
     /// The actor had ended, and has not received the message.
     Ended,
     /// The reply port was dropped.
@@ -271,11 +271,11 @@ impl<M: Send + 'static> ActorRef<M> {
     ///
     /// # Errors
     /// If the actor has ended.
-    pub(super) fn cast(&self, message: M) -> Result<(), CallError> {
+    pub(super) fn cast(&self, message: M) -> Result<(), MailboxError> {
         let waker = {
             let mut inbox = self.mailbox.inbox.lock();
             if inbox.phase == ActorPhase::Ended {
-                return Err(CallError::Ended);
+                return Err(MailboxError::Ended);
             }
             inbox.messages.push_back(message);
             inbox.waker.take()
@@ -291,10 +291,10 @@ impl<M: Send + 'static> ActorRef<M> {
     pub(super) async fn call<T>(
         &self,
         message: impl FnOnce(ReplyPort<T>) -> M,
-    ) -> Result<T, CallError> {
+    ) -> Result<T, MailboxError> {
         let (port, reply) = oneshot::channel();
         self.cast(message(port))?;
-        reply.await.map_err(|_| CallError::NoReply)
+        reply.await.map_err(|_| MailboxError::NoReply)
     }
 
     /// Ends the actor after its current message.
@@ -315,7 +315,7 @@ impl<M: Send + 'static> ActorRef<M> {
     }
 
     /// Waits until the actor has ended. Its children may still be ending.
-    pub(super) async fn ended(&self) {
+    pub(super) async fn wait_for_end(&self) {
         let ended = self.mailbox.ended.notified();
         if self.has_ended() {
             return;
@@ -545,7 +545,7 @@ mod tests {
     }
 
     async fn end_of(actor: &ActorRef<Order>) {
-        timeout(SOON, actor.ended()).await.expect("the actor ends");
+        timeout(SOON, actor.wait_for_end()).await.expect("the actor ends");
     }
 
     /// Makes an actor wait within a message. Returns what ends the wait.
@@ -561,7 +561,7 @@ mod tests {
         parent.cast(Order::Note("first")).expect("it is alive");
         parent.cast(Order::Note("second")).expect("it is alive");
         assert_eq!(parent.call(Order::Reply).await, Ok(7));
-        assert_eq!(parent.call(Order::DropPort).await, Err(CallError::NoReply));
+        assert_eq!(parent.call(Order::DropPort).await, Err(MailboxError::NoReply));
         assert_eq!(*seen.lock(), ["first", "second"]);
     }
 
@@ -577,8 +577,8 @@ mod tests {
         assert_eq!(parent.call(Order::Reply).await, Ok(7));
         assert_eq!(*seen.lock(), ["waited", "stopped", "Stopped"]);
         assert!(!parent.has_children());
-        assert_eq!(child.cast(Order::Note("late")), Err(CallError::Ended));
-        assert_eq!(child.call(Order::Reply).await, Err(CallError::Ended));
+        assert_eq!(child.cast(Order::Note("late")), Err(MailboxError::Ended));
+        assert_eq!(child.call(Order::Reply).await, Err(MailboxError::Ended));
     }
 
     #[tokio::test]
@@ -654,7 +654,7 @@ mod tests {
         tokio::task::yield_now().await;
         assert_eq!(endless.mailbox.inbox.lock().messages.len(), 1, "it has more to do");
         endless.kill();
-        timeout(SOON, endless.ended()).await.expect("the actor ends");
+        timeout(SOON, endless.wait_for_end()).await.expect("the actor ends");
     }
 
     #[tokio::test]
@@ -715,7 +715,7 @@ mod tests {
                 tokio::task::yield_now().await;
             }
             holder.kill();
-            timeout(SOON, holder.ended()).await.expect("the actor ends");
+            timeout(SOON, holder.wait_for_end()).await.expect("the actor ends");
             assert_eq!(*seen.lock(), ["dropped, ended: false"], "{has_run}");
         }
     }
@@ -729,7 +729,7 @@ mod tests {
             holder.cast(bomb).map_err(drop).expect("it is alive");
         }
         holder.kill();
-        timeout(SOON, holder.ended()).await.expect("the actor ends");
+        timeout(SOON, holder.wait_for_end()).await.expect("the actor ends");
         assert_eq!(seen.lock().len(), 3);
     }
 

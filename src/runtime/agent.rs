@@ -20,7 +20,7 @@ use crate::session::SessionRunRules;
 use crate::telemetry::Telemetry;
 use crate::tool::{
     ClientSideTool, FrozenList, RESERVED_NAMES, ReadVar, RegisteredHook, RegisteredKind,
-    RegisteredTool, RegistryError, Tool, ToolDescription, ToolRegistry, ToolServer, ToolSpec,
+    RegisteredTool, RegistryError, ServerToolDefinition, Tool, ToolRegistry, ToolServer, ToolSpec,
     find_tools, use_tool_spec,
 };
 #[cfg(feature = "server")]
@@ -377,7 +377,7 @@ impl Agent {
     }
 
     /// Returns whether the model has to search for its tools if servers offer these in addition.
-    pub(super) fn needs_search(&self, tools: &[ToolDescription]) -> bool {
+    pub(super) fn needs_search(&self, tools: &[ServerToolDefinition]) -> bool {
         let callable = self.callable_tools().into_keys();
         let names = callable.chain(tools.iter().map(|tool| tool.name.clone()));
         let names = names.map(|name| (name, ())).collect();
@@ -404,7 +404,7 @@ impl Agent {
         overrides: &BTreeMap<String, ToolOverride>,
         tool_limiters: &ToolLimiters,
     ) -> Self {
-        let make = |tool: &ToolDescription| {
+        let make = |tool: &ServerToolDefinition| {
             let mut servers = self.registry.servers().iter();
             let server = servers.find(|server| tool.name.starts_with(&server.tool_prefix()));
             let made = server.map(|server| server.make_tool(tool));

@@ -202,7 +202,7 @@ impl AgentTrees {
     }
 
     /// Forgets the children of a run that has ended.
-    pub(super) fn end_run(&self, session: &SessionId, run: &RunId) {
+    pub(super) fn remove_run(&self, session: &SessionId, run: &RunId) {
         let mut trees = self.trees.lock();
         if !trees.is_empty() {
             trees.remove(&(session.clone(), run.clone()));

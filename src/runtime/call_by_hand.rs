@@ -64,7 +64,7 @@ impl Host {
             CALLER,
             model_that_calls(tool.to_owned(), move || input.clone()),
             &link.shared.telemetry,
-            link.shared.stalls.clone(),
+            link.shared.lag_clock.clone(),
             link.shared.secrets.clone(),
         );
         let agent_with_tool = frozen.agent.with_only_tool(tool, CALLER, Arc::new(model));

@@ -161,7 +161,7 @@ impl AgentCallRunner {
             // The run is new, or an earlier host has started it.
             let (shared, root) = (Arc::clone(&self.link.shared), parent.root.clone());
             let read = move || agent_trees::descendants(&*shared.journal, &root);
-            let stored = self.link.query(read).await.and_then(|stored| Ok(stored?));
+            let stored = self.link.quick_read(read).await.and_then(|stored| Ok(stored?));
             let stored = stored.map_err(|error| ToolError::new(error.to_string()))?;
             trees.restore(&parent.root, stored);
         }
@@ -253,7 +253,7 @@ impl AgentCallRunner {
         request.overrides.limits = self.limits();
         request.trace = context.trace().cloned();
         request.extensions = context.extensions().clone();
-        let (accepted, live) = child.accept(run, request).await?;
+        let (accepted, live) = child.request_run(run, request).await?;
         let zero = ChildUse { session: child.id().clone(), run: run.clone(), tokens: 0, calls: 0 };
         *self.child.lock() = Some(zero);
         if accepted.report_receiver.is_none() {
@@ -262,7 +262,7 @@ impl AgentCallRunner {
             let _ = child.resume().await;
             self.publish_pending_approvals(child).await?;
         }
-        let is_running = live.activity.running.load(Ordering::Acquire);
+        let is_running = live.activity.has_open_run.load(Ordering::Acquire);
         let end_event_pending = accepted.report_receiver.is_some() || is_running;
         let (session, log) = (child.clone(), Arc::clone(&live.log));
         let report =
@@ -293,7 +293,7 @@ impl AgentCallRunner {
     /// end.
     async fn stop_existing_child(&self, child: &SessionHandle, run: &RunId) {
         let (shared, id) = (Arc::clone(&self.link.shared), child.id().clone());
-        let stored = self.link.query(move || shared.journal.find(&id)).await;
+        let stored = self.link.quick_read(move || shared.journal.find(&id)).await;
         // After an error of the journal there may be one.
         if matches!(stored, Ok(Ok(None))) {
             return;

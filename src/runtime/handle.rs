@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::Host;
-use super::actor::CallError;
+use super::actor::MailboxError;
 use super::error::HostError;
 use super::host_ref::{AwakeSession, HostRef, REQUEST_TRIES_MAX};
 use super::ids;
@@ -30,7 +30,7 @@ use crate::config::{ClientTool, OutputRequest, RunOverrides};
 use crate::event::{EventId, ToolListChange};
 use crate::journal::SessionLog;
 use crate::record::{RequestKey, Seq, StopMode};
-use crate::session::RunInput;
+use crate::session::RunSpec;
 use crate::telemetry::Subscription;
 use crate::tool::Extensions;
 use crate::turn::{ApprovalDecision, ApprovalError};
@@ -85,7 +85,7 @@ impl SessionHandle {
             return Ok(live.agent.clone());
         }
         let (shared, id) = (Arc::clone(&self.link.shared), self.id.clone());
-        let stored = self.link.query(move || shared.journal.find(&id)).await??;
+        let stored = self.link.quick_read(move || shared.journal.find(&id)).await??;
         let stored = stored.ok_or_else(|| HostError::NoSuchSession(self.id.clone()))?;
         Ok(stored.agent)
     }
@@ -95,10 +95,12 @@ impl SessionHandle {
     #[must_use]
     pub fn state(&self) -> SessionState {
         match self.link.shared.awake(&self.id) {
-            Some(live) if live.activity.running.load(Ordering::Acquire) => SessionState::Running,
+            Some(live) if live.activity.has_open_run.load(Ordering::Acquire) => {
+                SessionState::Running
+            }
             Some(_) => SessionState::Idle,
             // Its run waits for people or to be resumed.
-            None if self.link.shared.sleeping_runs.lock().contains(&self.id) => {
+            None if self.link.shared.sessions_with_unfinished_run.lock().contains(&self.id) => {
                 SessionState::Running
             }
             None => SessionState::Hibernated,
@@ -120,7 +122,7 @@ impl SessionHandle {
     #[doc(hidden)]
     pub async fn exists(&self) -> Result<bool, HostError> {
         let (shared, id) = (Arc::clone(&self.link.shared), self.id.clone());
-        Ok(self.link.query(move || shared.journal.find(&id)).await??.is_some())
+        Ok(self.link.quick_read(move || shared.journal.find(&id)).await??.is_some())
     }
 
     /// Returns whether the session's host accepts sessions and runs. It does until it shuts down.
@@ -143,7 +145,7 @@ impl SessionHandle {
         let (mut events, live) =
             self.link.with_awake(&self.id, |live| live.feed_access.subscribe_to(&new)).await?;
         let (RunAccepted { id, seq, report_receiver: report }, accepted_by) =
-            self.accept(&new, request).await?;
+            self.request_run(&new, request).await?;
         let events_are_complete = Arc::ptr_eq(&live, &accepted_by) && id == new;
         if !events_are_complete {
             events = self.subscribe_to(&id).await?;
@@ -180,7 +182,7 @@ impl SessionHandle {
     /// As [`Self::start_run`], and when the session is closed meanwhile.
     pub async fn run(&self, request: impl Into<RunRequest>) -> Result<RunReport, HostError> {
         // No subscription is made, because only the report is needed.
-        let (accepted, accepted_by) = self.accept(&ids::run_id(), request.into()).await?;
+        let (accepted, accepted_by) = self.request_run(&ids::run_id(), request.into()).await?;
         let RunAccepted { id, seq: _, report_receiver: report } = accepted;
         stored_sessions::await_report(self.clone(), id, report, Arc::clone(&accepted_by.log)).await
     }
@@ -240,7 +242,7 @@ impl SessionHandle {
 
     /// Starts a run, or finds the run that the same request started first. Returns the session that
     /// accepted it.
-    pub(super) async fn accept(
+    pub(super) async fn request_run(
         &self,
         new: &RunId,
         mut request: RunRequest,
@@ -257,7 +259,7 @@ impl SessionHandle {
             queue,
             extensions,
         } = request;
-        let run = RunInput {
+        let run = RunSpec {
             run_id: new.clone(),
             input,
             overrides: Arc::new(overrides),
@@ -481,7 +483,7 @@ impl SessionHandle {
         let (decided, live) = self.ask_turn(ask).await?;
         if decided == Err(ApprovalError::NoSuchApproval) {
             // The decision may concern a turn that is over.
-            return stored_sessions::decided(self, key, decision).await;
+            return stored_sessions::check_past_decision(self, key, decision).await;
         }
         decided?;
         self.wait_durable(live.log.last_seq(), &live).await.map(drop)
@@ -498,15 +500,15 @@ impl SessionHandle {
                 Ok(decided) => return Ok((decided, live)),
                 // The accumulator died and is being replaced, or the session leaves memory. If the decision was
                 // accepted, sending it again is not an error.
-                Err(CallError::NoReply) => tokio::time::sleep(DECIDE_AGAIN).await,
-                Err(CallError::Ended) => {
+                Err(MailboxError::NoReply) => tokio::time::sleep(DECIDE_AGAIN).await,
+                Err(MailboxError::Ended) => {
                     if !live.activity.leaving.load(Ordering::Acquire) {
                         break;
                     }
                 }
             }
         }
-        Err(self.link.shared.gone())
+        Err(self.link.shared.unavailable_error())
     }
 
     /// Reads the tools of servers again. The session's next run offers the present list; without this its
@@ -628,7 +630,7 @@ impl SessionHandle {
                 Err(error) => return Err(error),
             }
         }
-        Err(shared.gone())
+        Err(shared.unavailable_error())
     }
 
     /// Lets the session hibernate now, as it does by itself after `idle_after`. A session with subscribers

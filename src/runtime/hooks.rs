@@ -11,7 +11,7 @@ use super::agent::Agent;
 use super::model::ModelRequest;
 use super::task;
 use crate::context::{History, ResultCut};
-use crate::session::RunSummary;
+use crate::session::RunResult;
 use crate::telemetry::Telemetry;
 use crate::tool::{HookAnswer, HookError, HookInput, RegisteredHook};
 use crate::turn::{
@@ -21,13 +21,13 @@ use crate::types::{HookDecision, HookPoint, ParentCall, RunId, SessionId};
 use crate::wire::PromptChange;
 
 /// The question to the hooks at a point of a run.
-pub(super) struct HookQuestion {
+pub(super) struct HookInvocation {
     agent: Arc<Agent>,
     chain: HookChain,
     telemetry: Telemetry,
 }
 
-impl HookQuestion {
+impl HookInvocation {
     /// Makes the question about a turn or one of its calls.
     pub(super) fn of_turn(
         request: HookRequest,
@@ -77,7 +77,7 @@ impl HookQuestion {
 
     /// Makes the notification of hooks about the end of a run.
     pub(super) fn of_run_end(
-        summary: &RunSummary,
+        summary: &RunResult,
         (session, turn): (&SessionId, u32),
         (agent, parent): (&Arc<Agent>, Option<&ParentCall>),
         telemetry: &Telemetry,

@@ -92,7 +92,7 @@ impl Actor for HostActor {
     /// Closes the journal of a host that was dropped, although handles of its sessions may still exist.
     async fn stopped(&mut self) {
         // A shutdown closes it after the last session has ended.
-        if !self.link.shared.is_closing() {
+        if !self.link.shared.is_shutting_down() {
             let journal = Arc::clone(&self.link.shared.journal);
             // A panic of the storage engine is ignored.
             let _ = blocking(move || journal.close()).await;
@@ -121,7 +121,7 @@ async fn measure_lag(host: Arc<HostState>) {
         let due = Instant::now() + LAG_PERIOD;
         tokio::time::sleep_until(due).await;
         let delay = due.elapsed();
-        host.stalls.add_delay(delay);
+        host.lag_clock.add_delay(delay);
         host.telemetry.metrics().host().event_loop_lag(delay);
     }
 }
@@ -182,9 +182,10 @@ impl HostActor {
     fn handle_session_death(&mut self, id: SessionId, dead: Arc<AwakeSession>) {
         let (deaths, last) = self.deaths.entry(id.clone()).or_insert((0, Instant::now()));
         (*deaths, *last) = (*deaths + 1, Instant::now());
-        let ran = dead.activity.running.load(Ordering::Acquire);
-        self.link.shared.set_sleeping_run(&id, ran);
-        let restarts = ran && *deaths <= SESSION_RESTARTS_MAX && !self.link.shared.is_closing();
+        let ran = dead.activity.has_open_run.load(Ordering::Acquire);
+        self.link.shared.set_has_unfinished_run(&id, ran);
+        let restarts =
+            ran && *deaths <= SESSION_RESTARTS_MAX && !self.link.shared.is_shutting_down();
         let link = self.link.clone();
         dead.log.close();
         task::detach(async move {

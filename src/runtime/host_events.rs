@@ -66,7 +66,7 @@ impl Host {
             states,
             all_states,
             sources: SelectAll::new(),
-            histories: Arc::new(Semaphore::new(HISTORIES_MAX)),
+            history_permits: Arc::new(Semaphore::new(HISTORIES_MAX)),
             positions: HashMap::new(),
             asleep: HashSet::new(),
             deleted: HashMap::new(),
@@ -93,7 +93,7 @@ struct HostEvents {
     /// The events of the sessions that are in memory, or whose stored events are being read.
     sources: SelectAll<BoxStream<'static, (SessionId, SourceItem)>>,
     /// One permit for each session whose stored events are being read.
-    histories: Arc<Semaphore>,
+    history_permits: Arc<Semaphore>,
     /// The position after the last event of each session. A session that was deleted or has failed has none.
     positions: HashMap<SessionId, EventId>,
     /// The sessions that are not in memory, and whose stored events were returned.
@@ -129,8 +129,8 @@ impl HostEvents {
         }
         self.positions.insert(session.clone(), after);
         if after < last {
-            let histories = Arc::clone(&self.histories);
-            let events = SessionEvents::stored(&self.host, &stored, after, histories);
+            let history_permits = Arc::clone(&self.history_permits);
+            let events = SessionEvents::stored(&self.host, &stored, after, history_permits);
             self.push(session, events, last);
         } else {
             self.asleep.insert(session.clone());
@@ -143,8 +143,9 @@ impl HostEvents {
         let Some(live) = self.host.shared.awake(session) else { return Ok(false) };
         let events = match after {
             Some(after) => {
-                let histories = Some(Arc::clone(&self.histories));
-                SessionEvents::from(&self.host, session, &live, after, histories).transpose()?
+                let history_permits = Some(Arc::clone(&self.history_permits));
+                SessionEvents::from(&self.host, session, &live, after, history_permits)
+                    .transpose()?
             }
             None => SessionEvents::from_now(&self.host, &live),
         };
@@ -298,7 +299,7 @@ impl HostEvents {
 
     fn live_state(&self, session: &SessionId) -> Option<SessionState> {
         let live = self.host.shared.awake(session)?;
-        let is_running = live.activity.running.load(Ordering::Acquire);
+        let is_running = live.activity.has_open_run.load(Ordering::Acquire);
         Some(if is_running { SessionState::Running } else { SessionState::Idle })
     }
 
@@ -310,7 +311,7 @@ impl HostEvents {
         // In a task: the stream is not polled while its client does not read, and would keep a permit for reading.
         let found = task::isolated(async move {
             let shared = Arc::clone(&host.shared);
-            Ok(host.query(move || shared.journal.find(&session)).await??)
+            Ok(host.quick_read(move || shared.journal.find(&session)).await??)
         });
         async move { found.await.unwrap_or(Err(HostError::ShuttingDown)) }
     }

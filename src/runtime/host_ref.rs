@@ -72,7 +72,7 @@ pub(super) struct HostState {
     pub(super) models: Arc<BTreeMap<String, Arc<Model>>>,
     pub(super) journal: Arc<dyn Journal>,
     pub(super) telemetry: Telemetry,
-    pub(super) stalls: HostLagClock,
+    pub(super) lag_clock: HostLagClock,
     pub(super) secrets: Secrets,
     pub(super) gauges: Gauges,
     pub(super) pool: BlockingPool,
@@ -94,7 +94,7 @@ pub(super) struct HostState {
     pub(super) suspended: Mutex<BTreeSet<SessionId>>,
     /// Sessions with an unfinished run when they left memory, or when the host started (then also those with queued
     /// inputs or an unfinished deletion). Some are awake again.
-    pub(super) sleeping_runs: Mutex<BTreeSet<SessionId>>,
+    pub(super) sessions_with_unfinished_run: Mutex<BTreeSet<SessionId>>,
     pub(super) started: Instant,
     pub(super) closing: AtomicBool,
     /// True after a server or the program has looked for pending approvals: from then on they wait for it, and are
@@ -152,7 +152,7 @@ pub(super) struct AwakeSession {
 #[derive(Debug, Default)]
 pub(super) struct SessionActivity {
     /// True while the session has an open run, also a suspended one.
-    pub(super) running: AtomicBool,
+    pub(super) has_open_run: AtomicBool,
     /// True while the session has the actors of a run.
     pub(super) has_actors: AtomicBool,
     /// Set before the session leaves memory by hibernation, at a shutdown, or because the journal failed. Requests
@@ -172,7 +172,7 @@ impl SessionActivity {
 
     /// Returns true if the session has the actors of a run but no run.
     pub(super) fn has_unused_actors(&self) -> bool {
-        self.has_actors.load(Ordering::Acquire) && !self.running.load(Ordering::Acquire)
+        self.has_actors.load(Ordering::Acquire) && !self.has_open_run.load(Ordering::Acquire)
     }
 }
 
@@ -191,13 +191,13 @@ pub(super) enum SessionSlot {
 }
 
 impl HostState {
-    pub(super) fn is_closing(&self) -> bool {
+    pub(super) fn is_shutting_down(&self) -> bool {
         self.closing.load(Ordering::SeqCst)
     }
 
     /// Returns the error of a request to a session that is gone.
-    pub(super) fn gone(&self) -> HostError {
-        if self.is_closing() { HostError::ShuttingDown } else { HostError::SessionClosed }
+    pub(super) fn unavailable_error(&self) -> HostError {
+        if self.is_shutting_down() { HostError::ShuttingDown } else { HostError::SessionClosed }
     }
 
     /// Returns the limits of the next input of the session with this log.
@@ -218,7 +218,7 @@ impl HostState {
         };
         // This is checked after the run is counted, so that a concurrent shutdown either is detected here
         // or waits for the run.
-        if self.is_closing() {
+        if self.is_shutting_down() {
             return Err(HostError::ShuttingDown);
         }
         slot.ok_or(HostError::Full("run"))
@@ -237,7 +237,7 @@ impl HostState {
 
     /// Reserves the id of a new session. `waiter` is notified when the session is awake.
     pub(super) fn reserve_new(&self, id: &SessionId, waiter: Waiter) -> Result<(), HostError> {
-        if self.is_closing() {
+        if self.is_shutting_down() {
             return Err(HostError::ShuttingDown);
         }
         let mut index = self.index.lock();
@@ -308,12 +308,12 @@ impl HostState {
     }
 
     /// Notes whether a session that leaves memory has a run that has not ended.
-    pub(super) fn set_sleeping_run(&self, id: &SessionId, has_run: bool) {
-        let mut sleeping_runs = self.sleeping_runs.lock();
+    pub(super) fn set_has_unfinished_run(&self, id: &SessionId, has_run: bool) {
+        let mut sessions_with_unfinished_run = self.sessions_with_unfinished_run.lock();
         if has_run {
-            sleeping_runs.insert(id.clone());
+            sessions_with_unfinished_run.insert(id.clone());
         } else {
-            sleeping_runs.remove(id);
+            sessions_with_unfinished_run.remove(id);
         }
     }
 
@@ -372,10 +372,10 @@ impl HostState {
         let (awake, runs) = (self.gauges.awake.count(), self.gauges.runs.count());
         let open = runs + self.gauges.child_runs.count();
         metrics.host().set_limits(self.sessions_max, self.runs_max);
-        metrics.runs_active(runs);
-        metrics.queued_inputs(self.gauges.queued_inputs.count());
-        metrics.calls_waiting(self.gauges.waiting_calls.count());
-        metrics.threads_abandoned(self.gauges.abandoned_threads.count());
+        metrics.set_runs_active(runs);
+        metrics.set_queued_inputs(self.gauges.queued_inputs.count());
+        metrics.set_calls_waiting(self.gauges.waiting_calls.count());
+        metrics.set_threads_abandoned(self.gauges.abandoned_threads.count());
         for model in self.models.values() {
             model.limiter.update_metric();
         }
@@ -386,9 +386,9 @@ impl HostState {
             metrics.mcp_server(server, state, connections);
         });
         let sessions = self.sessions.load(Ordering::SeqCst);
-        metrics.sessions(SessionState::Running, open);
-        metrics.sessions(SessionState::Idle, awake.saturating_sub(open));
-        metrics.sessions(SessionState::Hibernated, sessions.saturating_sub(awake));
+        metrics.set_session_count(SessionState::Running, open);
+        metrics.set_session_count(SessionState::Idle, awake.saturating_sub(open));
+        metrics.set_session_count(SessionState::Hibernated, sessions.saturating_sub(awake));
     }
 
     /// Updates all gauges, also those that need the disk, the system or every awake session.
@@ -411,7 +411,7 @@ pub(super) struct HostRef {
 impl HostRef {
     /// Returns whether the host accepts sessions and runs.
     pub(super) fn is_ready(&self) -> bool {
-        !self.host.has_ended() && !self.shared.is_closing()
+        !self.host.has_ended() && !self.shared.is_shutting_down()
     }
 
     /// Returns the awake session. Wakes it if necessary.
@@ -429,7 +429,7 @@ impl HostRef {
                         waiting.push(waiter);
                         waited
                     }
-                    None if self.shared.is_closing() => return Err(HostError::ShuttingDown),
+                    None if self.shared.is_shutting_down() => return Err(HostError::ShuttingDown),
                     None => {
                         let (waiter, waited) = oneshot::channel();
                         index.insert(id.clone(), SessionSlot::Waking(vec![waiter]));
@@ -438,7 +438,7 @@ impl HostRef {
                     }
                 }
             };
-            match self.woken(waiting).await {
+            match self.wait_until_awake(waiting).await {
                 // The id was reserved for a new session, but is that of a stored one; or a deletion has ended.
                 Err(HostError::SessionExists) => {}
                 woken => return woken,
@@ -447,14 +447,14 @@ impl HostRef {
     }
 
     /// Waits until a session is awake. Fails if the host ends.
-    pub(super) async fn woken(
+    pub(super) async fn wait_until_awake(
         &self,
         waiting: oneshot::Receiver<Result<Arc<AwakeSession>, HostError>>,
     ) -> Result<Arc<AwakeSession>, HostError> {
         tokio::select! {
             biased;
             woken = waiting => woken.unwrap_or(Err(HostError::ShuttingDown)),
-            () = self.host.ended() => Err(HostError::ShuttingDown),
+            () = self.host.wait_for_end() => Err(HostError::ShuttingDown),
         }
     }
 
@@ -476,7 +476,7 @@ impl HostRef {
                 }
             }
         }
-        Err(self.shared.gone())
+        Err(self.shared.unavailable_error())
     }
 
     /// Calls `call` with the awake session, and again while it returns `None`: the session is about to leave memory,
@@ -493,7 +493,7 @@ impl HostRef {
             }
             tokio::task::yield_now().await;
         }
-        Err(self.shared.gone())
+        Err(self.shared.unavailable_error())
     }
 
     /// Reads the session from the journal and starts it. Its slot is `Waking`.
@@ -526,7 +526,7 @@ impl HostRef {
         } else {
             index.remove(id);
             // Published before a request can find the slot free, so that the state of a session that wakes follows.
-            let has_open_run = self.shared.sleeping_runs.lock().contains(id);
+            let has_open_run = self.shared.sessions_with_unfinished_run.lock().contains(id);
             let state = if has_open_run { SessionState::Running } else { SessionState::Hibernated };
             self.shared.session_states.changed(id, state);
         }
@@ -562,7 +562,7 @@ impl HostRef {
     /// Runs a query of the journal that takes little time in memory, such as `find`: on this thread if the
     /// engine is in memory, else as [`Self::read`]. For what takes long with any engine, such as reading a whole
     /// session, use [`Self::read`].
-    pub(super) async fn query<T: Send + 'static>(
+    pub(super) async fn quick_read<T: Send + 'static>(
         &self,
         query: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, HostError> {

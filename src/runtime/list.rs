@@ -50,7 +50,7 @@ fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummar
 
 fn summary(shared: &HostState, stored: SessionSummary) -> SessionSummary {
     let state = match shared.awake(&stored.id) {
-        Some(live) if live.activity.running.load(Ordering::Acquire) => SessionState::Running,
+        Some(live) if live.activity.has_open_run.load(Ordering::Acquire) => SessionState::Running,
         Some(_) => SessionState::Idle,
         // Its run or an input waits, or its deletion is unfinished.
         None if stored.state == SessionState::Running => SessionState::Running,

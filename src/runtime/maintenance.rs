@@ -47,7 +47,7 @@ pub(super) fn run(link: &HostRef) {
     delete_unused_lists(link);
     shared.models.values().for_each(|model| model.learnt.store_soon(&shared.journal));
     if let Some(kept) = shared.keep_idle
-        && !shared.is_closing()
+        && !shared.is_shutting_down()
     {
         let kept_ms = crate::types::millis(kept);
         // The search reads all sessions, so it is done less often than the rest.
@@ -193,7 +193,7 @@ fn remove(shared: &HostState, old: &[SessionId]) -> Result<(), JournalError> {
         shared.uncount_sessions(deleted.len());
         // The subscribers are notified before another session can have the id.
         for id in &deleted {
-            shared.set_sleeping_run(id, false);
+            shared.set_has_unfinished_run(id, false);
             shared.session_states.deleted(id);
         }
         tracing::info!(count = deleted.len(), "idle_sessions_deleted");

@@ -28,7 +28,7 @@ use crate::event::{ApprovalRequest, ServerToolsChange, ToolListChange};
 use crate::journal::JournalError;
 use crate::record::{JournalEntry, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
-use crate::session::{RecordRange, RunInput, SummaryReply};
+use crate::session::{RecordRange, RunSpec, SummaryReply};
 use crate::tool::{Extensions, ToolServer};
 use crate::turn::{
     ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, CommittedTurn,
@@ -65,7 +65,7 @@ pub(super) enum ServerAudience {
 pub(super) enum SessionMessage {
     /// Start a run with a user's input, or queue it.
     StartRun {
-        run: Box<RunInput>,
+        run: Box<RunSpec>,
         request_key: Option<RequestKey>,
         /// True if the input may wait for the end of an open run. If false, it is refused while a run is open.
         queue: bool,
@@ -102,18 +102,18 @@ pub(super) enum SessionMessage {
     Locate { reference: Reference, reply: ReplyPort<Result<RecordRange, ReferenceError>> },
     /// A turn was committed by the record `seq`. Counts only if it comes from the run's current actors.
     TurnCommitted { epoch: u64, turn: Box<CommittedTurn>, seq: Seq },
-    /// At least one of these has changed: the pending approvals; `only_waits`: the turn waits only for people;
+    /// At least one of these has changed: the pending approvals; `waits_only_for_people`: the turn waits only for people;
     /// `is_resumable`: it does, and none of its calls runs.
     ApprovalsChanged {
         epoch: u64,
         approvals: Vec<ApprovalRequest>,
-        only_waits: bool,
+        waits_only_for_people: bool,
         is_resumable: bool,
     },
     /// The rebuilt turn has reported everything that its records contain.
     TurnResumed { epoch: u64 },
     /// Replies true if a person or a program may answer the approvals of the run and of its children.
-    FindReader { reply: ReplyPort<bool> },
+    CheckApprovalReader { reply: ReplyPort<bool> },
     /// Reject the pending approvals: the run at the root of this child session has no reader.
     RejectApprovals,
     /// Decide about a call.

@@ -172,7 +172,7 @@ use model::HostLagClock;
 use models::Model;
 pub(crate) use models::ModelSources;
 use read_threads::ReadThreads;
-use recovery::{finish_deletions, open_journal, recover, unfinished};
+use recovery::{find_unfinished_sessions, finish_deletions, open_journal, recover};
 use removals::Removals;
 use task::blocking;
 use tool_limiter::ToolLimiters;
@@ -420,7 +420,7 @@ impl Host {
         let (opened, known) = (Arc::clone(&journal), Arc::clone(&models));
         let read = move || {
             known.values().try_for_each(|model| model.learnt.read(&*opened))?;
-            unfinished(&*opened)
+            find_unfinished_sessions(&*opened)
         };
         let (session_count, unfinished) = blocking(read).await??;
         let shared = Arc::new(HostState {
@@ -429,7 +429,7 @@ impl Host {
             tool_servers: Arc::new(tool_servers),
             journal,
             telemetry,
-            stalls,
+            lag_clock: stalls,
             secrets,
             models,
             pool: BlockingPool::new(BLOCKING_THREADS_MAX, gauges.abandoned_threads.clone()),
@@ -444,7 +444,9 @@ impl Host {
             last_deletion_search_ms: AtomicU64::new(0),
             next_list_search_ms: AtomicU64::new(0),
             suspended: parking_lot::Mutex::default(),
-            sleeping_runs: parking_lot::Mutex::new(unfinished.iter().cloned().collect()),
+            sessions_with_unfinished_run: parking_lot::Mutex::new(
+                unfinished.iter().cloned().collect(),
+            ),
             started,
             closing: AtomicBool::new(false),
             approvals_are_read: AtomicBool::new(false),
@@ -690,7 +692,7 @@ impl Host {
         shared.gauges.run_end_hooks.wait_until_zero().await;
         shared.tool_servers.close().await;
         link.host.stop();
-        let _ = timeout(END_MAX, link.host.ended()).await;
+        let _ = timeout(END_MAX, link.host.wait_for_end()).await;
         let _ = timeout(END_MAX, shared.gauges.awake.wait_until_zero()).await;
         shared.index.lock().clear();
         shared.session_states.end();

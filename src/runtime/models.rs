@@ -95,7 +95,7 @@ impl Model {
                 origin: Arc::new(ModelOrigin { wire: config.wire, model: config.model.clone() }),
                 streamed: config.stream,
                 max_attempts: config.max_attempts,
-                context_window: config.window_of_requests(),
+                context_window: config.configured_context_window(),
             },
             max_output_tokens: config.max_output_tokens,
             temperature: config.temperature,

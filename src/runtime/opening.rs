@@ -80,7 +80,7 @@ async fn open_reserved(
     let (waiter, waited) = oneshot::channel();
     let is_stored = async || {
         let (shared, id) = (Arc::clone(&link.shared), id.clone());
-        let found = link.query(move || shared.journal.find(&id)).await??;
+        let found = link.quick_read(move || shared.journal.find(&id)).await??;
         Ok::<_, HostError>(found.is_some())
     };
     if let Err(error) = link.shared.reserve_new(&id, waiter) {
@@ -109,7 +109,7 @@ async fn open_reserved(
         link.shared.fail_wake(&id, error.clone());
         return Err(error);
     }
-    let live = match link.woken(waited).await {
+    let live = match link.wait_until_awake(waited).await {
         Ok(live) => live,
         Err(error) => {
             // A source of tools panicked before anything was recorded, and the host actor has freed the id

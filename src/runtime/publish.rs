@@ -64,7 +64,7 @@ impl Publisher {
 
     /// Publishes an event that shows no record. Never waits for a subscriber.
     pub(super) fn publish(&self, run: &RunId, turn: u32, event: Event) {
-        debug_assert!(!event.is_recorded(), "{event:?} has a record");
+        debug_assert!(!event.has_record_id(), "{event:?} has a record");
         self.observe_and_publish(run, turn, event, None);
     }
 
@@ -76,7 +76,7 @@ impl Publisher {
         event: Event,
         source: SourceRecord,
     ) {
-        debug_assert!(event.is_recorded(), "{event:?} has no record");
+        debug_assert!(event.has_record_id(), "{event:?} has no record");
         self.observe_and_publish(run, turn, event, Some(source));
     }
 
@@ -88,7 +88,7 @@ impl Publisher {
         event: Event,
         record: Option<SourceRecord>,
     ) {
-        match record.filter(|_| event.is_recorded()) {
+        match record.filter(|_| event.has_record_id()) {
             Some(source) => self.publish_recorded(run, turn, event, source),
             None => self.publish(run, turn, event),
         }
@@ -141,7 +141,7 @@ impl FeedAccess {
     /// session is gone or hibernates.
     pub(super) fn begin_subscription(&self) -> Option<(Arc<Feed>, ReaderGuard)> {
         let feed = self.feed.upgrade()?;
-        let pending = feed.begin_subscription()?;
+        let pending = feed.acquire_reader_guard()?;
         Some((feed, pending))
     }
 

@@ -94,7 +94,9 @@ async fn open_sqlite(_: &Config, _: String, _: &Telemetry) -> Result<Arc<dyn Jou
 
 /// Returns the number of stored sessions, and the ids of the sessions with unfinished runs, queued inputs or an
 /// unfinished deletion, and of the sessions of calls by hand.
-pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>), JournalError> {
+pub(super) fn find_unfinished_sessions(
+    journal: &dyn Journal,
+) -> Result<(usize, Vec<SessionId>), JournalError> {
     let mut found = Vec::new();
     let mut listing = SessionQuery {
         state: Some(SessionState::Running),

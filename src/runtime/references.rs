@@ -11,7 +11,9 @@ use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
 use super::message::SessionMessage;
-use crate::context::{ReferenceValues, add_value, is_needed, recorded_result, stored_value};
+use crate::context::{
+    ReferenceValues, add_value, may_affect_reference, recorded_result, stored_value,
+};
 use crate::journal::{Journal, JournalError, SessionLog};
 use crate::record::{JournalEntry, Seq};
 use crate::session::RecordRange;
@@ -108,7 +110,7 @@ async fn read_range(
     log.wait_durable(upto).await?;
     let (shared, id, reference) = (Arc::clone(&link.shared), id.clone(), reference.clone());
     let read = move || read_needed(&*shared.journal, &id, (after, upto), &reference);
-    Ok(link.query(read).await??)
+    Ok(link.quick_read(read).await??)
 }
 
 /// Of the records after the first position, up to and including the second, returns those on which the value of the
@@ -126,7 +128,9 @@ fn read_needed(
         let read = journal.read_some(id, after, left.min(PART_RECORDS))?;
         let Some(last) = read.last() else { break };
         after = last.seq;
-        needed.extend(read.into_iter().filter(|entry| is_needed(&entry.record, reference)));
+        needed.extend(
+            read.into_iter().filter(|entry| may_affect_reference(&entry.record, reference)),
+        );
     }
     Ok(needed)
 }

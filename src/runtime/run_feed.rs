@@ -94,7 +94,7 @@ impl RunFeed {
                 Some(FeedItem::Lagged) => self.has_gap = true,
                 Some(FeedItem::Failed(error)) => return Err(error.into()),
                 // The events of a run end with `RunEnded`, unless the session ends before.
-                None => return Err(self.link.shared.gone()),
+                None => return Err(self.link.shared.unavailable_error()),
             }
         }
     }

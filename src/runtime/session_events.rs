@@ -117,13 +117,13 @@ impl SessionEvents {
     }
 
     /// Returns the events of a session that is in memory, or `None` if it leaves memory. Stored events are read
-    /// with a permit of `histories`.
+    /// with a permit of `history_permits`.
     pub(super) fn from(
         host: &HostRef,
         session: &SessionId,
         live: &AwakeSession,
         after: EventId,
-        histories: Option<Arc<Semaphore>>,
+        history_permits: Option<Arc<Semaphore>>,
     ) -> Option<Result<Self, HostError>> {
         let (feed, pending) = live.feed_access.begin_subscription()?;
         let position = feed.position();
@@ -148,7 +148,7 @@ impl SessionEvents {
             target: last_to_read(after, &position),
             ready: VecDeque::new(),
             share: None,
-            histories,
+            history_permits,
             permit: None,
             live: None,
         };
@@ -156,12 +156,12 @@ impl SessionEvents {
     }
 
     /// Returns the stored events of a session that is not in memory. They end after the last stored record, and
-    /// are read with a permit of `histories`.
+    /// are read with a permit of `history_permits`.
     pub(super) fn stored(
         host: &HostRef,
         stored: &SessionSummary,
         after: EventId,
-        histories: Arc<Semaphore>,
+        history_permits: Arc<Semaphore>,
     ) -> Self {
         let reader = HistoryReader {
             feed: Weak::new(),
@@ -175,7 +175,7 @@ impl SessionEvents {
             target: stored.seq,
             ready: VecDeque::new(),
             share: None,
-            histories: Some(histories),
+            history_permits: Some(history_permits),
             permit: None,
             live: None,
         };
@@ -285,8 +285,8 @@ struct HistoryReader {
     share: Option<OwnedSemaphorePermit>,
     /// Limits the number of sessions of one stream that are read at once. `None` if the stream has one session, and
     /// after the permit was acquired.
-    histories: Option<Arc<Semaphore>>,
-    /// The permit of `histories`, held until all stored events are returned.
+    history_permits: Option<Arc<Semaphore>>,
+    /// The permit of `history_permits`, held until all stored events are returned.
     permit: Option<OwnedSemaphorePermit>,
     /// The live events after the stored ones. The snapshot becomes `None` when its events move to `ready`.
     live: Option<(Subscription, Option<FeedSnapshot>)>,
@@ -321,9 +321,9 @@ impl HistoryReader {
             }
             self.share = None;
             if self.read < self.target {
-                if let Some(histories) = self.histories.take() {
+                if let Some(history_permits) = self.history_permits.take() {
                     // The semaphore is never closed.
-                    self.permit = histories.acquire_owned().await.ok();
+                    self.permit = history_permits.acquire_owned().await.ok();
                 }
                 match self.read_page().await {
                     Ok(Some(page)) => self.append_page(page),
@@ -357,7 +357,7 @@ impl HistoryReader {
                     // has to be awaited. Otherwise a long text would stay in memory, or unread events would pile up
                     // during the wait. It is dropped, and a later iteration subscribes again.
                     let is_short = bytes <= READER_BYTES / 2;
-                    if self.read >= self.target || (is_short && self.has_permit()) {
+                    if self.read >= self.target || (is_short && self.try_acquire_permit()) {
                         self.live = Some((subscription, Some(snapshot)));
                     }
                 }
@@ -380,10 +380,10 @@ impl HistoryReader {
     }
 
     /// Returns whether stored events may be read at once. Acquires the permit if it is free.
-    fn has_permit(&mut self) -> bool {
-        let Some(histories) = &self.histories else { return true };
-        let Ok(permit) = Arc::clone(histories).try_acquire_owned() else { return false };
-        (self.histories, self.permit) = (None, Some(permit));
+    fn try_acquire_permit(&mut self) -> bool {
+        let Some(history_permits) = &self.history_permits else { return true };
+        let Ok(permit) = Arc::clone(history_permits).try_acquire_owned() else { return false };
+        (self.history_permits, self.permit) = (None, Some(permit));
         true
     }
 
@@ -458,7 +458,7 @@ impl HistoryReader {
         let texts = events.iter().filter_map(|published| published.event.text());
         let bytes: usize = texts.map(|(_, text)| 1024 + 3 * text.len()).sum();
         self.share = try_share(bytes, &self.host.shared.history.bytes);
-        let kept = cut(&events, bytes_max(self.share.as_ref()));
+        let kept = count_fitting_events(&events, bytes_max(self.share.as_ref()));
         let is_whole = kept == events.len();
         events.truncate(kept);
         if !is_whole {
@@ -501,7 +501,8 @@ fn decode_page(
     let bytes: usize = events.iter().map(event_bytes).sum();
     let share = share.or_else(|| try_share(bytes, shared));
     let bytes_max = bytes_max(share.as_ref());
-    let kept = if bytes <= bytes_max { events.len() } else { cut(&events, bytes_max) };
+    let kept =
+        if bytes <= bytes_max { events.len() } else { count_fitting_events(&events, bytes_max) };
     let kept_bytes = events.iter().take(kept).map(event_bytes).sum();
     if kept_bytes > bytes_max {
         return Some(DecodedPage::NeedsShare(share_of(kept_bytes)));
@@ -533,7 +534,7 @@ fn share_of(bytes: usize) -> u32 {
 
 /// Returns the number of events to keep in `bytes_max`: at least one, and such that the next one has a later
 /// position.
-fn cut(events: &VecDeque<PublishedEvent>, bytes_max: usize) -> usize {
+fn count_fitting_events(events: &VecDeque<PublishedEvent>, bytes_max: usize) -> usize {
     let mut bytes = 0;
     let pairs = events.iter().zip(events.iter().skip(1));
     for (index, (event, next)) in pairs.enumerate() {

@@ -125,7 +125,8 @@ pub(super) async fn await_report(
     log: Arc<SessionLog>,
 ) -> Result<RunReport, HostError> {
     let Some(receiver) = receiver else { return report(session, run).await };
-    let (report, upto) = receiver.await.unwrap_or_else(|_| Err(session.link.shared.gone()))?;
+    let (report, upto) =
+        receiver.await.unwrap_or_else(|_| Err(session.link.shared.unavailable_error()))?;
     log.wait_durable(upto).await?;
     match report {
         Some(report) => Ok(report),
@@ -146,7 +147,7 @@ pub(super) async fn report(session: SessionHandle, run: RunId) -> Result<RunRepo
                 Some(FeedItem::Event(published))
                     if !matches!(published.event, Event::RunEnded { .. }) => {}
                 Some(_) => break,
-                None => return Err(session.link.shared.gone()),
+                None => return Err(session.link.shared.unavailable_error()),
             }
         }
     }
@@ -208,7 +209,7 @@ fn run_report(past: PastRun) -> RunReport {
 }
 
 /// Answers a decision about a call that waits for none. Repeating a recorded decision is not an error.
-pub(super) async fn decided(
+pub(super) async fn check_past_decision(
     session: &SessionHandle,
     key: CallKey,
     decision: ApprovalDecision,
@@ -243,7 +244,7 @@ pub(super) async fn delete(
         // The subscribers are notified before another session can have the id.
         link.shared.session_states.deleted(id);
         link.shared.suspended.lock().remove(id);
-        link.shared.set_sleeping_run(id, false);
+        link.shared.set_has_unfinished_run(id, false);
     }
     link.shared.end_deletion(id);
     link.shared.update_counts();
@@ -257,8 +258,9 @@ fn delete_children<'a>(
 ) -> BoxFuture<'a, Result<(), HostError>> {
     let (shared, of) = (Arc::clone(&link.shared), id.clone());
     Box::pin(async move {
-        let children =
-            link.query(move || agent_trees::readable_children(&*shared.journal, &of)).await??;
+        let children = link
+            .quick_read(move || agent_trees::readable_children(&*shared.journal, &of))
+            .await??;
         for child in children {
             // A child may have children of its own.
             SessionHandle::new(child, link.clone()).close().await?;
@@ -293,7 +295,7 @@ async fn fork_reserved(
     }
     let (waiter, waited) = oneshot::channel();
     link.shared.reserve_new(&id, waiter)?;
-    let opening = prefix(&link, from.id(), at, &id).await;
+    let opening = read_fork_start(&link, from.id(), at, &id).await;
     let begun = opening.and_then(|opening| {
         let begun = link.host.cast(HostMessage::Begin(Box::new(opening)));
         begun.map_err(|_| HostError::ShuttingDown)
@@ -305,7 +307,7 @@ async fn fork_reserved(
         return Err(error);
     }
     // If its start panicked, the copied records may be stored already: the fork stays counted.
-    let live = link.woken(waited).await?;
+    let live = link.wait_until_awake(waited).await?;
     if let Err(error) = live.log.wait_durable(live.log.last_seq()).await {
         link.shared.uncount_sessions(1);
         if let JournalError::OriginRemoved(origin) = error {
@@ -322,7 +324,7 @@ async fn fork_reserved(
 }
 
 /// Returns the start of the fork `to`: the records of `from` up to `at`, and the session that they rebuild.
-async fn prefix(
+async fn read_fork_start(
     link: &HostRef,
     from: &SessionId,
     at: Seq,

@@ -155,7 +155,7 @@ impl ReadLoop {
             let Model { service, secrets, .. } = &*self.model;
             service.next_exchange(request, &mut cache, trace.clone(), secrets)
         };
-        let exchange = if plan.model == 0 && request.stream == plan.streamed {
+        let exchange = if plan.model_index == 0 && request.stream == plan.streamed {
             next(request)
         } else {
             next(&self.model.adapt(ModelRequest::clone(request), plan.streamed))

@@ -32,7 +32,7 @@ use super::message::{
 use super::publish::Publisher;
 use super::references::SessionReferences;
 use super::task::OwnedTask;
-use super::tool::{OutcomeSlot, ToolActor, ToolAttempts, failed};
+use super::tool::{OutcomeSlot, ToolActor, ToolAttempts, failed_outcome};
 use super::tool_limiter::ToolLimiters;
 use crate::context::VariablesTransaction;
 use crate::event::Event;
@@ -185,10 +185,10 @@ impl Actor for ToolSupervisor {
     async fn handle_child_end(&mut self, myself: &ToolSupervisorRef, end: ChildEnd) {
         self.handle_end(end.actor, || match end.cause {
             EndCause::Stopped | EndCause::Killed => {
-                failed(FailureKind::Killed, "the tool was killed")
+                failed_outcome(FailureKind::Killed, "the tool was killed")
             }
             EndCause::Panicked(panic) => {
-                failed(FailureKind::Panic, &format!("the tool panicked: {panic}"))
+                failed_outcome(FailureKind::Panic, &format!("the tool panicked: {panic}"))
             }
         });
         self.stop_if_finished(myself);
@@ -260,7 +260,7 @@ impl ToolSupervisor {
         }
         let Some(registered) = agent.tools.get(&*call.name) else {
             // The turn only admits tools of this map.
-            let unknown = failed(FailureKind::UnknownTool, "no tool has this name");
+            let unknown = failed_outcome(FailureKind::UnknownTool, "no tool has this name");
             return self.report(key, not_started(state, unknown));
         };
         let cancellation = CancellationToken::new();

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::actor::{Actor, ActorId, ActorRef};
 use super::blocking::BlockingPool;
 use super::gauge::CountGuard;
-use super::tool_limiter::{BreakerCall, CallPermit, ToolLimiter};
+use super::tool_limiter::{CallPermit, ToolBreakerGuard, ToolLimiter};
 use crate::tool::{NextAttempt, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::types::{FailureKind, Secrets, ToolOutcome, ToolStatus};
 
@@ -106,11 +106,14 @@ impl ToolAttempts {
         }
     }
 
-    fn pass_breaker(&self) -> Result<Option<BreakerCall>, ToolError> {
+    fn pass_breaker(&self) -> Result<Option<ToolBreakerGuard>, ToolError> {
         self.limiter.as_ref().map_or(Ok(None), |limiter| limiter.pass_breaker(&self.context))
     }
 
-    async fn attempt(&self, breaker_call: Option<BreakerCall>) -> Result<ToolOutput, ToolError> {
+    async fn attempt(
+        &self,
+        breaker_call: Option<ToolBreakerGuard>,
+    ) -> Result<ToolOutput, ToolError> {
         let (tool, context) = (Arc::clone(&self.tool), self.context.clone());
         let permit = self.permit.clone();
         let run = async move {
@@ -199,6 +202,6 @@ pub(super) fn outcome_of(output: ToolOutput) -> ToolOutcome {
 }
 
 /// Returns the outcome of a call whose tool failed, or whose actor died.
-pub(super) fn failed(kind: FailureKind, what: &str) -> ToolOutcome {
+pub(super) fn failed_outcome(kind: FailureKind, what: &str) -> ToolOutcome {
     ToolOutcome::not_ok(ToolStatus::Failed, kind, format!("Error: {what}"))
 }

@@ -175,7 +175,7 @@ impl ToolLimiter {
     pub(super) fn pass_breaker(
         &self,
         call: &ToolContext,
-    ) -> Result<Option<BreakerCall>, ToolError> {
+    ) -> Result<Option<ToolBreakerGuard>, ToolError> {
         self.breaker.as_ref().map(|breaker| breaker.pass(call)).transpose()
     }
 }
@@ -243,7 +243,7 @@ struct ToolBreaker {
 /// A call that the circuit breaker has let through. Dropping it reports a failure if the deadline of the call
 /// has passed, else an unknown result.
 #[derive(Debug)]
-pub(super) struct BreakerCall {
+pub(super) struct ToolBreakerGuard {
     breaker: Arc<ToolBreaker>,
     permit: Option<BreakerPermit>,
     /// Its deadline moves while a question of the call is open, so it is read at the end.
@@ -262,7 +262,7 @@ impl ToolBreaker {
         self.breaker.lock().state(self.started.elapsed())
     }
 
-    fn pass(self: &Arc<Self>, call: &ToolContext) -> Result<BreakerCall, ToolError> {
+    fn pass(self: &Arc<Self>, call: &ToolContext) -> Result<ToolBreakerGuard, ToolError> {
         let passed = self.breaker.lock().handle_request(self.started.elapsed());
         let permit = passed.map_err(|refusal| {
             let reason = refusal.describe("call");
@@ -270,7 +270,7 @@ impl ToolBreaker {
                 format!("{} is not available, and was not called: its {reason}", self.tool);
             ToolError::new(message).with_kind(FailureKind::NotSent)
         })?;
-        Ok(BreakerCall { breaker: Arc::clone(self), permit: Some(permit), call: call.clone() })
+        Ok(ToolBreakerGuard { breaker: Arc::clone(self), permit: Some(permit), call: call.clone() })
     }
 
     fn handle_end(&self, permit: BreakerPermit, signal: ServiceSignal) {
@@ -286,7 +286,7 @@ impl ToolBreaker {
     }
 }
 
-impl BreakerCall {
+impl ToolBreakerGuard {
     /// Reports the result of the call.
     pub(super) fn report(mut self, error: Option<&ToolError>) {
         self.end(match error.map(ToolError::next_attempt) {
@@ -303,7 +303,7 @@ impl BreakerCall {
     }
 }
 
-impl Drop for BreakerCall {
+impl Drop for ToolBreakerGuard {
     fn drop(&mut self) {
         let timed_out = self.call.deadline().is_some_and(|deadline| Instant::now() >= deadline);
         self.end(if timed_out { ServiceSignal::Failed } else { ServiceSignal::Unknown });
@@ -313,14 +313,14 @@ impl Drop for BreakerCall {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput};
+    use crate::tool::{ParsedSchema, Tool, ToolContext, ToolError, ToolOutput};
 
     struct Capped(&'static str, Option<u32>);
 
     #[async_trait::async_trait]
     impl Tool for Capped {
         fn spec(&self) -> ToolSpec {
-            let spec = ToolSpec::with_schema(self.0, "", InputSchema::of::<()>());
+            let spec = ToolSpec::with_schema(self.0, "", ParsedSchema::of::<()>());
             match self.1 {
                 Some(max) => spec.max_concurrent(max),
                 None => spec,

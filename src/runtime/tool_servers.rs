@@ -17,7 +17,7 @@ use crate::journal::{Journal, JournalError, unix_ms};
 use crate::record::{FROZEN_TOOLS, frozen_tools_key};
 use crate::telemetry::Telemetry;
 use crate::tool::{
-    FrozenList, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
+    FrozenList, ServerListing, ServerState, ServerStatus, ServerToolDefinition, ToolServer,
 };
 use crate::types::{SessionId, sha256_hex};
 
@@ -180,7 +180,7 @@ impl ToolServers {
         }
         let offered = listings.iter().flatten().flat_map(|listing| &listing.tools);
         let offered = offered.filter(|tool| agent.names_tool(&tool.name));
-        let mut tools: Vec<ToolDescription> = offered.cloned().collect();
+        let mut tools: Vec<ServerToolDefinition> = offered.cloned().collect();
         tools.sort_by(|one, other| one.name.cmp(&other.name));
         let list = FrozenList { search: agent.needs_search(&tools), tools };
         // An empty list is not stored, so that a host without servers writes nothing.

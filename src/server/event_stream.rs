@@ -17,7 +17,7 @@ use futures::{FutureExt as _, Stream, StreamExt as _};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use super::large_answer::PIECE_BYTES;
+use super::answer_limiter::PIECE_BYTES;
 use super::state::ServerOptions;
 use crate::event::{Event, EventId, PublicEvent, PublishedEvent};
 use crate::runtime::{HostError, HostEvent, SessionEvents, SessionStateChange, StartedRun};
@@ -48,7 +48,7 @@ const SESSION_CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
 #[must_use = "a response does nothing unless it is returned"]
 pub struct EventStream {
     items: BoxStream<'static, StreamItem>,
-    position: StreamPosition,
+    position: SseEncoder,
     settings: StreamSettings,
 }
 
@@ -66,7 +66,7 @@ impl EventStream {
     }
 
     /// Ends the stream with the run of its events.
-    pub(super) fn of_run(mut self) -> Self {
+    pub(super) fn until_run_end(mut self) -> Self {
         self.position.ends_with_run = true;
         self
     }
@@ -81,7 +81,7 @@ impl EventStream {
             keep_alive: ServerOptions::default().keep_alive,
             closing: CancellationToken::new(),
         };
-        Self { items, position: StreamPosition::new(last), settings }
+        Self { items, position: SseEncoder::new(last), settings }
     }
 }
 
@@ -97,7 +97,7 @@ impl From<StartedRun> for EventStream {
         if run.events_are_complete {
             let (last, session) = (run.events.start(), run.session().clone());
             let items = with_end(run.events, move |_| session.is_host_ready());
-            return Self::new(items.boxed(), last).of_run();
+            return Self::new(items.boxed(), last).until_run_end();
         }
         let last = EventId { seq: Seq(run.seq.0.saturating_sub(1)), bytes: 0 };
         let items = futures::stream::once(run.into_all_events());
@@ -107,7 +107,7 @@ impl From<StartedRun> for EventStream {
             Err(HostError::ShuttingDown) => futures::stream::empty().boxed(),
             Err(_) => one(StreamItem::SessionClosed),
         });
-        Self::new(items.boxed(), last).of_run()
+        Self::new(items.boxed(), last).until_run_end()
     }
 }
 
@@ -190,7 +190,7 @@ struct StreamSettings {
 
 /// The position of a client in the events.
 #[derive(Debug)]
-struct StreamPosition {
+struct SseEncoder {
     /// Id of the last event that was written; a client reconnects with it.
     last: EventId,
     ends_with_run: bool,
@@ -204,7 +204,7 @@ struct StreamPosition {
 /// its share of memory is in use.
 fn writes(
     events: impl Stream<Item = StreamItem> + Unpin + Send + 'static,
-    position: StreamPosition,
+    position: SseEncoder,
     settings: StreamSettings,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static {
     futures::stream::unfold((Some(events), position), move |(mut events, mut position)| {
@@ -219,7 +219,7 @@ fn writes(
     })
 }
 
-impl StreamPosition {
+impl SseEncoder {
     fn new(last: EventId) -> Self {
         Self { last, ends_with_run: false, has_ended: false, rest: None }
     }
@@ -358,7 +358,7 @@ mod tests {
         let closing = CancellationToken::new();
         let writes = {
             let position =
-                StreamPosition { ends_with_run: true, ..StreamPosition::new(EventId::default()) };
+                SseEncoder { ends_with_run: true, ..SseEncoder::new(EventId::default()) };
             let settings = StreamSettings { keep_alive: KEEP_ALIVE, closing: closing.clone() };
             writes(with_end(feed.subscribe(8), |_| true).boxed(), position, settings)
         };

@@ -134,7 +134,8 @@ async fn read_in_time(request: Request, state: &AppState) -> Result<ReceivedBody
     if length.is_some_and(|length| length > bytes_max) {
         return Err(too_large(bytes_max));
     }
-    let share = tokio::time::timeout(timeout, share_of_memory(length.unwrap_or(bytes_max), state));
+    let share =
+        tokio::time::timeout(timeout, acquire_body_bytes(length.unwrap_or(bytes_max), state));
     let share = share.await.map_err(|_| {
         let message = "too many large bodies are being received: try again later";
         ApiError::retry_later(StatusCode::SERVICE_UNAVAILABLE, "too_many_large_bodies", message)
@@ -147,7 +148,7 @@ async fn read_in_time(request: Request, state: &AppState) -> Result<ReceivedBody
 }
 
 /// Waits until there is memory for a body of this length. A small body needs no share.
-async fn share_of_memory(length: usize, state: &AppState) -> Option<OwnedSemaphorePermit> {
+async fn acquire_body_bytes(length: usize, state: &AppState) -> Option<OwnedSemaphorePermit> {
     let length = u32::try_from(length.min(BODIES_BYTES_MAX)).unwrap_or(u32::MAX);
     let share = Arc::clone(&state.body_bytes).acquire_many_owned(length);
     // The semaphore is never closed.
@@ -271,14 +272,14 @@ fn parse_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, ApiError> {
             .map_or_else(|| rejection.to_string(), ToString::to_string);
         // The text begins with the name of an unknown parameter, which the reason repeats.
         let unknown = reason.find("unknown field ").and_then(|at| reason.get(at..));
-        let reason = plain_reason(unknown.unwrap_or(&reason), "parameter");
+        let reason = rewrite_serde_error(unknown.unwrap_or(&reason), "parameter");
         ApiError::bad_request("invalid_request", format!("invalid query: {reason}"))
     })
 }
 
 /// Returns the reason why a value is refused in plain words, without those of serde and of Rust. `noun` names
 /// what an object has: members, or the parameters of a query.
-pub(super) fn plain_reason(reason: &str, noun: &str) -> String {
+pub(super) fn rewrite_serde_error(reason: &str, noun: &str) -> String {
     // A path such as `metadata: ` may precede the reason, so each text after a `: ` is tried too.
     let starts = reason.match_indices(": ").map(|(at, colon)| at + colon.len());
     let plain = std::iter::once(0).chain(starts).find_map(|start| {
@@ -414,7 +415,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         // "expected value" means that an enum's value is not a string.
         let reason = match reason == "expected value" {
             true => "must be a string".to_owned(),
-            false => plain_reason(reason, "member"),
+            false => rewrite_serde_error(reason, "member"),
         };
         ApiError::bad_request("invalid_request", format!("invalid body: {place}: {reason}"))
     })
@@ -533,7 +534,7 @@ mod tests {
             ("limit: invalid digit found in string", "limit: must be a whole number"),
             ("input: must be a string", "input: must be a string"),
         ] {
-            assert_eq!(plain_reason(reason, "member"), expected);
+            assert_eq!(rewrite_serde_error(reason, "member"), expected);
         }
     }
 

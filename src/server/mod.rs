@@ -20,7 +20,7 @@
 //! | `error.rs` | [`HostError`] as a status code, an error body and `Retry-After`; the error codes: `runtime::error` |
 //! | `sessions.rs` | `/v1/sessions`: open, list (pagination by `limit` and `after`), show, close, fork |
 //! | `session_page.rs` | a session with its messages, streamed, whole or by page |
-//! | `large_answer.rs` | the memory of answers that clients have not received, and bodies that are sent in pieces |
+//! | `answer_limiter.rs` | the memory of answers that clients have not received, and bodies that are sent in pieces |
 //! | `tools.rs` | `/v1/tools`: lists the tools of an agent, calls one |
 //! | `runs.rs` | `/v1/sessions/{id}/`: `runs`, `steer`, `stop`, `resume`, `tools/refresh`, `compact`, `context` |
 //! | `approvals.rs` | `/v1/sessions/{id}/approvals/{tool_id}` |
@@ -33,6 +33,7 @@
 //! | `start_page.rs` | the start page, `page.html` |
 //! | `console.rs` | the files of the console |
 
+mod answer_limiter;
 mod approvals;
 mod connections;
 mod console;
@@ -41,7 +42,6 @@ mod event_stream;
 mod events;
 mod extract;
 mod guard;
-mod large_answer;
 mod listener;
 mod mount;
 mod operations;

@@ -9,8 +9,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
+use super::answer_limiter;
 use super::error::ApiError;
-use super::large_answer;
 use super::state::AppState;
 use crate::runtime::ModelStatus;
 use crate::telemetry::Telemetry;
@@ -50,6 +50,6 @@ pub(super) async fn metrics(State(state): State<AppState>) -> Result<Response, A
         ApiError::not_found("no_metrics_page", message)
     })?;
     let permit = state.metrics_pages.try_acquire(page.len(), page.len())?;
-    let body = large_answer::body(page.into(), permit);
+    let body = answer_limiter::body(page.into(), permit);
     Ok(([(header::CONTENT_TYPE, Telemetry::CONTENT_TYPE)], body).into_response())
 }

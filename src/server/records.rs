@@ -8,9 +8,9 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::answer_limiter;
 use super::error::ApiError;
 use super::extract::{EmptyBody, PathParameters, PathSession, StrictQuery};
-use super::large_answer;
 use super::state::AppState;
 use crate::journal::JournalEntry;
 use crate::runtime::{SentRequest, SessionCheck};
@@ -103,5 +103,5 @@ pub(super) async fn request(
         ("callsheet-attempt", attempt.to_string()),
         ("callsheet-model", model),
     ];
-    Ok((headers, large_answer::body(body, permit)).into_response())
+    Ok((headers, answer_limiter::body(body, permit)).into_response())
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::ApiError;
-use super::extract::{PathSession, ResultBody, StrictQuery, plain_reason};
+use super::extract::{PathSession, ResultBody, StrictQuery, rewrite_serde_error};
 use super::state::AppState;
 use crate::runtime::{HostError, StoredResult};
 use crate::tool::ToolOutput;
@@ -113,7 +113,7 @@ fn output(content: Value, structured: Option<Value>) -> Result<ToolOutput, Strin
             let mut output = ToolOutput::default();
             for (index, part) in parts.into_iter().enumerate() {
                 let part = ResultPart::deserialize(part).map_err(|error| {
-                    let reason = plain_reason(&error.to_string(), "member");
+                    let reason = rewrite_serde_error(&error.to_string(), "member");
                     format!("content: part {index}: {reason}")
                 })?;
                 output = output.with_part(part);

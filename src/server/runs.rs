@@ -127,7 +127,7 @@ pub(super) async fn start(
         }
         // The request was sent before, or the session woke again meanwhile: the journal has the first events.
         let events = run.into_all_events().await?;
-        return Ok(state.event_stream(events).of_run().into_response());
+        return Ok(state.event_stream(events).until_run_end().into_response());
     }
     if wait {
         // A repeated request can be repeated once more, so it may be refused while memory for its report is short.

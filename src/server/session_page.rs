@@ -10,7 +10,7 @@ use axum::response::Response;
 use serde::Serialize;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use super::large_answer::{AnswerPermit, LARGE_BYTES, PIECE_BYTES, json_response};
+use super::answer_limiter::{AnswerPermit, LARGE_BYTES, PIECE_BYTES, json_response};
 use crate::message::{Message, content_bytes, json_bytes};
 use crate::runtime::{CallReport, CurrentRun, PendingApproval, SessionSnapshot};
 use crate::types::{QuestionKind, ResultPart};
@@ -208,7 +208,7 @@ impl PageBody {
                     match bytes {
                         ..BLOCKING_BYTES => part.append_to(&mut text)?,
                         BLOCKING_BYTES..=LARGE_BYTES => text = encode_apart(part, text).await?,
-                        _ => self.stage = Stage::Pieces(index, pieces_of(part)),
+                        _ => self.stage = Stage::Pieces(index, spawn_encoder(part)),
                     }
                 }
                 Stage::Pieces(index, pieces) => {
@@ -258,7 +258,7 @@ impl Write for PieceWriter {
 
 /// Starts a thread that encodes a part. The thread ends when it has sent all pieces, or when the receiver
 /// is dropped.
-fn pieces_of(part: PagePart) -> Receiver<io::Result<Vec<u8>>> {
+fn spawn_encoder(part: PagePart) -> Receiver<io::Result<Vec<u8>>> {
     let (pieces, receiver) = channel(1);
     let failed = pieces.clone();
     let encode = move || {
@@ -323,7 +323,7 @@ fn append_member(
 
 #[cfg(test)]
 mod tests {
-    use super::super::large_answer::LargeAnswers;
+    use super::super::answer_limiter::AnswerLimiter;
     use super::*;
     use crate::types::{Metadata, Seq, SessionId, SessionState, Usage};
 
@@ -350,7 +350,7 @@ mod tests {
         let length = LARGE_BYTES + PIECE_BYTES - empty.len();
         for length in length - 1..=length + 1 {
             let text = "x".repeat(length);
-            let permit = LargeAnswers::new(1).small();
+            let permit = AnswerLimiter::new(1).small();
             let response = page(vec![Message::user(text.as_str())]).into_response(permit);
             let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("read");
             let body: serde_json::Value = serde_json::from_slice(&body).expect("parse");
@@ -367,7 +367,7 @@ mod tests {
             page: page(vec![Message::user("x")]),
             stage: Stage::Pieces(0, receiver),
             text: Bytes::new(),
-            permit: LargeAnswers::new(1).small(),
+            permit: AnswerLimiter::new(1).small(),
         };
         let (piece, body) = body.next().await.expect("a piece");
         assert_eq!(piece.expect("it is sent").len(), PIECE_BYTES);

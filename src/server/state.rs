@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
 
+use super::answer_limiter::AnswerLimiter;
 use super::event_stream::EventStream;
-use super::large_answer::LargeAnswers;
 use crate::config::{ApiKey, HostConfig};
 use crate::runtime::Host;
 
@@ -89,9 +89,9 @@ pub(super) struct ApiState {
     pub(super) host: Host,
     pub(super) options: ServerOptions,
     /// The permits of answers, except pages of metrics, that are being sent.
-    pub(super) large_answers: LargeAnswers,
+    pub(super) large_answers: AnswerLimiter,
     /// The permits of pages of metrics that are being sent.
-    pub(super) metrics_pages: LargeAnswers,
+    pub(super) metrics_pages: AnswerLimiter,
     pub(super) reads: JournalReads,
     /// One permit for each byte of the larger request bodies that are being received.
     pub(super) body_bytes: Arc<Semaphore>,
@@ -131,8 +131,8 @@ impl ApiState {
     ) -> Self {
         Self {
             host: host.clone(),
-            large_answers: LargeAnswers::new(options.max_large_answers),
-            metrics_pages: LargeAnswers::of_metrics(options.max_large_answers),
+            large_answers: AnswerLimiter::new(options.max_large_answers),
+            metrics_pages: AnswerLimiter::of_metrics(options.max_large_answers),
             reads: JournalReads::default(),
             body_bytes: Arc::new(Semaphore::new(BODIES_BYTES_MAX)),
             watched_sessions: Arc::new(Semaphore::new(WATCHED_SESSIONS_MAX)),

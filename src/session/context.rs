@@ -1,7 +1,7 @@
 //! Shortens the history when it is too long for the context window.
 //!
 //! The history is not truncated or trimmed at a fixed length. It is compacted by three changes
-//! ([`ContextChange`]), with the keys of `[agents.NAME.context]`:
+//! ([`Compaction`]), with the keys of `[agents.NAME.context]`:
 //!
 //! | change | when | what it replaces | what it keeps |
 //! | --- | --- | --- | --- |
@@ -38,7 +38,7 @@ use crate::context::compaction::{self, AppliedChange, SummaryLimits, SummaryPlan
 use crate::context::tokens::{ModelTokens, TokenMeter};
 use crate::event::Event;
 use crate::message::Message;
-use crate::record::{ContextChange, Record};
+use crate::record::{Compaction, Record};
 use crate::turn::RunRules;
 use crate::types::{COMPACT_AT, ContextPart, PartTokens, RunId, Usage};
 use crate::wire::PromptChange;
@@ -55,7 +55,7 @@ const SUMMARY_DIVISOR: u64 = 10;
 #[derive(Debug)]
 enum Step {
     /// A record follows.
-    Change(ContextChange),
+    Change(Compaction),
     /// A summary is needed.
     Summarise(SummaryPlan),
     /// Nothing is to be done.
@@ -108,7 +108,7 @@ impl Session {
 
     /// Returns true if the session waits for a summary.
     #[must_use]
-    pub fn expects_summary(&self) -> bool {
+    pub fn waits_for_summary(&self) -> bool {
         self.context.pending_summary.is_some()
     }
 
@@ -127,7 +127,7 @@ impl Session {
             return Err(SessionRefusal::NothingToCompact);
         }
         // A summary that is already awaited answers this request too.
-        self.context.is_requested = self.context.pending_summary.is_none();
+        self.context.compact_requested = self.context.pending_summary.is_none();
         Ok(())
     }
 
@@ -193,7 +193,7 @@ impl Session {
                     true => compaction::uncleared_results(replaced),
                     false => Vec::new(),
                 };
-                let change = ContextChange::Summarised {
+                let change = Compaction::Summarised {
                     text,
                     messages: replaced_messages,
                     user_messages: kept_user_messages,
@@ -250,11 +250,11 @@ impl Session {
             let saved = self.token_meter().part(plan.saved_tokens);
             if saved > 0 && saved >= policy.clear_at_least.part_of(window) {
                 let references = policy.references;
-                return Step::Change(ContextChange::Cleared { calls: plan.calls, references });
+                return Step::Change(Compaction::Cleared { calls: plan.calls, references });
             }
         }
         let may_ask = self.context.failed_summaries < FAILED_SUMMARIES_MAX
-            && self.context.summarised_after != Some(self.turn);
+            && self.context.summary_requested_after != Some(self.turn);
         if is_above(policy.compact_at) && may_ask {
             return self.summary_plan(rules).map_or(Step::Done, Step::Summarise);
         }
@@ -301,23 +301,20 @@ impl Session {
             None => overflow.tokens / 3 * 2,
         };
         let is_small = self.request_tokens(rules) <= goal;
-        if !is_small && !overflow.is_cleared {
-            next.is_cleared = true;
+        if !is_small && !overflow.clearing_tried {
+            next.clearing_tried = true;
             for keep_results in [policy.keep_results, 0] {
                 let plan = self.clearing(rules, keep_results);
                 let saved = self.token_meter().part(plan.saved_tokens);
                 let is_enough = overflow.tokens.saturating_sub(saved) <= goal;
                 if saved > 0 && (is_enough || keep_results == 0) {
                     let (calls, references) = (plan.calls, policy.references);
-                    return (
-                        Step::Change(ContextChange::Cleared { calls, references }),
-                        Some(next),
-                    );
+                    return (Step::Change(Compaction::Cleared { calls, references }), Some(next));
                 }
             }
         }
-        if !is_small && !overflow.is_summarised {
-            next.is_summarised = true;
+        if !is_small && !overflow.summary_tried {
+            next.summary_tried = true;
             let may_ask = self.context.failed_summaries < FAILED_SUMMARIES_MAX;
             if let Some(plan) = self.summary_plan(rules).filter(|_| may_ask) {
                 return (Step::Summarise(plan), Some(next));
@@ -349,7 +346,7 @@ impl Session {
                 return true;
             }
         }
-        if std::mem::take(&mut self.context.is_requested) {
+        if std::mem::take(&mut self.context.compact_requested) {
             let rules = rules_of(&self.current_overrides());
             if let Some(plan) = self.summary_plan(&rules) {
                 self.request_summary(&rules, plan);
@@ -362,7 +359,7 @@ impl Session {
     /// Forgets a summary that was asked for or requested, because it is not needed any more.
     pub(super) fn forget_summary(&mut self) {
         self.context.pending_summary = None;
-        self.context.is_requested = false;
+        self.context.compact_requested = false;
     }
 
     /// Corrects the estimates by the service's count of the request of a turn that is about to be committed.
@@ -390,7 +387,7 @@ impl Session {
     /// for already.
     pub(super) fn forget_failed_summaries(&mut self) {
         self.context.failed_summaries = 0;
-        self.context.summarised_after = None;
+        self.context.summary_requested_after = None;
     }
 
     /// Counts a failed summary, if the recorded limit reports one.
@@ -399,7 +396,7 @@ impl Session {
     }
 
     /// Replaces messages by a recorded change.
-    pub(super) fn apply_change(&mut self, change: &ContextChange) {
+    pub(super) fn apply_change(&mut self, change: &Compaction) {
         let estimated = self.history.estimated_tokens();
         let prepared = self.context.prepared.take().filter(|prepared| prepared.0 == *change);
         let applied = prepared.map_or_else(|| self.applied(change), |prepared| prepared.1);
@@ -416,13 +413,13 @@ impl Session {
         }
         self.context.prompt_change = Some(PromptChange::Compacted(change.kind()));
         match change {
-            ContextChange::Formatted { .. } => {
+            Compaction::Formatted { .. } => {
                 if let Some(run) = &mut self.context.ended_run {
                     run.is_formatted = true;
                 }
             }
-            ContextChange::Summarised { .. } => self.context.failed_summaries = 0,
-            ContextChange::Cleared { .. } => {}
+            Compaction::Summarised { .. } => self.context.failed_summaries = 0,
+            Compaction::Cleared { .. } => {}
         }
     }
 
@@ -430,7 +427,8 @@ impl Session {
     #[cfg(test)]
     pub(super) fn durable_context(&self) -> super::context_state::ContextState {
         let mut state = self.context.clone();
-        (state.pending_summary, state.is_requested, state.summarised_after) = (None, false, None);
+        (state.pending_summary, state.compact_requested, state.summary_requested_after) =
+            (None, false, None);
         (state.model, state.prepared) = (ModelTokens::default(), None);
         state.requested = super::context_state::RequestedPrompt::default();
         (state.prompt_change, state.unsent_change) = (None, None);
@@ -484,7 +482,7 @@ impl Session {
             false => self.history.messages().iter().take(plan.replaced_messages).cloned().collect(),
         };
         self.context.pending_summary = Some(plan);
-        self.context.summarised_after = Some(self.turn);
+        self.context.summary_requested_after = Some(self.turn);
         let overrides = self.current_overrides();
         let run_id = self.run_of_context();
         let request = SummaryRequest { run_id, overrides, messages };
@@ -492,7 +490,7 @@ impl Session {
     }
 
     /// Returns the messages that a change leaves.
-    fn applied(&self, change: &ContextChange) -> AppliedChange {
+    fn applied(&self, change: &Compaction) -> AppliedChange {
         compaction::apply(change, self.history.messages(), self.first_of_last_run())
     }
 
@@ -514,7 +512,7 @@ impl Session {
         first.unwrap_or_else(|| self.history.messages().len())
     }
 
-    fn record_change(&mut self, rules: &RunRules, change: ContextChange) {
+    fn record_change(&mut self, rules: &RunRules, change: Compaction) {
         let applied = self.applied(&change);
         self.record_applied(rules, change, applied, Usage::default());
     }
@@ -523,16 +521,16 @@ impl Session {
     fn record_applied(
         &mut self,
         rules: &RunRules,
-        change: ContextChange,
+        change: Compaction,
         applied: AppliedChange,
         usage: Usage,
     ) {
         let (tokens_before, tokens_after) = self.sizes(rules, &applied);
         self.context.prepared = Some(Box::new((change.clone(), applied)));
         let upto = match &change {
-            ContextChange::Cleared { calls, .. } => calls.last().map_or(self.turn, |key| key.turn),
-            ContextChange::Formatted { .. } => self.turn,
-            ContextChange::Summarised { messages, .. } => {
+            Compaction::Cleared { calls, .. } => calls.last().map_or(self.turn, |key| key.turn),
+            Compaction::Formatted { .. } => self.turn,
+            Compaction::Summarised { messages, .. } => {
                 let kept = self.history.messages().get(*messages..).unwrap_or_default();
                 let turns = kept.iter().filter(|m| matches!(***m, Message::Assistant(_)));
                 self.turn.saturating_sub(u32::try_from(turns.count()).unwrap_or(u32::MAX))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::config::RunOverrides;
 use crate::context::compaction::{AppliedChange, SummaryPlan};
 use crate::context::tokens::{ModelTokens, TokenMeter};
-use crate::record::ContextChange;
+use crate::record::Compaction;
 use crate::types::RunId;
 use crate::wire::PromptChange;
 
@@ -24,11 +24,11 @@ pub(super) struct ContextState {
     pub(super) pending_summary: Option<SummaryPlan>,
     /// The last turn that had begun when a summary was asked for last. Before the turn after it, the session asks for
     /// no second one by itself. Not durable.
-    pub(super) summarised_after: Option<u32>,
+    pub(super) summary_requested_after: Option<u32>,
     /// Changes come from records, and none is decided.
     pub(super) is_replayed: bool,
     /// A client asked for a smaller context, and nothing has been done yet. Not durable.
-    pub(super) is_requested: bool,
+    pub(super) compact_requested: bool,
     /// The last request that was made.
     pub(super) requested: RequestedPrompt,
     /// A change since that request, after which the next one may begin with other bytes.
@@ -37,7 +37,7 @@ pub(super) struct ContextState {
     /// one is made with it too, until a response proves that one was sent. Not durable.
     pub(super) unsent_change: Option<PromptChange>,
     /// The change whose record follows, with the messages that it leaves. Not durable.
-    pub(super) prepared: Option<Box<(ContextChange, AppliedChange)>>,
+    pub(super) prepared: Option<Box<(Compaction, AppliedChange)>>,
 }
 
 /// The part of a request before its messages that is compared with that of the next request.

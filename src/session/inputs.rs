@@ -8,7 +8,7 @@ use super::idempotency_keys::RequestEffect;
 use super::machine::{
     InputLimits, Lifecycle, Session, SessionEffect, SessionRecord, SessionRefusal,
 };
-use super::open_run::{RunInput, RunStage, TurnOrigin};
+use super::open_run::{RunSpec, RunStage, TurnOrigin};
 use super::run_machine::RunAnswer;
 use crate::event::Event;
 use crate::record::{Record, RequestKey, Seq, StopMode};
@@ -186,7 +186,7 @@ impl Session {
         if self.lifecycle == Lifecycle::Open {
             self.lifecycle = Lifecycle::Closing;
         }
-        for RunInput { run_id, .. } in std::mem::take(&mut self.queue) {
+        for RunSpec { run_id, .. } in std::mem::take(&mut self.queue) {
             let reason = SessionRefusal::Closed;
             self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
         }
@@ -216,7 +216,7 @@ impl Session {
         let rests = match &self.run {
             Some(_) if !self.suspended => self.waits_for_people(),
             Some(_) => self.queue.is_empty(),
-            None => self.queue.is_empty() && !self.expects_summary(),
+            None => self.queue.is_empty() && !self.waits_for_summary(),
         };
         rests && self.lifecycle == Lifecycle::Open && !self.shutting_down
     }
@@ -240,7 +240,7 @@ impl Session {
     /// Returns true if no turn is in progress, because the run waits for tools or for a summary.
     fn waits_before_turn(&self) -> bool {
         let has_turn = self.run.as_ref().is_some_and(|run| run.turn().is_some());
-        self.waits_for_tools || (self.expects_summary() && !has_turn)
+        self.waits_for_tools || (self.waits_for_summary() && !has_turn)
     }
 
     pub(super) fn check_room(&self, inputs_max: usize) -> Result<(), SessionRefusal> {

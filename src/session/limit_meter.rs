@@ -44,7 +44,7 @@ impl LimitMeter {
     }
 
     /// Returns the limit with a note to the model, the first time that half or more is used.
-    pub(super) fn half_used(&mut self) -> Option<LimitHit> {
+    pub(super) fn report_half_used(&mut self) -> Option<LimitHit> {
         let maximum = self.maximum.filter(|maximum| self.used >= maximum.div_ceil(2))?;
         if std::mem::replace(&mut self.half_used_reported, true) {
             return None;

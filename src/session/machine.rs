@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::context_state::ContextState;
 use super::idempotency_keys::{IdempotencyKeys, RequestEffect};
 use super::open_run::{
-    OpenRun, OpenTurn, RecordedAt, RunInput, RunStage, SessionRunRules, TurnOrigin,
+    OpenRun, OpenTurn, RecordedAt, RunSpec, RunStage, SessionRunRules, TurnOrigin,
 };
 use super::reference_index::{RecordRange, ReferenceIndex};
 use crate::config::{ClientTool, RunOverrides};
@@ -64,7 +64,7 @@ pub struct Session {
     /// The number of the last turn that has begun; 0 before the first.
     pub(super) turn: u32,
     /// The runs that wait for the current one to end, in order.
-    pub(super) queue: VecDeque<RunInput>,
+    pub(super) queue: VecDeque<RunSpec>,
     pub(super) keys: IdempotencyKeys,
     pub(super) run: Option<Box<OpenRun>>,
     pub(super) context: ContextState,
@@ -223,7 +223,7 @@ impl Session {
     }
 
     /// Returns the runs that wait for the current one to end.
-    pub fn queue(&self) -> impl ExactSizeIterator<Item = &RunInput> {
+    pub fn queue(&self) -> impl ExactSizeIterator<Item = &RunSpec> {
         self.queue.iter()
     }
 
@@ -306,7 +306,7 @@ impl Session {
                 if let Some(request) = request {
                     self.keys.insert(request, at.seq, RequestEffect::Run(run_id.clone()));
                 }
-                self.queue.push_back(RunInput {
+                self.queue.push_back(RunSpec {
                     run_id: run_id.clone(),
                     input: input.clone(),
                     overrides: Arc::clone(overrides),
@@ -328,7 +328,7 @@ impl Session {
                 self.apply_run_start(
                     at,
                     session_rules_of(&overrides),
-                    RunInput {
+                    RunSpec {
                         run_id: run_id.clone(),
                         input: input.clone(),
                         overrides,
@@ -357,7 +357,7 @@ impl Session {
                 if self.run.is_some() || limit != COMPACT_AT {
                     let run = self.open_run()?;
                     run.cancel_next_turn(limit, action);
-                    run.limit_recorded(limit);
+                    run.remove_recorded_limit(limit);
                     run.add_usage(*usage);
                 }
                 self.usage += *usage;
@@ -468,7 +468,7 @@ impl Session {
         self.run.as_deref_mut().ok_or_else(|| "no run goes on".to_owned())
     }
 
-    fn apply_run_start(&mut self, at: RecordedAt, rules: SessionRunRules, input: RunInput) {
+    fn apply_run_start(&mut self, at: RecordedAt, rules: SessionRunRules, input: RunSpec) {
         self.forget_failed_summaries();
         self.pre_turn_times = PreTurnTimes::default();
         // It may have waited in the queue.
@@ -629,7 +629,7 @@ pub enum SessionEffect {
     /// End the current turn now.
     CancelTurn(CancelReason),
     /// A run has ended: send its report to the caller that waits for it.
-    RunEnded(Box<RunSummary>),
+    RunEnded(Box<RunResult>),
     /// A queued run does not start: send the reason to the caller that waits for it.
     RunRefused {
         /// The run.
@@ -697,7 +697,7 @@ pub struct TurnBegin {
 
 /// The result of a run that has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct RunSummary {
+pub struct RunResult {
     /// The run.
     pub run_id: RunId,
     /// The reason of the end.

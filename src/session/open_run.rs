@@ -8,7 +8,7 @@ use crate::config::{Limits, RunOverrides};
 use crate::event::RunStats;
 use crate::record::{Seq, StopMode};
 use crate::turn::{
-    CancelReason, CommittedTurn, LimitHit, MAX_TOKENS, OutputRules, RUN_TIMEOUT, RunRules,
+    CancelReason, CommittedTurn, LimitHit, MAX_TOKENS_KEY, OutputRules, RUN_TIMEOUT_KEY, RunRules,
 };
 use crate::types::{
     Content, Metadata, RequestKind, RunId, ToolChoice, TraceContext, Usage, VariableName, millis,
@@ -19,7 +19,7 @@ const ENDED: &str = "ended";
 
 /// The input of a run that is to start, now or after the current one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct RunInput {
+pub struct RunSpec {
     /// The id of the run.
     pub run_id: RunId,
     /// The user's input.
@@ -158,9 +158,9 @@ pub(super) struct Overflow {
     /// The tokens of the request, by estimate.
     pub(super) tokens: u64,
     /// Results were cleared, or none can be.
-    pub(super) is_cleared: bool,
+    pub(super) clearing_tried: bool,
     /// A summary was asked for, or none can be.
-    pub(super) is_summarised: bool,
+    pub(super) summary_tried: bool,
 }
 
 /// Counts the time of a run. No time passes while no host runs it. After a resume, only the time of committed turns
@@ -197,7 +197,7 @@ impl OpenTurn {
 impl OpenRun {
     /// Starts a run in a session whose history has `first_message` messages.
     pub(super) fn start(
-        run: RunInput,
+        run: RunSpec,
         at: RecordedAt,
         rules: SessionRunRules,
         has_initial_calls: bool,
@@ -263,7 +263,7 @@ impl OpenRun {
         let is_over = self.cancel.is_none() && self.time_left(now)? == Duration::ZERO;
         let maximum = millis(timeout);
         let hit =
-            LimitHit { limit: RUN_TIMEOUT, value: maximum, maximum, action: ENDED, note: None };
+            LimitHit { limit: RUN_TIMEOUT_KEY, value: maximum, maximum, action: ENDED, note: None };
         is_over.then_some(hit)
     }
 
@@ -277,7 +277,7 @@ impl OpenRun {
     /// by a turn, end the run by the end of that turn.
     pub(super) fn cancel_next_turn(&mut self, limit: &str, action: &str) {
         let reason = match limit {
-            RUN_TIMEOUT => CancelReason::RunTimeout,
+            RUN_TIMEOUT_KEY => CancelReason::RunTimeout,
             MAX_TOKENS => CancelReason::Budget,
             _ => return,
         };
@@ -341,7 +341,7 @@ impl OpenRun {
     }
 
     /// Removes a limit from the follow-up, because it is recorded.
-    pub(super) fn limit_recorded(&mut self, limit: &str) {
+    pub(super) fn remove_recorded_limit(&mut self, limit: &str) {
         if let RunStage::FollowUp(follow_up) = &mut self.stage
             && follow_up.limits.first().is_some_and(|hit| hit.limit == limit)
         {

@@ -2,7 +2,7 @@
 //!
 //! - After a turn with calls, a paused turn or one that was steered, the first of these that is reached decides: a
 //!   stop after the turn, `max_tokens_per_run`, `max_failed_turns`, loop detection (`repeat_limit`), `max_turns`. The
-//!   last one leads to one more request, for an answer without calls (`next_turn`). Only the first two concern a turn
+//!   last one leads to one more request, for an answer without calls (`continue_or_end_run`). Only the first two concern a turn
 //!   of initial calls.
 //! - Any other response with text is the answer, also one that was cut off at its maximum length. One without text
 //!   leads to one more request for an answer (`follow_up_turn`).
@@ -19,8 +19,8 @@ use super::limit_meter::LimitMeter;
 use super::loop_detection::{LoopDetector, LoopVerdict};
 use crate::config::Limits;
 use crate::turn::{
-    Budget, CancelReason, ChildrenUse, CommittedTurn, LimitHit, MAX_CALLS, MAX_TOKENS, OutputRules,
-    PROVIDER_ERROR, TurnEnd,
+    Budget, CancelReason, ChildrenUse, CommittedTurn, LimitHit, MAX_CALLS_KEY, MAX_TOKENS_KEY,
+    OutputRules, PROVIDER_ERROR, TurnEnd,
 };
 use crate::types::{
     OutputMode, RequestKind, RunEnd, RunError, ToolChoice, ToolResult, ToolStatus, Usage,
@@ -128,11 +128,11 @@ impl RunMachine {
         Self {
             turns: LimitMeter::new("max_turns", "turns", limits.max_turns.map(u64::from)),
             calls: LimitMeter::new(
-                MAX_CALLS,
+                MAX_CALLS_KEY,
                 "tool calls",
                 limits.max_tool_calls_per_run.map(u64::from),
             ),
-            tokens: LimitMeter::new(MAX_TOKENS, "tokens", limits.max_tokens_per_run),
+            tokens: LimitMeter::new(MAX_TOKENS_KEY, "tokens", limits.max_tokens_per_run),
             loops: LoopDetector::new(limits.repeat_limit),
             max_failed_turns: limits.max_failed_turns,
             failed_turns: 0,
@@ -201,7 +201,7 @@ impl RunMachine {
             return None;
         }
         self.end_after_final_answer = None;
-        Some(self.next_turn(&[], String::new()))
+        Some(self.continue_or_end_run(&[], String::new()))
     }
 
     /// Withdraws the next turn, which has not begun.
@@ -348,7 +348,7 @@ impl RunMachine {
             return FollowUp { limits: Vec::new(), next: RunNext::Turn(self.begin()) };
         }
         if needs_turn {
-            self.next_turn(&turn.results, text)
+            self.continue_or_end_run(&turn.results, text)
         } else {
             self.request_final_answer(RunEnd::Answered)
         }
@@ -431,7 +431,7 @@ impl RunMachine {
     }
 
     /// Follows up a turn with calls, a turn that a user's input steered, or a paused turn.
-    fn next_turn(&mut self, results: &[ToolResult], text: String) -> FollowUp {
+    fn continue_or_end_run(&mut self, results: &[ToolResult], text: String) -> FollowUp {
         let all_failed =
             !results.is_empty() && results.iter().all(|r| r.outcome.status != ToolStatus::Ok);
         self.failed_turns = if all_failed { self.failed_turns + 1 } else { 0 };
@@ -461,7 +461,7 @@ impl RunMachine {
         // Checked before the next turn is counted. A note needs a result to stand behind.
         if !results.is_empty() {
             let meters = [&mut self.turns, &mut self.calls, &mut self.tokens];
-            limits.extend(meters.into_iter().filter_map(LimitMeter::half_used));
+            limits.extend(meters.into_iter().filter_map(LimitMeter::report_half_used));
         }
         self.turns.add(1);
         self.request_kind = RequestKind::Ordinary;
@@ -657,12 +657,12 @@ mod tests {
         let mut run = begun();
         assert_eq!(run.handle_turn(&costing(new_calls(1, 1), 49), false), another(false));
         assert_eq!(run.budget(), Budget { tokens_left: Some(51), calls_left: None });
-        let half = hit(MAX_TOKENS, 60, 100, "half_used");
+        let half = hit(MAX_TOKENS_KEY, 60, 100, "half_used");
         let half = noted(half, "[callsheet: 40 of 100 tokens are left]");
         let next = FollowUp { limits: vec![half], ..another(false) };
         assert_eq!(run.handle_turn(&costing(new_calls(2, 1), 11), false), next);
         let mut answered = run.clone();
-        let over = |value, action| vec![hit(MAX_TOKENS, value, 100, action)];
+        let over = |value, action| vec![hit(MAX_TOKENS_KEY, value, 100, action)];
         let step = FollowUp { limits: over(100, "ended"), ..ended(RunEnd::Budget, "so far") };
         assert_eq!(run.handle_turn(&costing(turn("so far", 1), 40), false), step);
         let step = FollowUp { limits: over(101, "answer_kept"), ..ended(RunEnd::Answered, "noon") };
@@ -682,13 +682,13 @@ mod tests {
         run.begin();
         assert_eq!(run.handle_turn(&new_calls(1, 2), false), another(false));
         let mut all_at_once = run.clone();
-        let half = hit(MAX_CALLS, 4, 5, "half_used");
+        let half = hit(MAX_CALLS_KEY, 4, 5, "half_used");
         let half = noted(half, "[callsheet: 1 of 5 tool calls is left]");
         let next = FollowUp { limits: vec![half], ..another(false) };
         assert_eq!(run.handle_turn(&new_calls(2, 2), false), next);
         assert_eq!(run.handle_turn(&new_calls(3, 1), false), another(false));
         assert_eq!(run.budget(), Budget { tokens_left: None, calls_left: Some(0) });
-        let none = hit(MAX_CALLS, 5, 5, "told");
+        let none = hit(MAX_CALLS_KEY, 5, 5, "told");
         let none = noted(none, "[callsheet: 0 of 5 tool calls are left]");
         let next = FollowUp { limits: vec![none], ..another(false) };
         assert_eq!(all_at_once.handle_turn(&new_calls(2, 3), false), next);
@@ -809,7 +809,7 @@ mod tests {
         let limits = Limits { max_tokens_per_run: Some(100), ..Limits::default() };
         let mut over_budget = RunMachine::new(&limits);
         over_budget.begin();
-        let limits = vec![hit(MAX_TOKENS, 100, 100, "ended")];
+        let limits = vec![hit(MAX_TOKENS_KEY, 100, 100, "ended")];
         let over = FollowUp { limits, ..ended(RunEnd::Budget, "part") };
         assert_eq!(over_budget.handle_turn(&costing(part(), 100), false), over);
     }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::idempotency_keys::RequestEffect;
 use super::machine::{
-    InputLimits, Lifecycle, PreTurnWait, RunAdmission, RunSummary, Session, SessionEffect,
+    InputLimits, Lifecycle, PreTurnWait, RunAdmission, RunResult, Session, SessionEffect,
     SessionRecord, SessionRefusal, TurnBegin, answer_write,
 };
-use super::open_run::{OpenTurn, RunInput, RunStage, TurnOrigin};
+use super::open_run::{OpenTurn, RunSpec, RunStage, TurnOrigin};
 use super::run_machine::{FollowUp, Instruction, RunAnswer, RunNext};
 use crate::config::RunOverrides;
 use crate::event::{CallLabel, Event, RunStats};
@@ -56,7 +56,7 @@ impl Session {
     /// If the host shuts down, the session would become too large, or too many inputs wait.
     pub fn handle_run_request(
         &mut self,
-        run: RunInput,
+        run: RunSpec,
         request_key: Option<RequestKey>,
         limits: InputLimits,
         rules_of: RulesOf<'_>,
@@ -70,7 +70,7 @@ impl Session {
             return Ok(());
         }
         self.check_room(limits.inputs_max)?;
-        let RunInput { run_id, input, overrides, trace, metadata, into } = run;
+        let RunSpec { run_id, input, overrides, trace, metadata, into } = run;
         let event = Event::InputQueued { input: input.clone(), waiting: self.queue.len() + 1 };
         let id = run_id.clone();
         let record = Record::InputQueued {
@@ -189,7 +189,7 @@ impl Session {
     /// Records the start of a run, with the turn of the session's initial calls if they are open.
     fn record_run_start(
         &mut self,
-        run: &RunInput,
+        run: &RunSpec,
         request_key: Option<RequestKey>,
         rules_of: RulesOf<'_>,
     ) {
@@ -204,11 +204,11 @@ impl Session {
 
     fn run_start_record(
         &self,
-        run: &RunInput,
+        run: &RunSpec,
         request_key: Option<RequestKey>,
         rules: &RunRules,
     ) -> SessionRecord {
-        let RunInput { run_id, input, overrides, trace, metadata, into } = run.clone();
+        let RunSpec { run_id, input, overrides, trace, metadata, into } = run.clone();
         let metadata = metadata.over(&self.metadata);
         let (model, execution) = (rules.models.first().origin.model.clone(), rules.execution);
         let event = Event::RunStarted {
@@ -232,7 +232,7 @@ impl Session {
     }
 
     /// Records a queued run as started and interrupted, so that its input stands in the history.
-    fn record_interrupted_run(&mut self, queued: &RunInput, rules_of: RulesOf<'_>) {
+    fn record_interrupted_run(&mut self, queued: &RunSpec, rules_of: RulesOf<'_>) {
         let (end, stats) = (RunEnd::Interrupted, RunStats::default());
         let record = Record::RunEnded {
             run_id: queued.run_id.clone(),
@@ -278,7 +278,7 @@ impl Session {
     fn pre_turn_wait(&self) -> Option<PreTurnWait> {
         let run = self.run.as_deref()?;
         let tools = self.waits_for_tools.then_some(PreTurnWait::Tools);
-        let wait = if self.expects_summary() { Some(PreTurnWait::Summary) } else { tools };
+        let wait = if self.waits_for_summary() { Some(PreTurnWait::Summary) } else { tools };
         wait.filter(|_| matches!(run.stage, RunStage::Ready(_)))
     }
 
@@ -286,7 +286,7 @@ impl Session {
     /// first counted turn is never withdrawn (`turns` includes the next one, if it counts).
     fn stops_before_turn(&self) -> bool {
         let stops = |run: &super::OpenRun| run.stops_after_turn && run.machine.turns() > 1;
-        self.expects_summary() && self.run.as_deref().is_some_and(stops)
+        self.waits_for_summary() && self.run.as_deref().is_some_and(stops)
     }
 
     fn request_tools(&mut self) {
@@ -360,7 +360,7 @@ impl Session {
             used_call_ids: self.history.used_call_ids(),
             request_kind: kind,
             budget: run.machine.budget(),
-            began: run.elapsed(now),
+            run_elapsed: run.elapsed(now),
             run_time_left: run.time_left(now),
             // The records of a replayed turn hold the changes that its window led to.
             window: self.window(&rules).filter(|_| !self.context.is_replayed),
@@ -414,7 +414,7 @@ impl Session {
         stats.model += summary;
         stats.waits += tools;
         stats.overhead += between - summary - tools;
-        let summary = RunSummary {
+        let summary = RunResult {
             run_id: run.id.clone(),
             end,
             text: answer.text.clone(),
@@ -530,7 +530,7 @@ mod tests {
         ];
         let mut session = Session::open("a", messages, Metadata::default(), None, None);
         perform(&mut session, &rules, Duration::ZERO);
-        let run = RunInput {
+        let run = RunSpec {
             run_id: RunId("r".into()),
             input: "more".into(),
             overrides: Arc::default(),
@@ -542,7 +542,7 @@ mod tests {
         perform(&mut session, &rules, Duration::ZERO);
         assert!(session.handle_tools_read("list".into()));
         perform(&mut session, &rules, seconds(3));
-        assert!(session.expects_summary());
+        assert!(session.waits_for_summary());
         let failed = SummaryReply::Failed { usage: Usage::default() };
         session.handle_summary(failed, &rules_of);
         perform(&mut session, &rules, seconds(7));

@@ -63,7 +63,7 @@ pub enum LogsError {
 ///
 /// # Errors
 /// If a filter does not parse, or if the log was already set up.
-pub fn init(format: LogFormat) -> Result<(), LogsError> {
+pub fn init_logs(format: LogFormat) -> Result<(), LogsError> {
     let filter = filter(|variable| std::env::var(variable).ok())?;
     let coloured = std::io::stderr().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());

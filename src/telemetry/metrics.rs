@@ -277,24 +277,24 @@ impl Metrics {
     }
 
     /// Sets the number of open sessions in a state.
-    pub fn sessions(&self, state: SessionState, count: usize) {
+    pub fn set_session_count(&self, state: SessionState, count: usize) {
         if let Some((_, gauge)) = self.sessions.iter().find(|(known, _)| *known == state) {
             gauge.set(count as f64);
         }
     }
 
     /// Sets the number of runs in progress.
-    pub fn runs_active(&self, count: usize) {
+    pub fn set_runs_active(&self, count: usize) {
         self.runs.runs_active.set(count as f64);
     }
 
     /// Sets the number of inputs that wait for a run to end.
-    pub fn queued_inputs(&self, count: usize) {
+    pub fn set_queued_inputs(&self, count: usize) {
         self.runs.queued_inputs.set(count as f64);
     }
 
     /// Sets the number of calls that wait for a permit of their tool or for their server.
-    pub fn calls_waiting(&self, count: usize) {
+    pub fn set_calls_waiting(&self, count: usize) {
         self.runs.calls_waiting.set(count as f64);
     }
 
@@ -338,7 +338,7 @@ impl Metrics {
     }
 
     /// Sets the number of abandoned threads of blocking tools.
-    pub fn threads_abandoned(&self, count: usize) {
+    pub fn set_threads_abandoned(&self, count: usize) {
         self.runs.threads_abandoned.set(count as f64);
     }
 
@@ -711,11 +711,11 @@ mod tests {
         RunEnd::ALL.iter().for_each(|end| metrics.run_ends.increment(*end));
         ANOMALIES.iter().for_each(|anomaly| metrics.anomalies.increment(*anomaly));
         ATTEMPT_OUTCOMES.iter().for_each(|outcome| metrics.attempts.increment(*outcome));
-        metrics.sessions(SessionState::Idle, 3);
-        metrics.sessions(SessionState::Running, 2);
-        metrics.runs_active(2);
-        metrics.queued_inputs(3);
-        metrics.threads_abandoned(1);
+        metrics.set_session_count(SessionState::Idle, 3);
+        metrics.set_session_count(SessionState::Running, 2);
+        metrics.set_runs_active(2);
+        metrics.set_queued_inputs(3);
+        metrics.set_threads_abandoned(1);
         metrics.subscribers_lagged(4);
         let page = telemetry.render();
         let ones = |name: &str| {

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use super::{ParsedSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::config::ClientTool;
 
 /// A tool that the client runs. The host never runs it.
@@ -17,7 +17,7 @@ impl ClientSideTool {
             // Model services require this member.
             members.entry("type").or_insert_with(|| "object".into());
         }
-        let input = InputSchema::from_value(schema);
+        let input = ParsedSchema::from_value(schema);
         let mut spec = ToolSpec::with_schema(name, description, input);
         spec.effect = *effect;
         spec.approval_timeout = approval_timeout.unwrap_or(spec.approval_timeout);

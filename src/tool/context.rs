@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::extensions::MissingExtension;
-use super::{AgentCaller, Extensions, InputSchema, ToolError};
+use super::{AgentCaller, Extensions, ParsedSchema, ToolError};
 use crate::config::ToolEffect;
 use crate::context::VariablesTransaction;
 use crate::types::{
@@ -322,7 +322,7 @@ impl ToolContext {
             return Err(ToolError::new(message));
         }
         if let QuestionKind::Form(form) = &question.kind {
-            InputSchema::parse((**form).clone()).map_err(|invalid| {
+            ParsedSchema::parse((**form).clone()).map_err(|invalid| {
                 ToolError::new(format!("the form of the question: {invalid}"))
             })?;
         }

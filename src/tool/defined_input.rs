@@ -4,13 +4,13 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{InputSchema, Template};
+use super::{ParsedSchema, Template};
 use crate::config::ToolInput;
 
 /// The schema of the arguments, with the defaults of its properties.
 #[derive(Clone, Debug)]
 pub(crate) struct DefinedInput {
-    schema: InputSchema,
+    schema: ParsedSchema,
     /// The schema of each property by name. It may have a `default`.
     properties: Map<String, Value>,
 }
@@ -44,7 +44,7 @@ impl DefinedInput {
         };
         let properties = schema.get("properties").and_then(Value::as_object).cloned();
         let schema =
-            InputSchema::parse(schema).map_err(|error| DefinitionError::new(key, error))?;
+            ParsedSchema::parse(schema).map_err(|error| DefinitionError::new(key, error))?;
         if !schema.as_value().is_object() || !schema.allows_object() {
             let message = "must be the schema of an object, because arguments are a JSON object";
             return Err(DefinitionError::new(key, message));
@@ -53,7 +53,7 @@ impl DefinedInput {
     }
 
     /// Returns the schema.
-    pub(crate) fn schema(&self) -> &InputSchema {
+    pub(crate) fn schema(&self) -> &ParsedSchema {
         &self.schema
     }
 
@@ -102,9 +102,9 @@ impl DefinedInput {
 ///
 /// # Errors
 /// If the file cannot be read or is no JSON schema.
-pub(crate) fn load_schema(key: &str, file: &Path) -> Result<InputSchema, DefinitionError> {
+pub(crate) fn load_schema(key: &str, file: &Path) -> Result<ParsedSchema, DefinitionError> {
     let schema = read_json(key, file)?;
-    InputSchema::parse(schema).map_err(|error| DefinitionError::new(key, error))
+    ParsedSchema::parse(schema).map_err(|error| DefinitionError::new(key, error))
 }
 
 fn read_json(key: &str, file: &Path) -> Result<Value, DefinitionError> {

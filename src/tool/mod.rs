@@ -42,7 +42,7 @@
 //! | `output.rs` | [`ToolOutput`]: what the model reads: text, images, resources, or a value |
 //! | `error.rs` | [`ToolError`]: a message for the model, and its source for the log |
 //! | `spec.rs` | [`ToolSpec`]: name, input schema and scheduling policy of a tool |
-//! | `schema/` | `InputSchema`: a compiled JSON Schema, and the check of a value with a limited number of steps |
+//! | `schema/` | `ParsedSchema`: a compiled JSON Schema, and the check of a value with a limited number of steps |
 //! | `context.rs` | [`ToolContext`]: what one call can read and do |
 //! | `extensions.rs` | `Extensions`: values of the embedding program for its tools |
 //! | `testing.rs` | feature `testing`: `ToolTest`: runs a tool without a host |
@@ -162,12 +162,12 @@ pub(crate) use read_var::ReadVar;
 pub use registry::{RegisteredKind, RegisteredTool, RegistryError, ToolRegistry};
 pub(crate) use retry_after::retry_after;
 #[doc(hidden)]
-pub use schema::InputSchema;
+pub use schema::ParsedSchema;
 #[cfg(feature = "rehearsal")]
 pub(crate) use schema::{CompiledSchema, FormatCheck, PathSegment, Violation};
 pub(crate) use search::{RESERVED_NAMES, find_tools, use_tool_spec};
 pub(crate) use server::{
-    FrozenList, RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription,
+    FrozenList, RequestObserver, ServerListing, ServerState, ServerStatus, ServerToolDefinition,
     ToolServer,
 };
 pub use source::{ToolSource, ToolSourceContext};

@@ -50,14 +50,14 @@ mod tests {
 
     use super::*;
     use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
-    use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput};
+    use crate::tool::{ParsedSchema, Tool, ToolContext, ToolError, ToolOutput};
 
     struct NoOpTool;
 
     #[async_trait]
     impl Tool for NoOpTool {
         fn spec(&self) -> ToolSpec {
-            ToolSpec::with_schema("no_op", "does nothing", InputSchema::of::<()>())
+            ToolSpec::with_schema("no_op", "does nothing", ParsedSchema::of::<()>())
         }
 
         async fn run(&self, _context: ToolContext) -> Result<ToolOutput, ToolError> {

@@ -11,7 +11,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::ToolDescription;
+use super::ServerToolDefinition;
 use crate::types::excerpt;
 
 /// The name of the lock file, which lies beside the configuration.
@@ -79,7 +79,7 @@ impl ToolLock {
     }
 
     /// Accepts the tools of a server as they are. Forgets those that it no longer has.
-    pub(crate) fn accept(&mut self, server: &str, tools: &[ToolDescription]) {
+    pub(crate) fn accept(&mut self, server: &str, tools: &[ServerToolDefinition]) {
         let pinned = tools.iter().map(|tool| (tool.server_name.clone(), PinnedTool::of(tool)));
         self.0.insert(server.to_owned(), PinnedTools(pinned.collect()));
     }
@@ -92,7 +92,7 @@ impl ToolLock {
 
 impl PinnedTools {
     /// Compares a tool with the accepted one. Returns `None` if they are equal.
-    pub(crate) fn check(&self, tool: &ToolDescription) -> Option<PinProblem> {
+    pub(crate) fn check(&self, tool: &ServerToolDefinition) -> Option<PinProblem> {
         let Some(pinned) = self.0.get(&tool.server_name) else { return Some(PinProblem::New) };
         let now = PinnedTool::of(tool);
         if *pinned == now {
@@ -110,14 +110,14 @@ impl PinnedTools {
     }
 
     /// Returns the names of the accepted tools that the server no longer has.
-    pub(crate) fn gone(&self, tools: &[ToolDescription]) -> Vec<&str> {
+    pub(crate) fn gone(&self, tools: &[ServerToolDefinition]) -> Vec<&str> {
         let is_there = |name: &str| tools.iter().any(|tool| tool.server_name == name);
         self.0.keys().map(String::as_str).filter(|name| !is_there(name)).collect()
     }
 }
 
 impl PinnedTool {
-    fn of(tool: &ToolDescription) -> Self {
+    fn of(tool: &ServerToolDefinition) -> Self {
         Self {
             description: tool.description.clone(),
             input_schema: tool.input_schema.clone(),
@@ -150,8 +150,8 @@ mod tests {
 
     use super::*;
 
-    fn tool(name: &str, text: &str, schema: Value) -> ToolDescription {
-        ToolDescription {
+    fn tool(name: &str, text: &str, schema: Value) -> ServerToolDefinition {
+        ServerToolDefinition {
             name: format!("files__{name}"),
             server_name: name.to_owned(),
             description: text.to_owned(),

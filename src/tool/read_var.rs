@@ -9,7 +9,7 @@ use regex::{Match, Regex, RegexBuilder};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use super::{ParsedSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::types::{READ_VAR, Reference, ReferencedValue, ceil_char_boundary, floor_char_boundary};
 
 /// The number of bytes that a call reads if it does not say how many.
@@ -64,7 +64,7 @@ impl Tool for ReadVar {
         });
         let description = "Reads a part of an earlier tool result, or searches it. \
                            $VAR_REF{{ID}} in the arguments of other tools stands for the whole value.";
-        let schema = InputSchema::parse(schema).unwrap_or_else(|_| InputSchema::of::<()>());
+        let schema = ParsedSchema::parse(schema).unwrap_or_else(|_| ParsedSchema::of::<()>());
         // `run` cuts the result itself, to `limit` and the agent's `max_result_bytes`. The host must not cut it
         // again.
         ToolSpec::with_schema(READ_VAR, description, schema).pure().max_result_bytes(usize::MAX)

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{InputSchema, Tool, ToolSpec};
+use super::{ParsedSchema, Tool, ToolSpec};
 use crate::types::FINAL_ANSWER;
 use crate::types::{READ_VAR, USE_TOOL};
 
@@ -90,7 +90,7 @@ pub(crate) fn use_tool_spec() -> ToolSpec {
         "required": ["name", "arguments"],
     });
     let description = format!("Calls a tool that {FIND_TOOLS} has found.");
-    let schema = InputSchema::parse(schema).unwrap_or_else(|_| InputSchema::of::<()>());
+    let schema = ParsedSchema::parse(schema).unwrap_or_else(|_| ParsedSchema::of::<()>());
     ToolSpec::with_schema(USE_TOOL, description, schema)
 }
 
@@ -194,7 +194,7 @@ impl IndexedTool {
 }
 
 /// Splits a text into words: at characters that are not alphanumeric, and before an upper-case letter that follows
-/// a lower-case one. Most words have the same form in singular and plural ([`number_free`]).
+/// a lower-case one. Most words have the same form in singular and plural ([`stem`]).
 fn words(text: &str) -> impl Iterator<Item = String> {
     let mut words = Vec::new();
     let mut word = String::new();
@@ -209,12 +209,12 @@ fn words(text: &str) -> impl Iterator<Item = String> {
         after_lowercase = letter.is_lowercase();
     }
     words.push(word);
-    words.into_iter().filter(|word| !word.is_empty()).map(|word| number_free(&word))
+    words.into_iter().filter(|word| !word.is_empty()).map(|word| stem(&word))
 }
 
 /// Returns a form that singular and plural share, such as "query" for "queries", and "cach" for "cache" and
 /// "caches".
-fn number_free(word: &str) -> String {
+fn stem(word: &str) -> String {
     let singular = match word.strip_suffix('s') {
         Some(singular) if singular.len() > 2 && !singular.ends_with('s') => singular,
         Some(_) | None => word,
@@ -261,7 +261,7 @@ mod tests {
         ];
         let spec = |(name, text, argument): (&str, &str, &str)| {
             let schema = json!({"type": "object", "properties": {(argument): {"type": "string"}}});
-            Arc::new(ToolSpec::with_schema(name, text, InputSchema::parse(schema).unwrap()))
+            Arc::new(ToolSpec::with_schema(name, text, ParsedSchema::parse(schema).unwrap()))
         };
         SearchIndex::new(tools.into_iter().map(spec).collect())
     }

@@ -74,7 +74,7 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the host cannot offer the definition; says why.
-    fn make_tool(&self, definition: &ToolDescription) -> Result<Arc<dyn Tool>, String>;
+    fn make_tool(&self, definition: &ServerToolDefinition) -> Result<Arc<dyn Tool>, String>;
 }
 
 /// Receives the method of a request to a server, the type of its error if it failed, and its duration.
@@ -82,7 +82,7 @@ pub(crate) type RequestObserver = Arc<dyn Fn(&str, Option<&str>, Duration) + Sen
 
 /// The description of a server's tool: what the server listed, without secrets. A long description is cut.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) struct ToolDescription {
+pub(crate) struct ServerToolDefinition {
     /// The name that the model reads: `SERVER__TOOL`.
     pub(crate) name: String,
     /// The tool's name on its server.
@@ -106,14 +106,14 @@ pub(crate) struct FrozenList {
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub(crate) search: bool,
     /// The definitions, sorted by name.
-    pub(crate) tools: Vec<ToolDescription>,
+    pub(crate) tools: Vec<ServerToolDefinition>,
 }
 
 /// The tools of a server at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ServerListing {
     /// The tools, sorted by name.
-    pub(crate) tools: Vec<ToolDescription>,
+    pub(crate) tools: Vec<ServerToolDefinition>,
     /// The tools that cannot be offered, by their name on the server, with the reason. Also patterns of the
     /// configuration that match no tool.
     #[serde(skip)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde_json::Value;
 
-use super::InputSchema;
+use super::ParsedSchema;
 use crate::config::{
     AgentToolConfig, ApprovalPolicy, AskedCalls, CallRate, StartPolicy, ToolEffect,
 };
@@ -31,7 +31,7 @@ pub struct ToolSpec {
     pub description: String,
     /// The JSON schema of the arguments.
     #[doc(hidden)]
-    pub input: InputSchema,
+    pub input: ParsedSchema,
     /// Effects of a call outside this process.
     #[doc(hidden)]
     pub effect: ToolEffect,
@@ -87,7 +87,7 @@ impl ToolSpec {
     /// tool: it starts only after the response has finished, and never runs twice.
     #[must_use]
     pub fn new<Input: JsonSchema>(name: impl Into<String>, description: impl Into<String>) -> Self {
-        Self::with_schema(name, description, InputSchema::of::<Input>())
+        Self::with_schema(name, description, ParsedSchema::of::<Input>())
     }
 
     /// Describes a typed tool or a closure as [`Self::new`] does. Its input type gives the schema.
@@ -115,7 +115,7 @@ impl ToolSpec {
         description: impl Into<String>,
         schema: Value,
     ) -> Result<Self, InvalidValue> {
-        Ok(Self::with_schema(name, description, InputSchema::parse(schema)?))
+        Ok(Self::with_schema(name, description, ParsedSchema::parse(schema)?))
     }
 
     /// Describes a tool as [`Self::new`] does, with a compiled JSON schema.
@@ -124,7 +124,7 @@ impl ToolSpec {
     pub fn with_schema(
         name: impl Into<String>,
         description: impl Into<String>,
-        input: InputSchema,
+        input: ParsedSchema,
     ) -> Self {
         Self {
             name: name.into(),

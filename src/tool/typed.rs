@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use super::{ParsedSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 
 /// A tool whose input and output are Rust types. Each typed tool is a [`Tool`].
 ///
@@ -73,7 +73,7 @@ pub trait TypedTool: Send + Sync + 'static {
 #[async_trait]
 impl<T: TypedTool> Tool for T {
     fn spec(&self) -> ToolSpec {
-        ToolSpec { input: InputSchema::of::<T::Input>(), ..TypedTool::spec(self) }
+        ToolSpec { input: ParsedSchema::of::<T::Input>(), ..TypedTool::spec(self) }
     }
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {

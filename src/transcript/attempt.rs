@@ -87,7 +87,7 @@ pub struct CallTranscript<'a> {
     /// Results of its tool that are not final: they wait for earlier calls, hooks or an approval.
     pub reports: Vec<RecordedReport<'a>>,
     /// Requests for approval, questions of the tool, and requests that the client runs the call.
-    pub requests: Vec<RecordedRequest<'a>>,
+    pub requests: Vec<RecordedApprovalRequest<'a>>,
     /// The decisions about `requests`.
     pub decisions: Vec<RecordedDecision<'a>>,
     /// Decisions of hooks.
@@ -127,7 +127,7 @@ pub struct RecordedReport<'a> {
 
 /// A request to approve a call or its result, a question of its tool, or a request that the client runs the call.
 #[derive(Clone, Copy, Debug)]
-pub struct RecordedRequest<'a> {
+pub struct RecordedApprovalRequest<'a> {
     /// The record.
     pub at: RecordLocation,
     /// The request, with the call.
@@ -217,7 +217,7 @@ impl RecordedOutcome<'_> {
     }
 }
 
-impl RecordedRequest<'_> {
+impl RecordedApprovalRequest<'_> {
     /// Returns whether it is a question of the tool.
     #[must_use]
     pub fn is_input(&self) -> bool {
@@ -271,7 +271,7 @@ impl<'a> CallTranscript<'a> {
     /// Returns whether the client was asked to run the call.
     #[must_use]
     pub fn is_by_client(&self) -> bool {
-        self.requests.iter().any(RecordedRequest::is_for_client)
+        self.requests.iter().any(RecordedApprovalRequest::is_for_client)
     }
 
     /// Returns the last recorded outcome.
@@ -284,7 +284,7 @@ impl<'a> CallTranscript<'a> {
     /// none.
     pub fn input_questions(
         &self,
-    ) -> impl Iterator<Item = (&RecordedRequest<'a>, Option<&RecordedDecision<'a>>)> {
+    ) -> impl Iterator<Item = (&RecordedApprovalRequest<'a>, Option<&RecordedDecision<'a>>)> {
         let mut asked = self.requests.iter().filter(|asked| asked.is_input()).peekable();
         std::iter::from_fn(move || {
             let question = asked.next()?;
@@ -308,7 +308,10 @@ impl<'a> CallTranscript<'a> {
 
     /// Returns the decision about this request.
     #[must_use]
-    pub fn decision_about(&self, asked: &RecordedRequest<'a>) -> Option<&RecordedDecision<'a>> {
+    pub fn decision_about(
+        &self,
+        asked: &RecordedApprovalRequest<'a>,
+    ) -> Option<&RecordedDecision<'a>> {
         if !asked.is_input() {
             return self.decision(asked.request.phase);
         }

@@ -22,7 +22,7 @@ mod tests;
 
 pub use attempt::{
     AttemptFailure, AttemptResponse, AttemptStart, AttemptTranscript, CallIntent, CallTranscript,
-    RecordedDecision, RecordedHooks, RecordedOutcome, RecordedReport, RecordedRequest,
+    RecordedApprovalRequest, RecordedDecision, RecordedHooks, RecordedOutcome, RecordedReport,
 };
 pub use breach::{Breach, Invariant};
 pub use reader::CLOCK_SETBACK_MAX_MS;
@@ -33,7 +33,7 @@ use serde_json::Value;
 
 use crate::config::{ClientTool, RunOverrides};
 use crate::event::{StatsReport, TurnSummary};
-use crate::record::{ContextChange, StopMode, TurnEnd};
+use crate::record::{Compaction, StopMode, TurnEnd};
 use crate::types::{
     CallKey, Content, Execution, HookDecision, HookPoint, Metadata, ParentCall, RequestKind,
     RunEnd, RunError, RunId, Seq, SessionId, ToolCall, Usage,
@@ -120,7 +120,7 @@ pub struct RecordedCompaction<'a> {
     /// The record.
     pub at: RecordLocation,
     /// The change.
-    pub change: &'a ContextChange,
+    pub change: &'a Compaction,
     /// The tokens of the next request before the change, by estimate.
     pub tokens_before: u64,
     /// The tokens of the next request after it, by estimate.

@@ -2,10 +2,10 @@
 
 use super::{
     AttemptFailure, AttemptResponse, AttemptStart, AttemptTranscript, Breach, CallIntent,
-    CallTranscript, Invariant, ReachedLimit, RecordLocation, RecordedCompaction, RecordedDecision,
-    RecordedHooks, RecordedInput, RecordedInstruction, RecordedOutcome, RecordedReport,
-    RecordedRequest, RecordedRunEnd, RunStart, RunTranscript, SessionFork, SessionOpening,
-    SteeredInput, StopRequest, Transcript, TurnCommit, TurnTranscript,
+    CallTranscript, Invariant, ReachedLimit, RecordLocation, RecordedApprovalRequest,
+    RecordedCompaction, RecordedDecision, RecordedHooks, RecordedInput, RecordedInstruction,
+    RecordedOutcome, RecordedReport, RecordedRunEnd, RunStart, RunTranscript, SessionFork,
+    SessionOpening, SteeredInput, StopRequest, Transcript, TurnCommit, TurnTranscript,
 };
 use crate::record::{JournalEntry, Record};
 use crate::types::{COMPACT_AT, CallKey};
@@ -133,7 +133,7 @@ impl<'a> Transcript<'a> {
             }
             Record::ApprovalAsked { request } => {
                 if let Some(call) = self.open_call(at, request.call.key, Invariant::Approval) {
-                    call.requests.push(RecordedRequest { at, request });
+                    call.requests.push(RecordedApprovalRequest { at, request });
                 }
             }
             Record::ApprovalGiven { key, phase, verdict, message, content } => {

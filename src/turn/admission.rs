@@ -133,7 +133,7 @@ pub(super) fn parse_call_arguments(
             anomaly = Some(ArgumentsAnomaly::Invalid);
         }
     }
-    call.identity = identity(&call.call);
+    call.dedup_key = identity(&call.call);
     anomaly
 }
 
@@ -207,8 +207,8 @@ impl Turn {
             }
             let admission = admit(call, earlier, &self.spec);
             // An approval that a hook asks for was not given to the earlier call.
-            let may_reuse = !call.has_effects() && !call.is_start_questioned();
-            let earlier_result = self.reusable_results.get(&call.identity).filter(|_| may_reuse);
+            let may_reuse = !call.has_effects() && !call.hook_requires_start_approval();
+            let earlier_result = self.reusable_results.get(&call.dedup_key).filter(|_| may_reuse);
             match (admission, earlier_result.cloned()) {
                 (CallAdmission::Answer(outcome), _) => self.end_call(index, outcome),
                 (CallAdmission::Run, Some(result)) => {

@@ -267,7 +267,7 @@ impl Turn {
                 && call.notes.before.is_none()
                 && self.approvals.requested_before_resume.contains_key(&(call.key(), before))
         };
-        call.pending_approval_phase().or_else(|| is_open().then_some(before))
+        call.pending_wait_phase().or_else(|| is_open().then_some(before))
     }
 
     /// Returns the pending approval of a call as clients see it.
@@ -310,7 +310,7 @@ impl Turn {
     pub(super) fn review_or_end(&mut self, index: usize, outcome: ToolOutcome, writes: WriteSet) {
         let Some(call) = self.calls.get(index) else { return };
         let is_reviewed = call.tool.as_ref().is_some_and(|tool| tool.approval.after);
-        let needs_review = is_reviewed || call.is_result_questioned();
+        let needs_review = is_reviewed || call.hook_requires_result_approval();
         let approval = (call.key(), WaitPhase::After);
         let decision = self.approvals.decisions.get(&approval).cloned();
         if !needs_review {
@@ -340,7 +340,7 @@ impl Turn {
             let Some(until) = call.approval_expires_at() else { continue };
             if until <= now && call.waits_for_client() {
                 self.end_unanswered(index);
-            } else if let Some(phase) = call.pending_approval_phase().filter(|_| until <= now) {
+            } else if let Some(phase) = call.pending_wait_phase().filter(|_| until <= now) {
                 let expired =
                     VerdictWithMessage { verdict: ApprovalVerdict::Expired, message: None };
                 self.decide_approval(index, phase, expired, None);

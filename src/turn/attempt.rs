@@ -115,14 +115,14 @@ impl Turn {
 
     /// Starts the first attempt of the turn.
     pub(super) fn request_first(&mut self) {
-        let plan = self.retry.first();
+        let plan = self.retry.plan_first_attempt();
         self.begin_attempt(plan, None, Event::TurnStarted);
     }
 
     /// Starts another attempt after one that is void.
     pub(super) fn request_again(&mut self, plan: AttemptPlan, reason: String) {
         let previous = &self.attempt.plan;
-        let fallback = plan.model != previous.model;
+        let fallback = plan.model_index != previous.model_index;
         let event = Event::AttemptStarted {
             attempt: plan.attempt,
             model: self.model_name(&plan),
@@ -154,7 +154,7 @@ impl Turn {
     }
 
     pub(super) fn model_name(&self, plan: &AttemptPlan) -> String {
-        self.spec.rules.models.at(plan.model).origin.model.clone()
+        self.spec.rules.models.at(plan.model_index).origin.model.clone()
     }
 
     /// Ends the exchange with the model, if one is open: adds its usage, and publishes its duration unless it was
@@ -183,7 +183,7 @@ impl Turn {
             duration,
             first_chunk: attempt.first_delta_at.map(|at| at.saturating_sub(attempt.requested_at)),
             usage: attempt.response.usage(),
-            finish_reason: attempt.response.finish().cloned(),
+            finish_reason: attempt.response.finish_reason().cloned(),
             error: error.map(Box::new),
         });
     }
@@ -197,13 +197,13 @@ impl Turn {
     ) -> Result<ResponseEnding, ProviderError> {
         let response = &self.attempt.response;
         let tokens = response.usage().input_tokens;
-        let window = self.spec.window.filter(|_| self.attempt.plan.model == 0);
+        let window = self.spec.window.filter(|_| self.attempt.plan.model_index == 0);
         // A service whose window is learnt refuses larger requests. If it accepts one, its window is larger.
-        let configured = self.spec.rules.models.at(self.attempt.plan.model).context_window;
+        let configured = self.spec.rules.models.at(self.attempt.plan.model_index).context_window;
         let is_above = configured == window && window.is_some_and(|window| tokens > window);
         let is_near = window
             .is_some_and(|window| tokens.saturating_mul(100) >= window.saturating_mul(99))
-            || response.finish().is_some_and(|finish| &*finish.raw == WINDOW_EXCEEDED);
+            || response.finish_reason().is_some_and(|finish| &*finish.raw == WINDOW_EXCEEDED);
         let has_no_output = response.text().is_empty() && self.calls.is_empty();
         // The window of the model is not configured, and the response reached its maximum length without any output:
         // the request filled the window.
@@ -292,7 +292,7 @@ impl Turn {
         if reduced {
             // The hooks have not seen this context.
             self.hooks.before_request = HookStage::NotAsked;
-            let plan = self.retry.same_model();
+            let plan = self.retry.plan_same_model_attempt();
             self.request_again(plan, error.message);
         } else {
             self.follow_up_failure(error, is_displayed);
@@ -360,7 +360,7 @@ impl Turn {
                 && outcome.status == ToolStatus::Ok
                 && !call.tool.as_ref().is_some_and(|tool| tool.repeatable)
             {
-                self.reusable_results.insert(call.identity.clone(), outcome.clone());
+                self.reusable_results.insert(call.dedup_key.clone(), outcome.clone());
             }
             self.discard(index);
         }

@@ -11,7 +11,7 @@
 //!
 //! Each configured model has one breaker, which all sessions share (`runtime::model_limiter`). So has each tool with
 //! `breaker_failures` (`runtime::tool_limiter`). [`ServiceSignal::from_error`] decides what counts as a failure of a
-//! model, and `BreakerCall` of `runtime::tool_limiter` what counts as a failure of a tool. [`retry`](super::retry)
+//! model, and `ToolBreakerGuard` of `runtime::tool_limiter` what counts as a failure of a tool. [`retry`](super::retry)
 //! decides what a turn does after a refusal of its request; a refused call ends with an error (`not_sent`).
 
 use std::time::Duration;

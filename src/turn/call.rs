@@ -112,7 +112,7 @@ pub(super) struct TurnCall {
     /// The error of the arguments, with which the call is answered.
     pub(super) arguments_error: Option<ToolOutcome>,
     /// The name and the canonical arguments. Calls with the same identity are identical.
-    pub(super) identity: String,
+    pub(super) dedup_key: String,
     /// The reason for which the call waits, as it was published last.
     pub(super) waiting_for: Option<WaitingFor>,
     pub(super) notes: ResultNotes,
@@ -135,7 +135,7 @@ pub(super) struct TurnCall {
     /// The times in the record of the outcome, if that is older than the resume of the turn.
     pub(super) recorded_times: Option<RecordedTimes>,
     /// The last writers of the variables in the snapshot with which the call started.
-    pub(super) snapshot: LastWriters,
+    pub(super) snapshot_writers: LastWriters,
     /// The variables that the call has read. Set when its report is resolved (`isolation`).
     pub(super) reads: ReadSet,
     /// The variables that the call writes. Set at its end.
@@ -167,7 +167,7 @@ impl TurnCall {
             phase: CallPhase::Open,
             is_excess: false,
             arguments_error: None,
-            identity: String::new(),
+            dedup_key: String::new(),
             waiting_for: None,
             notes: ResultNotes::default(),
             sealed_at: None,
@@ -180,7 +180,7 @@ impl TurnCall {
             questions: Vec::new(),
             total_people_wait: Duration::ZERO,
             recorded_times: None,
-            snapshot: LastWriters::default(),
+            snapshot_writers: LastWriters::default(),
             reads: ReadSet::default(),
             writes: WriteSet::default(),
             report_before_rerun: None,
@@ -193,7 +193,7 @@ impl TurnCall {
     /// Restores a call from the recorded message. The turn admits it again.
     pub(super) fn restored(call: ToolCall, tool: Option<Arc<ToolSpec>>) -> Self {
         let mut restored = Self::open(call.key, &call.name, tool);
-        restored.identity = identity(&call);
+        restored.dedup_key = identity(&call);
         restored.call = call;
         restored.phase = CallPhase::Sealed;
         restored.sealed_at = Some(Duration::ZERO);
@@ -230,7 +230,7 @@ impl TurnCall {
     }
 
     pub(super) fn input_summary(&self) -> String {
-        let arguments = self.identity.strip_prefix(&*self.call.name).unwrap_or_default();
+        let arguments = self.dedup_key.strip_prefix(&*self.call.name).unwrap_or_default();
         excerpt(arguments.trim_start(), QUOTE_CHARS)
     }
 
@@ -289,7 +289,7 @@ impl TurnCall {
     /// Returns whether the call waits for a decision, an answer or the result of a client, or for a child that only
     /// waits for these.
     pub(super) fn waits_for_people(&self) -> bool {
-        self.pending_approval_phase().is_some() || self.people_wait().is_some()
+        self.pending_wait_phase().is_some() || self.people_wait().is_some()
     }
 
     /// Starts a wait of a running call. Returns false if the call does not run, or waits already.
@@ -324,7 +324,7 @@ impl TurnCall {
     /// Returns the state that the call's supervisor keeps.
     pub(super) fn start_state(&self) -> CallStartState {
         CallStartState {
-            snapshot: self.snapshot.clone(),
+            snapshot: self.snapshot_writers.clone(),
             is_early: self.early,
             is_rerun: self.notes.conflict,
             questions: self.question_count(),
@@ -365,7 +365,7 @@ impl TurnCall {
     }
 
     /// Returns the phase of the pending approval, of the open question, or of the result of a client that is awaited.
-    pub(super) fn pending_approval_phase(&self) -> Option<WaitPhase> {
+    pub(super) fn pending_wait_phase(&self) -> Option<WaitPhase> {
         match self.phase {
             CallPhase::AwaitingApproval { .. } => Some(WaitPhase::Before),
             CallPhase::AwaitingReview { .. } => Some(WaitPhase::After),
@@ -389,7 +389,7 @@ impl TurnCall {
         }
     }
 
-    /// Returns the time at which what [`Self::pending_approval_phase`] means expires.
+    /// Returns the time at which what [`Self::pending_wait_phase`] means expires.
     pub(super) fn approval_expires_at(&self) -> Option<Duration> {
         match self.phase {
             CallPhase::AwaitingApproval { until }
@@ -414,7 +414,7 @@ impl TurnCall {
     /// Returns whether the call needs an approval to run that it does not have yet.
     pub(super) fn needs_approval(&self) -> bool {
         let is_asked = self.tool.as_ref().is_some_and(|tool| tool.asks_before());
-        self.notes.before.is_none() && (is_asked || self.is_start_questioned())
+        self.notes.before.is_none() && (is_asked || self.hook_requires_start_approval())
     }
 
     pub(super) fn is_kept(&self) -> bool {

@@ -33,7 +33,7 @@ impl Turn {
         let bytes = outcome.content.len() as u64;
         let maximum = outcome.model_bytes_max(self.spec.rules.limits.max_result_bytes) as u64;
         let early = call.early;
-        if let Some(result) = call.result(self.spec.began) {
+        if let Some(result) = call.result(self.spec.run_elapsed) {
             self.record(call_ended_record(&result, early, false));
             self.emit(Event::CallEnded { result: Box::new(result), parallel, early });
         }
@@ -60,7 +60,7 @@ impl Turn {
     /// Records the end of a call again if it has ended, because its notes have changed. The outcome is the same.
     pub(super) fn record_amended_end(&mut self, index: usize) {
         let Some(call) = self.calls.get(index) else { return };
-        if let Some(result) = call.result(self.spec.began) {
+        if let Some(result) = call.result(self.spec.run_elapsed) {
             let record = call_ended_record(&result, call.early, true);
             self.record(record);
         }

@@ -293,7 +293,7 @@ impl Turn {
         call.run_time_before_resume = Duration::ZERO;
         call.answered_at = None;
         call.report_before_rerun = None;
-        call.snapshot = self.variables.writers().clone();
+        call.snapshot_writers = self.variables.writers().clone();
         let event = Event::CallStarted {
             call: call.label(),
             input_summary: call.input_summary(),

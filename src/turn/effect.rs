@@ -256,7 +256,7 @@ pub struct AttemptPlan {
     /// The number of the attempt in its turn, from 1. It counts the attempts with all models.
     pub attempt: u32,
     /// The index of the model in [`ModelPlans`](super::ModelPlans).
-    pub model: usize,
+    pub model_index: usize,
     /// True if a streamed response is requested.
     pub streamed: bool,
     /// The delay before the request.

@@ -12,7 +12,7 @@ use crate::config::{AgentToolConfig, AskedCalls, ContextPolicy, Limits};
 use crate::context::{History, ResultCut, Variables};
 use crate::record::{JournalEntry, Record, Seq};
 pub(crate) use crate::response::fixtures::{call, finish, text};
-use crate::tool::{ApprovalPolicy, InputSchema, ToolSpec};
+use crate::tool::{ApprovalPolicy, ParsedSchema, ToolSpec};
 use crate::types::{Execution, ModelOrigin, RunId, SessionId, Usage, Wire};
 use crate::wire::{CallDelta, Delta};
 
@@ -24,7 +24,7 @@ const BOTH: ApprovalPolicy = ApprovalPolicy { before: AskedCalls::All, after: tr
 /// questions while it runs, and the client runs `client`.
 pub(crate) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
     let schema = || {
-        InputSchema::parse(json!({"type": "object", "properties": {"n": {"type": "integer"}}}))
+        ParsedSchema::parse(json!({"type": "object", "properties": {"n": {"type": "integer"}}}))
             .unwrap()
     };
     let tool = |name| ToolSpec::with_schema(name, "", schema());
@@ -120,7 +120,7 @@ pub(crate) fn spec(rules: RunRules) -> TurnSpec {
         used_call_ids: Arc::new(BTreeSet::new()),
         request_kind: crate::types::RequestKind::Ordinary,
         budget: Budget::default(),
-        began: Duration::ZERO,
+        run_elapsed: Duration::ZERO,
         run_time_left: None,
         window: None,
         new_prompt: None,

@@ -245,7 +245,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::tool::InputSchema;
+    use crate::tool::ParsedSchema;
     use crate::types::{RunId, SessionId};
 
     fn chain(on: HookPoint) -> HookChain {
@@ -253,7 +253,7 @@ mod tests {
         let mut input = HookInput::new(on, session, run, 1, "default".into());
         input.arguments = Some(Arc::new(json!({ "n": 1 })));
         let schema = json!({ "type": "object", "properties": { "n": { "type": "integer" } } });
-        let tool = ToolSpec::with_schema("t", "", InputSchema::parse(schema).unwrap());
+        let tool = ToolSpec::with_schema("t", "", ParsedSchema::parse(schema).unwrap());
         HookChain::new(input, Some(Arc::new(tool)), 20)
     }
 

@@ -28,12 +28,12 @@ use crate::types::{
 
 impl TurnCall {
     /// Returns whether a hook wants a person to approve the start of the call.
-    pub(super) fn is_start_questioned(&self) -> bool {
+    pub(super) fn hook_requires_start_approval(&self) -> bool {
         is_ask(self.hooks.before.as_deref())
     }
 
     /// Returns whether a hook wants a person to approve the result of the call.
-    pub(super) fn is_result_questioned(&self) -> bool {
+    pub(super) fn hook_requires_result_approval(&self) -> bool {
         is_ask(self.hooks.after.as_deref())
     }
 

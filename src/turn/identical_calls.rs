@@ -46,7 +46,7 @@ pub(super) fn find_identical_call(call: &TurnCall, earlier: &[TurnCall]) -> Opti
         if !can_be_copied {
             continue;
         }
-        if other.identity == call.identity {
+        if other.dedup_key == call.dedup_key {
             return Some(other.key());
         }
         if other.has_effects() {

@@ -78,7 +78,7 @@ impl Turn {
         call.agent_call.note_child(Some(&outcome));
         let VariablesUse { reads, writes } = used;
         let with_writer = |name: VariableName| {
-            let writer = call.snapshot.get(&name).copied();
+            let writer = call.snapshot_writers.get(&name).copied();
             (name, writer)
         };
         let reads = ReadSet(reads.into_iter().map(with_writer).collect());

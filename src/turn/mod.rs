@@ -111,7 +111,7 @@ pub use initial_calls::InitialCallsStart;
 pub use output::OutputRules;
 pub use replay::Difference;
 pub use run_limits::LimitHit;
-pub(crate) use run_limits::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
+pub(crate) use run_limits::{MAX_CALLS_KEY, MAX_TOKENS_KEY, RUN_TIMEOUT_KEY};
 pub use spec::{Budget, HookScope, ModelPlan, ModelPlans, RunRules, TurnSpec};
 pub use started_calls::{
     CallStartState, StartedCall, StartedCalls, StartedQuestion, StartedWait, ToolCompletion,
@@ -196,7 +196,7 @@ impl Turn {
     /// Returns the index of the model of the current attempt.
     #[must_use]
     pub fn model(&self) -> usize {
-        self.attempt.plan.model
+        self.attempt.plan.model_index
     }
 
     /// Returns the response of the current attempt.

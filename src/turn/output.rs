@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::committed::CommittedTurn;
-use crate::tool::{InputSchema, ToolSpec};
+use crate::tool::{ParsedSchema, ToolSpec};
 use crate::types::{FINAL_ANSWER, FinishKind, InvalidValue, OutputMode, ToolStatus, excerpt};
 
 /// The maximum length of an error in a message to the model, in characters.
@@ -24,7 +24,7 @@ const REFERENCES: [&str; 2] = ["$ref", "$dynamicRef"];
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OutputRules {
     /// The schema of the answer.
-    pub schema: InputSchema,
+    pub schema: ParsedSchema,
     /// The way in which the model is asked for it.
     pub mode: OutputMode,
     /// The number of times the answer may be requested again after the first request for it.
@@ -43,10 +43,10 @@ impl OutputRules {
         let spec = ToolSpec::with_schema(
             FINAL_ANSWER,
             "Gives the final answer. Call it once, when the answer is complete.",
-            InputSchema::parse(arguments)?,
+            ParsedSchema::parse(arguments)?,
         )
         .pure();
-        let schema = InputSchema::parse(schema.clone())?;
+        let schema = ParsedSchema::parse(schema.clone())?;
         Ok(Self { schema, mode, retries, final_answer: Arc::new(spec) })
     }
 

@@ -20,7 +20,7 @@ use super::call::TurnCall;
 use super::effect::{ApprovalDecision, ApprovalError, DeferredEffect, Effect, TurnAction};
 use super::people_wait::{PeopleWait, PeopleWaitReason};
 use super::started_calls::{StartedQuestion, StartedWait};
-use crate::tool::InputSchema;
+use crate::tool::ParsedSchema;
 use crate::transcript::CallTranscript;
 use crate::types::{
     Answer, ApprovalVerdict, CallKey, Question, QuestionKind, VerdictWithMessage, WaitPhase,
@@ -263,7 +263,7 @@ impl Question {
             return refuse("content must be an object that fits the form".to_owned());
         };
         let content = Value::Object(with_defaults(members.clone(), form));
-        let schema = InputSchema::parse((**form).clone());
+        let schema = ParsedSchema::parse((**form).clone());
         let schema =
             schema.map_err(|invalid| ApprovalError::Content(format!("form: {invalid}")))?;
         match schema.first_violation(&content) {

@@ -71,7 +71,7 @@ impl Turn {
     /// first, and waits for their answer.
     pub(super) fn finish(&mut self) {
         let has_ended = matches!(self.stage, TurnStage::ResponseEnded { .. });
-        if !has_ended || !self.reassembly.is_done(&self.calls) || !self.check_turn() {
+        if !has_ended || !self.reassembly.is_done(&self.calls) || !self.advance_turn_hooks() {
             return;
         }
         let refusal = self.hook_refusal();
@@ -99,7 +99,7 @@ impl Turn {
     pub(super) fn commit(&mut self, end: TurnEnd, message: Option<Arc<ResponseMessage>>) {
         let number = self.spec.number;
         let results: Vec<_> =
-            self.calls.iter().filter_map(|call| call.result(self.spec.began)).collect();
+            self.calls.iter().filter_map(|call| call.result(self.spec.run_elapsed)).collect();
         let dropped_calls = std::mem::take(&mut self.attempt.dropped_calls);
         let record = CommittedTurn {
             number,

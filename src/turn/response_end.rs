@@ -42,7 +42,7 @@ impl Turn {
             self.record_call_limit(maximum.saturating_add(excess as u64), maximum, "truncated");
         }
         let message = Arc::new(self.kept_message(ending));
-        self.attempt.finish_reason = self.attempt.response.finish().cloned();
+        self.attempt.finish_reason = self.attempt.response.finish_reason().cloned();
         self.record(Record::ResponseEnded {
             turn: self.spec.number,
             attempt: self.attempt.plan.attempt,

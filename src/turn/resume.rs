@@ -19,7 +19,7 @@ use super::admission::{self, CallRetention};
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
 use super::effect::{CancelReason, TurnAction};
 use super::retry::RetryPolicy;
-use super::run_limits::{MAX_CALLS, MAX_TOKENS, RUN_TIMEOUT};
+use super::run_limits::{MAX_CALLS_KEY, MAX_TOKENS_KEY, RUN_TIMEOUT_KEY};
 use super::spec::{RunRules, TurnSpec};
 use super::started_calls::{StartedCall, StartedCalls};
 use super::turn_hooks::HookStage;
@@ -229,7 +229,7 @@ impl Turn {
             self.end_out_of_tokens(is_limit_recorded);
             return;
         }
-        let plan = self.retry.first();
+        let plan = self.retry.plan_first_attempt();
         self.request_again(plan, error.message);
     }
 
@@ -357,7 +357,7 @@ impl Turn {
         call.started_at = Some(now);
         call.run_time_before_resume = started.elapsed;
         call.answered_at = None;
-        call.snapshot = started.state.snapshot.clone();
+        call.snapshot_writers = started.state.snapshot.clone();
         if let Some(arguments) =
             started.state.arguments.as_ref().filter(|_| call.model_arguments.is_none())
         {
@@ -470,8 +470,8 @@ fn cancel_reason(run: &RunTranscript<'_>) -> Option<CancelReason> {
     let stops = run.stops.iter().filter(|stop| stop.mode == StopMode::Now);
     let stops = stops.map(|stop| (stop.at.index, CancelReason::Stop));
     let limits = run.limits.iter().filter_map(|reached| match reached.limit {
-        MAX_TOKENS | MAX_CALLS => Some((reached.at.index, CancelReason::Budget)),
-        RUN_TIMEOUT => Some((reached.at.index, CancelReason::RunTimeout)),
+        MAX_TOKENS_KEY | MAX_CALLS_KEY => Some((reached.at.index, CancelReason::Budget)),
+        RUN_TIMEOUT_KEY => Some((reached.at.index, CancelReason::RunTimeout)),
         _ => None,
     });
     stops.chain(limits).min_by_key(|(index, _)| *index).map(|(_, reason)| reason)

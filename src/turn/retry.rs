@@ -85,19 +85,19 @@ impl RetryPolicy {
     pub(super) fn current(&self) -> AttemptPlan {
         AttemptPlan {
             attempt: self.attempts,
-            model: self.model_index,
+            model_index: self.model_index,
             streamed: self.model().streamed && self.broken_streams < BROKEN_STREAMS_MAX,
             wait: Duration::ZERO,
         }
     }
 
     /// Plans the first attempt of the turn, or the first one after a resume.
-    pub(crate) fn first(&mut self) -> AttemptPlan {
+    pub(crate) fn plan_first_attempt(&mut self) -> AttemptPlan {
         self.next_attempt(Duration::ZERO)
     }
 
     /// Plans an attempt with the same model and a changed request, such as one with a smaller context.
-    pub(super) fn same_model(&mut self) -> AttemptPlan {
+    pub(super) fn plan_same_model_attempt(&mut self) -> AttemptPlan {
         self.next_attempt(Duration::ZERO)
     }
 
@@ -222,13 +222,13 @@ mod tests {
 
     /// Returns the number of the attempt, the index of its model and whether it streams.
     fn summary(plan: &AttemptPlan) -> (u32, usize, bool) {
-        (plan.attempt, plan.model, plan.streamed)
+        (plan.attempt, plan.model_index, plan.streamed)
     }
 
     #[test]
     fn the_attempt_after_two_broken_streams_does_not_stream() {
         let mut retry = retry_policy(3, 7);
-        assert!(retry.first().streamed);
+        assert!(retry.plan_first_attempt().streamed);
         let second = retry.after_error(&error(ProviderErrorKind::Transport), true).unwrap();
         assert_eq!((second.attempt, second.streamed), (2, true));
         let third = retry.after_error(&error(ProviderErrorKind::Timeout), true).unwrap();
@@ -240,7 +240,7 @@ mod tests {
     fn the_backoff_doubles_up_to_its_maximum_and_differs_by_seed() {
         let waits = |seed| {
             let mut retry = retry_policy(20, seed);
-            retry.first();
+            retry.plan_first_attempt();
             (0..19)
                 .map(|_| retry.after_error(&error(ProviderErrorKind::Connect), true).unwrap().wait)
                 .collect::<Vec<_>>()
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn retry_after_is_respected_unless_it_is_too_long() {
         let mut retry = retry_policy(3, 1);
-        retry.first();
+        retry.plan_first_attempt();
         let mut limited = error(ProviderErrorKind::Status);
         limited.status = Some(429);
         limited.retry_after = Some(Duration::from_secs(7));
@@ -270,12 +270,12 @@ mod tests {
             |status| ProviderError { status: Some(status), ..error(ProviderErrorKind::InStream) };
         for status in [400, 401, 403, 404, 413] {
             let mut retry = retry_policy(3, 1);
-            retry.first();
+            retry.plan_first_attempt();
             assert_eq!(retry.after_error(&in_stream(status), true), None, "{status}");
         }
         for status in [429, 503, 529] {
             let mut retry = retry_policy(4, 1);
-            retry.first();
+            retry.plan_first_attempt();
             let mut limited = in_stream(status);
             limited.retry_after = Some(Duration::from_secs(9));
             for number in 2..=4 {
@@ -288,7 +288,7 @@ mod tests {
         // A proxy reports a broken connection to the service.
         for status in [500, 502, 504] {
             let mut retry = retry_policy(4, 1);
-            retry.first();
+            retry.plan_first_attempt();
             for (number, streamed) in [(2, true), (3, false)] {
                 let plan = retry.after_error(&in_stream(status), true).unwrap();
                 assert_eq!(summary(&plan), (number, 0, streamed), "{status} is a broken stream");
@@ -302,7 +302,7 @@ mod tests {
             [(400, true, true), (503, false, false), (429, false, false), (404, true, true)]
         {
             let mut retry = retry_policy(2, 1);
-            retry.first();
+            retry.plan_first_attempt();
             let mut error = error(ProviderErrorKind::Status);
             (error.status, error.retryable) = (Some(status), Some(retryable));
             assert_eq!(
@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn a_refusal_of_the_circuit_breaker_leads_to_the_next_model_without_a_wait() {
         let mut retry = with_fallbacks();
-        retry.first();
+        retry.plan_first_attempt();
         let plan = retry.after_error(&unavailable(30), true).unwrap();
         assert_eq!((summary(&plan), plan.wait), ((2, 1, false), Duration::ZERO));
         let plan = retry.after_error(&unavailable(240), true).unwrap();
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn a_refusal_of_the_circuit_breaker_uses_up_no_attempt() {
         let mut retry = retry_policy(2, 1);
-        retry.first();
+        retry.plan_first_attempt();
         let broken = error(ProviderErrorKind::Connect);
         retry.after_error(&broken, true).unwrap();
         let plan = retry.after_error(&unavailable(30), true).unwrap();
@@ -351,7 +351,7 @@ mod tests {
     fn the_wait_for_the_circuit_breaker_is_limited() {
         for (seconds, max_attempts) in [(0, 1), (1, 1), (30, 1), (60, 3), (100, 3), (120, 2)] {
             let mut retry = retry_policy(max_attempts, 1);
-            retry.first();
+            retry.plan_first_attempt();
             let (mut waited, longest) = (Duration::ZERO, SERVICE_WAIT_MAX * max_attempts);
             while let Some(plan) = retry.after_error(&unavailable(seconds), true) {
                 waited += plan.wait;
@@ -360,14 +360,14 @@ mod tests {
             assert!(waited <= longest && waited >= longest / 2, "{seconds}: {waited:?}");
         }
         let mut retry = retry_policy(1, 1);
-        retry.first();
+        retry.plan_first_attempt();
         assert_eq!(retry.after_error(&unavailable(121), true), None);
     }
 
     #[test]
     fn a_permanent_error_is_not_retried() {
         let mut retry = retry_policy(3, 1);
-        retry.first();
+        retry.plan_first_attempt();
         assert_eq!(retry.after_error(&denied(), true), None);
     }
 
@@ -375,7 +375,7 @@ mod tests {
     fn each_model_has_its_own_attempts_and_attempts_are_numbered_over_all_models() {
         let mut retry = with_fallbacks();
         let broken = error(ProviderErrorKind::Transport);
-        assert_eq!(summary(&retry.first()), (1, 0, true));
+        assert_eq!(summary(&retry.plan_first_attempt()), (1, 0, true));
         let mut waits = Vec::new();
         for expected in [(2, 0, true), (3, 1, false), (4, 1, false), (5, 2, true)] {
             let plan = retry.after_error(&broken, true).unwrap();
@@ -393,7 +393,7 @@ mod tests {
         let busy = ProviderError { retry_after, ..error(ProviderErrorKind::Connect) };
         for error in [denied(), busy, error(ProviderErrorKind::TooLarge)] {
             let mut retry = with_fallbacks();
-            retry.first();
+            retry.plan_first_attempt();
             let plan = retry.after_error(&error, true).unwrap();
             assert_eq!((summary(&plan), plan.wait), ((2, 1, false), Duration::ZERO), "{error}");
         }
@@ -402,10 +402,13 @@ mod tests {
     #[test]
     fn after_a_crash_the_last_model_has_all_its_attempts_again() {
         let mut retry = with_fallbacks().resumed(3, "b");
-        assert_eq!(summary(&retry.first()), (4, 1, false));
+        assert_eq!(summary(&retry.plan_first_attempt()), (4, 1, false));
         let broken = error(ProviderErrorKind::Connect);
         assert_eq!(summary(&retry.after_error(&broken, false).unwrap()), (5, 1, false));
         assert_eq!(summary(&retry.after_error(&broken, false).unwrap()), (6, 2, true));
-        assert_eq!(summary(&with_fallbacks().resumed(3, "gone").first()), (4, 0, true));
+        assert_eq!(
+            summary(&with_fallbacks().resumed(3, "gone").plan_first_attempt()),
+            (4, 0, true)
+        );
     }
 }

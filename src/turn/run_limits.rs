@@ -23,11 +23,11 @@ use crate::response::classify_ending;
 use crate::types::Usage;
 
 /// Configuration key of the run's token limit.
-pub(crate) const MAX_TOKENS: &str = "max_tokens_per_run";
+pub(crate) const MAX_TOKENS_KEY: &str = "max_tokens_per_run";
 /// Configuration key of the run's call limit.
-pub(crate) const MAX_CALLS: &str = "max_tool_calls_per_run";
+pub(crate) const MAX_CALLS_KEY: &str = "max_tool_calls_per_run";
 /// Configuration key of the run's time limit.
-pub(crate) const RUN_TIMEOUT: &str = "run_timeout";
+pub(crate) const RUN_TIMEOUT_KEY: &str = "run_timeout";
 
 /// A limit that was reached, or half used.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -79,7 +79,7 @@ impl Turn {
             return;
         };
         // The call that has just opened is the first over the limit.
-        self.record_limit(MAX_CALLS, maximum.saturating_add(1), maximum, "ended");
+        self.record_limit(MAX_CALLS_KEY, maximum.saturating_add(1), maximum, "ended");
         self.disconnect_over_budget();
     }
 
@@ -114,7 +114,7 @@ impl Turn {
     fn record_token_limit(&mut self, used: u64, left: u64) {
         let maximum = self.spec.rules.limits.max_tokens_per_run.unwrap_or(left);
         let before = maximum.saturating_sub(left);
-        self.record_limit(MAX_TOKENS, before.saturating_add(used), maximum, "ended");
+        self.record_limit(MAX_TOKENS_KEY, before.saturating_add(used), maximum, "ended");
     }
 
     /// Cancels the turn because the time of the run is over.
@@ -122,7 +122,7 @@ impl Turn {
         let timeout = self.spec.rules.limits.run_timeout.unwrap_or_default();
         // Before the limit, as readers of the journal receive it.
         self.void_displayed_text();
-        self.record_time_limit(RUN_TIMEOUT, timeout, "ended");
+        self.record_time_limit(RUN_TIMEOUT_KEY, timeout, "ended");
         self.handle_cancel(self.now(), CancelReason::RunTimeout);
     }
 

@@ -29,7 +29,7 @@ pub struct TurnSpec {
     /// The remaining budget of the run.
     pub budget: Budget,
     /// The time between the start of the run and that of the turn.
-    pub began: Duration,
+    pub run_elapsed: Duration,
     /// The remaining time of the run. It does not decrease while the turn waits only for
     /// people.
     pub run_time_left: Option<Duration>,

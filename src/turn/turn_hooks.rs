@@ -78,7 +78,7 @@ impl Turn {
         self.clock.wait_ended();
         self.record(Record::TurnHooksDecided { turn: self.spec.number, on, decision });
         if let Some(plan) = self.hooks.held.take() {
-            self.request_allowed(plan);
+            self.request_unless_refused(plan);
         }
         true
     }
@@ -87,7 +87,7 @@ impl Turn {
     pub(super) fn request_or_ask(&mut self, plan: AttemptPlan) {
         let has_hook = self.spec.rules.has_turn_hook(HookPoint::BeforeRequest);
         if !has_hook || matches!(self.hooks.before_request, HookStage::Decided(_)) {
-            self.request_allowed(plan);
+            self.request_unless_refused(plan);
             return;
         }
         self.hooks.held = Some(plan);
@@ -96,7 +96,7 @@ impl Turn {
     }
 
     /// Requests a response as hooks have decided: unchanged, changed, or not at all.
-    fn request_allowed(&mut self, plan: AttemptPlan) {
+    fn request_unless_refused(&mut self, plan: AttemptPlan) {
         if let HookStage::Decided(decision) = &self.hooks.before_request {
             if decision.verdict == HookVerdict::Refuse {
                 self.end_response(ResponseEnding::Refused, None);
@@ -115,7 +115,7 @@ impl Turn {
 
     /// Asks the hooks about the finished turn if they must be asked, and withdraws a question that is not needed any
     /// more. Returns true if the turn can be committed.
-    pub(super) fn check_turn(&mut self) -> bool {
+    pub(super) fn advance_turn_hooks(&mut self) -> bool {
         let TurnStage::ResponseEnded { ending, cancelled, .. } = &self.stage else { return true };
         let goes_on = cancelled.is_none()
             && match ending {
@@ -170,7 +170,8 @@ impl Turn {
         self.clock.wait_started();
         let ended = match &self.stage {
             TurnStage::ResponseEnded { message, .. } => {
-                let results = self.calls.iter().filter_map(|call| call.result(self.spec.began));
+                let results =
+                    self.calls.iter().filter_map(|call| call.result(self.spec.run_elapsed));
                 Some(EndedTurn { message: message.clone(), results: results.collect() })
             }
             TurnStage::AwaitingResponse | TurnStage::Finished => None,

@@ -1,5 +1,5 @@
 //! Basic value types: ids, calls, outcomes, finish reasons, usage, secrets; and functions on texts, such as
-//! [`excerpt`] and [`harmless`].
+//! [`excerpt`] and [`sanitize_text`].
 //!
 //! They are plain values and do not depend on HTTP, actors or clocks.
 
@@ -417,23 +417,23 @@ pub fn one_line(text: &str, chars_max: usize) -> String {
 /// bidirectional (bidi) characters written out (`\u{202e}`), because they can make a text look like another
 /// one. Keeps line feeds, tabs, and joiners between visible non-ASCII characters.
 #[must_use]
-pub fn harmless(text: &str) -> String {
-    let mut stream = HarmlessStream::default();
+pub fn sanitize_text(text: &str) -> String {
+    let mut stream = TextSanitizer::default();
     let mut shown = stream.push(text);
     shown.push_str(&stream.finish());
     shown
 }
 
-/// Converts a text that arrives in pieces as [`harmless`] does.
+/// Converts a text that arrives in pieces as [`sanitize_text`] does.
 #[derive(Debug, Default)]
-pub struct HarmlessStream {
+pub struct TextSanitizer {
     /// The last character.
     before: Option<char>,
     /// The last character, if it is a joiner and the next character decides about it.
     joiner: Option<char>,
 }
 
-impl HarmlessStream {
+impl TextSanitizer {
     /// Returns the next piece of the converted text. Holds a joiner at the end back.
     #[must_use]
     pub fn push(&mut self, piece: &str) -> String {
@@ -584,7 +584,7 @@ mod tests {
     fn invisible_characters_are_written_out() {
         let text = "a\u{202e}b\u{2066}c\u{200b}d\u{7}e\nf \u{1f468}\u{200d}\u{1f469} \u{2764}\u{fe0f} x\u{200d}";
         let expected = "a\\u{202e}b\\u{2066}c\\u{200b}de\nf \u{1f468}\u{200d}\u{1f469} \u{2764}\u{fe0f} x\\u{200d}";
-        assert_eq!(harmless(text), expected);
+        assert_eq!(sanitize_text(text), expected);
         let expected = "{\"a\": \"\\u{202e}\\n\\u{9b} \u{e9}\"}";
         assert_eq!(printable("{\"a\": \"\u{202e}\n\u{9b} \u{e9}\"}"), expected);
     }
@@ -600,7 +600,7 @@ mod tests {
             ("\u{2764}\u{fe0f}\u{200d}\u{1f525}", "\u{2764}\u{fe0f}\u{200d}\u{1f525}"),
             ("\u{645}\u{6cc}\u{200c}\u{62e}", "\u{645}\u{6cc}\u{200c}\u{62e}"),
         ] {
-            assert_eq!(harmless(text), expected);
+            assert_eq!(sanitize_text(text), expected);
         }
     }
 

@@ -26,7 +26,7 @@ pub enum Wire {
 impl Wire {
     /// The wires with their names in configuration, commands, metrics and records.
     #[doc(hidden)]
-    pub const WORDS: [(&'static str, Self); 5] = [
+    pub const NAMES: [(&'static str, Self); 5] = [
         ("openai-chat", Self::OpenaiChat),
         ("openai-responses", Self::OpenaiResponses),
         ("anthropic-messages", Self::AnthropicMessages),
@@ -58,7 +58,7 @@ impl std::str::FromStr for Wire {
     type Err = UnknownWire;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let known = Self::WORDS.iter().find(|(word, _)| *word == text);
+        let known = Self::NAMES.iter().find(|(word, _)| *word == text);
         known.map(|(_, wire)| *wire).ok_or(UnknownWire)
     }
 }
@@ -71,7 +71,7 @@ impl std::error::Error for UnknownWire {}
 
 impl fmt::Display for UnknownWire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let words = Wire::WORDS.map(|(word, _)| word).join(", ");
+        let words = Wire::NAMES.map(|(word, _)| word).join(", ");
         write!(f, "unknown wire; it is one of: {words}")
     }
 }

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use super::anthropic::AnthropicDialect;
 use super::dialect::PayloadDecoder;
-use super::error::{malformed, named_error};
+use super::error::{malformed, parse_error_event};
 use super::fast_path::{PayloadTemplates, TemplateFields, TemplateSet};
 use super::gemini::GeminiDialect;
 use super::ollama::OllamaDialect;
@@ -303,7 +303,7 @@ pub(super) fn parse_in_full<'p>(
     }
     match text.as_bytes().first() {
         _ if text == "[DONE]" => decoder.done_marker(out),
-        _ if event == "error" => out.push(Delta::Error(named_error(text))),
+        _ if event == "error" => out.push(Delta::Error(parse_error_event(text))),
         None => {}
         Some(b'{') => return parse_object(decoder, event, text, out),
         Some(b'[') => match serde_json::from_str::<Vec<&RawValue>>(text) {

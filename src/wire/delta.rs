@@ -98,7 +98,7 @@ pub enum ProviderMetadata {
         members: Box<str>,
     },
     /// A part of the service's own at this position: JSON text.
-    Part(Box<str>),
+    RawPart(Box<str>),
 }
 
 /// A piece of a tool call as the wire sent it. The assembler of the response infers what the wire leaves open.
@@ -121,7 +121,7 @@ pub struct CallDelta {
     /// The wire itself marks the beginning of a call here, and will mark the end of its arguments
     /// with [`Delta::Seal`]. Without this mark both are inferred.
     #[doc(hidden)]
-    pub begins: bool,
+    pub is_marked_start: bool,
     /// The model did not write the arguments in the required form, and they were repaired.
     #[doc(hidden)]
     pub is_repaired: bool,
@@ -183,9 +183,16 @@ pub(super) fn append_text(kind: impl Fn(String) -> Delta, text: &str, out: &mut 
 /// same call, and neither has an id or a name, the arguments are added to it.
 pub(super) fn append_call(call: CallDelta, arguments: Option<&str>, out: &mut Vec<Delta>) {
     if let (Some(Delta::Call(last)), Some(arguments)) = (out.last_mut(), arguments) {
-        let CallDelta { index, id, name, arguments: last_arguments, kind, begins, is_repaired: _ } =
-            last;
-        let is_same = (*index, *kind, *begins) == (call.index, call.kind, call.begins)
+        let CallDelta {
+            index,
+            id,
+            name,
+            arguments: last_arguments,
+            kind,
+            is_marked_start: begins,
+            is_repaired: _,
+        } = last;
+        let is_same = (*index, *kind, *begins) == (call.index, call.kind, call.is_marked_start)
             && [id, name].iter().all(|text| text.is_none())
             && [&call.id, &call.name].iter().all(|text| text.is_none());
         if let Some(last_arguments) = last_arguments.as_mut().filter(|_| is_same) {

@@ -132,7 +132,7 @@ pub(super) fn payload_error(raw: &str, payload: &str) -> Option<ProviderError> {
 }
 
 /// Reads the data of an event named `error`, which is an error in any form.
-pub(super) fn named_error(text: &str) -> ProviderError {
+pub(super) fn parse_error_event(text: &str) -> ProviderError {
     match parse_value(text) {
         Some(value) => provider_error(find_error(&value).unwrap_or(&value)),
         None if text.is_empty() => {

@@ -87,7 +87,7 @@ impl ModelRequest {
 
     /// Returns true if the model, the tools, the system text, the members that may replace them and the request to
     /// cache the prompt are the same.
-    pub(super) fn has_same_head(&self, other: &Self) -> bool {
+    pub(super) fn has_same_prompt_members(&self, other: &Self) -> bool {
         (Arc::ptr_eq(&self.tools, &other.tools) || self.tools == other.tools)
             && self.model == other.model
             && self.system == other.system

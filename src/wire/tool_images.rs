@@ -8,7 +8,10 @@ const HEADING: &str = "[The images of the tool results above, in their order:]";
 
 /// Adds the images of a result to those of the results before it. They become a message of the user after the
 /// last result of the turn.
-pub(super) fn images_after(before: Option<Content>, result: &ResultContent) -> Option<Content> {
+pub(super) fn append_result_images(
+    before: Option<Content>,
+    result: &ResultContent,
+) -> Option<Content> {
     let mut images = result.images().cloned().map(ContentPart::Image).peekable();
     if images.peek().is_none() {
         return before;

@@ -47,7 +47,8 @@ pub(crate) async fn check_everything(
         if request.status == 400 {
             problems.push(format!("the provider refused {}", request.body));
         }
-        statistics.broken += usize::from(request.ended == callsheet::rehearsal::Ended::ClientLeft);
+        statistics.broken +=
+            usize::from(request.ended == callsheet::rehearsal::AnswerState::ClientLeft);
     }
     statistics.effects = scenario.shared.effects.done().len();
     assert!(

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 use super::document::{OpenApiDocument, members};
-use crate::tool::InputSchema;
-use crate::types::{harmless, one_line};
+use crate::tool::ParsedSchema;
+use crate::types::{one_line, sanitize_text};
 
 /// Maximum depth of nested schemas. References may be nested twice as deep.
 const DEPTH_MAX: usize = 12;
@@ -138,7 +138,7 @@ impl<'d> SchemaReader<'d> {
                 (!names.is_empty() && names.iter().all(is_type)).then(|| value.clone())
             }
             ("description", Value::String(text)) => {
-                let text = harmless(&one_line(text, DESCRIPTION_CHARS_MAX));
+                let text = sanitize_text(&one_line(text, DESCRIPTION_CHARS_MAX));
                 (!text.is_empty()).then(|| text.into())
             }
             ("required" | "enum", Value::Array(items)) => {
@@ -146,7 +146,7 @@ impl<'d> SchemaReader<'d> {
             }
             // Leaves out patterns that the host does not accept. Documents often have such patterns.
             ("pattern", _) => {
-                InputSchema::parse(json!({"pattern": value})).ok().map(|_| value.clone())
+                ParsedSchema::parse(json!({"pattern": value})).ok().map(|_| value.clone())
             }
             ("default", Value::Bool(_) | Value::Number(_) | Value::String(_)) => {
                 Some(value.clone())

@@ -8,7 +8,7 @@ use super::security::{SecretHeader, is_secret_variable, secret_headers};
 use super::toml_text::{comment, inline_value, key, string, string_table};
 use crate::config::Config;
 use crate::tool::ToolRegistry;
-use crate::types::{harmless, one_line};
+use crate::types::{one_line, sanitize_text};
 
 /// Maximum length of a tool's description.
 const DESCRIPTION_CHARS_MAX: usize = 300;
@@ -68,7 +68,7 @@ fn format_table(
     let described = |key: &str| definition[key].as_str().filter(|text| !text.trim().is_empty());
     let description = described("summary").or_else(|| described("description"));
     let description = description.map_or_else(|| format!("{method} {path}"), str::to_owned);
-    let description = harmless(&one_line(&description, DESCRIPTION_CHARS_MAX));
+    let description = sanitize_text(&one_line(&description, DESCRIPTION_CHARS_MAX));
     // The first call of `line` also writes the head of the table.
     let mut line = |name: &str, value: String| text.push_str(&format!("{name} = {value}\n"));
     line(&format!("[tools.{name}]\nkind"), string("http"));

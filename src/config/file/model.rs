@@ -11,7 +11,7 @@ use crate::config::{ApiKey, BaseUrl, ModelConfig, PromptCache, ToolProtocol, Wir
 
 impl ModelConfig {
     pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
-        let wire = section.read("wire", |value| values::one_of(value, &Wire::WORDS));
+        let wire = section.read("wire", |value| values::one_of(value, &Wire::NAMES));
         let base_url = section.read("base_url", base_url);
         let model = section.read("model", values::non_empty_string);
         section.require("base_url", &base_url);

@@ -8,14 +8,14 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::values::{self, Parsed};
-use crate::config::error::{ConfigError, ConfigErrors, Origins, did_you_mean};
+use crate::config::error::{ConfigError, ConfigErrors, KeyLocations, did_you_mean};
 
 /// A file that is being read.
 #[derive(Debug)]
 pub(super) struct ConfigSource<'t> {
     text: &'t str,
     table: Option<Spanned<DeTable<'t>>>,
-    origins: RefCell<Origins>,
+    origins: RefCell<KeyLocations>,
     errors: RefCell<Vec<ConfigError>>,
 }
 
@@ -30,7 +30,7 @@ impl<'t> ConfigSource<'t> {
                 (None, vec![ConfigError { file, line, key: String::new(), message }])
             }
         };
-        let origins = Origins { file: Some(file.to_owned()), lines: BTreeMap::new() };
+        let origins = KeyLocations { file: Some(file.to_owned()), lines: BTreeMap::new() };
         Self { text, table, origins: RefCell::new(origins), errors: RefCell::new(errors) }
     }
 
@@ -53,7 +53,7 @@ impl<'t> ConfigSource<'t> {
     }
 
     /// Returns the positions of the keys, or the recorded errors if there are any.
-    pub(super) fn into_result(self) -> Result<Origins, ConfigErrors> {
+    pub(super) fn into_result(self) -> Result<KeyLocations, ConfigErrors> {
         if self.errors.borrow().is_empty() {
             Ok(self.origins.into_inner())
         } else {

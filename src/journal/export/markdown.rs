@@ -14,7 +14,7 @@ use crate::transcript::{
     RecordedRunEnd, RunTranscript, Transcript, TurnTranscript,
 };
 use crate::types::{
-    Content, Metadata, RunEnd, RunError, SessionId, ToolCall, excerpt, harmless, one_line,
+    Content, Metadata, RunEnd, RunError, SessionId, ToolCall, excerpt, one_line, sanitize_text,
 };
 
 /// Maximum number of characters of a result that are printed. A longer one is cut, and its heading has its length.
@@ -244,7 +244,7 @@ fn child_list(children: &[ChildLine]) -> String {
         let error = error.as_ref().map(|error| format!(": {}", span(error)));
         let (indent, id) = ("  ".repeat(*depth), span(id.as_str()));
         let (agent, error) = (agent.unwrap_or_default(), error.unwrap_or_default());
-        let state = one_line(&harmless(state), SPAN_CHARS);
+        let state = one_line(&sanitize_text(state), SPAN_CHARS);
         list.push_str(&format!("{indent}- Child session {id}{agent}: {state}{error}\n"));
     }
     if list.is_empty() { list } else { list + "\n" }
@@ -301,7 +301,7 @@ fn content(input: &Content) -> String {
 
 /// Formats a code block that no text within it can end.
 fn fence(language: &str, text: &str) -> String {
-    let text = harmless(text);
+    let text = sanitize_text(text);
     let fence = "`".repeat(longest_ticks(&text).max(2) + 1);
     let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
     format!("{fence}{language}\n{text}{end}{fence}\n")
@@ -309,7 +309,7 @@ fn fence(language: &str, text: &str) -> String {
 
 /// Formats a code span that no text within it can end.
 pub(super) fn span(text: &str) -> String {
-    let text = one_line(&harmless(text), SPAN_CHARS);
+    let text = one_line(&sanitize_text(text), SPAN_CHARS);
     if text.is_empty() {
         return "(nothing)".to_owned();
     }

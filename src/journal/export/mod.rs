@@ -26,8 +26,8 @@ use crate::config::Limits;
 use crate::context::History;
 use crate::event::StatsReport;
 use crate::session::{RebuildError, SessionRunRules, StoredSession};
-use crate::transcript::{CallTranscript, RecordedRequest};
-use crate::types::{Content, ContentPart, Usage, WaitPhase, harmless};
+use crate::transcript::{CallTranscript, RecordedApprovalRequest};
+use crate::types::{Content, ContentPart, Usage, WaitPhase, sanitize_text};
 
 /// Formats an entry as a line with one JSON object: `seq`, `time`, `shown` if it is not 0, `type` and the record's
 /// own fields.
@@ -99,7 +99,7 @@ fn image_count(input: &Content) -> usize {
 /// Returns a text without line breaks and control characters, and with invisible characters written
 /// out.
 fn harmless_line(text: &str) -> String {
-    harmless(text).replace(char::is_control, "")
+    sanitize_text(text).replace(char::is_control, "")
 }
 
 /// Returns the turns, calls, tokens and time of a run.
@@ -129,7 +129,7 @@ fn approval_question(phase: WaitPhase) -> &'static str {
 }
 
 /// Returns the question that an open call asks people, if they have not answered it.
-fn open_question<'t, 'a>(call: &'t CallTranscript<'a>) -> Option<&'t RecordedRequest<'a>> {
+fn open_question<'t, 'a>(call: &'t CallTranscript<'a>) -> Option<&'t RecordedApprovalRequest<'a>> {
     let asked = call.requests.last().filter(|asked| !asked.is_for_client())?;
     // A call that ran again after a crash asks again.
     let ran_again = call.intents.last().is_some_and(|intent| asked.at.is_before(intent.at));

@@ -8,7 +8,7 @@ use super::{
     run_sums, tokens, when, word,
 };
 use crate::journal::JournalEntry;
-use crate::record::{ContextChange, ResponseMessage};
+use crate::record::{Compaction, ResponseMessage};
 use crate::transcript::{
     AttemptResponse, AttemptStart, AttemptTranscript, CallTranscript, RecordLocation,
     RecordedCompaction, RecordedHooks, RecordedOutcome, RecordedRunEnd, RunTranscript, Transcript,
@@ -16,7 +16,7 @@ use crate::transcript::{
 };
 use crate::types::{
     Content, HookDecision, Metadata, ParentCall, RunError, ToolCall, ToolOutcome, WriteSet,
-    harmless, metadata, one_line,
+    metadata, one_line, sanitize_text,
 };
 
 /// Maximum number of characters printed of one text. A longer one is cut, and its length is appended.
@@ -85,11 +85,11 @@ fn describe_misplaced(entry: &JournalEntry) -> RecordDescription {
 fn compaction_lines(compaction: &RecordedCompaction<'_>) -> Vec<String> {
     let RecordedCompaction { change, tokens_before, tokens_after, .. } = compaction;
     let (what, text) = match change {
-        ContextChange::Cleared { calls, .. } => {
+        Compaction::Cleared { calls, .. } => {
             (format!("{} cleared", count_with_noun(calls.len(), "result")), None)
         }
-        ContextChange::Formatted { text, .. } => ("the run is one message".to_owned(), Some(text)),
-        ContextChange::Summarised { text, messages, .. } => {
+        Compaction::Formatted { text, .. } => ("the run is one message".to_owned(), Some(text)),
+        Compaction::Summarised { text, messages, .. } => {
             (format!("{} summarised", count_with_noun(*messages, "message")), Some(text))
         }
     };
@@ -394,7 +394,7 @@ fn content(input: &Content) -> String {
 
 /// Returns the beginning of a text in one line, with the length of the text if it is longer.
 fn brief(text: &str) -> String {
-    let text = harmless(text);
+    let text = sanitize_text(text);
     let line = one_line(&text, BRIEF_CHARS_MAX);
     let is_cut = line.chars().count() > BRIEF_CHARS_MAX;
     if is_cut { format!("{line} [{} characters]", text.chars().count()) } else { line }

@@ -345,7 +345,7 @@ fn queued_batch(batch: Batch) -> Option<QueuedBatch> {
         seqs: entries.first()?.seq.0..=entries.last()?.seq.0,
         rows: stored_rows(entries.get(shared..)?),
         // A fork uses the documents of the records that it shares.
-        documents: entries.iter().filter_map(|entry| entry.document()).collect(),
+        documents: entries.iter().filter_map(|entry| entry.document_key()).collect(),
         on_status: Arc::new(Mutex::new(on_status)),
         session,
         opening,

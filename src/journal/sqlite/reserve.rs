@@ -21,7 +21,7 @@ impl Reserve {
     }
 
     /// Returns true if the file does not have its size, or with 0 bytes if there is a file.
-    pub(super) fn is_missing(&self) -> bool {
+    pub(super) fn needs_fill(&self) -> bool {
         // A link or a pipe at its path is not the reserve.
         let found = fs::symlink_metadata(&self.path).ok();
         if self.bytes == 0 {

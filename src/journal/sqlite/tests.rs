@@ -302,19 +302,19 @@ fn the_reserve_is_released_and_filled_again() {
     let dir = TestDir::new();
     std::fs::create_dir_all(&dir.0).unwrap();
     let reserve = Reserve::new(&dir.0, 100_000);
-    assert!(reserve.is_missing());
+    assert!(reserve.needs_fill());
     reserve.fill().unwrap();
-    assert!(!reserve.is_missing());
+    assert!(!reserve.needs_fill());
     assert_eq!(std::fs::metadata(dir.0.join("journal.reserve")).unwrap().len(), 100_000);
     reserve.release().unwrap();
-    assert!(reserve.is_missing());
+    assert!(reserve.needs_fill());
     reserve.release().unwrap();
     let none = Reserve::new(&dir.0, 0);
-    assert!(!none.is_missing(), "none is wanted");
+    assert!(!none.needs_fill(), "none is wanted");
     reserve.fill().unwrap();
-    assert!(none.is_missing(), "one of an earlier configuration is left");
+    assert!(none.needs_fill(), "one of an earlier configuration is left");
     none.fill().unwrap();
-    assert!(!none.is_missing() && !dir.0.join("journal.reserve").exists());
+    assert!(!none.needs_fill() && !dir.0.join("journal.reserve").exists());
 }
 
 #[cfg(unix)]
@@ -326,9 +326,9 @@ fn the_reserve_replaces_a_link_and_leaves_its_target() {
     std::fs::write(&target, "precious").unwrap();
     std::os::unix::fs::symlink(&target, dir.0.join("journal.reserve")).unwrap();
     let reserve = Reserve::new(&dir.0, 8);
-    assert!(reserve.is_missing(), "the size of the target does not count");
+    assert!(reserve.needs_fill(), "the size of the target does not count");
     reserve.fill().unwrap();
-    assert!(!reserve.is_missing());
+    assert!(!reserve.needs_fill());
     assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
 }
 

@@ -2,7 +2,7 @@
 
 use super::text::PIECE_BYTES_MAX;
 use super::*;
-use crate::record::{CancelReason, ContextChange, DisplayedSegment, ResponseMessage};
+use crate::record::{CancelReason, Compaction, DisplayedSegment, ResponseMessage};
 use crate::record::{ResponseEnding, StopMode, TurnEnd};
 use crate::types::{CallKey, ProviderError, ProviderErrorKind, ResultNotes, ToolOutcome, Usage};
 
@@ -184,7 +184,7 @@ fn a_void_attempt_has_events_and_no_text() {
 }
 
 fn compacted() -> (u64, Record) {
-    let change = ContextChange::Cleared { calls: Vec::new(), references: false };
+    let change = Compaction::Cleared { calls: Vec::new(), references: false };
     let (tokens_before, tokens_after, usage) = (9, 5, Usage::default());
     let change = Box::new(change);
     (0, Record::Compacted { change, upto: 0, tokens_before, tokens_after, usage })

@@ -207,7 +207,7 @@ fn usage(answer: &RehearsedAnswer<'_>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rehearsal::script::{At, Finish, Response};
+    use crate::rehearsal::script::{Finish, Response, ScriptPosition};
     use crate::rehearsal::text::items;
 
     fn asking() -> Response {
@@ -282,12 +282,12 @@ mod tests {
         assert_eq!(events[17].1["delta"]["stop_reason"], "tool_use");
         assert!(events[17].1["usage"]["output_tokens"].as_u64() > Some(0));
         for (at, number) in [
-            (At::Call(0), 10),
-            (At::AfterCall(0), 14),
-            (At::Call(1), 14),
-            (At::Finish, 17),
-            (At::Done, 18),
-            (At::Chunk(99), 19),
+            (ScriptPosition::Call(0), 10),
+            (ScriptPosition::AfterCall(0), 14),
+            (ScriptPosition::Call(1), 14),
+            (ScriptPosition::Finish, 17),
+            (ScriptPosition::Done, 18),
+            (ScriptPosition::Chunk(99), 19),
         ] {
             assert_eq!(encoded.position(at), number, "{at:?}");
         }

@@ -115,7 +115,7 @@ fn usage(answer: &RehearsedAnswer<'_>) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::script::At;
+    use super::super::script::ScriptPosition;
     use super::*;
     use crate::rehearsal::script::Response;
 
@@ -169,12 +169,12 @@ mod tests {
         assert_eq!(lines[5]["done_reason"], "stop");
         assert!(lines[5]["eval_count"].as_u64() > Some(0));
         for (at, number) in [
-            (At::Call(0), 3),
-            (At::AfterCall(0), 4),
-            (At::Call(1), 4),
-            (At::Finish, 5),
-            (At::Done, 6),
-            (At::Chunk(99), 6),
+            (ScriptPosition::Call(0), 3),
+            (ScriptPosition::AfterCall(0), 4),
+            (ScriptPosition::Call(1), 4),
+            (ScriptPosition::Finish, 5),
+            (ScriptPosition::Done, 6),
+            (ScriptPosition::Chunk(99), 6),
         ] {
             assert_eq!(encoded.position(at), number, "{at:?}");
         }

@@ -165,7 +165,7 @@ pub(super) fn usage(answer: &RehearsedAnswer<'_>) -> Value {
 mod tests {
     use super::*;
     use crate::rehearsal::encoded::Encoded;
-    use crate::rehearsal::script::{At, Finish, Response};
+    use crate::rehearsal::script::{Finish, Response, ScriptPosition};
 
     fn encode(response: &Response, request: &Value, number: u64, created: u64) -> Encoded {
         OpenaiChat.encode(&RehearsedAnswer { response, request, number, created })
@@ -217,12 +217,12 @@ mod tests {
         assert!(datas[10]["usage"]["completion_tokens"].as_u64() > Some(0));
         assert!(datas.iter().all(|data| data["model"] == "rehearsal"));
         for (at, number) in [
-            (At::Call(0), 4),
-            (At::AfterCall(0), 7),
-            (At::Call(1), 7),
-            (At::Finish, 9),
-            (At::Done, 11),
-            (At::Chunk(99), 12),
+            (ScriptPosition::Call(0), 4),
+            (ScriptPosition::AfterCall(0), 7),
+            (ScriptPosition::Call(1), 7),
+            (ScriptPosition::Finish, 9),
+            (ScriptPosition::Done, 11),
+            (ScriptPosition::Chunk(99), 12),
         ] {
             assert_eq!(encoded.position(at), number, "{at:?}");
         }

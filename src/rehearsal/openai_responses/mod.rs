@@ -300,7 +300,7 @@ fn with(mut event: Value, key: &str, value: Value) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::script::At;
+    use super::super::script::ScriptPosition;
     use super::*;
 
     const INCLUDE: &str = "reasoning.encrypted_content";
@@ -389,11 +389,11 @@ mod tests {
         let output = &events[25]["response"]["output"];
         assert_eq!((&output[0], &output[3]["call_id"]), (reasoning, &json!("x")));
         for (at, number) in [
-            (At::Call(0), 16),
-            (At::AfterCall(0), 21),
-            (At::Call(1), 21),
-            (At::Finish, 25),
-            (At::Done, 26),
+            (ScriptPosition::Call(0), 16),
+            (ScriptPosition::AfterCall(0), 21),
+            (ScriptPosition::Call(1), 21),
+            (ScriptPosition::Finish, 25),
+            (ScriptPosition::Done, 26),
         ] {
             assert_eq!(encoded.position(at), number, "{at:?}");
         }

@@ -179,7 +179,7 @@ struct ResponseBody {
     response: reqwest::Response,
     decoder: Option<Decoder>,
     /// True if the body has no separate events. Any bytes extend the deadline then, if a stream was requested.
-    whole: bool,
+    is_single_document: bool,
     /// The time at which the exchange fails for lack of deltas. In a stream only deltas extend it: a service that
     /// sends nothing but comments times out like a silent one.
     deadline: DeltaDeadline,
@@ -298,7 +298,7 @@ impl Exchange {
         Ok(ResponseBody {
             response,
             decoder,
-            whole,
+            is_single_document: whole,
             deadline,
             time_limit_key: key,
             bytes_left,
@@ -347,7 +347,7 @@ impl ResponseBody {
                         return Some(Err(error));
                     }
                     let framing = framing(client, streamed, &self.response, &bytes);
-                    self.whole = framing == Framing::Json;
+                    self.is_single_document = framing == Framing::Json;
                     let options = DecoderOptions {
                         // `bytes_left` limits the body.
                         body_bytes_max: usize::MAX,
@@ -373,9 +373,9 @@ impl ResponseBody {
             } else if batch.iter().any(is_last) {
                 self.done = true;
                 self.deadline.restart(BODY_END_WAIT_MAX);
-            } else if !streamed && self.whole {
+            } else if !streamed && self.is_single_document {
                 // `answer_timeout` counts from the request to the end of the body.
-            } else if self.whole || !batch.is_empty() {
+            } else if self.is_single_document || !batch.is_empty() {
                 // Only bytes that decode to at least one delta restart `idle_timeout`. Keep-alive comments,
                 // Anthropic's ping and unknown events do not: a service that only pings counts as silent.
                 self.deadline.restart(client.idle_timeout);

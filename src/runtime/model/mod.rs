@@ -316,7 +316,7 @@ impl ModelClient {
     fn next_exchange(&self, request: &ModelRequest, cache: &mut ExchangeCache) -> Exchange {
         let ClientInner { wire, heads, .. } = &*self.inner;
         let head = |request: &_| heads.lock().head(*wire, request);
-        let body = cache.request_cache.body(*wire, request, head);
+        let body = cache.request_cache.encode_body(*wire, request, head);
         let templates = std::mem::take(&mut cache.templates);
         Exchange::new(Arc::clone(&self.inner), request.stream, body, templates)
     }

@@ -160,7 +160,7 @@ impl Collector {
             origin: Some(Arc::new(self.origin)),
             parts: response.parts().to_vec(),
             one_call: self.one_call,
-            finish_reason: response.finish().cloned(),
+            finish_reason: response.finish_reason().cloned(),
             usage: response.usage(),
         })
     }
@@ -180,7 +180,7 @@ mod tests {
             name: Some(name.to_owned()),
             arguments: Some("{\"n\":1}".to_owned()),
             kind,
-            begins: true,
+            is_marked_start: true,
             is_repaired: false,
         })
     }
@@ -192,7 +192,7 @@ mod tests {
             Delta::Reasoning("hm".into()),
             Delta::Metadata(ProviderMetadata::Reasoning { members: Some("{\"s\":1}".into()) }),
             call(0, Some("srv"), "web_search", CallKind::ServerToolUse),
-            Delta::Metadata(ProviderMetadata::Part("{\"own\":1}".into())),
+            Delta::Metadata(ProviderMetadata::RawPart("{\"own\":1}".into())),
             call(1, None, "clock", CallKind::Function),
             call(2, Some("b"), "clock", CallKind::Function),
             Delta::Finish(reason),
@@ -235,7 +235,7 @@ mod tests {
                 name: Some("clock".to_owned()),
                 arguments: Some("{\"n\":".to_owned()),
                 kind: CallKind::Function,
-                begins: true,
+                is_marked_start: true,
                 is_repaired: false,
             })
         };

@@ -134,7 +134,7 @@ impl ModelReply {
             name: Some(name.into()),
             arguments: Some(arguments.to_string()),
             kind: CallKind::Function,
-            begins: true,
+            is_marked_start: true,
             is_repaired: false,
         }));
         self.calls += 1;

@@ -19,7 +19,7 @@ use crate::runtime::host_ref::{AwakeSession, HostRef, SessionActivity};
 use crate::runtime::message::{HostMessage, SessionMessage};
 use crate::runtime::models::prompt_cache_key;
 use crate::runtime::session_start::{SessionOrigin, SessionStart};
-use crate::session::{OpenRun, RunInput, Session, SessionEffect};
+use crate::session::{OpenRun, RunSpec, Session, SessionEffect};
 
 /// The arguments of a session actor.
 #[derive(Debug)]
@@ -110,7 +110,7 @@ impl SessionActor {
             run: None,
             actors: SessionActors::default(),
             callers: Callers::default(),
-            slot: None,
+            run_count_guard: None,
             stored_turn_after: stored.as_ref().map_or(Seq(0), before_turn),
             last_run_end: 0,
             ended_runs: Vec::new(),
@@ -125,7 +125,7 @@ impl SessionActor {
             state.forget_failures();
         }
         state.count_queued();
-        state.activity.running.store(state.session.run().is_some(), Ordering::Release);
+        state.activity.has_open_run.store(state.session.run().is_some(), Ordering::Release);
         let agents = state.agents.clone();
         let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
         // Here the effects are only records: of the opening, or of the formatting of the last run.
@@ -143,7 +143,7 @@ impl SessionActor {
 
     /// Counts the runs that wait in the queue of a stored session. No caller waits for them.
     fn count_queued(&mut self) {
-        let queued = self.session.queue().map(|RunInput { run_id, .. }| {
+        let queued = self.session.queue().map(|RunSpec { run_id, .. }| {
             let counted = Some(self.link.shared.gauges.queued_inputs.increment());
             (run_id.clone(), RunCaller { report: None, _counted: counted })
         });
@@ -160,13 +160,13 @@ impl SessionActor {
     }
 
     /// Continues a session that was suspended, with its run or else its queue, and counts that as a run of the host.
-    pub(super) fn resumed(&mut self) {
+    pub(super) fn continue_resumed_session(&mut self) {
         self.link.shared.suspended.lock().remove(&self.id);
         // The limit does not apply, because the run was accepted before.
         let gauges = &self.link.shared.gauges;
         let is_child_run = self.session.run().is_some_and(|run| self.is_child_run(&run.id));
         let runs = if is_child_run { &gauges.child_runs } else { &gauges.runs };
-        self.slot = Some(runs.increment());
+        self.run_count_guard = Some(runs.increment());
         let now = self.now();
         // Without a run, the machine starts the first one of the queue.
         let Some(run) = self.session.run() else { return };
@@ -178,7 +178,7 @@ impl SessionActor {
         let extensions = self.link.shared.extensions.for_run(&self.id, &id);
         let run = ActiveRun::new(id, trace, extensions, self.stored_turn_after, None);
         self.run = Some(Box::new(run));
-        self.activity.running.store(true, Ordering::Release);
+        self.activity.has_open_run.store(true, Ordering::Release);
         self.link.shared.update_counts();
         if has_failed {
             self.give_up("journal_failed", "the journal could not be written");

@@ -45,11 +45,11 @@ impl SessionActor {
         self.activity.leaving.store(true, Ordering::Release);
         self.log.close();
         // The journal may have an open run: also one whose end was lost.
-        let has_open_run = has_lost_end || self.activity.running.load(Ordering::Acquire);
+        let has_open_run = has_lost_end || self.activity.has_open_run.load(Ordering::Acquire);
         let shared = &self.link.shared;
         // The slot of a session that is being deleted is another one.
         shared.remove_awake_if(&self.id, myself.id(), || {
-            shared.set_sleeping_run(&self.id, has_open_run);
+            shared.set_has_unfinished_run(&self.id, has_open_run);
             // A request that wakes the session publishes the next state.
             let state = if has_open_run { SessionState::Running } else { SessionState::Hibernated };
             shared.session_states.changed(&self.id, state);

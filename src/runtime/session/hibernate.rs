@@ -38,7 +38,7 @@ impl SessionActor {
             && self.actors.ending.is_empty()
             && self.actors.current.as_ref().is_none_or(RunActors::run_no_tool)
             && !self.is_recovering()
-            && !self.link.shared.is_closing();
+            && !self.link.shared.is_shutting_down();
         let is_awaited = self.run.as_deref().is_some_and(ActiveRun::is_awaited)
             || self.callers.runs.values().any(RunCaller::is_awaited);
         if !is_quiet || is_awaited || !self.session.may_hibernate() {
@@ -55,7 +55,7 @@ impl SessionActor {
             }
             self.activity.leaving.store(leaves, Ordering::Release);
             if leaves {
-                self.link.shared.set_sleeping_run(&self.id, has_run);
+                self.link.shared.set_has_unfinished_run(&self.id, has_run);
                 // A request that wakes the session publishes the next state.
                 let state = if has_run { SessionState::Running } else { SessionState::Hibernated };
                 self.link.shared.session_states.changed(&self.id, state);
@@ -76,7 +76,7 @@ impl SessionActor {
     ///
     /// The run of a child session ends with the call that opened it, because that call runs.
     pub(super) async fn leave_at_shutdown(&mut self, myself: &ActorRef<SessionMessage>) -> bool {
-        if !self.link.shared.is_closing() || !self.has_resumable_run() {
+        if !self.link.shared.is_shutting_down() || !self.has_resumable_run() {
             return false;
         }
         let Some(accumulator) = self.accumulator() else { return false };
@@ -93,7 +93,7 @@ impl SessionActor {
             let leaves = self.log.close_if_durable();
             self.activity.leaving.store(leaves, Ordering::Release);
             if leaves {
-                self.link.shared.set_sleeping_run(&self.id, true);
+                self.link.shared.set_has_unfinished_run(&self.id, true);
             }
             leaves
         });
@@ -120,7 +120,7 @@ impl SessionActor {
     /// Returns whether the turn has recorded a decision that it has not reported to the session yet.
     fn is_decision_recorded(&self) -> bool {
         self.run.as_deref().is_some_and(|run| {
-            let entries = self.log.entries_since(run.turn_after);
+            let entries = self.log.entries_since(run.seq_before_turn);
             pending_approvals(entries.iter().map(|entry| &**entry)).len() != run.approvals.len()
         })
     }

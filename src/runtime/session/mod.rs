@@ -48,7 +48,7 @@ use crate::journal::{SessionLog, Urgency, unix_ms};
 use crate::message::MessageList;
 use crate::record::{Record, RequestKey, Seq};
 use crate::session::{
-    RecordedAt, RunAdmission, RunInput, Session, SessionEffect, SessionRecord, SessionRefusal,
+    RecordedAt, RunAdmission, RunSpec, Session, SessionEffect, SessionRecord, SessionRefusal,
     SessionRunRules, TurnBegin, TurnOrigin,
 };
 use crate::telemetry::SourceRecord;
@@ -78,7 +78,7 @@ pub(super) struct SessionActor {
     actors: SessionActors,
     callers: Callers,
     /// Counts the session as one of the host's runs while a run is in progress or in the queue.
-    slot: Option<CountGuard>,
+    run_count_guard: Option<CountGuard>,
     /// The last record before the turn that was read from the journal.
     stored_turn_after: Seq,
     /// The time of the last record of a run's end: Unix time in milliseconds.
@@ -120,7 +120,7 @@ impl Actor for SessionActor {
         if !is_maintenance {
             self.activity.touched_ms.store(self.link.shared.clock_ms(), Ordering::Relaxed);
         }
-        if self.link.shared.is_closing() {
+        if self.link.shared.is_shutting_down() {
             self.session.note_shutdown();
         }
         match message {
@@ -179,17 +179,22 @@ impl Actor for SessionActor {
                     self.commit(*turn, seq);
                 }
             }
-            SessionMessage::ApprovalsChanged { epoch, approvals, only_waits, is_resumable } => {
+            SessionMessage::ApprovalsChanged {
+                epoch,
+                approvals,
+                waits_only_for_people,
+                is_resumable,
+            } => {
                 let noted = self.note_approvals(epoch, approvals, is_resumable);
                 if noted && Box::pin(self.leave_at_shutdown(myself)).await {
                     return;
                 }
                 if noted {
-                    self.approvals_changed(only_waits);
+                    self.approvals_changed(waits_only_for_people);
                 }
             }
             SessionMessage::TurnResumed { epoch } => self.turn_resumed(epoch),
-            SessionMessage::FindReader { reply } => {
+            SessionMessage::CheckApprovalReader { reply } => {
                 let _ = reply.send(self.can_answer_approvals());
                 return;
             }
@@ -249,7 +254,7 @@ impl Actor for SessionActor {
     }
 
     async fn handle_child_end(&mut self, myself: &ActorRef<SessionMessage>, end: ChildEnd) {
-        if self.link.shared.is_closing() {
+        if self.link.shared.is_shutting_down() {
             self.session.note_shutdown();
         }
         self.handle_actor_end(myself, end);
@@ -283,7 +288,7 @@ impl SessionActor {
     fn start_run(
         &mut self,
         myself: &ActorRef<SessionMessage>,
-        run: RunInput,
+        run: RunSpec,
         request_key: Option<RequestKey>,
         queue: bool,
         extensions: Extensions,
@@ -316,7 +321,7 @@ impl SessionActor {
         let rules_of = |overrides: &_| agents.rules(overrides);
         let limits = self.link.shared.input_limits(&self.log);
         self.session.handle_run_request(run, request_key, limits, &rules_of)?;
-        self.slot = slot.or(self.slot.take());
+        self.run_count_guard = slot.or(self.run_count_guard.take());
         self.link.shared.extensions.add_to_run(&self.id, &id, extensions);
         let (report, receiver) = oneshot::channel();
         let counted = (!starts).then(|| self.link.shared.gauges.queued_inputs.increment());
@@ -340,18 +345,18 @@ impl SessionActor {
     /// Lets an interrupted run go on, unless it waits for a manual resume.
     fn continue_run(&mut self) {
         // It goes on when the next host starts.
-        if self.link.shared.is_closing() {
+        if self.link.shared.is_shutting_down() {
             return;
         }
         // A session that was only asleep is not held.
         let is_held = self.link.shared.suspended.lock().contains(&self.id);
         if self.session.handle_wake(self.now(), is_held) {
-            self.resumed();
+            self.continue_resumed_session();
         }
     }
 
     fn resume(&mut self, myself: &ActorRef<SessionMessage>) -> Result<Seq, HostError> {
-        if self.link.shared.is_closing() {
+        if self.link.shared.is_shutting_down() {
             return Err(HostError::ShuttingDown);
         }
         if !self.session.is_suspended() {
@@ -364,8 +369,8 @@ impl SessionActor {
 
     /// Resumes a suspended run, because a request needs it.
     fn resume_if_suspended(&mut self) {
-        if !self.link.shared.is_closing() && self.session.handle_resume(self.now()).is_ok() {
-            self.resumed();
+        if !self.link.shared.is_shutting_down() && self.session.handle_resume(self.now()).is_ok() {
+            self.continue_resumed_session();
         }
     }
 
@@ -477,8 +482,8 @@ impl SessionActor {
                 tracing::error!(session = %self.id, seq, error, "session_record_contradicts");
             }
             // A client that reads the run's end finds the session idle, and room for another run.
-            if !self.session.holds_slot() && self.slot.take().is_some() {
-                self.activity.running.store(false, Ordering::Release);
+            if !self.session.holds_slot() && self.run_count_guard.take().is_some() {
+                self.activity.has_open_run.store(false, Ordering::Release);
                 self.link.shared.session_states.changed(&self.id, SessionState::Idle);
                 self.link.shared.update_counts();
             }
@@ -508,14 +513,14 @@ impl SessionActor {
                 let report = self.callers.runs.remove(&id).and_then(|caller| caller.report);
                 let extensions = self.link.shared.extensions.for_run(&self.id, &id);
                 self.run = Some(Box::new(ActiveRun::new(id, trace, extensions, seq, report)));
-                self.activity.running.store(true, Ordering::Release);
+                self.activity.has_open_run.store(true, Ordering::Release);
                 self.link.shared.session_states.changed(&self.id, SessionState::Running);
                 self.link.shared.update_counts();
             }
             // Begins the turn of the calls that the session was opened with. The accumulator records all others.
             Record::ResponseEnded { .. } => {
                 if let Some(run) = &mut self.run {
-                    run.turn_after = Seq(seq.0.saturating_sub(1));
+                    run.seq_before_turn = Seq(seq.0.saturating_sub(1));
                 }
             }
             Record::RunEnded { .. } => {
@@ -553,12 +558,12 @@ impl SessionActor {
             TurnOrigin::New => {
                 let last = self.log.last_seq();
                 self.log.trim_recent(last);
-                run.turn_after = last;
+                run.seq_before_turn = last;
                 None
             }
             TurnOrigin::Recorded | TurnOrigin::Stored => {
                 run.approvals_unknown = true;
-                Some(self.log.entries_since(run.turn_after))
+                Some(self.log.entries_since(run.seq_before_turn))
             }
         };
         let (messages, repairs) = self.session.history().request_messages();

@@ -92,7 +92,7 @@ impl SessionActor {
         run.approvals.clear();
         run.approvals_unknown = false;
         run.is_resumable = false;
-        let entries = self.log.entries_since(run.turn_after);
+        let entries = self.log.entries_since(run.seq_before_turn);
         let committed = committed(&entries);
         if !committed.is_some_and(|(record, seq)| self.commit(record, seq)) {
             self.session.handle_turn_lost(self.now());
@@ -103,7 +103,7 @@ impl SessionActor {
     pub(super) fn give_up(&mut self, code: &str, message: &str) {
         let Some(run) = self.run.as_ref() else { return };
         let (spec, id) = (self.turn_spec(), run.id.clone());
-        let entries = self.log.entries_since(run.turn_after);
+        let entries = self.log.entries_since(run.seq_before_turn);
         // The actors may have died of a bug in the turn machine.
         let ended = catch_unwind(AssertUnwindSafe(|| match committed(&entries) {
             Some(committed) => Some(committed),

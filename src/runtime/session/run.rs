@@ -17,7 +17,7 @@ use crate::runtime::actor::{self, ActorId, ActorRef, AnyActorRef};
 use crate::runtime::agent::Agent;
 use crate::runtime::error::HostError;
 use crate::runtime::gauge::CountGuard;
-use crate::runtime::hooks::HookQuestion;
+use crate::runtime::hooks::HookInvocation;
 use crate::runtime::host_ref::{HostRef, HostState, ToolSources};
 use crate::runtime::message::{
     AccumulatorMessage, AccumulatorRef, ReportResult, SessionMessage, StreamMessage,
@@ -32,7 +32,7 @@ use crate::runtime::stream::{StreamActor, StreamSetup};
 use crate::runtime::supervisor::{ToolSupervisor, ToolSupervisorSetup};
 use crate::runtime::task;
 use crate::runtime::tool_servers::FrozenTools;
-use crate::session::RunSummary;
+use crate::session::RunResult;
 use crate::telemetry::TracedRun;
 use crate::tool::{Extensions, ToolSourceContext};
 use crate::turn::{CommittedTurn, RunRules};
@@ -166,7 +166,7 @@ pub(super) struct ActiveRun {
     /// The actors that have to end before others replace them. `None` unless actors are being replaced.
     pub(super) recovering: Option<HashSet<ActorId>>,
     /// The last record before the current turn.
-    pub(super) turn_after: Seq,
+    pub(super) seq_before_turn: Seq,
     /// The approvals that the current turn waits for, and the calls that its client has to run.
     pub(super) approvals: Vec<PendingApproval>,
     /// The turn continues from the journal, and its accumulator has not reported its approvals.
@@ -185,7 +185,7 @@ impl ActiveRun {
         id: RunId,
         trace: Option<Arc<RunTrace>>,
         extensions: Extensions,
-        turn_after: Seq,
+        seq_before_turn: Seq,
         report: Option<oneshot::Sender<ReportResult>>,
     ) -> Self {
         Self {
@@ -194,7 +194,7 @@ impl ActiveRun {
             extensions,
             recoveries: 0,
             recovering: None,
-            turn_after,
+            seq_before_turn,
             approvals: Vec::new(),
             approvals_unknown: false,
             is_resumable: false,
@@ -290,7 +290,7 @@ impl RunActors {
             publisher: publisher.clone(),
             tool_limiters: host.tool_limiters.clone(),
             gauges: gauges.clone(),
-            stalls: host.stalls.clone(),
+            stalls: host.lag_clock.clone(),
             parent: parent.cloned(),
         };
         let accumulator = actor::spawn_child(session, AccumulatorActor::new(setup));
@@ -416,12 +416,12 @@ impl SessionActor {
     }
 
     /// Handles the end of a run: notifies hooks, and sends the report if a caller waits for it.
-    pub(super) fn end_run(&mut self, summary: RunSummary) {
+    pub(super) fn end_run(&mut self, summary: RunResult) {
         // The records of the last turn are not needed any more.
         let last = self.log.last_seq();
         self.log.trim_recent(last);
         self.link.shared.update_counts();
-        self.link.shared.agent_trees.end_run(&self.id, &summary.run_id);
+        self.link.shared.agent_trees.remove_run(&self.id, &summary.run_id);
         let durable = self.log.durable_seq();
         self.ended_runs.push((summary.run_id.clone(), last));
         self.ended_runs.retain(|(_, end)| *end > durable);
@@ -431,7 +431,7 @@ impl SessionActor {
             return;
         }
         let ActiveRun { calls, report, .. } = *run;
-        let RunSummary {
+        let RunResult {
             run_id,
             end,
             text,
@@ -474,14 +474,14 @@ impl SessionActor {
 
     /// Notifies hooks of the end of a run when its record is durable. Only the shutdown of the host waits for
     /// them.
-    fn notify_run_end_hooks(&self, summary: &RunSummary) {
+    fn notify_run_end_hooks(&self, summary: &RunResult) {
         let agent = self.agents.current();
         if !agent.hooks.iter().any(|hook| hook.rule.on == HookPoint::RunEnd) {
             return;
         }
         let position = (&self.id, self.session.turn());
         let parent = self.session.parent().map(|parent| &**parent);
-        let note = HookQuestion::of_run_end(
+        let note = HookInvocation::of_run_end(
             summary,
             position,
             (agent, parent),

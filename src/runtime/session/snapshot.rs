@@ -15,7 +15,7 @@ use crate::runtime::snapshot::{
     CurrentRun, PendingApproval, PendingClientCall, QueuedInput, SessionSnapshot,
 };
 use crate::runtime::task;
-use crate::runtime::tool::failed;
+use crate::runtime::tool::failed_outcome;
 use crate::session::pending_approvals;
 use crate::turn::{ApprovalDecision, results_so_far};
 use crate::types::{
@@ -74,11 +74,11 @@ impl SessionActor {
         let session = &self.session;
         let current_run = session.run().map(|run| {
             let suspended = session.is_suspended();
-            let turn_after = self.run.as_ref().map(|run| run.turn_after);
-            let turn_after = turn_after.unwrap_or(self.stored_turn_after);
+            let seq_before_turn = self.run.as_ref().map(|run| run.seq_before_turn);
+            let seq_before_turn = seq_before_turn.unwrap_or(self.stored_turn_after);
             let pending = match &self.run {
                 Some(run) => run.approvals.clone(),
-                None => self.recorded_approvals(turn_after),
+                None => self.recorded_approvals(seq_before_turn),
             };
             let (approvals, client_calls) = PendingClientCall::separate(pending);
             CurrentRun {
@@ -89,7 +89,7 @@ impl SessionActor {
                 suspended,
                 approvals,
                 client_calls,
-                results: self.results_so_far(&run.id, turn_after),
+                results: self.results_so_far(&run.id, seq_before_turn),
             }
         });
         let state = if current_run.is_some() { SessionState::Running } else { SessionState::Idle };
@@ -113,17 +113,17 @@ impl SessionActor {
 
     /// Returns the results of the current turn up to the first call that has none, as far as they
     /// are durable.
-    fn results_so_far(&self, run: &RunId, turn_after: Seq) -> Vec<CallReport> {
+    fn results_so_far(&self, run: &RunId, seq_before_turn: Seq) -> Vec<CallReport> {
         let durable = self.log.durable_seq();
-        let entries = self.log.entries_since(turn_after);
+        let entries = self.log.entries_since(seq_before_turn);
         let records = entries.iter().filter(|entry| entry.seq <= durable);
         let results = results_so_far(records.map(|entry| &entry.record));
         results.map(|result| CallReport::new(run.clone(), None, result)).collect()
     }
 
     /// Returns the pending approvals of a suspended run's turn, from its records.
-    fn recorded_approvals(&self, turn_after: Seq) -> Vec<PendingApproval> {
-        let entries = self.log.entries_since(turn_after);
+    fn recorded_approvals(&self, seq_before_turn: Seq) -> Vec<PendingApproval> {
+        let entries = self.log.entries_since(seq_before_turn);
         let pending = pending_approvals(entries.iter().map(|entry| &**entry)).into_iter();
         // The tool that has asked a question does not run any more.
         let pending = pending.filter(|pending| pending.request.phase != WaitPhase::Input);
@@ -153,10 +153,10 @@ impl SessionActor {
         true
     }
 
-    /// Handles a change of the approvals. `only_waits` is true if the turn waits only for people.
-    pub(super) fn approvals_changed(&mut self, only_waits: bool) {
+    /// Handles a change of the approvals. `waits_only_for_people` is true if the turn waits only for people.
+    pub(super) fn approvals_changed(&mut self, waits_only_for_people: bool) {
         if self.run.is_some() {
-            self.session.handle_resting(self.now(), only_waits);
+            self.session.handle_resting(self.now(), waits_only_for_people);
         }
         self.reject_if_nobody_can_be_asked();
     }
@@ -184,7 +184,7 @@ impl SessionActor {
                 let (link, root) = (self.link.clone(), parent.root.session.clone());
                 let Some(myself) = self.link.shared.awake(&self.id) else { return };
                 task::detach(async move {
-                    let find = |reply| SessionMessage::FindReader { reply };
+                    let find = |reply| SessionMessage::CheckApprovalReader { reply };
                     if matches!(link.request(&root, find).await, Ok((false, _))) {
                         // A session that has ended has no approvals.
                         let _ = myself.actor.cast(SessionMessage::RejectApprovals);
@@ -218,7 +218,7 @@ impl SessionActor {
                 WaitPhase::Client => {
                     let what = "no client runs it: nobody reads the events of this run. Answer \
                                 client calls: see SessionHandle::start_run";
-                    let outcome = Box::new(failed(FailureKind::ToolError, what));
+                    let outcome = Box::new(failed_outcome(FailureKind::ToolError, what));
                     let answer = AccumulatorMessage::AnswerCall { key, outcome, reply };
                     self.send_to_accumulator(answer);
                     continue;
@@ -268,7 +268,7 @@ impl SessionActor {
     /// Returns the time of an approval request: Unix time in milliseconds. This is the time of its record, or now if
     /// the record is not appended yet.
     fn asked_at(&self, request: &ApprovalRequest) -> u64 {
-        let after = self.run.as_ref().map_or(Seq(0), |run| run.turn_after);
+        let after = self.run.as_ref().map_or(Seq(0), |run| run.seq_before_turn);
         let entries = self.log.entries_since(after);
         let recorded = entries.iter().find(|entry| {
             matches!(&entry.record, Record::ApprovalAsked { request: recorded }

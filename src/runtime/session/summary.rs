@@ -101,7 +101,7 @@ impl SessionActor {
 
     /// Drops a summary that is not awaited any more, and notifies the clients that asked for one.
     pub(super) fn drop_unneeded_summary(&mut self) {
-        if self.session.expects_summary() {
+        if self.session.waits_for_summary() {
             return;
         }
         self.summary.task = None;
@@ -221,7 +221,7 @@ struct Summariser {
 impl Summariser {
     async fn summarise(self) -> SummaryReply {
         let mut retry = RetryPolicy::new(Arc::clone(&self.agent.rules.models), self.seed);
-        let mut plan = retry.first();
+        let mut plan = retry.plan_first_attempt();
         let mut usage = Usage::default();
         loop {
             if !plan.wait.is_zero() {
@@ -246,7 +246,7 @@ impl Summariser {
         plan: &AttemptPlan,
         usage: &mut Usage,
     ) -> Result<String, ProviderError> {
-        let model = self.agent.models.at(plan.model);
+        let model = self.agent.models.at(plan.model_index);
         let admission = model.limiter.acquire(self.session, |_| ()).await?;
         let (began, mut first_chunk) = (Instant::now(), None);
         let mut response = ResponseAssembler::new(ResponseLimits::default());
@@ -281,7 +281,7 @@ impl Summariser {
                 duration: began.elapsed(),
                 first_chunk,
                 usage: response.usage(),
-                finish_reason: response.finish().cloned(),
+                finish_reason: response.finish_reason().cloned(),
                 error: error.cloned().map(Box::new),
             };
             self.publisher.publish(run, self.turn, event);

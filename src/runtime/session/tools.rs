@@ -76,7 +76,7 @@ impl SessionActor {
     /// Connects the session to the servers that its agent names and that sessions do not share, unless it is
     /// connected. The connections end with this actor.
     pub(super) fn open_connections(&mut self, myself: &ActorRef<SessionMessage>) {
-        if self.server_connections.is_empty() && !self.link.shared.is_closing() {
+        if self.server_connections.is_empty() && !self.link.shared.is_shutting_down() {
             let agent = self.agents.configured();
             let session = (&self.id, myself);
             let opened = self.link.shared.tool_servers.connect_session(&self.link, agent, session);

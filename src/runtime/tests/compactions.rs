@@ -12,7 +12,7 @@ use crate::config::{AgentConfig, HistoryForm, ModelConfig};
 use crate::journal::{AppendStatus, MemoryJournal};
 use crate::message::Message;
 use crate::model::{CallDelta, Delta, ModelRequest, ModelSource, ModelStream};
-use crate::record::{ContextChange, Record};
+use crate::record::{Compaction, Record};
 use crate::runtime::ModelSources;
 use crate::types::{CompactionKind, FinishKind, FinishReason, SessionState, Usage, Wire};
 
@@ -443,7 +443,7 @@ async fn the_inputs_that_a_summary_keeps_are_measured_in_the_tokens_of_the_servi
     let records = session.records(Seq(0)).await.unwrap();
     let kept = records.iter().find_map(|entry| match &entry.record {
         Record::Compacted { change, .. } => match **change {
-            ContextChange::Summarised { user_messages, .. } => Some(user_messages),
+            Compaction::Summarised { user_messages, .. } => Some(user_messages),
             _ => None,
         },
         _ => None,

@@ -43,7 +43,7 @@ use crate::config::{BaseUrl, JournalEngine, ModelConfig, ToolPattern};
 use crate::journal::export::ChildSessions;
 use crate::journal::{SessionQuery, unfinished, verify, verify_children};
 use crate::record::Seq;
-use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use crate::tool::{ParsedSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::types::SessionId;
 use provider::Provider;
 
@@ -191,7 +191,7 @@ impl Tool for Closure {
 
 /// Returns the specification of a pure tool that accepts any arguments.
 fn spec(name: &str) -> ToolSpec {
-    let schema = InputSchema::parse(json!({"type": "object", "properties": {}})).unwrap();
+    let schema = ParsedSchema::parse(json!({"type": "object", "properties": {}})).unwrap();
     ToolSpec::with_schema(name, "for a test", schema).pure()
 }
 

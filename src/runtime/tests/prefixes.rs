@@ -24,7 +24,7 @@ use super::*;
 use crate::config::{AgentConfig, HistoryForm, RunOverrides, Share};
 use crate::journal::{AppendStatus, MemoryJournal};
 use crate::record::{Record, StopMode};
-use crate::rehearsal::{Call, Ended, Finish, ReceivedRequest, Rehearsal, Response, Script};
+use crate::rehearsal::{AnswerState, Call, Finish, ReceivedRequest, Rehearsal, Response, Script};
 use crate::runtime::host_ref::ToolSources;
 use crate::tool::{ToolSource, ToolSourceContext};
 use crate::types::{ContentPart, Execution, Image, SessionState, Wire};
@@ -530,7 +530,7 @@ impl World {
             let Some((number, before)) = before else { continue };
             let Some(difference) = prompt.difference(&before) else { continue };
             // A request that was abandoned on its way may arrive after its successor.
-            if request.ended == Ended::ClientLeft && before.difference(&prompt).is_none() {
+            if request.ended == AnswerState::ClientLeft && before.difference(&prompt).is_none() {
                 last.insert(of, (number, before));
                 self.counts.add("late requests", 1);
                 continue;

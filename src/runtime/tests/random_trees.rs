@@ -530,7 +530,7 @@ async fn hosts_that_end_leave_no_orphans() {
         while host.counts().runs > 0
             || world.ledger.lock().runs.values().any(|run| run.ended.is_none())
             // The host also finishes the deletions that dead hosts have begun.
-            || !crate::runtime::recovery::unfinished(&*world.journal).unwrap().1.is_empty()
+            || !crate::runtime::recovery::find_unfinished_sessions(&*world.journal).unwrap().1.is_empty()
         {
             sleep(Duration::from_millis(1)).await;
         }

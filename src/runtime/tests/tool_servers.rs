@@ -14,7 +14,7 @@ use crate::journal::MemoryJournal;
 use crate::record::{FROZEN_TOOLS, Record, StopMode, frozen_tools_key};
 use crate::telemetry::FeedItem;
 use crate::tool::{
-    RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
+    RequestObserver, ServerListing, ServerState, ServerStatus, ServerToolDefinition, ToolServer,
 };
 use crate::types::RunEnd;
 
@@ -49,8 +49,8 @@ fn status(name: &str, state: ServerState, tools: &[&str]) -> ServerStatus {
     ServerStatus { state, listing }
 }
 
-fn description(server: &str, tool: &str, text: &str) -> ToolDescription {
-    ToolDescription {
+fn description(server: &str, tool: &str, text: &str) -> ServerToolDefinition {
+    ServerToolDefinition {
         name: format!("{server}__{tool}"),
         server_name: tool.to_owned(),
         description: text.to_owned(),
@@ -92,7 +92,7 @@ impl ToolServer for FakeServer {
         self.status.subscribe()
     }
 
-    fn make_tool(&self, definition: &ToolDescription) -> Result<Arc<dyn Tool>, String> {
+    fn make_tool(&self, definition: &ServerToolDefinition) -> Result<Arc<dyn Tool>, String> {
         if definition.server_name == "broken" {
             return Err("it is broken".to_owned());
         }

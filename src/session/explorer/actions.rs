@@ -8,7 +8,7 @@ use crate::config::RunOverrides;
 use crate::event::{ApprovalRequest, CallLabel, TurnSummary, TurnTimes};
 use crate::record::{Record, RequestKey, ResponseEnding, ResponseMessage, Seq, StopMode, TurnEnd};
 use crate::session::machine::Lifecycle;
-use crate::session::{InputLimits, RunAdmission, RunInput, SessionRefusal, SummaryReply};
+use crate::session::{InputLimits, RunAdmission, RunSpec, SessionRefusal, SummaryReply};
 use crate::turn::CancelReason;
 use crate::types::{
     ApprovalVerdict, CallKey, Content, ResultNotes, RunId, SessionId, ToolCall, ToolOutcome,
@@ -82,7 +82,7 @@ impl World {
         may(left.forks, &[Action::Fork]);
         may(left.refreshes, &[Action::RefreshTools]);
         may(u32::from(self.reads_tools), &[Action::ReadTools]);
-        let awaits = u32::from(session.expects_summary());
+        let awaits = u32::from(session.waits_for_summary());
         may(awaits, &[Action::Summarise(true), Action::Summarise(false)]);
         may(left.compactions, &[Action::Compact]);
         let has_deadline = session.deadline_before_turn().is_some();
@@ -333,7 +333,7 @@ impl World {
         let overrides = Arc::new(RunOverrides { model, ..RunOverrides::default() });
         let (request, trace) = (Some(key), Some(TraceContext::new([7; 16], [8; 8], true)));
         let (metadata, into) = (crate::types::Metadata::default(), None);
-        let run = RunInput { run_id: run_id.clone(), input, overrides, trace, metadata, into };
+        let run = RunSpec { run_id: run_id.clone(), input, overrides, trace, metadata, into };
         let rules = self.rules();
         let rules_of = |_: &RunOverrides| std::sync::Arc::clone(&rules);
         let has_room = !is_busy || self.waiting_inputs() < self.inputs_max();

@@ -8,7 +8,7 @@ use crate::message::Message;
 use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use crate::session::machine::Lifecycle;
 use crate::session::{
-    OUTPUT_INVALID, OpenRun, OpenTurn, RunAdmission, RunInput, RunStage, Session, SessionRefusal,
+    OUTPUT_INVALID, OpenRun, OpenTurn, RunAdmission, RunSpec, RunStage, Session, SessionRefusal,
     StoredSession, pending_approvals,
 };
 use crate::turn::CancelReason;
@@ -230,10 +230,10 @@ impl World {
     fn check_owner(&self) {
         let goes_on = self.session.run.is_some() && !self.session.suspended;
         let waits_for_tools = self.session.waits_for_tools();
-        let expects_summary = self.session.expects_summary();
-        let is_owned = self.turn.is_some() || waits_for_tools || expects_summary;
-        assert!(goes_on == is_owned || (expects_summary && !goes_on), "the owner of the turn");
-        assert!(!expects_summary || self.turn.is_none(), "no turn begins before its summary");
+        let waits_for_summary = self.session.waits_for_summary();
+        let is_owned = self.turn.is_some() || waits_for_tools || waits_for_summary;
+        assert!(goes_on == is_owned || (waits_for_summary && !goes_on), "the owner of the turn");
+        assert!(!waits_for_summary || self.turn.is_none(), "no turn begins before its summary");
         assert_eq!(goes_on, self.has_slot, "the slot among the host's runs");
         assert_eq!(self.session.holds_slot(), self.has_slot);
         if let Some(turn) = &self.turn {
@@ -358,7 +358,7 @@ impl World {
     /// shutdown the callers of queued runs know that they are refused.
     fn check_stops(&self) {
         if self.session.shutting_down {
-            let is_refused = |run: &RunInput| self.refused.contains(&run.run_id);
+            let is_refused = |run: &RunSpec| self.refused.contains(&run.run_id);
             assert!(self.session.queue().all(is_refused), "a queued run is not refused");
         }
         let Some(run) = self.session.run.as_ref() else { return };

@@ -307,7 +307,7 @@ impl World {
                 SessionEffect::ReadTools => self.reads_tools = true,
                 SessionEffect::RequestSummary(request) => {
                     assert_eq!(repair_pairing(&request.messages).1, 0, "the request is paired");
-                    assert!(self.session.expects_summary());
+                    assert!(self.session.waits_for_summary());
                 }
                 SessionEffect::ContextReduced { .. } => panic!("no request is too large"),
                 SessionEffect::BeginTurn(begin) => self.begin_turn(*begin),

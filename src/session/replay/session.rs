@@ -9,10 +9,10 @@ use super::Replayed;
 use crate::config::RunOverrides;
 use crate::record::Record;
 use crate::session::{
-    InputLimits, RecordedAt, RunInput, RunStage, Session, SessionEffect, SessionRunRules, TurnBegin,
+    InputLimits, RecordedAt, RunSpec, RunStage, Session, SessionEffect, SessionRunRules, TurnBegin,
 };
 use crate::turn::replay::{Difference, Mismatch, Recording, ReplayEnd, TurnReplay, same};
-use crate::turn::{CommittedTurn, RUN_TIMEOUT, RunRules};
+use crate::turn::{CommittedTurn, RUN_TIMEOUT_KEY, RunRules};
 use crate::types::{COMPACT_AT, RunEnd};
 
 type ReplayRulesOf<'t> =
@@ -87,7 +87,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             }
             | Record::InputQueued { run_id, input, overrides, request, trace, metadata, into } => {
                 let rules = self.rules(&self.session.with_client_tools(overrides))?;
-                let run = RunInput {
+                let run = RunSpec {
                     run_id: run_id.clone(),
                     input: input.clone(),
                     overrides: Arc::clone(overrides),
@@ -344,7 +344,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             matches!(self.recording.record(at), Some(Record::Compacted { .. }))
                 || is_limit(at, COMPACT_AT)
         };
-        is_limit(next, RUN_TIMEOUT) || (self.at..next).any(is_change)
+        is_limit(next, RUN_TIMEOUT_KEY) || (self.at..next).any(is_change)
     }
 
     /// Returns true if the next queued run is interrupted before its first turn. The records do

@@ -17,7 +17,7 @@ use crate::message::MessageList;
 use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
 use crate::session::{
-    InputLimits, PastRun, RecordedAt, RunAdmission, RunInput, Session, SessionEffect,
+    InputLimits, PastRun, RecordedAt, RunAdmission, RunSpec, Session, SessionEffect,
     SessionRunRules, StoredSession, TurnBegin, TurnOrigin, past_run, replay,
 };
 use crate::turn::fixtures::{call, entries, finish, rules, text, usage};
@@ -272,7 +272,7 @@ impl Life {
             let (run_id, overrides) = (RunId(name.into()), Arc::default());
             let metadata = crate::types::Metadata::default();
             let into = self.script.output.map(|_| "answer".into());
-            let run = RunInput { run_id, input, overrides, trace: None, metadata, into };
+            let run = RunSpec { run_id, input, overrides, trace: None, metadata, into };
             let rules = self.rules();
             self.session
                 .handle_run_request(run, request, InputLimits::inputs(9), &|_| Arc::clone(&rules))

@@ -10,7 +10,7 @@ use crate::config::{ClientTool, ContextPolicy, Limits, RunOverrides};
 use crate::event::{TurnSummary, TurnTimes};
 use crate::record::{JournalEntry, Record, ResponseMessage, Seq, StopMode, TurnEnd};
 use crate::session::{
-    InputLimits, RecordedAt, RunInput, Session, SessionEffect, SessionRefusal, StoredSession,
+    InputLimits, RecordedAt, RunSpec, Session, SessionEffect, SessionRefusal, StoredSession,
     SummaryReply, TurnBegin, replay,
 };
 use crate::turn::fixtures::{model, rules};
@@ -82,7 +82,7 @@ impl Recorded {
     }
 
     fn start(&mut self, id: &str, inputs_max: usize) -> Result<(), SessionRefusal> {
-        let run = RunInput {
+        let run = RunSpec {
             run_id: RunId(id.into()),
             input: id.into(),
             overrides: Arc::default(),
@@ -255,10 +255,10 @@ fn a_turn_that_lost_its_owner_asks_again_for_a_smaller_context() {
     for summaries in [1, 2] {
         recorded.session.handle_overflow(&|_| Arc::clone(&rules));
         recorded.perform(Duration::ZERO);
-        assert_eq!((recorded.summaries, recorded.session.expects_summary()), (summaries, true));
+        assert_eq!((recorded.summaries, recorded.session.waits_for_summary()), (summaries, true));
         recorded.session.handle_turn_lost(Duration::ZERO);
         recorded.perform(Duration::ZERO);
-        assert!(!recorded.session.expects_summary());
+        assert!(!recorded.session.waits_for_summary());
     }
 }
 
@@ -378,7 +378,7 @@ fn the_time_of_a_run_stands_still_while_people_are_waited_for_and_while_no_host_
     recorded.start("go", 2).unwrap();
     let spec = |recorded: &Recorded| {
         let spec = &recorded.began.as_ref().unwrap().spec;
-        (spec.began, spec.run_time_left.unwrap())
+        (spec.run_elapsed, spec.run_time_left.unwrap())
     };
     assert_eq!(spec(&recorded), (Duration::ZERO, seconds(10)));
     recorded.commit_steered(seconds(3));

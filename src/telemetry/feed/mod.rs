@@ -219,7 +219,7 @@ impl Feed {
     /// Announces a subscriber: the feed stays open while the returned value exists. Returns `None` if the feed is
     /// closed.
     #[must_use]
-    pub fn begin_subscription(&self) -> Option<ReaderGuard> {
+    pub fn acquire_reader_guard(&self) -> Option<ReaderGuard> {
         let state = self.state.lock();
         (!state.closed).then(|| ReaderGuard(Arc::clone(&state.readers)))
     }

@@ -105,7 +105,7 @@ impl SpanExporterQueue {
     }
 
     /// Counts one span as dropped, for a run that gets no spans.
-    pub(super) fn drop_one(&self) {
+    pub(super) fn count_dropped(&self) {
         self.counts.dropped.increment(1);
     }
 

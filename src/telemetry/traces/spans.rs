@@ -105,7 +105,7 @@ impl Spans {
         }
         let mut runs = self.runs.lock();
         if runs.len() >= RUNS_MAX && !runs.contains_key(session) {
-            self.exports.drop_one();
+            self.exports.count_dropped();
             return trace;
         }
         let ms = |ms| UNIX_EPOCH + Duration::from_millis(ms);
@@ -153,7 +153,7 @@ impl Spans {
     }
 
     pub(super) fn answered(&self, session: &SessionId, response: &ResponseAssembler) {
-        let finish = response.finish().map(|finish| &*finish.raw);
+        let finish = response.finish_reason().map(|finish| &*finish.raw);
         if let Some(run) = self.runs.lock().get_mut(session) {
             run.answer = Some(contents::output(response, finish));
         }

@@ -18,7 +18,7 @@ use tokio::net::unix::pipe;
 
 use super::defined_input::{DefinedInput, DefinitionError, load_schema};
 use super::redaction::redacted;
-use super::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use super::{ParsedSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::config::{CommandConfig, CommandOutput, CommandStdin, ConfiguredTool};
 use crate::launcher::{LaunchedProcess, ProcessControl, ProcessEnd, Program, StartError};
 use crate::types::{FailureKind, Secrets};
@@ -41,7 +41,7 @@ pub(crate) struct CommandTool {
     program: Program,
     arguments: ArgumentTemplates,
     config: CommandConfig,
-    output_schema: Option<InputSchema>,
+    output_schema: Option<ParsedSchema>,
 }
 
 impl CommandTool {

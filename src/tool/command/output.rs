@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::launcher::ProcessEnd;
 use crate::tool::http::response::without_partial_character;
-use crate::tool::{InputSchema, ToolError};
+use crate::tool::{ParsedSchema, ToolError};
 use crate::types::{FailureKind, Secrets};
 
 /// Maximum number of lines of an output that an error quotes.
@@ -119,7 +119,7 @@ impl CapturedOutput {
     ///
     /// # Errors
     /// If the output is cut, is not one JSON value, or does not fit the schema.
-    pub(super) fn json_result(&self, schema: Option<&InputSchema>) -> Result<Value, ToolError> {
+    pub(super) fn json_result(&self, schema: Option<&ParsedSchema>) -> Result<Value, ToolError> {
         if self.is_cut() {
             let message = format!(
                 "the program wrote {} bytes, more than max_output_bytes = {}",
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn json_is_checked() {
-        let json = |bytes: &[u8], schema: Option<&InputSchema>| {
+        let json = |bytes: &[u8], schema: Option<&ParsedSchema>| {
             head(bytes, 20).json_result(schema).map_err(|error| error.message().to_owned())
         };
         assert_eq!(json(b"{\"a\":1}\n", None), Ok(json!({"a": 1})));
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(json(b"a", None).unwrap_err(), expected);
         let expected = "the program wrote 22 bytes, more than max_output_bytes = 20";
         assert_eq!(json(&[b' '; 22], None).unwrap_err(), expected);
-        let schema = InputSchema::parse(json!({"type": "array"})).unwrap();
+        let schema = ParsedSchema::parse(json!({"type": "array"})).unwrap();
         let error = json(b"1", Some(&schema)).unwrap_err();
         assert!(error.starts_with("the output of the program does not fit its output_schema: "));
     }

@@ -22,14 +22,14 @@ use super::http::TOO_MANY_REQUESTS;
 use super::questions::{Asker, InputRequired, ROUNDS_MAX};
 use super::result::output;
 use super::server_call::ServerCall;
-use super::shared::{OpenCalls, OpenConnection, SharedConnection, ToolConnection};
+use super::shared::{LogicalConnection, OpenCalls, OpenConnection, ToolConnection};
 use super::stdio::{SendError, is_unreadable};
 use super::transport_error::{
     HttpFailure, answered_text, error_chain, http_error, is_invalid_answer,
 };
 use crate::tool::redaction::redacted;
 use crate::tool::{
-    InputSchema, NextAttempt, Tool, ToolContext, ToolEffect, ToolError, ToolOutput, ToolSpec,
+    NextAttempt, ParsedSchema, Tool, ToolContext, ToolEffect, ToolError, ToolOutput, ToolSpec,
 };
 use crate::types::{FailureKind, SessionId, TRACEPARENT, TRACESTATE, ToolStatus, excerpt};
 
@@ -56,7 +56,7 @@ pub(super) struct McpTool {
     /// Its name on the server.
     pub(super) tool: String,
     /// The schema of structured results, if it can be checked.
-    pub(super) output_schema: Option<InputSchema>,
+    pub(super) output_schema: Option<ParsedSchema>,
     /// Time limit of the first attempt to connect.
     pub(super) start_timeout: Duration,
     pub(super) timeout: Duration,
@@ -87,7 +87,7 @@ impl Tool for McpTool {
 impl McpTool {
     async fn call(
         &self,
-        connection: &SharedConnection,
+        connection: &LogicalConnection,
         context: &ToolContext,
     ) -> Result<ToolOutput, ToolError> {
         let refused = connection.refused.lock().get(&self.tool).cloned();
@@ -109,7 +109,7 @@ impl McpTool {
     /// [`ROUNDS_MAX`] times in all.
     async fn rounds(
         &self,
-        connection: &SharedConnection,
+        connection: &LogicalConnection,
         asker: &Asker,
     ) -> Result<ToolOutput, ToolError> {
         let context = asker.context();
@@ -141,7 +141,7 @@ impl McpTool {
     /// Sends the server the cancellation of its questions. Waits at most [`CANCEL_WAIT`] for the answer.
     async fn cancel_questions(
         &self,
-        connection: &SharedConnection,
+        connection: &LogicalConnection,
         context: &ToolContext,
         input: &InputRequired,
     ) {
@@ -159,7 +159,7 @@ impl McpTool {
     /// Sends the call once, and waits for the answer.
     async fn send(
         &self,
-        connection: &SharedConnection,
+        connection: &LogicalConnection,
         asker: &Asker,
         params: CallToolRequestParams,
     ) -> Result<Value, ToolError> {
@@ -168,7 +168,8 @@ impl McpTool {
         let open = open.ok_or_else(|| self.down(&connection.down_reason()))?;
         let OpenConnection { peer, calls } = open;
         let _open_call = calls.tracker.token();
-        let running = AwaitedCall { calls: &calls, call: Arc::new(ServerCall::new(asker.clone())) };
+        let running =
+            ServerCallGuard { calls: &calls, call: Arc::new(ServerCall::new(asker.clone())) };
         let call = &running.call;
         let Ok(handle) = request(&peer, context, params, Some(Arc::clone(call))).await else {
             return Err(self.down("the connection has ended"));
@@ -180,7 +181,7 @@ impl McpTool {
             tokio::select! {
                 answer = &mut answer => break answer,
                 // Progress has arrived, or a question has begun or ended: the time limit starts again.
-                () = call.arrived.notified() => {}
+                () = call.idle_timeout_reset.notified() => {}
                 () = context.cancelled() => {
                     if !call.withdraw() {
                         cancel(&peer, id, "the call was cancelled").await;
@@ -214,7 +215,7 @@ impl McpTool {
         &self,
         error: &ServiceError,
         is_withdrawn: impl FnOnce() -> bool,
-        connection: &SharedConnection,
+        connection: &LogicalConnection,
         context: &ToolContext,
     ) -> ToolError {
         let name = &self.server;
@@ -377,12 +378,12 @@ async fn cancel(peer: &Peer<RoleClient>, id: RequestId, reason: &str) {
 }
 
 /// A call that waits for its answer. Until this is dropped, it receives progress and questions and may be written.
-struct AwaitedCall<'a> {
+struct ServerCallGuard<'a> {
     calls: &'a OpenCalls,
     call: Arc<ServerCall>,
 }
 
-impl Drop for AwaitedCall<'_> {
+impl Drop for ServerCallGuard<'_> {
     fn drop(&mut self) {
         self.calls.end(&self.call);
     }

@@ -30,7 +30,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::http::ObservedHttpClient;
 use super::questions::{ELICIT, decline};
-use super::shared::{OpenCalls, OpenConnection, SharedConnection};
+use super::shared::{LogicalConnection, OpenCalls, OpenConnection};
 use super::stdio::{STDERR_BYTES_MAX, StdioTransport, keep_tail};
 use super::transport_error::{HttpFailure, error_chain, without_query};
 use crate::config::McpTransport;
@@ -109,7 +109,7 @@ impl Endpoint {
     /// A human-readable reason.
     pub(super) async fn connect(
         &self,
-        shared: &Arc<SharedConnection>,
+        shared: &Arc<LogicalConnection>,
     ) -> Result<Connection, String> {
         match self.connect_with(shared, lifecycle()).await {
             // After such an error the mode `Auto` does not try the handshake. A process is started again.
@@ -123,7 +123,7 @@ impl Endpoint {
 
     async fn connect_with(
         &self,
-        shared: &Arc<SharedConnection>,
+        shared: &Arc<LogicalConnection>,
         lifecycle: ClientLifecycleMode,
     ) -> Result<Connection, ConnectError> {
         let handler = Handler { shared: Arc::clone(shared), calls: Arc::default() };
@@ -323,7 +323,7 @@ impl Connection {
     /// without a subscription. Stops reporting, but never returns, when the server refuses the subscription.
     pub(super) fn follow_list(
         &self,
-        shared: Arc<SharedConnection>,
+        shared: Arc<LogicalConnection>,
     ) -> impl Future<Output = ()> + Send + 'static {
         follow_list(self.peer().clone(), shared)
     }
@@ -373,7 +373,7 @@ pub(super) fn close_when_drained(mut connection: Connection) -> AbortOnDropHandl
 }
 
 /// The tools as a server describes them.
-pub(super) struct ListedTools {
+pub(super) struct RawToolList {
     pub(super) tools: Vec<Value>,
     /// The names of the tools that the library has left out, because of a wrong `x-mcp-header`.
     pub(super) dropped: Vec<String>,
@@ -385,7 +385,7 @@ pub(super) struct ListedTools {
 ///
 /// # Errors
 /// A human-readable reason.
-pub(super) async fn list_tools(connection: &OpenConnection) -> Result<ListedTools, String> {
+pub(super) async fn list_tools(connection: &OpenConnection) -> Result<RawToolList, String> {
     let OpenConnection { peer, calls } = connection;
     let (mut tools, mut dropped) = (Vec::new(), Vec::new());
     let (mut cursor, mut pages) = (None::<String>, 0);
@@ -419,13 +419,13 @@ pub(super) async fn list_tools(connection: &OpenConnection) -> Result<ListedTool
         if next.is_none() || next == cursor || pages == PAGES_MAX || tools.len() >= TOOLS_MAX {
             let is_cut = tools.len() > TOOLS_MAX || (next.is_some() && next != cursor);
             tools.truncate(TOOLS_MAX);
-            return Ok(ListedTools { tools, dropped, is_cut });
+            return Ok(RawToolList { tools, dropped, is_cut });
         }
         cursor = next;
     }
 }
 
-async fn follow_list(peer: Peer<RoleClient>, shared: Arc<SharedConnection>) {
+async fn follow_list(peer: Peer<RoleClient>, shared: Arc<LogicalConnection>) {
     let filter = SubscriptionFilter::builder().tools_list_changed().build();
     let is_new = peer.peer_info().is_some_and(|info| {
         info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str()
@@ -496,7 +496,7 @@ impl Process {
 /// Receives the notifications and the questions of a server.
 #[derive(Clone)]
 pub(super) struct Handler {
-    shared: Arc<SharedConnection>,
+    shared: Arc<LogicalConnection>,
     calls: Arc<OpenCalls>,
 }
 
@@ -564,7 +564,7 @@ impl Handler {
         params: &Value,
         context: &RequestContext<RoleClient>,
     ) -> Result<Value, ErrorData> {
-        let call = match self.calls.asking_call(&context.id) {
+        let call = match self.calls.resolve_question_call(&context.id) {
             Ok(call) => call,
             Err(reason) => {
                 tracing::warn!(reason, "mcp_question_declined");

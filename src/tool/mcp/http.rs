@@ -22,7 +22,7 @@ use rmcp::transport::streamable_http_client::{
 use serde::Deserialize;
 
 use super::questions::ELICIT;
-use super::shared::{OpenCalls, SharedConnection};
+use super::shared::{LogicalConnection, OpenCalls};
 use super::transport_error::{TransportError, answered_text};
 
 /// The longest time for which the end of a list's event stream is held back.
@@ -37,7 +37,7 @@ type Headers = HashMap<HeaderName, HeaderValue>;
 #[derive(Clone)]
 pub(super) struct ObservedHttpClient {
     pub(super) client: reqwest::Client,
-    pub(super) shared: Arc<SharedConnection>,
+    pub(super) shared: Arc<LogicalConnection>,
     pub(super) calls: Arc<OpenCalls>,
     /// True if the last attempt to open the event stream that answers no request (the common one) failed.
     pub(super) has_no_common_stream: Arc<AtomicBool>,
@@ -53,7 +53,7 @@ impl ObservedHttpClient {
             Err(_) => true,
         };
         if is_suspect {
-            self.shared.suspect.notify_one();
+            self.shared.check_requested.notify_one();
         }
         result
     }
@@ -127,7 +127,7 @@ impl StreamableHttpClient for ObservedHttpClient {
             &mut response
             && error.id.is_none()
         {
-            self.shared.suspect.notify_one();
+            self.shared.check_requested.notify_one();
             if is_call && !is_refusal(error.error.code) {
                 let text = format!("an error without an id: {}", answered_text(&error.error));
                 return Err(StreamableHttpError::UnexpectedServerResponse(text.into()));
@@ -143,7 +143,7 @@ impl StreamableHttpClient for ObservedHttpClient {
                 let calls = Arc::clone(&self.calls);
                 let stream = match is_list_request {
                     true => store_tool_names_of(stream, calls, call),
-                    false => store_askers(stream, calls, call),
+                    false => observe_questions(stream, calls, call),
                 };
                 StreamableHttpPostResponse::Sse(stream, session)
             }
@@ -256,7 +256,7 @@ fn store_tool_names_of(
 }
 
 /// Stores for which call the server asks the questions in this event stream: for the one that the stream answers.
-fn store_askers(
+fn observe_questions(
     events: BoxedSseResponse,
     calls: Arc<OpenCalls>,
     call: RequestId,
@@ -272,7 +272,7 @@ fn store_askers(
             && let Ok(ServerRequest { id, method }) = request
             && method == ELICIT
         {
-            calls.store_asker(id, call.clone());
+            calls.store_question_call(id, call.clone());
         }
     };
     let events = events.inspect(move |event| {

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::naming::offered_name;
 use crate::config::ToolPattern;
 use crate::tool::{
-    InputSchema, LOCK_FILE, PinProblem, PinnedTools, ServerListing, ToolDescription,
+    LOCK_FILE, ParsedSchema, PinProblem, PinnedTools, ServerListing, ServerToolDefinition,
 };
 use crate::types::excerpt;
 
@@ -133,18 +133,18 @@ fn describe(problem: PinProblem) -> String {
     }
 }
 
-fn description(server: &str, name: &str, tool: &Value) -> Result<ToolDescription, String> {
+fn description(server: &str, name: &str, tool: &Value) -> Result<ServerToolDefinition, String> {
     let input_schema = match tool.get("inputSchema") {
         Some(schema @ Value::Object(_)) => schema.clone(),
         Some(_) | None => return Err("it has no inputSchema, which is a JSON object".to_owned()),
     };
-    let schema = InputSchema::parse(input_schema.clone()).map_err(|error| error.to_string())?;
+    let schema = ParsedSchema::parse(input_schema.clone()).map_err(|error| error.to_string())?;
     if !schema.allows_object() {
         return Err("its inputSchema is not that of an object".to_owned());
     }
     let text = |key: &str| tool.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     let is_object = |value: &&Value| value.is_object();
-    Ok(ToolDescription {
+    Ok(ServerToolDefinition {
         name: offered_name(server, name),
         server_name: name.to_owned(),
         description: text("description")

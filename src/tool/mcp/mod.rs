@@ -50,19 +50,19 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::defined_input::DefinitionError;
 use super::server::{
-    RequestObserver, ServerListing, ServerState, ServerStatus, ToolDescription, ToolServer,
+    RequestObserver, ServerListing, ServerState, ServerStatus, ServerToolDefinition, ToolServer,
 };
-use super::{InputSchema, LOCK_FILE, Tool, ToolLock, ToolSpec};
+use super::{LOCK_FILE, ParsedSchema, Tool, ToolLock, ToolSpec};
 use crate::config::{McpConfig, McpPin, McpShare, McpTrust};
 use crate::types::{SessionId, excerpt};
 use call::McpTool;
-use connection::{Connection, Endpoint, ListedTools, close_when_drained, list_tools};
+use connection::{Connection, Endpoint, RawToolList, close_when_drained, list_tools};
 use list_pause::ListPause;
 use listing::{
     Pins, ToolFilter, listing, refused_tools, shorten_names, unmatched_patterns, wrong_headers,
 };
 use reconnect::Reconnect;
-use shared::{OpenConnection, SessionConnections, SharedConnection, ToolConnection};
+use shared::{LogicalConnection, OpenConnection, SessionConnections, ToolConnection};
 
 /// The reason of the end if the host ends the server before it is connected.
 const CLOSING: &str = "the host is shutting down";
@@ -74,7 +74,7 @@ const REASON_CHARS_MAX: usize = 4_000;
 pub(super) struct McpServer {
     definition: Arc<Definition>,
     status: watch::Sender<Arc<ServerStatus>>,
-    shared: Arc<SharedConnection>,
+    shared: Arc<LogicalConnection>,
     /// The connections of sessions, with `share = "session"`.
     sessions: Arc<SessionConnections>,
     /// The session that it connects, if it is such a connection.
@@ -108,8 +108,8 @@ impl From<String> for ConnectionEnd {
 }
 
 /// Returns the schema of structured results, if the server describes one that can be checked.
-fn output_schema(definition: &ToolDescription) -> Option<InputSchema> {
-    InputSchema::parse(definition.output_schema.clone()?).ok()
+fn output_schema(definition: &ServerToolDefinition) -> Option<ParsedSchema> {
+    ParsedSchema::parse(definition.output_schema.clone()?).ok()
 }
 
 /// Reads the accepted tools of a server, if they are compared.
@@ -207,7 +207,7 @@ impl McpServer {
     }
 
     /// Makes the list of tools. With `pin = "require"`, calls of those that it leaves out are refused from now on.
-    fn listing(&self, listed: &ListedTools) -> ServerListing {
+    fn listing(&self, listed: &RawToolList) -> ServerListing {
         let Definition { name, filter, pins, .. } = &*self.definition;
         let mut listing = listing(name, &listed.tools, filter, pins.as_ref());
         listing.left_out.extend(wrong_headers(&listed.dropped, filter));
@@ -225,7 +225,7 @@ impl McpServer {
     }
 
     /// Lists the tools. Replaces the secrets of the server, which it may repeat in a description.
-    async fn list_tools(&self, connection: &OpenConnection) -> Result<ListedTools, String> {
+    async fn list_tools(&self, connection: &OpenConnection) -> Result<RawToolList, String> {
         let list = list_tools(connection);
         let mut listed = self.shared.observe("tools/list", list, |_| "failed").await?;
         let secrets = self.shared.secrets.lock().clone();
@@ -239,7 +239,7 @@ impl McpServer {
     }
 
     /// Serves calls until the connection ends, or does not work any more, or the host ends it.
-    async fn serve(&self, mut connection: Connection, tools: &ListedTools) -> ConnectionEnd {
+    async fn serve(&self, mut connection: Connection, tools: &RawToolList) -> ConnectionEnd {
         let listing = Arc::new(self.listing(tools));
         let open = connection.handle().clone();
         *self.shared.open.lock() = Some(open.clone());
@@ -293,7 +293,7 @@ impl McpServer {
                         listing = new;
                     }
                 }
-                () = self.shared.suspect.notified() => {
+                () = self.shared.check_requested.notified() => {
                     if let Err(reason) = self.list_again(open).await {
                         return reason;
                     }
@@ -303,7 +303,7 @@ impl McpServer {
     }
 
     /// Lists the tools of a server that is connected.
-    async fn list_again(&self, connection: &OpenConnection) -> Result<ListedTools, String> {
+    async fn list_again(&self, connection: &OpenConnection) -> Result<RawToolList, String> {
         let listed = self.list_tools(connection);
         let limit = self.definition.config.start_timeout;
         let listed = tokio::time::timeout(limit, listed).await;
@@ -432,8 +432,8 @@ impl ToolServer for McpServer {
         self.status.subscribe()
     }
 
-    fn make_tool(&self, definition: &ToolDescription) -> Result<Arc<dyn Tool>, String> {
-        let schema = InputSchema::parse(definition.input_schema.clone());
+    fn make_tool(&self, definition: &ServerToolDefinition) -> Result<Arc<dyn Tool>, String> {
+        let schema = ParsedSchema::parse(definition.input_schema.clone());
         let schema = schema.map_err(|error| error.to_string())?;
         let mut spec = ToolSpec::with_schema(&definition.name, &definition.description, schema);
         let config = &self.definition.config;

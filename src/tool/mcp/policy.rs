@@ -29,11 +29,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::tool::InputSchema;
+    use crate::tool::ParsedSchema;
 
     /// Returns effect, start, idempotent and destructive.
     fn policy(annotations: Value) -> (ToolEffect, StartPolicy, bool, bool) {
-        let mut spec = ToolSpec::with_schema("a", "", InputSchema::of::<()>());
+        let mut spec = ToolSpec::with_schema("a", "", ParsedSchema::of::<()>());
         apply_annotations(&mut spec, Some(&annotations));
         (spec.effect, spec.start, spec.idempotent, spec.destructive)
     }

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use crate::tool::{InputSchema, ToolError, ToolOutput};
+use crate::tool::{ParsedSchema, ToolError, ToolOutput};
 use crate::types::{Image, ResultResource, excerpt};
 
 /// Maximum number of characters of a violation of the schema in the note about it.
@@ -18,7 +18,7 @@ const VIOLATION_CHARS_MAX: usize = 200;
 /// If it is not a complete result, or has neither content nor a structured value.
 pub(super) fn output(
     result: &Value,
-    schema: Option<&InputSchema>,
+    schema: Option<&ParsedSchema>,
 ) -> Result<ToolOutput, ToolError> {
     match result.get("resultType").and_then(Value::as_str) {
         None | Some("complete") => {}
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn a_structured_value_that_does_not_match_its_schema_gets_a_note() {
         let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
-        let schema = InputSchema::parse(schema).unwrap();
+        let schema = ParsedSchema::parse(schema).unwrap();
         let text = |result: Value| output(&result, Some(&schema)).unwrap().text().into_owned();
         let note = "[the result does not match the tool's output schema: /n: \"x\" is not of type \"integer\"]";
         assert_eq!(text(json!({"structuredContent": {"n": 1}})), "{\"n\":1}");

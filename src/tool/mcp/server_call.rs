@@ -16,7 +16,7 @@ pub(super) struct ServerCall {
     asker: Asker,
     write: Mutex<CallWrite>,
     /// Progress has arrived, or a question has begun or ended.
-    pub(super) arrived: Notify,
+    pub(super) idle_timeout_reset: Notify,
     /// The number of questions that the server waits for.
     asking: AtomicUsize,
 }
@@ -34,7 +34,7 @@ enum CallWrite {
 impl ServerCall {
     pub(super) fn new(asker: Asker) -> Self {
         let write = Mutex::new(CallWrite::Queued);
-        Self { asker, write, arrived: Notify::new(), asking: AtomicUsize::new(0) }
+        Self { asker, write, idle_timeout_reset: Notify::new(), asking: AtomicUsize::new(0) }
     }
 
     /// Begins to write the call. Returns false if it is withdrawn. A call is not written twice: if the library sends
@@ -76,7 +76,7 @@ impl ServerCall {
     }
 
     pub(super) fn receive(&self, text: String) {
-        self.arrived.notify_one();
+        self.idle_timeout_reset.notify_one();
         self.asker.context().progress(text);
     }
 
@@ -97,7 +97,7 @@ struct AskingGuard<'a>(&'a ServerCall);
 impl<'a> AskingGuard<'a> {
     fn new(call: &'a ServerCall) -> Self {
         call.asking.fetch_add(1, Ordering::Relaxed);
-        call.arrived.notify_one();
+        call.idle_timeout_reset.notify_one();
         Self(call)
     }
 }
@@ -105,6 +105,6 @@ impl<'a> AskingGuard<'a> {
 impl Drop for AskingGuard<'_> {
     fn drop(&mut self) {
         self.0.asking.fetch_sub(1, Ordering::Relaxed);
-        self.0.arrived.notify_one();
+        self.0.idle_timeout_reset.notify_one();
     }
 }

@@ -14,14 +14,14 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::server_call::ServerCall;
-use super::stdio::Noise;
+use super::stdio::UnparsedLines;
 use crate::tool::server::{RequestObserver, ServerState, ServerStatus};
 use crate::types::{Secrets, SessionId};
 
 /// The state that the calls of a server's connection share. It survives reconnections. If sessions do not share the
 /// server, each session has its own.
 #[derive(Default)]
-pub(super) struct SharedConnection {
+pub(super) struct LogicalConnection {
     /// The present connection.
     pub(super) open: Mutex<Option<OpenConnection>>,
     /// The reason why there is no connection, or why the last one ended. Empty until there is a first reason.
@@ -32,15 +32,15 @@ pub(super) struct SharedConnection {
     /// Notified when the server's list of tools has changed.
     pub(super) list_changed: Notify,
     /// Notified when the connection may not work any more.
-    pub(super) suspect: Notify,
-    pub(super) noise: Arc<Mutex<Noise>>,
+    pub(super) check_requested: Notify,
+    pub(super) noise: Arc<Mutex<UnparsedLines>>,
     /// The secret values that the server was given.
     pub(super) secrets: Mutex<Secrets>,
     /// The observer of the host that runs the server now.
     pub(super) observer: Mutex<Option<RequestObserver>>,
 }
 
-impl SharedConnection {
+impl LogicalConnection {
     /// Waits for the answer to a request, and reports its duration with the type of its error.
     pub(super) async fn observe<T, E>(
         &self,
@@ -83,7 +83,7 @@ pub(super) struct OpenCalls {
     /// Notified when such names were taken.
     names_taken: Notify,
     /// The calls in whose event streams questions came, by the ids of the questions.
-    askers: Mutex<HashMap<RequestId, RequestId>>,
+    question_calls: Mutex<HashMap<RequestId, RequestId>>,
 }
 
 /// A call that may have been written.
@@ -147,13 +147,13 @@ impl OpenCalls {
         let ended = call.end().and_then(|token| written.remove(&token));
         drop(written);
         if let Some(ended) = ended {
-            self.askers.lock().retain(|_, asker| *asker != ended.id);
+            self.question_calls.lock().retain(|_, asker| *asker != ended.id);
         }
     }
 
     /// Notes that a question came in the event stream of this call.
-    pub(super) fn store_asker(&self, question: RequestId, call: RequestId) {
-        self.askers.lock().insert(question, call);
+    pub(super) fn store_question_call(&self, question: RequestId, call: RequestId) {
+        self.question_calls.lock().insert(question, call);
     }
 
     /// Returns the call to which progress belongs.
@@ -165,11 +165,11 @@ impl OpenCalls {
     ///
     /// # Errors
     /// The reason why it belongs to none, for the log.
-    pub(super) fn asking_call(
+    pub(super) fn resolve_question_call(
         &self,
         question: &RequestId,
     ) -> Result<Arc<ServerCall>, &'static str> {
-        let noted = self.askers.lock().remove(question);
+        let noted = self.question_calls.lock().remove(question);
         let written = self.written.lock();
         if let Some(call) = noted {
             let asking = written.values().find(|written| written.id == call);
@@ -208,7 +208,7 @@ pub(super) struct SessionConnections {
 /// The connection of one session.
 #[derive(Clone)]
 struct SessionConnection {
-    shared: Arc<SharedConnection>,
+    shared: Arc<LogicalConnection>,
     status: watch::Receiver<Arc<ServerStatus>>,
 }
 
@@ -221,7 +221,7 @@ impl SessionConnections {
     pub(super) fn insert(
         &self,
         session: &SessionId,
-        shared: &Arc<SharedConnection>,
+        shared: &Arc<LogicalConnection>,
         status: watch::Receiver<Arc<ServerStatus>>,
     ) {
         let connection = SessionConnection { shared: Arc::clone(shared), status };
@@ -229,7 +229,7 @@ impl SessionConnections {
     }
 
     /// Removes the connection of a session, unless the session has another one by now.
-    pub(super) fn remove(&self, session: &SessionId, shared: &Arc<SharedConnection>) {
+    pub(super) fn remove(&self, session: &SessionId, shared: &Arc<LogicalConnection>) {
         let mut by_session = self.by_session.lock();
         if by_session.get(session).is_some_and(|stored| Arc::ptr_eq(&stored.shared, shared)) {
             by_session.remove(session);
@@ -240,14 +240,14 @@ impl SessionConnections {
 /// The connection that serves the calls of a tool.
 pub(super) enum ToolConnection {
     /// One for all sessions.
-    Shared(Arc<SharedConnection>),
+    Shared(Arc<LogicalConnection>),
     /// One for each session.
     PerSession(Arc<SessionConnections>),
 }
 
 impl ToolConnection {
     /// Returns the connection of a session; one that is not open if the session has none.
-    pub(super) fn of(&self, session: &SessionId) -> Arc<SharedConnection> {
+    pub(super) fn of(&self, session: &SessionId) -> Arc<LogicalConnection> {
         match self {
             Self::Shared(shared) => Arc::clone(shared),
             Self::PerSession(sessions) => {
@@ -327,18 +327,18 @@ mod tests {
     fn a_call_is_known_from_its_first_byte_to_its_end() {
         let (calls, call, question) = (OpenCalls::default(), call(), RequestId::Number(7));
         let is_asking = |calls: &OpenCalls| {
-            calls.asking_call(&question).is_ok_and(|asking| Arc::ptr_eq(&asking, &call))
+            calls.resolve_question_call(&question).is_ok_and(|asking| Arc::ptr_eq(&asking, &call))
         };
         assert!(!is_asking(&calls));
         assert!(calls.begin_write(&message(1, &call)));
         assert!(is_asking(&calls));
-        calls.store_asker(question.clone(), RequestId::Number(1));
+        calls.store_question_call(question.clone(), RequestId::Number(1));
         assert!(is_asking(&calls));
         assert!(calls.of_progress(&ProgressToken(RequestId::Number(101))).is_some());
-        calls.store_asker(question.clone(), RequestId::Number(2));
+        calls.store_question_call(question.clone(), RequestId::Number(2));
         assert!(!is_asking(&calls), "the question is one of another call");
-        calls.store_asker(question.clone(), RequestId::Number(1));
+        calls.store_question_call(question.clone(), RequestId::Number(1));
         calls.end(&call);
-        assert!(!is_asking(&calls) && calls.askers.lock().is_empty());
+        assert!(!is_asking(&calls) && calls.question_calls.lock().is_empty());
     }
 }

@@ -45,13 +45,13 @@ pub(super) const STDERR_BYTES_MAX: usize = 2 << 10;
 
 /// The lines of a process that were no messages, or answers that cannot be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Noise {
+pub(super) struct UnparsedLines {
     pub(super) lines: u64,
     /// The first lines.
     pub(super) first: Vec<String>,
 }
 
-impl Noise {
+impl UnparsedLines {
     fn add(&mut self, excerpt: &str) {
         self.lines += 1;
         if self.first.len() < NOISE_LINES_KEPT {
@@ -83,7 +83,7 @@ pub(super) struct StdioTransport {
     writer: Arc<tokio::sync::Mutex<Option<pipe::Sender>>>,
     /// The number of bytes of replies that wait to be written.
     unwritten: Arc<watch::Sender<usize>>,
-    noise: Arc<Mutex<Noise>>,
+    noise: Arc<Mutex<UnparsedLines>>,
     calls: Arc<OpenCalls>,
     /// The secret values that the process was given.
     secrets: Secrets,
@@ -100,7 +100,7 @@ impl StdioTransport {
     /// Makes the connection of the output and the input of a process.
     pub(super) fn new(
         (stdout, stdin): (pipe::Receiver, pipe::Sender),
-        noise: Arc<Mutex<Noise>>,
+        noise: Arc<Mutex<UnparsedLines>>,
         calls: Arc<OpenCalls>,
         secrets: Secrets,
     ) -> Self {

@@ -11,9 +11,9 @@ use std::ptr;
 use serde_json::{Map, Value};
 
 use super::compile::{Assertion, CompiledSchema, JsonType, Keyword, NumberLimit, PropertySchemas};
+use super::json_excerpt::JsonExcerpt;
 use super::numbers::{JsonValue, compare, is_integer, is_multiple};
-use super::shown::Shown;
-use super::steps::{Steps, TooExpensive, size_limited};
+use super::steps::{Steps, TooExpensive, comparison_steps};
 use super::violation::{
     Count, NOT_LOCATED, PathSegment, REASONS_MAX, TOO_EXPENSIVE, Violation, describe,
     no_alternative, reason, unknown_property,
@@ -270,7 +270,8 @@ impl<'c> SchemaCheck<'c> {
             (Assertion::Type(types), _) => types.iter().any(|of| has_type(value, *of)),
             (Assertion::Const(options) | Assertion::Enum(options), _) => {
                 // A comparison reads no more than the smaller of the two values.
-                let size = size_limited(value, options.size).saturating_mul(options.values.len());
+                let size =
+                    comparison_steps(value, options.size).saturating_mul(options.values.len());
                 self.steps.spend(size.min(options.size))?;
                 options.values.iter().any(|option| JsonValue(option) == JsonValue(value))
             }
@@ -315,7 +316,7 @@ impl<'c> SchemaCheck<'c> {
             (Assertion::UniqueItems, Value::Array(items)) => {
                 // A size of more than is left must not be cut to what is left.
                 let max = self.steps.left().saturating_add(1);
-                self.steps.spend(size_limited(value, max))?;
+                self.steps.spend(comparison_steps(value, max))?;
                 let mut unique = HashSet::with_capacity(items.len());
                 items.iter().all(|item| unique.insert(JsonValue(item)))
             }
@@ -487,7 +488,7 @@ impl<'c> SchemaCheck<'c> {
             valid += usize::from(is_valid);
             if valid > 1 {
                 return self.fail_because(number, "oneOf", None, || {
-                    format!("{} matches more than one of the schemas of oneOf", Shown(value))
+                    format!("{} matches more than one of the schemas of oneOf", JsonExcerpt(value))
                 });
             }
         }
@@ -502,7 +503,7 @@ impl<'c> SchemaCheck<'c> {
     fn not(&mut self, number: usize, schema: usize, value: &Value) -> Checked {
         if self.check_quietly(schema, value, None)? {
             return self.fail_because(number, "not", None, || {
-                format!("{} matches the schema of not", Shown(value))
+                format!("{} matches the schema of not", JsonExcerpt(value))
             });
         }
         Ok(true)
@@ -617,7 +618,7 @@ impl<'c> SchemaCheck<'c> {
             if at >= first.len() && self.is_never(schema) {
                 // The rule is the schema `false`, which is `items` or `additionalItems`.
                 return self.fail_because(schema, "", None, || {
-                    format!("{} has more than {}", Shown(value), Count(first.len(), "item"))
+                    format!("{} has more than {}", JsonExcerpt(value), Count(first.len(), "item"))
                 });
             }
             if !self.check_part(schema, item, || PathSegment::Item(at))? {
@@ -659,7 +660,7 @@ impl<'c> SchemaCheck<'c> {
             Some(_) | None => (if min == 1 { "contains" } else { "minContains" }, "less", min),
         };
         self.fail_because(number, keyword, None, || {
-            format!("{} has {less} than {bound} items that match contains", Shown(value))
+            format!("{} has {less} than {bound} items that match contains", JsonExcerpt(value))
         })
     }
 
@@ -710,7 +711,7 @@ impl<'c> SchemaCheck<'c> {
             }
             if self.is_never(schema) {
                 return self.fail_because(number, "unevaluatedItems", None, || {
-                    format!("{} is not an allowed item", Shown(item))
+                    format!("{} is not an allowed item", JsonExcerpt(item))
                 });
             }
             if !self.check_part(schema, item, || PathSegment::Item(at))? {

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use serde_json::{Map, Number, Value};
 
 use super::document::{Draft, SchemaDocument, location};
+use super::json_excerpt::{JsonExcerpt, cut};
 use super::numbers::{integer, is_integer};
 use super::pattern::{PATTERN_MEMORY_MAX, Pattern};
-use super::shown::{Shown, cut};
-use super::steps::size_limited;
+use super::steps::comparison_steps;
 
 /// Maximum number of different regular expressions.
 const PATTERNS_MAX: usize = 200;
@@ -110,7 +110,7 @@ pub(super) struct EnumOptions {
 
 impl EnumOptions {
     fn new(values: Vec<Value>) -> Self {
-        let size = values.iter().map(|value| size_limited(value, usize::MAX)).sum();
+        let size = values.iter().map(|value| comparison_steps(value, usize::MAX)).sum();
         Self { values, size }
     }
 }
@@ -556,7 +556,7 @@ impl<'s> SchemaCompiler<'s, '_> {
         let types = names
             .and_then(|names| names.into_iter().map(JsonType::of_name).collect::<Option<Vec<_>>>());
         let Some(types) = types else {
-            let problem = format!("{} is not a type or a list of types", Shown(value));
+            let problem = format!("{} is not a type or a list of types", JsonExcerpt(value));
             return self.error(schema.number, "type", &problem);
         };
         Ok(Some(without_duplicates(types)))
@@ -601,7 +601,7 @@ impl<'s> SchemaCompiler<'s, '_> {
         match names {
             Some(names) => Ok(without_duplicates(names)),
             None => {
-                let problem = format!("{} is not a list of names", Shown(value));
+                let problem = format!("{} is not a list of names", JsonExcerpt(value));
                 self.error(schema, keyword, &problem)
             }
         }

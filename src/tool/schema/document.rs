@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value, json};
 use url::Url;
 
-use super::shown::{TEXT_CHARS_MAX, cut};
+use super::json_excerpt::{TEXT_CHARS_MAX, cut};
 use super::steps::Steps;
 use crate::types::percent_decoded;
 
@@ -269,9 +269,11 @@ impl<'s> SchemaDocument<'s> {
                 match self.resources_by_uri.get(uri.as_str()) {
                     Some(&target) => target,
                     None if known && fragment.is_empty() => {
-                        return self.number_of(&ANY_SCHEMA, fragment, resource);
+                        return self.find_or_add_schema(&ANY_SCHEMA, fragment, resource);
                     }
-                    None if known => return self.number_of(&ANY_VALUE, fragment, resource),
+                    None if known => {
+                        return self.find_or_add_schema(&ANY_VALUE, fragment, resource);
+                    }
                     None => return Err(format!("refers to {shown:?}, which is not in the schema")),
                 }
             }
@@ -279,12 +281,12 @@ impl<'s> SchemaDocument<'s> {
         let missing = || format!("refers to {shown:?}, which does not exist");
         if fragment.is_empty() || fragment.starts_with('/') {
             let (value, resource) = self.follow(&fragment, target).ok_or_else(missing)?;
-            return self.number_of(value, fragment, resource);
+            return self.find_or_add_schema(value, fragment, resource);
         }
         self.anchors.get(&(target, fragment)).copied().ok_or_else(missing)
     }
 
-    fn number_of(
+    fn find_or_add_schema(
         &mut self,
         value: &'s Value,
         path: String,

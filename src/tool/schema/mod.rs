@@ -22,7 +22,7 @@
 //! | `check.rs` | checks a value |
 //! | `steps.rs` | counts the work of a check, and of resolving references |
 //! | `violation.rs` | describes the violations of a value |
-//! | `shown.rs` | cuts values and texts for errors |
+//! | `json_excerpt.rs` | cuts values and texts for errors |
 //! | `pattern/` | regular expressions: their translation from JavaScript, their size and price, their match |
 //! | `numbers.rs` | compares values and numbers |
 
@@ -31,9 +31,9 @@ mod compile;
 #[cfg(test)]
 mod differential;
 mod document;
+mod json_excerpt;
 mod numbers;
 mod pattern;
-mod shown;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -56,13 +56,13 @@ use crate::types::InvalidValue;
 
 /// A compiled JSON Schema. Equality compares the schemas as JSON.
 #[derive(Clone)]
-pub struct InputSchema {
+pub struct ParsedSchema {
     schema: Arc<Value>,
     /// The error is the reason why the schema is invalid. The registration of its tool then fails.
     compiled: Result<Arc<CompiledSchema>, Arc<str>>,
 }
 
-impl InputSchema {
+impl ParsedSchema {
     /// Returns the schema of a type, as `schemars` derives it, but without `$schema` and `title`, and with the type
     /// `object` if it names none. The schema of `()` is that of an object without properties. If the schema is
     /// invalid, for example because of a pattern in it, a tool with it cannot be registered.
@@ -96,11 +96,11 @@ impl InputSchema {
     /// Compiles a schema.
     ///
     /// ```
-    /// use callsheet::tool::{InputSchema, ToolSpec};
+    /// use callsheet::tool::{ParsedSchema, ToolSpec};
     /// use serde_json::json;
     ///
     /// let schema = json!({ "type": "object", "properties": { "q": { "type": "string" } }, "required": ["q"] });
-    /// let spec = ToolSpec::with_schema("search", "Searches.", InputSchema::parse(schema)?);
+    /// let spec = ToolSpec::with_schema("search", "Searches.", ParsedSchema::parse(schema)?);
     /// assert!(spec.input.first_violation(&json!({ "q": 1 })).is_some());
     /// # Ok::<(), callsheet::InvalidValue>(())
     /// ```
@@ -155,21 +155,21 @@ fn compile(schema: &Value) -> Result<Arc<CompiledSchema>, InvalidValue> {
     }
 }
 
-impl PartialEq for InputSchema {
+impl PartialEq for ParsedSchema {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.schema, &other.schema) || self.schema == other.schema
     }
 }
 
-impl Eq for InputSchema {}
+impl Eq for ParsedSchema {}
 
-impl Hash for InputSchema {
+impl Hash for ParsedSchema {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.schema.hash(state);
     }
 }
 
-impl fmt::Debug for InputSchema {
+impl fmt::Debug for ParsedSchema {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.schema.fmt(f)
     }

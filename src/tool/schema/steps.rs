@@ -42,7 +42,7 @@ fn text_steps(text: &str) -> usize {
 
 /// Returns the steps that a comparison of a value takes, at most `max`: `max` means `max` or more. Looks at no more
 /// than `max` parts of the value.
-pub(super) fn size_limited(value: &Value, max: usize) -> usize {
+pub(super) fn comparison_steps(value: &Value, max: usize) -> usize {
     let mut size = 0;
     let mut open = vec![value];
     while let Some(value) = open.pop() {

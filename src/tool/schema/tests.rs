@@ -3,10 +3,10 @@
 use serde_json::{Map, Value, json};
 
 use super::violation::{NOT_LOCATED, TOO_EXPENSIVE};
-use super::{CompiledSchema, InputSchema};
+use super::{CompiledSchema, ParsedSchema};
 
-fn parse(schema: Value) -> InputSchema {
-    InputSchema::parse(schema).unwrap()
+fn parse(schema: Value) -> ParsedSchema {
+    ParsedSchema::parse(schema).unwrap()
 }
 
 /// Returns the number of steps that a check takes.
@@ -16,11 +16,11 @@ fn steps(schema: &Value, value: &Value) -> usize {
 
 /// Returns the reason why a schema is invalid.
 fn problem(schema: Value) -> String {
-    InputSchema::parse(schema).unwrap_err().to_string()
+    ParsedSchema::parse(schema).unwrap_err().to_string()
 }
 
 /// Returns a schema whose definition `n` refers to itself.
-fn recursive(node: &Value) -> InputSchema {
+fn recursive(node: &Value) -> ParsedSchema {
     parse(json!({"$defs": {"n": node}, "$ref": "#/$defs/n"}))
 }
 
@@ -128,7 +128,7 @@ fn an_invalid_schema_is_refused_with_the_place() {
         ),
         (json!([]), "a schema is an object, true or false"),
     ] {
-        let error = InputSchema::parse(schema).unwrap_err().to_string();
+        let error = ParsedSchema::parse(schema).unwrap_err().to_string();
         assert!(error.starts_with(&format!("not a valid JSON schema: {expected}")), "{error}");
     }
 }
@@ -260,7 +260,7 @@ fn the_place_is_not_searched_for_too_long() {
 fn regular_expressions_that_need_much_memory_are_refused() {
     let text = |pattern: String| json!({"type": "string", "pattern": pattern});
     for accepted in [r"^[\w.-]{1,64}$", "^[\t\n\r -~]{1,4096}$", r"^\p{L}{1,64}$"] {
-        assert!(InputSchema::parse(text(accepted.to_owned())).is_ok(), "{accepted}");
+        assert!(ParsedSchema::parse(text(accepted.to_owned())).is_ok(), "{accepted}");
     }
     assert!(problem(text(r"\p{L}{4000}7".to_owned())).contains("needs too much memory"));
     let member = |nth: usize| (format!("m{nth}"), text(format!("a{nth}")));
@@ -277,9 +277,9 @@ fn regular_expressions_that_need_much_memory_are_refused() {
     // One with look-around has many parts, each of which is compiled. Escapes and classes are none.
     assert!(problem(text(r"(?=\p{L}x)".repeat(350))).contains("needs too much memory"));
     let tag = r"^(?!aws:)[\p{L}\p{Z}\p{N}_.:/=+\-@(|)]{1,40}x$".to_owned();
-    assert!(InputSchema::parse(text(tag)).is_ok());
+    assert!(ParsedSchema::parse(text(tag)).is_ok());
     assert!(problem(text("a".repeat(4_097))).contains("more than 4096 bytes"));
-    assert!(InputSchema::parse(text("a".repeat(4_096))).is_ok());
+    assert!(ParsedSchema::parse(text("a".repeat(4_096))).is_ok());
 }
 
 #[test]
@@ -333,14 +333,14 @@ fn regular_expressions_that_repeat_too_much_are_refused() {
     }
     let many_groups = format!(r"{}\1", "(a)".repeat(51));
     assert!(problem(json!({"pattern": many_groups})).contains("too many groups"));
-    assert!(InputSchema::parse(json!({"pattern": "(a)".repeat(500)})).is_ok());
+    assert!(ParsedSchema::parse(json!({"pattern": "(a)".repeat(500)})).is_ok());
     // Those in classes and escapes are no counts.
     for pattern in [r"^[{9999999}]$", r"\{9999999}", r"\x{2028}\p{L}", "(?=a)a{1,253}"] {
-        assert!(InputSchema::parse(json!({"pattern": pattern})).is_ok(), "{pattern}");
+        assert!(ParsedSchema::parse(json!({"pattern": pattern})).is_ok(), "{pattern}");
     }
-    assert!(InputSchema::parse(json!({"pattern": "(".repeat(2_000)})).is_err());
+    assert!(ParsedSchema::parse(json!({"pattern": "(".repeat(2_000)})).is_err());
     assert!(
-        InputSchema::parse(json!({"pattern": "(?:".repeat(1_000) + &")".repeat(1_000)})).is_err()
+        ParsedSchema::parse(json!({"pattern": "(?:".repeat(1_000) + &")".repeat(1_000)})).is_err()
     );
 }
 
@@ -350,7 +350,7 @@ fn variable_look_behind_is_refused_or_right() {
     for (pattern, matching, other) in
         [(r"(?<=a+)b", "aab", "b"), (r"(?<=^|a)b", "b", "cb"), ("(?<=ab|c)d", "abd", "bd")]
     {
-        if let Ok(schema) = InputSchema::parse(json!({"pattern": pattern})) {
+        if let Ok(schema) = ParsedSchema::parse(json!({"pattern": pattern})) {
             assert_eq!(schema.first_violation(&json!(matching)), None, "{pattern}");
             assert!(schema.first_violation(&json!(other)).is_some(), "{pattern}");
         }
@@ -603,7 +603,7 @@ fn identifiers_are_limited() {
         let definitions: Map<String, Value> = (0..count).map(definition).collect();
         json!({"$id": "http://a/b", "$defs": definitions})
     };
-    assert!(InputSchema::parse(schema(999)).is_ok());
+    assert!(ParsedSchema::parse(schema(999)).is_ok());
     assert!(problem(schema(1_000)).contains("more than 1000 schemas with an $id"));
     let long = format!("http://a/{}", "b".repeat(2_048));
     assert!(problem(json!({"$id": long})).contains("more than 2048 bytes"));
@@ -677,7 +677,7 @@ fn long_schemas_are_accepted() {
     let violation = long.first_violation(&json!({"m1": "a", "m7": 7, "m8": 8}));
     assert_eq!(violation.as_deref(), Some("/m7: 7 is not of type \"string\""));
     let too_long = json!({"anyOf": vec![json!({}); 100_000]});
-    let error = InputSchema::parse(too_long).unwrap_err().to_string();
+    let error = ParsedSchema::parse(too_long).unwrap_err().to_string();
     assert!(error.contains("more than 100000 schemas"), "{error}");
 }
 

@@ -5,7 +5,7 @@ use std::fmt::{self, Write};
 use serde_json::Value;
 
 use super::compile::{Assertion, JsonType, NumberLimit};
-use super::shown::{CutText, Shown, TEXT_CHARS_MAX, cut, shown_value};
+use super::json_excerpt::{CutText, JsonExcerpt, TEXT_CHARS_MAX, cut, json_excerpt};
 
 /// Number of characters after which a value is cut in an error that also has the reasons why no alternative accepts
 /// it. A reason can itself be such an error.
@@ -85,14 +85,14 @@ impl fmt::Display for PathSegment {
 
 /// Describes a violation. `member` is the member that is missing.
 pub(super) fn describe(assertion: &Assertion, member: Option<&str>, value: &Value) -> String {
-    let shown = Shown(value);
+    let shown = JsonExcerpt(value);
     if let Some(name) = member {
         return format!("{} is a required property", Value::from(cut(name, TEXT_CHARS_MAX)));
     }
     match assertion {
         Assertion::Type(types) => wrong_type(value, types),
         Assertion::Const(options) => {
-            format!("{} was expected", options.values.first().map_or(shown, Shown))
+            format!("{} was expected", options.values.first().map_or(shown, JsonExcerpt))
         }
         Assertion::Enum(options) => none_of(value, &options.values),
         Assertion::Limit(limit, bound) => {
@@ -129,18 +129,18 @@ pub(super) fn unknown_property(name: &str) -> String {
 fn wrong_type(value: &Value, types: &[JsonType]) -> String {
     let names: Vec<String> = types.iter().map(|of| format!("{:?}", of.name())).collect();
     let types = if names.len() == 1 { "type" } else { "types" };
-    format!("{} is not of {types} {}", Shown(value), names.join(", "))
+    format!("{} is not of {types} {}", JsonExcerpt(value), names.join(", "))
 }
 
 fn none_of(value: &Value, options: &[Value]) -> String {
-    let mut text = format!("{} is not one of ", Shown(value));
+    let mut text = format!("{} is not one of ", JsonExcerpt(value));
     for (at, option) in options.iter().take(OPTIONS_SHOWN_MAX).enumerate() {
         let separator = match at {
             0 => "",
             _ if at + 1 == options.len() => " or ",
             _ => ", ",
         };
-        let _ = write!(text, "{separator}{}", Shown(option));
+        let _ = write!(text, "{separator}{}", JsonExcerpt(option));
     }
     if options.len() > OPTIONS_SHOWN_MAX {
         let _ = write!(text, " or {} others", options.len() - OPTIONS_SHOWN_MAX);
@@ -157,7 +157,7 @@ pub(super) fn no_alternative(
 ) -> String {
     let others = if schemas > reasons.len() { "; …" } else { "" };
     let reasons = reasons.join("; ");
-    let shown = shown_value(value, SHOWN_BEFORE_REASONS_CHARS_MAX);
+    let shown = json_excerpt(value, SHOWN_BEFORE_REASONS_CHARS_MAX);
     format!("{shown} matches none of the schemas of {keyword} ({reasons}{others})")
 }
 

@@ -33,7 +33,7 @@ impl World {
     pub(super) fn is_reviewed(&self, key: CallKey) -> bool {
         let call = self.call(key);
         let is_reviewed = call.tool.as_ref().is_some_and(|tool| tool.approval.after);
-        is_reviewed || call.is_result_questioned()
+        is_reviewed || call.hook_requires_result_approval()
     }
 
     /// Returns the recorded decision of an approval.
@@ -113,17 +113,9 @@ impl World {
                     }
                 );
             if is_long {
-                assert_ne!(
-                    call.pending_approval_phase(),
-                    Some(phase),
-                    "an approval did not expire"
-                );
+                assert_ne!(call.pending_wait_phase(), Some(phase), "an approval did not expire");
             } else if is_open {
-                assert_eq!(
-                    call.pending_approval_phase(),
-                    Some(phase),
-                    "a pending approval is gone"
-                );
+                assert_eq!(call.pending_wait_phase(), Some(phase), "a pending approval is gone");
                 let timeout = call.tool.as_ref().unwrap().approval_timeout;
                 let passed = self.start_ms - self.requested_at((key, phase)).unwrap();
                 let left = timeout.checked_sub(Duration::from_millis(passed));
@@ -137,7 +129,7 @@ impl World {
                 if phase != WaitPhase::Client {
                     self.pending_approvals.insert((key, phase));
                 }
-            } else if call.pending_approval_phase() == Some(phase) && phase != WaitPhase::Client {
+            } else if call.pending_wait_phase() == Some(phase) && phase != WaitPhase::Client {
                 self.pending_approvals.insert((key, phase));
             }
         }
@@ -182,7 +174,8 @@ impl World {
             return;
         }
         assert!(
-            (tool.asks_before() || call.is_start_questioned()) && self.may_start(call, rules),
+            (tool.asks_before() || call.hook_requires_start_approval())
+                && self.may_start(call, rules),
             "an approval of a call that may not start"
         );
         assert!(
@@ -221,7 +214,7 @@ impl World {
         );
         let call = self.turn.calls.iter().find(|call| call.key() == approval.0);
         // A cancellation or a break may follow in the same batch of effects.
-        if call.and_then(TurnCall::pending_approval_phase) == Some(approval.1) {
+        if call.and_then(TurnCall::pending_wait_phase) == Some(approval.1) {
             assert!(self.pending_approvals.insert(approval), "an approval was published twice");
         }
     }
@@ -230,7 +223,7 @@ impl World {
     pub(super) fn check_start_approved(&self, key: CallKey) {
         let call = self.call(key);
         let is_asked = call.tool.as_ref().is_some_and(|tool| tool.asks_before());
-        if is_asked || call.is_start_questioned() {
+        if is_asked || call.hook_requires_start_approval() {
             let log =
                 if call.has_effects() { &self.log[..self.durable as usize] } else { &self.log };
             let decision = self.recorded_decision((key, WaitPhase::Before), log);
@@ -266,7 +259,7 @@ impl World {
     /// Returns whether the turn waits only for people.
     fn waits_for_people(&self) -> bool {
         matches!(self.turn.stage, TurnStage::ResponseEnded { .. })
-            && (self.turn.calls.iter().any(|call| call.pending_approval_phase().is_some())
+            && (self.turn.calls.iter().any(|call| call.pending_wait_phase().is_some())
                 || !self.waiting_children.is_empty())
             && self.running.len() == self.open_questions() + self.waiting_children.len()
             && self.awaiting_hooks.is_empty()
@@ -295,11 +288,11 @@ impl World {
             matches!(&self.turn.stage, TurnStage::ResponseEnded { cancelled: Some(_), .. });
         for call in &self.turn.calls {
             assert!(
-                call.pending_approval_phase().is_none() || !stopped,
+                call.pending_wait_phase().is_none() || !stopped,
                 "an approval is pending after the cancellation"
             );
             let over = matches!(&self.turn.stage, TurnStage::ResponseEnded { ending, .. } if *ending != ResponseEnding::Complete);
-            let is_before_start = call.pending_approval_phase() == Some(WaitPhase::Before);
+            let is_before_start = call.pending_wait_phase() == Some(WaitPhase::Before);
             assert!(!is_before_start || !over, "an approval of a call that will not run");
             if call.phase == CallPhase::Ready
                 && call.waiting_for == Some(crate::event::WaitingFor::Capacity)
@@ -312,9 +305,7 @@ impl World {
         }
         let calls = &self.turn.calls;
         self.pending_approvals.retain(|(key, phase)| {
-            calls
-                .iter()
-                .any(|call| call.key() == *key && call.pending_approval_phase() == Some(*phase))
+            calls.iter().any(|call| call.key() == *key && call.pending_wait_phase() == Some(*phase))
         });
         self.check_deadlines(scenario);
         let decided = self.log.iter().filter_map(|record| match record {

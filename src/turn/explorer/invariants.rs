@@ -98,7 +98,7 @@ impl World {
     pub(super) fn check_request(&mut self, plan: &AttemptPlan, scenario: &Scenario) {
         assert!(self.started_effects.is_empty(), "a request after a call with effects");
         assert!(!self.awaiting_context, "a request before the context is smaller");
-        self.requested_models.push(plan.model);
+        self.requested_models.push(plan.model_index);
         assert!(self.requested_models.is_sorted(), "an earlier model was requested again");
         for (index, model) in scenario.spec.rules.models.iter().enumerate() {
             let times =
@@ -108,7 +108,7 @@ impl World {
                 "a model was requested too often"
             );
         }
-        let name = &scenario.spec.rules.models.at(plan.model).origin.model;
+        let name = &scenario.spec.rules.models.at(plan.model_index).origin.model;
         let recorded_name = self.log.iter().rev().find_map(|record| {
             if let Record::AttemptStarted { model, .. } = record { Some(model) } else { None }
         });
@@ -199,7 +199,7 @@ impl World {
         );
         self.check_tickets(index, rules);
         for earlier in &calls[..index] {
-            let same = earlier.identity == started.identity && earlier.started_at.is_some();
+            let same = earlier.dedup_key == started.dedup_key && earlier.started_at.is_some();
             let twice = same && earlier.arguments_error.is_none() && scenario.identical_run_once;
             assert!(!twice || self.crashes > 0, "an identical call ran twice");
         }
@@ -225,12 +225,12 @@ impl World {
                 // tool.
                 let may_overtake = tool.asks_before()
                     || started.needs_tool_permit()
-                    || started.is_start_questioned();
+                    || started.hook_requires_start_approval();
                 assert!(again || may_overtake || other < key, "effects out of order");
-                let same = scenario.identical_run_once && *identity == started.identity;
+                let same = scenario.identical_run_once && *identity == started.dedup_key;
                 assert!(again || !same, "an identical call ran twice");
             }
-            self.started_effects.push((*key, started.identity.clone()));
+            self.started_effects.push((*key, started.dedup_key.clone()));
         }
     }
 

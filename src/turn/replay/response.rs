@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::recording::Recording;
 use crate::record::{ResponseEnding, ResponseMessage};
 use crate::transcript::{AttemptResponse, AttemptTranscript, CallTranscript};
-use crate::turn::MAX_CALLS;
+use crate::turn::MAX_CALLS_KEY;
 use crate::types::{
     CALLS_MAX, FailureKind, FinishKind, FinishReason, MessagePart, ProviderError, ToolCall,
     ToolOutcome, Usage,
@@ -68,7 +68,7 @@ impl StepMaker<'_, '_> {
             *response;
         self.content(message, ending, finish_reason);
         // A call that exceeds a limit can end the response. It comes last.
-        let is_over_budget = self.limits.iter().any(|(limit, ..)| *limit == MAX_CALLS);
+        let is_over_budget = self.limits.iter().any(|(limit, ..)| *limit == MAX_CALLS_KEY);
         let ends_response = ending == ResponseEnding::TooManyCalls || is_over_budget;
         let split = dropped_calls.len().saturating_sub(usize::from(ends_response));
         let (before, last) = dropped_calls.split_at(split);
@@ -117,7 +117,7 @@ impl StepMaker<'_, '_> {
                     );
                 }
                 MessagePart::Raw { json } => {
-                    self.push([Delta::Metadata(ProviderMetadata::Part((&**json).into()))])
+                    self.push([Delta::Metadata(ProviderMetadata::RawPart((&**json).into()))])
                 }
                 MessagePart::Call { index, members } => {
                     if let Some(call) = calls.next() {
@@ -198,7 +198,14 @@ impl StepMaker<'_, '_> {
         let index = Some(u64::from(self.opened));
         self.opened += 1;
         let (id, name) = (id.map(str::to_owned), Some(name.to_owned()));
-        Delta::Call(CallDelta { index, id, name, arguments, begins: true, ..CallDelta::default() })
+        Delta::Call(CallDelta {
+            index,
+            id,
+            name,
+            arguments,
+            is_marked_start: true,
+            ..CallDelta::default()
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::*;
 use crate::config::Limits;
-use crate::tool::{InputSchema, ToolSpec};
+use crate::tool::{ParsedSchema, ToolSpec};
 use crate::turn::fixtures::committed;
 use crate::types::{ToolResult, WriteSet};
 
@@ -135,7 +135,7 @@ impl Reference {
 }
 
 fn tool_rules(programs: &[Program], execution: Execution) -> RunRules {
-    let schema = || InputSchema::parse(json!({"type": "object"})).unwrap();
+    let schema = || ParsedSchema::parse(json!({"type": "object"})).unwrap();
     let tools = programs.iter().enumerate().map(|(index, program)| {
         let tool = ToolSpec::with_schema(format!("t{index}"), "", schema());
         let tool = if program.pure { tool.pure() } else { tool };

@@ -263,7 +263,7 @@ fn an_approval_of_a_void_attempt_is_requested_again_in_the_next_attempt() {
 /// Resumes the turn one second after its records.
 fn a_second_later(driver: &Driver, cancel: Option<CancelReason>) -> Turn {
     let log: Vec<_> = driver.log.iter().map(|record| (record.clone(), 0)).collect();
-    let spec = TurnSpec { began: Duration::from_secs(70), ..spec(rules(PARALLEL)) };
+    let spec = TurnSpec { run_elapsed: Duration::from_secs(70), ..spec(rules(PARALLEL)) };
     Turn::resume(spec, &entries(0, &log), 1000, cancel)
 }
 

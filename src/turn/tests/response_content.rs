@@ -80,7 +80,7 @@ fn reasoning_that_was_cut_off_leaves_no_part() {
     driver.receive([
         call(0, "seal", "{}"),
         seal(0),
-        Delta::Metadata(ProviderMetadata::Part("{1}".into())),
+        Delta::Metadata(ProviderMetadata::RawPart("{1}".into())),
     ]);
     driver.receive([thought("hm")]);
     driver.break_off().finish_call(0, "sent");
@@ -131,7 +131,15 @@ fn search(index: u64, begins: bool, arguments: &str) -> Delta {
     let name = begins.then(|| "web_search".to_owned());
     let (kind, arguments) = (CallKind::ServerToolUse, Some(arguments.to_owned()));
     let index = Some(index);
-    Delta::Call(CallDelta { index, id, name, arguments, kind, begins, ..CallDelta::default() })
+    Delta::Call(CallDelta {
+        index,
+        id,
+        name,
+        arguments,
+        kind,
+        is_marked_start: begins,
+        ..CallDelta::default()
+    })
 }
 
 fn seal(index: u64) -> Delta {
@@ -156,7 +164,8 @@ fn a_call_that_the_service_runs_is_only_published() {
     rules.limits.on_excess = OnExcess::Fail;
     let mut driver = Driver::with(rules);
     driver.receive([search(0, true, ""), search(0, false, "{\"q\":1}"), seal(0)]);
-    driver.receive([Delta::Metadata(ProviderMetadata::Part("{0}".into())), call(1, "pure", "{}")]);
+    driver
+        .receive([Delta::Metadata(ProviderMetadata::RawPart("{0}".into())), call(1, "pure", "{}")]);
     driver.receive([search(2, true, "{}"), seal(2), seal(2)]).end_well().finish_call(0, "noon");
     let of = |position: u32, status, input| (format!("t1a1s{position}"), status, input);
     let expected = [

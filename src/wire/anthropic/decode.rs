@@ -11,7 +11,7 @@ use crate::types::{FinishKind, FinishReason};
 use crate::wire::Delta;
 use crate::wire::delta::{append_call, append_text};
 use crate::wire::dialect::PayloadDecoder;
-use crate::wire::error::{named_error, payload_error, unkeyed_error};
+use crate::wire::error::{parse_error_event, payload_error, unkeyed_error};
 use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
 use crate::wire::lenient::{ReadMembers, read_object};
 use crate::wire::repair::parse_value;
@@ -41,7 +41,7 @@ impl PayloadDecoder for AnthropicDialect {
             "message_stop" => self.message_stop(&payload, out),
             "message" => self.message(&mut payload, out),
             "error" => {
-                out.push(Delta::Error(named_error(text)));
+                out.push(Delta::Error(parse_error_event(text)));
                 return Ok(None);
             }
             "" if payload.content.is_some() => self.message(&mut payload, out),
@@ -92,7 +92,7 @@ impl AnthropicDialect {
         let (_, mut message) = read_or_repair::<EventPayload<'_>>(raw, &mut repaired);
         self.read_blocks(message.content, out);
         out.extend(self.counts.merge(message.usage));
-        self.start_finish = take(&mut message.stop_reason).into_text();
+        self.initial_finish_reason = take(&mut message.stop_reason).into_text();
     }
 
     fn message_delta(&mut self, event: &mut EventPayload<'_>, out: &mut Vec<Delta>) {
@@ -103,7 +103,7 @@ impl AnthropicDialect {
 
     fn message_stop(&mut self, event: &EventPayload<'_>, out: &mut Vec<Delta>) {
         if self.finish.is_none() {
-            let word = self.start_finish.take();
+            let word = self.initial_finish_reason.take();
             self.finish(word, out);
         }
         self.close(out);

@@ -8,7 +8,7 @@
 //! tools without their calls.
 //!
 //! A message is written the same at the end of the history and within it, so that the service finds it in its cache.
-//! The exceptions are breakpoints, and unanswered calls of the service (`ServiceCalls`).
+//! The exceptions are breakpoints, and unanswered calls of the service (`ServerToolCalls`).
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::request::{CACHE_CONTROL, breakpoint, is_cached};
+use super::request::{CACHE_CONTROL, breakpoint, has_breakpoints};
 use crate::message::{Message, RequestPart, ResponseMessage, ResultContent};
 use crate::types::{Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
@@ -81,7 +81,7 @@ enum BlockParam<'a> {
         is_thinking: bool,
     },
     /// The result of a call that the service began and did not end.
-    ServiceError(ServiceError),
+    ServiceError(ServerToolErrorResult),
     /// A block at which the service caches the prompt up to here.
     Breakpoint(Box<Self>),
 }
@@ -100,7 +100,7 @@ fn messages(request: &ModelRequest) -> (Vec<MessageParam<'_>>, usize) {
     let origin = ModelOrigin { wire: Wire::AnthropicMessages, model: request.model.clone() };
     let history = &*request.messages;
     let mut builder = MessageBuilder { messages: Vec::new(), ids: CallIdMap::default() };
-    let mut service_calls = ServiceCalls::new(history, &origin);
+    let mut service_calls = ServerToolCalls::new(history, &origin);
     let mut reusable = usize::MAX;
     let last_response = history.iter().rposition(|m| matches!(**m, Message::Assistant(_)));
     let mut end_before = None;
@@ -130,7 +130,7 @@ fn messages(request: &ModelRequest) -> (Vec<MessageParam<'_>>, usize) {
     }
     let end = builder.last_cacheable();
     let mut messages = builder.finish();
-    if is_cached(request) {
+    if has_breakpoints(request) {
         let positions = breakpoints(&messages, end_before, end);
         // The next request has its breakpoints elsewhere.
         for position in [end_before, end].into_iter().flatten() {
@@ -187,7 +187,7 @@ impl<'a> MessageBuilder<'a> {
         &mut self,
         message: &'a ResponseMessage,
         origin: &ModelOrigin,
-        service_calls: &mut ServiceCalls<'_>,
+        service_calls: &mut ServerToolCalls<'_>,
     ) {
         let is_own = message.is_from(origin);
         self.ids.next_message();
@@ -220,7 +220,7 @@ impl<'a> MessageBuilder<'a> {
     /// Adds results for the calls that the service did not answer, before an input of the user. They are added to
     /// the response before it. If results of other calls follow that response, they are a new message after these,
     /// as if the service had sent them.
-    fn add_service_errors(&mut self, service_calls: &mut ServiceCalls<'_>) {
+    fn add_service_errors(&mut self, service_calls: &mut ServerToolCalls<'_>) {
         let errors = std::mem::take(&mut service_calls.errors);
         if !errors.is_empty() {
             self.add(Role::Assistant, errors.into_iter().map(BlockParam::ServiceError));
@@ -343,7 +343,7 @@ pub(super) fn is_allowed(c: char) -> bool {
 /// An exchange consists of the messages between an input of the user and the next one. A call of an exchange is
 /// answered within it, or never.
 #[derive(Debug, Default)]
-struct ServiceCalls<'a> {
+struct ServerToolCalls<'a> {
     origin: Option<&'a ModelOrigin>,
     /// The calls of the exchange that have a result.
     answered: BTreeSet<String>,
@@ -354,19 +354,19 @@ struct ServiceCalls<'a> {
     /// The exchange has a call that may still be running.
     may_be_running: bool,
     /// The results of calls that the exchange leaves without one.
-    errors: Vec<ServiceError>,
+    errors: Vec<ServerToolErrorResult>,
 }
 
 /// The result of a call that the service began and did not end, in the form of the service's own errors
 /// (<https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-search-tool>, "Errors").
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct ServiceError {
+struct ServerToolErrorResult {
     /// The tool, as in the type of its results. `None` for the tools of MCP servers.
     tool: Option<&'static str>,
     call_id: String,
 }
 
-impl ServiceError {
+impl ServerToolErrorResult {
     /// Returns the result of a call, or `None` if the form of its tool's errors is not known.
     fn of(kind: &str, name: &str, call_id: &str) -> Option<Self> {
         let tool = match (kind, name) {
@@ -412,7 +412,7 @@ struct BlockHeader<'a> {
     tool_use_id: Scalar<'a>,
 }
 
-impl<'a> ServiceCalls<'a> {
+impl<'a> ServerToolCalls<'a> {
     fn new(history: &[Arc<Message>], origin: &'a ModelOrigin) -> Self {
         let mut calls = Self { origin: Some(origin), ..Self::default() };
         calls.begin_exchange(history);
@@ -471,7 +471,7 @@ impl<'a> ServiceCalls<'a> {
             self.may_be_running = true;
             return true;
         }
-        let error = ServiceError::of(kind, name, id).filter(|_| is_new);
+        let error = ServerToolErrorResult::of(kind, name, id).filter(|_| is_new);
         let is_accepted = error.is_some();
         self.errors.extend(error);
         is_accepted

@@ -26,7 +26,7 @@ pub(super) struct AnthropicDialect {
     /// The kind of the last finish reason.
     finish: Option<FinishKind>,
     /// The finish reason of `message_start`. It counts if `message_stop` comes and no other reason came before.
-    start_finish: Option<String>,
+    initial_finish_reason: Option<String>,
 }
 
 #[cfg(test)]

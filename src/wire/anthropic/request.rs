@@ -26,10 +26,10 @@ impl RequestFormat for AnthropicDialect {
 
     fn head(request: &ModelRequest) -> Value {
         let has_tools = !request.tools.is_empty();
-        let is_cached = is_cached(request);
+        let has_breakpoints = has_breakpoints(request);
         let tools = || {
             let mut tools: Vec<_> = request.tools.iter().map(tool).collect();
-            if let Some(last) = tools.last_mut().filter(|_| is_cached) {
+            if let Some(last) = tools.last_mut().filter(|_| has_breakpoints) {
                 last.insert(CACHE_CONTROL.to_owned(), breakpoint());
             }
             tools
@@ -38,7 +38,7 @@ impl RequestFormat for AnthropicDialect {
         json!({
             "model": request.model,
             "max_tokens": max_tokens(request),
-            "system": system.map(|text| match is_cached {
+            "system": system.map(|text| match has_breakpoints {
                 true => json!([{"type": "text", "text": text, CACHE_CONTROL: breakpoint()}]),
                 false => Value::from(text),
             }),
@@ -68,7 +68,7 @@ pub(super) fn breakpoint() -> Value {
 
 /// Returns whether a request has breakpoints of the host: if it asks for caching, unless `omit_body` names
 /// [`CACHE_CONTROL`]. The service allows four, so breakpoints in `extra_body` replace those of the host.
-pub(super) fn is_cached(request: &ModelRequest) -> bool {
+pub(super) fn has_breakpoints(request: &ModelRequest) -> bool {
     let has_configured = || {
         let members = serde_json::to_string(&request.extra_body).unwrap_or_default();
         members.contains(CACHE_CONTROL)

@@ -59,7 +59,7 @@ impl BlockTracker {
     pub(super) fn begin(&mut self, index: Option<u64>, raw: &str, out: &mut Vec<Delta>) {
         let index = index.unwrap_or(self.next_index);
         self.next_index = index.saturating_add(1);
-        self.make_room(index, out);
+        self.close_preceding_blocks(index, out);
         let mut repaired = None;
         let (raw, block) = read_or_repair::<BlockPayload<'_>>(raw, &mut repaired);
         let state = match block.kind() {
@@ -158,7 +158,7 @@ impl BlockTracker {
 
     /// Closes the blocks that cannot be open any more when a block with this index starts: texts and thinking end.
     /// Other blocks are broken off if they have the same index, or, the oldest first, if too many are open.
-    fn make_room(&mut self, index: u64, out: &mut Vec<Delta>) {
+    fn close_preceding_blocks(&mut self, index: u64, out: &mut Vec<Delta>) {
         let mut position = 0;
         while let Some(open) = self.open.get(position) {
             match &open.state {
@@ -231,12 +231,12 @@ impl BlockTracker {
                 out.extend(
                     service_block
                         .and_then(RawBlock::into_json)
-                        .map(ProviderMetadata::Part)
+                        .map(ProviderMetadata::RawPart)
                         .map(Delta::Metadata),
                 );
             }
             BlockState::Other(block) => {
-                out.extend(block.into_json().map(ProviderMetadata::Part).map(Delta::Metadata));
+                out.extend(block.into_json().map(ProviderMetadata::RawPart).map(Delta::Metadata));
             }
         }
     }
@@ -268,7 +268,7 @@ fn begin_call(
         name: block.name.into_text(),
         arguments: None,
         kind,
-        begins: true,
+        is_marked_start: true,
         is_repaired: false,
     }));
     if is_ours

@@ -52,7 +52,7 @@ fn a_call_starts_grows_and_is_sealed_at_the_end_of_its_block() {
         index: Some(1),
         id: Some("a".into()),
         name: Some("f".into()),
-        begins: true,
+        is_marked_start: true,
         ..CallDelta::default()
     };
     let seal = Delta::Seal { index: 1, arguments: None };

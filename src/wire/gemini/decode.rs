@@ -96,7 +96,7 @@ impl GeminiDialect {
                 other_members.push_str(&signed);
             }
             other_members.push('}');
-            out.push(Delta::Metadata(ProviderMetadata::Part(other_members.into())));
+            out.push(Delta::Metadata(ProviderMetadata::RawPart(other_members.into())));
         } else {
             // A signature belongs to its own part, which may be empty, and not to the text before.
             let metadata = |members| match thought {

@@ -124,7 +124,7 @@ impl CallTracker {
             id,
             name,
             arguments: Some(arguments.to_owned()),
-            begins: true,
+            is_marked_start: true,
             ..CallDelta::default()
         }));
         if !in_pieces {

@@ -20,7 +20,7 @@ fn begins(index: u64, id: Option<&str>, name: &str, arguments: &str) -> Delta {
         id: id.map(str::to_owned),
         name: Some(name.into()),
         arguments: Some(arguments.into()),
-        begins: true,
+        is_marked_start: true,
         ..CallDelta::default()
     })
 }
@@ -124,7 +124,7 @@ fn a_signature_stays_with_its_own_part() {
 
 #[test]
 fn parts_of_unknown_kinds_are_kept_unchanged() {
-    let part = |json: &str| Delta::Metadata(ProviderMetadata::Part(json.into()));
+    let part = |json: &str| Delta::Metadata(ProviderMetadata::RawPart(json.into()));
     check_parts(
         &[r#"{"executableCode":{"language":"PYTHON","code":"1"}},{"text":"a"},
             {"toolCall":{"id":"x"},"thoughtSignature":"s","nothing":null}"#],
@@ -158,7 +158,7 @@ fn complete_calls_come_in_order() {
         ],
     );
     check_parts(&[r#"{"functionCall":{}},{"functionCall":null},{"functionCall":"f"}"#], &[]);
-    let nameless = CallDelta { begins: true, ..piece(0, r#"{"a":1}"#) };
+    let nameless = CallDelta { is_marked_start: true, ..piece(0, r#"{"a":1}"#) };
     check_parts(&[r#"{"functionCall":{"args":{"a":1}}}"#], &[Delta::Call(nameless), seal(0, None)]);
 }
 

@@ -68,7 +68,7 @@ impl OllamaDialect {
             id: call.id.into_text(),
             name: name.into_text(),
             arguments: arguments.and_then(|raw| argument_text(raw.get())),
-            begins: true,
+            is_marked_start: true,
             ..CallDelta::default()
         };
         if piece.is_blank() {

@@ -7,7 +7,7 @@ use crate::message::{Message, ResponseMessage};
 use crate::types::{Content, ContentPart, Image, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
 use crate::wire::request_cache::HistoryWriter;
-use crate::wire::tool_images::images_after;
+use crate::wire::tool_images::append_result_images;
 
 /// Writes the messages of a request, system prompt first. The images of results follow the last result of the turn in
 /// a message of the user. No other message depends on its neighbours.
@@ -34,7 +34,7 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
                     tool_call_id: call_id,
                     ..MessageParam::with_role("tool")
                 });
-                images = images_after(images, content);
+                images = append_result_images(images, content);
             }
         }
         if images.is_none() {

@@ -26,7 +26,7 @@ fn call(index: u64, id: &str, name: &str, arguments: Option<&str>) -> [Delta; 2]
         id: some(id),
         name: some(name),
         arguments: arguments.map(str::to_owned),
-        begins: true,
+        is_marked_start: true,
         ..CallDelta::default()
     };
     [Delta::Call(piece), Delta::Seal { index, arguments: None }]

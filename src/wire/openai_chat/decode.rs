@@ -63,7 +63,7 @@ impl PayloadDecoder for OpenaiChatDialect {
                 let some =
                     |text: Option<&str>| text.filter(|text| !text.is_empty()).map(Into::into);
                 let (index, id, name) = (matched.index, some(matched.id), some(matched.name));
-                self.metadata.before_call(out);
+                self.metadata.publish_before_call(out);
                 let call = CallDelta { index, id, name, ..CallDelta::default() };
                 append_call(call, matched.text.as_deref(), out);
             }
@@ -192,7 +192,7 @@ impl OpenaiChatDialect {
             piece.arguments = call.arguments.0.map(Cow::into_owned);
         }
         let (index, begins) = (piece.index, piece.name.is_some());
-        self.metadata.before_call(out);
+        self.metadata.publish_before_call(out);
         out.push(Delta::Call(piece));
         if !members.is_empty() {
             self.metadata.add_call_members(index, begins, members, out);

@@ -15,7 +15,7 @@ use super::metadata::{ReasoningField, ReasoningMembers};
 use crate::message::{Message, RequestPart, ResponseMessage};
 use crate::types::{Content, ContentPart, ModelOrigin, ToolCall, Wire};
 use crate::wire::request_cache::HistoryWriter;
-use crate::wire::tool_images::images_after;
+use crate::wire::tool_images::append_result_images;
 use crate::wire::{ModelRequest, call_ids};
 
 /// Writes the messages of a request, system prompt first.
@@ -50,7 +50,7 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
             Message::Tool { call_id, name: _, content, metadata: _ } => {
                 let tool_call_id = ids.map(call_id);
                 writer.write(&ToolMessage { role: "tool", tool_call_id, content });
-                images = images_after(images, content);
+                images = append_result_images(images, content);
                 if images.is_none() {
                     writer.mark_reusable(position + 1);
                 } else if !matches!(messages.peek(), Some((_, Message::Tool { .. })))

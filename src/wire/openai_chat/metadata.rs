@@ -91,7 +91,7 @@ impl MetadataCollector {
     /// Publishes the metadata of the reasoning before a piece of a call, so that a response that breaks
     /// off later has it too. If there are details, nothing is published yet, because their signatures
     /// may still be missing.
-    pub(super) fn before_call(&mut self, out: &mut Vec<Delta>) {
+    pub(super) fn publish_before_call(&mut self, out: &mut Vec<Delta>) {
         self.has_calls = true;
         if !self.is_published && self.details.items.is_empty() {
             self.publish(out);

@@ -10,7 +10,7 @@ use super::stream::{ItemKind, ItemRef, TextKind};
 use crate::types::{FinishKind, FinishReason, ProviderError};
 use crate::wire::delta::{append_call, append_text};
 use crate::wire::dialect::PayloadDecoder;
-use crate::wire::error::{find_error, keyed_error, malformed, named_error, provider_error};
+use crate::wire::error::{find_error, keyed_error, malformed, parse_error_event, provider_error};
 use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
 use crate::wire::lenient::{TextContent, read_object};
 use crate::wire::openai_chat::usage::read_usage;
@@ -167,7 +167,12 @@ impl OpenaiResponsesDialect {
         let begins = !item.is_named && !item.has_arguments;
         item.has_arguments = true;
         let (index, kind) = (Some(item.index), kind.call_kind());
-        Some(PieceTarget::Call(CallDelta { index, kind, begins, ..CallDelta::default() }))
+        Some(PieceTarget::Call(CallDelta {
+            index,
+            kind,
+            is_marked_start: begins,
+            ..CallDelta::default()
+        }))
     }
 
     /// Decodes a complete part of an item's text. It counts if it did not come in pieces.
@@ -215,7 +220,7 @@ impl OpenaiResponsesDialect {
                 index: Some(item.index),
                 name: Some(name.to_owned()),
                 kind: kind.call_kind(),
-                begins: !item.has_arguments,
+                is_marked_start: !item.has_arguments,
                 ..CallDelta::default()
             }));
         }
@@ -331,7 +336,7 @@ fn finish_kind(status: &str, is_filtered: bool, has_calls: bool) -> FinishKind {
 
 /// Returns the error of an error event: its member `error`, or the event itself.
 fn error_event(text: &str) -> ProviderError {
-    let Some(value) = parse_value(text) else { return named_error(text) };
+    let Some(value) = parse_value(text) else { return parse_error_event(text) };
     let mut error = provider_error(find_error(&value).unwrap_or(&value));
     let outer = provider_error(&value);
     // Gateways put the HTTP status that they received beside the error.

@@ -34,14 +34,14 @@ impl OpenaiResponsesDialect {
         // An item that begins after the end of another with the same index is a new one.
         let found = found.filter(|_| is_done || was_done == Some(false));
         let position = found.unwrap_or_else(|| self.items.add(kind, item_ref));
-        self.begin_item(position, &body, out);
+        self.push_call_start(position, &body, out);
         if is_done {
             self.finish_item(position, &mut body, raw, true, out);
         }
     }
 
     /// Publishes the id and the name of a call, until a name has come.
-    fn begin_item(&mut self, position: usize, body: &ItemPayload<'_>, out: &mut Vec<Delta>) {
+    fn push_call_start(&mut self, position: usize, body: &ItemPayload<'_>, out: &mut Vec<Delta>) {
         let Some(item) = self.items.get_mut(position).filter(|item| item.kind.is_call()) else {
             return;
         };
@@ -55,7 +55,7 @@ impl OpenaiResponsesDialect {
             id: some(call_id),
             name: some(name),
             kind: item.kind.call_kind(),
-            begins: !item.is_named && !item.has_arguments,
+            is_marked_start: !item.is_named && !item.has_arguments,
             ..CallDelta::default()
         };
         if !item.is_named && !piece.is_blank() {
@@ -103,13 +103,13 @@ impl OpenaiResponsesDialect {
                 }
                 if in_order {
                     self.has_reasoning = true;
-                    out.push(Delta::Metadata(ProviderMetadata::Part(raw.into())));
+                    out.push(Delta::Metadata(ProviderMetadata::RawPart(raw.into())));
                 } else {
                     self.lost_reasoning = true;
                 }
             }
             ItemKind::Hosted if in_order => {
-                out.push(Delta::Metadata(ProviderMetadata::Part(raw.into())))
+                out.push(Delta::Metadata(ProviderMetadata::RawPart(raw.into())))
             }
             ItemKind::Hosted => {}
             ItemKind::Function | ItemKind::Custom => finish_call(item, body, lost_reasoning, out),
@@ -151,7 +151,7 @@ impl OpenaiResponsesDialect {
             .collect();
         for ((position, in_order), (_, raw, mut body)) in positions.into_iter().zip(list) {
             let is_sealed = self.items.get_mut(position).is_some_and(|item| item.is_sealed);
-            self.begin_item(position, &body, out);
+            self.push_call_start(position, &body, out);
             if is_sealed {
                 // Some services repeat the arguments in the complete response with errors.
                 body.arguments = JsonText::default();

@@ -33,7 +33,7 @@ fn begin(index: u64, id: &str, name: &str) -> Delta {
         index: Some(index),
         id: Some(id.into()),
         name: Some(name.into()),
-        begins: true,
+        is_marked_start: true,
         ..CallDelta::default()
     })
 }
@@ -56,7 +56,7 @@ fn keep(index: u64, members: &str) -> Delta {
 }
 
 fn part(json: &str) -> Delta {
-    Delta::Metadata(ProviderMetadata::Part(json.into()))
+    Delta::Metadata(ProviderMetadata::RawPart(json.into()))
 }
 
 fn finish(raw: &str, kind: FinishKind) -> Delta {
@@ -709,7 +709,7 @@ proptest! {
                 prop_assert!(error.kind != ProviderErrorKind::Malformed, "{error}");
             }
             if let Delta::Call(piece) = delta {
-                prop_assert!(piece.begins || begun.contains(&piece.index), "{found:?}");
+                prop_assert!(piece.is_marked_start || begun.contains(&piece.index), "{found:?}");
                 begun.insert(piece.index);
             }
         }

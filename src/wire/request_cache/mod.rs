@@ -82,7 +82,7 @@ impl RequestCache {
     /// Returns the body of the next request: the same bytes as [`Wire::request_body`]. The last
     /// body is extended in place if nothing else refers to it.
     /// `head` returns the head of a request without messages.
-    pub(crate) fn body(
+    pub(crate) fn encode_body(
         &mut self,
         wire: Wire,
         request: &ModelRequest,
@@ -135,8 +135,9 @@ impl PreviousPrompt {
     /// Compares head and messages of the last request with those of the next one.
     fn new(last: &CachedRequest, wire: Wire, request: &ModelRequest) -> Self {
         let CachedRequest { prefix, body, .. } = last;
-        let has_same_head = last.wire == wire && last.request.has_same_head(request);
-        if has_same_head && last.begins_messages_of(request) {
+        let has_same_prompt_members =
+            last.wire == wire && last.request.has_same_prompt_members(request);
+        if has_same_prompt_members && last.begins_messages_of(request) {
             let rest = body.get(prefix.bytes..prefix.history_end).unwrap_or_default();
             let history_bytes = prefix.bytes.saturating_sub(prefix.head_end);
             return Self::SharedPrefix { history_bytes, rest: rest.to_vec() };

@@ -310,7 +310,7 @@ proptest! {
         let (mut cache, mut held) = (RequestCache::default(), Vec::new());
         for (change, holds) in changes {
             perform(change, &mut wire, &mut request);
-            let body = cache.body(wire, &request, |request| wire.write_head(request).into());
+            let body = cache.encode_body(wire, &request, |request| wire.write_head(request).into());
             let in_full = wire.request_body(&request);
             prop_assert_eq!(&body, &in_full, "{:?}", String::from_utf8_lossy(&body));
             prop_assert!(serde_json::from_slice::<Value>(&body).is_ok());
@@ -330,7 +330,7 @@ fn the_prefix_of_a_history_is_reused_on_every_wire() {
     for (wire, reusable) in WIRES.into_iter().zip([30, 31, 31, 31, 31]) {
         let mut request = request(turns(10));
         let mut cache = RequestCache::default();
-        let before = cache.body(wire, &request, |request| wire.write_head(request).into());
+        let before = cache.encode_body(wire, &request, |request| wire.write_head(request).into());
         let prefix = cache.last.as_ref().unwrap().prefix;
         assert_eq!(prefix.messages, reusable, "{wire}");
         let last = before.len() - prefix.bytes;
@@ -339,7 +339,7 @@ fn the_prefix_of_a_history_is_reused_on_every_wire() {
             "{wire}: {last} bytes are not reused, more than the last two turns"
         );
         request.messages.push(user("And more."));
-        let body = cache.body(wire, &request, |request| wire.write_head(request).into());
+        let body = cache.encode_body(wire, &request, |request| wire.write_head(request).into());
         assert_eq!(body[..prefix.bytes], before[..prefix.bytes], "{wire}");
         assert_eq!(body, wire.request_body(&request), "{wire}");
     }
@@ -349,7 +349,7 @@ fn the_prefix_of_a_history_is_reused_on_every_wire() {
 fn breaks_of(requests: &[(Wire, ModelRequest)]) -> Vec<Option<PromptChange>> {
     let mut cache = RequestCache::default();
     let breaks = requests.iter().map(|(wire, request)| {
-        cache.body(*wire, request, |request| wire.write_head(request).into());
+        cache.encode_body(*wire, request, |request| wire.write_head(request).into());
         cache.prompt_break()
     });
     breaks.skip(1).collect()
@@ -445,7 +445,7 @@ proptest! {
         let mut service_calls = (0, Vec::new());
         for step in steps {
             request.tool_choice = if step.is_final { ToolChoice::None } else { ToolChoice::Auto };
-            cache.body(wire, &request, |request| wire.write_head(request).into());
+            cache.encode_body(wire, &request, |request| wire.write_head(request).into());
             prop_assert_eq!(cache.prompt_break(), None);
             // The whole body agrees.
             let body: Value = serde_json::from_slice(&wire.request_body(&request)).unwrap();
@@ -471,7 +471,7 @@ fn the_cost_of_the_next_body_does_not_depend_on_the_length_of_the_history() {
             let mut request = request(turns(count));
             let mut cache = RequestCache::default();
             let mut next = |request: &ModelRequest| {
-                cache.body(Wire::OpenaiChat, request, |head| {
+                cache.encode_body(Wire::OpenaiChat, request, |head| {
                     Wire::OpenaiChat.write_head(head).into()
                 })
             };
@@ -505,7 +505,8 @@ fn sessions_share_the_heads_of_their_requests() {
                 max_output_tokens: u32::try_from(at % (HEADS_MAX + 1)).ok(),
                 ..request(turns(at % 3))
             };
-            let body = RequestCache::default().body(wire, &request, |head| heads.head(wire, head));
+            let body =
+                RequestCache::default().encode_body(wire, &request, |head| heads.head(wire, head));
             assert_eq!(body, wire.request_body(&request));
             assert!(heads.heads.len() <= HEADS_MAX);
         }

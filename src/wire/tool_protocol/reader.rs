@@ -196,7 +196,9 @@ impl CallReader {
     }
 
     fn find_trigger(&mut self, at: usize, c: char, end: TextEnd) -> Trigger {
-        if c.is_alphanumeric() && !self.context.is_line_start() || self.context.is_protected(c) {
+        if c.is_alphanumeric() && !self.context.is_line_start()
+            || self.context.resolve_protection(c)
+        {
             return Trigger::None;
         }
         let position = Position {
@@ -307,7 +309,7 @@ impl CallReader {
             index: Some(self.unsealed.end),
             name: name.filter(|name| !name.is_empty()),
             arguments: Some(arguments),
-            begins: true,
+            is_marked_start: true,
             is_repaired,
             ..CallDelta::default()
         }));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::prompt::{tool_choice_text, tool_prompt};
-use super::text_format::{ResultWriter, WrittenResult, write_calls};
+use super::text_format::{ResultToWrite, ResultWriter, write_calls};
 use crate::message::{Message, MessageList, RequestPart, ResponseMessage};
 use crate::types::{ContentPart, MessagePart, ModelOrigin, ToolCall, ToolProtocol, Wire};
 use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
@@ -122,7 +122,7 @@ impl PromptRenderer {
                     return Arc::new(Message::Assistant(Arc::new(response)));
                 }
                 Message::Tool { call_id, name, content, metadata: _ } => {
-                    results.push(WrittenResult { call_id, name, content });
+                    results.push(ResultToWrite { call_id, name, content });
                 }
             }
         }

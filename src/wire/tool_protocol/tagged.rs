@@ -33,12 +33,12 @@ pub(super) enum TaggedBody {
 pub(super) struct Function {
     name: String,
     arguments: Map<String, Value>,
-    parameter: Parameter,
+    parameter: FunctionState,
 }
 
 /// The position of the reader in a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Parameter {
+enum FunctionState {
     /// Between parameters.
     None,
     /// Before a parameter's name.
@@ -78,7 +78,7 @@ impl TaggedBody {
                 TagName::CutOff => ReadStep::Over(body.text.len()),
                 TagName::None => ReadStep::NotACall,
                 TagName::Read { name, bytes } => {
-                    let (arguments, parameter) = (Map::new(), Parameter::None);
+                    let (arguments, parameter) = (Map::new(), FunctionState::None);
                     *self = Self::Function(Function { name, arguments, parameter });
                     ReadStep::Skip(blanks + FUNCTION.len() + bytes)
                 }
@@ -128,29 +128,29 @@ impl TaggedBody {
 
 impl Function {
     fn step(&mut self, body: BodyText<'_>) -> ReadStep {
-        match std::mem::replace(&mut self.parameter, Parameter::None) {
-            Parameter::None => self.step_between(body),
-            Parameter::Name => match tag_name(body) {
+        match std::mem::replace(&mut self.parameter, FunctionState::None) {
+            FunctionState::None => self.step_between(body),
+            FunctionState::Name => match tag_name(body) {
                 TagName::More => {
-                    self.parameter = Parameter::Name;
+                    self.parameter = FunctionState::Name;
                     ReadStep::More
                 }
                 // The quote begins a name, so that the parameter is not lost without an error.
                 TagName::CutOff => self.cut_off("\"", body.text.len()),
                 TagName::None => self.cut_off("\"", 0),
                 TagName::Read { name, bytes } => {
-                    self.parameter = Parameter::Value { name, searched: 0 };
+                    self.parameter = FunctionState::Value { name, searched: 0 };
                     ReadStep::Skip(bytes)
                 }
             },
-            Parameter::Value { name, searched } => self.step_value(name, searched, body),
+            FunctionState::Value { name, searched } => self.step_value(name, searched, body),
         }
     }
 
     fn step_between(&mut self, body: BodyText<'_>) -> ReadStep {
         let (text, blanks) = body.trimmed();
         if text.starts_with(PARAMETER) {
-            self.parameter = Parameter::Name;
+            self.parameter = FunctionState::Name;
             return ReadStep::Skip(blanks + PARAMETER.len());
         }
         if text.starts_with(FUNCTION_CLOSE) {
@@ -199,7 +199,7 @@ impl Function {
             }
             if may_end && !is_end {
                 searched = at;
-                self.parameter = Parameter::Value { name, searched };
+                self.parameter = FunctionState::Value { name, searched };
                 return ReadStep::More;
             }
             searched = at + 2;
@@ -207,7 +207,7 @@ impl Function {
         if !is_end {
             // A `<` at the end may begin a tag.
             let searched = if text.ends_with('<') { text.len() - 1 } else { text.len() };
-            self.parameter = Parameter::Value { name, searched };
+            self.parameter = FunctionState::Value { name, searched };
             return ReadStep::More;
         }
         // The value is cut off, and with it the object.

@@ -55,7 +55,7 @@ fn read(protocol: ToolProtocol, pieces: &[&str], end: Option<FinishKind>) -> Rea
                 't'
             }
             Delta::Call(call) => {
-                assert!(call.begins && call.id.is_none());
+                assert!(call.is_marked_start && call.id.is_none());
                 let mark = if call.is_repaired { "~" } else { "" };
                 let (name, arguments) = (call.name.unwrap_or_default(), call.arguments.unwrap());
                 read.calls.push(format!("{mark}{name} {arguments}?"));

@@ -68,7 +68,7 @@ impl Default for TextContext {
 
 impl TextContext {
     /// Returns true if no call can begin at this position. `next` is the character that follows.
-    pub(super) fn is_protected(&mut self, next: char) -> bool {
+    pub(super) fn resolve_protection(&mut self, next: char) -> bool {
         self.end_run(next);
         self.fence.is_some() || self.span > 0 || self.is_quoted || self.region_end.is_some()
     }
@@ -180,7 +180,7 @@ mod tests {
         let mut context = TextContext::default();
         let (before, _) = text.split_once('^').unwrap();
         before.chars().for_each(|c| context.push(c));
-        context.is_protected('^')
+        context.resolve_protection('^')
     }
 
     #[test]

@@ -85,7 +85,7 @@ fn python(value: &Value) -> String {
 
 /// One result of a turn.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WrittenResult<'r> {
+pub(super) struct ResultToWrite<'r> {
     pub(super) call_id: &'r str,
     pub(super) name: &'r str,
     pub(super) content: &'r ResultContent,
@@ -107,7 +107,7 @@ impl ResultWriter {
     }
 
     /// Returns the parts of the message that holds the results of a turn.
-    pub(super) fn write(&self, results: &[WrittenResult<'_>]) -> Vec<ContentPart> {
+    pub(super) fn write(&self, results: &[ResultToWrite<'_>]) -> Vec<ContentPart> {
         let mut parts = Vec::new();
         for (at, result) in results.iter().enumerate() {
             let id = attribute_text(result.call_id);

@@ -113,7 +113,7 @@ impl JournalWriter {
         } = parts;
         let wal = File::open(&wal_path)?;
         // Without space for the reserve, sessions can still be read and deleted.
-        let filled = if reserve.is_missing() { reserve.fill() } else { Ok(()) };
+        let filled = if reserve.needs_fill() { reserve.fill() } else { Ok(()) };
         let retry_at = filled.is_err().then(|| Instant::now() + RETRY_PERIOD);
         let only_deletions = filled.as_ref().is_err_and(errors::lacks_space);
         sync_parent(&file)?;

@@ -161,7 +161,7 @@ impl JournalWriter {
             self.broken = None;
         }
         let is_usable = self.broken.is_none();
-        let is_whole = is_usable && (!self.reserve.is_missing() || self.reserve.fill().is_ok());
+        let is_whole = is_usable && (!self.reserve.needs_fill() || self.reserve.fill().is_ok());
         self.only_deletions &= !is_whole;
         let has_failed = self.failure.lock().is_some();
         if is_usable && has_failed {

@@ -19,7 +19,7 @@ use std::panic::{self, AssertUnwindSafe};
 
 use fancy_regex::{CompileError, Error, Input};
 
-use super::shown::{TEXT_CHARS_MAX, cut};
+use super::json_excerpt::{TEXT_CHARS_MAX, cut};
 use super::steps::{Steps, TooExpensive};
 use size::{PatternSize, size, without_count};
 use translation::translated;

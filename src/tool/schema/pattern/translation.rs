@@ -4,7 +4,7 @@
 use std::fmt::Write;
 use std::str::Chars;
 
-use super::super::shown::{TEXT_CHARS_MAX, cut};
+use super::super::json_excerpt::{TEXT_CHARS_MAX, cut};
 use super::size::look_around;
 
 /// The characters of `\s`: spaces and ends of lines, ECMA-262, section 22.2.2.9.

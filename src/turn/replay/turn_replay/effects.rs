@@ -209,7 +209,7 @@ impl TurnReplay<'_, '_> {
         if let Some(arguments) = self.recording.changed_arguments(self.first, call.key) {
             restored.set_final_arguments(Arc::clone(arguments));
         }
-        restored.identity
+        restored.dedup_key
     }
 
     /// Returns whether, by the recording, the call had its permit at this point: its intent is the next record, or it

@@ -387,7 +387,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
         if given.verdict == ApprovalVerdict::Expired {
             let index = self.turn.position(key);
             let call = index.and_then(|index| self.turn.calls.get(index));
-            if call.and_then(TurnCall::pending_approval_phase) == Some(phase)
+            if call.and_then(TurnCall::pending_wait_phase) == Some(phase)
                 && let Some(index) = index
             {
                 self.turn.decide_approval(index, phase, given, None);

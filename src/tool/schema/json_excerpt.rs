@@ -22,16 +22,16 @@ pub(super) fn cut(text: impl fmt::Display, chars_max: usize) -> String {
 }
 
 /// A value as JSON, cut if it is long.
-pub(super) struct Shown<'v>(pub(super) &'v Value);
+pub(super) struct JsonExcerpt<'v>(pub(super) &'v Value);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for JsonExcerpt<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&shown_value(self.0, SHOWN_CHARS_MAX))
+        f.write_str(&json_excerpt(self.0, SHOWN_CHARS_MAX))
     }
 }
 
 /// Returns a value as JSON, cut after a number of characters.
-pub(super) fn shown_value(value: &Value, chars_max: usize) -> String {
+pub(super) fn json_excerpt(value: &Value, chars_max: usize) -> String {
     let mut chars = chars_max;
     cut(beginning(value, &mut chars), chars_max)
 }

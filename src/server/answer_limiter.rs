@@ -36,7 +36,7 @@ const NO_PERMIT: &str = "too_many_large_answers";
 
 /// The permits of the answers that are held at once.
 #[derive(Clone, Debug)]
-pub(super) struct LargeAnswers {
+pub(super) struct AnswerLimiter {
     /// One for each answer above [`LARGE_BYTES`].
     answers: Arc<Semaphore>,
     /// One for each byte of the answers that hold more than [`PIECE_BYTES`].
@@ -49,7 +49,7 @@ pub(super) struct LargeAnswers {
 /// The permits of one answer, held until its body is sent or dropped. A small answer has none.
 #[derive(Debug)]
 pub(super) struct AnswerPermit {
-    permits: LargeAnswers,
+    permits: AnswerLimiter,
     answer: Option<OwnedSemaphorePermit>,
     bytes: Option<OwnedSemaphorePermit>,
 }
@@ -57,7 +57,7 @@ pub(super) struct AnswerPermit {
 /// An answer that is being encoded. It grows only with a permit, so that many of them at once need little
 /// memory.
 #[derive(Debug)]
-pub(super) struct AnswerText {
+pub(super) struct AnswerWriter {
     /// The pieces before the last, all of [`PIECE_BYTES`].
     pieces: Vec<Bytes>,
     /// The last piece.
@@ -70,7 +70,7 @@ pub(super) struct AnswerText {
 /// Counts the bytes of an answer that is written to it.
 struct AnswerSize(usize);
 
-impl LargeAnswers {
+impl AnswerLimiter {
     /// Returns the permits of all answers but pages of metrics.
     pub(super) fn new(max_large_answers: usize) -> Self {
         let advice = "try again later, or ask for less with limit if the request has one";
@@ -120,8 +120,8 @@ impl LargeAnswers {
     }
 
     /// Begins an answer that is encoded in parts.
-    pub(super) fn text(&self) -> AnswerText {
-        AnswerText::new(self.small())
+    pub(super) fn text(&self) -> AnswerWriter {
+        AnswerWriter::new(self.small())
     }
 
     /// Answers a request that only reads, with a value as JSON. The answer is refused at once if there is no
@@ -173,7 +173,7 @@ impl LargeAnswers {
         value: &impl Serialize,
         permit: AnswerPermit,
     ) -> Result<Option<Response>, ApiError> {
-        let mut answer = AnswerText::new(permit);
+        let mut answer = AnswerWriter::new(permit);
         match serde_json::to_writer(&mut answer, value) {
             Ok(()) => Ok(Some(answer.into_response())),
             // Only a missing permit breaks off the writing.
@@ -218,7 +218,7 @@ impl AnswerPermit {
     }
 }
 
-impl AnswerText {
+impl AnswerWriter {
     fn new(permit: AnswerPermit) -> Self {
         Self { pieces: Vec::new(), text: Vec::new(), permitted: PIECE_BYTES, permit }
     }
@@ -253,7 +253,7 @@ impl AnswerText {
     }
 }
 
-impl io::Write for AnswerText {
+impl io::Write for AnswerWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = bytes.len().min(PIECE_BYTES - self.text.len());
         let size = self.pieces.len() * PIECE_BYTES + self.text.len() + count;
@@ -316,7 +316,7 @@ mod tests {
     #[tokio::test]
     async fn a_large_answer_without_a_permit_is_refused() {
         let (small, large) = texts();
-        let permits = LargeAnswers::new(1);
+        let permits = AnswerLimiter::new(1);
         let sent = permits.json(&large).expect("the permit is free");
         let refused = permits.json(&large).expect_err("it is taken");
         assert_eq!(refused.status_and_code(), (503, "too_many_large_answers"));
@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn a_refused_page_of_metrics_does_not_advise_a_limit() {
         for (permits, has_advice) in
-            [(LargeAnswers::new(0), true), (LargeAnswers::of_metrics(0), false)]
+            [(AnswerLimiter::new(0), true), (AnswerLimiter::of_metrics(0), false)]
         {
             let refused = permits.try_acquire(LARGE_BYTES + 1, 0).expect_err("there is no permit");
             assert_eq!(format!("{refused:?}").contains("with limit"), has_advice, "{refused:?}");
@@ -339,7 +339,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_answer_to_a_request_that_has_acted_waits_for_a_permit() {
         let (small, large) = texts();
-        let permits = LargeAnswers::new(1);
+        let permits = AnswerLimiter::new(1);
         let sent = permits.json(&large).expect("the permit is free");
         let lost = permits.json_of_act(&large, "it is stored").await.expect_err("it stays taken");
         assert_eq!(lost.status_and_code(), (503, "too_many_large_answers"));
@@ -359,7 +359,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_sum_of_the_bytes_of_answers_is_bounded() {
         let (text, _) = texts();
-        let permits = LargeAnswers::new(1);
+        let permits = AnswerLimiter::new(1);
         let answer = |_| permits.json(&text).expect("there is room");
         let mut held: Vec<Response> = (0..HELD_BYTES_MAX / LARGE_BYTES).map(answer).collect();
         let refused = permits.json(&text).expect_err("there is no room");

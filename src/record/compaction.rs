@@ -12,7 +12,7 @@ use crate::types::{CallKey, CompactionKind};
 /// that reads it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum ContextChange {
+pub enum Compaction {
     /// The result of each of these calls becomes one line.
     Cleared {
         /// The calls, in the order of their results.
@@ -45,7 +45,7 @@ pub enum ContextChange {
 /// About the number of bytes of a call's key as JSON.
 const CALL_KEY_BYTES: usize = 34;
 
-impl ContextChange {
+impl Compaction {
     /// Returns about the number of bytes of the change as JSON.
     #[must_use]
     pub fn approximate_bytes(&self) -> usize {
