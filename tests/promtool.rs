@@ -175,7 +175,7 @@ fn events() -> Vec<Event> {
             early: false,
             waited: second,
             queued: Some(second),
-            of: 1,
+            known_calls: 1,
         },
         Event::ArgumentsAnomalyFound {
             call,

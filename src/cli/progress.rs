@@ -96,7 +96,14 @@ impl RunProgress {
                 self.update(call, input_summary, CallActivity::Waiting(*waiting_for));
                 None
             }
-            Event::CallStarted { call, input_summary, early: _, waited: _, queued: _, of: _ } => {
+            Event::CallStarted {
+                call,
+                input_summary,
+                early: _,
+                waited: _,
+                queued: _,
+                known_calls: _,
+            } => {
                 self.update(call, input_summary, CallActivity::Running { since: now });
                 None
             }
@@ -619,7 +626,7 @@ mod tests {
             early: false,
             waited: Duration::ZERO,
             queued: None,
-            of: 1,
+            known_calls: 1,
         }
     }
 

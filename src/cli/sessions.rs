@@ -12,7 +12,7 @@ use super::screen::{ascii_signs, is_coloured, is_dumb, terminal_columns};
 use super::setup::{self, CONFIG_HELP, DATA_DIR_HELP};
 use crate::journal::export::{self, ChildSessions, TimelineStyle};
 use crate::journal::{
-    JournalError, JournalReader, SessionQuery, SessionSummary, state_after, unfinished, unix_ms,
+    JournalError, JournalReader, SessionQuery, SessionSummary, open_run_id, state_after, unix_ms,
     verify, verify_children,
 };
 use crate::record::{Record, Seq};
@@ -224,7 +224,7 @@ fn show(journal: &OpenJournal, id: &SessionId, format: RecordFormat) -> Result<(
             entries.iter().try_for_each(|entry| write(&mut stdout, &export::jsonl(entry)))?;
         }
         RecordFormat::Openai => {
-            if let Some(run) = unfinished(&entries) {
+            if let Some(run) = open_run_id(&entries) {
                 let note = "only committed turns are shown";
                 output::error(&format!("session {id} has an open run, {run}: {note}"));
             }
@@ -323,7 +323,7 @@ fn verify_session(
         return Ok(());
     }
     summary.records += entries.len();
-    summary.unfinished += usize::from(unfinished(&entries).is_some());
+    summary.unfinished += usize::from(open_run_id(&entries).is_some());
     // A running host may have stored more since the session was listed.
     let listed = entries.iter().filter(|entry| entry.seq <= session.seq);
     let state = state_after(listed).unwrap_or(SessionState::Idle);

@@ -138,7 +138,7 @@ pub enum Event {
         /// limit.
         queued: Option<Duration>,
         /// Number of calls of the response that are known so far.
-        of: u32,
+        known_calls: u32,
     },
     /// A tool reported progress.
     CallProgressed {

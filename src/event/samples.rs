@@ -220,7 +220,7 @@ pub(crate) fn every() -> Vec<Event> {
             early: true,
             waited: ms(20),
             queued: Some(ms(10)),
-            of: 4,
+            known_calls: 4,
         },
         Event::CallProgressed { key: key(), text: "half".into() },
         Event::ApprovalAsked {

@@ -61,7 +61,7 @@ pub use sqlite::JournalReader;
 pub use sqlite::{SqliteJournal, SqliteOptions};
 pub(crate) use verify::verify_and_drop;
 #[doc(hidden)]
-pub use verify::{unfinished, verify, verify_children};
+pub use verify::{open_run_id, verify, verify_children};
 
 use crate::record::Seq;
 use crate::types::Metadata;

@@ -205,7 +205,7 @@ impl Rehearsal {
 
     /// Opens a gate permanently, for all streams.
     pub fn open_gate(&self, name: &str) {
-        self.state.release(name);
+        self.state.open_gate(name);
     }
 
     /// Adds a response to the end of the script.

@@ -125,7 +125,7 @@ impl RehearsalState {
         self.wait_for(|seen| seen.released.contains(name)).await;
     }
 
-    pub(super) fn release(&self, name: &str) {
+    pub(super) fn open_gate(&self, name: &str) {
         self.observed.send_modify(|seen| {
             seen.released.insert(name.to_owned());
         });

@@ -14,7 +14,7 @@
 //! later call gets some. If the response ends well, all calls are sealed. Arguments that parse are no
 //! proof that they are complete, because some services send placeholders first.
 //!
-//! A wire that marks the beginning of a call (`CallDelta::begins`) also marks the end of its arguments.
+//! A wire that marks the beginning of a call (`CallDelta::is_marked_start`) also marks the end of its arguments.
 //! Such a call seals no other, and its own mark seals it (`seal_explicitly`).
 
 use std::sync::Arc;

@@ -408,7 +408,7 @@ impl AccumulatorActor {
         Some((current, now))
     }
 
-    /// Returns the same as [`Self::now`] if the turn and attempt numbers match.
+    /// Returns the same as [`Self::current_turn_and_time`] if the turn and attempt numbers match.
     fn current_attempt(&mut self, turn: u32, attempt: u32) -> Option<(&mut CurrentTurn, Duration)> {
         self.current_turn_and_time()
             .filter(|(current, _)| current.number == turn && current.turn.attempt() == attempt)

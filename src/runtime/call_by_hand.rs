@@ -51,31 +51,31 @@ impl Host {
         input: Map<String, Value>,
         approved: bool,
     ) -> Result<RunReport, HostError> {
-        let (agent, link) = (self.agent(agent)?, &self.inner.link);
-        let permit = Arc::clone(&link.shared.calls_by_hand).acquire_owned();
+        let (agent, host_ref) = (self.agent(agent)?, &self.inner.host_ref);
+        let permit = Arc::clone(&host_ref.shared.calls_by_hand).acquire_owned();
         let permit = tokio::time::timeout(WAIT_MAX, permit).await;
         let permit = permit.map_err(|_| HostError::Full("tool call by hand"))?;
-        let servers = &link.shared.tool_servers;
+        let servers = &host_ref.shared.tool_servers;
         // Without a session: a server that sessions do not share is connected for this call.
-        let connected = servers.servers_for(link, None, |server| agent.names_server(server));
+        let connected = servers.servers_for(host_ref, None, |server| agent.names_server(server));
         let frozen = servers.freeze(&agent, &connected).await?;
         let input = Value::Object(input);
         let model = Model::from_source(
             CALLER,
             model_that_calls(tool.to_owned(), move || input.clone()),
-            &link.shared.telemetry,
-            link.shared.lag_clock.clone(),
-            link.shared.secrets.clone(),
+            &host_ref.shared.telemetry,
+            host_ref.shared.lag_clock.clone(),
+            host_ref.shared.secrets.clone(),
         );
         let agent_with_tool = frozen.agent.with_only_tool(tool, CALLER, Arc::new(model));
         let agent = agent_with_tool.ok_or_else(|| HostError::UnknownTool(tool.to_owned()))?;
         // Cannot fail: the id is well formed.
         let id = ids::call_session_id().ok_or(HostError::InvalidSessionId)?;
         let (agent, options) = (Arc::new(agent), OpenSession::default());
-        let link = link.clone();
+        let host_ref = host_ref.clone();
         let call = async move {
             let _permit = permit;
-            let session = opening::open(&link, id, agent, options, None).await?;
+            let session = opening::open(&host_ref, id, agent, options, None).await?;
             let report = run_call(&session, approved).await;
             if let Err(error) = session.close().await {
                 tracing::warn!(session = %session.id(), %error, "tool_call_session_not_deleted");

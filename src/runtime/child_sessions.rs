@@ -65,7 +65,7 @@ struct StartedChild {
 
 /// Runs the child of one call.
 pub(super) struct AgentCallRunner {
-    pub(super) link: HostRef,
+    pub(super) host_ref: HostRef,
     pub(super) supervisor: ToolSupervisorRef,
     pub(super) session: SessionId,
     /// The run of the call. Its agent makes the call.
@@ -88,7 +88,7 @@ impl AgentCaller for AgentCallRunner {
         let Some(run) = child_run_id(&id) else {
             return Err(ToolError::new("the call has no child session").permanent());
         };
-        let child = SessionHandle::new(id, self.link.clone());
+        let child = SessionHandle::new(id, self.host_ref.clone());
         if self.start.is_cancelled || context.is_cancelled() {
             self.stop_existing_child(&child, &run).await;
             return Err(cancelled());
@@ -156,12 +156,12 @@ impl AgentCallRunner {
         if self.start.lease.calls == Some(0) {
             return Err(nothing_left("max_tool_calls_per_run", "no tool calls"));
         }
-        let trees = &self.link.shared.agent_trees;
+        let trees = &self.host_ref.shared.agent_trees;
         if !trees.has_run(&parent.root) {
             // The run is new, or an earlier host has started it.
-            let (shared, root) = (Arc::clone(&self.link.shared), parent.root.clone());
+            let (shared, root) = (Arc::clone(&self.host_ref.shared), parent.root.clone());
             let read = move || agent_trees::descendants(&*shared.journal, &root);
-            let stored = self.link.quick_read(read).await.and_then(|stored| Ok(stored?));
+            let stored = self.host_ref.quick_read(read).await.and_then(|stored| Ok(stored?));
             let stored = stored.map_err(|error| ToolError::new(error.to_string()))?;
             trees.restore(&parent.root, stored);
         }
@@ -173,10 +173,13 @@ impl AgentCallRunner {
         }
         let (root, id) = (parent.root.clone(), child.id().clone());
         let open = OpenSession::default();
-        let opened = match opening::find_agent(&self.link.shared, Some(self.config.agent.clone())) {
-            Ok(agent) => opening::open(&self.link, id, agent, open, Some(Arc::new(parent))).await,
-            Err(error) => Err(error),
-        };
+        let opened =
+            match opening::find_agent(&self.host_ref.shared, Some(self.config.agent.clone())) {
+                Ok(agent) => {
+                    opening::open(&self.host_ref, id, agent, open, Some(Arc::new(parent))).await
+                }
+                Err(error) => Err(error),
+            };
         match opened {
             Ok(_) => Ok(true),
             Err(HostError::SessionExists) => Ok(false),
@@ -253,7 +256,7 @@ impl AgentCallRunner {
         request.overrides.limits = self.limits();
         request.trace = context.trace().cloned();
         request.extensions = context.extensions().clone();
-        let (accepted, live) = child.request_run(run, request).await?;
+        let (accepted, awake_session) = child.request_run(run, request).await?;
         let zero = ChildUse { session: child.id().clone(), run: run.clone(), tokens: 0, calls: 0 };
         *self.child.lock() = Some(zero);
         if accepted.report_receiver.is_none() {
@@ -262,19 +265,19 @@ impl AgentCallRunner {
             let _ = child.resume().await;
             self.publish_pending_approvals(child).await?;
         }
-        let is_running = live.activity.has_open_run.load(Ordering::Acquire);
+        let is_running = awake_session.activity.has_open_run.load(Ordering::Acquire);
         let end_event_pending = accepted.report_receiver.is_some() || is_running;
-        let (session, log) = (child.clone(), Arc::clone(&live.log));
+        let (session, log) = (child.clone(), Arc::clone(&awake_session.log));
         let report =
             stored_sessions::await_report(session, accepted.id, accepted.report_receiver, log);
         let waits_for_people =
-            live.activity.waits_for_people.as_ref().map(watch::Sender::subscribe);
+            awake_session.activity.waits_for_people.as_ref().map(watch::Sender::subscribe);
         Ok(StartedChild { report: Box::pin(report), end_event_pending, waits_for_people })
     }
 
     /// Returns the limits of the child's run: the lease, where it is lower than the limits of its agent.
     fn limits(&self) -> LimitOverrides {
-        let agent = self.link.shared.agents.get(&self.config.agent);
+        let agent = self.host_ref.shared.agents.get(&self.config.agent);
         let own = agent.map_or_else(Limits::default, |agent| agent.limits().clone());
         let AgentCallStart { lease, time, .. } = self.start;
         let lower = |leased: Option<u64>, own: Option<u64>| {
@@ -292,8 +295,8 @@ impl AgentCallRunner {
     /// Stops the child of a call that was cancelled before it was started again, if there is one, and waits for its
     /// end.
     async fn stop_existing_child(&self, child: &SessionHandle, run: &RunId) {
-        let (shared, id) = (Arc::clone(&self.link.shared), child.id().clone());
-        let stored = self.link.quick_read(move || shared.journal.find(&id)).await;
+        let (shared, id) = (Arc::clone(&self.host_ref.shared), child.id().clone());
+        let stored = self.host_ref.quick_read(move || shared.journal.find(&id)).await;
         // After an error of the journal there may be one.
         if matches!(stored, Ok(Ok(None))) {
             return;
@@ -462,21 +465,21 @@ async fn stop_and_report(
     child: &SessionHandle,
     run: &RunId,
 ) -> Result<Option<RunReport>, HostError> {
-    let link = &child.link;
+    let host_ref = &child.host_ref;
     let snapshot = |reply| SessionMessage::Snapshot { reply };
-    let (snapshot, _) = link.request(child.id(), snapshot).await?;
+    let (snapshot, _) = host_ref.request(child.id(), snapshot).await?;
     if snapshot.current_run.is_some_and(|open| open.run_id == *run) {
         child.stop(StopMode::Now).await?;
         return stored_sessions::report(child.clone(), run.clone()).await.map(Some);
     }
-    stored_sessions::ended(link, child.id(), run).await
+    stored_sessions::read_finished_report(host_ref, child.id(), run).await
 }
 
 /// Stops the child of a call whose run goes on without it.
-pub(super) fn stop_child(link: &HostRef, parent: &SessionId, idempotency_key: &str) {
+pub(super) fn stop_child(host_ref: &HostRef, parent: &SessionId, idempotency_key: &str) {
     let id = child_session_id(parent, idempotency_key);
     let Some(run) = child_run_id(&id) else { return };
-    let child = SessionHandle::new(id, link.clone());
+    let child = SessionHandle::new(id, host_ref.clone());
     task::detach(async move {
         match stop_and_report(&child, &run).await {
             Ok(_) | Err(HostError::NoSuchSession(_)) => {}

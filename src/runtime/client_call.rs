@@ -22,7 +22,7 @@ impl SessionHandle {
     /// If the session is closed.
     pub async fn client_calls(&self) -> Result<Vec<ClientCall>, HostError> {
         // The caller can answer client calls: from now on they wait, and the host does not answer them itself.
-        self.link.shared.approvals_are_read.store(true, Ordering::Relaxed);
+        self.host_ref.shared.approvals_are_read.store(true, Ordering::Relaxed);
         let run = self.stored_snapshot().await?.current_run;
         let open = run.map(|run| run.client_calls).unwrap_or_default().into_iter();
         let call = |pending: PendingClientCall| {
@@ -52,14 +52,14 @@ impl SessionHandle {
             return Err(ClientResultError::TooLarge { bytes, maximum }.into());
         }
         let mut outcome = outcome_of(output);
-        redact_outcome(&self.link.shared.secrets, &mut outcome);
+        redact_outcome(&self.host_ref.shared.secrets, &mut outcome);
         let ask = |reply| {
             let outcome = Box::new(outcome.clone());
             SessionMessage::AnswerCall { key, outcome, reply }
         };
-        let (accepted, live) = self.ask_turn(ask).await?;
+        let (accepted, awake_session) = self.ask_turn(ask).await?;
         // Also after a refusal, whose reason is read from stored records.
-        live.log.wait_durable(live.log.last_seq()).await?;
+        awake_session.log.wait_durable(awake_session.log.last_seq()).await?;
         match accepted {
             Ok(()) => Ok(()),
             Err(_) => Err(self.refused_result(key).await?.into()),

@@ -53,7 +53,7 @@ const DECIDE_AGAIN: Duration = Duration::from_millis(10);
 #[derive(Clone)]
 pub struct SessionHandle {
     id: SessionId,
-    pub(super) link: HostRef,
+    pub(super) host_ref: HostRef,
 }
 
 impl Host {
@@ -61,13 +61,13 @@ impl Host {
     /// does.
     #[must_use]
     pub fn session(&self, id: &SessionId) -> SessionHandle {
-        SessionHandle::new(id.clone(), self.inner.link.clone())
+        SessionHandle::new(id.clone(), self.inner.host_ref.clone())
     }
 }
 
 impl SessionHandle {
-    pub(super) fn new(id: SessionId, link: HostRef) -> Self {
-        Self { id, link }
+    pub(super) fn new(id: SessionId, host_ref: HostRef) -> Self {
+        Self { id, host_ref }
     }
 
     /// Returns the session's id.
@@ -81,11 +81,11 @@ impl SessionHandle {
     /// # Errors
     /// If there is no such session.
     pub async fn agent(&self) -> Result<String, HostError> {
-        if let Some(live) = self.link.shared.awake(&self.id) {
-            return Ok(live.agent.clone());
+        if let Some(awake_session) = self.host_ref.shared.awake(&self.id) {
+            return Ok(awake_session.agent.clone());
         }
-        let (shared, id) = (Arc::clone(&self.link.shared), self.id.clone());
-        let stored = self.link.quick_read(move || shared.journal.find(&id)).await??;
+        let (shared, id) = (Arc::clone(&self.host_ref.shared), self.id.clone());
+        let stored = self.host_ref.quick_read(move || shared.journal.find(&id)).await??;
         let stored = stored.ok_or_else(|| HostError::NoSuchSession(self.id.clone()))?;
         Ok(stored.agent)
     }
@@ -94,13 +94,13 @@ impl SessionHandle {
     /// It does not show whether the session exists.
     #[must_use]
     pub fn state(&self) -> SessionState {
-        match self.link.shared.awake(&self.id) {
-            Some(live) if live.activity.has_open_run.load(Ordering::Acquire) => {
+        match self.host_ref.shared.awake(&self.id) {
+            Some(awake_session) if awake_session.activity.has_open_run.load(Ordering::Acquire) => {
                 SessionState::Running
             }
             Some(_) => SessionState::Idle,
             // Its run waits for people or to be resumed.
-            None if self.link.shared.sessions_with_unfinished_run.lock().contains(&self.id) => {
+            None if self.host_ref.shared.sessions_with_unfinished_run.lock().contains(&self.id) => {
                 SessionState::Running
             }
             None => SessionState::Hibernated,
@@ -111,7 +111,7 @@ impl SessionHandle {
     #[doc(hidden)]
     #[must_use]
     pub fn sent_request(&self, turn: u32) -> Option<SentRequest> {
-        let all = self.link.shared.sent_requests.as_ref()?;
+        let all = self.host_ref.shared.sent_requests.as_ref()?;
         all.get(&(self.id.clone(), turn))
     }
 
@@ -121,14 +121,14 @@ impl SessionHandle {
     /// If the journal cannot be read.
     #[doc(hidden)]
     pub async fn exists(&self) -> Result<bool, HostError> {
-        let (shared, id) = (Arc::clone(&self.link.shared), self.id.clone());
-        Ok(self.link.quick_read(move || shared.journal.find(&id)).await??.is_some())
+        let (shared, id) = (Arc::clone(&self.host_ref.shared), self.id.clone());
+        Ok(self.host_ref.quick_read(move || shared.journal.find(&id)).await??.is_some())
     }
 
     /// Returns whether the session's host accepts sessions and runs. It does until it shuts down.
     #[must_use]
     pub fn is_host_ready(&self) -> bool {
-        self.link.is_ready()
+        self.host_ref.is_ready()
     }
 
     /// Starts a run with a user's input: see [`RunRequest`]. Idempotent: if the request's idempotency key was seen
@@ -142,11 +142,13 @@ impl SessionHandle {
         let request = request.into();
         let new = ids::run_id();
         // Subscribes before the run starts, so that no event of it is missed.
-        let (mut events, live) =
-            self.link.with_awake(&self.id, |live| live.feed_access.subscribe_to(&new)).await?;
+        let (mut events, awake_session) = self
+            .host_ref
+            .with_awake(&self.id, |awake_session| awake_session.feed_access.subscribe_to(&new))
+            .await?;
         let (RunAccepted { id, seq, report_receiver: report }, accepted_by) =
             self.request_run(&new, request).await?;
-        let events_are_complete = Arc::ptr_eq(&live, &accepted_by) && id == new;
+        let events_are_complete = Arc::ptr_eq(&awake_session, &accepted_by) && id == new;
         if !events_are_complete {
             events = self.subscribe_to(&id).await?;
         }
@@ -155,22 +157,22 @@ impl SessionHandle {
             stored_sessions::await_report(self.clone(), id.clone(), report, Arc::clone(&log));
         let report = Box::pin(report);
         let before = EventId { seq: Seq(seq.0.saturating_sub(1)), bytes: 0 };
-        let (session, link) = (self.clone(), self.link.clone());
+        let (session, host_ref) = (self.clone(), self.host_ref.clone());
         let of = (self.id.clone(), id.clone());
-        let feed = RunFeed::new(link, of, Arc::clone(&log), before, events_are_complete);
+        let feed = RunFeed::new(host_ref, of, Arc::clone(&log), before, events_are_complete);
         Ok(StartedRun { run_id: id, seq, events_are_complete, events, report, session, log, feed })
     }
 
     /// Wakes the session if it is not in memory.
     #[cfg(feature = "server")]
     pub(crate) async fn wake(&self) -> Result<(), HostError> {
-        self.link.awake_session(&self.id).await.map(drop)
+        self.host_ref.awake_session(&self.id).await.map(drop)
     }
 
     /// Returns the report of a run that has ended and is stored, or `None`.
     #[cfg(feature = "server")]
     pub(crate) async fn stored_report(&self, run: &RunId) -> Result<Option<RunReport>, HostError> {
-        stored_sessions::ended(&self.link, &self.id, run).await
+        stored_sessions::read_finished_report(&self.host_ref, &self.id, run).await
     }
 
     /// Starts a run and waits for its end. A call that needs approval is rejected at once if no person can be
@@ -237,7 +239,7 @@ impl SessionHandle {
     #[must_use]
     #[doc(hidden)]
     pub fn other(&self, id: &SessionId) -> Self {
-        Self::new(id.clone(), self.link.clone())
+        Self::new(id.clone(), self.host_ref.clone())
     }
 
     /// Starts a run, or finds the run that the same request started first. Returns the session that
@@ -274,7 +276,7 @@ impl SessionHandle {
             extensions: extensions.clone(),
             reply,
         };
-        let (accepted, accepted_by) = self.link.request(&self.id, ask).await?;
+        let (accepted, accepted_by) = self.host_ref.request(&self.id, ask).await?;
         Ok((accepted?, accepted_by))
     }
 
@@ -285,12 +287,20 @@ impl SessionHandle {
     /// If there is no such session.
     #[doc(hidden)]
     pub async fn subscribe(&self) -> Result<Subscription, HostError> {
-        Ok(self.link.with_awake(&self.id, |live| live.feed_access.subscribe()).await?.0)
+        Ok(self
+            .host_ref
+            .with_awake(&self.id, |awake_session| awake_session.feed_access.subscribe())
+            .await?
+            .0)
     }
 
     /// Subscribes to the events of one run.
     pub(super) async fn subscribe_to(&self, run: &RunId) -> Result<Subscription, HostError> {
-        Ok(self.link.with_awake(&self.id, |live| live.feed_access.subscribe_to(run)).await?.0)
+        Ok(self
+            .host_ref
+            .with_awake(&self.id, |awake_session| awake_session.feed_access.subscribe_to(run))
+            .await?
+            .0)
     }
 
     /// Returns the session's events after a position: the stored ones, then live ones. Nothing is
@@ -321,7 +331,7 @@ impl SessionHandle {
     /// # Errors
     /// If the id is above that of the session's last durable record, or the session is closed.
     pub async fn watch(&self, after: EventId) -> Result<SessionEvents, HostError> {
-        SessionEvents::after(&self.link, &self.id, after).await
+        SessionEvents::after(&self.host_ref, &self.id, after).await
     }
 
     /// Returns a run's events from its first record, at `seq`. The stream ends with the session, not with the run.
@@ -339,8 +349,10 @@ impl SessionHandle {
     /// If the session is closed.
     pub async fn watch_from_now(&self) -> Result<SessionEvents, HostError> {
         Ok(self
-            .link
-            .with_awake(&self.id, |live| SessionEvents::from_now(&self.link, live))
+            .host_ref
+            .with_awake(&self.id, |awake_session| {
+                SessionEvents::from_now(&self.host_ref, awake_session)
+            })
             .await?
             .0)
     }
@@ -352,10 +364,10 @@ impl SessionHandle {
     /// # Errors
     /// If there is no such session.
     pub async fn add_extension<T: Send + Sync + 'static>(&self, value: T) -> Result<(), HostError> {
-        self.link.awake_session(&self.id).await?;
+        self.host_ref.awake_session(&self.id).await?;
         let mut values = Extensions::new();
         values.insert(value);
-        self.link.shared.extensions.add_to_session(&self.id, values);
+        self.host_ref.shared.extensions.add_to_session(&self.id, values);
         Ok(())
     }
 
@@ -401,8 +413,8 @@ impl SessionHandle {
             let (input, request_key) = (input.clone(), request_key.clone());
             SessionMessage::Steer { input, request_key, reply }
         };
-        let (seq, live) = self.link.request(&self.id, steer).await?;
-        self.wait_durable(seq?, &live).await
+        let (seq, awake_session) = self.host_ref.request(&self.id, steer).await?;
+        self.wait_durable(seq?, &awake_session).await
     }
 
     /// Ends the current run, if there is one. Queued inputs stay and start their runs. Returns when the request is
@@ -428,8 +440,8 @@ impl SessionHandle {
     /// If the session is closed.
     pub async fn stop(&self, mode: StopMode) -> Result<(), HostError> {
         let stop = |reply| SessionMessage::Stop { mode, reply };
-        let (seq, live) = self.link.request(&self.id, stop).await?;
-        self.wait_durable(seq, &live).await.map(drop)
+        let (seq, awake_session) = self.host_ref.request(&self.id, stop).await?;
+        self.wait_durable(seq, &awake_session).await.map(drop)
     }
 
     /// Resumes a run that the end of its host interrupted, when the journal's `resume` is `manual`.
@@ -439,7 +451,7 @@ impl SessionHandle {
     /// If no run waits to be resumed, or the session is closed.
     pub async fn resume(&self) -> Result<Seq, HostError> {
         let resume = |reply| SessionMessage::Resume { reply };
-        self.link.request(&self.id, resume).await?.0
+        self.host_ref.request(&self.id, resume).await?.0
     }
 
     /// Returns the calls of the current run that wait for approval, in call order: for a program that
@@ -480,13 +492,13 @@ impl SessionHandle {
             let decision = Box::new(decision.clone());
             SessionMessage::Decide { key, decision, reply }
         };
-        let (decided, live) = self.ask_turn(ask).await?;
+        let (decided, awake_session) = self.ask_turn(ask).await?;
         if decided == Err(ApprovalError::NoSuchApproval) {
             // The decision may concern a turn that is over.
             return stored_sessions::check_past_decision(self, key, decision).await;
         }
         decided?;
-        self.wait_durable(live.log.last_seq(), &live).await.map(drop)
+        self.wait_durable(awake_session.log.last_seq(), &awake_session).await.map(drop)
     }
 
     /// Sends a message about a call to its turn, and waits for the reply.
@@ -495,20 +507,20 @@ impl SessionHandle {
         ask: impl Fn(DecisionReply) -> SessionMessage,
     ) -> Result<(Result<(), ApprovalError>, Arc<AwakeSession>), HostError> {
         for _ in 0..DECIDE_TRIES {
-            let live = self.link.awake_session(&self.id).await?;
-            match live.actor.call(&ask).await {
-                Ok(decided) => return Ok((decided, live)),
+            let awake_session = self.host_ref.awake_session(&self.id).await?;
+            match awake_session.actor.call(&ask).await {
+                Ok(decided) => return Ok((decided, awake_session)),
                 // The accumulator died and is being replaced, or the session leaves memory. If the decision was
                 // accepted, sending it again is not an error.
                 Err(MailboxError::NoReply) => tokio::time::sleep(DECIDE_AGAIN).await,
                 Err(MailboxError::Ended) => {
-                    if !live.activity.leaving.load(Ordering::Acquire) {
+                    if !awake_session.activity.leaving.load(Ordering::Acquire) {
                         break;
                     }
                 }
             }
         }
-        Err(self.link.shared.unavailable_error())
+        Err(self.host_ref.shared.unavailable_error())
     }
 
     /// Reads the tools of servers again. The session's next run offers the present list; without this its
@@ -518,14 +530,14 @@ impl SessionHandle {
     /// If a run is in progress, the session is closed, or the journal cannot be written.
     pub async fn refresh_tools(&self) -> Result<ToolListChange, HostError> {
         let agent = self.agent().await?;
-        let agent = self.link.shared.agents.get(&agent).ok_or(HostError::AgentGone(agent))?;
-        let servers = &self.link.shared.tool_servers;
-        let connected =
-            servers.servers_for(&self.link, Some(&self.id), |server| agent.names_server(server));
+        let agent = self.host_ref.shared.agents.get(&agent).ok_or(HostError::AgentGone(agent))?;
+        let servers = &self.host_ref.shared.tool_servers;
+        let connected = servers
+            .servers_for(&self.host_ref, Some(&self.id), |server| agent.names_server(server));
         let tools = servers.freeze(agent, &connected).await?;
         let refresh = |reply| SessionMessage::RefreshTools { tools: Arc::clone(&tools), reply };
-        let (change, live) = self.link.request(&self.id, refresh).await?;
-        self.wait_durable(live.log.last_seq(), &live).await?;
+        let (change, awake_session) = self.host_ref.request(&self.id, refresh).await?;
+        self.wait_durable(awake_session.log.last_seq(), &awake_session).await?;
         change
     }
 
@@ -538,8 +550,8 @@ impl SessionHandle {
     #[doc(hidden)]
     pub async fn compact(&self) -> Result<CompactionReport, HostError> {
         let compact = |reply| SessionMessage::Compact { reply };
-        let (report, live) = self.link.request(&self.id, compact).await?;
-        self.wait_durable(live.log.last_seq(), &live).await?;
+        let (report, awake_session) = self.host_ref.request(&self.id, compact).await?;
+        self.wait_durable(awake_session.log.last_seq(), &awake_session).await?;
         report
     }
 
@@ -550,7 +562,7 @@ impl SessionHandle {
     #[doc(hidden)]
     pub async fn context(&self) -> Result<ContextReport, HostError> {
         let report = |reply| SessionMessage::ReportContext { reply };
-        Ok(self.link.request(&self.id, report).await?.0)
+        Ok(self.host_ref.request(&self.id, report).await?.0)
     }
 
     /// Returns a snapshot of the session, durable or not.
@@ -573,9 +585,9 @@ impl SessionHandle {
     /// If the session is closed.
     pub async fn snapshot(&self) -> Result<SessionSnapshot, HostError> {
         // The caller can answer the approvals in it: from now on they wait, and the host does not reject them itself.
-        self.link.shared.approvals_are_read.store(true, Ordering::Relaxed);
+        self.host_ref.shared.approvals_are_read.store(true, Ordering::Relaxed);
         let snapshot = |reply| SessionMessage::Snapshot { reply };
-        Ok(self.link.request(&self.id, snapshot).await?.0)
+        Ok(self.host_ref.request(&self.id, snapshot).await?.0)
     }
 
     /// Returns a snapshot once it is durable.
@@ -584,8 +596,8 @@ impl SessionHandle {
     /// If the session is closed, or its records cannot be stored.
     pub async fn stored_snapshot(&self) -> Result<SessionSnapshot, HostError> {
         let snapshot = |reply| SessionMessage::Snapshot { reply };
-        let (snapshot, live) = self.link.request(&self.id, snapshot).await?;
-        self.wait_durable(snapshot.seq, &live).await?;
+        let (snapshot, awake_session) = self.host_ref.request(&self.id, snapshot).await?;
+        self.wait_durable(snapshot.seq, &awake_session).await?;
         Ok(snapshot)
     }
 
@@ -606,16 +618,16 @@ impl SessionHandle {
     /// # Errors
     /// If there is no such session, or its records cannot be deleted.
     pub async fn delete(&self) -> Result<(), HostError> {
-        let shared = Arc::clone(&self.link.shared);
+        let shared = Arc::clone(&self.host_ref.shared);
         for _ in 0..REQUEST_TRIES_MAX {
             let asleep = shared.reserve_for_deletion(vec![self.id.clone()]);
             if !asleep.is_empty() {
-                let (link, id) = (self.link.clone(), self.id.clone());
-                let deletion = async move { stored_sessions::delete(&link, &id, true).await };
+                let (host_ref, id) = (self.host_ref.clone(), self.id.clone());
+                let deletion = async move { stored_sessions::delete(&host_ref, &id, true).await };
                 return task::to_its_end(deletion).await;
             }
             let close = |reply| SessionMessage::Close { reply };
-            match self.link.request(&self.id, close).await {
+            match self.host_ref.request(&self.id, close).await {
                 // A session that cannot be woken can still be deleted, and a deletion that was in progress may have
                 // failed.
                 Err(
@@ -636,14 +648,14 @@ impl SessionHandle {
     /// Lets the session hibernate now, as it does by itself after `idle_after`. A session with subscribers
     /// stays awake, and one with a run too, unless the run is suspended or waits only for people.
     pub fn hibernate(&self) {
-        if let Some(live) = self.link.shared.awake(&self.id) {
+        if let Some(awake_session) = self.host_ref.shared.awake(&self.id) {
             // A session that is gone is not awake.
-            let _ = live.actor.cast(SessionMessage::Hibernate { idle: Duration::ZERO });
+            let _ = awake_session.actor.cast(SessionMessage::Hibernate { idle: Duration::ZERO });
         }
     }
 
-    async fn wait_durable(&self, seq: Seq, live: &AwakeSession) -> Result<Seq, HostError> {
-        live.log.wait_durable(seq).await?;
+    async fn wait_durable(&self, seq: Seq, awake_session: &AwakeSession) -> Result<Seq, HostError> {
+        awake_session.log.wait_durable(seq).await?;
         Ok(seq)
     }
 }

@@ -58,11 +58,11 @@ impl Host {
         sessions: Vec<(SessionId, Option<EventId>)>,
         all_states: bool,
     ) -> Result<impl Stream<Item = HostEvent> + Send + use<>, (SessionId, HostError)> {
-        let host = self.inner.link.clone();
+        let host_ref = self.inner.host_ref.clone();
         // Subscribes before the sessions are looked up, so that none wakes unseen.
-        let states = host.shared.session_states.subscribe();
+        let states = host_ref.shared.session_states.subscribe();
         let mut events = HostEvents {
-            host,
+            host_ref,
             states,
             all_states,
             sources: SelectAll::new(),
@@ -87,7 +87,7 @@ impl Host {
 
 /// The state of a stream of [`Host::watch_sessions`].
 struct HostEvents {
-    host: HostRef,
+    host_ref: HostRef,
     states: Receiver<StateMessage>,
     all_states: bool,
     /// The events of the sessions that are in memory, or whose stored events are being read.
@@ -130,7 +130,7 @@ impl HostEvents {
         self.positions.insert(session.clone(), after);
         if after < last {
             let history_permits = Arc::clone(&self.history_permits);
-            let events = SessionEvents::stored(&self.host, &stored, after, history_permits);
+            let events = SessionEvents::stored(&self.host_ref, &stored, after, history_permits);
             self.push(session, events, last);
         } else {
             self.asleep.insert(session.clone());
@@ -140,14 +140,14 @@ impl HostEvents {
 
     /// Adds the events of a session if it is in memory. Returns whether it is.
     fn attach(&mut self, session: &SessionId, after: Option<EventId>) -> Result<bool, HostError> {
-        let Some(live) = self.host.shared.awake(session) else { return Ok(false) };
+        let Some(awake_session) = self.host_ref.shared.awake(session) else { return Ok(false) };
         let events = match after {
             Some(after) => {
                 let history_permits = Some(Arc::clone(&self.history_permits));
-                SessionEvents::from(&self.host, session, &live, after, history_permits)
+                SessionEvents::from(&self.host_ref, session, &awake_session, after, history_permits)
                     .transpose()?
             }
-            None => SessionEvents::from_now(&self.host, &live),
+            None => SessionEvents::from_now(&self.host_ref, &awake_session),
         };
         // A session without a feed is about to leave memory.
         let Some(events) = events else { return Ok(false) };
@@ -253,7 +253,7 @@ impl HostEvents {
     /// or has woken meanwhile.
     async fn continue_session(&mut self, session: SessionId) {
         // The sessions of a host that shuts down leave memory, and are not deleted.
-        if !self.host.is_ready() {
+        if !self.host_ref.is_ready() {
             return;
         }
         match self.find(&session).await {
@@ -298,8 +298,8 @@ impl HostEvents {
     }
 
     fn live_state(&self, session: &SessionId) -> Option<SessionState> {
-        let live = self.host.shared.awake(session)?;
-        let is_running = live.activity.has_open_run.load(Ordering::Acquire);
+        let awake_session = self.host_ref.shared.awake(session)?;
+        let is_running = awake_session.activity.has_open_run.load(Ordering::Acquire);
         Some(if is_running { SessionState::Running } else { SessionState::Idle })
     }
 
@@ -307,11 +307,11 @@ impl HostEvents {
         &self,
         session: &SessionId,
     ) -> impl Future<Output = Result<Option<SessionSummary>, HostError>> + Send + use<> {
-        let (host, session) = (self.host.clone(), session.clone());
+        let (host_ref, session) = (self.host_ref.clone(), session.clone());
         // In a task: the stream is not polled while its client does not read, and would keep a permit for reading.
         let found = task::isolated(async move {
-            let shared = Arc::clone(&host.shared);
-            Ok(host.quick_read(move || shared.journal.find(&session)).await??)
+            let shared = Arc::clone(&host_ref.shared);
+            Ok(host_ref.quick_read(move || shared.journal.find(&session)).await??)
         });
         async move { found.await.unwrap_or(Err(HostError::ShuttingDown)) }
     }

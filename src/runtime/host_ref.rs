@@ -258,9 +258,10 @@ impl HostState {
     }
 
     /// Adds an awake session to the index, and answers the requests that wait for it.
-    pub(super) fn insert_awake(&self, id: &SessionId, live: &Arc<AwakeSession>) {
-        let before = self.index.lock().insert(id.clone(), SessionSlot::Awake(Arc::clone(live)));
-        self.answer(before, &Ok(Arc::clone(live)));
+    pub(super) fn insert_awake(&self, id: &SessionId, awake_session: &Arc<AwakeSession>) {
+        let before =
+            self.index.lock().insert(id.clone(), SessionSlot::Awake(Arc::clone(awake_session)));
+        self.answer(before, &Ok(Arc::clone(awake_session)));
     }
 
     /// Removes the slot of a session that could not be woken, and fails the requests that wait for it.
@@ -281,8 +282,7 @@ impl HostState {
     /// Replaces the slot of a session if `actor` still holds it. Returns whether it was replaced.
     pub(super) fn replace(&self, id: &SessionId, actor: ActorId, slot: SessionSlot) -> bool {
         let mut index = self.index.lock();
-        let is_current =
-            matches!(index.get(id), Some(SessionSlot::Awake(live)) if live.actor.id() == actor);
+        let is_current = matches!(index.get(id), Some(SessionSlot::Awake(awake_session)) if awake_session.actor.id() == actor);
         if is_current {
             index.insert(id.clone(), slot);
         }
@@ -298,8 +298,7 @@ impl HostState {
         may_remove: impl FnOnce() -> bool,
     ) -> bool {
         let mut index = self.index.lock();
-        let is_current =
-            matches!(index.get(id), Some(SessionSlot::Awake(live)) if live.actor.id() == actor);
+        let is_current = matches!(index.get(id), Some(SessionSlot::Awake(awake_session)) if awake_session.actor.id() == actor);
         let is_removed = is_current && may_remove();
         if is_removed {
             index.remove(id);
@@ -336,7 +335,7 @@ impl HostState {
     /// Returns the session if it is awake.
     pub(super) fn awake(&self, id: &SessionId) -> Option<Arc<AwakeSession>> {
         match self.index.lock().get(id)? {
-            SessionSlot::Awake(live) => Some(Arc::clone(live)),
+            SessionSlot::Awake(awake_session) => Some(Arc::clone(awake_session)),
             SessionSlot::Deleting(_) | SessionSlot::Waking(_) => None,
         }
     }
@@ -345,7 +344,7 @@ impl HostState {
     pub(super) fn all_awake(&self) -> Vec<(SessionId, Arc<AwakeSession>)> {
         let index = self.index.lock();
         let awake = index.iter().filter_map(|(id, slot)| match slot {
-            SessionSlot::Awake(live) => Some((id.clone(), Arc::clone(live))),
+            SessionSlot::Awake(awake_session) => Some((id.clone(), Arc::clone(awake_session))),
             SessionSlot::Deleting(_) | SessionSlot::Waking(_) => None,
         });
         awake.collect()
@@ -355,7 +354,7 @@ impl HostState {
     fn longest_watcher_queue(&self) -> usize {
         let index = self.index.lock();
         let queues = index.values().map(|slot| match slot {
-            SessionSlot::Awake(live) => live.feed_access.longest_queue(),
+            SessionSlot::Awake(awake_session) => awake_session.feed_access.longest_queue(),
             SessionSlot::Deleting(_) | SessionSlot::Waking(_) => 0,
         });
         queues.max().unwrap_or(0)
@@ -423,7 +422,9 @@ impl HostRef {
             let waiting = {
                 let mut index = self.shared.index.lock();
                 match index.get_mut(id) {
-                    Some(SessionSlot::Awake(live)) => return Ok(Arc::clone(live)),
+                    Some(SessionSlot::Awake(awake_session)) => {
+                        return Ok(Arc::clone(awake_session));
+                    }
                     Some(SessionSlot::Waking(waiting) | SessionSlot::Deleting(waiting)) => {
                         let (waiter, waited) = oneshot::channel();
                         waiting.push(waiter);
@@ -465,11 +466,11 @@ impl HostRef {
         message: impl Fn(ReplyPort<T>) -> SessionMessage,
     ) -> Result<(T, Arc<AwakeSession>), HostError> {
         for _ in 0..REQUEST_TRIES_MAX {
-            let live = self.awake_session(id).await?;
-            match live.actor.call(&message).await {
-                Ok(answer) => return Ok((answer, live)),
+            let awake_session = self.awake_session(id).await?;
+            match awake_session.actor.call(&message).await {
+                Ok(answer) => return Ok((answer, awake_session)),
                 Err(_) => {
-                    if !live.activity.leaving.load(Ordering::Acquire) {
+                    if !awake_session.activity.leaving.load(Ordering::Acquire) {
                         break;
                     }
                     tokio::task::yield_now().await;
@@ -487,9 +488,9 @@ impl HostRef {
         call: impl Fn(&AwakeSession) -> Option<T>,
     ) -> Result<(T, Arc<AwakeSession>), HostError> {
         for _ in 0..REQUEST_TRIES_MAX {
-            let live = self.awake_session(id).await?;
-            if let Some(value) = call(&live) {
-                return Ok((value, live));
+            let awake_session = self.awake_session(id).await?;
+            if let Some(value) = call(&awake_session) {
+                return Ok((value, awake_session));
             }
             tokio::task::yield_now().await;
         }
@@ -498,20 +499,20 @@ impl HostRef {
 
     /// Reads the session from the journal and starts it. Its slot is `Waking`.
     pub(super) fn wake(&self, id: &SessionId) {
-        let (link, id) = (self.clone(), id.clone());
+        let (host_ref, id) = (self.clone(), id.clone());
         task::detach(async move {
-            let sent = match link.read_session(&id).await {
-                Ok(start) => link.host.cast(HostMessage::Begin(Box::new(start))),
+            let sent = match host_ref.read_session(&id).await {
+                Ok(start) => host_ref.host.cast(HostMessage::Begin(Box::new(start))),
                 Err(error) => {
                     if !matches!(error, HostError::NoSuchSession(_)) {
                         tracing::error!(session = %id, %error, "session_not_woken");
                     }
-                    link.shared.fail_wake(&id, error);
+                    host_ref.shared.fail_wake(&id, error);
                     return;
                 }
             };
             if sent.is_err() {
-                link.shared.fail_wake(&id, HostError::ShuttingDown);
+                host_ref.shared.fail_wake(&id, HostError::ShuttingDown);
             }
         });
     }

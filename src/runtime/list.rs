@@ -15,11 +15,11 @@ const FILTERED_PAGE_MIN: usize = 256;
 const PAGE_MAX: usize = 1000;
 
 pub(super) async fn sessions(
-    link: &HostRef,
+    host_ref: &HostRef,
     query: SessionQuery,
 ) -> Result<Vec<SessionSummary>, HostError> {
-    let shared = Arc::clone(&link.shared);
-    Ok(link.read(move || matching(&shared, query)).await??)
+    let shared = Arc::clone(&host_ref.shared);
+    Ok(host_ref.read(move || matching(&shared, query)).await??)
 }
 
 fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
@@ -50,7 +50,9 @@ fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummar
 
 fn summary(shared: &HostState, stored: SessionSummary) -> SessionSummary {
     let state = match shared.awake(&stored.id) {
-        Some(live) if live.activity.has_open_run.load(Ordering::Acquire) => SessionState::Running,
+        Some(awake_session) if awake_session.activity.has_open_run.load(Ordering::Acquire) => {
+            SessionState::Running
+        }
         Some(_) => SessionState::Idle,
         // Its run or an input waits, or its deletion is unfinished.
         None if stored.state == SessionState::Running => SessionState::Running,

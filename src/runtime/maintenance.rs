@@ -37,14 +37,14 @@ const UNUSED_LISTS_PAUSE_MS: u64 = 3_600_000;
 const DELETED_MAX: usize = 1000;
 
 /// Performs all periodic work.
-pub(super) fn run(link: &HostRef) {
-    let shared = &link.shared;
+pub(super) fn run(host_ref: &HostRef) {
+    let shared = &host_ref.shared;
     shared.update_gauges();
     shared.telemetry.upkeep();
     release_idle(shared);
-    wake_expired(link);
-    wake_failed_runs(link);
-    delete_unused_lists(link);
+    wake_expired(host_ref);
+    wake_failed_runs(host_ref);
+    delete_unused_lists(host_ref);
     shared.models.values().for_each(|model| model.learnt.store_soon(&shared.journal));
     if let Some(kept) = shared.keep_idle
         && !shared.is_shutting_down()
@@ -57,9 +57,9 @@ pub(super) fn run(link: &HostRef) {
             return;
         }
         last.store(now, Ordering::Relaxed);
-        let link = link.clone();
+        let host_ref = host_ref.clone();
         task::detach(async move {
-            let shared = Arc::clone(&link.shared);
+            let shared = Arc::clone(&host_ref.shared);
             let deleted = task::blocking(move || delete(&shared, kept_ms)).await;
             if let Ok(Err(error)) = deleted {
                 tracing::error!(%error, "sessions_not_deleted");
@@ -71,14 +71,14 @@ pub(super) fn run(link: &HostRef) {
 /// Releases the memory of idle sessions: first the actors of their runs, later the whole session.
 fn release_idle(shared: &HostState) {
     let now = shared.clock_ms();
-    for (_, live) in shared.all_awake() {
-        let idle_ms = now.saturating_sub(live.activity.touched_ms.load(Ordering::Relaxed));
+    for (_, awake_session) in shared.all_awake() {
+        let idle_ms = now.saturating_sub(awake_session.activity.touched_ms.load(Ordering::Relaxed));
         match shared.idle_after {
             Some(idle) if u128::from(idle_ms) >= idle.as_millis() => {
-                let _ = live.actor.cast(SessionMessage::Hibernate { idle });
+                let _ = awake_session.actor.cast(SessionMessage::Hibernate { idle });
             }
-            _ if idle_ms >= ACTORS_KEPT_MS && live.activity.has_unused_actors() => {
-                let _ = live.actor.cast(SessionMessage::ReleaseActors);
+            _ if idle_ms >= ACTORS_KEPT_MS && awake_session.activity.has_unused_actors() => {
+                let _ = awake_session.actor.cast(SessionMessage::ReleaseActors);
             }
             _ => {}
         }
@@ -87,23 +87,23 @@ fn release_idle(shared: &HostState) {
 
 /// Wakes the sessions that hibernated with an approval, or a call of the client, that has expired. Their turns then
 /// decide the expiry.
-fn wake_expired(link: &HostRef) {
+fn wake_expired(host_ref: &HostRef) {
     let now = unix_ms();
     let mut due = Vec::new();
     {
-        let mut expiries = link.shared.approval_expiries.lock();
+        let mut expiries = host_ref.shared.approval_expiries.lock();
         while expiries.first().is_some_and(|(at, _)| *at <= now) {
             due.extend(expiries.pop_first());
         }
     }
     for (_, id) in due {
-        let link = link.clone();
+        let host_ref = host_ref.clone();
         task::detach(async move {
             // A failure to wake the session is already logged. One of the journal may be over soon.
-            if let Err(HostError::Journal(error)) = link.awake_session(&id).await
+            if let Err(HostError::Journal(error)) = host_ref.awake_session(&id).await
                 && !matches!(error, JournalError::Unreadable(_))
             {
-                link.shared.approval_expiries.lock().insert((unix_ms() + EXPIRY_RETRY_MS, id));
+                host_ref.shared.approval_expiries.lock().insert((unix_ms() + EXPIRY_RETRY_MS, id));
             }
         });
     }
@@ -111,13 +111,13 @@ fn wake_expired(link: &HostRef) {
 
 /// Wakes sessions whose runs failed because the journal could not be written, so that the failure is
 /// recorded when the journal works again.
-fn wake_failed_runs(link: &HostRef) {
+fn wake_failed_runs(host_ref: &HostRef) {
     let failed: Vec<SessionId> =
-        link.shared.unrecorded_failures.lock().values().take(RETRIED_MAX).cloned().collect();
+        host_ref.shared.unrecorded_failures.lock().values().take(RETRIED_MAX).cloned().collect();
     for id in failed {
-        let link = link.clone();
+        let host_ref = host_ref.clone();
         task::detach(async move {
-            let Err(error) = link.awake_session(&id).await else { return };
+            let Err(error) = host_ref.awake_session(&id).await else { return };
             let is_lasting = matches!(
                 error,
                 HostError::NoSuchSession(_)
@@ -127,23 +127,23 @@ fn wake_failed_runs(link: &HostRef) {
             );
             // Such a session would keep others from being woken.
             if is_lasting {
-                link.shared.unrecorded_failures.lock().retain(|_, session| *session != id);
+                host_ref.shared.unrecorded_failures.lock().retain(|_, session| *session != id);
             }
         });
     }
 }
 
 /// Deletes the lists of tools that no stored session uses any more.
-fn delete_unused_lists(link: &HostRef) {
-    let (now, next) = (link.shared.clock_ms(), &link.shared.next_list_search_ms);
+fn delete_unused_lists(host_ref: &HostRef) {
+    let (now, next) = (host_ref.shared.clock_ms(), &host_ref.shared.next_list_search_ms);
     if now < next.load(Ordering::Relaxed) {
         return;
     }
     next.store(now.saturating_add(UNUSED_LISTS_PAUSE_MS), Ordering::Relaxed);
-    let link = link.clone();
+    let host_ref = host_ref.clone();
     task::detach(async move {
-        let servers = Arc::clone(&link.shared.tool_servers);
-        let deleted = link.read(move || servers.remove_unused_lists()).await;
+        let servers = Arc::clone(&host_ref.shared.tool_servers);
+        let deleted = host_ref.read(move || servers.remove_unused_lists()).await;
         if let Ok(Err(error)) = deleted {
             tracing::warn!(%error, "unused_tool_lists_not_deleted");
         }

@@ -21,7 +21,7 @@
 //! | deletion of idle sessions for good (`keep_idle`; retention, TTL), once they have left memory; deletion on request | `maintenance`; `session/end`, `stored_sessions`, `removals` |
 //! | crash recovery, restart of the host: unfinished runs (`resume`) | `recovery`; outcomes of their calls: `turn::resume` |
 //! | supervision: death and restart of the accumulator or of another actor of a run, `RUN_RECOVERIES_MAX` | `session/recovery` |
-//! | supervision: death (panic) of a session's actor; restart, `SESSION_RESTARTS_MAX`, requests that it had not answered | `host` (`handle_session_death`), `host_ref` (`finish_restart`, `request`) |
+//! | supervision: death (panic) of a session's actor; restart, `SESSION_RESTARTS_MAX`, requests that it had not answered | `host_actor` (`handle_session_death`), `host_ref` (`finish_restart`, `request`) |
 //! | failure of the journal | `session/end` |
 //! | graceful shutdown (`shutdown_grace`, SIGTERM): drains running turns, then interrupts them. A further step has 5 s (`END_MAX`), except: tools have `cancel_grace` more, servers of tools 10 s; hooks of the ends of runs have only their own time limits, and the journal (`learnt.store`, `close`) has none | [`Host::shutdown`]; servers of tools: `tool_servers` (`CLOSE_TIMEOUT`); queued inputs: `session::runs` (`record_interrupted_run`); the HTTP server: `server::ServerHandle` |
 //! | sub-agents (agents as tools): what a child inherits, `max_depth`, `max_children`, `agent_events`, how a child that failed becomes an error of the call (`result`) | `child_sessions`, `agent_trees` (also orphans: children whose parent has no unfinished run); their budget and cancellation: `turn::agent_calls` |
@@ -40,7 +40,7 @@
 //! | file | content |
 //! | --- | --- |
 //! | `actor` | what an actor is: its mailbox, its supervisor, its end |
-//! | `host` | the actor that supervises all sessions |
+//! | `host_actor` | the actor that supervises all sessions |
 //! | `host_ref` | the state that the sessions of a host share; finding and waking a session |
 //! | `session/`, `session_start` | the session actor, with the actors of its runs; the values that it starts with |
 //! | `opening`, `child_sessions`, `agent_trees` | opening a session; the calls of agents; the children of sessions and of open runs |
@@ -75,7 +75,7 @@ mod fair_semaphore;
 mod gauge;
 mod handle;
 mod hooks;
-mod host;
+mod host_actor;
 mod host_events;
 mod host_ref;
 mod ids;
@@ -164,7 +164,7 @@ use agent_trees::AgentTrees;
 use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
 use extensions::ExtensionsBySession;
 use gauge::Gauges;
-use host::HostActor;
+use host_actor::HostActor;
 pub(crate) use host_ref::ToolSources;
 use host_ref::{HostRef, HostState};
 use message::SessionMessage;
@@ -196,7 +196,7 @@ pub struct Host {
 
 #[derive(Debug)]
 struct HostInner {
-    link: HostRef,
+    host_ref: HostRef,
     shutdown_grace: Duration,
     cancel_grace: Duration,
     /// A value that lives as long as the host.
@@ -467,17 +467,17 @@ impl Host {
         let actor = actor::spawn_root(|myself| HostActor::new(myself, Arc::clone(&shared)));
         let shutdown_grace = config.host.shutdown_grace;
         let cancel_grace = cancel_grace.unwrap_or_default();
-        let link = HostRef { shared, host: actor };
+        let host_ref = HostRef { shared, host: actor };
         match config.journal.resume {
             Resume::Manual => {
-                link.shared.suspended.lock().extend(unfinished.iter().cloned());
-                task::detach(finish_deletions(link.clone(), unfinished));
+                host_ref.shared.suspended.lock().extend(unfinished.iter().cloned());
+                task::detach(finish_deletions(host_ref.clone(), unfinished));
             }
             Resume::Auto if unfinished.is_empty() => {}
-            Resume::Auto => task::detach(recover(link.clone(), unfinished, started)),
+            Resume::Auto => task::detach(recover(host_ref.clone(), unfinished, started)),
         }
-        link.shared.update_counts();
-        let inner = HostInner { link, shutdown_grace, cancel_grace, _kept: kept };
+        host_ref.shared.update_counts();
+        let inner = HostInner { host_ref, shutdown_grace, cancel_grace, _kept: kept };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -493,7 +493,7 @@ impl Host {
         let mut open = open.into();
         let id = opening::requested_id(open.id.take())?;
         let agent = opening::find_agent(self.shared(), open.agent.take())?;
-        opening::open(&self.inner.link, id, agent, open, None).await
+        opening::open(&self.inner.host_ref, id, agent, open, None).await
     }
 
     /// Returns the session with the id of `open`, and opens it first if it does not exist. An
@@ -568,7 +568,7 @@ impl Host {
     /// # Errors
     /// If the journal cannot be read.
     pub async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, HostError> {
-        list::sessions(&self.inner.link, query).await
+        list::sessions(&self.inner.host_ref, query).await
     }
 
     /// Updates the gauges now. The host also does this at least every 5 seconds.
@@ -632,7 +632,7 @@ impl Host {
     /// Returns whether the host accepts sessions and runs. A failing model does not change this.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.inner.link.is_ready()
+        self.inner.host_ref.is_ready()
     }
 
     /// Returns the error of the journal's last write, until a write succeeds. While it stands, no run can
@@ -678,8 +678,8 @@ impl Host {
     /// [`HostError::ShuttingDown`]. On return everything is stored and the journal is free for another
     /// host.
     pub async fn shutdown(&self) {
-        let HostInner { link, shutdown_grace, cancel_grace, .. } = &*self.inner;
-        let shared = &link.shared;
+        let HostInner { host_ref, shutdown_grace, cancel_grace, .. } = &*self.inner;
+        let shared = &host_ref.shared;
         shared.closing.store(true, Ordering::SeqCst);
         self.interrupt(false);
         if timeout(*shutdown_grace, shared.gauges.wait_until_no_runs()).await.is_err() {
@@ -691,8 +691,8 @@ impl Host {
         // Each hook has its own time limit. It begins when the end of its run is durable.
         shared.gauges.run_end_hooks.wait_until_zero().await;
         shared.tool_servers.close().await;
-        link.host.stop();
-        let _ = timeout(END_MAX, link.host.wait_for_end()).await;
+        host_ref.host.stop();
+        let _ = timeout(END_MAX, host_ref.host.wait_for_end()).await;
         let _ = timeout(END_MAX, shared.gauges.awake.wait_until_zero()).await;
         shared.index.lock().clear();
         shared.session_states.end();
@@ -707,9 +707,9 @@ impl Host {
     }
 
     fn interrupt(&self, now: bool) {
-        for (_, live) in self.shared().all_awake() {
+        for (_, awake_session) in self.shared().all_awake() {
             // A session that is gone has no run.
-            let _ = live.actor.cast(SessionMessage::Interrupt { now });
+            let _ = awake_session.actor.cast(SessionMessage::Interrupt { now });
         }
     }
 
@@ -728,7 +728,7 @@ impl Host {
     }
 
     fn shared(&self) -> &HostState {
-        &self.inner.link.shared
+        &self.inner.host_ref.shared
     }
 
     /// Returns the tools that an agent, by default the default one, would offer in a new session, and the
@@ -739,9 +739,9 @@ impl Host {
         &self,
         agent: Option<String>,
     ) -> Result<crate::tool::AgentTools, HostError> {
-        let (agent, link) = (self.agent(agent)?, &self.inner.link);
-        let servers = &link.shared.tool_servers;
-        let connected = servers.servers_for(link, None, |_| true);
+        let (agent, host_ref) = (self.agent(agent)?, &self.inner.host_ref);
+        let servers = &host_ref.shared.tool_servers;
+        let connected = servers.servers_for(host_ref, None, |_| true);
         let frozen = servers.freeze(&agent, &connected).await?;
         let mut listed = Vec::new();
         for tool_servers::SessionServer { server, .. } in &connected {
@@ -777,18 +777,18 @@ impl Host {
                 };
                 (server.name().to_owned(), listing)
             };
-        let link = &self.inner.link;
-        let connected = link.shared.tool_servers.servers_for(link, None, |_| true);
+        let host_ref = &self.inner.host_ref;
+        let connected = host_ref.shared.tool_servers.servers_for(host_ref, None, |_| true);
         futures::future::join_all(connected.iter().map(listing)).await
     }
 
     /// Returns the schema of the arguments of a tool that an agent would offer in a new session.
     #[cfg(feature = "cli")]
     pub(crate) async fn tool_schema(&self, agent: &str, tool: &str) -> Result<Value, String> {
-        let (agent, link) = (self.agent(Some(agent.to_owned())), &self.inner.link);
+        let (agent, host_ref) = (self.agent(Some(agent.to_owned())), &self.inner.host_ref);
         let agent = agent.map_err(|error| error.to_string())?;
-        let servers = &link.shared.tool_servers;
-        let connected = servers.servers_for(link, None, |server| agent.names_server(server));
+        let servers = &host_ref.shared.tool_servers;
+        let connected = servers.servers_for(host_ref, None, |server| agent.names_server(server));
         let frozen = servers.freeze(&agent, &connected).await;
         let frozen = frozen.map_err(|error| error.to_string())?;
         if let Some(found) = frozen.agent.tools.get(tool) {
@@ -844,6 +844,6 @@ fn log_tools_not_offered(config: &Config, registered: &[&str]) {
 impl Drop for HostInner {
     fn drop(&mut self) {
         // The end of the host actor kills the sessions, and they kill their actors.
-        self.link.host.stop();
+        self.host_ref.host.stop();
     }
 }

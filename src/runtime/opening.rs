@@ -51,18 +51,18 @@ pub(super) fn find_agent(host: &HostState, name: Option<String>) -> Result<Arc<A
 /// If the messages or client tools are invalid, the id is taken, the host is full or shuts down, or the journal
 /// fails.
 pub(super) async fn open(
-    link: &HostRef,
+    host_ref: &HostRef,
     id: SessionId,
     agent: Arc<Agent>,
     options: OpenSession,
     parent: Option<Arc<ParentCall>>,
 ) -> Result<SessionHandle, HostError> {
-    task::to_its_end(open_reserved(link.clone(), id, agent, options, parent)).await
+    task::to_its_end(open_reserved(host_ref.clone(), id, agent, options, parent)).await
 }
 
 /// Opens a session, whose id is reserved until it is open.
 async fn open_reserved(
-    link: HostRef,
+    host_ref: HostRef,
     id: SessionId,
     agent: Arc<Agent>,
     options: OpenSession,
@@ -79,17 +79,17 @@ async fn open_reserved(
     agent.check_client_tools(&declared, &[])?;
     let (waiter, waited) = oneshot::channel();
     let is_stored = async || {
-        let (shared, id) = (Arc::clone(&link.shared), id.clone());
-        let found = link.quick_read(move || shared.journal.find(&id)).await??;
+        let (shared, id) = (Arc::clone(&host_ref.shared), id.clone());
+        let found = host_ref.quick_read(move || shared.journal.find(&id)).await??;
         Ok::<_, HostError>(found.is_some())
     };
-    if let Err(error) = link.shared.reserve_new(&id, waiter) {
+    if let Err(error) = host_ref.shared.reserve_new(&id, waiter) {
         // For a stored session the error is `SessionExists`, also on a full host.
         let exists = matches!(error, HostError::Full(_)) && is_stored().await?;
         return Err(if exists { HostError::SessionExists } else { error });
     }
     let start = SessionStart {
-        publisher: Publisher::new(id.clone(), link.shared.telemetry.clone(), Seq(0)),
+        publisher: Publisher::new(id.clone(), host_ref.shared.telemetry.clone(), Seq(0)),
         id: id.clone(),
         agent,
         tools: None,
@@ -100,30 +100,30 @@ async fn open_reserved(
         if is_stored().await? {
             return Err(HostError::SessionExists);
         }
-        let begun = link.host.cast(HostMessage::Begin(Box::new(start)));
+        let begun = host_ref.host.cast(HostMessage::Begin(Box::new(start)));
         begun.map_err(|_| HostError::ShuttingDown)
     };
     if let Err(error) = begin.await {
-        link.shared.uncount_sessions(1);
+        host_ref.shared.uncount_sessions(1);
         // Frees the id, and fails requests that wait for the session.
-        link.shared.fail_wake(&id, error.clone());
+        host_ref.shared.fail_wake(&id, error.clone());
         return Err(error);
     }
-    let live = match link.wait_until_awake(waited).await {
-        Ok(live) => live,
+    let awake_session = match host_ref.wait_until_awake(waited).await {
+        Ok(awake_session) => awake_session,
         Err(error) => {
             // A source of tools panicked before anything was recorded, and the host actor has freed the id
             // (`fail_wake`), or the host has ended. Only the count of sessions is left to undo.
-            link.shared.uncount_sessions(1);
+            host_ref.shared.uncount_sessions(1);
             return Err(error);
         }
     };
-    if let Err(error) = live.log.wait_durable(live.log.last_seq()).await {
+    if let Err(error) = awake_session.log.wait_durable(awake_session.log.last_seq()).await {
         // The journal has failed: the session ends itself (`session/end`) and frees the id.
-        link.shared.uncount_sessions(1);
+        host_ref.shared.uncount_sessions(1);
         return Err(error.into());
     }
-    link.shared.session_states.changed(&id, SessionState::Idle);
-    link.shared.extensions.add_to_session(&id, extensions);
-    Ok(SessionHandle::new(id, link))
+    host_ref.shared.session_states.changed(&id, SessionState::Idle);
+    host_ref.shared.extensions.add_to_session(&id, extensions);
+    Ok(SessionHandle::new(id, host_ref))
 }

@@ -139,7 +139,7 @@ impl FeedAccess {
 
     /// Returns the session's feed, which stays open while the second value exists. `None` if the
     /// session is gone or hibernates.
-    pub(super) fn begin_subscription(&self) -> Option<(Arc<Feed>, ReaderGuard)> {
+    pub(super) fn acquire_reader_guard(&self) -> Option<(Arc<Feed>, ReaderGuard)> {
         let feed = self.feed.upgrade()?;
         let pending = feed.acquire_reader_guard()?;
         Some((feed, pending))
@@ -152,13 +152,13 @@ impl FeedAccess {
 
     /// Returns the events from now on. `None` if the session is gone or hibernates.
     pub(super) fn subscribe(&self) -> Option<Subscription> {
-        let (feed, _pending) = self.begin_subscription()?;
+        let (feed, _pending) = self.acquire_reader_guard()?;
         Some(feed.subscribe(SUBSCRIBER_EVENTS_MAX))
     }
 
     /// Returns the events of one run from now on. It may start later. `None` if the session is gone or hibernates.
     pub(super) fn subscribe_to(&self, run: &RunId) -> Option<Subscription> {
-        let (feed, _pending) = self.begin_subscription()?;
+        let (feed, _pending) = self.acquire_reader_guard()?;
         Some(feed.subscribe_to_run(run.clone(), SUBSCRIBER_EVENTS_MAX))
     }
 }

@@ -139,13 +139,13 @@ fn idle_calls(journal: &dyn Journal) -> Result<Vec<SessionId>, JournalError> {
 
 /// Deletes the sessions whose deletion is unfinished and those of calls by hand. Leaves the others with unfinished
 /// runs as they are.
-pub(super) async fn finish_deletions(link: HostRef, unfinished: Vec<SessionId>) {
-    let shared = Arc::clone(&link.shared);
+pub(super) async fn finish_deletions(host_ref: HostRef, unfinished: Vec<SessionId>) {
+    let shared = Arc::clone(&host_ref.shared);
     let leftover = move || {
         let is_leftover = |id: &SessionId| is_leftover(&*shared.journal, id);
         unfinished.into_iter().filter(is_leftover).collect()
     };
-    close_all(&link, link.read(leftover).await.unwrap_or_default()).await;
+    close_all(&host_ref, host_ref.read(leftover).await.unwrap_or_default()).await;
 }
 
 /// Returns true if a session is closed, but not deleted, or is that of a call by hand that a crash has cut off.
@@ -158,9 +158,9 @@ fn is_leftover(journal: &dyn Journal, id: &SessionId) -> bool {
     last.last().is_some_and(|entry| matches!(entry.record, Record::SessionClosed))
 }
 
-async fn close_all(link: &HostRef, sessions: Vec<SessionId>) {
+async fn close_all(host_ref: &HostRef, sessions: Vec<SessionId>) {
     for id in sessions {
-        if let Err(error) = SessionHandle::new(id.clone(), link.clone()).close().await {
+        if let Err(error) = SessionHandle::new(id.clone(), host_ref.clone()).close().await {
             tracing::error!(session = %id, %error, "session_not_deleted");
         }
     }
@@ -168,11 +168,11 @@ async fn close_all(link: &HostRef, sessions: Vec<SessionId>) {
 
 /// Wakes the sessions with unfinished runs, which then continue, and deletes those whose deletion is unfinished and
 /// those of calls by hand. Stops the runs of child sessions whose parents have no unfinished run.
-pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: Instant) {
-    let (shared, ids) = (Arc::clone(&link.shared), unfinished.clone());
-    let orphans = link.read(move || agent_trees::orphans(&*shared.journal, &ids)).await;
+pub(super) async fn recover(host_ref: HostRef, unfinished: Vec<SessionId>, began: Instant) {
+    let (shared, ids) = (Arc::clone(&host_ref.shared), unfinished.clone());
+    let orphans = host_ref.read(move || agent_trees::orphans(&*shared.journal, &ids)).await;
     let orphans = orphans.and_then(|found| Ok(found?)).unwrap_or_default();
-    let woken = unfinished.iter().map(|id| link.awake_session(id));
+    let woken = unfinished.iter().map(|id| host_ref.awake_session(id));
     let woken = futures::future::join_all(woken).await;
     let recovered = woken.iter().filter(|woken| woken.is_ok()).count();
     let is_leftover = |woken: &Result<_, _>| {
@@ -183,11 +183,11 @@ pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: In
     let leftover: Vec<_> = leftover.map(|(id, _)| id.clone()).collect();
     let failed = unfinished.len() - recovered - leftover.len();
     let took = began.elapsed();
-    close_all(&link, leftover).await;
+    close_all(&host_ref, leftover).await;
     for id in orphans {
         // The parent's run has ended, so that no call waits for this child.
-        let _ = SessionHandle::new(id, link.clone()).stop(StopMode::Now).await;
+        let _ = SessionHandle::new(id, host_ref.clone()).stop(StopMode::Now).await;
     }
-    link.shared.telemetry.metrics().journal().runs_recovered(recovered, took);
+    host_ref.shared.telemetry.metrics().journal().runs_recovered(recovered, took);
     tracing::info!(runs = recovered, failed, ?took, "runs_recovered");
 }

@@ -31,7 +31,7 @@ pub(super) struct SessionReferences {
     /// The session, which knows the positions of the records.
     pub(super) session: ActorRef<SessionMessage>,
     pub(super) log: Arc<SessionLog>,
-    pub(super) link: HostRef,
+    pub(super) host_ref: HostRef,
 }
 
 impl SessionReferences {
@@ -57,7 +57,7 @@ impl ReferenceReader for SessionReferences {
         let locate = |reply| SessionMessage::Locate { reference: reference.clone(), reply };
         let ended = |_| ReferenceError::Unreadable("the session has ended".to_owned());
         let located = self.session.call(locate).await.map_err(ended)??;
-        let records = read_range(&self.link, &self.id, &self.log, located, reference).await;
+        let records = read_range(&self.host_ref, &self.id, &self.log, located, reference).await;
         let records = records.map_err(|error| ReferenceError::Unreadable(error.to_string()))?;
         stored_value(&records, reference)
     }
@@ -85,10 +85,11 @@ impl SessionHandle {
     pub async fn result(&self, key: CallKey) -> Result<StoredResult, HostError> {
         let reference = Reference::Result(key);
         let locate = |reply| SessionMessage::Locate { reference: reference.clone(), reply };
-        let (located, live) = self.link.request(self.id(), locate).await?;
+        let (located, awake_session) = self.host_ref.request(self.id(), locate).await?;
         let missing = || HostError::NoSuchResult(key.to_string());
         let range = located.map_err(|_| missing())?;
-        let records = read_range(&self.link, self.id(), &live.log, range, &reference).await?;
+        let records =
+            read_range(&self.host_ref, self.id(), &awake_session.log, range, &reference).await?;
         let records = Transcript::read(&records);
         let (call, outcome) = recorded_result(&records, key).ok_or_else(missing)?;
         Ok(StoredResult { key, tool_name: Arc::clone(&call.name), outcome: outcome.clone() })
@@ -98,7 +99,7 @@ impl SessionHandle {
 /// Of the records of a range, returns those on which the value of the reference may depend, as soon as they are
 /// durable.
 async fn read_range(
-    link: &HostRef,
+    host_ref: &HostRef,
     id: &SessionId,
     log: &SessionLog,
     range: RecordRange,
@@ -108,9 +109,9 @@ async fn read_range(
     // Without an end, the turn is not committed: all its records so far.
     let upto = upto.unwrap_or_else(|| log.last_seq());
     log.wait_durable(upto).await?;
-    let (shared, id, reference) = (Arc::clone(&link.shared), id.clone(), reference.clone());
+    let (shared, id, reference) = (Arc::clone(&host_ref.shared), id.clone(), reference.clone());
     let read = move || read_needed(&*shared.journal, &id, (after, upto), &reference);
-    Ok(link.quick_read(read).await??)
+    Ok(host_ref.quick_read(read).await??)
 }
 
 /// Of the records after the first position, up to and including the second, returns those on which the value of the

@@ -20,7 +20,7 @@ use crate::types::{RunId, SessionId};
 /// journal: text comes in larger pieces then, and the states of open calls come again.
 #[derive(Debug)]
 pub(crate) struct RunFeed {
-    link: HostRef,
+    host_ref: HostRef,
     session: SessionId,
     run: RunId,
     log: Arc<SessionLog>,
@@ -38,14 +38,23 @@ impl RunFeed {
     /// Creates the feed of the events after `start`. `is_complete` is true if the subscription that is
     /// passed to [`Self::next`] has all of them.
     pub(super) fn new(
-        link: HostRef,
+        host_ref: HostRef,
         (session, run): (SessionId, RunId),
         log: Arc<SessionLog>,
         start: EventId,
         is_complete: bool,
     ) -> Self {
         let has_gap = !is_complete;
-        Self { link, session, run, log, position: start, stored: None, has_gap, has_ended: false }
+        Self {
+            host_ref,
+            session,
+            run,
+            log,
+            position: start,
+            stored: None,
+            has_gap,
+            has_ended: false,
+        }
     }
 
     /// Returns whether no event follows.
@@ -78,7 +87,8 @@ impl RunFeed {
         loop {
             if self.has_gap {
                 self.log.wait_durable(self.position.seq).await?;
-                let events = SessionEvents::after(&self.link, &self.session, self.position).await?;
+                let events =
+                    SessionEvents::after(&self.host_ref, &self.session, self.position).await?;
                 self.stored = Some(events.only_run(self.run.clone()));
                 self.has_gap = false;
             }
@@ -94,7 +104,7 @@ impl RunFeed {
                 Some(FeedItem::Lagged) => self.has_gap = true,
                 Some(FeedItem::Failed(error)) => return Err(error.into()),
                 // The events of a run end with `RunEnded`, unless the session ends before.
-                None => return Err(self.link.shared.unavailable_error()),
+                None => return Err(self.host_ref.shared.unavailable_error()),
             }
         }
     }

@@ -22,7 +22,7 @@ impl ToolServers {
     /// end when what this returns is dropped.
     pub(super) fn connect_session(
         &self,
-        link: &HostRef,
+        host_ref: &HostRef,
         agent: &Agent,
         (id, session): (&SessionId, &ActorRef<SessionMessage>),
     ) -> Vec<PerSessionConnection> {
@@ -34,14 +34,14 @@ impl ToolServers {
             connections.insert(id.clone(), opened.iter().map(Arc::downgrade).collect());
         }
         let audience = ServerAudience::Session(session.clone());
-        opened.into_iter().map(|server| begin(link, server, audience.clone())).collect()
+        opened.into_iter().map(|server| begin(host_ref, server, audience.clone())).collect()
     }
 
     /// Returns the needed servers as a session sees them. To a server that sessions do not share, a session without
     /// a connection, or a caller without a session, gets one for as long as it holds what this returns.
     pub(super) fn servers_for(
         &self,
-        link: &HostRef,
+        host_ref: &HostRef,
         session: Option<&SessionId>,
         is_needed: impl Fn(&dyn ToolServer) -> bool,
     ) -> Vec<SessionServer> {
@@ -56,7 +56,7 @@ impl ToolServers {
                 return SessionServer { server: Arc::clone(other), _opened: None };
             }
             let server = server.for_session(None).unwrap_or_else(|| Arc::clone(server));
-            let opened = begin(link, Arc::clone(&server), ServerAudience::Nobody);
+            let opened = begin(host_ref, Arc::clone(&server), ServerAudience::Nobody);
             SessionServer { server, _opened: Some(opened) }
         });
         needed.collect()
@@ -64,7 +64,7 @@ impl ToolServers {
 
     /// Logs the changes of a server's state, notifies its audience of changes of its list, and stores each new
     /// list.
-    async fn follow(&self, server: &dyn ToolServer, link: &HostRef, audience: &ServerAudience) {
+    async fn follow(&self, server: &dyn ToolServer, host_ref: &HostRef, audience: &ServerAudience) {
         let mut status = server.status();
         let mut logged = None;
         let mut last = self.last_listing(server.name());
@@ -78,7 +78,7 @@ impl ToolServers {
                 if let Some(last) = last.replace(Arc::clone(listing))
                     && last.tools != listing.tools
                 {
-                    notify_list_changed(server.name(), &last, listing, link, audience);
+                    notify_list_changed(server.name(), &last, listing, host_ref, audience);
                 }
                 self.keep_listing(server.name(), listing).await;
             }
@@ -91,12 +91,12 @@ impl ToolServers {
 
 /// Asks the host to run a connection of one session, or one that only reads the list.
 fn begin(
-    link: &HostRef,
+    host_ref: &HostRef,
     server: Arc<dyn ToolServer>,
     audience: ServerAudience,
 ) -> PerSessionConnection {
     // A host that is gone ends its servers with it.
-    let _ = link.host.cast(HostMessage::BeginServer { server: Arc::clone(&server), audience });
+    let _ = host_ref.host.cast(HostMessage::BeginServer { server: Arc::clone(&server), audience });
     PerSessionConnection(server)
 }
 
@@ -105,7 +105,7 @@ fn notify_list_changed(
     server: &str,
     last: &ServerListing,
     now: &ServerListing,
-    link: &HostRef,
+    host_ref: &HostRef,
     audience: &ServerAudience,
 ) {
     let change = ToolListChange::between(&last.tools, &now.tools, |tool| &tool.name);
@@ -118,7 +118,7 @@ fn notify_list_changed(
     };
     match audience {
         ServerAudience::Sessions => {
-            link.shared.all_awake().iter().for_each(|(_, session)| notify(&session.actor));
+            host_ref.shared.all_awake().iter().for_each(|(_, session)| notify(&session.actor));
         }
         ServerAudience::Session(session) => notify(session),
         ServerAudience::Nobody => {}
@@ -129,7 +129,7 @@ fn notify_list_changed(
 /// host starts another one.
 pub(super) struct ToolServerActor {
     pub(super) server: Arc<dyn ToolServer>,
-    pub(super) link: HostRef,
+    pub(super) host_ref: HostRef,
     pub(super) audience: ServerAudience,
     pub(super) observer: RequestObserver,
     /// True if the last actor of the server panicked: this one waits before it connects.
@@ -140,13 +140,13 @@ impl Actor for ToolServerActor {
     type Message = Infallible;
 
     async fn start(&mut self, myself: &ActorRef<Infallible>) {
-        let Self { server, link, audience, observer, wait } = self;
+        let Self { server, host_ref, audience, observer, wait } = self;
         if *wait {
             tokio::time::sleep(RESTART_WAIT).await;
         }
         tokio::select! {
             () = server.run(Arc::clone(observer)) => {}
-            () = link.shared.tool_servers.follow(&**server, link, audience) => {}
+            () = host_ref.shared.tool_servers.follow(&**server, host_ref, audience) => {}
         }
         myself.stop();
     }

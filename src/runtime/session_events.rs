@@ -90,7 +90,7 @@ const LARGE_EVENTS_BYTES: usize = SHARED_BYTES / 2;
 pub struct SessionEvents {
     start: EventId,
     items: BoxStream<'static, FeedItem>,
-    host: HostRef,
+    host_ref: HostRef,
 }
 
 impl SessionEvents {
@@ -104,28 +104,33 @@ impl SessionEvents {
     /// events end although the session is not closed.
     #[must_use]
     pub fn is_host_ready(&self) -> bool {
-        self.host.is_ready()
+        self.host_ref.is_ready()
     }
 
     /// Returns the events of a session after a position. Wakes the session.
     pub(super) async fn after(
-        host: &HostRef,
+        host_ref: &HostRef,
         session: &SessionId,
         after: EventId,
     ) -> Result<Self, HostError> {
-        host.with_awake(session, |live| Self::from(host, session, live, after, None)).await?.0
+        host_ref
+            .with_awake(session, |awake_session| {
+                Self::from(host_ref, session, awake_session, after, None)
+            })
+            .await?
+            .0
     }
 
     /// Returns the events of a session that is in memory, or `None` if it leaves memory. Stored events are read
     /// with a permit of `history_permits`.
     pub(super) fn from(
-        host: &HostRef,
+        host_ref: &HostRef,
         session: &SessionId,
-        live: &AwakeSession,
+        awake_session: &AwakeSession,
         after: EventId,
         history_permits: Option<Arc<Semaphore>>,
     ) -> Option<Result<Self, HostError>> {
-        let (feed, pending) = live.feed_access.begin_subscription()?;
+        let (feed, pending) = awake_session.feed_access.acquire_reader_guard()?;
         let position = feed.position();
         if after.seq > position.durable {
             let last = position.durable;
@@ -139,10 +144,10 @@ impl SessionEvents {
         let reader = HistoryReader {
             feed: Arc::downgrade(&feed),
             pending: Some(pending),
-            host: host.clone(),
+            host_ref: host_ref.clone(),
             session: session.clone(),
             after,
-            past: PastEvents::new(session.clone(), &live.agent, turn),
+            past: PastEvents::new(session.clone(), &awake_session.agent, turn),
             page: FIRST_PAGE,
             read,
             target: last_to_read(after, &position),
@@ -152,13 +157,13 @@ impl SessionEvents {
             permit: None,
             live: None,
         };
-        Some(Ok(Self { start: after, items: read_by(reader).boxed(), host: host.clone() }))
+        Some(Ok(Self { start: after, items: read_by(reader).boxed(), host_ref: host_ref.clone() }))
     }
 
     /// Returns the stored events of a session that is not in memory. They end after the last stored record, and
     /// are read with a permit of `history_permits`.
     pub(super) fn stored(
-        host: &HostRef,
+        host_ref: &HostRef,
         stored: &SessionSummary,
         after: EventId,
         history_permits: Arc<Semaphore>,
@@ -166,7 +171,7 @@ impl SessionEvents {
         let reader = HistoryReader {
             feed: Weak::new(),
             pending: None,
-            host: host.clone(),
+            host_ref: host_ref.clone(),
             session: stored.id.clone(),
             after,
             past: PastEvents::new(stored.id.clone(), &stored.agent, 0),
@@ -179,19 +184,19 @@ impl SessionEvents {
             permit: None,
             live: None,
         };
-        Self { start: after, items: read_by(reader).boxed(), host: host.clone() }
+        Self { start: after, items: read_by(reader).boxed(), host_ref: host_ref.clone() }
     }
 
     /// Returns the events, from now on, of a session that is in memory. The states of its waiting run and of its open
     /// calls, and the pending approvals of its children, come first. `None` if the session leaves memory.
-    pub(super) fn from_now(host: &HostRef, live: &AwakeSession) -> Option<Self> {
-        let (feed, _pending) = live.feed_access.begin_subscription()?;
+    pub(super) fn from_now(host_ref: &HostRef, awake_session: &AwakeSession) -> Option<Self> {
+        let (feed, _pending) = awake_session.feed_access.acquire_reader_guard()?;
         // With the last possible position, the snapshot contains no text of the running attempt.
         let (subscription, snapshot) = feed
             .subscribe_from(EventId { seq: Seq(u64::MAX), bytes: u64::MAX }, SUBSCRIBER_EVENTS_MAX);
         let states = snapshot.states.into_iter().map(FeedItem::Event);
         let items = futures::stream::iter(states).chain(subscription).boxed();
-        Some(Self { start: snapshot.position.delivered, items, host: host.clone() })
+        Some(Self { start: snapshot.position.delivered, items, host_ref: host_ref.clone() })
     }
 
     /// Keeps only the events of one run.
@@ -268,7 +273,7 @@ struct HistoryReader {
     feed: Weak<Feed>,
     /// Keeps the session in memory until live events are read. `None` for a session that is not in memory.
     pending: Option<ReaderGuard>,
-    host: HostRef,
+    host_ref: HostRef,
     session: SessionId,
     /// The position after which events are returned.
     after: EventId,
@@ -397,18 +402,18 @@ impl HistoryReader {
 
     /// Reads and decodes the next entries. `None` if the session was deleted.
     async fn read_page(&self) -> Result<Option<HistoryPage>, JournalError> {
-        let (host, session) = (self.host.clone(), self.session.clone());
+        let (host_ref, session) = (self.host_ref.clone(), self.session.clone());
         let (position, target, page) = (self.read, self.target, self.page);
         let (after, past) = (self.after, self.past.clone());
         // Runs in a task of its own. A stream of many readers does not poll each of them, and an unpolled reader
         // would keep its permit.
         let read = task::isolated(async move {
-            let history = &host.shared.history;
+            let history = &host_ref.shared.history;
             let mut share = None;
             loop {
                 // The semaphores are never closed.
                 let permit = Arc::clone(&history.reads).acquire_owned().await;
-                let (journal, session) = (Arc::clone(&host.shared.journal), session.clone());
+                let (journal, session) = (Arc::clone(&host_ref.shared.journal), session.clone());
                 let (past, bytes) = (past.clone(), Arc::clone(&history.bytes));
                 // The entries are decoded and dropped by one thread, which returns their memory soonest.
                 let read = move || {
@@ -417,7 +422,7 @@ impl HistoryReader {
                     drop((entries, permit));
                     Ok(page)
                 };
-                match host.read(read).await.unwrap_or(Err(JournalError::Closed))? {
+                match host_ref.read(read).await.unwrap_or(Err(JournalError::Closed))? {
                     Some(DecodedPage::Page(page)) => return Ok(Some(*page)),
                     Some(DecodedPage::NeedsShare(size)) => {
                         let bytes = Arc::clone(&history.bytes);
@@ -457,7 +462,7 @@ impl HistoryReader {
         // An estimate: only the texts that are kept are encoded, because this thread serves other clients.
         let texts = events.iter().filter_map(|published| published.event.text());
         let bytes: usize = texts.map(|(_, text)| 1024 + 3 * text.len()).sum();
-        self.share = try_share(bytes, &self.host.shared.history.bytes);
+        self.share = try_share(bytes, &self.host_ref.shared.history.bytes);
         let kept = count_fitting_events(&events, bytes_max(self.share.as_ref()));
         let is_whole = kept == events.len();
         events.truncate(kept);

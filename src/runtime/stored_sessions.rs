@@ -18,7 +18,7 @@ use super::report::{CallReport, Messages, RunReport};
 use super::session_start::{SessionOrigin, SessionStart};
 use super::task;
 use crate::event::Event;
-use crate::journal::{Breach, JournalError, SessionLog, unfinished, verify_and_drop};
+use crate::journal::{Breach, JournalError, SessionLog, open_run_id, verify_and_drop};
 use crate::record::{JournalEntry, Record, Seq};
 use crate::session::{PastRun, StoredSession, past_run};
 use crate::telemetry::FeedItem;
@@ -34,8 +34,8 @@ impl SessionHandle {
     /// # Errors
     /// If they cannot be read, or the host shuts down.
     pub async fn records(&self, after: Seq) -> Result<Vec<JournalEntry>, HostError> {
-        let (shared, id) = (Arc::clone(&self.link.shared), self.id().clone());
-        Ok(self.link.read(move || shared.journal.read(&id, after)).await??)
+        let (shared, id) = (Arc::clone(&self.host_ref.shared), self.id().clone());
+        Ok(self.host_ref.read(move || shared.journal.read(&id, after)).await??)
     }
 
     /// Returns at most `limit` stored records after a position, fewer if they are large, and true if there
@@ -49,7 +49,7 @@ impl SessionHandle {
         after: Seq,
         limit: usize,
     ) -> Result<(Vec<JournalEntry>, bool), HostError> {
-        let (shared, id) = (Arc::clone(&self.link.shared), self.id().clone());
+        let (shared, id) = (Arc::clone(&self.host_ref.shared), self.id().clone());
         let read = move || {
             if shared.journal.find(&id)?.is_none() {
                 return Err(HostError::NoSuchSession(id));
@@ -78,7 +78,7 @@ impl SessionHandle {
                 count = fitting.clamp(1, 2 * count);
             }
         };
-        self.link.read(read).await?
+        self.host_ref.read(read).await?
     }
 
     /// Checks the stored records. Does not wake the session.
@@ -87,7 +87,7 @@ impl SessionHandle {
     /// If there is no such session, or its records cannot be read.
     #[doc(hidden)]
     pub async fn verify(&self) -> Result<SessionCheck, HostError> {
-        let (shared, id) = (Arc::clone(&self.link.shared), self.id().clone());
+        let (shared, id) = (Arc::clone(&self.host_ref.shared), self.id().clone());
         // The semaphore is never closed.
         let permit = Arc::clone(&shared.history.verifications).acquire_owned().await;
         let check = move || {
@@ -96,10 +96,10 @@ impl SessionHandle {
             if entries.is_empty() {
                 return Err(HostError::NoSuchSession(id));
             }
-            let (records, open_run) = (entries.len(), unfinished(&entries).cloned());
+            let (records, open_run) = (entries.len(), open_run_id(&entries).cloned());
             Ok(SessionCheck { records, open_run, breaches: verify_and_drop(&id, entries) })
         };
-        self.link.read(check).await?
+        self.host_ref.read(check).await?
     }
 }
 
@@ -126,7 +126,7 @@ pub(super) async fn await_report(
 ) -> Result<RunReport, HostError> {
     let Some(receiver) = receiver else { return report(session, run).await };
     let (report, upto) =
-        receiver.await.unwrap_or_else(|_| Err(session.link.shared.unavailable_error()))?;
+        receiver.await.unwrap_or_else(|_| Err(session.host_ref.shared.unavailable_error()))?;
     log.wait_durable(upto).await?;
     match report {
         Some(report) => Ok(report),
@@ -139,7 +139,7 @@ pub(super) async fn report(session: SessionHandle, run: RunId) -> Result<RunRepo
     loop {
         // Subscribes before reading, so that the run's end is not missed.
         let mut events = session.subscribe_to(&run).await?;
-        if let Some(report) = ended(&session.link, session.id(), &run).await? {
+        if let Some(report) = read_finished_report(&session.host_ref, session.id(), &run).await? {
             return Ok(report);
         }
         loop {
@@ -147,20 +147,20 @@ pub(super) async fn report(session: SessionHandle, run: RunId) -> Result<RunRepo
                 Some(FeedItem::Event(published))
                     if !matches!(published.event, Event::RunEnded { .. }) => {}
                 Some(_) => break,
-                None => return Err(session.link.shared.unavailable_error()),
+                None => return Err(session.host_ref.shared.unavailable_error()),
             }
         }
     }
 }
 
 /// Returns the report of a run, if the run has ended.
-pub(super) async fn ended(
-    link: &HostRef,
+pub(super) async fn read_finished_report(
+    host_ref: &HostRef,
     id: &SessionId,
     run: &RunId,
 ) -> Result<Option<RunReport>, HostError> {
-    let (shared, id, run) = (Arc::clone(&link.shared), id.clone(), run.clone());
-    let past = link.read(move || {
+    let (shared, id, run) = (Arc::clone(&host_ref.shared), id.clone(), run.clone());
+    let past = host_ref.read(move || {
         let entries = shared.journal.read(&id, Seq(0))?;
         let own = shared.agents.get(agent_name(&entries, &id)?);
         let session_rules_of = |overrides: &_| {
@@ -214,9 +214,9 @@ pub(super) async fn check_past_decision(
     key: CallKey,
     decision: ApprovalDecision,
 ) -> Result<(), HostError> {
-    if let Some(live) = session.link.shared.awake(session.id()) {
+    if let Some(awake_session) = session.host_ref.shared.awake(session.id()) {
         // The first decision may be appended, but not readable yet.
-        live.log.wait_durable(live.log.last_seq()).await?;
+        awake_session.log.wait_durable(awake_session.log.last_seq()).await?;
     }
     let entries = session.records(Seq(0)).await?;
     let records = entries.iter().map(|entry| &entry.record);
@@ -226,44 +226,44 @@ pub(super) async fn check_past_decision(
 /// Deletes a session whose slot is reserved for deletion, and its child sessions before it, unless it is known to
 /// have none.
 pub(super) async fn delete(
-    link: &HostRef,
+    host_ref: &HostRef,
     id: &SessionId,
     may_have_children: bool,
 ) -> Result<(), HostError> {
     if may_have_children {
         // If they cannot be found, then the session cannot be deleted either.
-        if let Err(error) = delete_children(link, id).await {
-            link.shared.end_deletion(id);
+        if let Err(error) = delete_children(host_ref, id).await {
+            host_ref.shared.end_deletion(id);
             return Err(error);
         }
     }
-    let removed = link.shared.removals.remove(&link.shared.journal, id).await;
+    let removed = host_ref.shared.removals.remove(&host_ref.shared.journal, id).await;
     let is_deleted = removed.as_ref().is_ok_and(|removed| removed.was_removed);
     if is_deleted {
-        link.shared.uncount_sessions(1);
+        host_ref.shared.uncount_sessions(1);
         // The subscribers are notified before another session can have the id.
-        link.shared.session_states.deleted(id);
-        link.shared.suspended.lock().remove(id);
-        link.shared.set_has_unfinished_run(id, false);
+        host_ref.shared.session_states.deleted(id);
+        host_ref.shared.suspended.lock().remove(id);
+        host_ref.shared.set_has_unfinished_run(id, false);
     }
-    link.shared.end_deletion(id);
-    link.shared.update_counts();
+    host_ref.shared.end_deletion(id);
+    host_ref.shared.update_counts();
     removed?.result?;
     if is_deleted { Ok(()) } else { Err(HostError::NoSuchSession(id.clone())) }
 }
 
 fn delete_children<'a>(
-    link: &'a HostRef,
+    host_ref: &'a HostRef,
     id: &'a SessionId,
 ) -> BoxFuture<'a, Result<(), HostError>> {
-    let (shared, of) = (Arc::clone(&link.shared), id.clone());
+    let (shared, of) = (Arc::clone(&host_ref.shared), id.clone());
     Box::pin(async move {
-        let children = link
+        let children = host_ref
             .quick_read(move || agent_trees::readable_children(&*shared.journal, &of))
             .await??;
         for child in children {
             // A child may have children of its own.
-            SessionHandle::new(child, link.clone()).close().await?;
+            SessionHandle::new(child, host_ref.clone()).close().await?;
         }
         Ok(())
     })
@@ -289,49 +289,49 @@ async fn fork_reserved(
     at: Seq,
     id: SessionId,
 ) -> Result<SessionHandle, HostError> {
-    let link = from.link.clone();
-    if let Some(live) = link.shared.awake(from.id()) {
-        live.log.wait_durable(live.log.last_seq()).await?;
+    let host_ref = from.host_ref.clone();
+    if let Some(awake_session) = host_ref.shared.awake(from.id()) {
+        awake_session.log.wait_durable(awake_session.log.last_seq()).await?;
     }
     let (waiter, waited) = oneshot::channel();
-    link.shared.reserve_new(&id, waiter)?;
-    let opening = read_fork_start(&link, from.id(), at, &id).await;
+    host_ref.shared.reserve_new(&id, waiter)?;
+    let opening = read_fork_start(&host_ref, from.id(), at, &id).await;
     let begun = opening.and_then(|opening| {
-        let begun = link.host.cast(HostMessage::Begin(Box::new(opening)));
+        let begun = host_ref.host.cast(HostMessage::Begin(Box::new(opening)));
         begun.map_err(|_| HostError::ShuttingDown)
     });
     if let Err(error) = begun {
-        link.shared.uncount_sessions(1);
+        host_ref.shared.uncount_sessions(1);
         // The error is about the origin. Requests that wait for the fork find that there is no session of its id.
-        link.shared.release_slot(&id);
+        host_ref.shared.release_slot(&id);
         return Err(error);
     }
     // If its start panicked, the copied records may be stored already: the fork stays counted.
-    let live = link.wait_until_awake(waited).await?;
-    if let Err(error) = live.log.wait_durable(live.log.last_seq()).await {
-        link.shared.uncount_sessions(1);
+    let awake_session = host_ref.wait_until_awake(waited).await?;
+    if let Err(error) = awake_session.log.wait_durable(awake_session.log.last_seq()).await {
+        host_ref.shared.uncount_sessions(1);
         if let JournalError::OriginRemoved(origin) = error {
             return Err(HostError::NoSuchSession(origin));
         }
         return Err(error.into());
     }
-    link.shared.session_states.changed(&id, SessionState::Idle);
-    if live.log.bytes() > AWAKE_FORK_BYTES_MAX {
+    host_ref.shared.session_states.changed(&id, SessionState::Idle);
+    if awake_session.log.bytes() > AWAKE_FORK_BYTES_MAX {
         // If the session has ended, no message is needed.
-        let _ = live.actor.cast(SessionMessage::Hibernate { idle: Duration::ZERO });
+        let _ = awake_session.actor.cast(SessionMessage::Hibernate { idle: Duration::ZERO });
     }
-    Ok(SessionHandle::new(id, link))
+    Ok(SessionHandle::new(id, host_ref))
 }
 
 /// Returns the start of the fork `to`: the records of `from` up to `at`, and the session that they rebuild.
 async fn read_fork_start(
-    link: &HostRef,
+    host_ref: &HostRef,
     from: &SessionId,
     at: Seq,
     to: &SessionId,
 ) -> Result<SessionStart, HostError> {
-    let (shared, source, new) = (Arc::clone(&link.shared), from.clone(), to.clone());
-    let (rebuilt, adopted) = link
+    let (shared, source, new) = (Arc::clone(&host_ref.shared), from.clone(), to.clone());
+    let (rebuilt, adopted) = host_ref
         .read(move || {
             if shared.journal.find(&new)?.is_some() {
                 return Err(HostError::SessionExists);
@@ -354,11 +354,11 @@ async fn read_fork_start(
             Ok((rebuilt, entries))
         })
         .await??;
-    let agent = link.shared.agents.get(&rebuilt.agent).cloned();
+    let agent = host_ref.shared.agents.get(&rebuilt.agent).cloned();
     let agent = agent.ok_or_else(|| HostError::AgentGone(rebuilt.agent.clone()))?;
-    let tools = link.frozen_tools(&agent, &rebuilt.session).await?;
+    let tools = host_ref.frozen_tools(&agent, &rebuilt.session).await?;
     Ok(SessionStart {
-        publisher: Publisher::new(to.clone(), link.shared.telemetry.clone(), Seq(0)),
+        publisher: Publisher::new(to.clone(), host_ref.shared.telemetry.clone(), Seq(0)),
         id: to.clone(),
         agent,
         tools,

@@ -67,7 +67,7 @@ pub(super) struct ToolSupervisorSetup {
     /// The secrets of the host, which are replaced in what tools return.
     pub(super) secrets: Secrets,
     pub(super) references: Arc<SessionReferences>,
-    pub(super) link: HostRef,
+    pub(super) host_ref: HostRef,
     /// The call that opened the session, if it is a child session.
     pub(super) parent: Option<Arc<ParentCall>>,
 }
@@ -84,7 +84,7 @@ pub(super) struct ToolSupervisor {
     gauges: Gauges,
     secrets: Secrets,
     references: Arc<SessionReferences>,
-    link: HostRef,
+    host_ref: HostRef,
     parent: Option<Arc<ParentCall>>,
     running: Vec<RunningCall>,
     /// The ends of the calls of the current turn, for an accumulator that attaches later.
@@ -206,7 +206,7 @@ impl ToolSupervisor {
             gauges,
             secrets,
             references,
-            link,
+            host_ref,
             parent,
         } = setup;
         Self {
@@ -219,7 +219,7 @@ impl ToolSupervisor {
             gauges,
             secrets,
             references,
-            link,
+            host_ref,
             parent,
             running: Vec::new(),
             ended: Vec::new(),
@@ -271,7 +271,7 @@ impl ToolSupervisor {
         let child_start = child_start.zip(registered.spec.agent.as_deref());
         let runner = child_start.map(|(start, config)| {
             Arc::new(AgentCallRunner {
-                link: self.link.clone(),
+                host_ref: self.host_ref.clone(),
                 supervisor: myself.clone(),
                 session: self.session.clone(),
                 scope: Arc::clone(&scope),

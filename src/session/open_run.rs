@@ -278,7 +278,7 @@ impl OpenRun {
     pub(super) fn cancel_next_turn(&mut self, limit: &str, action: &str) {
         let reason = match limit {
             RUN_TIMEOUT_KEY => CancelReason::RunTimeout,
-            MAX_TOKENS => CancelReason::Budget,
+            MAX_TOKENS_KEY => CancelReason::Budget,
             _ => return,
         };
         if action == ENDED && matches!(self.stage, RunStage::Ready(_)) {

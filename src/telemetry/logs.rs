@@ -140,7 +140,7 @@ fn call(published: &PublishedEvent) {
             let (tool_name, id) = (&*call.name, &**id);
             line!(warn, published, tool_name, id, oddity, arguments, "tool_arguments_odd");
         }
-        Event::CallStarted { call, input_summary, early, waited, queued, of: count } => {
+        Event::CallStarted { call, input_summary, early, waited, queued, known_calls: count } => {
             let CallLabel { key, name, .. } = call;
             line!(
                 debug,
@@ -536,7 +536,7 @@ mod tests {
                     early,
                     waited: Duration::from_millis(20),
                     queued: Some(Duration::from_millis(10)),
-                    of: 4,
+                    known_calls: 4,
                 },
                 &[(
                     "DEBUG",
@@ -663,7 +663,7 @@ mod tests {
                 early: false,
                 waited: Duration::ZERO,
                 queued: None,
-                of: 1,
+                known_calls: 1,
             },
             Event::CallWaiting {
                 client_input: None,

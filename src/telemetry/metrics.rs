@@ -784,7 +784,7 @@ mod tests {
             early: false,
             waited: Duration::ZERO,
             queued: Some(Duration::ZERO),
-            of: 1,
+            known_calls: 1,
         };
         let ended = |name: &str| {
             let mut result = Box::new(samples::result());

@@ -19,11 +19,11 @@
 //! | log lines from events, and which texts they may contain (log redaction); log output of the binary | `logs`, `log_output`; secrets: `types::secrets` |
 //! | hooks of the program that follow all events | `live_hooks` |
 //! | traces (OpenTelemetry, OTLP): spans, message contents, export | `traces/`; trace propagation (`traceparent`): `types::trace` |
-//! | the telemetry of one host as a whole | `exporter` |
+//! | the telemetry of one host as a whole | `host_telemetry` |
 
-mod exporter;
 pub mod feed;
 mod host;
+mod host_telemetry;
 mod journal;
 mod labelled_handles;
 mod live_hooks;
@@ -38,11 +38,11 @@ mod models;
 mod prometheus_page;
 mod traces;
 
-pub use exporter::Telemetry;
 pub use feed::{
     Feed, FeedItem, FeedPosition, FeedSnapshot, ReaderGuard, SourceRecord, Subscription,
     journal_failed,
 };
+pub use host_telemetry::Telemetry;
 pub use live_hooks::{LiveHook, RegisteredLiveHooks};
 #[cfg(feature = "cli")]
 pub use log_output::{LogFormat, LogsError, init_logs};

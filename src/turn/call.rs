@@ -432,12 +432,12 @@ impl TurnCall {
         self.outcome().is_some() && (self.started_at.is_some() || is_copy)
     }
 
-    /// Returns the outcome with its times. `began` is the time between the start of the run and that of
+    /// Returns the outcome with its times. `run_elapsed` is the time between the start of the run and that of
     /// the turn.
-    pub(super) fn result(&self, began: Duration) -> Option<ToolResult> {
+    pub(super) fn result(&self, run_elapsed: Duration) -> Option<ToolResult> {
         let CallPhase::Ended { outcome, at } = &self.phase else { return None };
         let RecordedTimes { started, wait, duration } =
-            self.recorded_times.unwrap_or_else(|| self.times(began, *at));
+            self.recorded_times.unwrap_or_else(|| self.times(run_elapsed, *at));
         Some(ToolResult {
             call: self.recorded_call(),
             outcome: outcome.clone(),
@@ -449,7 +449,7 @@ impl TurnCall {
         })
     }
 
-    fn times(&self, began: Duration, ended: Duration) -> RecordedTimes {
+    fn times(&self, run_elapsed: Duration, ended: Duration) -> RecordedTimes {
         let sealed = self.sealed_at.unwrap_or(ended);
         let ran = |started: Duration| {
             let ended = self.answered_at.unwrap_or(ended);
@@ -458,7 +458,7 @@ impl TurnCall {
         RecordedTimes {
             started: self
                 .started_at
-                .map(|at| (began + at).saturating_sub(self.run_time_before_resume)),
+                .map(|at| (run_elapsed + at).saturating_sub(self.run_time_before_resume)),
             wait: self.started_at.unwrap_or(ended).saturating_sub(sealed),
             duration: self.started_at.map_or(Duration::ZERO, ran) + self.run_time_before_resume,
         }

@@ -300,7 +300,7 @@ impl Turn {
             early: call.early,
             waited: now.saturating_sub(call.sealed_at.unwrap_or(now)),
             queued: call.queue_wait,
-            of,
+            known_calls: of,
         };
         let start = CallStart {
             call: call.call.clone(),

@@ -148,7 +148,7 @@ pub struct Turn {
     attempt: Attempt,
     /// The calls of the current attempt, in call order.
     calls: Vec<TurnCall>,
-    /// The results of pure calls of void attempts, by [`TurnCall::identity`].
+    /// The results of pure calls of void attempts, by [`TurnCall::dedup_key`].
     reusable_results: BTreeMap<String, ToolOutcome>,
     approvals: Approvals,
     variables: VisibleVariables,

@@ -25,7 +25,7 @@ pub enum ToolProtocol {
 impl ToolProtocol {
     /// The protocols with their names in the configuration.
     #[doc(hidden)]
-    pub const WORDS: [(&'static str, Self); 6] = [
+    pub const NAMES: [(&'static str, Self); 6] = [
         ("native", Self::Native),
         ("hermes", Self::Hermes),
         ("xml", Self::Xml),
@@ -40,7 +40,7 @@ impl std::str::FromStr for ToolProtocol {
     type Err = UnknownToolProtocol;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let known = Self::WORDS.iter().find(|(word, _)| *word == text);
+        let known = Self::NAMES.iter().find(|(word, _)| *word == text);
         known.map(|(_, protocol)| *protocol).ok_or(UnknownToolProtocol)
     }
 }

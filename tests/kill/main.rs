@@ -108,7 +108,7 @@ async fn a_kill_at_any_record_loses_nothing() {
 async fn a_kill_at_any_record_loses_no_call_in_the_text() {
     // The short form uses every 15th record.
     let step = if requested_kills().is_some() { 1 } else { 15 };
-    let protocols = ToolProtocol::WORDS.iter().filter(|(word, _)| *word != "native");
+    let protocols = ToolProtocol::NAMES.iter().filter(|(word, _)| *word != "native");
     for (way, (word, protocol)) in protocols.enumerate() {
         let mut records = 0;
         for at in (1 + way * 3 % step..).step_by(step) {

@@ -286,7 +286,7 @@ fn config(setup: ScenarioOptions, base_url: &str, port: u16) -> String {
     let durability = if setup.relaxed { "relaxed" } else { "strict" };
     let start = if setup.on_seal { "on_seal" } else { "on_finish" };
     let idempotent = setup.idempotent;
-    let mut protocols = ToolProtocol::WORDS.iter();
+    let mut protocols = ToolProtocol::NAMES.iter();
     let protocol = protocols.find(|(_, protocol)| *protocol == setup.protocol).unwrap().0;
     format!(
         r#"[host]

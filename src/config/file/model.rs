@@ -54,7 +54,7 @@ impl ModelConfig {
                 .unwrap_or(default.breaker_open_for),
             context_window: section.read("context_window", values::positive),
             tool_protocol: section
-                .read("tool_protocol", |value| values::one_of(value, &ToolProtocol::WORDS))
+                .read("tool_protocol", |value| values::one_of(value, &ToolProtocol::NAMES))
                 .unwrap_or_default(),
             prompt_cache: section.read("prompt_cache", prompt_cache).unwrap_or_default(),
             max_output_tokens: section.read("max_output_tokens", values::positive),

@@ -76,12 +76,18 @@ impl PublishedEvent {
                     ..ToolUseView::new(call, "waiting")
                 })
             }
-            Event::CallStarted { call, input_summary, early, waited: _, queued: _, of: _ } => self
-                .tool_use(&ToolUseView {
-                    input_summary: Some(summary(input_summary)),
-                    early: Some(*early),
-                    ..ToolUseView::new(call, "running")
-                }),
+            Event::CallStarted {
+                call,
+                input_summary,
+                early,
+                waited: _,
+                queued: _,
+                known_calls: _,
+            } => self.tool_use(&ToolUseView {
+                input_summary: Some(summary(input_summary)),
+                early: Some(*early),
+                ..ToolUseView::new(call, "running")
+            }),
             // It is unknown whether the call had started early.
             Event::CallDiscarded { call, had_result: _ } => {
                 self.tool_use(&ToolUseView { early: None, ..ToolUseView::new(call, "discarded") })

@@ -35,7 +35,7 @@ use crate::transcript::{Breach, Invariant, RecordLocation, Transcript};
 use crate::types::{CallKey, RunId, Seq, SessionId};
 
 /// Returns the breaches in a session's records, in the order of the records. A run that has not ended is not
-/// a breach: see [`unfinished`].
+/// a breach: see [`open_run_id`].
 #[must_use]
 pub fn verify(session: &SessionId, entries: &[JournalEntry]) -> Vec<Breach> {
     let (breaches, last_seq) = record_breaches(session, entries);
@@ -123,7 +123,7 @@ fn history_breach(
 
 /// Returns the run that is open at the end of these records.
 #[must_use]
-pub fn unfinished(entries: &[JournalEntry]) -> Option<&RunId> {
+pub fn open_run_id(entries: &[JournalEntry]) -> Option<&RunId> {
     Transcript::read(entries).open_run()?.id()
 }
 

@@ -41,7 +41,7 @@ fn changed(kind_of_record: &str, nth: usize, pointer: &str, value: Value) -> Vec
 #[test]
 fn a_valid_journal_has_no_breach() {
     assert_eq!(verify(&session(), &entries(sample_records())), []);
-    assert_eq!(unfinished(&entries(sample_records())), None);
+    assert_eq!(open_run_id(&entries(sample_records())), None);
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn a_prefix_has_no_breach_and_may_have_an_open_run() {
     for length in 1..entries.len() {
         assert_eq!(verify(&session(), &entries[..length]), [], "the first {length}");
         let open = !(length == 1 || kind(&entries[length - 1].record) == "run_ended");
-        assert_eq!(unfinished(&entries[..length]).is_some(), open, "the first {length}");
+        assert_eq!(open_run_id(&entries[..length]).is_some(), open, "the first {length}");
     }
 }
 

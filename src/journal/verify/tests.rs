@@ -46,7 +46,7 @@ fn the_records_of_a_turn_have_no_breach_in_any_scenario() {
         let entries = entries(begun(execution).into_iter().chain(log));
         let breaches = verify(&session, &entries);
         assert!(breaches.is_empty(), "{breaches:#?} in {entries:#?}");
-        assert_eq!(unfinished(&entries), Some(&RunId("run_1".into())));
+        assert_eq!(open_run_id(&entries), Some(&RunId("run_1".into())));
         walks += 1;
         for entry in &entries {
             leases +=

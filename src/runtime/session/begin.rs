@@ -25,7 +25,7 @@ use crate::session::{OpenRun, RunSpec, Session, SessionEffect};
 #[derive(Debug)]
 pub(in crate::runtime) struct SessionArguments {
     start: SessionStart,
-    link: HostRef,
+    host_ref: HostRef,
     log: Arc<SessionLog>,
     activity: Arc<SessionActivity>,
 }
@@ -33,7 +33,7 @@ pub(in crate::runtime) struct SessionArguments {
 /// Starts the actor of a session.
 pub(in crate::runtime) fn spawn(
     start: SessionStart,
-    link: HostRef,
+    host_ref: HostRef,
     supervisor: &ActorRef<HostMessage>,
 ) -> Result<Arc<AwakeSession>, HostError> {
     let agent = start.agent.name.to_string();
@@ -41,7 +41,7 @@ pub(in crate::runtime) fn spawn(
     // This access does not keep the feed alive, so subscribers' streams end with the session.
     let feed_of_log = feed_access.clone();
     let session_ref: Arc<OnceLock<ActorRef<SessionMessage>>> = Arc::default();
-    let journal = Arc::clone(&link.shared.journal);
+    let journal = Arc::clone(&host_ref.shared.journal);
     let (last, bytes) = match &start.origin {
         SessionOrigin::Stored(stored) => (stored.last, stored.bytes),
         SessionOrigin::Forked(stored, _) => (Seq(0), stored.bytes),
@@ -58,8 +58,12 @@ pub(in crate::runtime) fn spawn(
     });
     let log = log.with_stored_bytes(bytes);
     let (log, activity) = (Arc::new(log), Arc::new(SessionActivity::of(&start.id)));
-    let arguments =
-        SessionArguments { start, link, log: Arc::clone(&log), activity: Arc::clone(&activity) };
+    let arguments = SessionArguments {
+        start,
+        host_ref,
+        log: Arc::clone(&log),
+        activity: Arc::clone(&activity),
+    };
     // A panic may end only this session, not its supervisor.
     let session = catch_unwind(AssertUnwindSafe(|| SessionActor::new(arguments)));
     let session = session.map_err(|_| HostError::SessionClosed)?;
@@ -74,9 +78,9 @@ pub(in crate::runtime) fn spawn(
 
 impl SessionActor {
     pub(super) fn new(arguments: SessionArguments) -> Self {
-        let SessionArguments { start, link, log, activity } = arguments;
+        let SessionArguments { start, host_ref, log, activity } = arguments;
         let SessionStart { id, agent, tools, origin, publisher } = start;
-        let awake = link.shared.gauges.awake.increment();
+        let awake = host_ref.shared.gauges.awake.increment();
         let (session, stored) = match origin {
             // The messages were checked when the session was requested.
             SessionOrigin::New { messages, metadata, parent, client_tools } => {
@@ -97,13 +101,13 @@ impl SessionActor {
         if let Some(tools) = tools {
             agents.use_tools(tools);
         }
-        agents.read_tool_sources(&id, &link.shared);
+        agents.read_tool_sources(&id, &host_ref.shared);
         let mut state = Self {
             prompt_cache_key: prompt_cache_key(&id),
             id,
             session,
             agents,
-            link,
+            host_ref,
             publisher,
             log,
             started: Instant::now(),
@@ -119,7 +123,7 @@ impl SessionActor {
             summary: AwaitedSummary::default(),
             _awake: awake,
         };
-        state.activity.touched_ms.store(state.link.shared.clock_ms(), Ordering::Relaxed);
+        state.activity.touched_ms.store(state.host_ref.shared.clock_ms(), Ordering::Relaxed);
         if let Some((_, entries)) = stored {
             state.log.prepend_recent(entries);
             state.forget_failures();
@@ -144,7 +148,7 @@ impl SessionActor {
     /// Counts the runs that wait in the queue of a stored session. No caller waits for them.
     fn count_queued(&mut self) {
         let queued = self.session.queue().map(|RunSpec { run_id, .. }| {
-            let counted = Some(self.link.shared.gauges.queued_inputs.increment());
+            let counted = Some(self.host_ref.shared.gauges.queued_inputs.increment());
             (run_id.clone(), RunCaller { report: None, _counted: counted })
         });
         self.callers.runs = queued.collect();
@@ -155,15 +159,15 @@ impl SessionActor {
     /// queue, so it runs now.
     fn forget_failures(&self) {
         let open = self.session.run().map(|run| &run.id);
-        let mut unrecorded_failures = self.link.shared.unrecorded_failures.lock();
+        let mut unrecorded_failures = self.host_ref.shared.unrecorded_failures.lock();
         unrecorded_failures.retain(|run, session| *session != self.id || open == Some(run));
     }
 
     /// Continues a session that was suspended, with its run or else its queue, and counts that as a run of the host.
     pub(super) fn continue_resumed_session(&mut self) {
-        self.link.shared.suspended.lock().remove(&self.id);
+        self.host_ref.shared.suspended.lock().remove(&self.id);
         // The limit does not apply, because the run was accepted before.
-        let gauges = &self.link.shared.gauges;
+        let gauges = &self.host_ref.shared.gauges;
         let is_child_run = self.session.run().is_some_and(|run| self.is_child_run(&run.id));
         let runs = if is_child_run { &gauges.child_runs } else { &gauges.runs };
         self.run_count_guard = Some(runs.increment());
@@ -174,12 +178,12 @@ impl SessionActor {
         let elapsed = run.elapsed(now);
         self.agents.use_for(&overrides);
         let trace = self.begin_trace(&id, trace, began, elapsed, None);
-        let has_failed = self.link.shared.unrecorded_failures.lock().remove(&id).is_some();
-        let extensions = self.link.shared.extensions.for_run(&self.id, &id);
+        let has_failed = self.host_ref.shared.unrecorded_failures.lock().remove(&id).is_some();
+        let extensions = self.host_ref.shared.extensions.for_run(&self.id, &id);
         let run = ActiveRun::new(id, trace, extensions, self.stored_turn_after, None);
         self.run = Some(Box::new(run));
         self.activity.has_open_run.store(true, Ordering::Release);
-        self.link.shared.update_counts();
+        self.host_ref.shared.update_counts();
         if has_failed {
             self.give_up("journal_failed", "the journal could not be written");
         }

@@ -21,7 +21,7 @@ impl SessionActor {
         // A client that deletes the origin of a fork meanwhile is no failure of the journal.
         if !matches!(error, JournalError::OriginRemoved(_)) {
             tracing::error!(session = %self.id, %error, "journal_failed");
-            self.link.shared.telemetry.metrics().journal().session_failed();
+            self.host_ref.shared.telemetry.metrics().journal().session_failed();
         }
         let reason = HostError::Journal(error);
         let durable = self.log.durable_seq();
@@ -29,9 +29,9 @@ impl SessionActor {
         let lost: Vec<_> = self.ended_runs.drain(..).filter(|(_, end)| *end > durable).collect();
         let has_lost_end = !lost.is_empty();
         let lost = lost.into_iter().map(|(run, _)| (run, self.id.clone()));
-        self.link.shared.unrecorded_failures.lock().extend(lost);
+        self.host_ref.shared.unrecorded_failures.lock().extend(lost);
         if let Some(run) = self.run.take() {
-            self.link.shared.unrecorded_failures.lock().insert(run.id.clone(), self.id.clone());
+            self.host_ref.shared.unrecorded_failures.lock().insert(run.id.clone(), self.id.clone());
             run.fail(reason.clone());
         }
         for actor in self.forget_actors().iter().flat_map(RunActors::any_refs) {
@@ -46,7 +46,7 @@ impl SessionActor {
         self.log.close();
         // The journal may have an open run: also one whose end was lost.
         let has_open_run = has_lost_end || self.activity.has_open_run.load(Ordering::Acquire);
-        let shared = &self.link.shared;
+        let shared = &self.host_ref.shared;
         // The slot of a session that is being deleted is another one.
         shared.remove_awake_if(&self.id, myself.id(), || {
             shared.set_has_unfinished_run(&self.id, has_open_run);
@@ -63,12 +63,12 @@ impl SessionActor {
     pub(super) fn delete_session(&mut self, myself: &ActorRef<SessionMessage>) {
         self.release_actors();
         self.log.close();
-        self.link.shared.replace(&self.id, myself.id(), SessionSlot::Deleting(Vec::new()));
+        self.host_ref.shared.replace(&self.id, myself.id(), SessionSlot::Deleting(Vec::new()));
         let waiting = std::mem::take(&mut self.callers.close);
-        let (link, id) = (self.link.clone(), self.id.clone());
+        let (host_ref, id) = (self.host_ref.clone(), self.id.clone());
         let has_children = self.session.has_children();
         task::detach(async move {
-            let deleted = stored_sessions::delete(&link, &id, has_children).await;
+            let deleted = stored_sessions::delete(&host_ref, &id, has_children).await;
             for reply in waiting {
                 let _ = reply.send(deleted.clone());
             }

@@ -34,11 +34,11 @@ impl SessionActor {
     pub(super) fn hibernate(&mut self, myself: &ActorRef<SessionMessage>, idle: Duration) {
         let idle_ms = crate::types::millis(idle);
         let touched = self.activity.touched_ms.load(Ordering::Relaxed);
-        let is_quiet = self.link.shared.clock_ms().saturating_sub(touched) >= idle_ms
+        let is_quiet = self.host_ref.shared.clock_ms().saturating_sub(touched) >= idle_ms
             && self.actors.ending.is_empty()
             && self.actors.current.as_ref().is_none_or(RunActors::run_no_tool)
             && !self.is_recovering()
-            && !self.link.shared.is_shutting_down();
+            && !self.host_ref.shared.is_shutting_down();
         let is_awaited = self.run.as_deref().is_some_and(ActiveRun::is_awaited)
             || self.callers.runs.values().any(RunCaller::is_awaited);
         if !is_quiet || is_awaited || !self.session.may_hibernate() {
@@ -47,7 +47,7 @@ impl SessionActor {
         let has_run = self.session.run().is_some();
         // Removal from the index and closing are one step for other requests: each request finds
         // this session or its successor.
-        let leaves = self.link.shared.remove_awake_if(&self.id, myself.id(), || {
+        let leaves = self.host_ref.shared.remove_awake_if(&self.id, myself.id(), || {
             let leaves = self.publisher.close_if_unwatched();
             if leaves && !self.log.close_if_durable() {
                 self.publisher.reopen();
@@ -55,16 +55,16 @@ impl SessionActor {
             }
             self.activity.leaving.store(leaves, Ordering::Release);
             if leaves {
-                self.link.shared.set_has_unfinished_run(&self.id, has_run);
+                self.host_ref.shared.set_has_unfinished_run(&self.id, has_run);
                 // A request that wakes the session publishes the next state.
                 let state = if has_run { SessionState::Running } else { SessionState::Hibernated };
-                self.link.shared.session_states.changed(&self.id, state);
+                self.host_ref.shared.session_states.changed(&self.id, state);
             }
             leaves
         });
         if leaves {
             if let Some(until) = self.approvals_expire_at() {
-                self.link.shared.approval_expiries.lock().insert((until, self.id.clone()));
+                self.host_ref.shared.approval_expiries.lock().insert((until, self.id.clone()));
             }
             // An open run continues from its records when the session wakes.
             myself.stop();
@@ -76,7 +76,7 @@ impl SessionActor {
     ///
     /// The run of a child session ends with the call that opened it, because that call runs.
     pub(super) async fn leave_at_shutdown(&mut self, myself: &ActorRef<SessionMessage>) -> bool {
-        if !self.link.shared.is_shutting_down() || !self.has_resumable_run() {
+        if !self.host_ref.shared.is_shutting_down() || !self.has_resumable_run() {
             return false;
         }
         let Some(accumulator) = self.accumulator() else { return false };
@@ -89,11 +89,11 @@ impl SessionActor {
         if !is_durable || self.is_decision_recorded() {
             return false;
         }
-        let leaves = self.link.shared.remove_awake_if(&self.id, myself.id(), || {
+        let leaves = self.host_ref.shared.remove_awake_if(&self.id, myself.id(), || {
             let leaves = self.log.close_if_durable();
             self.activity.leaving.store(leaves, Ordering::Release);
             if leaves {
-                self.link.shared.set_has_unfinished_run(&self.id, true);
+                self.host_ref.shared.set_has_unfinished_run(&self.id, true);
             }
             leaves
         });

@@ -68,7 +68,7 @@ pub(super) struct SessionActor {
     /// The state machine of the session.
     session: Session,
     agents: RunAgents,
-    link: HostRef,
+    host_ref: HostRef,
     publisher: Publisher,
     log: Arc<SessionLog>,
     /// The origin of the machine's clock.
@@ -118,9 +118,9 @@ impl Actor for SessionActor {
                 | SessionMessage::ServerToolsChanged { .. }
         );
         if !is_maintenance {
-            self.activity.touched_ms.store(self.link.shared.clock_ms(), Ordering::Relaxed);
+            self.activity.touched_ms.store(self.host_ref.shared.clock_ms(), Ordering::Relaxed);
         }
-        if self.link.shared.is_shutting_down() {
+        if self.host_ref.shared.is_shutting_down() {
             self.session.note_shutdown();
         }
         match message {
@@ -254,7 +254,7 @@ impl Actor for SessionActor {
     }
 
     async fn handle_child_end(&mut self, myself: &ActorRef<SessionMessage>, end: ChildEnd) {
-        if self.link.shared.is_shutting_down() {
+        if self.host_ref.shared.is_shutting_down() {
             self.session.note_shutdown();
         }
         self.handle_actor_end(myself, end);
@@ -301,7 +301,7 @@ impl SessionActor {
             RunAdmission::Queue => false,
         };
         if starts {
-            self.agents.read_tool_sources(&self.id, &self.link.shared);
+            self.agents.read_tool_sources(&self.id, &self.host_ref.shared);
         }
         if let Some(name) = &run.into {
             check_variable_name(name)?;
@@ -312,19 +312,19 @@ impl SessionActor {
         let id = run.run_id.clone();
         let is_child_run = self.is_child_run(&id);
         let slot =
-            if starts { Some(self.link.shared.acquire_run_slot(is_child_run)?) } else { None };
+            if starts { Some(self.host_ref.shared.acquire_run_slot(is_child_run)?) } else { None };
         if starts {
             self.agents.set_current(all, agent);
             self.spawn_actors(myself);
         }
         let agents = &self.agents;
         let rules_of = |overrides: &_| agents.rules(overrides);
-        let limits = self.link.shared.input_limits(&self.log);
+        let limits = self.host_ref.shared.input_limits(&self.log);
         self.session.handle_run_request(run, request_key, limits, &rules_of)?;
         self.run_count_guard = slot.or(self.run_count_guard.take());
-        self.link.shared.extensions.add_to_run(&self.id, &id, extensions);
+        self.host_ref.shared.extensions.add_to_run(&self.id, &id, extensions);
         let (report, receiver) = oneshot::channel();
-        let counted = (!starts).then(|| self.link.shared.gauges.queued_inputs.increment());
+        let counted = (!starts).then(|| self.host_ref.shared.gauges.queued_inputs.increment());
         self.callers.runs.insert(id.clone(), RunCaller { report: Some(report), _counted: counted });
         let seq = self.perform_effects(myself).unwrap_or_else(|| self.log.last_seq());
         Ok(RunAccepted { id, seq, report_receiver: Some(receiver) })
@@ -336,7 +336,7 @@ impl SessionActor {
         input: Content,
         request_key: Option<RequestKey>,
     ) -> Result<Seq, HostError> {
-        let limits = self.link.shared.input_limits(&self.log);
+        let limits = self.host_ref.shared.input_limits(&self.log);
         let known = self.session.handle_steer(input, request_key, limits)?;
         let recorded = self.perform_effects(myself);
         Ok(known.or(recorded).unwrap_or_else(|| self.log.last_seq()))
@@ -345,18 +345,18 @@ impl SessionActor {
     /// Lets an interrupted run go on, unless it waits for a manual resume.
     fn continue_run(&mut self) {
         // It goes on when the next host starts.
-        if self.link.shared.is_shutting_down() {
+        if self.host_ref.shared.is_shutting_down() {
             return;
         }
         // A session that was only asleep is not held.
-        let is_held = self.link.shared.suspended.lock().contains(&self.id);
+        let is_held = self.host_ref.shared.suspended.lock().contains(&self.id);
         if self.session.handle_wake(self.now(), is_held) {
             self.continue_resumed_session();
         }
     }
 
     fn resume(&mut self, myself: &ActorRef<SessionMessage>) -> Result<Seq, HostError> {
-        if self.link.shared.is_shutting_down() {
+        if self.host_ref.shared.is_shutting_down() {
             return Err(HostError::ShuttingDown);
         }
         if !self.session.is_suspended() {
@@ -369,7 +369,9 @@ impl SessionActor {
 
     /// Resumes a suspended run, because a request needs it.
     fn resume_if_suspended(&mut self) {
-        if !self.link.shared.is_shutting_down() && self.session.handle_resume(self.now()).is_ok() {
+        if !self.host_ref.shared.is_shutting_down()
+            && self.session.handle_resume(self.now()).is_ok()
+        {
             self.continue_resumed_session();
         }
     }
@@ -420,7 +422,7 @@ impl SessionActor {
         let mut first = None;
         if self.run.is_none() {
             // A run may start below.
-            self.agents.read_tool_sources(&self.id, &self.link.shared);
+            self.agents.read_tool_sources(&self.id, &self.host_ref.shared);
         }
         loop {
             self.give_model_tokens();
@@ -449,7 +451,7 @@ impl SessionActor {
                 SessionEffect::RunEnded(summary) => {
                     self.end_run(*summary);
                     // A queued run may be next.
-                    self.agents.read_tool_sources(&self.id, &self.link.shared);
+                    self.agents.read_tool_sources(&self.id, &self.host_ref.shared);
                 }
                 SessionEffect::RunRefused { run_id, reason } => {
                     if let Some(caller) = self.callers.runs.get_mut(&run_id) {
@@ -484,8 +486,8 @@ impl SessionActor {
             // A client that reads the run's end finds the session idle, and room for another run.
             if !self.session.holds_slot() && self.run_count_guard.take().is_some() {
                 self.activity.has_open_run.store(false, Ordering::Release);
-                self.link.shared.session_states.changed(&self.id, SessionState::Idle);
-                self.link.shared.update_counts();
+                self.host_ref.shared.session_states.changed(&self.id, SessionState::Idle);
+                self.host_ref.shared.update_counts();
             }
             self.record_appended(&record, Seq(seq), time, ends);
             let position = SourceRecord { seq: Seq(seq), time, displayed_bytes: 0 };
@@ -503,7 +505,7 @@ impl SessionActor {
         match record {
             // No turn is resumed from this record.
             Record::SessionOpened { .. } => self.log.trim_recent(seq),
-            Record::InputQueued { .. } => self.link.shared.update_counts(),
+            Record::InputQueued { .. } => self.host_ref.shared.update_counts(),
             Record::RunStarted { input, .. } if !ends => {
                 let Some(run) = self.session.run() else { return };
                 let (id, trace, began) = (run.id.clone(), run.trace.clone(), run.began);
@@ -511,11 +513,11 @@ impl SessionActor {
                 let elapsed = Duration::ZERO;
                 let trace = self.begin_trace(&id, trace, began, elapsed, Some(input));
                 let report = self.callers.runs.remove(&id).and_then(|caller| caller.report);
-                let extensions = self.link.shared.extensions.for_run(&self.id, &id);
+                let extensions = self.host_ref.shared.extensions.for_run(&self.id, &id);
                 self.run = Some(Box::new(ActiveRun::new(id, trace, extensions, seq, report)));
                 self.activity.has_open_run.store(true, Ordering::Release);
-                self.link.shared.session_states.changed(&self.id, SessionState::Running);
-                self.link.shared.update_counts();
+                self.host_ref.shared.session_states.changed(&self.id, SessionState::Running);
+                self.host_ref.shared.update_counts();
             }
             // Begins the turn of the calls that the session was opened with. The accumulator records all others.
             Record::ResponseEnded { .. } => {
@@ -575,7 +577,7 @@ impl SessionActor {
         spec.new_prompt = self.session.requested_prompt().filter(|hash| known != Some(*hash));
         if origin == TurnOrigin::New {
             let sizes = self.session.part_tokens(&spec.rules);
-            self.link.shared.telemetry.metrics().context_tokens(sizes);
+            self.host_ref.shared.telemetry.metrics().context_tokens(sizes);
         }
         let Some(run) = &self.run else { return };
         let scope = RunScope {
@@ -587,14 +589,14 @@ impl SessionActor {
         };
         let (spec, scope) = (with_seed(spec, &self.id), Arc::new(scope));
         let start = TurnStart { spec, scope, request, resume, cancel };
-        self.link.shared.telemetry.traces().request_started(&self.id, &start.request);
+        self.host_ref.shared.telemetry.traces().request_started(&self.id, &start.request);
         self.send_to_accumulator(AccumulatorMessage::BeginTurn(Box::new(start)));
     }
 
     /// Returns the model request of the current turn.
     fn next_request(&mut self, messages: MessageList, kind: RequestKind) -> Arc<ModelRequest> {
         let hash = self.agents.current().prompt_hash();
-        let has_sources = !self.link.shared.tool_sources.0.is_empty();
+        let has_sources = !self.host_ref.shared.tool_sources.0.is_empty();
         let prompt_change = self.session.handle_request(hash, has_sources);
         let has_form = self.agents.note_form(kind);
         let prompt_change = prompt_change.or(has_form.then_some(PromptChange::Output));

@@ -141,7 +141,7 @@ impl SessionActor {
                     // The call would have stopped its child, and waited for its end.
                     Effect::Perform(TurnAction::Start(start)) => {
                         let key = start.call.key;
-                        stop_child(&self.link, &self.id, &key.idempotency_key(run));
+                        stop_child(&self.host_ref, &self.id, &key.idempotency_key(run));
                         agents.push(key);
                     }
                     Effect::Perform(_) => {}

@@ -244,17 +244,17 @@ impl RunActors {
         epoch: u64,
         log: &Arc<SessionLog>,
         publisher: &Publisher,
-        link: &HostRef,
+        host_ref: &HostRef,
         parent: Option<&Arc<ParentCall>>,
         supervisor: Option<ToolSupervisorRef>,
     ) -> Self {
-        let host = &link.shared;
+        let host = &host_ref.shared;
         let gauges = &host.gauges;
         let references = Arc::new(SessionReferences {
             id: publisher.session().clone(),
             session: session.clone(),
             log: Arc::clone(log),
-            link: link.clone(),
+            host_ref: host_ref.clone(),
         });
         let requests = host.sent_requests.as_ref().map(|all| SessionRequests {
             session: publisher.session().clone(),
@@ -274,7 +274,7 @@ impl RunActors {
                     gauges: gauges.clone(),
                     secrets: host.secrets.clone(),
                     references: Arc::clone(&references),
-                    link: link.clone(),
+                    host_ref: host_ref.clone(),
                     parent: parent.cloned(),
                 };
                 actor::spawn_child(session, ToolSupervisor::new(setup))
@@ -353,9 +353,9 @@ impl SessionActor {
         supervisor: Option<ToolSupervisorRef>,
     ) {
         self.actors.epoch += 1;
-        let Self { actors: SessionActors { epoch, .. }, log, publisher, link, .. } = &*self;
+        let Self { actors: SessionActors { epoch, .. }, log, publisher, host_ref, .. } = &*self;
         let parent = self.session.parent();
-        let actors = RunActors::spawn(myself, *epoch, log, publisher, link, parent, supervisor);
+        let actors = RunActors::spawn(myself, *epoch, log, publisher, host_ref, parent, supervisor);
         self.actors.current = Some(actors);
         self.activity.has_actors.store(true, Ordering::Release);
     }
@@ -385,7 +385,7 @@ impl SessionActor {
         input: Option<&Content>,
     ) -> Option<Arc<RunTrace>> {
         let agent = self.agents.current();
-        self.link.shared.telemetry.traces().begin(TracedRun {
+        self.host_ref.shared.telemetry.traces().begin(TracedRun {
             session: &self.id,
             run: id,
             agent: &agent.name,
@@ -420,8 +420,8 @@ impl SessionActor {
         // The records of the last turn are not needed any more.
         let last = self.log.last_seq();
         self.log.trim_recent(last);
-        self.link.shared.update_counts();
-        self.link.shared.agent_trees.remove_run(&self.id, &summary.run_id);
+        self.host_ref.shared.update_counts();
+        self.host_ref.shared.agent_trees.remove_run(&self.id, &summary.run_id);
         let durable = self.log.durable_seq();
         self.ended_runs.push((summary.run_id.clone(), last));
         self.ended_runs.retain(|(_, end)| *end > durable);
@@ -485,9 +485,9 @@ impl SessionActor {
             summary,
             position,
             (agent, parent),
-            &self.link.shared.telemetry,
+            &self.host_ref.shared.telemetry,
         );
-        let held = self.link.shared.gauges.run_end_hooks.increment();
+        let held = self.host_ref.shared.gauges.run_end_hooks.increment();
         let (log, last) = (Arc::clone(&self.log), self.log.last_seq());
         task::detach(async move {
             let _held = held;
@@ -502,8 +502,8 @@ impl SessionActor {
     pub(super) fn drop_ended_callers(&mut self) {
         let session = &self.session;
         self.callers.runs.retain(|id, _| session.has_run(id));
-        self.link.shared.extensions.retain_runs(&self.id, |id| session.has_run(id));
-        self.link.shared.update_counts();
+        self.host_ref.shared.extensions.retain_runs(&self.id, |id| session.has_run(id));
+        self.host_ref.shared.update_counts();
     }
 
     /// Sends an error to all callers of queued runs, because this actor ends. A later actor starts the runs whose
@@ -512,6 +512,6 @@ impl SessionActor {
         for (_, mut caller) in self.callers.runs.drain() {
             caller.fail(reason.clone());
         }
-        self.link.shared.update_counts();
+        self.host_ref.shared.update_counts();
     }
 }

@@ -181,11 +181,11 @@ impl SessionActor {
             // The call of the parent reads the events of this session, to pass them on. The run at the root knows
             // whether anything else does.
             Some(parent) => {
-                let (link, root) = (self.link.clone(), parent.root.session.clone());
-                let Some(myself) = self.link.shared.awake(&self.id) else { return };
+                let (host_ref, root) = (self.host_ref.clone(), parent.root.session.clone());
+                let Some(myself) = self.host_ref.shared.awake(&self.id) else { return };
                 task::detach(async move {
                     let find = |reply| SessionMessage::CheckApprovalReader { reply };
-                    if matches!(link.request(&root, find).await, Ok((false, _))) {
+                    if matches!(host_ref.request(&root, find).await, Ok((false, _))) {
                         // A session that has ended has no approvals.
                         let _ = myself.actor.cast(SessionMessage::RejectApprovals);
                     }
@@ -202,7 +202,7 @@ impl SessionActor {
     /// Returns whether something may answer the approvals of the current run: a server or the program has looked for
     /// approvals, the events have a reader, or no caller waits for the end of the run.
     pub(super) fn can_answer_approvals(&self) -> bool {
-        self.link.shared.approvals_are_read.load(Ordering::Relaxed)
+        self.host_ref.shared.approvals_are_read.load(Ordering::Relaxed)
             || self.publisher.is_watched()
             || self.run.as_ref().is_none_or(|run| !run.is_awaited())
     }

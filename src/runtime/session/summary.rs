@@ -77,11 +77,12 @@ impl SessionActor {
         let myself = myself.clone();
         self.summary.requests += 1;
         let request = self.summary.requests;
-        self.summary.task = Some(OwnedTask::spawn(&self.link.shared.gauges.tasks, async move {
-            let reply = summariser.summarise().await;
-            // A session that has ended needs no summary.
-            let _ = myself.cast(SessionMessage::SummaryMade { request, reply });
-        }));
+        self.summary.task =
+            Some(OwnedTask::spawn(&self.host_ref.shared.gauges.tasks, async move {
+                let reply = summariser.summarise().await;
+                // A session that has ended needs no summary.
+                let _ = myself.cast(SessionMessage::SummaryMade { request, reply });
+            }));
     }
 
     /// Gives the session the summary that it waits for. The answer to an earlier request is ignored.
@@ -117,7 +118,7 @@ impl SessionActor {
         }
         self.summary.timer = deadline.and_then(|deadline| {
             let (myself, at) = (myself.clone(), self.started.checked_add(deadline)?);
-            let timer = OwnedTask::spawn(&self.link.shared.gauges.tasks, async move {
+            let timer = OwnedTask::spawn(&self.host_ref.shared.gauges.tasks, async move {
                 tokio::time::sleep_until(at).await;
                 // The machine looks at its clock after each message. This one changes nothing else in a run that goes
                 // on. A session that has ended needs no timer.
@@ -172,7 +173,7 @@ impl SessionActor {
             |overflow: &ContextOverflow| overflow.window.is_some() || !model.has_window();
         if let Some(overflow) = error.overflow.filter(is_of_use) {
             model.learnt.update(|learnt| learnt.handle_overflow(overflow, tokens, counted));
-            model.learnt.store_soon(&self.link.shared.journal);
+            model.learnt.store_soon(&self.host_ref.shared.journal);
         }
         let agents = &self.agents;
         let rules_of = |overrides: &RunOverrides| agents.rules(overrides);

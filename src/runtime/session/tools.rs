@@ -16,10 +16,10 @@ impl SessionActor {
     /// Reads the tools of servers. The session receives them as [`SessionMessage::ToolsRead`].
     pub(super) fn read_tools(&mut self, myself: &ActorRef<SessionMessage>) {
         self.open_connections(myself);
-        let (link, agent) = (self.link.clone(), Arc::clone(self.agents.configured()));
-        let servers = &self.link.shared.tool_servers;
+        let (host_ref, agent) = (self.host_ref.clone(), Arc::clone(self.agents.configured()));
+        let servers = &self.host_ref.shared.tool_servers;
         let connected =
-            servers.servers_for(&link, Some(&self.id), |server| agent.names_server(server));
+            servers.servers_for(&host_ref, Some(&self.id), |server| agent.names_server(server));
         let starting = servers.starting(&connected);
         if let (Some(run), false) = (self.session.run(), starting.is_empty()) {
             let waiting = Event::RunWaiting { waiting_for: WaitingFor::Server, servers: starting };
@@ -27,7 +27,7 @@ impl SessionActor {
         }
         let myself = myself.clone();
         task::detach(async move {
-            let tools = link.shared.tool_servers.freeze(&agent, &connected).await;
+            let tools = host_ref.shared.tool_servers.freeze(&agent, &connected).await;
             // A session that has ended needs no tools.
             let _ = myself.cast(SessionMessage::ToolsRead { tools });
         });
@@ -76,17 +76,18 @@ impl SessionActor {
     /// Connects the session to the servers that its agent names and that sessions do not share, unless it is
     /// connected. The connections end with this actor.
     pub(super) fn open_connections(&mut self, myself: &ActorRef<SessionMessage>) {
-        if self.server_connections.is_empty() && !self.link.shared.is_shutting_down() {
+        if self.server_connections.is_empty() && !self.host_ref.shared.is_shutting_down() {
             let agent = self.agents.configured();
             let session = (&self.id, myself);
-            let opened = self.link.shared.tool_servers.connect_session(&self.link, agent, session);
+            let opened =
+                self.host_ref.shared.tool_servers.connect_session(&self.host_ref, agent, session);
             self.server_connections = opened;
         }
     }
 
     fn use_tools(&mut self, tools: Arc<FrozenTools>) {
         self.agents.use_tools(tools);
-        self.agents.read_tool_sources(&self.id, &self.link.shared);
+        self.agents.read_tool_sources(&self.id, &self.host_ref.shared);
         if let Some(run) = self.session.run() {
             self.agents.use_for(&run.overrides);
         }

@@ -135,7 +135,7 @@ async fn a_run_whose_end_was_lost_does_not_go_on() {
     });
     let failed = (RunEnd::Failed, Some("journal_failed".to_owned()));
     assert_eq!(ends.collect::<Vec<_>>(), [failed, (RunEnd::Answered, None)]);
-    assert!(host.inner.link.shared.unrecorded_failures.lock().is_empty());
+    assert!(host.inner.host_ref.shared.unrecorded_failures.lock().is_empty());
 }
 
 #[tokio::test]
@@ -146,10 +146,12 @@ async fn a_run_whose_start_was_lost_is_forgotten() {
     let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), engine).await.unwrap();
     let session = session(&host).await;
     assert!(matches!(session.run("go").await, Err(HostError::Journal(_))));
-    until("its failure is noted", || !host.inner.link.shared.unrecorded_failures.lock().is_empty())
-        .await;
+    until("its failure is noted", || {
+        !host.inner.host_ref.shared.unrecorded_failures.lock().is_empty()
+    })
+    .await;
     timeout(SOON, session.snapshot()).await.unwrap().unwrap();
-    assert!(host.inner.link.shared.unrecorded_failures.lock().is_empty());
+    assert!(host.inner.host_ref.shared.unrecorded_failures.lock().is_empty());
     assert_eq!(session.run("again").await.unwrap().run_end, RunEnd::Answered);
 }
 
@@ -164,9 +166,9 @@ async fn a_failed_run_of_a_session_that_cannot_be_read_is_forgotten() {
     let entry = JournalEntry { seq: Seq(1), time: 1, displayed_bytes: 0, record };
     let entries = vec![Arc::new(entry)];
     engine.store(Batch::new(id.clone(), entries, Arc::default(), Box::new(|_| ())));
-    let failures = &host.inner.link.shared.unrecorded_failures;
+    let failures = &host.inner.host_ref.shared.unrecorded_failures;
     failures.lock().insert(ids::run_id(), id);
-    maintenance::run(&host.inner.link);
+    maintenance::run(&host.inner.host_ref);
     until("it is forgotten", || failures.lock().is_empty()).await;
 }
 
@@ -182,7 +184,7 @@ async fn a_session_that_is_used_during_the_search_for_idle_ones_is_not_deleted()
     until("it is older", || crate::journal::unix_ms() > touched).await;
     engine.hold_lists(true);
     let lists = engine.lists();
-    let shared = Arc::clone(&host.inner.link.shared);
+    let shared = Arc::clone(&host.inner.host_ref.shared);
     let search = tokio::task::spawn_blocking(move || maintenance::delete(&shared, 0));
     until("it is found", || engine.lists() > lists).await;
     session.run("go").await.unwrap();
@@ -207,7 +209,7 @@ async fn a_request_that_waits_for_a_fork_finds_no_session_if_the_fork_fails() {
         async move { host.fork(&session, Seq(99), Some("fork".to_owned())).await }
     });
     let id = SessionId::parse("fork").unwrap();
-    until("its id is reserved", || host.inner.link.shared.index.lock().contains_key(&id)).await;
+    until("its id is reserved", || host.inner.host_ref.shared.index.lock().contains_key(&id)).await;
     let fork = host.session(&id);
     let mut waiting = Box::pin(fork.snapshot());
     let waits = (&mut waiting).now_or_never().is_none();
@@ -226,7 +228,7 @@ async fn what_is_learnt_of_a_model_while_it_is_being_stored_is_stored_too() {
     let journal = Arc::clone(&engine) as Arc<dyn Journal>;
     let setup = setup(&provider, ToolRegistry::new(), |_| ());
     let host = start_on(setup, Arc::clone(&journal)).await.unwrap();
-    let learnt = host.inner.link.shared.models["test"].learnt.clone();
+    let learnt = host.inner.host_ref.shared.models["test"].learnt.clone();
     let learn = |window| {
         let overflow = ContextOverflow::of_window(Some(window), None);
         learnt.update(|tokens| tokens.handle_overflow(overflow, 100_000, None));
@@ -343,7 +345,7 @@ async fn a_resume_during_a_shutdown_is_refused() {
     let host = super::child_sessions::restart(setup, &journal).await;
     let session = host.session(&id);
     assert!(session.snapshot().await.unwrap().current_run.unwrap().suspended);
-    host.inner.link.shared.closing.store(true, Ordering::SeqCst);
+    host.inner.host_ref.shared.closing.store(true, Ordering::SeqCst);
     assert_eq!(session.resume().await, Err(HostError::ShuttingDown));
 }
 
@@ -457,7 +459,7 @@ async fn sessions_that_are_deleted_during_a_removal_are_removed_together() {
     for _ in 0..3 {
         deletions.push(delete(session(&host).await));
     }
-    let waiting = || host.inner.link.shared.removals.waiting.lock().len();
+    let waiting = || host.inner.host_ref.shared.removals.waiting.lock().len();
     until("the others wait", || waiting() == 3).await;
     engine.hold_removal(None);
     for deletion in deletions {
@@ -489,7 +491,7 @@ async fn a_fork_has_no_queue_that_keeps_it_running() {
     let end = stored.iter().find(is_end).unwrap().seq;
     let fork = host.fork(&session, end, None).await.unwrap();
     assert_eq!(journal.find(fork.id()).unwrap().unwrap().state, SessionState::Idle);
-    assert!(unfinished(&entries(&*journal, fork.id())).is_none());
+    assert!(open_run_id(&entries(&*journal, fork.id())).is_none());
 }
 
 #[tokio::test]

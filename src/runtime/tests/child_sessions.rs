@@ -76,7 +76,7 @@ pub(super) fn family(
 /// Returns all child sessions.
 fn children(host: &Host) -> Vec<SessionHandle> {
     let query = SessionQuery::default().with(|query| query.children = true);
-    let stored = host.inner.link.shared.journal.list(&query).unwrap().into_iter();
+    let stored = host.inner.host_ref.shared.journal.list(&query).unwrap().into_iter();
     stored.filter(|of| is_child_session(&of.id)).map(|of| host.session(&of.id)).collect()
 }
 
@@ -295,7 +295,7 @@ async fn deleting_a_session_deletes_its_descendants() {
                     rest(&host);
                     until("it sleeps", || {
                         session.hibernate();
-                        host.inner.link.shared.awake(session.id()).is_none()
+                        host.inner.host_ref.shared.awake(session.id()).is_none()
                     })
                     .await;
                 }
@@ -434,7 +434,7 @@ async fn a_child_is_not_deleted_while_the_call_of_its_parent_waits_for_a_manual_
     let session = session(&first).await;
     timeout(SOON, session.run("go")).await.unwrap().unwrap();
     // The crash comes before the outcome of the child is recorded.
-    let before = Arc::clone(&first.inner.link.shared.journal);
+    let before = Arc::clone(&first.inner.host_ref.shared.journal);
     let journal = Arc::new(MemoryJournal::new());
     let has_no_outcome = |entry: &JournalEntry| !matches!(entry.record, Record::CallEnded { .. });
     let own = entries(&*before, session.id()).into_iter().take_while(has_no_outcome);
@@ -703,7 +703,7 @@ async fn depth_and_number_of_children_are_limited_for_the_whole_tree() {
         };
         assert!(refusals.iter().any(|key| expected.contains(&&**key)), "{refusals:?}");
         nothing_left(&host).await;
-        assert!(host.inner.link.shared.agent_trees.is_empty());
+        assert!(host.inner.host_ref.shared.agent_trees.is_empty());
     }
 }
 

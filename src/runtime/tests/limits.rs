@@ -178,9 +178,9 @@ async fn a_host_that_is_dropped_ends() {
 
 /// Kills a session's actor, and waits until the host has noticed.
 pub(super) async fn kill_session_actor(host: &Host, session: &SessionHandle) {
-    let dead = session.link.shared.awake(session.id()).unwrap();
+    let dead = session.host_ref.shared.awake(session.id()).unwrap();
     dead.actor.kill();
-    let shared = Arc::clone(&host.inner.link.shared);
+    let shared = Arc::clone(&host.inner.host_ref.shared);
     let id = session.id().clone();
     until("the host has handled the death", move || {
         shared.awake(&id).is_none_or(|live| live.actor.id() != dead.actor.id())

@@ -41,7 +41,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::*;
 use crate::config::{BaseUrl, JournalEngine, ModelConfig, ToolPattern};
 use crate::journal::export::ChildSessions;
-use crate::journal::{SessionQuery, unfinished, verify, verify_children};
+use crate::journal::{SessionQuery, open_run_id, verify, verify_children};
 use crate::record::Seq;
 use crate::tool::{ParsedSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::types::SessionId;
@@ -121,7 +121,7 @@ async fn session(host: &Host) -> SessionHandle {
 
 /// Stops the run actors of every session without an open run.
 fn rest(host: &Host) {
-    for (_, live) in host.inner.link.shared.all_awake() {
+    for (_, live) in host.inner.host_ref.shared.all_awake() {
         // A session actor that has ended has no run actors.
         let _ = live.actor.cast(SessionMessage::ReleaseActors);
     }
@@ -156,7 +156,7 @@ async fn nothing_left(host: &Host) {
 
 /// Checks that the records of every session are valid and that no run is open.
 fn journals_are_whole(host: &Host) {
-    let journal = &host.inner.link.shared.journal;
+    let journal = &host.inner.host_ref.shared.journal;
     let all = SessionQuery::default().with(|query| query.children = true);
     for stored in journal.list(&all).unwrap() {
         let entries = journal.read(&stored.id, Seq(0)).unwrap();
@@ -166,7 +166,7 @@ fn journals_are_whole(host: &Host) {
         let children = ChildSessions::read(&stored.id, &entries, read);
         let breaches = verify_children(&stored.id, &entries, &children);
         assert!(breaches.is_empty(), "{breaches:#?} in {entries:#?} and {children:#?}");
-        assert_eq!(unfinished(&entries), None);
+        assert_eq!(open_run_id(&entries), None);
     }
 }
 

@@ -424,7 +424,7 @@ async fn stops_and_deletions_of_many_parents_leave_nothing() {
     ledger.check_end(seed);
     check_parents(&world.journal, seed);
     let checked = check_use(&world.journal, seed);
-    assert!(host.inner.link.shared.agent_trees.is_empty(), "seed {seed}");
+    assert!(host.inner.host_ref.shared.agent_trees.is_empty(), "seed {seed}");
     eprintln!(
         "{parents} parents, {deleted} deleted, {} runs: {:?}; {} requests, {} in flight at an end, {} leases",
         ledger.runs.len(),
@@ -467,7 +467,7 @@ async fn hosts_that_end_leave_no_orphans() {
         let is_dead = Arc::new(AtomicBool::new(false));
         let provider = world.provider(&is_dead).await;
         let host = world.host(&provider, 30, &is_dead).await;
-        let shared = Arc::downgrade(&host.inner.link.shared);
+        let shared = Arc::downgrade(&host.inner.host_ref.shared);
         let tasks: Vec<_> = ids
             .iter()
             .map(|id| {

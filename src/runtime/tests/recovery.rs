@@ -14,7 +14,7 @@ pub(super) const SUPERVISOR: usize = 2;
 
 pub(super) async fn run_actors(session: &SessionHandle) -> Option<[AnyActorRef; 3]> {
     let name = |reply| SessionMessage::NameActors { reply };
-    session.link.request(session.id(), name).await.unwrap().0
+    session.host_ref.request(session.id(), name).await.unwrap().0
 }
 
 pub(super) async fn actors(session: &SessionHandle) -> [AnyActorRef; 3] {

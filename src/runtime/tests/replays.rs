@@ -15,7 +15,7 @@ use crate::types::{Execution, RunEnd, ToolOutcome};
 fn rules(
     host: &Host,
 ) -> impl Fn(&str, &RunOverrides, Option<&str>) -> Result<Arc<RunRules>, String> {
-    let shared = Arc::clone(&host.inner.link.shared);
+    let shared = Arc::clone(&host.inner.host_ref.shared);
     move |agent, overrides, frozen| {
         let mut agent = Arc::clone(shared.agents.get(agent).ok_or("no such agent")?);
         if let Some(sha256) = frozen {
@@ -36,7 +36,7 @@ fn replayed(host: &Host, entries: &[JournalEntry]) -> Result<Replayed, Box<Diffe
 /// Replays every session of the host and checks that there is no difference.
 #[track_caller]
 pub(super) fn all(host: &Host) {
-    let journal = &*host.inner.link.shared.journal;
+    let journal = &*host.inner.host_ref.shared.journal;
     let query = SessionQuery::default().with(|query| query.children = true);
     for session in journal.list(&query).unwrap() {
         let entries = journal.read(&session.id, Seq(0)).unwrap();
@@ -73,7 +73,7 @@ async fn recorded(change: impl FnOnce(&mut Config)) -> (Host, Vec<JournalEntry>)
     for prompt in ["one", "two"] {
         session.run(prompt).await.unwrap();
     }
-    let entries = entries(&*host.inner.link.shared.journal, session.id());
+    let entries = entries(&*host.inner.host_ref.shared.journal, session.id());
     (host, entries)
 }
 
@@ -122,7 +122,7 @@ async fn a_replay_accepts_a_stop_while_a_turn_begins_without_time() {
     let session = session(&host).await;
     let report = session.run("go").await.unwrap();
     assert_eq!(report.run_end, RunEnd::TimedOut);
-    let mut entries = entries(&*host.inner.link.shared.journal, session.id());
+    let mut entries = entries(&*host.inner.host_ref.shared.journal, session.id());
     let second = |e: &JournalEntry| matches!(e.record, Record::AttemptStarted { turn: 2, .. });
     let begin = entries.iter().position(second).unwrap();
     let mut stop = entries[begin].clone();
@@ -149,7 +149,7 @@ async fn a_replay_accepts_an_early_call_that_ends_after_its_response() {
     let host = host(&provider, registry([count, pay]), |_| ()).await;
     let session = session(&host).await;
     session.run("go").await.unwrap();
-    let mut entries = entries(&*host.inner.link.shared.journal, session.id());
+    let mut entries = entries(&*host.inner.host_ref.shared.journal, session.id());
     let response = entries.iter().position(|e| matches!(e.record, Record::ResponseEnded { .. }));
     let response = response.unwrap();
     // The second call could also have ended later.

@@ -53,7 +53,7 @@ async fn a_failed_call_is_tried_again_as_the_same_call() {
     let (report, host) = run_once(tool).await;
     assert_eq!(results(&report)["flaky"], ("success", "worked"));
     assert_eq!(attempts.load(Ordering::SeqCst), 3);
-    let shared = Arc::clone(&host.inner.link.shared);
+    let shared = Arc::clone(&host.inner.host_ref.shared);
     let stored = shared.journal.list(&SessionQuery::default()).unwrap();
     let entries = shared.journal.read(&stored[0].id, Seq(0)).unwrap();
     let (mut keys, mut ends) = (Vec::new(), Vec::new());
@@ -227,7 +227,7 @@ async fn the_time_of_a_question_of_a_stopped_run_does_not_open_the_breaker_of_it
     session.stop(crate::record::StopMode::Now).await.unwrap();
     timeout(SOON, run.report).await.unwrap().unwrap();
     nothing_left(&host).await;
-    let states = host.inner.link.shared.tool_limiters.breaker_states();
+    let states = host.inner.host_ref.shared.tool_limiters.breaker_states();
     assert_eq!(states, [("ask".to_owned(), BreakerState::Closed)]);
 }
 

@@ -43,7 +43,7 @@ async fn a_stop_takes_effect_while_the_model_is_silent() {
 async fn a_stop_ends_the_wait_for_a_delivery() {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("one ")])).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
-    let model = Arc::clone(&host.inner.link.shared.models["test"]);
+    let model = Arc::clone(&host.inner.host_ref.shared.models["test"]);
     let deliveries = &model.limiter.deliveries;
     let count = deliveries.available_permits();
     let all = deliveries.acquire_many(count.try_into().unwrap()).await.unwrap();
@@ -236,7 +236,7 @@ async fn a_turn_cancelled_before_it_begins_sends_no_request() {
         let run = session.start_run("go").await.unwrap();
         let counting = host.clone();
         until("the tool runs", move || counting.counts().tools_running == 1).await;
-        let live = session.link.shared.awake(session.id()).unwrap();
+        let live = session.host_ref.shared.awake(session.id()).unwrap();
         live.actor.cast(message::SessionMessage::Interrupt { now: false }).unwrap();
         session.snapshot().await.unwrap();
         gate.add_permits(1);

@@ -136,7 +136,7 @@ fn offered(provider: &Provider) -> Vec<Vec<String>> {
 }
 
 fn lists(host: &Host, session: &SessionHandle) -> Vec<Arc<str>> {
-    let entries = host.inner.link.shared.journal.read(session.id(), Seq(0)).unwrap();
+    let entries = host.inner.host_ref.shared.journal.read(session.id(), Seq(0)).unwrap();
     let mut lists = Vec::new();
     for entry in entries {
         if let Record::ToolsFrozen { sha256 } = entry.record {
@@ -297,7 +297,7 @@ async fn a_list_is_deleted_with_the_last_session_that_uses_it() {
     assert!(is_kept(u64::MAX), "the fork uses it");
     assert_eq!(fork.run("again").await.unwrap().run_end, RunEnd::Answered);
     fork.delete().await.unwrap();
-    host.inner.link.shared.tool_servers.remove_unused_lists().unwrap();
+    host.inner.host_ref.shared.tool_servers.remove_unused_lists().unwrap();
     assert!(is_kept(0), "it was stored just now");
     assert!(!is_kept(u64::MAX));
     assert!(journal.document("server-files").unwrap().is_some(), "the last known list is kept");
@@ -422,7 +422,7 @@ async fn watchers_are_told_of_changes_of_the_tools_that_their_agent_names() {
     .await;
     let all = session(&host).await;
     let some = host.open_session(OpenSession::default().with_agent("some")).await.unwrap();
-    let journal = Arc::clone(&host.inner.link.shared.journal);
+    let journal = Arc::clone(&host.inner.host_ref.shared.journal);
     until("the list is stored", || journal.document("server-files").unwrap().is_some()).await;
     all.run("go").await.unwrap();
     let mut of_all = all.subscribe().await.unwrap();

@@ -336,7 +336,7 @@ async fn a_reader_of_a_large_event_waits_for_memory_that_readers_share() {
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     session.run("go").await.unwrap();
-    let memory = Arc::clone(&host.inner.link.shared.history.bytes);
+    let memory = Arc::clone(&host.inner.host_ref.shared.history.bytes);
     let all = u32::try_from(memory.available_permits()).unwrap();
     let taken = memory.acquire_many_owned(all).await.unwrap();
     let mut watch = session.watch(EventId::default()).await.unwrap();

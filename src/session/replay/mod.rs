@@ -85,7 +85,7 @@ fn compare(recorded: &Session, now: &Session) -> Result<(), Box<Difference>> {
 }
 
 fn differs(reason: String) -> Box<Difference> {
-    Box::new(Difference { seq: None, recorded: None, now: None, reason })
+    Box::new(Difference { seq: None, recorded: None, replayed_record: None, reason })
 }
 
 fn json(value: &impl serde::Serialize) -> String {

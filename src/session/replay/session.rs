@@ -383,6 +383,6 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         let entry = self.recording.entry(self.at);
         let (recorded, seq) = (entry.map(|e| e.record.clone()), entry.map(|e| e.seq));
         let reason = format!("{reason} (run {}, turn {})", self.runs, self.session.turn());
-        Box::new(Difference { seq, recorded, now, reason })
+        Box::new(Difference { seq, recorded, replayed_record: now, reason })
     }
 }

@@ -53,7 +53,7 @@ struct FeedState {
     failed: Option<JournalError>,
     /// Counts the readers, present and future: each has a [`ReaderGuard`] with a reference.
     readers: Arc<()>,
-    /// True while the session is being unloaded: [`Feed::begin_subscription`] returns `None`.
+    /// True while the session is being unloaded: [`Feed::acquire_reader_guard`] returns `None`.
     closed: bool,
 }
 

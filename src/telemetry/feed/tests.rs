@@ -332,7 +332,7 @@ fn a_new_subscriber_receives_the_open_calls() {
             early: true,
             waited: std::time::Duration::ZERO,
             queued: None,
-            of: 2,
+            known_calls: 2,
         },
     );
     for text in ["a", "b"] {

@@ -19,7 +19,7 @@ pub struct Difference {
     /// The recorded record.
     pub recorded: Option<Record>,
     /// The replayed record. `None` if the replay makes no record there.
-    pub now: Option<Record>,
+    pub replayed_record: Option<Record>,
     /// A description for people.
     pub reason: String,
 }
@@ -105,7 +105,8 @@ impl fmt::Display for Difference {
             Some(Seq(seq)) => write!(f, "record {seq}: {}", self.reason)?,
             None => write!(f, "{}", self.reason)?,
         }
-        let (recorded, now) = (self.recorded.as_ref().map(json), self.now.as_ref().map(json));
+        let (recorded, now) =
+            (self.recorded.as_ref().map(json), self.replayed_record.as_ref().map(json));
         if let (Some(recorded), Some(now)) = (&recorded, &now)
             && recorded.get("type") == now.get("type")
         {

@@ -19,7 +19,10 @@ fn a_call_that_is_not_kept_is_still_decoded_and_counted() {
     let counted =
         |event: &Event| matches!(event, Event::ResponseEnded { opened: 3, detected: 2, .. });
     assert_eq!(driver.count_events(counted), 1);
-    assert_eq!(driver.count_events(|event| matches!(event, Event::CallStarted { of: 1, .. })), 1);
+    assert_eq!(
+        driver.count_events(|event| matches!(event, Event::CallStarted { known_calls: 1, .. })),
+        1
+    );
 }
 
 #[test]

@@ -97,10 +97,10 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
 /// before the first response with a call that the service may still be running, because the call is dropped or gets
 /// a result if an input follows.
 fn messages(request: &ModelRequest) -> (Vec<MessageParam<'_>>, usize) {
-    let origin = ModelOrigin { wire: Wire::AnthropicMessages, model: request.model.clone() };
+    let target_model = ModelOrigin { wire: Wire::AnthropicMessages, model: request.model.clone() };
     let history = &*request.messages;
     let mut builder = MessageBuilder { messages: Vec::new(), ids: CallIdMap::default() };
-    let mut service_calls = ServerToolCalls::new(history, &origin);
+    let mut service_calls = ServerToolCalls::new(history, &target_model);
     let mut reusable = usize::MAX;
     let last_response = history.iter().rposition(|m| matches!(**m, Message::Assistant(_)));
     let mut end_before = None;
@@ -116,7 +116,7 @@ fn messages(request: &ModelRequest) -> (Vec<MessageParam<'_>>, usize) {
                     end_before = builder.last_cacheable();
                 }
                 let before = builder.messages.len().saturating_sub(1);
-                builder.assistant(message, &origin, &mut service_calls);
+                builder.assistant(message, &target_model, &mut service_calls);
                 if service_calls.may_be_running {
                     reusable = reusable.min(before);
                 }
@@ -186,13 +186,13 @@ impl<'a> MessageBuilder<'a> {
     fn assistant(
         &mut self,
         message: &'a ResponseMessage,
-        origin: &ModelOrigin,
+        target_model: &ModelOrigin,
         service_calls: &mut ServerToolCalls<'_>,
     ) {
-        let is_own = message.is_from(origin);
+        let is_own = message.is_from(target_model);
         self.ids.next_message();
         let mut blocks = Vec::new();
-        for part in message.request_parts(origin) {
+        for part in message.request_parts(target_model) {
             let block = match part {
                 RequestPart::Text { text, members } => text_block(text, members),
                 // Thinking that broke off has no members, and every service refuses it.
@@ -344,7 +344,7 @@ pub(super) fn is_allowed(c: char) -> bool {
 /// answered within it, or never.
 #[derive(Debug, Default)]
 struct ServerToolCalls<'a> {
-    origin: Option<&'a ModelOrigin>,
+    target_model: Option<&'a ModelOrigin>,
     /// The calls of the exchange that have a result.
     answered: BTreeSet<String>,
     /// The calls of the exchange so far.
@@ -413,8 +413,8 @@ struct BlockHeader<'a> {
 }
 
 impl<'a> ServerToolCalls<'a> {
-    fn new(history: &[Arc<Message>], origin: &'a ModelOrigin) -> Self {
-        let mut calls = Self { origin: Some(origin), ..Self::default() };
+    fn new(history: &[Arc<Message>], target_model: &'a ModelOrigin) -> Self {
+        let mut calls = Self { target_model: Some(target_model), ..Self::default() };
         calls.begin_exchange(history);
         calls
     }
@@ -429,7 +429,7 @@ impl<'a> ServerToolCalls<'a> {
         let mut called = BTreeSet::new();
         for message in messages.get(..end.unwrap_or(messages.len())).unwrap_or_default() {
             let Message::Assistant(response) = &**message else { continue };
-            if !self.origin.is_some_and(|origin| response.is_from(origin)) {
+            if !self.target_model.is_some_and(|target| response.is_from(target)) {
                 continue;
             }
             for part in &response.parts {

@@ -48,7 +48,7 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
 }
 
 fn contents(request: &ModelRequest) -> Vec<ContentParam<'_>> {
-    let origin = ModelOrigin { wire: Wire::GeminiGenerate, model: request.model.clone() };
+    let target_model = ModelOrigin { wire: Wire::GeminiGenerate, model: request.model.clone() };
     let mut contents = Vec::new();
     // The ids that were sent with the last calls. Their results have the same ids.
     let mut sent_ids: Vec<&str> = Vec::new();
@@ -58,7 +58,7 @@ fn contents(request: &ModelRequest) -> Vec<ContentParam<'_>> {
                 add(&mut contents, "user", user_parts(content))
             }
             Message::Assistant(response) => {
-                let parts = model_parts(response, &origin);
+                let parts = model_parts(response, &target_model);
                 sent_ids = parts.iter().filter_map(PartParam::sent_id).collect();
                 if contents.is_empty() && !parts.is_empty() {
                     let text = PartParam::Text { text: BEGINNING, thought: false, members: None };
@@ -101,7 +101,10 @@ fn user_parts(content: &types::Content) -> Vec<PartParam<'_>> {
     parts
 }
 
-fn model_parts<'a>(response: &'a ResponseMessage, origin: &ModelOrigin) -> Vec<PartParam<'a>> {
+fn model_parts<'a>(
+    response: &'a ResponseMessage,
+    target_model: &ModelOrigin,
+) -> Vec<PartParam<'a>> {
     let with_id = |call: &ToolCall| {
         let wire = response.origin.as_ref().map(|origin| origin.wire);
         call.provider_id.is_some() && wire == Some(Wire::GeminiGenerate)
@@ -111,10 +114,10 @@ fn model_parts<'a>(response: &'a ResponseMessage, origin: &ModelOrigin) -> Vec<P
     let is_signed = |part: &types::MessagePart| {
         matches!(part, types::MessagePart::Call { members: Some(_), .. })
     };
-    let needs_signature = !response.is_from(origin) || response.parts.iter().any(is_signed);
+    let needs_signature = !response.is_from(target_model) || response.parts.iter().any(is_signed);
     let mut is_first = true;
     let mut parts = Vec::new();
-    for part in response.request_parts(origin) {
+    for part in response.request_parts(target_model) {
         parts.push(match part {
             RequestPart::Text { text, members } => {
                 PartParam::Text { text, thought: false, members }

@@ -12,7 +12,7 @@ use crate::wire::tool_images::append_result_images;
 /// Writes the messages of a request, system prompt first. The images of results follow the last result of the turn in
 /// a message of the user. No other message depends on its neighbours.
 pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
-    let origin = ModelOrigin { wire: Wire::OllamaChat, model: request.model.clone() };
+    let target_model = ModelOrigin { wire: Wire::OllamaChat, model: request.model.clone() };
     if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
         && writer.is_empty()
     {
@@ -25,7 +25,7 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
         match &**message {
             Message::User { content } | Message::Summary { content } => write_user(writer, content),
             Message::Assistant(message) => {
-                writer.write(&MessageParam::from_response(message, &origin));
+                writer.write(&MessageParam::from_response(message, &target_model));
             }
             Message::Tool { call_id, name, content, metadata: _ } => {
                 writer.write(&MessageParam {
@@ -88,11 +88,11 @@ impl<'a> MessageParam<'a> {
         Self { role, ..Self::default() }
     }
 
-    fn from_response(message: &'a ResponseMessage, origin: &ModelOrigin) -> Self {
+    fn from_response(message: &'a ResponseMessage, target_model: &ModelOrigin) -> Self {
         let ResponseMessage { text, reasoning, calls, .. } = message;
         // A model continues the reasoning that led to its calls. Reasoning before a final answer
         // is no longer needed, and reasoning of another model is not sent.
-        let sends_reasoning = !calls.is_empty() && message.is_from(origin);
+        let sends_reasoning = !calls.is_empty() && message.is_from(target_model);
         let thinking = if sends_reasoning { reasoning } else { "" };
         let tool_calls = calls.iter().map(CallParam::new).collect();
         Self { content: text, thinking, tool_calls, ..Self::with_role("assistant") }

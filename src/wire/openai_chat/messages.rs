@@ -24,7 +24,7 @@ use crate::wire::{ModelRequest, call_ids};
 /// users are joined. The images of results follow the results of the turn in a message of the user, because the
 /// form of a tool message has only text.
 pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
-    let origin = ModelOrigin { wire: Wire::OpenaiChat, model: request.model.clone() };
+    let target_model = ModelOrigin { wire: Wire::OpenaiChat, model: request.model.clone() };
     if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
         && writer.is_empty()
     {
@@ -33,7 +33,7 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     let first = writer.first_message();
     writer.mark_reusable(first);
     let before = request.messages.iter().take(first).map(|message| &**message);
-    let mut ids = CallIdMap { origin: &origin, last_author: last_author(before) };
+    let mut ids = CallIdMap { target_model: &target_model, last_author: last_author(before) };
     let new = request.messages.iter().map(|message| &**message).enumerate().skip(first);
     let mut messages = new.filter(|(_, message)| !is_empty_answer(message)).peekable();
     let mut images = None;
@@ -130,7 +130,7 @@ fn join_contents<'a>(first: &'a Content, more: &[&'a Content]) -> Cow<'a, Conten
 /// Maps call ids to the form in which a call and its result are sent.
 struct CallIdMap<'a> {
     /// The model that receives the request.
-    origin: &'a ModelOrigin,
+    target_model: &'a ModelOrigin,
     /// The model that made the calls; `None` for a message with which the session was opened.
     last_author: Option<&'a ModelOrigin>,
 }
@@ -146,8 +146,8 @@ impl CallIdMap<'_> {
     /// Mistral.
     fn map<'i>(&self, id: &'i str) -> Cow<'i, str> {
         let is_foreign = match self.last_author {
-            Some(author) => author != self.origin,
-            None => is_mistral(&self.origin.model),
+            Some(author) => author != self.target_model,
+            None => is_mistral(&self.target_model.model),
         };
         if is_foreign { call_ids::nine_char_id(id) } else { Cow::Borrowed(id) }
     }
@@ -201,7 +201,7 @@ impl<'a> AssistantMessage<'a> {
         let mut reasoning_members = ReasoningMembers::default();
         let mut reasoning_bytes = 0;
         let mut tool_calls = Vec::with_capacity(message.calls.len());
-        for part in message.request_parts(ids.origin) {
+        for part in message.request_parts(ids.target_model) {
             match part {
                 RequestPart::Reasoning { text, members } => {
                     reasoning_bytes += text.len();

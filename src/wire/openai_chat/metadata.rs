@@ -99,16 +99,16 @@ impl MetadataCollector {
     }
 
     /// Adds members of the call with this index or, without an index, of the newest call, and publishes
-    /// them if they are new. `begins`: the piece has a name, so it is taken for the call's first.
+    /// them if they are new. With `has_name`, the piece is taken for the call's first.
     pub(super) fn add_call_members(
         &mut self,
         index: Option<u64>,
-        begins: bool,
+        has_name: bool,
         found: Map<String, Value>,
         out: &mut Vec<Delta>,
     ) {
         let (last, members) = self.call_members.get_or_insert_default();
-        if *last != index || begins {
+        if *last != index || has_name {
             *last = index;
             members.clear();
         }

@@ -18,19 +18,19 @@ use crate::wire::request_cache::HistoryWriter;
 /// Writes the history as items. No item depends on later messages.
 pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     let stores = stores(request);
-    let origin = ModelOrigin { wire: Wire::OpenaiResponses, model: request.model.clone() };
+    let target_model = ModelOrigin { wire: Wire::OpenaiResponses, model: request.model.clone() };
     let (first, messages) = (writer.first_message(), request.messages.iter());
     let before = messages.clone().take(first).map(|message| &**message);
     let mut custom =
-        last_response(before).map(|response| custom_ids(&response.request_parts(&origin)));
+        last_response(before).map(|response| custom_ids(&response.request_parts(&target_model)));
     for message in messages.skip(first) {
         match &**message {
             Message::User { content } | Message::Summary { content } => {
                 writer.write(&MessageItem::from_user(content))
             }
             Message::Assistant(message) => {
-                let parts = message.request_parts(&origin);
-                let mode = match message.is_from(&origin) {
+                let parts = message.request_parts(&target_model);
+                let mode = match message.is_from(&target_model) {
                     true => replay_mode(message, &parts, stores),
                     false => ReplayMode::Bare,
                 };

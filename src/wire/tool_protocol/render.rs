@@ -86,7 +86,7 @@ impl PromptRenderer {
     }
 
     fn messages(&mut self, request: &ModelRequest) -> MessageList {
-        let origin = ModelOrigin { wire: self.wire, model: request.model.clone() };
+        let target_model = ModelOrigin { wire: self.wire, model: request.model.clone() };
         if self.model != request.model {
             self.model.clone_from(&request.model);
             self.rendered.clear();
@@ -102,14 +102,15 @@ impl PromptRenderer {
                     && sources.iter().zip(group).all(|(old, new)| Arc::ptr_eq(old, new))
             });
             is_known = same.is_some();
-            let entry = same.unwrap_or_else(|| (group.to_vec(), self.render_group(group, &origin)));
+            let entry =
+                same.unwrap_or_else(|| (group.to_vec(), self.render_group(group, &target_model)));
             self.rendered.push(entry);
         }
         self.rendered.iter().map(|(_, message)| Arc::clone(message)).collect()
     }
 
     /// Renders one message, or the results of a turn.
-    fn render_group(&self, group: &[Arc<Message>], origin: &ModelOrigin) -> Arc<Message> {
+    fn render_group(&self, group: &[Arc<Message>], target_model: &ModelOrigin) -> Arc<Message> {
         let mut results = Vec::new();
         for message in group {
             match &**message {
@@ -118,7 +119,7 @@ impl PromptRenderer {
                     return Arc::clone(message);
                 }
                 Message::Assistant(response) => {
-                    let response = self.render_response(response, origin);
+                    let response = self.render_response(response, target_model);
                     return Arc::new(Message::Assistant(Arc::new(response)));
                 }
                 Message::Tool { call_id, name, content, metadata: _ } => {
@@ -136,11 +137,15 @@ impl PromptRenderer {
 
     /// Returns the message with its calls as text. Keeps the order of the parts, and the metadata of the provider
     /// except that of the calls.
-    fn render_response(&self, message: &ResponseMessage, origin: &ModelOrigin) -> ResponseMessage {
+    fn render_response(
+        &self,
+        message: &ResponseMessage,
+        target_model: &ModelOrigin,
+    ) -> ResponseMessage {
         let (mut text, mut reasoning) = (String::new(), String::new());
         let mut parts = Vec::new();
         let mut calls: Vec<&ToolCall> = Vec::new();
-        let request_parts = message.request_parts(origin);
+        let request_parts = message.request_parts(target_model);
         let mut request_parts = request_parts.iter().peekable();
         while let Some(part) = request_parts.next() {
             match part {

@@ -44,17 +44,17 @@ impl JournalWriter {
                 self.sync_wal()?;
             }
             WriterTask::RemoveDocuments(prefix, stored_before) => {
-                self.make_room(|database| {
+                self.write_with_reserve(|database| {
                     database.remove_unused_documents(&prefix, stored_before)
                 })?;
             }
             WriterTask::Hide(sessions) => {
-                let hidden = self.make_room(|database| database.hide(&sessions))?;
+                let hidden = self.write_with_reserve(|database| database.hide(&sessions))?;
                 self.sessions.fetch_sub(hidden, Ordering::AcqRel);
                 self.sync_wal()?;
             }
             WriterTask::RemoveHidden => {
-                let more = self.make_room(WriteConnection::remove_hidden)?;
+                let more = self.write_with_reserve(WriteConnection::remove_hidden)?;
                 self.checkpoint_from(WAL_PAGES_SHORT_OF_SPACE);
                 return Ok(more);
             }
@@ -65,7 +65,7 @@ impl JournalWriter {
     }
 
     /// Performs a write that makes room. On a full disk it uses the reserve.
-    fn make_room<T>(
+    fn write_with_reserve<T>(
         &mut self,
         write: impl Fn(&mut WriteConnection) -> rusqlite::Result<T>,
     ) -> Result<T, JournalError> {
@@ -111,7 +111,7 @@ impl JournalWriter {
     /// Empties the write-ahead log, which still contains the deleted rows. On a full disk it uses the reserve,
     /// because the database may grow.
     fn empty_wal_of_deleted(&mut self) -> Result<(), JournalError> {
-        let busy = self.make_room(|database| database.truncate_wal())?;
+        let busy = self.write_with_reserve(|database| database.truncate_wal())?;
         self.check_emptied(busy)
     }
 

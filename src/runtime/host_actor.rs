@@ -34,7 +34,7 @@ const DEATHS_KEPT: Duration = Duration::from_secs(600);
 
 /// Starts sessions and servers of tools, receives their ends, and starts the periodic work.
 pub(super) struct HostActor {
-    link: HostRef,
+    host_ref: HostRef,
     sessions: HashMap<ActorId, (SessionId, Arc<AwakeSession>)>,
     /// The number of recent deaths by session, with the time of the last one.
     deaths: HashMap<SessionId, (u32, Instant)>,
@@ -46,8 +46,8 @@ pub(super) struct HostActor {
 impl HostActor {
     pub(super) fn new(myself: &ActorRef<HostMessage>, shared: Arc<HostState>) -> Self {
         let myself = myself.clone();
-        let link = HostRef { shared, host: myself.clone() };
-        let idle = link.shared.idle_after.unwrap_or(MAINTENANCE_PERIOD_MAX);
+        let host_ref = HostRef { shared, host: myself.clone() };
+        let idle = host_ref.shared.idle_after.unwrap_or(MAINTENANCE_PERIOD_MAX);
         let period = (idle / 2).clamp(Duration::from_millis(50), MAINTENANCE_PERIOD_MAX);
         // These tasks are not counted, because they live as long as the host.
         let maintenance = OwnedTask::spawn(&Gauge::default(), async move {
@@ -58,10 +58,10 @@ impl HostActor {
                 }
             }
         });
-        let lag = OwnedTask::spawn(&Gauge::default(), measure_lag(Arc::clone(&link.shared)));
+        let lag = OwnedTask::spawn(&Gauge::default(), measure_lag(Arc::clone(&host_ref.shared)));
         let (sessions, deaths, servers) = (HashMap::new(), HashMap::new(), HashMap::new());
         let (_maintenance, _lag) = (maintenance, lag);
-        Self { link, sessions, deaths, servers, _maintenance, _lag }
+        Self { host_ref, sessions, deaths, servers, _maintenance, _lag }
     }
 }
 
@@ -69,7 +69,7 @@ impl Actor for HostActor {
     type Message = HostMessage;
 
     async fn start(&mut self, myself: &ActorRef<HostMessage>) {
-        let servers = Vec::from_iter(self.link.shared.tool_servers.iter().cloned());
+        let servers = Vec::from_iter(self.host_ref.shared.tool_servers.iter().cloned());
         for server in servers.into_iter().filter(|server| !server.is_per_session()) {
             self.begin_server(myself, server, ServerAudience::Sessions, false);
         }
@@ -82,9 +82,9 @@ impl Actor for HostActor {
                 self.begin_server(myself, server, audience, false);
             }
             HostMessage::RunMaintenance { sent } => {
-                self.link.shared.telemetry.metrics().host().mailbox_wait(sent.elapsed());
+                self.host_ref.shared.telemetry.metrics().host().mailbox_wait(sent.elapsed());
                 self.deaths.retain(|_, (_, last)| last.elapsed() < DEATHS_KEPT);
-                maintenance::run(&self.link);
+                maintenance::run(&self.host_ref);
             }
         }
     }
@@ -92,8 +92,8 @@ impl Actor for HostActor {
     /// Closes the journal of a host that was dropped, although handles of its sessions may still exist.
     async fn stopped(&mut self) {
         // A shutdown closes it after the last session has ended.
-        if !self.link.shared.is_shutting_down() {
-            let journal = Arc::clone(&self.link.shared.journal);
+        if !self.host_ref.shared.is_shutting_down() {
+            let journal = Arc::clone(&self.host_ref.shared.journal);
             // A panic of the storage engine is ignored.
             let _ = blocking(move || journal.close()).await;
         }
@@ -128,16 +128,17 @@ async fn measure_lag(host: Arc<HostState>) {
 
 impl HostActor {
     fn begin(&mut self, myself: &ActorRef<HostMessage>, start: SessionStart) {
-        let (id, shared) = (start.id.clone(), Arc::clone(&self.link.shared));
+        let (id, shared) = (start.id.clone(), Arc::clone(&self.host_ref.shared));
         let (has_work, is_stored) = (start.has_work(), start.is_stored());
-        match session::spawn(start, self.link.clone(), myself) {
-            Ok(live) => {
-                self.sessions.insert(live.actor.id(), (id.clone(), Arc::clone(&live)));
+        match session::spawn(start, self.host_ref.clone(), myself) {
+            Ok(awake_session) => {
+                self.sessions
+                    .insert(awake_session.actor.id(), (id.clone(), Arc::clone(&awake_session)));
                 if has_work {
                     // This is the session's first message: no request can reach it before.
-                    let _ = live.actor.cast(SessionMessage::ContinueRun);
+                    let _ = awake_session.actor.cast(SessionMessage::ContinueRun);
                 }
-                shared.insert_awake(&id, &live);
+                shared.insert_awake(&id, &awake_session);
                 // A new session is announced when it is durable.
                 if is_stored {
                     shared.session_states.changed(&id, SessionState::Idle);
@@ -156,24 +157,24 @@ impl HostActor {
         audience: ServerAudience,
         wait: bool,
     ) {
-        let (kept, link) = ((Arc::clone(&server), audience.clone()), self.link.clone());
-        let telemetry = self.link.shared.telemetry.clone();
+        let (kept, host_ref) = ((Arc::clone(&server), audience.clone()), self.host_ref.clone());
+        let telemetry = self.host_ref.shared.telemetry.clone();
         let observer = move |method: &str, error: Option<&str>, duration| {
             telemetry.metrics().mcp_operation(method, error, duration);
         };
         let observer: RequestObserver = Arc::new(observer);
-        let server = ToolServerActor { server, link, audience, observer, wait };
+        let server = ToolServerActor { server, host_ref, audience, observer, wait };
         self.servers.insert(actor::spawn_child(myself, server).id(), kept);
     }
 
     fn handle_session_end(&mut self, actor: ActorId) {
-        let Some((id, live)) = self.sessions.remove(&actor) else { return };
-        let shared = &self.link.shared;
+        let Some((id, awake_session)) = self.sessions.remove(&actor) else { return };
+        let shared = &self.host_ref.shared;
         // A session that was deleted or hibernates has no awake slot in the index any more.
         if shared.replace(&id, actor, SessionSlot::Waking(Vec::new())) {
-            self.handle_session_death(id, live);
+            self.handle_session_death(id, awake_session);
         }
-        self.link.shared.update_counts();
+        self.host_ref.shared.update_counts();
     }
 
     /// Handles the death of a session actor, which is a bug. First waits until its appended records are
@@ -183,15 +184,15 @@ impl HostActor {
         let (deaths, last) = self.deaths.entry(id.clone()).or_insert((0, Instant::now()));
         (*deaths, *last) = (*deaths + 1, Instant::now());
         let ran = dead.activity.has_open_run.load(Ordering::Acquire);
-        self.link.shared.set_has_unfinished_run(&id, ran);
+        self.host_ref.shared.set_has_unfinished_run(&id, ran);
         let restarts =
-            ran && *deaths <= SESSION_RESTARTS_MAX && !self.link.shared.is_shutting_down();
-        let link = self.link.clone();
+            ran && *deaths <= SESSION_RESTARTS_MAX && !self.host_ref.shared.is_shutting_down();
+        let host_ref = self.host_ref.clone();
         dead.log.close();
         task::detach(async move {
             // A record that cannot be stored counts as not appended.
             let _ = dead.log.wait_durable(dead.log.last_seq()).await;
-            link.finish_restart(&id, restarts);
+            host_ref.finish_restart(&id, restarts);
         });
     }
 }
