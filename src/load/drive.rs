@@ -243,7 +243,7 @@ impl LoadTest {
         for number in 0..self.options.runs {
             let is_due = |after: &u32| number > 0 && number.is_multiple_of(*after);
             if self.options.renew_after.as_ref().is_some_and(is_due) {
-                match self.renew(slot, number, &session).await {
+                match Box::pin(self.renew(slot, number, &session)).await {
                     Ok(new) => session = new,
                     Err(error) => {
                         // Counts as a run that was started and failed.

@@ -63,7 +63,6 @@ pub(super) struct AccumulatorActor {
     is_attached: bool,
     completions: CompletionQueue,
     current: Option<CurrentTurn>,
-    batch: TurnBatch,
     timer: Option<TurnTimer>,
     _held: CountGuard,
 }
@@ -110,8 +109,7 @@ struct PendingApprovals {
     is_resumable: bool,
 }
 
-/// The records of one poll loop, and the events that follow them. The buffers are reused for the
-/// next batch.
+/// The records of one poll loop, and the events that follow them.
 #[derive(Default)]
 struct TurnBatch {
     records: Vec<PendingRecord>,
@@ -239,7 +237,6 @@ impl AccumulatorActor {
             is_attached: false,
             completions: CompletionQueue::default(),
             current: None,
-            batch: TurnBatch::default(),
             timer: None,
             _held: held,
         }
@@ -417,8 +414,9 @@ impl AccumulatorActor {
     /// Performs the effects of the state machine until none is left that can be performed now.
     fn perform_effects(&mut self, myself: &ActorRef<AccumulatorMessage>) {
         let Some(current) = self.current.as_mut() else { return };
-        let batch = &mut self.batch;
         loop {
+            // Made anew each time: most of a run's time is spent without records, so kept buffers would cost memory.
+            let mut batch = TurnBatch::default();
             // This comes first, so that a subscriber that receives an approval request finds it in
             // the snapshot.
             self.setup.notify_approvals(current);
@@ -490,7 +488,7 @@ impl AccumulatorSetup {
     /// ([`Turn::may_commit_early`]).
     fn append(
         &self,
-        batch: &mut TurnBatch,
+        batch: TurnBatch,
         current: &mut CurrentTurn,
         myself: &ActorRef<AccumulatorMessage>,
     ) -> bool {
@@ -503,16 +501,15 @@ impl AccumulatorSetup {
         let waits = current.turn.waits_for_records() && !may_continue;
         let urgency = if waits { Urgency::Urgent } else { Urgency::Deferrable };
         let time = unix_ms();
-        let appended = self.log.try_append_at(time, records.drain(..), urgency, move || {
+        let appended = self.log.try_append_at(time, records, urgency, move || {
             let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
         });
         let Some((last, appended)) = appended else {
             // The session has left memory. The turn goes on from its stored records, without these.
-            events.clear();
             return false;
         };
         current.last_seq = last;
-        for (records_before, displayed_bytes, event) in events.drain(..) {
+        for (records_before, displayed_bytes, event) in events {
             let seq = Seq(last.0 - count + records_before);
             self.publish(event, Some(SourceRecord { seq, time, displayed_bytes }), current);
         }

@@ -82,7 +82,8 @@ impl Host {
             }
             report
         };
-        task::to_its_end(call).await
+        // Boxed: many requests may wait for a permit, each with this future.
+        task::to_its_end(Box::pin(call)).await
     }
 }
 

@@ -184,7 +184,9 @@ impl SessionHandle {
     /// As [`Self::start_run`], and when the session is closed meanwhile.
     pub async fn run(&self, request: impl Into<RunRequest>) -> Result<RunReport, HostError> {
         // No subscription is made, because only the report is needed.
-        let (accepted, accepted_by) = self.request_run(&ids::run_id(), request.into()).await?;
+        // Boxed: this future is kept for as long as the run takes, and the request needs most of its size.
+        let id = ids::run_id();
+        let (accepted, accepted_by) = Box::pin(self.request_run(&id, request.into())).await?;
         let RunAccepted { id, seq: _, report_receiver: report } = accepted;
         stored_sessions::await_report(self.clone(), id, report, Arc::clone(&accepted_by.log)).await
     }

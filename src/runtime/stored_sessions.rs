@@ -124,13 +124,14 @@ pub(super) async fn await_report(
     receiver: Option<oneshot::Receiver<ReportResult>>,
     log: Arc<SessionLog>,
 ) -> Result<RunReport, HostError> {
-    let Some(receiver) = receiver else { return report(session, run).await };
+    // Boxed: this future is kept for as long as the run takes, and rarely reads the journal.
+    let Some(receiver) = receiver else { return Box::pin(report(session, run)).await };
     let (report, upto) =
         receiver.await.unwrap_or_else(|_| Err(session.host_ref.shared.unavailable_error()))?;
     log.wait_durable(upto).await?;
     match report {
         Some(report) => Ok(report),
-        None => self::report(session, run).await,
+        None => Box::pin(self::report(session, run)).await,
     }
 }
 

@@ -450,6 +450,10 @@ impl ToolSupervisor {
     fn handle_end(&mut self, actor: ActorId, died: impl FnOnce() -> ToolOutcome) {
         let found = self.running.iter().position(|running| running.actor.id() == actor);
         let Some(running) = found.map(|at| self.running.swap_remove(at)) else { return };
+        if self.running.is_empty() {
+            // The model may write for a long time until the next call.
+            self.running = Vec::new();
+        }
         let mut outcome = running.slot.lock().take().unwrap_or_else(died);
         let mut used = running.view.lock().take();
         outcome.child = running.child.as_ref().and_then(|child| child.lock().take()).map(Arc::new);

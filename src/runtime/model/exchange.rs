@@ -228,7 +228,8 @@ impl Exchange {
     /// returns `None`.
     async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
         let mut reading = match std::mem::replace(&mut self.state, ExchangeState::Over) {
-            ExchangeState::Unsent { body } => match self.send(body).await {
+            // Boxed: this future is kept while the response streams, and sending needs most of its size.
+            ExchangeState::Unsent { body } => match Box::pin(self.send(body)).await {
                 Ok(reading) => Box::new(reading),
                 Err(mut error) => {
                     error::add_address(&mut error, &self.client.plain.url);

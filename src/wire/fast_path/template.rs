@@ -120,6 +120,7 @@ impl PayloadTemplate {
             positions.push(TemplateField::locate(payload, field)?);
         }
         positions.sort_unstable_by_key(|field| field.begin);
+        positions.shrink_to_fit();
         let mut template = Self {
             kind: fields.kind,
             event: event.to_owned(),
