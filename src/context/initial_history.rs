@@ -14,11 +14,12 @@ pub const INITIAL_MESSAGES_MAX: usize = 10_000;
 /// Maximum number of characters of an input that an error quotes.
 const QUOTE_CHARS: usize = 64;
 
-/// Initial messages that satisfy the pairing rule. The calls of the last message may lack results.
+/// Parsed initial messages, which satisfy the pairing rule. Only calls of the last message have no results yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InitialHistory {
+    /// The messages, without the last one if it has calls.
     pub(super) messages: Vec<Arc<Message>>,
-    /// The last message, if it has calls. Its calls are the session's first turn.
+    /// The last message, if it has calls. The session's first turn runs them.
     pub(super) initial_calls: Option<Arc<ResponseMessage>>,
 }
 
@@ -33,18 +34,21 @@ pub struct InitialHistoryError {
 
 impl InitialHistory {
     /// Parses messages of users, assistants and tools. `content` is a string or a list of text parts,
-    /// which are joined by line feeds. The content of a user or a tool may contain images; then it stays a list.
-    /// Other members of a text part that have a value are an error in the content of a user or beside images;
-    /// elsewhere they are ignored.
+    /// which are joined by line feeds. A list of a user or a tool may also contain images; then it stays a list.
+    /// An unknown member of a text part is ignored if the content is an assistant's, or a tool's without images.
+    /// Otherwise it is an error, unless its value is `null`.
     ///
-    /// `metadata` has the form of the host's own histories. That of a tool is kept. Of an assistant's, `reasoning` is
-    /// kept, and `hint_size` if the message has no calls and the text can be divided there. That of a user is ignored,
-    /// so a summary becomes a user message.
+    /// `metadata` has the form that the host writes:
+    /// - A tool's is kept.
+    /// - Of an assistant's, `reasoning` is kept. `hint_size` is kept if the message has no calls and the size is a
+    ///   character boundary of the text. The rest is dropped.
+    /// - A user's is ignored, so a summary becomes a user message.
     ///
     /// # Errors
     /// If a message is invalid or violates the pairing rule: each call needs exactly one result
     /// before the next user or assistant message, except for the calls of the last message. Reports the first
-    /// problem found; a missing result is found at the next valid user or assistant message, or at the end.
+    /// problem found. A missing result is found only after the next user or assistant message has been parsed, or
+    /// at the end.
     pub fn parse(values: &[Value]) -> Result<Self, InitialHistoryError> {
         if values.len() > INITIAL_MESSAGES_MAX {
             let count = values.len();
@@ -95,7 +99,7 @@ fn first_response(message: &ResponseMessage) -> ResponseMessage {
     ResponseMessage { calls: calls.collect(), ..message.clone() }
 }
 
-/// The calls of the last assistant message, whose results may follow. None after a user message.
+/// The calls of the last assistant message, for which results may follow. Empty after a user message.
 #[derive(Debug, Default)]
 struct PrecedingCalls {
     /// The index of the assistant message.
@@ -224,7 +228,8 @@ fn parse_assistant(fields: &Map<String, Value>) -> Result<Message, MessageProble
     if text.is_empty() && calls.is_empty() {
         return Err(invalid("", "must have content or tool_calls"));
     }
-    // Only a message without calls can be the log of a run. A wrong size is ignored, as records may hold one.
+    // Only the log of a run has a hint, and it has no calls. A wrong size is ignored, because a recorded message that
+    // has one must stay readable.
     let hint_size = metadata.get("hint_size").filter(|_| calls.is_empty()).and_then(Value::as_u64);
     let hint_bytes = hint_size
         .and_then(|bytes| usize::try_from(bytes).ok())

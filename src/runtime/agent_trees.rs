@@ -189,7 +189,7 @@ impl AgentTrees {
         ChildAdmission::Added
     }
 
-    /// Removes a child that could not be opened.
+    /// Removes a child that could not be opened, or that was deleted because its run did not start.
     pub(super) fn remove(&self, root: &RootRun, child: &SessionId) {
         if let Some(tree) = self.trees.lock().get_mut(&key(root)) {
             tree.remove(child);

@@ -1,7 +1,7 @@
 //! Sub-agents: a call of an agent runs in a child session.
 //!
 //! The child of a call is an ordinary session. Its id, the id of its run and the idempotency key of that run follow
-//! from the call, so that a call that is started again, after a crash or under another actor, finds the child instead
+//! from the call, so that a call that is started again, after a crash or by a new actor, finds the child instead
 //! of starting a second run. The call waits for the end of the run. The run of a child does not count towards
 //! `max_concurrent_runs`, so waiting parents cannot block their children (deadlock).
 //!
@@ -13,8 +13,8 @@
 //! Once a call is cancelled, it stops its child and still waits for the end of the child. Then the turn decides the
 //! outcome of the call (`turn::agent_calls`). Stopping a child stops its own children in the same way.
 //!
-//! The result of the call is the child's answer. Any other end of its run is a permanent error with the reason and
-//! the text so far (`result`). With `max_turns`, a text counts as an answer.
+//! The result of the call is the child's answer. If the run ended with `max_turns`, its text so far counts as the
+//! answer. Any other end of the run is a permanent error with the reason and the text so far (`result`).
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -99,10 +99,11 @@ impl AgentCaller for AgentCallRunner {
         // After a failure of the journal or at shutdown, the call may be started again and needs the child.
         let may_start_again =
             matches!(report, Err(HostError::Journal(_) | HostError::ShuttingDown));
-        if is_new && run_did_not_start && !may_start_again {
-            // The outcome of a call names its child only if a run has started. The deletion of the parent would not
-            // find this one.
-            let _ = child.close().await;
+        // The outcome of a call names its child only if a run has started. The deletion of the parent would not find
+        // this one.
+        let is_unused = is_new && run_did_not_start && !may_start_again;
+        if is_unused && child.close().await.is_ok() {
+            self.host_ref.shared.agent_trees.remove(&self.parent_call().root, child.id());
         }
         let report = report.map_err(|error| {
             ToolError::new(format!("the child session {}: {error}", child.id())).permanent()
@@ -292,12 +293,12 @@ impl AgentCallRunner {
         })
     }
 
-    /// Stops the child of a call that was cancelled before it was started again, if there is one, and waits for its
-    /// end.
+    /// Stops the child of a call that is cancelled already when it starts, and waits for its end. An earlier start of
+    /// the call may have opened the child.
     async fn stop_existing_child(&self, child: &SessionHandle, run: &RunId) {
         let (shared, id) = (Arc::clone(&self.host_ref.shared), child.id().clone());
         let stored = self.host_ref.quick_read(move || shared.journal.find(&id)).await;
-        // After an error of the journal there may be one.
+        // If the journal cannot be read, the child may exist.
         if matches!(stored, Ok(Ok(None))) {
             return;
         }
@@ -327,7 +328,7 @@ impl AgentCallRunner {
         *self.child.lock() = Some(used);
     }
 
-    /// Passes an event of the child on. Returns the further events.
+    /// Passes an event of the child on. Returns the stream of the next events, or `None` if it has ended.
     async fn forward_event(
         &self,
         child: &SessionHandle,
@@ -350,7 +351,7 @@ impl AgentCallRunner {
         }
     }
 
-    /// Passes an event on, if the watchers of the parent receive it.
+    /// Passes an event on to the watchers of the parent, if `agent_events` selects it.
     fn publish(&self, published: &PublishedEvent) {
         let of_grandchild = if let Event::OfChild { event, .. } = &published.event {
             Some(Arc::clone(event))
@@ -439,7 +440,7 @@ async fn next_wait(waits: &mut Option<watch::Receiver<bool>>, is_waiting: bool) 
     std::future::pending().await
 }
 
-/// Returns whether the watchers of the parent receive an event of its child.
+/// Returns whether `agent_events` selects an event of a child for the watchers of the parent.
 fn is_forwarded(events: AgentEvents, event: &Event) -> bool {
     let is_approval = matches!(event, Event::ApprovalAsked { .. } | Event::ApprovalGiven { .. });
     let is_of_tool = matches!(
@@ -475,7 +476,7 @@ async fn stop_and_report(
     stored_sessions::read_finished_report(host_ref, child.id(), run).await
 }
 
-/// Stops the child of a call whose run goes on without it.
+/// Stops the child of a call, if it runs. Does not wait: for a call that ends before its child.
 pub(super) fn stop_child(host_ref: &HostRef, parent: &SessionId, idempotency_key: &str) {
     let id = child_session_id(parent, idempotency_key);
     let Some(run) = child_run_id(&id) else { return };

@@ -43,8 +43,8 @@ pub enum RunEvent {
     /// A part of the model's reasoning.
     Thinking(String),
     /// An attempt of the current turn failed, or was cut off, for example by a restart of the host. Its text and
-    /// calls so far are void; the next attempt, if there is one, starts anew. If a call with effects had started
-    /// when the attempt was cut off, that call stays, and the text that is kept comes again.
+    /// calls so far are void; the next attempt, if there is one, starts anew. If the attempt was cut off after a call
+    /// with effects had started, a part of the response is kept: its text follows again, and its calls are not void.
     #[non_exhaustive]
     AttemptVoided {
         /// The reason.
@@ -132,17 +132,17 @@ impl ApprovalHandle {
     /// Allows the call, or its result. Consents to a question with a URL.
     ///
     /// # Errors
-    /// If another decision was made before, the call waits no longer, or the session is closed. If the question
+    /// If another decision was made before, the call no longer waits, or the session is closed. If the question
     /// has a form: use [`Self::answer`].
     pub async fn approve(&self) -> Result<(), HostError> {
         self.decide(ApprovalVerdict::Approved, None, None).await
     }
 
-    /// Rejects the call, or its result, or declines to answer the tool's question. The model reads the reason; that
-    /// of a declined question goes to the tool.
+    /// Rejects the call, or its result, or declines to answer the tool's question. The model reads the reason. If a
+    /// question is declined, the tool receives the reason instead.
     ///
     /// # Errors
-    /// If another decision was made before, the call waits no longer, or the session is closed.
+    /// If another decision was made before, the call no longer waits, or the session is closed.
     pub async fn reject(&self, reason: impl Into<String>) -> Result<(), HostError> {
         self.decide(ApprovalVerdict::Rejected, Some(reason.into()), None).await
     }
@@ -206,7 +206,7 @@ impl fmt::Debug for ClientCall {
 }
 
 impl RunEvent {
-    /// Returns an event of a session in the form for the program that drives the run. `None` if it has none.
+    /// Converts an event of a session for the program that drives the run. `None` if the program does not get it.
     pub(super) fn from_published(
         published: &PublishedEvent,
         session: &SessionHandle,
@@ -214,8 +214,8 @@ impl RunEvent {
         match &published.event {
             Event::TextReceived { text } => Some(Self::Text(text.clone())),
             Event::ThinkingReceived { text } => Some(Self::Thinking(text.clone())),
-            // Never both for one failure: `AttemptStarted` (not published for a turn's first request) voids the
-            // attempt before; `AttemptVoided` is published only if no attempt follows.
+            // One failure never publishes both. `AttemptStarted` follows a void attempt, or precedes the text of a
+            // kept one (a turn's first request publishes `TurnStarted`). After `AttemptVoided` no attempt follows.
             Event::AttemptStarted { reason, .. } | Event::AttemptVoided { reason, .. } => {
                 Some(Self::AttemptVoided { reason: reason.clone() })
             }

@@ -17,7 +17,7 @@ use crate::types::{Metadata, ParentCall, SessionId};
 pub(super) struct SessionStart {
     pub(super) id: SessionId,
     pub(super) agent: Arc<Agent>,
-    /// The tools of servers that the session has frozen.
+    /// The session's frozen tools, if it has any. A new session has none yet.
     pub(super) tools: Option<Arc<FrozenTools>>,
     pub(super) origin: SessionOrigin,
     pub(super) publisher: Publisher,
@@ -30,7 +30,7 @@ pub(super) enum SessionOrigin {
     New {
         /// The first messages of the history, already validated, in the Chat Completions form.
         messages: Vec<Value>,
-        /// The client's pairs of strings.
+        /// The metadata that the client sets.
         metadata: Metadata,
         /// The call that opens it, if it is a child session.
         parent: Option<Arc<ParentCall>>,
@@ -39,7 +39,8 @@ pub(super) enum SessionOrigin {
     },
     /// The session was read from the journal.
     Stored(Box<StoredSession>),
-    /// The session starts with a copy of these records of another session.
+    /// The session is a fork: its journal starts with these records of another session and the record of the fork.
+    /// The [`StoredSession`] was read from them.
     Forked(Box<StoredSession>, Vec<JournalEntry>),
 }
 

@@ -39,13 +39,13 @@ pub struct ServerOptions {
     pub max_connections: usize,
     /// Time limit for receiving the header of a request. An idle connection is closed after it, too.
     pub header_read_timeout: Duration,
-    /// Time limit of one write to a client. A client that does not read for this time is
-    /// disconnected, and so is one that reads less than 16 KiB per second and is behind by this time.
+    /// Time limit of one write to a client. While the server waits for a client, it must read 16 KiB per second on
+    /// average, and may be behind this rate by at most the same time. A client that exceeds a limit is disconnected.
     pub write_timeout: Duration,
-    /// Maximum number of answers above 1 MiB that are being sent at once. What the host holds of all answers
-    /// above 16 KiB is also limited, to 40 MiB. Pages of metrics have limits of their own: the same number, and
-    /// 8 MiB. An answer beyond a limit is refused with status 503. The answer to a request that has had an
-    /// effect waits up to 10 s first.
+    /// Maximum number of answers above 1 MiB that are being sent at once. In addition, all answers that hold more
+    /// than 16 KiB in memory can hold at most 40 MiB together. Pages of metrics have separate limits: the same
+    /// number, and 8 MiB. An answer beyond a limit is refused with status 503. If its request has had an effect,
+    /// the answer first waits up to 10 s.
     pub max_large_answers: usize,
     /// Time that open connections get to finish at shutdown.
     pub close_timeout: Duration,

@@ -116,7 +116,7 @@ impl ToolOutput {
         }
     }
 
-    /// Returns the number of bytes of its texts, its data and its value.
+    /// Returns the number of bytes that count towards [`RESULT_BYTES_MAX`].
     pub(crate) fn bytes(&self) -> usize {
         let full = self.full.as_ref();
         self.text.len() + full.map_or(0, FullResult::bytes)

@@ -3,12 +3,12 @@
 
 use std::time::{Duration, SystemTime};
 
-/// Maximum wait that is read from a response, so that it can be added to a time. It is not the longest wait: a model
-/// is waited for at most `SERVICE_WAIT_MAX` of `turn::retry`, and a tool only within its timeout.
+/// Upper bound of a wait that is read from a response, so that adding it to a time cannot overflow. The callers have
+/// lower limits: `SERVICE_WAIT_MAX` of `turn::retry` for a model, and its timeout for a tool.
 const RETRY_AFTER_READ_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Returns the requested wait: `retry-after-ms`, or else `retry-after` in seconds or as an HTTP date. At most
-/// [`RETRY_AFTER_READ_MAX`].
+/// Returns the requested wait: `retry-after-ms`, or, if that is missing or invalid, `retry-after` in seconds or as an
+/// HTTP date. It is at most [`RETRY_AFTER_READ_MAX`].
 pub(crate) fn retry_after<'v>(
     header: impl Fn(&str) -> Option<&'v str>,
     now: SystemTime,

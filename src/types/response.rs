@@ -138,7 +138,8 @@ pub struct ProviderError {
     pub message: String,
     /// The delay before a retry that the service requested.
     pub retry_after: Option<Duration>,
-    /// True if the service states that a retry may succeed, false if it states that none will.
+    /// True if the service states that a retry may succeed, false if it states that none will, `None` if it states
+    /// neither.
     #[serde(default)]
     pub retryable: Option<bool>,
     /// Set if the request was larger than the context window of the model, or than its service accepts.
@@ -156,8 +157,8 @@ pub struct ContextOverflow {
     /// The tokens of the request, if the service named them.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub request_tokens: Option<u64>,
-    /// True if the service refused the bytes of the request, or gave no reason. Such an error says nothing
-    /// about the window.
+    /// True if the service refused the size of the request in bytes, or refused the request without a reason. Such
+    /// an error says nothing about the window.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub of_body: bool,
 }
@@ -169,7 +170,7 @@ impl ContextOverflow {
         Self { window, request_tokens, of_body: false }
     }
 
-    /// Creates the refusal of a request with too many bytes.
+    /// Creates an overflow that says nothing about the window: see the field of this name.
     #[must_use]
     pub fn of_body() -> Self {
         Self { of_body: true, ..Self::default() }
@@ -197,10 +198,13 @@ impl ProviderError {
         self.overflow.is_some()
     }
 
-    /// Returns whether a retry may succeed. A request that was too large is never transient. For other errors
-    /// the service's own statement decides. Without one, the statuses 408, 409, 429, 499 and 5xx are transient,
-    /// also within a stream, and so is an error without an error status, unless its kind is
-    /// [`ProviderErrorKind::Status`] or [`ProviderErrorKind::TooLarge`].
+    /// Returns whether a retry may succeed. The first rule that applies decides:
+    /// 1. The error of a request that was too large is not transient.
+    /// 2. The service's own statement ([`Self::retryable`]) counts.
+    /// 3. Of the error statuses, which an error within a stream may also name, 408, 409, 429, 499 and those from 500
+    ///    on are transient.
+    /// 4. An error without an error status is transient, unless its kind is [`ProviderErrorKind::Status`] or
+    ///    [`ProviderErrorKind::TooLarge`].
     #[must_use]
     pub fn is_transient(&self) -> bool {
         // The same request would be refused again.

@@ -1,10 +1,12 @@
 //! The secrets of a host, which are replaced wherever a service or a tool repeats them.
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, Input, MatchKind};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use serde_json::{Map, Value};
@@ -18,10 +20,14 @@ pub(crate) const CUT_MARK: &str = "\u{2026}";
 /// The minimum length of a secret in bytes. A shorter text may occur by accident.
 const SECRET_BYTES_MIN: usize = 8;
 
-/// The secrets of a host, such as the keys of its models, and a search for them. A secret is found in
-/// these forms: plain, escaped in JSON as `serde_json` does, percent-encoded (where needed, also twice, with digits in
-/// upper case; or wholly), and as a part of a text in base64 (both alphabets, each of the three alignments). Cloning
-/// is cheap.
+/// The secrets of a host, such as the keys of its models, and a search for them. Cloning is cheap.
+///
+/// A secret is found in these forms:
+/// - plain
+/// - escaped as `serde_json` escapes a string
+/// - percent-encoded once or twice: the bytes that need it, with digits in upper case
+/// - percent-encoded: every byte, with digits in upper or lower case
+/// - part of a text in base64: both alphabets, each of the three alignments
 #[derive(Clone, Default)]
 pub struct Secrets {
     search: Option<Arc<SecretSearch>>,
@@ -29,9 +35,11 @@ pub struct Secrets {
 
 struct SecretSearch {
     forms: Vec<String>,
-    automaton: AhoCorasick,
+    /// `None` if the forms are too large for an automaton. Then each form is searched for separately.
+    automaton: Option<AhoCorasick>,
     /// For each byte: true if a form begins with it.
     first_bytes: [bool; 256],
+    /// The length of the longest form in bytes.
     longest: usize,
 }
 
@@ -44,7 +52,13 @@ impl Secrets {
         forms.sort_unstable();
         forms.dedup();
         let automaton = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&forms);
-        let (false, Ok(automaton)) = (forms.is_empty(), automaton) else { return Self::default() };
+        Self::with_forms(forms, automaton.ok())
+    }
+
+    fn with_forms(forms: Vec<String>, automaton: Option<AhoCorasick>) -> Self {
+        if forms.is_empty() {
+            return Self::default();
+        }
         let mut first_bytes = [false; 256];
         for first in forms.iter().filter_map(|form| form.bytes().next()) {
             if let Some(is_first) = first_bytes.get_mut(usize::from(first)) {
@@ -64,15 +78,10 @@ impl Secrets {
     /// Returns the text with [`REDACTED`] in place of each secret.
     #[must_use]
     pub fn redact<'t>(&self, text: &'t str) -> Cow<'t, str> {
-        let Some(search) = self.search.as_deref().filter(|search| search.is_in(text)) else {
-            return Cow::Borrowed(text);
-        };
-        let mut redacted = String::with_capacity(text.len());
-        search.automaton.replace_all_with(text, &mut redacted, |_, _, redacted| {
-            redacted.push_str(REDACTED);
-            true
-        });
-        Cow::Owned(redacted)
+        match self.search.as_deref().is_some_and(|search| search.matches(text)) {
+            true => Cow::Owned(self.redact_and_trim(text, 0, text.len())),
+            false => Cow::Borrowed(text),
+        }
     }
 
     /// Replaces each secret in the text.
@@ -85,7 +94,7 @@ impl Secrets {
     /// Redacts the beginning of a longer text. If it ends within a secret, also removes that part of the secret.
     #[must_use]
     pub(crate) fn redact_head(&self, text: &str) -> String {
-        self.redact_part(text, 0, text.len() - self.begun_at_end(text))
+        self.redact_and_trim(text, 0, text.len() - self.begun_at_end(text))
     }
 
     /// Redacts a text that holds excerpts. Also removes the beginning of a secret where an excerpt was
@@ -103,15 +112,15 @@ impl Secrets {
     #[cfg(all(feature = "tools", target_os = "linux"))]
     #[must_use]
     pub(crate) fn redact_tail(&self, text: &str) -> String {
-        self.redact_part(text, self.ended_at_start(text), text.len())
+        self.redact_and_trim(text, self.ended_at_start(text), text.len())
     }
 
-    /// Replaces each secret in a text. Removes the parts of secrets before `start` and after `end`.
-    /// [`REDACTED`] marks a removed part only if it has at least [`SECRET_BYTES_MIN`] bytes. A shorter
-    /// one is mostly ordinary text that begins or ends like a secret.
-    fn redact_part(&self, text: &str, start: usize, end: usize) -> String {
-        let matches = self.search.iter().flat_map(|search| search.automaton.find_iter(text));
-        let secrets = matches.map(|found| found.range()).take_while(|secret| secret.start < end);
+    /// Replaces each secret in a text, and removes the text before `start` and from `end` on, which are parts of cut
+    /// secrets. [`REDACTED`] marks a removed part only if it has at least [`SECRET_BYTES_MIN`] bytes. A shorter
+    /// one is mostly ordinary text that looks like the end or the beginning of a secret.
+    fn redact_and_trim(&self, text: &str, start: usize, end: usize) -> String {
+        let matches = self.search.iter().flat_map(|search| search.find_iter(text));
+        let secrets = matches.take_while(|secret| secret.start < end);
         let mut redacted = String::with_capacity(text.len());
         let mut removed = 0..start;
         for next in secrets.chain(std::iter::once(end..text.len())) {
@@ -132,14 +141,15 @@ impl Secrets {
     }
 
     /// Replaces each secret in the strings, keys and numbers of a JSON value; a number with a secret becomes a string.
-    /// A key that then equals an earlier one of its object gets a number. Returns `None` if it contains no secret.
+    /// If a key then equals an earlier one of its object, a number is appended to it. Returns `None` if the value
+    /// contains no secret.
     #[must_use]
     pub fn redact_json(&self, value: &Value) -> Option<Value> {
         let search = self.search.as_deref()?;
-        search.is_in_json(value).then(|| self.redact_parts(value))
+        search.matches_json(value).then(|| self.redact_json_value(value))
     }
 
-    fn redact_parts(&self, value: &Value) -> Value {
+    fn redact_json_value(&self, value: &Value) -> Value {
         match value {
             Value::Null | Value::Bool(_) => value.clone(),
             Value::Number(number) => match self.redact(&number.to_string()) {
@@ -147,7 +157,7 @@ impl Secrets {
                 Cow::Owned(redacted) => redacted.into(),
             },
             Value::String(text) => self.redact(text).into(),
-            Value::Array(items) => items.iter().map(|item| self.redact_parts(item)).collect(),
+            Value::Array(items) => items.iter().map(|item| self.redact_json_value(item)).collect(),
             Value::Object(members) => {
                 let (mut redacted, mut number) = (Map::new(), 1);
                 for (name, member) in members {
@@ -157,60 +167,80 @@ impl Secrets {
                         number += 1;
                         unique = format!("{name} {number}");
                     }
-                    redacted.insert(unique, self.redact_parts(member));
+                    redacted.insert(unique, self.redact_json_value(member));
                 }
                 redacted.into()
             }
         }
     }
 
-    /// Returns the length of the longest end of a text that may be the beginning of a secret.
+    /// Returns the maximum number of bytes at the end of a text that may begin a secret which goes on after the text.
     #[must_use]
     pub fn begun_at_end(&self, text: &str) -> usize {
         let Some(search) = &self.search else { return 0 };
         let bytes = text.as_bytes();
-        let tail = bytes.len().saturating_sub(search.longest - 1);
-        let begins = |at: &usize| {
-            let end = bytes.get(*at..).unwrap_or_default();
-            let first = end.first().copied().map(usize::from).unwrap_or_default();
+        let earliest = bytes.len().saturating_sub(search.longest - 1);
+        let begins_secret = |at: &usize| {
+            let suffix = bytes.get(*at..).unwrap_or_default();
+            let first = suffix.first().copied().map(usize::from).unwrap_or_default();
             search.first_bytes.get(first).copied().unwrap_or_default()
                 && search
                     .forms
                     .iter()
-                    .any(|form| form.len() > end.len() && form.as_bytes().starts_with(end))
+                    .any(|form| form.len() > suffix.len() && form.as_bytes().starts_with(suffix))
         };
-        (tail..bytes.len()).find(begins).map_or(0, |at| bytes.len() - at)
+        (earliest..bytes.len()).find(begins_secret).map_or(0, |at| bytes.len() - at)
     }
 
-    /// Returns the length of the longest beginning of a text that may be the end of a secret. A whole
-    /// secret does not count.
+    /// Returns the maximum number of bytes at the start of a text that may end a secret which begins before the text.
     #[cfg(all(feature = "tools", target_os = "linux"))]
     fn ended_at_start(&self, text: &str) -> usize {
         let forms = self.search.iter().flat_map(|search| &search.forms);
-        let ended = forms.filter_map(|form| {
-            let mut ends = form.char_indices().skip(1).filter_map(|(at, _)| form.get(at..));
-            ends.find(|end| text.starts_with(end)).map(str::len)
+        let lengths = forms.filter_map(|form| {
+            let mut suffixes = form.char_indices().skip(1).filter_map(|(at, _)| form.get(at..));
+            suffixes.find(|suffix| text.starts_with(suffix)).map(str::len)
         });
-        ended.max().unwrap_or_default()
+        lengths.max().unwrap_or_default()
     }
 }
 
 impl SecretSearch {
-    fn is_in(&self, text: &str) -> bool {
-        self.automaton.is_match(text)
+    fn matches(&self, text: &str) -> bool {
+        match &self.automaton {
+            Some(automaton) => automaton.is_match(text),
+            None => self.forms.iter().any(|form| text.contains(form.as_str())),
+        }
+    }
+
+    /// Returns the positions of the secrets in a text, in order. They do not overlap.
+    fn find_iter<'s>(&'s self, text: &'s str) -> impl Iterator<Item = Range<usize>> + 's {
+        std::iter::successors(self.find(text, 0), move |last| self.find(text, last.end))
+    }
+
+    /// Returns the position of the first secret from `start` on, the longest one if several begin there.
+    fn find(&self, text: &str, start: usize) -> Option<Range<usize>> {
+        if let Some(automaton) = &self.automaton {
+            return Some(automaton.find(Input::new(text).range(start..))?.range());
+        }
+        let rest = text.get(start..)?;
+        let found = self.forms.iter().filter_map(|form| {
+            let at = start + rest.find(form.as_str())?;
+            Some(at..at + form.len())
+        });
+        found.min_by_key(|secret| (secret.start, Reverse(secret.end)))
     }
 
     /// Returns whether a string, key or number of a JSON value contains a secret.
-    fn is_in_json(&self, value: &Value) -> bool {
+    fn matches_json(&self, value: &Value) -> bool {
         match value {
             Value::Null | Value::Bool(_) => false,
             // Most numbers have fewer digits than a secret and need no text.
             Value::Number(number) if number.as_u64().is_some_and(|it| it < 10_000_000) => false,
-            Value::Number(number) => self.is_in(&number.to_string()),
-            Value::String(text) => self.is_in(text),
-            Value::Array(items) => items.iter().any(|item| self.is_in_json(item)),
+            Value::Number(number) => self.matches(&number.to_string()),
+            Value::String(text) => self.matches(text),
+            Value::Array(items) => items.iter().any(|item| self.matches_json(item)),
             Value::Object(members) => {
-                members.iter().any(|(name, member)| self.is_in(name) || self.is_in_json(member))
+                members.iter().any(|(name, member)| self.matches(name) || self.matches_json(member))
             }
         }
     }
@@ -308,6 +338,21 @@ mod tests {
             secrets.redact_json(&serde_json::json!({text: 1})),
             Some(serde_json::json!({redacted: 1}))
         );
+    }
+
+    #[test]
+    fn secrets_are_also_replaced_without_an_automaton() {
+        let texts = ["secret-keys", "secret-keys-and-more", "and-more-keys"].map(str::to_owned);
+        let secrets = Secrets::with_forms(texts.into(), None);
+        for (text, expected) in [
+            ("nothing", "nothing"),
+            ("a secret-keys b", "a [redacted] b"),
+            ("a secret-keys-and-more-keys", "a [redacted]-keys"),
+            ("secret-keyssecret-keys and-more-keys", "[redacted][redacted] [redacted]"),
+        ] {
+            assert_eq!(secrets.redact(text), expected, "{text}");
+        }
+        assert_eq!(secrets.redact_head("a secret-keys b secret-k"), "a [redacted] b [redacted]");
     }
 
     #[test]

@@ -8,12 +8,18 @@ use serde_json::Value;
 
 use super::{ContentPart, Image, excerpt, floor_char_boundary};
 
-/// Maximum number of bytes of a result that are kept: its texts, its data in base64, the names, media types and URIs of
-/// its resources, and its value for programs as JSON. Of these the model reads `max_result_bytes`.
+/// Maximum number of bytes of a result that are kept: its texts, its data in base64, the media types and URLs of its
+/// images, the names, media types and URIs of its resources, and its value for programs as JSON. Each part counts as at
+/// least 128 bytes. `max_result_bytes` limits the text that the model reads.
 pub const RESULT_BYTES_MAX: usize = 16 << 20;
 
-/// Maximum number of characters of the name, the media type and the URI, each, in the note about a resource that is not
-/// kept.
+/// Minimum number of bytes as which a part counts, so that the number of parts is limited too.
+const PART_BYTES_MIN: usize = 128;
+
+/// Maximum number of parts that are cut or replaced with a note each. The parts after them have one note together.
+const PART_NOTES_MAX: usize = 16;
+
+/// Maximum number of characters of each label (name, media type, URI) in the note about a resource that is not kept.
 const LABEL_CHARS_MAX: usize = 1_000;
 
 /// The note for the model about what is not kept.
@@ -169,12 +175,12 @@ impl ResultPart {
         matches!(self, Self::Text { text } if text.trim().is_empty())
     }
 
-    /// Returns the number of bytes of its texts and data, and of the name, the media type and the URI of a resource.
+    /// Returns the number of bytes of its texts, data and labels.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Text { text } => text.len(),
             Self::Image(Image::Url(url)) => url.len(),
-            Self::Image(Image::Base64 { data, .. }) => data.len(),
+            Self::Image(Image::Base64 { media_type, data }) => media_type.len() + data.len(),
             Self::Resource(ResultResource { name, media_type, bytes: _, uri, text, data }) => {
                 let optional = [uri, text, data].into_iter().flatten();
                 name.len() + media_type.len() + optional.map(String::len).sum::<usize>()
@@ -182,7 +188,12 @@ impl ResultPart {
         }
     }
 
-    /// Cuts a text to at most `bytes_max` bytes and a note. Replaces another part by a note.
+    /// Returns the number of bytes that count towards [`RESULT_BYTES_MAX`].
+    fn counted_bytes(&self) -> usize {
+        self.bytes().max(PART_BYTES_MIN)
+    }
+
+    /// Cuts a text to at most `bytes_max` bytes and adds a note. Replaces an image or a resource with a note.
     fn cut(&mut self, bytes_max: usize) {
         let bytes = self.bytes();
         match self {
@@ -204,21 +215,30 @@ impl ResultPart {
 }
 
 impl FullResult {
-    /// Returns the number of bytes of its texts, its data and its value.
+    /// Returns the number of bytes that count towards [`RESULT_BYTES_MAX`].
     pub(crate) fn bytes(&self) -> usize {
         let structured = self.structured.as_ref().map_or(0, |value| value.to_string().len());
-        self.content.iter().map(ResultPart::bytes).sum::<usize>() + structured
+        self.content.iter().map(ResultPart::counted_bytes).sum::<usize>() + structured
     }
 
     /// Drops what exceeds [`RESULT_BYTES_MAX`], with a note for the model.
     pub(crate) fn limit(&mut self) {
-        let mut bytes_left = RESULT_BYTES_MAX;
+        let (mut bytes_left, mut too_many) = (RESULT_BYTES_MAX, 0_usize);
         for part in &mut self.content {
-            let bytes = part.bytes();
+            let bytes = part.counted_bytes();
             if bytes > bytes_left {
-                part.cut(bytes_left);
+                too_many += 1;
+                if too_many <= PART_NOTES_MAX {
+                    part.cut(bytes_left);
+                }
             }
             bytes_left = bytes_left.saturating_sub(bytes);
+        }
+        // These are the last parts: after the first part that is too large, no bytes are left.
+        let dropped = too_many.saturating_sub(PART_NOTES_MAX);
+        if dropped > 0 {
+            self.content.truncate(self.content.len() - dropped);
+            self.content.push(format!("[{dropped} more parts are missing: {LIMIT_NOTE}]").into());
         }
         if self.structured.as_ref().is_some_and(|value| value.to_string().len() > bytes_left) {
             self.structured = None;
@@ -402,7 +422,8 @@ mod tests {
     #[test]
     fn a_result_is_kept_up_to_its_limit() {
         let half = "x".repeat(RESULT_BYTES_MAX / 2);
-        let large = Image::Base64 { media_type: "image/png".into(), data: half.clone().into() };
+        let data = Arc::from(&half["image/png".len()..]);
+        let large = Image::Base64 { media_type: "image/png".into(), data };
         let file = ResultResource::new("f", "").with_data(half.as_str());
         let mut full = FullResult {
             content: vec![half.as_str().into(), large.into(), file.into(), "end".into()],
@@ -435,5 +456,28 @@ mod tests {
         let mut text = "é".repeat(4);
         cut_text(&mut text, 5);
         assert_eq!(text, "éé\n[cut here: at most 16 MiB of a result are kept]");
+    }
+
+    #[test]
+    fn many_small_parts_are_limited_and_have_one_note() {
+        for small in ["", "x"] {
+            let kept = RESULT_BYTES_MAX / PART_BYTES_MIN;
+            let content = vec![small.into(); kept + PART_NOTES_MAX + 1_000];
+            let mut full = FullResult { content, structured: None };
+            full.limit();
+            assert_eq!(full.content.len(), kept + PART_NOTES_MAX + 1);
+            let note = full.content.last().unwrap().model_text();
+            assert_eq!(note, "[1000 more parts are missing: at most 16 MiB of a result are kept]");
+        }
+    }
+
+    #[test]
+    fn the_media_type_of_an_image_counts() {
+        let media_type = "x".repeat(RESULT_BYTES_MAX + 1).into();
+        let image = Image::Base64 { media_type, data: "".into() };
+        let mut full = FullResult { content: vec![image.into()], structured: None };
+        full.limit();
+        let note = "[an image of 16777217 bytes is missing: at most 16 MiB of a result are kept]";
+        assert_eq!(full.model_text(), note);
     }
 }

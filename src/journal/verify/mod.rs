@@ -42,16 +42,16 @@ pub fn verify(session: &SessionId, entries: &[JournalEntry]) -> Vec<Breach> {
     with_history_breaches(breaches, last_seq, entries)
 }
 
-/// Does the same as [`verify`], and drops each entry when its messages are in the history, so that those of a large
-/// session are in memory once.
+/// Does the same as [`verify`], but drops each entry once its messages are in the history. The messages of a large
+/// session are therefore not in memory twice.
 #[must_use]
 pub(crate) fn verify_and_drop(session: &SessionId, entries: Vec<JournalEntry>) -> Vec<Breach> {
     let (breaches, last_seq) = record_breaches(session, &entries);
     with_history_breaches(breaches, last_seq, entries)
 }
 
-/// Returns the breaches in the records, and the number of the last record. The breach in the history that
-/// results from the records is not among them.
+/// Returns the breaches in the records, and the number of the last record. Does not check the history that the
+/// records result in.
 fn record_breaches(session: &SessionId, entries: &[JournalEntry]) -> (Vec<Breach>, Seq) {
     let transcript = Transcript::read(entries);
     let mut verifier = Verifier {
@@ -70,15 +70,16 @@ fn record_breaches(session: &SessionId, entries: &[JournalEntry]) -> (Vec<Breach
     (verifier.breaches, transcript.last().unwrap_or_default().seq)
 }
 
-/// Adds the breach in the history that results from the records, and sorts all breaches by their records.
+/// Adds the breach in the history that the records result in, if there is one, and sorts all breaches by their
+/// records.
 fn with_history_breaches(
     mut breaches: Vec<Breach>,
     last_seq: Seq,
     entries: impl IntoIterator<Item = impl Borrow<JournalEntry>>,
 ) -> Vec<Breach> {
     match history_breach(last_seq, entries) {
-        // Another breach usually causes this one. It is therefore added only if it is about pairing or is the
-        // only one.
+        // A breach in the records usually breaks the history too. The breach in the history is therefore added
+        // only if it is about pairing or there is no other breach.
         Some(breach) if breach.invariant == Invariant::Pairing || breaches.is_empty() => {
             breaches.push(breach);
         }

@@ -1,6 +1,6 @@
 //! The strict request check, with the error messages of the service.
 //!
-//! `request.schema.json` contains the rules for single members. The rules here relate blocks,
+//! `request.schema.json` contains most rules for single members. Most rules here relate blocks,
 //! messages and tools to each other.
 
 use std::collections::BTreeSet;
@@ -16,11 +16,11 @@ use crate::rehearsal::text::items;
 static SCHEMA: LazyLock<RequestSchema> =
     LazyLock::new(|| RequestSchema::new(include_str!("request.schema.json"), append_tagged, &[]));
 
-/// Appends a segment as in `messages.0.content.0.tool_use.id`: the type of an object is part of the
-/// path of its members, and a tool without a type is a custom tool.
+/// Appends a segment as in `messages.0.content.0.tool_use.id`: the type of the parent, if it has one, comes before
+/// each member except `type`. A tool without a type counts as `custom`.
 fn append_tagged(path: &mut String, parent: &Value, segment: &str) {
-    let tool_at = path.strip_prefix("tools.").filter(|at| at.parse::<usize>().is_ok());
-    let tag = parent["type"].as_str().or(tool_at.map(|_| "custom"));
+    let tool_index = path.strip_prefix("tools.").filter(|index| index.parse::<usize>().is_ok());
+    let tag = parent["type"].as_str().or(tool_index.map(|_| "custom"));
     if let Some(tag) = tag.filter(|_| segment != "type") {
         *path += &format!(".{tag}");
     }
@@ -36,7 +36,7 @@ pub(super) fn check(request: &Value) -> Result<(), String> {
     check_tools(request)
 }
 
-/// Checks the cache breakpoints (`cache_control`).
+/// Checks the cache breakpoints: the tools and blocks with `cache_control`.
 fn check_breakpoints(request: &Value) -> Result<(), String> {
     let messages = items(&request["messages"]);
     let blocks = messages.iter().flat_map(|message| items(&message["content"]));
@@ -60,36 +60,37 @@ fn check_messages(messages: &[Value]) -> Result<(), String> {
     if messages.first().is_some_and(|first| first["role"] != "user") {
         return Err("messages: first message must use the \"user\" role".to_owned());
     }
-    let mut ids = BTreeSet::new();
+    let mut call_ids = BTreeSet::new();
     for (at, message) in messages.iter().enumerate() {
-        for (place, block) in items(&message["content"]).iter().enumerate() {
-            let here = format!("messages.{at}.content.{place}");
+        for (block_index, block) in items(&message["content"]).iter().enumerate() {
+            let path = format!("messages.{at}.content.{block_index}");
             if block["type"] == "thinking" {
-                check_signature(&here, block)?;
+                check_signature(&path, block)?;
             }
-            if block["type"] == "tool_use" && !ids.insert(text(block, "id")) {
-                return Err(format!("{here}: `tool_use` ids must be unique"));
+            if block["type"] == "tool_use" && !call_ids.insert(text(block, "id")) {
+                return Err(format!("{path}: `tool_use` ids must be unique"));
             }
         }
         check_ending(at, message, at + 1 == messages.len())?;
-        let before = at.checked_sub(1).and_then(|before| messages.get(before));
-        check_results(at, before, message)?;
+        let previous = at.checked_sub(1).and_then(|index| messages.get(index));
+        check_results(at, previous, message)?;
         check_answered(at, message, messages.get(at + 1))?;
     }
     check_service_calls(messages)
 }
 
-/// Checks a signature with the prefix of this server. Others, such as those in raw bytes of a script, are not
-/// known here.
-fn check_signature(here: &str, block: &Value) -> Result<(), String> {
+/// Checks the signature of a thinking block. Accepts one without this server's prefix: the raw bytes of a script may
+/// contain any signature.
+fn check_signature(path: &str, block: &Value) -> Result<(), String> {
     let found = text(block, "signature");
     if found.starts_with(SIGNATURE_BEGIN) && found != signature(text(block, "thinking")) {
-        return Err(format!("{here}: Invalid `signature` in `thinking` block"));
+        return Err(format!("{path}: Invalid `signature` in `thinking` block"));
     }
     Ok(())
 }
 
-/// Checks that a message has content, and its last block.
+/// Checks that a message has content and that its last block is not thinking. The final assistant message may be
+/// empty, but its text must not end with white space.
 fn check_ending(at: usize, message: &Value, is_final: bool) -> Result<(), String> {
     let content = &message["content"];
     let is_final_answer = is_final && message["role"] == "assistant";
@@ -114,25 +115,25 @@ fn check_ending(at: usize, message: &Value, is_final: bool) -> Result<(), String
     Ok(())
 }
 
-/// Checks that every result of a message answers a different call of the message before.
-fn check_results(at: usize, before: Option<&Value>, message: &Value) -> Result<(), String> {
-    let called: BTreeSet<&str> = before.into_iter().flat_map(calls).collect();
+/// Checks that every result of a message answers a different call of the previous message.
+fn check_results(at: usize, previous: Option<&Value>, message: &Value) -> Result<(), String> {
+    let called: BTreeSet<&str> = previous.into_iter().flat_map(calls).collect();
     let mut answered = BTreeSet::new();
-    for (place, block) in items(&message["content"]).iter().enumerate() {
+    for (block_index, block) in items(&message["content"]).iter().enumerate() {
         if block["type"] != "tool_result" {
             continue;
         }
         let id = text(block, "tool_use_id");
         if !called.contains(id) {
             return Err(format!(
-                "messages.{at}.content.{place}: unexpected `tool_use_id` found in `tool_result` \
+                "messages.{at}.content.{block_index}: unexpected `tool_use_id` found in `tool_result` \
                  blocks: {id}. Each `tool_result` block must have a corresponding `tool_use` block \
                  in the previous message."
             ));
         }
         if !answered.insert(id) {
             return Err(format!(
-                "messages.{at}.content.{place}: each tool_use must have a single result. Found \
+                "messages.{at}.content.{block_index}: each tool_use must have a single result. Found \
                  multiple `tool_result` blocks with id: {id}"
             ));
         }
@@ -157,9 +158,9 @@ fn check_answered(at: usize, message: &Value, next: Option<&Value>) -> Result<()
     ))
 }
 
-/// Checks that every call that the service ran itself has a result after it, and that every such result has a
-/// call before it. A response that only results follow may lack results, because the service may still run its
-/// calls.
+/// Checks that every call that the service ran itself has a result, and that every such result has a call before it.
+/// A call needs no result if no later user message has anything but tool results: the service may still be running
+/// it.
 fn check_service_calls(messages: &[Value]) -> Result<(), String> {
     let responses = || messages.iter().enumerate().filter(|(_, m)| m["role"] == "assistant");
     let blocks = responses().flat_map(|(_, message)| items(&message["content"]));
@@ -167,14 +168,15 @@ fn check_service_calls(messages: &[Value]) -> Result<(), String> {
     let is_result = |block: &Value| block["type"] == "tool_result";
     let mut called = BTreeSet::new();
     for (at, message) in responses() {
-        let mut follows = messages.iter().skip(at + 1).filter(|next| next["role"] == "user");
-        let is_last = follows.all(|next| {
+        let mut later_user_messages =
+            messages.iter().skip(at + 1).filter(|next| next["role"] == "user");
+        let may_be_running = later_user_messages.all(|next| {
             next["content"].is_array() && items(&next["content"]).iter().all(is_result)
         });
-        for (place, block) in items(&message["content"]).iter().enumerate() {
+        for (block_index, block) in items(&message["content"]).iter().enumerate() {
             let (kind, id, name) = (text(block, "type"), text(block, "id"), text(block, "name"));
             let is_call = kind.ends_with("tool_use") && kind != "tool_use";
-            if is_call && !is_last && !answered.contains(id) {
+            if is_call && !may_be_running && !answered.contains(id) {
                 return Err(format!(
                     "messages.{at}: `{name}` tool use with id `{id}` was found without a \
                      corresponding `{name}_tool_result` block"
@@ -184,7 +186,7 @@ fn check_service_calls(messages: &[Value]) -> Result<(), String> {
             let result_of = text(block, "tool_use_id");
             if kind.ends_with("_tool_result") && !called.contains(result_of) {
                 return Err(format!(
-                    "messages.{at}.content.{place}: unexpected `tool_use_id` found in `{kind}` \
+                    "messages.{at}.content.{block_index}: unexpected `tool_use_id` found in `{kind}` \
                      blocks: {result_of}. Each `{kind}` block must have a corresponding \
                      `server_tool_use` block before it."
                 ));

@@ -10,8 +10,8 @@ use rustls::{CertificateError, InvalidMessage};
 
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 
-/// Maps an error of the HTTP client, which occurs before or within the body. Errors within the body do not
-/// have the address, so the caller passes it as `url`.
+/// Maps an error of the HTTP client, from the connection to the end of the body. The caller passes the URL, because
+/// an error within the body does not have it.
 pub(super) fn transport(error: reqwest::Error, url: &Url) -> ProviderError {
     let kind = if error.is_connect() {
         ProviderErrorKind::Connect
@@ -20,7 +20,28 @@ pub(super) fn transport(error: reqwest::Error, url: &Url) -> ProviderError {
     } else {
         ProviderErrorKind::Transport
     };
-    ProviderError::new(kind, connection_problem(&error.without_url(), kind, url))
+    let error = error.without_url();
+    let mut message = connection_problem(&error, kind, url);
+    // In these cases the error does not say whether the host or the proxy cannot be reached.
+    let may_be_proxy =
+        kind == ProviderErrorKind::Connect && (url.scheme() == "http" || error.is_timeout());
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    if let Some(variable) = proxy_variable(url, is_set).filter(|_| may_be_proxy) {
+        message.push_str(&format!(" (or the proxy of {variable})"));
+    }
+    ProviderError::new(kind, message)
+}
+
+/// Returns the environment variable that sets the proxy of a URL. Ignores `NO_PROXY`.
+fn proxy_variable(url: &Url, is_set: impl Fn(&str) -> bool) -> Option<&'static str> {
+    if crate::tls::is_loopback(url) {
+        return None;
+    }
+    let of_scheme = match url.scheme() {
+        "https" => ["HTTPS_PROXY", "https_proxy"],
+        _ => ["HTTP_PROXY", "http_proxy"],
+    };
+    of_scheme.into_iter().chain(["ALL_PROXY", "all_proxy"]).find(|&name| is_set(name))
 }
 
 /// Describes an error of the HTTP client in one line.
@@ -28,6 +49,11 @@ fn connection_problem(error: &reqwest::Error, kind: ProviderErrorKind, url: &Url
     let address = address(url);
     let is_connect = kind == ProviderErrorKind::Connect;
     let is_https = url.scheme() == "https";
+    // The proxy of an https URL opens a tunnel (CONNECT). Until then, errors are the proxy's.
+    let proxy_error = causes(error).find(|cause| cause.to_string().starts_with("tunnel error"));
+    if let Some(error) = proxy_error.filter(|_| is_connect) {
+        return format!("{address}: the proxy of HTTPS_PROXY or ALL_PROXY: {}", describe(error));
+    }
     let tls_error = causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>());
     if let Some(error) = tls_error.filter(|_| is_connect) {
         return handshake_problem(error, &address);
@@ -90,7 +116,7 @@ fn handshake_problem(error: &rustls::Error, address: &str) -> String {
     }
 }
 
-/// Returns an error and its causes. An `io::Error` does not return the error within it as its source.
+/// Returns an error and its causes, including the error within an `io::Error`, which `source()` skips.
 fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| cause(error))
 }
@@ -102,8 +128,8 @@ fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'stati
     }
 }
 
-/// Returns true if the message of a cause begins with this text. The types of some errors are private to
-/// the HTTP client.
+/// Returns true if the message of the error or of a cause begins with this text. Some errors have no other mark,
+/// because their types are private to the HTTP client.
 fn has_cause(error: &reqwest::Error, message: &str) -> bool {
     causes(error).any(|cause| cause.to_string().starts_with(message))
 }
@@ -111,9 +137,21 @@ fn has_cause(error: &reqwest::Error, message: &str) -> bool {
 /// Prefixes the message with the host and port of the service, unless it has them already.
 pub(super) fn add_address(error: &mut ProviderError, url: &Url) {
     let address = address(url);
-    if !error.message.contains(&address) {
+    if !contains_address(&error.message, &address) {
         error.message = format!("{address}: {}", error.message);
     }
+}
+
+/// Returns true if a message contains an address that is not part of a longer address.
+fn contains_address(message: &str, address: &str) -> bool {
+    let is_part = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_');
+    message.match_indices(address).any(|(at, _)| {
+        let before = message.get(..at).unwrap_or_default();
+        let after = message.get(at + address.len()..).unwrap_or_default();
+        // A dot or colon may also be punctuation.
+        let after = after.strip_prefix(['.', ':']).unwrap_or(after);
+        !before.ends_with(|c: char| is_part(c) || c == '.') && !after.starts_with(is_part)
+    })
 }
 
 /// Returns the host and port of a URL. The path and the query are left out, because they may hold a key.
@@ -188,7 +226,7 @@ pub(super) fn too_large(bytes_max: u64) -> ProviderError {
 pub(super) struct RetryHints {
     /// Minimum wait before a retry.
     pub(super) retry_after: Option<Duration>,
-    /// `Some` if the service says whether to retry.
+    /// True if the service asks for a retry, false if it asks for none, `None` if it says neither.
     retryable: Option<bool>,
 }
 
@@ -271,6 +309,50 @@ mod tests {
         assert_eq!(error.message, "example.com:8443: it was silent");
         add_address(&mut error, &url);
         assert_eq!(error.message, "example.com:8443: it was silent", "it has them already");
+    }
+
+    #[test]
+    fn an_address_is_not_found_in_a_longer_one() {
+        let url = Url::parse("https://a.com/v1").unwrap();
+        for message in ["xa.com:1 is busy", "a.com:8443 is busy", "a.com.au is busy", "no b.a.com"]
+        {
+            let mut error = ProviderError::new(ProviderErrorKind::Status, message);
+            add_address(&mut error, &url);
+            assert_eq!(error.message, format!("a.com: {message}"));
+        }
+        for message in ["a.com: it was silent", "nothing listens at a.com.", "https://a.com/docs"] {
+            let mut error = ProviderError::new(ProviderErrorKind::Status, message);
+            add_address(&mut error, &url);
+            assert_eq!(error.message, message);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_proxy_that_refuses_the_connection_is_named() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let proxy = reqwest::Proxy::all(format!("http://{free}")).unwrap();
+        let client = crate::tls::client(reqwest::Client::builder().proxy(proxy)).unwrap();
+        let url = Url::parse("https://model.invalid/key").unwrap();
+        let error = client.get(url.clone()).send().await.unwrap_err();
+        let error = transport(error, &url);
+        let expected = "model.invalid: the proxy of HTTPS_PROXY or ALL_PROXY: tunnel error: ";
+        assert!(error.message.starts_with(expected), "{}", error.message);
+        assert_eq!(error.kind, ProviderErrorKind::Connect);
+    }
+
+    #[test]
+    fn the_variable_of_a_possible_proxy_is_named() {
+        for (url, set, expected) in [
+            ("http://a.com/", "HTTP_PROXY", Some("HTTP_PROXY")),
+            ("http://a.com/", "all_proxy", Some("all_proxy")),
+            ("http://a.com/", "HTTPS_PROXY", None),
+            ("https://a.com/", "https_proxy", Some("https_proxy")),
+            ("https://a.com/", "HTTP_PROXY", None),
+            ("http://127.0.0.1/", "HTTP_PROXY", None),
+        ] {
+            let url = Url::parse(url).unwrap();
+            assert_eq!(proxy_variable(&url, |name| name == set), expected, "{url} {set}");
+        }
     }
 
     #[tokio::test]

@@ -51,7 +51,7 @@ struct FakeModelState {
 }
 
 impl FakeModel {
-    /// Makes a model with these replies. A request after the last one fails, and is not retried.
+    /// Makes a model with these replies. When none is left, requests fail and are not retried.
     #[must_use]
     pub fn replies(replies: impl IntoIterator<Item = ModelReply>) -> Self {
         let replies = replies.into_iter().collect();

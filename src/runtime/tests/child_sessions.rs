@@ -110,6 +110,27 @@ async fn a_child_whose_run_is_refused_is_not_left_behind() {
 }
 
 #[tokio::test]
+async fn a_child_whose_run_is_refused_does_not_count_towards_max_children() {
+    let provider = Provider::new(|_, request| match agent_of(request) {
+        "worker" => Reply::Sse(answer_with("worked")),
+        _ if has_result(request) => Reply::Sse(answer_with("done")),
+        _ => Reply::Sse(calls_to(&[
+            ("worker", r#"{"input": ""}"#),
+            ("worker", r#"{"input": "work"}"#),
+        ])),
+    })
+    .await;
+    let worker = agent_tool("worker", |config| config.max_children = 1);
+    let host = Host::start(family(&provider, [], [worker], |_| ())).await.unwrap();
+    let session = session(&host).await;
+    let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+    let calls: Vec<_> = report.calls.iter().map(|call| call.status.as_str()).collect();
+    assert_eq!(calls, ["error", "success"], "{report:?}");
+    assert_eq!(children(&host).len(), 1);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
 async fn a_call_returns_the_text_of_its_child() {
     let provider = chain(|_| Reply::Sse(answer_with("helped"))).await;
     let host = Host::start(family(&provider, [], [], |_| ())).await.unwrap();

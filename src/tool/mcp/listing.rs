@@ -34,16 +34,16 @@ impl ToolFilter {
     }
 }
 
-/// The comparison of a server's tools with the accepted ones.
+/// The accepted tools of a server, with which its current ones are compared.
 #[derive(Clone, Debug)]
 pub(super) struct Pins {
     pub(super) accepted: PinnedTools,
-    /// True if a tool that differs is left out.
+    /// True if a tool that is new or has changed is left out, false if it is offered with a warning.
     pub(super) required: bool,
 }
 
-/// Makes the list of a server's tools. A tool that cannot be offered is left out alone, with the reason; one that the
-/// filter does not admit, without a reason.
+/// Makes the list of a server's tools. A tool that cannot be offered goes to `left_out` with the reason; the others
+/// are still offered. A tool that the filter does not admit is skipped.
 pub(super) fn listing(
     server: &str,
     tools: &[Value],
@@ -60,17 +60,17 @@ pub(super) fn listing(
             continue;
         }
         let own_name = name.to_owned();
-        match description(server, name, tool) {
+        match parse_definition(server, name, tool) {
             Ok(tool) if offered.contains_key(&tool.name) => {
                 left_out.push((own_name, "another tool of the server has its name".to_owned()));
             }
             Ok(tool) => {
                 let problem = pins.and_then(|pins| Some((pins, pins.accepted.check(&tool)?)));
-                let problem = problem.map(|(pins, problem)| (pins.required, describe(problem)));
-                match problem {
+                let difference = problem.map(|(pins, problem)| (pins.required, describe(problem)));
+                match difference {
                     Some((true, reason)) => left_out.push((own_name, reason)),
-                    problem => {
-                        warnings.extend(problem.map(|(_, difference)| (own_name, difference)));
+                    warning => {
+                        warnings.extend(warning.map(|(_, difference)| (own_name, difference)));
                         offered.insert(tool.name.clone(), tool);
                     }
                 }
@@ -81,33 +81,35 @@ pub(super) fn listing(
     ServerListing { tools: offered.into_values().collect(), left_out, warnings }
 }
 
-/// Returns the tools that the library has left out, with the reason. The protocol demands it of clients over HTTP
+/// Returns the tools that the MCP library dropped because of a wrong `x-mcp-header`, with the reason. The protocol
+/// requires clients over HTTP to drop them
 /// (<https://modelcontextprotocol.io/specification/2026-07-28/server/tools>).
 pub(super) fn wrong_headers(
     dropped: &[String],
     filter: &ToolFilter,
 ) -> impl Iterator<Item = (String, String)> {
     let reason = "its inputSchema has an x-mcp-header that is not valid: it must be the name of a header, \
-                  stand once, and belong to a property of type string, integer or boolean";
+                  must be unique, and must belong to a property of type string, integer or boolean";
     let wrong = dropped.iter().filter(|name| filter.admits(name));
     wrong.map(move |name| (name.clone(), reason.to_owned()))
 }
 
-/// Returns the tools that are left out, by their names on the server, with the reasons. A name of which another tool
-/// is offered is not among them.
+/// Returns the reasons of the tools that are left out, by their names on the server. Omits a name under which another
+/// tool is offered.
 pub(super) fn refused_tools(listing: &ServerListing) -> HashMap<String, String> {
     let is_offered = |name: &str| listing.tools.iter().any(|tool| tool.server_name == name);
     listing.left_out.iter().filter(|(name, _)| !is_offered(name)).cloned().collect()
 }
 
-/// Cuts the names in the messages about tools.
+/// Shortens the names of the tools that are left out or have a warning.
 pub(super) fn shorten_names(listing: &mut ServerListing) {
     for (name, _) in listing.left_out.iter_mut().chain(&mut listing.warnings) {
         *name = excerpt(name, QUOTED_NAME_CHARS_MAX);
     }
 }
 
-/// Returns the patterns of the configuration that match no tool of the server, with the reason. They may be mistyped.
+/// Returns the configured patterns, except `*`, that match no tool of the server, with the reason. They may be
+/// mistyped.
 pub(super) fn unmatched_patterns(
     tools: &[Value],
     dropped: &[String],
@@ -133,7 +135,12 @@ fn describe(problem: PinProblem) -> String {
     }
 }
 
-fn description(server: &str, name: &str, tool: &Value) -> Result<ServerToolDefinition, String> {
+/// Parses the definition of a tool. `Err` is the reason why it cannot be offered.
+fn parse_definition(
+    server: &str,
+    name: &str,
+    tool: &Value,
+) -> Result<ServerToolDefinition, String> {
     let input_schema = match tool.get("inputSchema") {
         Some(schema @ Value::Object(_)) => schema.clone(),
         Some(_) | None => return Err("it has no inputSchema, which is a JSON object".to_owned()),
@@ -221,6 +228,15 @@ mod tests {
         let left_out: Vec<_> = listing.left_out.iter().map(|(name, _)| &**name).collect();
         let cut = "x".repeat(64) + "…";
         assert_eq!(left_out, [&*cut, "read"]);
+    }
+
+    #[test]
+    fn the_rules_of_a_header_are_named() {
+        let filter = filter(&["*"], &["other"]);
+        let wrong: Vec<_> = wrong_headers(&["a".to_owned(), "other".to_owned()], &filter).collect();
+        assert_eq!(wrong.len(), 1);
+        assert_eq!(wrong[0].0, "a");
+        assert!(wrong[0].1.contains("the name of a header, must be unique, and"), "{}", wrong[0].1);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The history in the form of OpenAI's Chat Completions API reference.
 //!
-//! A message with calls goes back to the model that wrote it with its metadata. In any other case only
-//! text and calls are sent. Consecutive messages of users are joined, because some services and many
-//! chat templates require alternating roles.
+//! The metadata of a model's message (reasoning, members of calls) is sent only if the message has calls and
+//! the request is to the model that wrote it. Otherwise only the text and the calls are sent. Consecutive
+//! messages of users are joined, because some services and many chat templates require alternating roles.
 
 use std::borrow::Cow;
 use std::iter::Peekable;
@@ -20,9 +20,9 @@ use crate::wire::{ModelRequest, call_ids};
 
 /// Writes the messages of a request, system prompt first.
 ///
-/// A message of a model and a tool result do not depend on later messages. Consecutive messages of
-/// users are joined. The images of results follow the results of the turn in a message of the user, because the
-/// form of a tool message has only text.
+/// The images of tool results are sent in a user message after the last result of the turn, because a tool message can
+/// have only text. The next request can reuse the bytes up to the end of a model's message, or of a tool result if
+/// there are no images before it in the turn and in it. A user message can still change: the next one is joined to it.
 pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     let target_model = ModelOrigin { wire: Wire::OpenaiChat, model: request.model.clone() };
     if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
@@ -78,7 +78,8 @@ fn write_user<'a>(
     writer.write(&TextMessage { role: "user", content: &*join_contents(content, &more) });
 }
 
-/// Returns the origin of the last message of a model that is sent.
+/// Returns the origin, if it has one, of the last message of a model among these. Skips empty answers, which are
+/// not sent.
 fn last_author<'a>(
     messages: impl DoubleEndedIterator<Item = &'a Message>,
 ) -> Option<&'a ModelOrigin> {
@@ -112,8 +113,8 @@ struct ToolMessage<'a> {
     content: &'a str,
 }
 
-/// Joins consecutive contents of users. If all parts are text, the result is one text, which every
-/// service accepts.
+/// Joins consecutive contents of users. A single content is unchanged. Several contents that have only text become
+/// one text, which every service accepts.
 fn join_contents<'a>(first: &'a Content, more: &[&'a Content]) -> Cow<'a, Content> {
     if more.is_empty() {
         return Cow::Borrowed(first);
@@ -195,8 +196,8 @@ enum AssistantPart<'a> {
 }
 
 impl<'a> AssistantMessage<'a> {
-    /// A model continues the reasoning that led to its calls. Reasoning before a final answer is no
-    /// longer needed, and some services refuse it.
+    /// Makes the message. It has reasoning only if it has calls: the model continues the reasoning that led to them.
+    /// Reasoning before a final answer is no longer needed, and some services refuse it.
     fn new(message: &'a ResponseMessage, ids: &CallIdMap<'_>) -> Self {
         let mut reasoning_members = ReasoningMembers::default();
         let mut reasoning_bytes = 0;
@@ -222,14 +223,15 @@ impl<'a> AssistantMessage<'a> {
         if tool_calls.is_empty() {
             reasoning_members = ReasoningMembers::default();
         }
-        // The reasoning parts are the first bytes of the reasoning.
+        // The texts of the reasoning parts, in order, are the beginning of `message.reasoning`.
         let reasoning = message.reasoning.get(..reasoning_bytes).unwrap_or_default();
         // The details are sent instead of the reasoning's text.
-        let has_text = !reasoning.is_empty() && reasoning_members.reasoning_details.is_none();
-        let field = reasoning_members.field.filter(|_| has_text);
-        let text_for = |this: ReasoningField| (field == Some(this)).then_some(reasoning);
+        let sends_reasoning =
+            !reasoning.is_empty() && reasoning_members.reasoning_details.is_none();
+        let field = reasoning_members.field.filter(|_| sends_reasoning);
+        let reasoning_in = |this: ReasoningField| (field == Some(this)).then_some(reasoning);
         let text = Some(&*message.text).filter(|text| !text.is_empty());
-        let content = match text_for(ReasoningField::Content) {
+        let content = match reasoning_in(ReasoningField::Content) {
             None => AssistantContent::Text(text),
             Some(thinking) => {
                 let thinking = [Box::new(AssistantPart::Text { text: thinking })];
@@ -241,9 +243,9 @@ impl<'a> AssistantMessage<'a> {
         Self {
             role: "assistant",
             content,
-            reasoning_content: text_for(ReasoningField::ReasoningContent),
-            reasoning: text_for(ReasoningField::Reasoning),
-            reasoning_text: text_for(ReasoningField::ReasoningText),
+            reasoning_content: reasoning_in(ReasoningField::ReasoningContent),
+            reasoning: reasoning_in(ReasoningField::Reasoning),
+            reasoning_text: reasoning_in(ReasoningField::ReasoningText),
             reasoning_details: reasoning_members.reasoning_details,
             reasoning_opaque: reasoning_members.reasoning_opaque,
             tool_calls,

@@ -40,7 +40,7 @@ impl OpenaiResponsesDialect {
         }
     }
 
-    /// Publishes the id and the name of a call, until a name has come.
+    /// Emits the id and the name of a call, unless its name was emitted before. Ignores other items.
     fn push_call_start(&mut self, position: usize, body: &ItemPayload<'_>, out: &mut Vec<Delta>) {
         let Some(item) = self.items.get_mut(position).filter(|item| item.kind.is_call()) else {
             return;
@@ -50,7 +50,7 @@ impl OpenaiResponsesDialect {
             item.call_id = body.call_id.as_text().map(Into::into);
         }
         let some = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
-        let piece = CallDelta {
+        let delta = CallDelta {
             index: Some(item.index),
             id: some(call_id),
             name: some(name),
@@ -58,14 +58,14 @@ impl OpenaiResponsesDialect {
             is_marked_start: !item.is_named && !item.has_arguments,
             ..CallDelta::default()
         };
-        if !item.is_named && !piece.is_blank() {
-            item.is_named |= piece.name.is_some();
-            out.push(Delta::Call(piece));
+        if !item.is_named && !delta.is_blank() {
+            item.is_named |= delta.name.is_some();
+            out.push(Delta::Call(delta));
         }
     }
 
-    /// Decodes the parts of a complete item that did not come in pieces, and keeps the metadata that goes
-    /// back. `in_order` is true if no later item has been mentioned.
+    /// Decodes the parts of a complete item that did not come in pieces, and emits the metadata that goes
+    /// back. `in_order` is false if the complete response lists, after the item, one that was tracked before.
     fn finish_item(
         &mut self,
         position: usize,
@@ -84,8 +84,8 @@ impl OpenaiResponsesDialect {
                     take(&mut body.content).push_deltas(Delta::Text, out);
                     item.has_text = has_text(out.get(before..).unwrap_or_default());
                 }
-                // A message goes back as an item if reasoning precedes it, or if it has a phase,
-                // which is the purpose of its text.
+                // A message goes back as an item if reasoning precedes it, or if it has a phase
+                // (the purpose of its text).
                 let goes_back_as_item = has_reasoning || body.phase.as_text().is_some();
                 if goes_back_as_item && item.has_text && !lost_reasoning && in_order {
                     out.push(Delta::Metadata(ProviderMetadata::Text {
@@ -116,7 +116,7 @@ impl OpenaiResponsesDialect {
         }
     }
 
-    /// Decodes the parts of the items of a complete response that the stream has not sent.
+    /// Decodes the items of a complete response, as far as the stream has not sent them.
     pub(super) fn decode_output(&mut self, raw: &str, out: &mut Vec<Delta>) {
         let Ok(raws) = serde_json::from_str::<Vec<&RawValue>>(raw) else { return };
         let mut list = Vec::new();
@@ -134,7 +134,7 @@ impl OpenaiResponsesDialect {
             .map(|(index, _, body)| body.item_ref(Some(*index), body.id.as_text()))
             .collect();
         let found = self.items.positions_of(&refs);
-        // An item that is new now is out of order if a later item was tracked before.
+        // An item is out of order if one after it in the list was tracked before.
         let mut in_order = vec![true; found.len()];
         let mut has_later = false;
         for (position, in_order) in found.iter().zip(&mut in_order).rev() {
@@ -153,7 +153,7 @@ impl OpenaiResponsesDialect {
             let is_sealed = self.items.get_mut(position).is_some_and(|item| item.is_sealed);
             self.push_call_start(position, &body, out);
             if is_sealed {
-                // Some services repeat the arguments in the complete response with errors.
+                // In the complete response, some services repeat the arguments incorrectly.
                 body.arguments = JsonText::default();
                 body.input = JsonText::default();
             }
@@ -162,8 +162,8 @@ impl OpenaiResponsesDialect {
     }
 }
 
-/// Seals a complete call, unless it was cut off. `lost_reasoning` is true if it must not go back
-/// with its id.
+/// Seals a call whose item has ended, unless its status is `incomplete`, and emits its metadata. With
+/// `lost_reasoning` the metadata omits the id of the item.
 fn finish_call(
     item: &mut TrackedItem,
     body: &ItemPayload<'_>,
@@ -177,7 +177,7 @@ fn finish_call(
         let arguments = arguments.map(str::to_owned);
         out.push(Delta::Seal { index: item.index, arguments });
     } else if let Some(text) = arguments.filter(|_| !item.has_arguments && !item.is_sealed) {
-        // An incomplete call gets no seal, and the arguments of its item if none have come before.
+        // An incomplete call is not sealed. The arguments of its item are emitted if none have come before.
         out.push(Delta::Call(CallDelta {
             index: Some(item.index),
             arguments: Some(text.to_owned()),

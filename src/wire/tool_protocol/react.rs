@@ -62,7 +62,8 @@ impl ReactBody {
             self.state = ReactState::Json(BracketScan::new(0));
             return ReadStep::Skip(blanks);
         }
-        if text.starts_with(OBSERVATION) || (text.is_empty() && body.is_end) {
+        let is_empty_fence = self.is_fenced && text.starts_with(FENCE);
+        if is_empty_fence || text.starts_with(OBSERVATION) || (text.is_empty() && body.is_end) {
             self.state = ReactState::After;
             let is_sealed = !text.is_empty();
             return ReadStep::call(ReadCall::new(&*self.name, Map::new()), blanks, is_sealed);
@@ -85,7 +86,8 @@ impl ReactBody {
         ReadStep::call(self.bare_input(up_to(text, end), body), blanks + end, is_sealed)
     }
 
-    /// Makes the call of an input that is no object. If the tool has exactly one parameter, the input is its value.
+    /// Makes the call of an input that is not an object. An input such as `None` means no arguments. If the tool has
+    /// exactly one parameter, any other input is its value. Otherwise the input becomes the arguments as it is.
     fn bare_input(&self, input: &str, body: BodyText<'_>) -> ReadCall {
         let input = input.trim();
         if matches!(input, "None" | "null" | "" | "\"\"") {
@@ -108,8 +110,8 @@ impl ReactBody {
     }
 }
 
-/// Returns the length of a label such as `Action:`, which may be bold. Returns `Err` if the text may become
-/// one.
+/// Returns the length of the label at the beginning of a text: a word and a colon, such as `Action:`, which may be
+/// bold. Returns `Err` if the text is too short to decide.
 pub(super) fn label(text: &str, word: &str) -> Result<Option<usize>, NeedsMoreText> {
     let forms = [format!("{word}:"), format!("**{word}:**"), format!("**{word}**:")];
     if let Some(form) = forms.iter().find(|form| text.starts_with(form.as_str())) {
@@ -125,12 +127,12 @@ pub(super) fn label(text: &str, word: &str) -> Result<Option<usize>, NeedsMoreTe
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NeedsMoreText;
 
-/// Returns the name of a tool in a line, without its decoration.
+/// Returns the name of a tool in a line, without quotes, backticks, asterisks and brackets around it.
 pub(super) fn action_name(line: &str) -> &str {
     line.trim().trim_matches(['`', '"', '\'', '*', '[', ']']).trim()
 }
 
-/// Returns the text after a number of bytes and white space.
+/// Returns the text after this many bytes and the white space that follows them.
 pub(super) fn after(text: &str, bytes: usize) -> &str {
     from(text, bytes).trim_start()
 }

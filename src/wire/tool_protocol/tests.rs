@@ -222,6 +222,8 @@ fn react() {
     let call = "Action: g\nAction Input: ```json {\"text\": \"x\"}\n```";
     check(React, call, "", &["g {\"text\": \"x\"}"]);
     check(React, "Action: clock\nAction Input: None\n", "", &["clock {}"]);
+    check(React, "Action: clock\nAction Input:\n```\n```\nx", "\nx", &["clock {}"]);
+    check(React, "Action: g\nAction Input: ```json\n```", "", &["g {}"]);
     check(React, "Action: clock", "", &["clock {}?"]);
     check(React, "Action: g\nAction Input: \"Oslo, now\"\n", "", &["~g {\"text\":\"Oslo, now\"}"]);
     check(React, "Action: f\nAction Input: Oslo\n", "", &["f Oslo"]);
