@@ -1,5 +1,5 @@
-//! Starts a program in the sandbox `read` or `write`, or with a limit of its memory, from a process that only
-//! restricts itself.
+//! Starts a program in the sandbox `read` or `write`, or with a limit of its memory: the launcher starts a process
+//! that restricts itself and then becomes the program.
 //!
 //! A program may trace and kill every thread that is in its sandbox, and with the thread its whole
 //! process. So no thread of the launcher ever enters the sandbox. The launcher starts its own binary

@@ -90,9 +90,9 @@ impl LaunchedProcess {
         let (stderr, stderr_end) = io::pipe()?;
         let body = serde_json::to_vec(request).map_err(io::Error::other)?;
         // A binary that has ended already, or ends without reading, is not a launcher.
-        let has_ended = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
+        let kinds_after_end = [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
         let send_error = |error: io::Error| {
-            if has_ended.contains(&error.kind()) {
+            if kinds_after_end.contains(&error.kind()) {
                 StartError::LauncherDidNotAnswer { binary: binary.clone() }
             } else {
                 StartError::Io(error)
@@ -189,7 +189,7 @@ impl ProcessControl {
 /// The reason why a program did not start.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
-    /// The program has no launcher.
+    /// The program that runs the host has named no launcher.
     #[error(
         "no launcher: call callsheet::launcher::run_if_launched() first in main, or \
          callsheet::launcher::use_binary(..) with the path of the callsheet binary"

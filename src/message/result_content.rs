@@ -34,7 +34,7 @@ impl ResultContent {
         Self::with_images(text, parts)
     }
 
-    /// Returns text and images in order, if there are images.
+    /// Returns the parts in order. `None` if the content was made of a single text.
     #[must_use]
     pub fn parts(&self) -> Option<&Content> {
         self.parts.as_ref()
@@ -48,7 +48,8 @@ impl ResultContent {
         })
     }
 
-    /// Appends a text.
+    /// Appends a text. Line breaks at its beginning separate it from the text before. In the parts it becomes a part
+    /// of its own, which needs none.
     pub(crate) fn append(&mut self, text: &str) {
         self.text = [&*self.text, text].concat().into();
         if let Some(parts) = &mut self.parts {

@@ -1,4 +1,5 @@
-//! Parses the complete text of a call's arguments. Repairs no invalid JSON, except for lone surrogates.
+//! Parses the text of the arguments of a call, which is incomplete if the response was cut off. Repairs no invalid
+//! JSON, except for lone surrogates.
 
 use std::borrow::Cow;
 
@@ -13,7 +14,7 @@ pub enum ParsedArguments {
     Object {
         /// Always a JSON object.
         value: Value,
-        /// True if the text was a JSON string that held the object, or a text that stands for an empty one.
+        /// True if the text was a JSON string. The object, or a text that stands for an empty one, was within it.
         decoded_twice: bool,
     },
     /// The text ends in the middle of a JSON value.

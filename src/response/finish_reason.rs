@@ -1,10 +1,10 @@
-//! The end of a response: decides by its finish reason, its error and its content whether it is accepted.
+//! The end of a response: decides by its finish reason, its error and its content whether it broke.
 //!
-//! [`classify_ending`] returns `Ok` if the response is accepted. `Err` means that it broke: the turn
-//! makes another attempt if one is left (`turn::retry`), unless a call with effects has started
-//! (`handle_broken` of `turn::attempt`).
+//! [`classify_ending`] returns `Ok` if the response did not break: it is complete, was refused, or reached its
+//! maximum length ([`ResponseEnding`]). `Err` means that it broke: the turn makes another attempt if one is
+//! left (`turn::retry`), unless a call with effects has started (`handle_broken` of `turn::attempt`).
 //!
-//! No finish reason: the response is accepted only if the wire's end mark came ([`Delta::Done`]), the
+//! Without a finish reason the response did not break only if the wire's end mark came ([`Delta::Done`]), the
 //! response is not empty, and the arguments of all calls parse.
 //!
 //! [`Delta::Done`]: crate::wire::Delta::Done

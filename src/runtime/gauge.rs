@@ -75,17 +75,17 @@ impl Drop for CountGuard {
 pub(super) struct Gauges {
     /// Sessions that are awake.
     pub(super) awake: Gauge,
-    /// Runs that count towards `max_concurrent_runs`.
+    /// Runs in progress that count towards `max_concurrent_runs`: all but `child_runs`.
     pub(super) runs: Gauge,
     /// Runs that calls of agents have started.
     pub(super) child_runs: Gauge,
     /// Inputs that wait for the run before them.
     pub(super) queued_inputs: Gauge,
-    /// Actors of runs and of their calls.
+    /// Actors of runs (streams, accumulators, tool supervisors) and of running calls.
     pub(super) actors: Gauge,
     /// Tasks that belong to an actor.
     pub(super) tasks: Gauge,
-    /// Actors of running calls.
+    /// Actors of running calls. `actors` counts them too.
     pub(super) running_calls: Gauge,
     /// Calls that wait for a permit of their tool or for their server.
     pub(super) waiting_calls: Gauge,
@@ -101,7 +101,8 @@ impl Gauges {
         loop {
             self.runs.wait_until_zero().await;
             self.child_runs.wait_until_zero().await;
-            // While this waited for the children, a parent may have been resumed, so that a run is counted again.
+            // A run that was about to start or to be resumed when the shutdown began may have been counted while this
+            // waited for the children.
             if self.runs.count() + self.child_runs.count() == 0 {
                 return;
             }

@@ -25,9 +25,8 @@ const MAINTENANCE_PERIOD_MAX: Duration = Duration::from_secs(5);
 /// The interval at which the lag of the event loop is measured.
 const LAG_PERIOD: Duration = Duration::from_millis(100);
 
-/// Maximum number of deaths of a session's actor after which the host restarts it to continue its run. After a later
-/// death, only a request wakes the session. Deaths without a run count too, until [`DEATHS_KEPT`] has passed
-/// without a death.
+/// Maximum number of automatic restarts of a session whose actor dies during a run. After more deaths, only a request
+/// wakes the session. Deaths without a run count too. After [`DEATHS_KEPT`] without a death, the count is 0 again.
 const SESSION_RESTARTS_MAX: u32 = 3;
 /// The time after the last death of a session at which its deaths are forgotten.
 const DEATHS_KEPT: Duration = Duration::from_secs(600);
@@ -170,7 +169,8 @@ impl HostActor {
     fn handle_session_end(&mut self, actor: ActorId) {
         let Some((id, awake_session)) = self.sessions.remove(&actor) else { return };
         let shared = &self.host_ref.shared;
-        // A session that was deleted or hibernates has no awake slot in the index any more.
+        // A session that ends without a panic has left its slot before: it was deleted, hibernates, ends by a shutdown,
+        // or its journal failed.
         if shared.replace(&id, actor, SessionSlot::Waking(Vec::new())) {
             self.handle_session_death(id, awake_session);
         }
@@ -178,7 +178,7 @@ impl HostActor {
     }
 
     /// Handles the death of a session actor, which is a bug. First waits until its appended records are
-    /// stored. Then wakes the session if a request waits, or to continue an open run: this at most
+    /// durable. Then wakes the session if a request waits, or to continue an open run: this at most
     /// [`SESSION_RESTARTS_MAX`] times.
     fn handle_session_death(&mut self, id: SessionId, dead: Arc<AwakeSession>) {
         let (deaths, last) = self.deaths.entry(id.clone()).or_insert((0, Instant::now()));
@@ -190,7 +190,7 @@ impl HostActor {
         let host_ref = self.host_ref.clone();
         dead.log.close();
         task::detach(async move {
-            // A record that cannot be stored counts as not appended.
+            // An error means that a record could not be stored. It counts as not appended.
             let _ = dead.log.wait_durable(dead.log.last_seq()).await;
             host_ref.finish_restart(&id, restarts);
         });

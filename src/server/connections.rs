@@ -1,7 +1,8 @@
 //! The open connections of a server, and the limit on them.
 //!
-//! A connection whose client has not sent a complete request, with its body, gives its slot to a new one when
-//! all slots are taken. So clients that stay silent do not exclude others.
+//! When all slots are taken, a new connection gets the slot of one that waits for its client: for the first request,
+//! or for the rest of a body. So clients that stay silent do not exclude others. A connection that is idle after a
+//! complete request (keep-alive) keeps its slot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! `/v1/sessions`: open, list, show, close and fork sessions.
+//! `/v1/sessions`: open, list, show, delete and fork sessions.
 
 use axum::Json;
 use axum::extract::State;
@@ -20,8 +20,8 @@ use crate::types::{Metadata, Seq, SessionId};
 /// Default of `limit`: the number of sessions on a page.
 const PAGE_LENGTH: usize = 100;
 
-/// Number of sessions of a page that are read first. Each further part of the page has twice as many, so that
-/// an answer for which there is no room is refused before much of it is read.
+/// Number of sessions of a page that are read first. Each further part of the page has twice as many, so that an
+/// answer that gets no permit (`answer_limiter`) is refused before many sessions are read.
 const FIRST_PART_LENGTH: usize = 4;
 
 /// Maximum number of sessions that are read at once.
@@ -125,11 +125,12 @@ pub(super) async fn snapshot(
         return Err(ApiError::bad_request("invalid_request", message));
     }
     let page = SessionPage::new(session.stored_snapshot().await?, after, limit);
-    let (bytes, held) = page.approximate_bytes();
-    let permit = state.large_answers.try_acquire(bytes, held)?;
+    let (size, bytes_in_memory) = page.approximate_bytes();
+    let permit = state.large_answers.try_acquire(size, bytes_in_memory)?;
     Ok(page.into_response(permit))
 }
 
+/// Closes and deletes the session.
 pub(super) async fn close(PathSession(session): PathSession) -> Result<Response, ApiError> {
     session.delete().await?;
     Ok(StatusCode::NO_CONTENT.into_response())

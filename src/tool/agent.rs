@@ -78,8 +78,8 @@ impl AgentTool {
     /// Sets the maximum depth of a child session below the root session. Default: 1. If the agent tools on
     /// the path to a child have different values, the lowest applies.
     #[must_use]
-    pub fn max_depth(mut self, calls: u32) -> Self {
-        self.config.max_depth = calls;
+    pub fn max_depth(mut self, depth: u32) -> Self {
+        self.config.max_depth = depth;
         self
     }
 
@@ -99,15 +99,15 @@ impl AgentTool {
         self
     }
 
-    /// Gives the watchers of the parent all events of the child. By default they receive those about tool
-    /// calls, limits and approvals.
+    /// Sends all events of the child to the subscribers of the parent's events. By default they receive those about
+    /// tool calls, limits and approvals.
     #[must_use]
     pub fn all_events(mut self) -> Self {
         self.config.agent_events = AgentEvents::All;
         self
     }
 
-    /// Gives the watchers of the parent no events of the child but those about approvals.
+    /// Sends no events of the child to the subscribers of the parent's events but those about approvals.
     #[must_use]
     pub fn no_events(mut self) -> Self {
         self.config.agent_events = AgentEvents::None;

@@ -19,7 +19,8 @@ pub fn used_tool(arguments: &Value) -> Result<(&str, Value), &'static str> {
     match &arguments["arguments"] {
         Value::Null => Ok((name, json!({}))),
         inner @ Value::Object(_) => Ok((name, inner.clone())),
-        // Some models encode the object twice.
+        // Some models encode the object twice. Unlike in `parse_arguments`, a blank text or `null` within the string
+        // is an error.
         Value::String(text) => {
             let inner: Option<Value> = serde_json::from_str(text).ok();
             Ok((name, inner.filter(Value::is_object).ok_or(object)?))
@@ -29,7 +30,8 @@ pub fn used_tool(arguments: &Value) -> Result<(&str, Value), &'static str> {
 }
 
 impl ToolCall {
-    /// Returns the call as the model made it, for the history.
+    /// Returns the call as the history shows it to the model. An indirect call becomes one of `use_tool`, with an
+    /// object as `arguments`, also if the model left them out, sent a string or called the tool by its own name.
     #[must_use]
     pub fn as_made(&self) -> Self {
         let call = self.clone();

@@ -112,9 +112,9 @@ pub enum ProviderErrorKind {
     InStream,
     /// The data is not a response of this wire format.
     Malformed,
-    /// The response exceeded a hard limit (`max_response_bytes`, or a limit of its text or of one event), or the
-    /// request filled the context window although the service accepted it
-    /// ([`ProviderError::is_context_overflow`]).
+    /// One of two. The response exceeded a hard limit: `max_response_bytes`, or that of its text or of one event. Or
+    /// the service accepted a request that filled the context window; then [`ProviderError::is_context_overflow`]
+    /// returns true. A request that the service refuses as too large has another kind, such as [`Self::Status`].
     TooLarge,
     /// No request was sent, because the model's circuit breaker is open.
     #[serde(rename = "unavailable")]
@@ -157,8 +157,8 @@ pub struct ContextOverflow {
     /// The tokens of the request, if the service named them.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub request_tokens: Option<u64>,
-    /// True if the service refused the size of the request in bytes, or refused the request without a reason. Such
-    /// an error says nothing about the window.
+    /// True if the error says nothing about the window: the service refused the size of the request's body in bytes,
+    /// or it answered 400 without a reason, which some services do if a request is too long.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub of_body: bool,
 }

@@ -51,8 +51,9 @@ pub(super) trait PayloadDecoder {
     /// its deltas to `out`. `event` is the name of the server-sent event, or empty. Events named
     /// `error` do not come here; [`super::decoder`] reads them.
     ///
-    /// If the object holds a single change, it may return the fields of a template, which must
-    /// depend on the text alone and not on the state of the decoder.
+    /// If the object holds a single change, may return the members that vary between payloads of this form.
+    /// [`super::fast_path`] makes a template of them, so that later payloads of the form are not parsed. They must
+    /// depend on `event` and `text` alone, not on the state of the decoder.
     ///
     /// # Errors
     /// The text is not valid JSON, or cannot be read for another reason, such as a repeated key. Then no delta

@@ -24,6 +24,9 @@ const TEXT_CHARS_MAX: usize = 16 * 1024;
 /// Maximum size of a character in bytes of JSON.
 const CHAR_BYTES_MAX: usize = 6;
 
+/// Number of characters of a text that fit into [`PART_BYTES_MAX`] in every case, with quotes and an ellipsis.
+const SAFE_CHARS_MAX: usize = (PART_BYTES_MAX - "\"…\"".len()) / CHAR_BYTES_MAX;
+
 /// Returns whether this value of `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT` enables contents in spans.
 /// OpenTelemetry's SDKs for different languages use different values for it.
 pub(super) fn is_wanted(value: Option<&str>) -> bool {
@@ -34,13 +37,14 @@ pub(super) fn is_wanted(value: Option<&str>) -> bool {
 /// Returns the messages of a request. The first ones are left out if there are too many.
 pub(super) fn input(request: &ModelRequest) -> String {
     let mut list = Vec::new();
-    let mut left = MESSAGES_BYTES_MAX;
+    // The opening bracket, and after each message a comma or the closing bracket.
+    let mut bytes = 1;
     for message in request.messages.iter().rev() {
         let text = message_json(message).to_string();
-        if text.len() > left {
+        bytes += text.len() + 1;
+        if bytes > MESSAGES_BYTES_MAX {
             break;
         }
-        left -= text.len();
         list.push(text);
     }
     list.reverse();
@@ -49,22 +53,22 @@ pub(super) fn input(request: &ModelRequest) -> String {
 
 /// Returns the system prompt.
 pub(super) fn system(request: &ModelRequest) -> Option<String> {
-    request.system.as_deref().map(|system| json!([text(system)]).to_string())
+    request.system.as_deref().map(|system| json!([text_part(system)]).to_string())
 }
 
 /// Returns a user's message.
 pub(super) fn user(content: &Content) -> String {
-    json!([{"role": "user", "parts": [text(&content.text())]}]).to_string()
+    json!([{"role": "user", "parts": [text_part(&content.text())]}]).to_string()
 }
 
 /// Returns a model's response.
 pub(super) fn output(response: &ResponseAssembler, finish_reason: Option<&str>) -> String {
     let texts = [("text", response.text()), ("refusal", response.refusal())];
     let texts = texts.into_iter().filter(|(_, text)| !text.is_empty());
-    let texts = texts.map(|(kind, text)| json!({"type": kind, "content": content(text)}));
+    let texts = texts.map(|(kind, text)| json!({"type": kind, "content": text_json(text)}));
     let calls = response.calls().iter().map(|call| {
         let parsed = parse_arguments(&call.raw);
-        let arguments = parsed.object().map_or_else(|| content(&call.raw), arguments);
+        let arguments = parsed.object().map_or_else(|| text_json(&call.raw), arguments_json);
         json!({"type": "tool_call", "id": call.provider_id, "name": call.name,
             "arguments": arguments})
     });
@@ -76,30 +80,31 @@ pub(super) fn output(response: &ResponseAssembler, finish_reason: Option<&str>) 
 /// is used.
 pub(super) fn answer(answer: &str, end: RunEnd) -> String {
     let finish_reason = if end == RunEnd::Answered { "stop" } else { end.as_str() };
-    json!([{"role": "assistant", "parts": [text(answer)], "finish_reason": finish_reason}])
+    json!([{"role": "assistant", "parts": [text_part(answer)], "finish_reason": finish_reason}])
         .to_string()
 }
 
-/// Truncates a text to the maximum length.
+/// Truncates a text to [`TEXT_CHARS_MAX`] characters, whatever their size in bytes.
 pub(super) fn cut(text: &str) -> String {
     excerpt(text, TEXT_CHARS_MAX)
 }
 
-/// Truncates a text so that its JSON has the maximum size.
-fn content(text: &str) -> Value {
-    let content = Value::from(cut(text));
-    let fits = content.to_string().len() <= PART_BYTES_MAX;
-    if fits { content } else { excerpt(text, PART_BYTES_MAX / CHAR_BYTES_MAX).into() }
+/// Returns a text as a JSON string, truncated to [`TEXT_CHARS_MAX`] characters or, if these would have more than
+/// [`PART_BYTES_MAX`] bytes, to [`SAFE_CHARS_MAX`].
+fn text_json(text: &str) -> Value {
+    let json = Value::from(cut(text));
+    let fits = json.to_string().len() <= PART_BYTES_MAX;
+    if fits { json } else { excerpt(text, SAFE_CHARS_MAX).into() }
 }
 
-/// Returns the arguments of a call, as a truncated text if they are too large.
-fn arguments(arguments: &Value) -> Value {
+/// Returns the arguments of a call. Those with more than [`PART_BYTES_MAX`] bytes become a truncated text.
+fn arguments_json(arguments: &Value) -> Value {
     let text = arguments.to_string();
-    if text.len() <= PART_BYTES_MAX { arguments.clone() } else { content(&text) }
+    if text.len() <= PART_BYTES_MAX { arguments.clone() } else { text_json(&text) }
 }
 
-fn text(text: &str) -> Value {
-    json!({"type": "text", "content": content(text)})
+fn text_part(text: &str) -> Value {
+    json!({"type": "text", "content": text_json(text)})
 }
 
 /// Returns the first parts, as far as they fit into one message.
@@ -115,19 +120,19 @@ fn first_parts(parts: impl Iterator<Item = Value>) -> Vec<Value> {
 fn message_json(message: &Message) -> Value {
     match message {
         Message::User { content } | Message::Summary { content } => {
-            json!({"role": "user", "parts": [text(&content.text())]})
+            json!({"role": "user", "parts": [text_part(&content.text())]})
         }
         Message::Assistant(response) => {
-            let answer = (!response.text.is_empty()).then(|| text(&response.text));
+            let answer = (!response.text.is_empty()).then(|| text_part(&response.text));
             let calls = response.calls.iter().map(|call| {
                 json!({"type": "tool_call", "id": call.id, "name": call.name,
-                    "arguments": arguments(&call.arguments)})
+                    "arguments": arguments_json(&call.arguments)})
             });
             let parts = first_parts(answer.into_iter().chain(calls));
             json!({"role": "assistant", "parts": parts})
         }
-        Message::Tool { call_id, content: result, .. } => json!({"role": "tool", "parts": [
-            {"type": "tool_call_response", "id": call_id, "response": content(result)}]}),
+        Message::Tool { call_id, content, .. } => json!({"role": "tool", "parts": [
+            {"type": "tool_call_response", "id": call_id, "response": text_json(content)}]}),
     }
 }
 
@@ -144,14 +149,24 @@ mod tests {
 
     #[test]
     fn the_last_message_of_a_request_is_truncated_and_not_left_out() {
-        for (char, chars) in [("x", TEXT_CHARS_MAX), ("\u{1}", PART_BYTES_MAX / CHAR_BYTES_MAX)] {
+        for (char, chars) in [("x", TEXT_CHARS_MAX), ("\u{1}", SAFE_CHARS_MAX)] {
             let result = Message::tool_result("c", "f", char.repeat(TEXT_CHARS_MAX + 1));
             let messages = vec![Message::user("Hi."), result];
             let messages = parse(&input(&ModelRequest::new("m", messages.into())));
             assert_eq!(messages[0]["parts"][0]["content"], "Hi.");
             let expected = format!("{}…", char.repeat(chars));
             assert_eq!(messages[1]["parts"][0]["response"], expected);
+            assert!(Value::from(expected).to_string().len() <= PART_BYTES_MAX);
         }
+    }
+
+    #[test]
+    fn the_size_of_the_messages_includes_brackets_and_commas() {
+        let messages = vec![Message::user("x"); 2000];
+        let text = input(&ModelRequest::new("m", messages.into()));
+        let count = parse(&text).as_array().unwrap().len();
+        let bytes_of_one = text.len() / count;
+        assert!(count < 2000 && text.len() + bytes_of_one > MESSAGES_BYTES_MAX);
     }
 
     #[test]

@@ -63,8 +63,8 @@ impl CommandTool {
             return Err(DefinitionError::new("command[0]", message));
         }
         let arguments = ArgumentTemplates::parse(&input, arguments)?;
-        if let CommandStdin::Text(name) = &config.stdin {
-            input.check_name("stdin", name)?;
+        if let CommandStdin::Text(argument) = &config.stdin {
+            input.check_name("stdin", argument)?;
         }
         let output_schema = config.output_schema.as_deref();
         let output_schema =
@@ -81,7 +81,7 @@ impl CommandTool {
         match &self.config.stdin {
             CommandStdin::None => String::new(),
             CommandStdin::Json => format!("{}\n", Value::from(arguments.clone())),
-            CommandStdin::Text(name) => match arguments.get(name) {
+            CommandStdin::Text(argument) => match arguments.get(argument) {
                 None | Some(Value::Null) => String::new(),
                 Some(Value::String(text)) => text.clone(),
                 Some(other) => other.to_string(),
@@ -89,6 +89,8 @@ impl CommandTool {
         }
     }
 
+    /// Returns the result of the call. An error after too many processes names their maximum. A text result without
+    /// output names the exit status if it is not 0, which `ok_exit` may allow.
     fn result(
         &self,
         end: ProcessEnd,
@@ -137,8 +139,8 @@ pub(super) struct ProgramRun {
 }
 
 /// Runs a program to its end, with this text on its standard input, and kills the descendants that it leaves.
-/// Sends `SIGTERM` when `cancelled` is ready, and kills it when the future is dropped. Keeps the first
-/// `bytes_max` bytes of its standard output.
+/// Sends it `SIGTERM` when `cancelled` is ready, and kills it if the future that this function returns is dropped
+/// before. Keeps the first `bytes_max` bytes of its standard output.
 ///
 /// # Errors
 /// If it does not start.

@@ -1,5 +1,5 @@
-//! Token counts: `message_start` has some of them and `message_delta` the others, as in Anthropic's
-//! API reference.
+//! Token counts of a message. `message_start` and `message_delta` may both have any of them. Each is a total of the
+//! message so far and no increment: Anthropic's API reference calls those of `message_delta` cumulative.
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};

@@ -4,9 +4,10 @@
 //! - The reasoning of a message with calls, in the field in which it came. DeepSeek answers HTTP 400
 //!   without it (<https://api-docs.deepseek.com/guides/thinking_mode#tool-calls>), and so does Kimi.
 //!   Mistral wants it in the content (<https://docs.mistral.ai/capabilities/reasoning/>).
-//! - `reasoning_details` instead of the reasoning's text, unchanged and in order
+//! - `reasoning_details`, unchanged and in order
 //!   (<https://openrouter.ai/docs/guides/best-practices/reasoning-tokens>). In a stream they come in
-//!   pieces, which are joined here.
+//!   pieces, which are joined here. They are published with the field of the reasoning, but a request
+//!   with details leaves out the reasoning's text (`messages.rs`).
 //! - `reasoning_text` and `reasoning_opaque` of GitHub's Copilot, for a message with calls. It
 //!   answers HTTP 400 without them (<https://github.com/anomalyco/opencode/issues/4468>).
 //! - Thought signatures of a call: Gemini's `extra_content`
@@ -67,16 +68,22 @@ pub(super) struct MetadataCollector {
 }
 
 impl MetadataCollector {
-    /// Records the field in which reasoning came.
+    /// Records the field in which reasoning came. The first one counts.
     pub(super) fn set_reasoning_field(&mut self, field: ReasoningField) {
-        self.field.get_or_insert(field);
+        if self.field.is_none() {
+            self.field = Some(field);
+            self.is_published = false;
+        }
     }
 
     /// Adds `reasoning_details`. Those of a complete message are not pieces to be joined.
     pub(super) fn add_details(&mut self, raw: &RawValue, is_complete: bool) {
-        let before = (self.details.bytes, self.details.items.len());
+        let size = |details: &ReasoningDetails| (details.bytes, details.items.len());
+        let before = size(&self.details);
         self.details.push(raw, is_complete);
-        self.is_published &= before == (self.details.bytes, self.details.items.len());
+        if size(&self.details) != before {
+            self.is_published = false;
+        }
     }
 
     /// Records a `reasoning_opaque`.
@@ -98,8 +105,9 @@ impl MetadataCollector {
         }
     }
 
-    /// Adds members of the call with this index or, without an index, of the newest call, and publishes
-    /// them if they are new. With `has_name`, the piece is taken for the call's first.
+    /// Adds members of the call with this index or, without an index, of the newest call. Publishes all of the
+    /// call's members if some are new. A piece with a name, or with another index than the last piece with members
+    /// (also if only one of the two has an index), counts as the first of its call: earlier members are forgotten.
     pub(super) fn add_call_members(
         &mut self,
         index: Option<u64>,
@@ -318,6 +326,26 @@ mod tests {
         for nothing in [json!(null), json!("x"), json!([]), json!([7]), json!({}), json!([{}])] {
             check(&[nothing], false, json!([]));
         }
+    }
+
+    #[test]
+    fn a_field_that_comes_after_the_first_publication_is_published() {
+        let (mut collector, mut out) = (MetadataCollector::default(), Vec::new());
+        collector.set_opaque(&raw(&json!("x")));
+        collector.publish_before_call(&mut out);
+        collector.set_reasoning_field(ReasoningField::ReasoningText);
+        collector.finish(&mut out);
+        collector.set_reasoning_field(ReasoningField::Reasoning);
+        collector.finish(&mut out);
+        let published = [
+            json!({"reasoning_opaque": "x"}),
+            json!({"field": "reasoning_text", "reasoning_opaque": "x"}),
+        ];
+        let published = published.map(|members| {
+            let members = Some(members.to_string().into());
+            Delta::Metadata(ProviderMetadata::Reasoning { members })
+        });
+        assert_eq!(out, published);
     }
 
     #[test]

@@ -9,7 +9,8 @@ use crate::wire::fast_path::{ChangeKind, FieldRole, TemplateFields};
 use crate::wire::lenient::{JsonText, Number, ReadMembers, Scalar, TextContent};
 use crate::wire::repair::parse_value;
 
-/// An event of a stream, or a plain body.
+/// An event of a stream. A plain body is read as this too, to recognise it by `output` and `object`; its content is
+/// then read as [`ResponsePayload`].
 #[derive(Default)]
 pub(super) struct EventPayload<'a> {
     pub(super) kind: Scalar<'a>,
@@ -26,12 +27,13 @@ pub(super) struct EventPayload<'a> {
     pub(super) item: Option<&'a RawValue>,
     pub(super) response: Option<&'a RawValue>,
     pub(super) error: Option<&'a RawValue>,
-    /// A member of a plain body.
+    /// The items of a plain body.
     pub(super) output: Option<&'a RawValue>,
+    /// `response` in a plain body.
     pub(super) object: Scalar<'a>,
-    /// Not read. It changes with every payload.
+    /// Changes with every payload and does not affect the deltas. Only the fast path needs it.
     sequence_number: Option<&'a RawValue>,
-    /// Not read. It changes with every payload.
+    /// Changes with every payload and does not affect the deltas. Only the fast path needs it.
     obfuscation: Option<&'a RawValue>,
 }
 
@@ -73,7 +75,8 @@ impl<'a> EventPayload<'a> {
         ItemRef { index, id, ..ItemRef::default() }
     }
 
-    /// Returns the fields of a template for an event that holds a piece of this kind.
+    /// Returns the members that vary between events that hold a piece of this kind, for the fast path
+    /// (`wire::fast_path`). `None` if one of them needs a full parse.
     pub(super) fn template_fields(&self, kind: ChangeKind) -> Option<TemplateFields<'a>> {
         let fields = TemplateFields::new(kind).content(FieldRole::Text, &self.delta)?;
         let fields = fields.number(FieldRole::Index, self.output_index)?;
@@ -124,7 +127,7 @@ impl<'de> ReadMembers<'de> for ItemPayload<'de> {
     }
 }
 
-/// A complete response.
+/// A complete response: the `response` of a final event, a final event without that member, or a plain body.
 #[derive(Default)]
 pub(super) struct ResponsePayload<'a> {
     pub(super) status: Scalar<'a>,
@@ -172,7 +175,7 @@ impl ItemPayload<'_> {
     /// `with_id` is true, and others that the service needs. Returns `None` if there are none.
     pub(super) fn members(&self, kind: ItemKind, with_id: bool) -> Option<Box<str>> {
         let id = self.id.as_text().filter(|id| with_id && !id.is_empty());
-        // An incomplete item goes back without its status, as far as it was received.
+        // Of an incomplete item, the part that was received goes back, without its status.
         let status = self.status.as_text().filter(|status| *status != "incomplete");
         let texts = [
             ("id", id),
