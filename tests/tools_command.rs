@@ -260,6 +260,23 @@ async fn a_cut_output_has_no_part_of_a_secret() {
     assert_eq!(error, expected);
 }
 
+/// The allocator of the host asks for huge pages, which would cost memory for each thread.
+#[tokio::test]
+async fn a_program_may_use_huge_pages_but_its_host_does_not() {
+    let folder = Folder::new("pages");
+    let script = "host=$(awk '/^PPid/ {print $2}' /proc/$PPID/status); \
+                  grep -h THP_enabled /proc/$host/status /proc/self/status";
+    let file = folder.path.join("callsheet.toml");
+    let agent = "[agents.default]\ntools = [\"t\"]\n";
+    std::fs::write(&file, folder.script(script, "") + agent).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_callsheet"));
+    command.args(["tools", "call", "t", "--config"]).arg(&file);
+    let output = command.output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let states: Vec<&str> = printed.lines().filter(|line| line.starts_with("THP")).collect();
+    assert_eq!(states, ["THP_enabled:\t0", "THP_enabled:\t1"], "{output:?}");
+}
+
 #[tokio::test]
 async fn a_program_has_no_open_file_of_the_host() {
     let folder = Folder::new("streams");

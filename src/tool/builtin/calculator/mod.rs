@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fend_core::Interrupt;
-use parking_lot::{Condvar, Mutex};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -43,18 +42,6 @@ const APPROXIMATE: &str = "approx. ";
 
 /// Number of fend's interrupt checks between two reads of the clock.
 const CHECKS_PER_CLOCK_READ: u32 = 64;
-
-/// Maximum number of evaluations at once. Each has a thread, and the allocator keeps about 2 MB for a new thread. More
-/// would also not be faster, because they only compute.
-const EVALUATIONS_MAX: usize = 4;
-
-/// Maximum time to wait for other evaluations. Then an evaluation begins in spite of [`EVALUATIONS_MAX`]: others may
-/// not stop at their time limit.
-const WAIT_MAX: Duration = Duration::from_secs(1);
-
-/// The evaluations of this process.
-static EVALUATIONS: Evaluations =
-    Evaluations { running: Mutex::new(0), ended: Condvar::new(), max: EVALUATIONS_MAX };
 
 /// Stack size of an evaluation. fend's parser recurses once per bracket and sign, and each level uses
 /// 28 kB in a debug build: the longest expression may need 14 MB, and a stack overflow would abort
@@ -88,7 +75,6 @@ impl Tool for Calculator {
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let CalculatorInput { expression } = context.input()?;
-        let _guard = EVALUATIONS.begin(WAIT_MAX);
         let (deadline, call) = (Instant::now() + COMPUTING_TIME_MAX, context.clone());
         let expired = move || Instant::now() >= deadline || call.is_cancelled();
         evaluate_in_thread(&expression, expired).map(ToolOutput::from).map_err(|error| {
@@ -100,37 +86,6 @@ impl Tool for Calculator {
             let error = ToolError::new(error);
             if may_help { error } else { error.permanent() }
         })
-    }
-}
-
-/// Counts and limits evaluations.
-#[derive(Debug)]
-struct Evaluations {
-    running: Mutex<usize>,
-    ended: Condvar,
-    max: usize,
-}
-
-/// An evaluation that is counted until this is dropped.
-#[derive(Debug)]
-struct EvaluationGuard<'e>(&'e Evaluations);
-
-impl Evaluations {
-    /// Waits until fewer than the maximum are running, or for at most this time, and counts one more. Blocks the
-    /// thread.
-    fn begin(&self, wait_max: Duration) -> EvaluationGuard<'_> {
-        let mut running = self.running.lock();
-        let is_full = |running: &mut usize| *running >= self.max;
-        let _ = self.ended.wait_while_for(&mut running, is_full, wait_max);
-        *running += 1;
-        EvaluationGuard(self)
-    }
-}
-
-impl Drop for EvaluationGuard<'_> {
-    fn drop(&mut self) {
-        *self.0.running.lock() -= 1;
-        self.0.ended.notify_one();
     }
 }
 
@@ -402,26 +357,6 @@ mod tests {
     fn check_error(expression: &str, expect: &str) {
         let error = evaluated(expression).expect_err(expression);
         assert!(error.contains(expect), "{expression:?}: {error}");
-    }
-
-    #[test]
-    fn an_evaluation_waits_for_others_but_not_for_ever() {
-        let evaluations = Evaluations { running: Mutex::new(0), ended: Condvar::new(), max: 1 };
-        let first = evaluations.begin(Duration::ZERO);
-        // The limit is exceeded after the wait.
-        drop(evaluations.begin(Duration::from_millis(1)));
-        assert_eq!(*evaluations.running.lock(), 1);
-        let (sender, receiver) = std::sync::mpsc::channel();
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                let _guard = evaluations.begin(Duration::from_secs(600));
-                sender.send(()).unwrap();
-            });
-            assert!(receiver.recv_timeout(Duration::from_millis(20)).is_err());
-            drop(first);
-            receiver.recv().unwrap();
-        });
-        assert_eq!(*evaluations.running.lock(), 0);
     }
 
     #[test]
