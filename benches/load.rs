@@ -18,9 +18,11 @@
 //! WORKLOAD is `w1` or `fat`. WHO is `bare` or `callsheet`. PACE is the pause between two events in
 //! milliseconds. JOURNAL is `memory`, `relaxed` or `strict`, and RENEW is the number of runs after
 //! which a session is replaced; both are for `callsheet` only. To compare the memory of a run in
-//! flight, and the lag of the event loop, compare `row w1 bare 10000 1 20` with `row w1 callsheet 10000 1 20`. `cargo bench
-//! --bench load -- serve WORKLOAD PACE` runs only the service. It prints its address and serves
-//! until its stdin ends.
+//! flight, and the lag of the event loop, compare `row w1 bare 10000 1 20` with
+//! `row w1 callsheet 10000 1 20`.
+//!
+//! `cargo bench --bench load -- serve WORKLOAD PACE` runs only the service. It prints its address and
+//! serves until its stdin ends.
 #![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
 
 #[path = "load/bare.rs"]

@@ -118,9 +118,8 @@ enum Command {
 #[must_use]
 pub fn main() -> ExitCode {
     crate::launcher::run_if_launched();
-    // The allocator asks for huge pages, of which each new thread would touch two: 4 MB. Runs are not slower without.
     #[cfg(target_os = "linux")]
-    let _ = rustix::thread::disable_transparent_huge_pages(true);
+    crate::launcher::disable_huge_pages();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return report_parse_error(&error),

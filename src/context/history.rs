@@ -248,8 +248,8 @@ impl History {
         self.messages.split_at_checked(self.paired_len).unwrap_or((&self.messages, &[]))
     }
 
-    /// Checks the pairing of the messages after the checked ones. If a call has no result, they are
-    /// checked again next time.
+    /// Advances `paired_len` over the messages after it if they satisfy the pairing rule. Otherwise they
+    /// are checked again next time.
     fn advance_paired_len(&mut self) {
         if are_paired(self.split().1) {
             self.paired_len = self.messages.len();

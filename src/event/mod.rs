@@ -324,9 +324,9 @@ pub enum Event {
 }
 
 impl Event {
-    /// Returns whether the event is the view of a record. Such an event is published when its
-    /// record is stored, and is part of every replay. An event that replays leave out, such as
-    /// `InputQueued`, is not a view, although it comes with a record.
+    /// Returns whether the event has the id of its record. Such an event is the view of the record: it is
+    /// published when the record is stored, and is part of every replay. An event that replays leave
+    /// out, such as `InputQueued`, does not have the id of its record.
     #[must_use]
     pub fn has_record_id(&self) -> bool {
         match self {

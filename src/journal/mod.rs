@@ -145,7 +145,7 @@ pub trait Journal: Send + Sync + fmt::Debug {
     fn document(&self, key: &str) -> Result<Option<String>, JournalError>;
 
     /// Deletes the documents whose keys begin with `prefix`, which were stored before this Unix time in
-    /// milliseconds, and which no record of a stored session [names](JournalEntry::document). A document that
+    /// milliseconds, and which no record of a stored session [names](JournalEntry::document_key). A document that
     /// was stored again counts as new. An engine that keeps all documents need not implement this.
     ///
     /// # Errors

@@ -96,6 +96,7 @@ impl Program {
             sandbox: self.config.sandbox,
             max_memory: self.config.max_memory.map(NonZeroU64::get),
             max_processes: self.config.max_processes.map(NonZeroU32::get),
+            enables_huge_pages: super::has_disabled_huge_pages(),
         };
         let process = LaunchedProcess::start(binary, &request).await?;
         Ok((process, secrets))

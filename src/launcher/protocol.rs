@@ -37,6 +37,8 @@ pub(super) struct LaunchRequest {
     /// In bytes.
     pub(super) max_memory: Option<u64>,
     pub(super) max_processes: Option<u32>,
+    /// True if the host has disabled huge pages for itself: the launcher enables them again for the program.
+    pub(super) enables_huge_pages: bool,
 }
 
 /// A message about the program, of the launcher or of the process that restricts itself.

@@ -31,12 +31,14 @@ pub(super) const USAGE: i32 = 2;
 
 /// Runs the launcher. Returns its exit status.
 pub(super) fn run() -> i32 {
-    // The binary of the host disables huge pages for itself (`cli::main`), which the program would inherit.
-    let _ = rustix::thread::disable_transparent_huge_pages(false);
     let Ok(socket) = io::stdin().as_fd().try_clone_to_owned() else { return USAGE };
     let socket = UnixStream::from(socket);
     match receive_request(&socket) {
         Ok((request, streams)) => {
+            if request.enables_huge_pages {
+                // If this fails, the program runs without huge pages.
+                let _ = rustix::thread::disable_transparent_huge_pages(false);
+            }
             supervise(&socket, &request, streams);
             0
         }

@@ -34,7 +34,7 @@ impl ResultContent {
         Self::with_images(text, parts)
     }
 
-    /// Returns the parts in order. `None` if the content was made of a single text.
+    /// Returns the parts in order. `None` if it was made from a text, not from parts.
     #[must_use]
     pub fn parts(&self) -> Option<&Content> {
         self.parts.as_ref()
@@ -48,8 +48,8 @@ impl ResultContent {
         })
     }
 
-    /// Appends a text. Line breaks at its beginning separate it from the text before. In the parts it becomes a part
-    /// of its own, which needs none.
+    /// Appends a text. It may begin with line breaks, which separate it from the text before. In the parts it becomes a
+    /// part of its own, without any white space at its beginning.
     pub(crate) fn append(&mut self, text: &str) {
         self.text = [&*self.text, text].concat().into();
         if let Some(parts) = &mut self.parts {

@@ -4,8 +4,8 @@
 //! maximum length ([`ResponseEnding`]). `Err` means that it broke: the turn makes another attempt if one is
 //! left (`turn::retry`), unless a call with effects has started (`handle_broken` of `turn::attempt`).
 //!
-//! Without a finish reason the response did not break only if the wire's end mark came ([`Delta::Done`]), the
-//! response is not empty, and the arguments of all calls parse.
+//! A response without a finish reason broke, unless all of these hold: there was no error, the wire's end mark came
+//! ([`Delta::Done`]), the response is not empty, and the arguments of all calls parse.
 //!
 //! [`Delta::Done`]: crate::wire::Delta::Done
 

@@ -24,10 +24,12 @@ pub enum ClientResultError {
     #[error("the call has ended without a result of the client")]
     CallEnded,
     /// The result is larger than the host accepts.
-    #[error("the result has {bytes} bytes, more than {maximum}")]
+    #[error(
+        "the result counts as {bytes} bytes, each of its parts as at least 128; at most {maximum} are allowed"
+    )]
     #[non_exhaustive]
     TooLarge {
-        /// The number of bytes.
+        /// The number of bytes. Each part counts as at least 128.
         bytes: usize,
         /// The maximum.
         maximum: usize,

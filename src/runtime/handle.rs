@@ -166,7 +166,7 @@ impl SessionHandle {
     /// Wakes the session if it is not in memory.
     #[cfg(feature = "server")]
     pub(crate) async fn wake(&self) -> Result<(), HostError> {
-        self.host_ref.awake_session(&self.id).await.map(drop)
+        self.host_ref.get_or_wake(&self.id).await.map(drop)
     }
 
     /// Returns the report of a run that has ended and is stored, or `None`.
@@ -366,7 +366,7 @@ impl SessionHandle {
     /// # Errors
     /// If there is no such session.
     pub async fn add_extension<T: Send + Sync + 'static>(&self, value: T) -> Result<(), HostError> {
-        self.host_ref.awake_session(&self.id).await?;
+        self.host_ref.get_or_wake(&self.id).await?;
         let mut values = Extensions::new();
         values.insert(value);
         self.host_ref.shared.extensions.add_to_session(&self.id, values);
@@ -509,7 +509,7 @@ impl SessionHandle {
         ask: impl Fn(DecisionReply) -> SessionMessage,
     ) -> Result<(Result<(), ApprovalError>, Arc<AwakeSession>), HostError> {
         for _ in 0..DECIDE_TRIES {
-            let awake_session = self.host_ref.awake_session(&self.id).await?;
+            let awake_session = self.host_ref.get_or_wake(&self.id).await?;
             match awake_session.actor.call(&ask).await {
                 Ok(decided) => return Ok((decided, awake_session)),
                 // The accumulator died and is being replaced, or the session leaves memory. If the decision was

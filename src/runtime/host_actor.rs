@@ -45,7 +45,7 @@ pub(super) struct HostActor {
 impl HostActor {
     pub(super) fn new(myself: &ActorRef<HostMessage>, shared: Arc<HostState>) -> Self {
         let myself = myself.clone();
-        let host_ref = HostRef { shared, host: myself.clone() };
+        let host_ref = HostRef { shared, actor: myself.clone() };
         let idle = host_ref.shared.idle_after.unwrap_or(MAINTENANCE_PERIOD_MAX);
         let period = (idle / 2).clamp(Duration::from_millis(50), MAINTENANCE_PERIOD_MAX);
         // These tasks are not counted, because they live as long as the host.

@@ -16,7 +16,7 @@
 //!   reader of its approvals (`session/snapshot`).
 //!
 //! A session whose actor died is read again without a request if a run was open, up to `SESSION_RESTARTS_MAX` times
-//! (`host`), and as soon as its records are stored if a request waits (`finish_restart`).
+//! (`host_actor`), and as soon as its records are stored if a request waits (`finish_restart`).
 //!
 //! These wake no session, because they need only the journal and what is in memory: lists of sessions, `/records`,
 //! `/verify`, `/fork`, `/turns/{turn}/request`, DELETE, and `/v1/events` (`host_events`).
@@ -404,17 +404,17 @@ impl HostState {
 #[derive(Clone, Debug)]
 pub(super) struct HostRef {
     pub(super) shared: Arc<HostState>,
-    pub(super) host: ActorRef<HostMessage>,
+    pub(super) actor: ActorRef<HostMessage>,
 }
 
 impl HostRef {
     /// Returns whether the host accepts sessions and runs.
     pub(super) fn is_ready(&self) -> bool {
-        !self.host.has_ended() && !self.shared.is_shutting_down()
+        !self.actor.has_ended() && !self.shared.is_shutting_down()
     }
 
     /// Returns the awake session. Wakes it if necessary.
-    pub(super) async fn awake_session(
+    pub(super) async fn get_or_wake(
         &self,
         id: &SessionId,
     ) -> Result<Arc<AwakeSession>, HostError> {
@@ -455,7 +455,7 @@ impl HostRef {
         tokio::select! {
             biased;
             woken = waiting => woken.unwrap_or(Err(HostError::ShuttingDown)),
-            () = self.host.wait_for_end() => Err(HostError::ShuttingDown),
+            () = self.actor.wait_for_end() => Err(HostError::ShuttingDown),
         }
     }
 
@@ -466,7 +466,7 @@ impl HostRef {
         message: impl Fn(ReplyPort<T>) -> SessionMessage,
     ) -> Result<(T, Arc<AwakeSession>), HostError> {
         for _ in 0..REQUEST_TRIES_MAX {
-            let awake_session = self.awake_session(id).await?;
+            let awake_session = self.get_or_wake(id).await?;
             match awake_session.actor.call(&message).await {
                 Ok(answer) => return Ok((answer, awake_session)),
                 Err(_) => {
@@ -488,7 +488,7 @@ impl HostRef {
         call: impl Fn(&AwakeSession) -> Option<T>,
     ) -> Result<(T, Arc<AwakeSession>), HostError> {
         for _ in 0..REQUEST_TRIES_MAX {
-            let awake_session = self.awake_session(id).await?;
+            let awake_session = self.get_or_wake(id).await?;
             if let Some(value) = call(&awake_session) {
                 return Ok((value, awake_session));
             }
@@ -502,7 +502,7 @@ impl HostRef {
         let (host_ref, id) = (self.clone(), id.clone());
         task::detach(async move {
             let sent = match host_ref.read_session(&id).await {
-                Ok(start) => host_ref.host.cast(HostMessage::Begin(Box::new(start))),
+                Ok(start) => host_ref.actor.cast(HostMessage::Begin(Box::new(start))),
                 Err(error) => {
                     if !matches!(error, HostError::NoSuchSession(_)) {
                         tracing::error!(session = %id, %error, "session_not_woken");

@@ -2,7 +2,7 @@
 //! tools, expiry of approvals, recording of failed runs, and storing what was learnt of models.
 //!
 //! The host does it at intervals of half of `idle_after`, at least 50 ms and at most 5 s; without `idle_after`, 2.5 s
-//! (`host`). Sessions that were idle for `keep_idle` are deleted once they have left memory: with `idle_after = "0s"`
+//! (`host_actor`). Sessions that were idle for `keep_idle` are deleted once they have left memory: with `idle_after = "0s"`
 //! usually not before the next start of the host. Each search deletes at most 1,000 ([`DELETED_MAX`]). Searches are a
 //! tenth of `keep_idle` apart, at most a minute.
 
@@ -100,7 +100,7 @@ fn wake_expired(host_ref: &HostRef) {
         let host_ref = host_ref.clone();
         task::detach(async move {
             // A failure to wake the session is already logged. One of the journal may be over soon.
-            if let Err(HostError::Journal(error)) = host_ref.awake_session(&id).await
+            if let Err(HostError::Journal(error)) = host_ref.get_or_wake(&id).await
                 && !matches!(error, JournalError::Unreadable(_))
             {
                 host_ref.shared.approval_expiries.lock().insert((unix_ms() + EXPIRY_RETRY_MS, id));
@@ -117,7 +117,7 @@ fn wake_failed_runs(host_ref: &HostRef) {
     for id in failed {
         let host_ref = host_ref.clone();
         task::detach(async move {
-            let Err(error) = host_ref.awake_session(&id).await else { return };
+            let Err(error) = host_ref.get_or_wake(&id).await else { return };
             let is_lasting = matches!(
                 error,
                 HostError::NoSuchSession(_)

@@ -102,8 +102,8 @@ pub(super) enum SessionMessage {
     Locate { reference: Reference, reply: ReplyPort<Result<RecordRange, ReferenceError>> },
     /// A turn was committed by the record `seq`. Counts only if it comes from the run's current actors.
     TurnCommitted { epoch: u64, turn: Box<CommittedTurn>, seq: Seq },
-    /// At least one of these has changed: the pending approvals; `waits_only_for_people`: the turn waits only for people;
-    /// `is_resumable`: it does, and none of its calls runs.
+    /// At least one of these has changed: the pending approvals; `waits_only_for_people`: the turn waits only for
+    /// people; `is_resumable`: it does, and none of its calls runs.
     ApprovalsChanged {
         epoch: u64,
         approvals: Vec<ApprovalRequest>,

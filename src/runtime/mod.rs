@@ -467,7 +467,7 @@ impl Host {
         let actor = actor::spawn_root(|myself| HostActor::new(myself, Arc::clone(&shared)));
         let shutdown_grace = config.host.shutdown_grace;
         let cancel_grace = cancel_grace.unwrap_or_default();
-        let host_ref = HostRef { shared, host: actor };
+        let host_ref = HostRef { shared, actor: actor };
         match config.journal.resume {
             Resume::Manual => {
                 host_ref.shared.suspended.lock().extend(unfinished.iter().cloned());
@@ -691,8 +691,8 @@ impl Host {
         // Each hook has its own time limit. It begins when the end of its run is durable.
         shared.gauges.run_end_hooks.wait_until_zero().await;
         shared.tool_servers.close().await;
-        host_ref.host.stop();
-        let _ = timeout(END_MAX, host_ref.host.wait_for_end()).await;
+        host_ref.actor.stop();
+        let _ = timeout(END_MAX, host_ref.actor.wait_for_end()).await;
         let _ = timeout(END_MAX, shared.gauges.awake.wait_until_zero()).await;
         shared.index.lock().clear();
         shared.session_states.end();
@@ -844,6 +844,6 @@ fn log_tools_not_offered(config: &Config, registered: &[&str]) {
 impl Drop for HostInner {
     fn drop(&mut self) {
         // The end of the host actor kills the sessions, and they kill their actors.
-        self.host_ref.host.stop();
+        self.host_ref.actor.stop();
     }
 }

@@ -100,7 +100,7 @@ async fn open_reserved(
         if is_stored().await? {
             return Err(HostError::SessionExists);
         }
-        let begun = host_ref.host.cast(HostMessage::Begin(Box::new(start)));
+        let begun = host_ref.actor.cast(HostMessage::Begin(Box::new(start)));
         begun.map_err(|_| HostError::ShuttingDown)
     };
     if let Err(error) = begin.await {

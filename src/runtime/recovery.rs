@@ -172,7 +172,7 @@ pub(super) async fn recover(host_ref: HostRef, unfinished: Vec<SessionId>, began
     let (shared, ids) = (Arc::clone(&host_ref.shared), unfinished.clone());
     let orphans = host_ref.read(move || agent_trees::orphans(&*shared.journal, &ids)).await;
     let orphans = orphans.and_then(|found| Ok(found?)).unwrap_or_default();
-    let woken = unfinished.iter().map(|id| host_ref.awake_session(id));
+    let woken = unfinished.iter().map(|id| host_ref.get_or_wake(id));
     let woken = futures::future::join_all(woken).await;
     let recovered = woken.iter().filter(|woken| woken.is_ok()).count();
     let is_leftover = |woken: &Result<_, _>| {

@@ -96,7 +96,7 @@ fn begin(
     audience: ServerAudience,
 ) -> PerSessionConnection {
     // A host that is gone ends its servers with it.
-    let _ = host_ref.host.cast(HostMessage::BeginServer { server: Arc::clone(&server), audience });
+    let _ = host_ref.actor.cast(HostMessage::BeginServer { server: Arc::clone(&server), audience });
     PerSessionConnection(server)
 }
 

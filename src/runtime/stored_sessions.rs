@@ -298,7 +298,7 @@ async fn fork_reserved(
     host_ref.shared.reserve_new(&id, waiter)?;
     let opening = read_fork_start(&host_ref, from.id(), at, &id).await;
     let begun = opening.and_then(|opening| {
-        let begun = host_ref.host.cast(HostMessage::Begin(Box::new(opening)));
+        let begun = host_ref.actor.cast(HostMessage::Begin(Box::new(opening)));
         begun.map_err(|_| HostError::ShuttingDown)
     });
     if let Err(error) = begun {

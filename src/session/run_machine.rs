@@ -2,8 +2,8 @@
 //!
 //! - After a turn with calls, a paused turn or one that was steered, the first of these that is reached decides: a
 //!   stop after the turn, `max_tokens_per_run`, `max_failed_turns`, loop detection (`repeat_limit`), `max_turns`. The
-//!   last one leads to one more request, for an answer without calls (`continue_or_end_run`). Only the first two concern a turn
-//!   of initial calls.
+//!   last one leads to one more request, for an answer without calls (`continue_or_end_run`). Only the first two
+//!   concern a turn of initial calls.
 //! - Any other response with text is the answer, also one that was cut off at its maximum length. One without text
 //!   leads to one more request for an answer (`follow_up_turn`).
 //! - `tool_choice`: the first request forces a call, and so does a second one if the response has none

@@ -16,7 +16,7 @@
 
 use std::sync::Arc;
 
-use super::call::{CallPhase, TurnCall, identity};
+use super::call::{CallPhase, TurnCall, dedup_key_of};
 use super::identical_calls::find_identical_call;
 use super::spec::{RunRules, TurnSpec};
 use super::{Turn, model_messages};
@@ -133,7 +133,7 @@ pub(super) fn parse_call_arguments(
             anomaly = Some(ArgumentsAnomaly::Invalid);
         }
     }
-    call.dedup_key = identity(&call.call);
+    call.dedup_key = dedup_key_of(&call.call);
     anomaly
 }
 

@@ -193,7 +193,7 @@ impl TurnCall {
     /// Restores a call from the recorded message. The turn admits it again.
     pub(super) fn restored(call: ToolCall, tool: Option<Arc<ToolSpec>>) -> Self {
         let mut restored = Self::open(call.key, &call.name, tool);
-        restored.dedup_key = identity(&call);
+        restored.dedup_key = dedup_key_of(&call);
         restored.call = call;
         restored.phase = CallPhase::Sealed;
         restored.sealed_at = Some(Duration::ZERO);
@@ -466,6 +466,6 @@ impl TurnCall {
 }
 
 /// Returns the name and the canonical arguments (JSON with sorted keys) of a call.
-pub(super) fn identity(call: &ToolCall) -> String {
+pub(super) fn dedup_key_of(call: &ToolCall) -> String {
     [&call.name, " ", &call.arguments_text()].concat()
 }

@@ -39,7 +39,7 @@ impl TurnCall {
     pub(super) fn set_final_arguments(&mut self, arguments: Arc<serde_json::Value>) {
         let before = std::mem::replace(&mut self.call.arguments, arguments);
         self.model_arguments.get_or_insert(before);
-        self.dedup_key = super::call::identity(&self.call);
+        self.dedup_key = super::call::dedup_key_of(&self.call);
     }
 }
 

@@ -29,10 +29,11 @@ pub struct ParentCall {
     /// The names of the agents, from that of the topmost session down to that of the child session. It does not begin
     /// again at a run that a client starts in a child session, as `root` does.
     pub agent_path: Vec<Arc<str>>,
-    /// The lowest `max_depth` of the agent tools on the path. The child is refused if [`depth`](Self::depth) exceeds it.
+    /// The lowest `max_depth` of the agent tools on the path. The child is refused if [`depth`](Self::depth) exceeds
+    /// it.
     pub max_depth: u32,
-    /// The lowest `max_children` of the agent tools on the path: the maximum number of child sessions, at all levels, of
-    /// the run `root`.
+    /// The lowest `max_children` of the agent tools on the path: the maximum number of child sessions, at all levels,
+    /// of the run `root`.
     pub max_children: u32,
 }
 

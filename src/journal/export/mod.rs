@@ -98,7 +98,7 @@ fn image_count(input: &Content) -> usize {
 
 /// Returns a text without line breaks and control characters, and with invisible characters written
 /// out.
-fn harmless_line(text: &str) -> String {
+fn sanitized_line(text: &str) -> String {
     sanitize_text(text).replace(char::is_control, "")
 }
 

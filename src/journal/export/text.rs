@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::children::ChildLine;
 use super::{
-    ChildSessions, approval_question, count_with_noun, format_duration, harmless_line, image_count,
+    ChildSessions, approval_question, count_with_noun, format_duration, sanitized_line, image_count,
     run_sums, tokens, when, word,
 };
 use crate::journal::JournalEntry;
@@ -69,7 +69,7 @@ fn log_of<'a>(
         for (row, line) in lines.iter().enumerate() {
             let line = format!("{}{line}", if row == 0 { &head } else { &margin });
             // A name or text in the line must neither break it nor imitate another line.
-            rows.push_str(&harmless_line(line.trim_end()));
+            rows.push_str(&sanitized_line(line.trim_end()));
             rows.push('\n');
         }
         rows

@@ -13,6 +13,16 @@ use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 /// Maps an error of the HTTP client, from the connection to the end of the body. The caller passes the URL, because
 /// an error within the body does not have it.
 pub(super) fn transport(error: reqwest::Error, url: &Url) -> ProviderError {
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    transport_error(error, url, is_set)
+}
+
+/// Maps an error as [`transport`] does. `is_set` returns whether an environment variable is set and not empty.
+fn transport_error(
+    error: reqwest::Error,
+    url: &Url,
+    is_set: impl Fn(&str) -> bool,
+) -> ProviderError {
     let kind = if error.is_connect() {
         ProviderErrorKind::Connect
     } else if error.is_timeout() {
@@ -21,12 +31,23 @@ pub(super) fn transport(error: reqwest::Error, url: &Url) -> ProviderError {
         ProviderErrorKind::Transport
     };
     let error = error.without_url();
+    let is_connect = kind == ProviderErrorKind::Connect;
+    let variable = proxy_variable(url, &is_set);
+    // The proxy of an https URL opens a tunnel (CONNECT). Until then, errors are the proxy's.
+    let proxy_error = causes(&error).find(|cause| cause.to_string().starts_with("tunnel error"));
+    if let Some(error) = proxy_error.filter(|_| is_connect) {
+        let variable = variable.unwrap_or("HTTPS_PROXY or ALL_PROXY");
+        let address = address(url);
+        let message = format!("{address}: the proxy of {variable}: {}", describe(error));
+        return ProviderError::new(kind, message);
+    }
     let mut message = connection_problem(&error, kind, url);
-    // In these cases the error does not say whether the host or the proxy cannot be reached.
-    let may_be_proxy =
-        kind == ProviderErrorKind::Connect && (url.scheme() == "http" || error.is_timeout());
-    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    if let Some(variable) = proxy_variable(url, is_set).filter(|_| may_be_proxy) {
+    // In these cases the error does not say whether the host or the proxy cannot be reached. If `NO_PROXY` is set,
+    // the proxy is not named, even if `NO_PROXY` does not contain the host.
+    let may_be_proxy = is_connect
+        && (url.scheme() == "http" || error.is_timeout())
+        && !["NO_PROXY", "no_proxy"].into_iter().any(&is_set);
+    if let Some(variable) = variable.filter(|_| may_be_proxy) {
         message.push_str(&format!(" (or the proxy of {variable})"));
     }
     ProviderError::new(kind, message)
@@ -44,16 +65,11 @@ fn proxy_variable(url: &Url, is_set: impl Fn(&str) -> bool) -> Option<&'static s
     of_scheme.into_iter().chain(["ALL_PROXY", "all_proxy"]).find(|&name| is_set(name))
 }
 
-/// Describes an error of the HTTP client in one line.
+/// Describes an error of the HTTP client in one line, except those of a proxy's tunnel.
 fn connection_problem(error: &reqwest::Error, kind: ProviderErrorKind, url: &Url) -> String {
     let address = address(url);
     let is_connect = kind == ProviderErrorKind::Connect;
     let is_https = url.scheme() == "https";
-    // The proxy of an https URL opens a tunnel (CONNECT). Until then, errors are the proxy's.
-    let proxy_error = causes(error).find(|cause| cause.to_string().starts_with("tunnel error"));
-    if let Some(error) = proxy_error.filter(|_| is_connect) {
-        return format!("{address}: the proxy of HTTPS_PROXY or ALL_PROXY: {}", describe(error));
-    }
     let tls_error = causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>());
     if let Some(error) = tls_error.filter(|_| is_connect) {
         return handshake_problem(error, &address);
@@ -332,12 +348,25 @@ mod tests {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let proxy = reqwest::Proxy::all(format!("http://{free}")).unwrap();
         let client = crate::tls::client(reqwest::Client::builder().proxy(proxy)).unwrap();
-        let url = Url::parse("https://model.invalid/key").unwrap();
-        let error = client.get(url.clone()).send().await.unwrap_err();
-        let error = transport(error, &url);
-        let expected = "model.invalid: the proxy of HTTPS_PROXY or ALL_PROXY: tunnel error: ";
-        assert!(error.message.starts_with(expected), "{}", error.message);
-        assert_eq!(error.kind, ProviderErrorKind::Connect);
+        let tunnel =
+            |variable: &str| format!("model.invalid: the proxy of {variable}: tunnel error: ");
+        let direct = "nothing listens at model.invalid".to_owned();
+        for (scheme, variables, expected) in [
+            ("https", "", tunnel("HTTPS_PROXY or ALL_PROXY")),
+            ("https", "https_proxy", tunnel("https_proxy")),
+            ("https", "ALL_PROXY NO_PROXY", tunnel("ALL_PROXY")),
+            ("http", "HTTP_PROXY", format!("{direct} (or the proxy of HTTP_PROXY)")),
+            ("http", "HTTP_PROXY no_proxy", direct),
+        ] {
+            let url = Url::parse(&format!("{scheme}://model.invalid/key")).unwrap();
+            let error = client.get(url.clone()).send().await.unwrap_err();
+            let is_set = |name: &str| variables.split(' ').any(|variable| variable == name);
+            let error = transport_error(error, &url, is_set);
+            assert!(error.message.starts_with(&expected), "{}", error.message);
+            let is_proxy_named = error.message.contains("proxy of");
+            assert_eq!(is_proxy_named, expected.contains("proxy of"), "{}", error.message);
+            assert_eq!(error.kind, ProviderErrorKind::Connect);
+        }
     }
 
     #[test]

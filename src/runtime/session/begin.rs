@@ -115,7 +115,7 @@ impl SessionActor {
             actors: SessionActors::default(),
             callers: Callers::default(),
             run_count_guard: None,
-            stored_turn_after: stored.as_ref().map_or(Seq(0), before_turn),
+            stored_seq_before_turn: stored.as_ref().map_or(Seq(0), before_turn),
             last_run_end: 0,
             ended_runs: Vec::new(),
             server_connections: Vec::new(),
@@ -180,7 +180,7 @@ impl SessionActor {
         let trace = self.begin_trace(&id, trace, began, elapsed, None);
         let has_failed = self.host_ref.shared.unrecorded_failures.lock().remove(&id).is_some();
         let extensions = self.host_ref.shared.extensions.for_run(&self.id, &id);
-        let run = ActiveRun::new(id, trace, extensions, self.stored_turn_after, None);
+        let run = ActiveRun::new(id, trace, extensions, self.stored_seq_before_turn, None);
         self.run = Some(Box::new(run));
         self.activity.has_open_run.store(true, Ordering::Release);
         self.host_ref.shared.update_counts();

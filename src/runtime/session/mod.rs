@@ -80,7 +80,7 @@ pub(super) struct SessionActor {
     /// Counts the session as one of the host's runs while a run is in progress or in the queue.
     run_count_guard: Option<CountGuard>,
     /// The last record before the turn that was read from the journal.
-    stored_turn_after: Seq,
+    stored_seq_before_turn: Seq,
     /// The time of the last record of a run's end: Unix time in milliseconds.
     last_run_end: u64,
     /// The runs that have ended and whose last records may not be durable, with the positions of these records.

@@ -75,7 +75,7 @@ impl SessionActor {
         let current_run = session.run().map(|run| {
             let suspended = session.is_suspended();
             let seq_before_turn = self.run.as_ref().map(|run| run.seq_before_turn);
-            let seq_before_turn = seq_before_turn.unwrap_or(self.stored_turn_after);
+            let seq_before_turn = seq_before_turn.unwrap_or(self.stored_seq_before_turn);
             let pending = match &self.run {
                 Some(run) => run.approvals.clone(),
                 None => self.recorded_approvals(seq_before_turn),

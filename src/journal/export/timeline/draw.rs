@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Bar, Row, RunTimeline, Symbol, TimelineStyle};
-use crate::journal::export::harmless_line;
+use crate::journal::export::sanitized_line;
 use crate::types::{fitting, text_columns};
 
 /// The largest number of rows of the turns that share an axis. A turn with more rows has its own.
@@ -51,7 +51,7 @@ impl Bar {
 /// Draws a run: its heading, then its turns.
 pub(super) fn draw(run: &RunTimeline, style: TimelineStyle) -> String {
     let style = TimelineStyle { columns: style.columns.clamp(40, 400), ..style };
-    let heading = run.heading.iter().map(|part| cells(&harmless_line(part), ""));
+    let heading = run.heading.iter().map(|part| cells(&sanitized_line(part), ""));
     let mut text = wrapped(heading, ", ", style);
     let turns = drawn_turns(run, style);
     let hidden = run.turns.len() - turns.len();
@@ -126,7 +126,7 @@ pub(super) fn legend(runs: &[RunTimeline], style: TimelineStyle) -> String {
 fn label_cells(row: &Row, columns: usize) -> (Vec<Cell>, usize) {
     let mut line = vec![BLANK; 2 * row.depth];
     line.extend(row.symbol.into_iter().flat_map(|symbol| [BLANK, symbol.cell().0, BLANK]));
-    let mut label = harmless_line(&row.label);
+    let mut label = sanitized_line(&row.label);
     let room = columns.saturating_sub(line.len());
     if text_columns(&label) > room {
         label = format!("{}…", fitting(&label, room.saturating_sub(1)));

@@ -52,7 +52,7 @@ impl TurnReplay<'_, '_> {
                 let reused = response::reused(self.recording, (self.first, self.at), turn, attempt);
                 let reused = reused
                     .into_iter()
-                    .map(|(call, outcome)| (self.final_identity(call), outcome.clone()));
+                    .map(|(call, outcome)| (self.final_dedup_key(call), outcome.clone()));
                 let reused: Vec<_> = reused.collect();
                 self.turn.reusable_results.extend(reused);
             }
@@ -192,7 +192,7 @@ impl TurnReplay<'_, '_> {
 
     /// Returns the identity by which a result is reused: that of the call after its references are replaced and hooks
     /// have changed its arguments.
-    fn final_identity(&self, call: &ToolCall) -> String {
+    fn final_dedup_key(&self, call: &ToolCall) -> String {
         let tool = self.spec.tool(&call.name).cloned();
         let mut restored = TurnCall::restored(call.clone(), tool);
         if restored.has_references(&self.spec.rules) {
