@@ -17,7 +17,7 @@ impl Config {
     pub fn check(&self, registered: &[&str]) -> Result<(), ConfigErrors> {
         let mut errors = self.tool_errors(registered);
         let mut add_error =
-            |key: String, message: String| errors.push(self.origins.error(&key, message));
+            |key: String, message: String| errors.push(self.key_locations.error(&key, message));
         if self.agents.is_empty() {
             add_error("agents".to_owned(), "there is no agent".to_owned());
         }
@@ -127,7 +127,7 @@ impl Config {
         message: impl Into<String>,
     ) -> ConfigErrors {
         let key = format!("agents.{agent}.{key}");
-        ConfigErrors::new(vec![self.origins.error(&key, message.into())])
+        ConfigErrors::new(vec![self.key_locations.error(&key, message.into())])
     }
 
     /// Returns the keys of invalid values of an agent as a tool, with the reason. `policy` holds the changes of the
@@ -197,7 +197,7 @@ impl Config {
                 if pattern.text != "*" && !is_known {
                     let key = format!("agents.{name}.tools[{at}]");
                     let message = unknown_tool_message(&pattern.text, registered);
-                    errors.push(self.origins.error(&key, message));
+                    errors.push(self.key_locations.error(&key, message));
                 }
             }
         }
@@ -217,7 +217,7 @@ impl Config {
                         }
                         text => unknown_tool_message(text, registered),
                     };
-                    errors.push(self.origins.error(&key, message));
+                    errors.push(self.key_locations.error(&key, message));
                 }
             }
         }
@@ -232,14 +232,14 @@ impl Config {
                 let hint = did_you_mean(name, registered.iter().copied());
                 format!("no tool is called {name:?}{hint}")
             };
-            errors.push(self.origins.error(&format!("tools.{name}"), message));
+            errors.push(self.key_locations.error(&format!("tools.{name}"), message));
         }
         // Agents as tools.
         for (name, tool) in &self.tools {
             let Some(definition) = &tool.definition else { continue };
             let ToolKind::Agent(agent) = &definition.kind else { continue };
             for (key, message) in self.agent_tool_mistakes(agent, tool) {
-                errors.push(self.origins.error(&format!("tools.{name}.{key}"), message));
+                errors.push(self.key_locations.error(&format!("tools.{name}.{key}"), message));
             }
         }
         errors

@@ -144,7 +144,7 @@ pub struct Config {
     stream: Option<bool>,
     /// False disables the fast path of every model, also of one that is added later.
     fast_path: bool,
-    origins: KeyLocations,
+    key_locations: KeyLocations,
 }
 
 impl Config {
@@ -220,21 +220,27 @@ impl Config {
     /// Creates an error about a value of `[tools.NAME]`, with its line.
     #[must_use]
     pub fn tool_error(&self, tool: &str, key: &str, message: impl Into<String>) -> ConfigErrors {
-        ConfigErrors::new(vec![self.origins.error(&format!("tools.{tool}.{key}"), message.into())])
+        ConfigErrors::new(vec![
+            self.key_locations.error(&format!("tools.{tool}.{key}"), message.into()),
+        ])
     }
 
     /// Creates an error about a value of `[mcp.NAME]`, with its line.
     #[must_use]
     #[doc(hidden)]
     pub fn mcp_error(&self, server: &str, key: &str, message: impl Into<String>) -> ConfigErrors {
-        ConfigErrors::new(vec![self.origins.error(&format!("mcp.{server}.{key}"), message.into())])
+        ConfigErrors::new(vec![
+            self.key_locations.error(&format!("mcp.{server}.{key}"), message.into()),
+        ])
     }
 
     /// Creates an error about a value of `[[hooks]]`, with its line.
     #[must_use]
     #[doc(hidden)]
     pub fn hook_error(&self, at: usize, key: &str, message: impl Into<String>) -> ConfigErrors {
-        ConfigErrors::new(vec![self.origins.error(&format!("hooks[{at}].{key}"), message.into())])
+        ConfigErrors::new(vec![
+            self.key_locations.error(&format!("hooks[{at}].{key}"), message.into()),
+        ])
     }
 
     fn add_model(&mut self, name: &str, mut model: ModelConfig) {
@@ -263,7 +269,7 @@ impl Default for Config {
             hooks: Vec::new(),
             stream: None,
             fast_path: true,
-            origins: KeyLocations::default(),
+            key_locations: KeyLocations::default(),
         }
     }
 }

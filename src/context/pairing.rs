@@ -19,7 +19,7 @@ pub fn repair_pairing(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
     repair(messages)
 }
 
-/// Returns whether the messages satisfy the pairing rule.
+/// Returns whether the messages satisfy the pairing rule. The history does not check such messages again.
 #[must_use]
 pub(super) fn are_paired(messages: &[Arc<Message>]) -> bool {
     messages.iter().all(|message| has_unique_ids(message)) && repair(messages).1 == 0

@@ -40,7 +40,7 @@ struct CallLabels {
 /// The end of a text, which may be the beginning of a secret. It is not empty.
 #[derive(Clone, Debug)]
 struct HeldText {
-    channel: DeltaTarget,
+    target: DeltaTarget,
     text: String,
     /// The length of its beginning that was released and is only remembered.
     released: usize,
@@ -88,8 +88,8 @@ impl DeltaRedactor {
     #[must_use]
     pub fn finish(&mut self) -> Option<Delta> {
         let mut held = std::mem::take(&mut self.held).into_iter();
-        let delta = held.find_map(|HeldText { channel, mut text, released, .. }| {
-            channel.some_delta(text.split_off(released))
+        let delta = held.find_map(|HeldText { target, mut text, released, .. }| {
+            target.some_delta(text.split_off(released))
         });
         self.held = held.collect();
         delta
@@ -112,8 +112,8 @@ impl DeltaRedactor {
                 if piece.id.is_none() && piece.name.is_none() && !piece.is_marked_start =>
             {
                 let CallDelta { index, kind, arguments, .. } = piece;
-                let channel = DeltaTarget::Arguments { index, kind };
-                self.push_text(channel, arguments.unwrap_or_default(), out);
+                let target = DeltaTarget::Arguments { index, kind };
+                self.push_text(target, arguments.unwrap_or_default(), out);
             }
             Delta::Call(piece) => self.push_labelled(piece, out),
             mut unordered @ (Delta::Usage { .. }
@@ -145,42 +145,42 @@ impl DeltaRedactor {
     /// Adds a piece with a name or an id. It may begin another call, and its arguments do not continue those that are
     /// held back then. Some services repeat the name and the id of a call in each of its pieces.
     fn push_labelled(&mut self, mut piece: CallDelta, out: &mut Vec<Delta>) {
-        let channel = DeltaTarget::Arguments { index: piece.index, kind: piece.kind };
+        let target = DeltaTarget::Arguments { index: piece.index, kind: piece.kind };
         if !self.newest_call.is_continued_by(&piece) {
             let (id, name) = (piece.id.clone(), piece.name.clone());
             self.newest_call = CallLabels { index: piece.index, id, name };
-        } else if self.held.iter().any(|held| held.channel == channel) {
-            return self.push_text(channel, piece.arguments.unwrap_or_default(), out);
+        } else if self.held.iter().any(|held| held.target == target) {
+            return self.push_text(target, piece.arguments.unwrap_or_default(), out);
         }
         self.release(None, out);
         self.redact_labels(&mut piece);
-        piece.arguments = piece.arguments.map(|text| self.hold_end(channel, text));
+        piece.arguments = piece.arguments.map(|text| self.hold_end(target, text));
         out.push(Delta::Call(piece));
     }
 
-    fn push_part_end(&mut self, channel: DeltaTarget, mut part_end: Delta, out: &mut Vec<Delta>) {
+    fn push_part_end(&mut self, target: DeltaTarget, mut part_end: Delta, out: &mut Vec<Delta>) {
         self.redact_whole(&mut part_end);
-        self.release(Some(channel), out);
+        self.release(Some(target), out);
         let mut held = self.held.iter_mut();
-        match held.find(|held| held.channel == channel && held.is_pending()) {
+        match held.find(|held| held.target == target && held.is_pending()) {
             Some(held) => held.part_ends.push((held.text.len(), part_end)),
             None => out.push(part_end),
         }
     }
 
-    fn push_text(&mut self, channel: DeltaTarget, text: String, out: &mut Vec<Delta>) {
-        self.release(Some(channel), out);
-        let at = self.held.iter().position(|held| held.channel == channel);
+    fn push_text(&mut self, target: DeltaTarget, text: String, out: &mut Vec<Delta>) {
+        self.release(Some(target), out);
+        let at = self.held.iter().position(|held| held.target == target);
         let mut held = match at.map(|at| self.held.remove(at)) {
             Some(mut held) => {
                 held.text.push_str(&text);
                 held
             }
             None if text.is_empty() => {
-                out.push(channel.delta(text));
+                out.push(target.delta(text));
                 return;
             }
-            None => HeldText::new(channel, text),
+            None => HeldText::new(target, text),
         };
         if let Cow::Owned(redacted) = self.secrets.redact(&held.text) {
             // The secret may begin in what was released.
@@ -201,7 +201,7 @@ impl DeltaRedactor {
     /// Holds a text back. The arguments of an earlier call were released, and are not remembered any more.
     fn hold(&mut self, held: HeldText) {
         if !held.text.is_empty() {
-            self.held.retain(|other| !(other.channel.is_call() && held.channel.is_call()));
+            self.held.retain(|other| !(other.target.is_call() && held.target.is_call()));
             self.held.push(held);
         }
     }
@@ -218,10 +218,10 @@ impl DeltaRedactor {
     }
 
     /// Replaces secrets in a text, and holds its end back if a secret may begin there.
-    fn hold_end(&mut self, channel: DeltaTarget, mut text: String) -> String {
+    fn hold_end(&mut self, target: DeltaTarget, mut text: String) -> String {
         self.secrets.redact_in_place(&mut text);
         let end = text.split_off(text.len() - self.secrets.begun_at_end(&text));
-        self.hold(HeldText::new(channel, end));
+        self.hold(HeldText::new(target, end));
         text
     }
 
@@ -275,8 +275,8 @@ impl CallLabels {
 }
 
 impl HeldText {
-    fn new(channel: DeltaTarget, text: String) -> Self {
-        Self { channel, text, released: 0, part_ends: Vec::new() }
+    fn new(target: DeltaTarget, text: String) -> Self {
+        Self { target, text, released: 0, part_ends: Vec::new() }
     }
 
     /// Returns whether a part of it was not released.
@@ -288,7 +288,7 @@ impl HeldText {
     /// position, and the arguments of another call seal this one.
     fn may_follow(&self, next: DeltaTarget) -> bool {
         let waits = self.text.len() >= WAITING_BYTES_MIN && self.part_ends.is_empty();
-        self.channel == next || (waits && !(self.channel.is_call() && next.is_call()))
+        self.target == next || (waits && !(self.target.is_call() && next.is_call()))
     }
 
     /// Moves the text before a position to `out`, with the ends of its parts.
@@ -302,10 +302,10 @@ impl HeldText {
         for (position, part_end) in self.part_ends.drain(..count) {
             let following = rest.split_off(position.saturating_sub(start));
             start = start.max(position);
-            out.extend(self.channel.some_delta(std::mem::replace(&mut rest, following)));
+            out.extend(self.target.some_delta(std::mem::replace(&mut rest, following)));
             out.push(part_end);
         }
-        out.extend(self.channel.some_delta(rest));
+        out.extend(self.target.some_delta(rest));
         self.part_ends.iter_mut().for_each(|(position, _)| *position -= end);
     }
 }

@@ -50,7 +50,7 @@ pub(super) struct AccumulatorSetup {
     pub(super) publisher: Publisher,
     pub(super) tool_limiters: ToolLimiters,
     pub(super) gauges: Gauges,
-    pub(super) stalls: HostLagClock,
+    pub(super) lag_clock: HostLagClock,
     /// The call that opened the session, if it is a child session.
     pub(super) parent: Option<Arc<ParentCall>>,
 }
@@ -174,7 +174,7 @@ impl Actor for AccumulatorActor {
 }
 
 impl CurrentTurn {
-    fn begin(start: TurnStart, started: StartedCalls, stalls: &HostLagClock) -> Self {
+    fn begin(start: TurnStart, started: StartedCalls, lag_clock: &HostLagClock) -> Self {
         let TurnStart { spec, scope, request, resume, cancel } = start;
         let number = spec.number;
         let turn = match resume {
@@ -199,7 +199,7 @@ impl CurrentTurn {
             hooks: HashMap::new(),
             breaker_permit: None,
             began,
-            counted_stalls: stalls.stalled(),
+            counted_stalls: lag_clock.stalled(),
             records: 0,
             last_seq: Seq(0),
             displayed_bytes: 0,
@@ -213,8 +213,8 @@ impl CurrentTurn {
     }
 
     /// Notifies the turn of the time for which the host was stalled since the last call.
-    fn count_stalls(&mut self, stalls: &HostLagClock) {
-        let stalled = stalls.stalled();
+    fn count_stalls(&mut self, lag_clock: &HostLagClock) {
+        let stalled = lag_clock.stalled();
         let uncounted = stalled.saturating_sub(self.counted_stalls);
         if !uncounted.is_zero() {
             self.counted_stalls = stalled;
@@ -249,7 +249,7 @@ impl AccumulatorActor {
         myself: &ActorRef<AccumulatorMessage>,
     ) {
         let is_resumed = start.resume.is_some();
-        self.current = Some(CurrentTurn::begin(start, started, &self.setup.stalls));
+        self.current = Some(CurrentTurn::begin(start, started, &self.setup.lag_clock));
         self.perform_effects(myself);
         if is_resumed {
             let epoch = self.setup.epoch;
@@ -400,7 +400,7 @@ impl AccumulatorActor {
     /// Returns the current turn and the time since it began. First counts the stalls of the host.
     fn current_turn_and_time(&mut self) -> Option<(&mut CurrentTurn, Duration)> {
         let current = self.current.as_mut()?;
-        current.count_stalls(&self.setup.stalls);
+        current.count_stalls(&self.setup.lag_clock);
         let now = current.began.elapsed();
         Some((current, now))
     }

@@ -20,7 +20,7 @@ use crate::turn::{
 use crate::types::{HookDecision, HookPoint, ParentCall, RunId, SessionId};
 use crate::wire::PromptChange;
 
-/// The question to the hooks at a point of a run.
+/// An invocation of the hooks at a point of a run.
 pub(super) struct HookInvocation {
     agent: Arc<Agent>,
     chain: HookChain,
@@ -28,7 +28,7 @@ pub(super) struct HookInvocation {
 }
 
 impl HookInvocation {
-    /// Makes the question about a turn or one of its calls.
+    /// Makes the invocation for a turn or one of its calls.
     pub(super) fn of_turn(
         request: HookRequest,
         (session, run, turn): (&SessionId, &RunId, u32),

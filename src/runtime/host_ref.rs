@@ -414,10 +414,7 @@ impl HostRef {
     }
 
     /// Returns the awake session. Wakes it if necessary.
-    pub(super) async fn get_or_wake(
-        &self,
-        id: &SessionId,
-    ) -> Result<Arc<AwakeSession>, HostError> {
+    pub(super) async fn get_or_wake(&self, id: &SessionId) -> Result<Arc<AwakeSession>, HostError> {
         loop {
             let waiting = {
                 let mut index = self.shared.index.lock();

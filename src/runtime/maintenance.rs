@@ -2,9 +2,9 @@
 //! tools, expiry of approvals, recording of failed runs, and storing what was learnt of models.
 //!
 //! The host does it at intervals of half of `idle_after`, at least 50 ms and at most 5 s; without `idle_after`, 2.5 s
-//! (`host_actor`). Sessions that were idle for `keep_idle` are deleted once they have left memory: with `idle_after = "0s"`
-//! usually not before the next start of the host. Each search deletes at most 1,000 ([`DELETED_MAX`]). Searches are a
-//! tenth of `keep_idle` apart, at most a minute.
+//! (`host_actor`). Sessions that were idle for `keep_idle` are deleted once they have left memory: with
+//! `idle_after = "0s"` usually not before the next start of the host. Each search deletes at most 1,000
+//! ([`DELETED_MAX`]). Searches are a tenth of `keep_idle` apart, at most a minute.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

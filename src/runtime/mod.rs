@@ -467,7 +467,7 @@ impl Host {
         let actor = actor::spawn_root(|myself| HostActor::new(myself, Arc::clone(&shared)));
         let shutdown_grace = config.host.shutdown_grace;
         let cancel_grace = cancel_grace.unwrap_or_default();
-        let host_ref = HostRef { shared, actor: actor };
+        let host_ref = HostRef { shared, actor };
         match config.journal.resume {
             Resume::Manual => {
                 host_ref.shared.suspended.lock().extend(unfinished.iter().cloned());

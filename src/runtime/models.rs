@@ -54,7 +54,7 @@ impl Model {
         config: &Config,
         sources: &ModelSources,
         telemetry: &Telemetry,
-        stalls: &HostLagClock,
+        lag_clock: &HostLagClock,
         secrets: &Secrets,
     ) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
         let models = config.models.iter().map(|(name, model)| {
@@ -62,10 +62,10 @@ impl Model {
             let service = match sources.0.get(name) {
                 Some(source) => {
                     let (source, config) = (Arc::clone(source), Arc::new(model.clone()));
-                    ModelService::Source { source, config, stalls: stalls.clone() }
+                    ModelService::Source { source, config, lag_clock: lag_clock.clone() }
                 }
                 None => {
-                    let client = ModelClient::with_stall_clock(model, stalls.clone());
+                    let client = ModelClient::with_stall_clock(model, lag_clock.clone());
                     ModelService::Http(
                         client.map_err(|e| HostError::Config(format!("{name}: {e}")))?,
                     )
@@ -112,14 +112,14 @@ impl Model {
         name: &str,
         source: impl ModelSource,
         telemetry: &Telemetry,
-        stalls: HostLagClock,
+        lag_clock: HostLagClock,
         secrets: Secrets,
     ) -> Self {
         let config = ModelConfig::for_source(name);
         let limiter = ModelLimiter::new(&config, telemetry.metrics().model(name));
         let breaks = telemetry.metrics().prefix_breaks().clone();
         let (source, of) = (Arc::new(source), Arc::new(config.clone()));
-        let service = ModelService::Source { source, config: of, stalls };
+        let service = ModelService::Source { source, config: of, lag_clock };
         Self::new(name, &config, service, secrets, limiter, breaks)
     }
 

@@ -120,7 +120,7 @@ impl AnswerLimiter {
     }
 
     /// Begins an answer that is encoded in parts.
-    pub(super) fn text(&self) -> AnswerWriter {
+    pub(super) fn writer(&self) -> AnswerWriter {
         AnswerWriter::new(self.small())
     }
 

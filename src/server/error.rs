@@ -163,6 +163,7 @@ impl RunFailed {
             RunEnd::TimedOut => StatusCode::GATEWAY_TIMEOUT,
             RunEnd::Interrupted => StatusCode::SERVICE_UNAVAILABLE,
             RunEnd::Stopped => StatusCode::CONFLICT,
+            // `Answered` does not occur: `RunReport::text` fails only for the other ends.
             RunEnd::Answered
             | RunEnd::MaxTurns
             | RunEnd::Refused

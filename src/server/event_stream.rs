@@ -48,7 +48,7 @@ const SESSION_CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
 #[must_use = "a response does nothing unless it is returned"]
 pub struct EventStream {
     items: BoxStream<'static, StreamItem>,
-    position: SseEncoder,
+    encoder: SseEncoder,
     settings: StreamSettings,
 }
 
@@ -67,7 +67,7 @@ impl EventStream {
 
     /// Ends the stream with the run of its events.
     pub(super) fn until_run_end(mut self) -> Self {
-        self.position.ends_with_run = true;
+        self.encoder.ends_with_run = true;
         self
     }
 
@@ -81,7 +81,7 @@ impl EventStream {
             keep_alive: ServerOptions::default().keep_alive,
             closing: CancellationToken::new(),
         };
-        Self { items, position: SseEncoder::new(last), settings }
+        Self { items, encoder: SseEncoder::new(last), settings }
     }
 }
 
@@ -164,8 +164,8 @@ fn with_end<S: Stream<Item = FeedItem> + Unpin + Send>(
 
 impl IntoResponse for EventStream {
     fn into_response(self) -> Response {
-        let Self { items, position, settings } = self;
-        let mut response = Response::new(Body::from_stream(writes(items, position, settings)));
+        let Self { items, encoder, settings } = self;
+        let mut response = Response::new(Body::from_stream(writes(items, encoder, settings)));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -177,7 +177,7 @@ impl IntoResponse for EventStream {
 
 impl fmt::Debug for EventStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EventStream").field("position", &self.position).finish_non_exhaustive()
+        f.debug_struct("EventStream").field("encoder", &self.encoder).finish_non_exhaustive()
     }
 }
 
@@ -188,7 +188,7 @@ struct StreamSettings {
     closing: CancellationToken,
 }
 
-/// The position of a client in the events.
+/// Encodes events as Server-Sent Events, and keeps the position of the client in them.
 #[derive(Debug)]
 struct SseEncoder {
     /// Id of the last event that was written; a client reconnects with it.
@@ -204,17 +204,17 @@ struct SseEncoder {
 /// its share of memory is in use.
 fn writes(
     events: impl Stream<Item = StreamItem> + Unpin + Send + 'static,
-    position: SseEncoder,
+    encoder: SseEncoder,
     settings: StreamSettings,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static {
-    futures::stream::unfold((Some(events), position), move |(mut events, mut position)| {
+    futures::stream::unfold((Some(events), encoder), move |(mut events, mut encoder)| {
         let settings = settings.clone();
         async move {
-            let write = position.next_write(events.as_mut()?, &settings).await?;
-            if position.has_ended && position.rest.is_none() {
+            let write = encoder.next_write(events.as_mut()?, &settings).await?;
+            if encoder.has_ended && encoder.rest.is_none() {
                 events = None;
             }
-            Some((Ok(write), (events, position)))
+            Some((Ok(write), (events, encoder)))
         }
     })
 }
@@ -357,10 +357,9 @@ mod tests {
     fn start(feed: &Feed) -> (impl Stream<Item = String> + Unpin + use<>, CancellationToken) {
         let closing = CancellationToken::new();
         let writes = {
-            let position =
-                SseEncoder { ends_with_run: true, ..SseEncoder::new(EventId::default()) };
+            let encoder = SseEncoder { ends_with_run: true, ..SseEncoder::new(EventId::default()) };
             let settings = StreamSettings { keep_alive: KEEP_ALIVE, closing: closing.clone() };
-            writes(with_end(feed.subscribe(8), |_| true).boxed(), position, settings)
+            writes(with_end(feed.subscribe(8), |_| true).boxed(), encoder, settings)
         };
         let texts = writes.map(|bytes| {
             let Ok(bytes) = bytes;

@@ -41,7 +41,7 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, Ap
 
 /// Returns the configuration, the state and the failures of the models.
 pub(super) async fn models(State(state): State<AppState>) -> Result<Response, ApiError> {
-    state.large_answers.json(&json!({"models": state.host.model_reports()}))
+    state.answer_limiter.json(&json!({"models": state.host.model_reports()}))
 }
 
 pub(super) async fn metrics(State(state): State<AppState>) -> Result<Response, ApiError> {

@@ -52,7 +52,7 @@ pub(super) async fn list(
     let _guard = state.reads.pages.lock().await;
     let (records, has_more) = session.record_page(Seq(after), limit).await?;
     let next = records.last().filter(|_| has_more).map(|entry| entry.seq);
-    state.large_answers.json(&RecordList { records: &records, next })
+    state.answer_limiter.json(&RecordList { records: &records, next })
 }
 
 /// Checks the stored records, as `callsheet sessions verify` does.
@@ -69,7 +69,7 @@ pub(super) async fn verify(
     });
     let breaches: Vec<Value> = breaches.collect();
     let body = json!({"records": records, "open_run": open_run, "breaches": breaches});
-    state.large_answers.json(&body)
+    state.answer_limiter.json(&body)
 }
 
 /// Returns the exact body of the request of a turn's newest attempt.
@@ -96,7 +96,7 @@ pub(super) async fn request(
         );
         return Err(ApiError::not_found("no_such_request", message));
     };
-    let permit = state.large_answers.try_acquire(body.len(), body.len())?;
+    let permit = state.answer_limiter.try_acquire(body.len(), body.len())?;
     let headers = [
         (header::CONTENT_TYPE.as_str(), "application/json".to_owned()),
         (header::CACHE_CONTROL.as_str(), "no-store".to_owned()),

@@ -51,7 +51,7 @@ pub(super) async fn show(
     session.wake().await?;
     let _guard = state.reads.results.lock().await;
     if limit.is_none() {
-        state.large_answers.check_large()?;
+        state.answer_limiter.check_large()?;
     }
     let StoredResult { tool_name, outcome, .. } = session.result(key).await?;
     let content = &*outcome.content;
@@ -68,7 +68,7 @@ pub(super) async fn show(
         content: content.get(start..end).unwrap_or_default(),
         structured: outcome.full.as_ref().and_then(|full| full.structured.as_ref()),
     };
-    state.large_answers.json(&response)
+    state.answer_limiter.json(&response)
 }
 
 #[derive(Debug, Deserialize)]

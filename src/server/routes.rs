@@ -117,7 +117,7 @@ fn api_routes() -> Vec<Route> {
         ("POST", "/v1/sessions", post(sessions::open)),
         ("GET", "/v1/sessions", get(sessions::list)),
         ("GET", "/v1/sessions/{id}", get(sessions::snapshot)),
-        ("DELETE", "/v1/sessions/{id}", without_query(delete(sessions::close))),
+        ("DELETE", "/v1/sessions/{id}", without_query(delete(sessions::delete))),
         ("POST", "/v1/sessions/{id}/fork", post(sessions::fork)),
         ("POST", "/v1/sessions/{id}/runs", post(runs::start)),
         ("GET", "/v1/sessions/{id}/events", get(events::watch)),

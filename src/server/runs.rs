@@ -138,7 +138,7 @@ pub(super) async fn start(
         drop(run.events);
         let report = run.report.await?;
         let stored = if has_key { RUN_STORED_WITH_KEY } else { RUN_STORED };
-        return state.large_answers.json_of_act(&report, stored).await;
+        return state.answer_limiter.json_of_act(&report, stored).await;
     }
     run.wait_durable().await?;
     let body = json!({"run_id": run.run_id, "seq": run.seq});
@@ -150,9 +150,9 @@ async fn repeated_report(state: &AppState, mut run: StartedRun) -> Result<Respon
     loop {
         let guard = state.reads.reports.lock().await;
         // A report can be large, and the client can repeat its request.
-        state.large_answers.check_large()?;
+        state.answer_limiter.check_large()?;
         if let Some(report) = run.session().stored_report(&run.run_id).await? {
-            return state.large_answers.json(&report);
+            return state.answer_limiter.json(&report);
         }
         drop(guard);
         loop {
@@ -170,7 +170,7 @@ async fn repeated_report(state: &AppState, mut run: StartedRun) -> Result<Respon
                     break;
                 }
                 // The session is deleted, its actor has died, or the host shuts down.
-                None => return state.large_answers.json(&run.report.await?),
+                None => return state.answer_limiter.json(&run.report.await?),
             }
         }
     }

@@ -84,7 +84,7 @@ pub(super) async fn list(
         .map_err(|error| ApiError::bad_request("invalid_request", format!("after: {error}")))?;
     let mut query = SessionQuery { after, state, children, ..SessionQuery::default() };
     let _guard = if limit >= LONG_LENGTH { Some(shared.reads.lists.lock().await) } else { None };
-    let mut answer = shared.large_answers.text();
+    let mut answer = shared.answer_limiter.writer();
     answer.append("{\"sessions\":[")?;
     let (mut count, mut has_more) = (0, true);
     let mut part = FIRST_PART_LENGTH;
@@ -126,12 +126,12 @@ pub(super) async fn snapshot(
     }
     let page = SessionPage::new(session.stored_snapshot().await?, after, limit);
     let (size, bytes_in_memory) = page.approximate_bytes();
-    let permit = state.large_answers.try_acquire(size, bytes_in_memory)?;
+    let permit = state.answer_limiter.try_acquire(size, bytes_in_memory)?;
     Ok(page.into_response(permit))
 }
 
 /// Closes and deletes the session.
-pub(super) async fn close(PathSession(session): PathSession) -> Result<Response, ApiError> {
+pub(super) async fn delete(PathSession(session): PathSession) -> Result<Response, ApiError> {
     session.delete().await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -89,7 +89,7 @@ pub(super) struct ApiState {
     pub(super) host: Host,
     pub(super) options: ServerOptions,
     /// The permits of answers, except pages of metrics, that are being sent.
-    pub(super) large_answers: AnswerLimiter,
+    pub(super) answer_limiter: AnswerLimiter,
     /// The permits of pages of metrics that are being sent.
     pub(super) metrics_pages: AnswerLimiter,
     pub(super) reads: JournalReads,
@@ -131,7 +131,7 @@ impl ApiState {
     ) -> Self {
         Self {
             host: host.clone(),
-            large_answers: AnswerLimiter::new(options.max_large_answers),
+            answer_limiter: AnswerLimiter::new(options.max_large_answers),
             metrics_pages: AnswerLimiter::of_metrics(options.max_large_answers),
             reads: JournalReads::default(),
             body_bytes: Arc::new(Semaphore::new(BODIES_BYTES_MAX)),

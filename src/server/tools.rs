@@ -21,7 +21,7 @@ pub(super) async fn list(
     State(state): State<AppState>,
     StrictQuery(ListToolsQuery { agent }): StrictQuery<ListToolsQuery>,
 ) -> Result<Response, ApiError> {
-    state.large_answers.json(&state.host.listed_tools(agent).await?)
+    state.answer_limiter.json(&state.host.listed_tools(agent).await?)
 }
 
 #[derive(Debug, Deserialize)]
@@ -62,5 +62,5 @@ pub(super) async fn call(
     })?;
     let (call, error) = (report.calls.first(), report.error.as_ref());
     let response = CallToolResponse { call, run_end: report.run_end, error };
-    state.large_answers.json_of_act(&response, CALL_ENDED).await
+    state.answer_limiter.json_of_act(&response, CALL_ENDED).await
 }

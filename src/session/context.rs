@@ -262,7 +262,7 @@ impl Session {
     }
 
     /// Takes one step towards a smaller context for a turn whose request was too large. After the last step the turn
-    /// goes on.
+    /// sends a new request if that is smaller. Otherwise it handles the error: another attempt or model, or it fails.
     pub(super) fn shrink_overflow(&mut self, rules: &RunRules) {
         let Some(RunStage::Turn(turn)) = self.run.as_deref().map(|run| &run.stage) else { return };
         let Some(overflow) = turn.overflow.filter(|_| self.context.pending_summary.is_none())

@@ -17,7 +17,7 @@ use crate::types::{
 /// The action of a limit that ends the run.
 const ENDED: &str = "ended";
 
-/// The input of a run that is to start, now or after the current one.
+/// A run that is to start, now or after the current one: its input, overrides and metadata.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RunSpec {
     /// The id of the run.

@@ -37,7 +37,7 @@ impl ReferenceIndex {
     }
 
     /// Returns the records that hold the value of a reference to a result, to arguments or to an answer.
-    /// `last` is the session's last turn.
+    /// `last` is the session's last turn. Callers have refused the calls of the turn in progress (`SameTurn`).
     ///
     /// # Errors
     /// If the session has no such turn, the run has not ended, or the reference is to a variable.

@@ -73,7 +73,7 @@ impl ListedServer {
             ServerState::Down(reason) => Some(reason.clone()),
         };
         let listing = status.listing.as_deref();
-        let (noise_lines, noise) = server.noise();
+        let (noise_lines, noise) = server.unparsed_lines();
         Self {
             name: server.name().to_owned(),
             state: status.state.as_str(),

@@ -61,7 +61,7 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
         not(feature = "server"),
         expect(dead_code, reason = "only lists for people have it")
     )]
-    fn noise(&self) -> (u64, Vec<String>) {
+    fn unparsed_lines(&self) -> (u64, Vec<String>) {
         (0, Vec::new())
     }
 
@@ -80,7 +80,7 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
 /// Receives the method of a request to a server, the type of its error if it failed, and its duration.
 pub(crate) type RequestObserver = Arc<dyn Fn(&str, Option<&str>, Duration) + Send + Sync>;
 
-/// The description of a server's tool: what the server listed, without secrets. A long description is cut.
+/// The definition of a server's tool: what the server listed, without secrets. A long description is cut.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct ServerToolDefinition {
     /// The name that the model reads: `SERVER__TOOL`.

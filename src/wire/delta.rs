@@ -189,10 +189,11 @@ pub(super) fn append_call(call: CallDelta, arguments: Option<&str>, out: &mut Ve
             name,
             arguments: last_arguments,
             kind,
-            is_marked_start: begins,
+            is_marked_start,
             is_repaired: _,
         } = last;
-        let is_same = (*index, *kind, *begins) == (call.index, call.kind, call.is_marked_start)
+        let is_same = (*index, *kind, *is_marked_start)
+            == (call.index, call.kind, call.is_marked_start)
             && [id, name].iter().all(|text| text.is_none())
             && [&call.id, &call.name].iter().all(|text| text.is_none());
         if let Some(last_arguments) = last_arguments.as_mut().filter(|_| is_same) {

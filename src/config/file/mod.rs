@@ -114,7 +114,7 @@ impl Config {
         let multi_tool_calls = bool_from_env(&source, env, MULTI_TOOL_CALLS_ENV);
         let stream = bool_from_env(&source, env, STREAM_ENV);
         let fast_path = fast_path_from_env(&source, env);
-        let origins = source.into_result()?;
+        let key_locations = source.into_result()?;
         let mut config = Self {
             host,
             journal,
@@ -126,7 +126,7 @@ impl Config {
             hooks,
             stream,
             fast_path,
-            origins,
+            key_locations,
         };
         if let Some(on) = multi_tool_calls {
             config.set_multi_tool_calls(on);

@@ -15,7 +15,7 @@ use crate::config::error::{ConfigError, ConfigErrors, KeyLocations, did_you_mean
 pub(super) struct ConfigSource<'t> {
     text: &'t str,
     table: Option<Spanned<DeTable<'t>>>,
-    origins: RefCell<KeyLocations>,
+    key_locations: RefCell<KeyLocations>,
     errors: RefCell<Vec<ConfigError>>,
 }
 
@@ -30,8 +30,13 @@ impl<'t> ConfigSource<'t> {
                 (None, vec![ConfigError { file, line, key: String::new(), message }])
             }
         };
-        let origins = KeyLocations { file: Some(file.to_owned()), lines: BTreeMap::new() };
-        Self { text, table, origins: RefCell::new(origins), errors: RefCell::new(errors) }
+        let key_locations = KeyLocations { file: Some(file.to_owned()), lines: BTreeMap::new() };
+        Self {
+            text,
+            table,
+            key_locations: RefCell::new(key_locations),
+            errors: RefCell::new(errors),
+        }
     }
 
     /// Returns the file's root table. `None` if the file is not TOML.
@@ -41,7 +46,7 @@ impl<'t> ConfigSource<'t> {
     }
 
     pub(super) fn add_error(&self, offset: Option<usize>, key: &str, message: impl Into<String>) {
-        let file = self.origins.borrow().file.clone();
+        let file = self.key_locations.borrow().file.clone();
         let line = offset.map(|offset| line_number(self.text, offset));
         let error = ConfigError { file, line, key: key.to_owned(), message: message.into() };
         self.errors.borrow_mut().push(error);
@@ -55,7 +60,7 @@ impl<'t> ConfigSource<'t> {
     /// Returns the positions of the keys, or the recorded errors if there are any.
     pub(super) fn into_result(self) -> Result<KeyLocations, ConfigErrors> {
         if self.errors.borrow().is_empty() {
-            Ok(self.origins.into_inner())
+            Ok(self.key_locations.into_inner())
         } else {
             Err(self.into_errors())
         }
@@ -66,7 +71,10 @@ impl<'t> ConfigSource<'t> {
     }
 
     fn record_line(&self, key: &str, offset: usize) {
-        self.origins.borrow_mut().lines.insert(key.to_owned(), line_number(self.text, offset));
+        self.key_locations
+            .borrow_mut()
+            .lines
+            .insert(key.to_owned(), line_number(self.text, offset));
     }
 }
 
@@ -155,8 +163,8 @@ impl<'s, 't> Section<'s, 't> {
 
     /// Returns this path, resolved against the folder of the configuration file.
     pub(super) fn resolve_path(&self, path: &str) -> PathBuf {
-        let origins = self.source.origins.borrow();
-        let folder = origins.file.as_deref().and_then(|file| Path::new(file).parent());
+        let key_locations = self.source.key_locations.borrow();
+        let folder = key_locations.file.as_deref().and_then(|file| Path::new(file).parent());
         folder.unwrap_or(Path::new("")).join(path)
     }
 
@@ -247,10 +255,11 @@ impl<'s, 't> Section<'s, 't> {
     pub(super) fn add_error(&self, key: &str, message: impl Into<String>) {
         let entry = self.table.and_then(|table| table.get_key_value(key));
         let offset = entry.map(|(key, _)| key.span().start);
-        let line_of_table = || self.source.origins.borrow().lines.get(&self.key_path).copied();
+        let line_of_table =
+            || self.source.key_locations.borrow().lines.get(&self.key_path).copied();
         let line = offset.map(|offset| line_number(self.source.text, offset));
         let line = line.or_else(line_of_table);
-        let file = self.source.origins.borrow().file.clone();
+        let file = self.source.key_locations.borrow().file.clone();
         let error = ConfigError { file, line, key: self.key(key), message: message.into() };
         self.source.errors.borrow_mut().push(error);
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::children::ChildLine;
 use super::{
-    ChildSessions, approval_question, count_with_noun, format_duration, sanitized_line, image_count,
-    run_sums, tokens, when, word,
+    ChildSessions, approval_question, count_with_noun, format_duration, image_count, run_sums,
+    sanitized_line, tokens, when, word,
 };
 use crate::journal::JournalEntry;
 use crate::record::{Compaction, ResponseMessage};

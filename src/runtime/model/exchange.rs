@@ -214,7 +214,8 @@ impl Exchange {
         }
     }
 
-    /// Returns the templates for the next response. They are empty if the response broke off in its body.
+    /// Returns the templates for the next response: those given to [`Self::new`] if nothing of the body was decoded, and
+    /// none if the body was not read to its end after that.
     fn into_templates(self) -> PayloadTemplates {
         self.templates
     }
@@ -267,7 +268,7 @@ impl Exchange {
             false => (self.client.answer_timeout, ANSWER_TIMEOUT),
         };
         let transport = |error| error::transport(error, &self.client.plain.url);
-        let mut deadline = DeltaDeadline::new(time_limit, self.client.stalls.clone());
+        let mut deadline = DeltaDeadline::new(time_limit, self.client.lag_clock.clone());
         let mut request = self.client.request(body, self.streamed);
         if let Some(trace) = &self.trace {
             request = request.header(TRACEPARENT, trace.traceparent());
@@ -320,7 +321,7 @@ impl ResponseBody {
         let mut batch = Vec::new();
         loop {
             let chunk = match self.chunk().await {
-                // Errors after the last relevant delta do not change the response.
+                // Errors of the connection after the last relevant delta do not change the response.
                 None | Some(Err(_) | Ok(None)) if self.done => return None,
                 None => {
                     let time_limit = self.deadline.time_limit();

@@ -114,7 +114,7 @@ impl ExchangeCache {
 #[derive(Clone)]
 pub(super) enum ModelService {
     Http(ModelClient),
-    Source { source: Arc<dyn ModelSource>, config: Arc<ModelConfig>, stalls: HostLagClock },
+    Source { source: Arc<dyn ModelSource>, config: Arc<ModelConfig>, lag_clock: HostLagClock },
 }
 
 impl ModelService {
@@ -137,15 +137,15 @@ impl ModelService {
             Self::Http(client) => {
                 ServiceExchange::Http(client.next_exchange(request, cache).with_trace(trace))
             }
-            Self::Source { source, config, stalls } => {
+            Self::Source { source, config, lag_clock } => {
                 let first_limit = match request.stream {
                     true => config.first_event_timeout,
                     false => config.answer_timeout,
                 };
                 let (source, idle_timeout) = (Arc::clone(source), config.idle_timeout);
-                let stalls = stalls.clone();
+                let lag_clock = lag_clock.clone();
                 let exchange =
-                    SourceExchange::new(source, request, first_limit, idle_timeout, stalls);
+                    SourceExchange::new(source, request, first_limit, idle_timeout, lag_clock);
                 ServiceExchange::Source(Box::new(exchange))
             }
         };
@@ -183,7 +183,7 @@ struct ClientInner {
     idle_timeout: Duration,
     answer_timeout: Duration,
     response_bytes_max: u64,
-    stalls: HostLagClock,
+    lag_clock: HostLagClock,
 }
 
 /// The address and all headers of one kind of request.
@@ -205,7 +205,7 @@ impl ModelClient {
     /// Creates the client of a host, whose time limits do not count the host's own stalls.
     pub(super) fn with_stall_clock(
         config: &ModelConfig,
-        stalls: HostLagClock,
+        lag_clock: HostLagClock,
     ) -> Result<Self, InvalidValue> {
         let (streamed, plain) = (Target::new(config, true)?, Target::new(config, false)?);
         let loopback = tls::is_loopback(&plain.url);
@@ -231,7 +231,7 @@ impl ModelClient {
                 idle_timeout: config.idle_timeout,
                 answer_timeout: config.answer_timeout,
                 response_bytes_max: config.max_response_bytes,
-                stalls,
+                lag_clock,
             }),
         })
     }
@@ -256,7 +256,8 @@ impl ModelClient {
     /// ```
     ///
     /// # Errors
-    /// If no response arrives, or the response reports an error or is incomplete. A response is
+    /// If no response arrives, or the response reports an error or is incomplete. A failure of the exchange after the
+    /// finish reason does not count. A response is
     /// accepted by the same rules as in a turn of a host: it has a finish reason, or else an end mark,
     /// contents and arguments that parse.
     pub async fn complete(&self, request: &ModelRequest) -> Result<ModelResponse, ProviderError> {

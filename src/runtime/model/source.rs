@@ -201,7 +201,7 @@ pub(super) struct SourceExchange {
     /// The configuration key of that limit.
     time_limit_key: &'static str,
     idle_timeout: Duration,
-    stalls: HostLagClock,
+    lag_clock: HostLagClock,
 }
 
 enum SourceExchangeState {
@@ -216,11 +216,11 @@ impl SourceExchange {
         request: &ModelRequest,
         first_limit: Duration,
         idle_timeout: Duration,
-        stalls: HostLagClock,
+        lag_clock: HostLagClock,
     ) -> Self {
         let state = SourceExchangeState::Unsent(Box::new(request.clone()));
         let time_limit_key = if request.stream { FIRST_EVENT_TIMEOUT } else { ANSWER_TIMEOUT };
-        Self { source, state, time_limit: first_limit, time_limit_key, idle_timeout, stalls }
+        Self { source, state, time_limit: first_limit, time_limit_key, idle_timeout, lag_clock }
     }
 
     /// Returns the next batch that is not empty. Returns `None` after an error, and when the stream has ended. Empty
@@ -248,7 +248,7 @@ impl SourceExchange {
         };
         let next = {
             let mut next = std::pin::pin!(AssertUnwindSafe(next).catch_unwind());
-            let mut deadline = DeltaDeadline::new(self.time_limit, self.stalls.clone());
+            let mut deadline = DeltaDeadline::new(self.time_limit, self.lag_clock.clone());
             loop {
                 match timeout_at(deadline.at(), &mut next).await {
                     Ok(next) => break Some(next),

@@ -98,6 +98,7 @@ impl SessionActor {
             entries.first().map_or(*last, |first| Seq(first.seq.0.saturating_sub(1)))
         };
         let mut agents = RunAgents::new(agent);
+        // The frozen tools of servers. The tool sources below are the program's own.
         if let Some(tools) = tools {
             agents.use_tools(tools);
         }

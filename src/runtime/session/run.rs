@@ -290,7 +290,7 @@ impl RunActors {
             publisher: publisher.clone(),
             tool_limiters: host.tool_limiters.clone(),
             gauges: gauges.clone(),
-            stalls: host.lag_clock.clone(),
+            lag_clock: host.lag_clock.clone(),
             parent: parent.cloned(),
         };
         let accumulator = actor::spawn_child(session, AccumulatorActor::new(setup));

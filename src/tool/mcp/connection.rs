@@ -152,9 +152,10 @@ async fn connect_process(
     handler.shared.secrets.lock().clone_from(&secrets);
     let tail = Arc::new(Mutex::new(Vec::new()));
     let reader = spawn(keep_tail(process.stderr, Arc::clone(&tail)));
-    let (noise, calls) = (Arc::clone(&handler.shared.noise), Arc::clone(&handler.calls));
+    let (unparsed_lines, calls) =
+        (Arc::clone(&handler.shared.unparsed_lines), Arc::clone(&handler.calls));
     let pipes = (process.stdout, process.stdin);
-    let transport = StdioTransport::new(pipes, noise, Arc::clone(&calls), secrets.clone());
+    let transport = StdioTransport::new(pipes, unparsed_lines, Arc::clone(&calls), secrets.clone());
     let control = process.control;
     let mut process = Process { control, end: None, tail, reader, secrets };
     match serve_client_with_lifecycle(handler, transport, lifecycle).await {

@@ -423,9 +423,9 @@ impl ToolServer for McpServer {
         closed.cancelled().await;
     }
 
-    fn noise(&self) -> (u64, Vec<String>) {
-        let noise = self.shared.noise.lock();
-        (noise.lines, noise.first.clone())
+    fn unparsed_lines(&self) -> (u64, Vec<String>) {
+        let unparsed_lines = self.shared.unparsed_lines.lock();
+        (unparsed_lines.lines, unparsed_lines.first.clone())
     }
 
     fn status(&self) -> watch::Receiver<Arc<ServerStatus>> {

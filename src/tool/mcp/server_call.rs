@@ -75,6 +75,7 @@ impl ServerCall {
         self.asker.context().session()
     }
 
+    /// Receives the text of a progress message: publishes it, and starts the call's time limit again.
     pub(super) fn receive(&self, text: String) {
         self.idle_timeout_reset.notify_one();
         self.asker.context().progress(text);

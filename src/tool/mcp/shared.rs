@@ -33,7 +33,7 @@ pub(super) struct LogicalConnection {
     pub(super) list_changed: Notify,
     /// Notified when the connection may not work any more.
     pub(super) check_requested: Notify,
-    pub(super) noise: Arc<Mutex<UnparsedLines>>,
+    pub(super) unparsed_lines: Arc<Mutex<UnparsedLines>>,
     /// The secret values that the server was given.
     pub(super) secrets: Mutex<Secrets>,
     /// The observer of the host that runs the server now.

@@ -83,7 +83,7 @@ pub(super) struct StdioTransport {
     writer: Arc<tokio::sync::Mutex<Option<pipe::Sender>>>,
     /// The number of bytes of replies that wait to be written.
     unwritten: Arc<watch::Sender<usize>>,
-    noise: Arc<Mutex<UnparsedLines>>,
+    unparsed_lines: Arc<Mutex<UnparsedLines>>,
     calls: Arc<OpenCalls>,
     /// The secret values that the process was given.
     secrets: Secrets,
@@ -100,14 +100,23 @@ impl StdioTransport {
     /// Makes the connection of the output and the input of a process.
     pub(super) fn new(
         (stdout, stdin): (pipe::Receiver, pipe::Sender),
-        noise: Arc<Mutex<UnparsedLines>>,
+        unparsed_lines: Arc<Mutex<UnparsedLines>>,
         calls: Arc<OpenCalls>,
         secrets: Secrets,
     ) -> Self {
         let writer = Arc::new(tokio::sync::Mutex::new(Some(stdin)));
         let reader = BufReader::new(stdout);
         let unwritten = Arc::new(watch::Sender::new(0));
-        Self { reader, line: Vec::new(), skipped: None, writer, unwritten, noise, calls, secrets }
+        Self {
+            reader,
+            line: Vec::new(),
+            skipped: None,
+            writer,
+            unwritten,
+            unparsed_lines,
+            calls,
+            secrets,
+        }
     }
 
     /// Reads the next line. `None` at the end, or after an error. Cancel safe: keeps the bytes read so far.
@@ -166,11 +175,11 @@ impl StdioTransport {
             // a server that echoes answer without end.
             match value {
                 Some(_) => tracing::debug!(line = quoted, "mcp_unknown_message"),
-                None => self.noise.lock().add(&quoted),
+                None => self.unparsed_lines.lock().add(&quoted),
             }
             return None;
         };
-        self.noise.lock().add(&quoted);
+        self.unparsed_lines.lock().add(&quoted);
         let error = value.as_ref().and_then(|value| value.get("error"));
         let is_refused = error.is_some_and(|error| !error.is_null());
         let data = (!is_refused).then(|| UNREADABLE.into());
@@ -348,7 +357,7 @@ impl Transport<RoleClient> for StdioTransport {
                     }
                 }
                 StdioLine::TooLong(id) => {
-                    self.noise.lock().add("(a line of more than 16 MiB)");
+                    self.unparsed_lines.lock().add("(a line of more than 16 MiB)");
                     if let Some(id) = id {
                         let message = "the answer has more than 16 MiB";
                         let data = Some(UNREADABLE.into());
@@ -420,9 +429,9 @@ mod tests {
             let (stdin, _input) = pipe::pipe().unwrap();
             server.write_all(output.as_bytes()).await.unwrap();
             drop(server);
-            let (noise, calls) = (Arc::default(), Arc::default());
+            let (unparsed_lines, calls) = (Arc::default(), Arc::default());
             let mut transport =
-                StdioTransport::new((stdout, stdin), noise, calls, Secrets::default());
+                StdioTransport::new((stdout, stdin), unparsed_lines, calls, Secrets::default());
             for _ in 0..count {
                 let message = transport.receive().await;
                 assert!(matches!(message, Some(ServerJsonRpcMessage::Response(answer))

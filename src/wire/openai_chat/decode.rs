@@ -191,11 +191,11 @@ impl OpenaiChatDialect {
             piece.name = call.name.into_text();
             piece.arguments = call.arguments.0.map(Cow::into_owned);
         }
-        let (index, begins) = (piece.index, piece.name.is_some());
+        let (index, has_name) = (piece.index, piece.name.is_some());
         self.metadata.publish_before_call(out);
         out.push(Delta::Call(piece));
         if !members.is_empty() {
-            self.metadata.add_call_members(index, begins, members, out);
+            self.metadata.add_call_members(index, has_name, members, out);
         }
     }
 }

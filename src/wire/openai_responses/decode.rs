@@ -164,15 +164,10 @@ impl OpenaiResponsesDialect {
     fn argument_target(&mut self, kind: ItemKind, item: ItemRef<'_>) -> Option<PieceTarget> {
         let position = self.find_or_add(kind, item);
         let item = self.items.get_mut(position)?;
-        let begins = !item.is_named && !item.has_arguments;
+        let is_marked_start = !item.is_named && !item.has_arguments;
         item.has_arguments = true;
         let (index, kind) = (Some(item.index), kind.call_kind());
-        Some(PieceTarget::Call(CallDelta {
-            index,
-            kind,
-            is_marked_start: begins,
-            ..CallDelta::default()
-        }))
+        Some(PieceTarget::Call(CallDelta { index, kind, is_marked_start, ..CallDelta::default() }))
     }
 
     /// Decodes a complete part of an item's text. It counts if it did not come in pieces.

@@ -30,6 +30,7 @@ pub struct CallReader {
     /// Number of bytes at the buffer's start that were read and not removed yet. 0 between two deltas.
     read_bytes: usize,
     state: ReaderState,
+    /// The start of the line, and the code, quotes and reasoning in which nothing is a call.
     context: TextContext,
     /// White space before the first text, or after a call. It is text only if text follows.
     blanks: String,
@@ -216,7 +217,7 @@ impl CallReader {
     /// Handles the end of the text after the last trigger.
     fn end_text(&mut self, end: TextEnd, out: &mut Vec<Delta>) {
         let held = self.buffer.split_off(self.read_bytes);
-        // One character, such as `<`, is rather text.
+        // One byte, such as `<`, is rather text. Every trigger begins with an ASCII character.
         if end == TextEnd::Cut && held.len() > 1 {
             let detail = excerpt(&held, 200);
             out.push(Delta::Problem(Problem { code: "call_cut_off", detail }));
