@@ -96,7 +96,7 @@ impl Journal for FileJournal {
         AppendStatus::Queued
     }
 
-    fn flush(&self) {}
+    fn flush(&self, _: &SessionId) {}
 
     fn read_some(
         &self,

@@ -146,9 +146,11 @@ impl Journal for Counted {
         AppendStatus::Queued
     }
 
-    fn flush(&self) {
-        self.lazy.lock().drain().for_each(|(_, batch)| self.pass_on(batch));
-        self.sqlite.flush();
+    fn flush(&self, session: &SessionId) {
+        if let Some(batch) = self.lazy.lock().remove(session) {
+            self.pass_on(batch);
+        }
+        self.sqlite.flush(session);
     }
 
     fn read_some(

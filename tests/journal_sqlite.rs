@@ -365,8 +365,8 @@ fn an_invalid_journal_is_refused_with_a_reason() {
     let connection = rusqlite::Connection::open(dir.database()).unwrap();
     connection.pragma_update(None, "user_version", 7).unwrap();
     let error = refused(&dir);
-    assert!(error.contains("it is of version 7, and this program reads version 2"), "{error}");
-    connection.pragma_update(None, "user_version", 2).unwrap();
+    assert!(error.contains("it is of version 7, and this program reads version 3"), "{error}");
+    connection.pragma_update(None, "user_version", 3).unwrap();
     drop(connection);
     drop(open(&dir));
 
@@ -594,7 +594,7 @@ fn lazy_batches_are_stored_with_the_next_urgent_one_or_after_a_delay() {
     journal.append(raw.batch(1, opened(), false));
     assert_eq!(raw.next(), (1, BatchStatus::Durable));
     journal.append(raw.batch(2, steered("x"), false));
-    journal.flush();
+    journal.flush(&SessionId::parse("a").unwrap());
     assert_eq!(raw.next(), (2, BatchStatus::Durable));
     journal.append(raw.batch(3, steered("x"), false));
     // Queued batches are stored before closing.
@@ -754,7 +754,11 @@ fn a_record_of_a_later_version_is_an_error_of_its_own() {
     let dir = TestDir::new();
     let journal = open(&dir);
     let raw = Raw::new("a");
-    (1..=2).for_each(|seq| raw.append(&journal, seq));
+    for seq in 1..=2 {
+        raw.append(&journal, seq);
+        // A row for each record.
+        assert_eq!(raw.next(), (seq, BatchStatus::Durable));
+    }
     drop(journal);
     let connection = rusqlite::Connection::open(dir.database()).unwrap();
     let later = r#"UPDATE records SET body = '{"v":9,"record":{}}' WHERE seq = 2"#;

@@ -312,14 +312,19 @@ async fn a_closed_stdout_prints_no_error() {
 
 #[tokio::test]
 async fn verify_finds_rows_that_contradict_each_other() {
-    for (wrong, right) in [(1, "idle"), (0, "running")] {
+    for (wrong, right) in [(true, "idle"), (false, "running")] {
         let folder = Folder::filled(&format!("flipped-{wrong}")).await;
-        let id = if wrong == 1 { "answered" } else { "open" };
-        folder.tamper(&format!("UPDATE sessions SET running = {wrong} WHERE id = '{id}'"));
+        let id = if wrong { "answered" } else { "open" };
+        let number = format!("(SELECT number FROM sessions WHERE id = '{id}')");
+        folder.tamper(&if wrong {
+            format!("INSERT INTO running SELECT {number}")
+        } else {
+            format!("DELETE FROM running WHERE session = {number}")
+        });
         let output = folder.run(&["verify"]);
         let found = String::from_utf8(output.stdout).unwrap();
         assert_eq!((output.status.code(), found.lines().count()), (Some(1), 2), "{found}");
-        let state = format!("session {id}: its row in the table sessions has the state");
+        let state = format!("session {id}: the database has the state");
         assert!(found.starts_with(&state) && found.contains(&format!("end {right}: restore")));
         assert_eq!(folder.run(&["verify", id]).status.code(), Some(1));
     }

@@ -333,7 +333,7 @@ fn verify_session(
     let is_of_earlier_version = ends_with_fork && session.state == SessionState::Running;
     if state != session.state && !is_of_earlier_version {
         let what = format!(
-            "session {id}: its row in the table sessions has the state {}, but its records end {}: \
+            "session {id}: the database has the state {}, but its records end {}: \
              {RESTORE_HINT}",
             session.state.as_str(),
             state.as_str()

@@ -256,7 +256,7 @@ impl SessionLog {
             state.waiting.push((up_to, sender));
             receiver
         };
-        self.journal.flush();
+        self.journal.flush(&self.session);
         receiver.await.unwrap_or(Err(JournalError::Closed))
     }
 

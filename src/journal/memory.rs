@@ -69,7 +69,7 @@ impl Journal for MemoryJournal {
         AppendStatus::Durable
     }
 
-    fn flush(&self) {}
+    fn flush(&self, _: &SessionId) {}
 
     fn read_some(
         &self,

@@ -82,8 +82,8 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// After a batch has failed, later batches of the session fail too: see [`Batch::follows_failure`].
     fn append(&self, batch: Batch) -> AppendStatus;
 
-    /// Stores all queued batches soon, including those that are not urgent.
-    fn flush(&self);
+    /// Stores the queued batches of a session soon, including those that are not urgent: somebody waits for them.
+    fn flush(&self, session: &SessionId);
 
     /// Returns at most `limit` stored entries of a session after `after`, in order. Queued entries
     /// are not included.

@@ -17,12 +17,16 @@ use super::{data_directory, pages, query};
 /// The application id in the file: `CSHJ`.
 const APPLICATION_ID: i32 = 0x4353_484a;
 
-/// The version of the schema. In version 1 every row was one record, and forks had copies of records.
-const SCHEMA_VERSION: i32 = 2;
+/// The version of the schema. In version 1 every row was one record, and forks had copies of records. In version 2
+/// the records of a row had one time, and the table of sessions had a column `running`.
+const SCHEMA_VERSION: i32 = 3;
 
 /// The schema. Records are in a rowid table in the order of insertion, so a transaction writes few
-/// pages even for many sessions. A row has consecutive records of one time, one on each line of its body, and
-/// `seq` is the sequence number of the last one. The index finds it by session and sequence number.
+/// pages even for many sessions. A row has consecutive records (see `rows`), and `seq` is the sequence number of the
+/// last one. The index finds it by session and sequence number.
+///
+/// The sessions that run are in a table of their own, because each run adds its session and removes it: the table has
+/// few pages.
 ///
 /// A fork has no copies of the records that it shares: its first records, up to `prefix`, are those of `origin`.
 const SCHEMA: &str = "
@@ -30,14 +34,13 @@ const SCHEMA: &str = "
         number INTEGER PRIMARY KEY,
         id TEXT NOT NULL UNIQUE,
         agent TEXT NOT NULL,
-        running INTEGER NOT NULL,
         opened INTEGER NOT NULL,
         origin INTEGER,
         prefix INTEGER NOT NULL DEFAULT 0,
         metadata TEXT
     ) STRICT;
     CREATE INDEX forks ON sessions(origin, prefix) WHERE origin IS NOT NULL;
-    CREATE INDEX running_sessions ON sessions(id) WHERE running = 1;
+    CREATE TABLE running(session INTEGER PRIMARY KEY) STRICT;
     CREATE TABLE records(
         session INTEGER NOT NULL,
         seq INTEGER NOT NULL,
@@ -73,11 +76,19 @@ pub(super) fn has_document_tables(connection: &Connection) -> rusqlite::Result<b
     query::has_table(connection, "document_uses")
 }
 
-/// Converts the tables of version 1.
-const CONVERSION: &str = "
+/// Converts the tables of version 1 to those of version 2.
+const CONVERSION_FROM_1: &str = "
     ALTER TABLE sessions ADD COLUMN origin INTEGER;
     ALTER TABLE sessions ADD COLUMN prefix INTEGER NOT NULL DEFAULT 0;
     CREATE INDEX forks ON sessions(origin, prefix) WHERE origin IS NOT NULL;
+";
+
+/// Converts the tables of version 2.
+const CONVERSION_FROM_2: &str = "
+    CREATE TABLE running(session INTEGER PRIMARY KEY) STRICT;
+    INSERT INTO running SELECT number FROM sessions WHERE running = 1;
+    DROP INDEX running_sessions;
+    ALTER TABLE sessions DROP COLUMN running;
 ";
 
 /// Earlier programs added this column with the first session that had metadata.
@@ -128,13 +139,14 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     // The writer makes the checkpoints itself.
     connection.pragma_update(None, "wal_autocheckpoint", 0).map_err(open_error)?;
     keep_plans(&connection).map_err(open_error)?;
-    let tables = match kind {
-        DatabaseKind::Empty => Some(SCHEMA),
-        DatabaseKind::Version1 => Some(CONVERSION),
-        DatabaseKind::Current => None,
+    let changes: &[&str] = match kind {
+        DatabaseKind::Empty => &[SCHEMA],
+        DatabaseKind::Version1 => &[CONVERSION_FROM_1, CONVERSION_FROM_2],
+        DatabaseKind::Version2 => &[CONVERSION_FROM_2],
+        DatabaseKind::Current => &[],
     };
-    if let Some(tables) = tables {
-        create_tables(&mut connection, tables).map_err(open_error)?;
+    if !changes.is_empty() {
+        change_tables(&mut connection, changes).map_err(open_error)?;
     }
     if !has_metadata_column(&connection).map_err(open_error)? {
         connection.execute_batch(ADD_METADATA_COLUMN).map_err(open_error)?;
@@ -200,9 +212,12 @@ fn immutable(file: &Path) -> String {
     uri + "?immutable=1"
 }
 
-fn create_tables(connection: &mut Connection, tables: &str) -> rusqlite::Result<()> {
+/// Creates or converts the tables.
+fn change_tables(connection: &mut Connection, changes: &[&str]) -> rusqlite::Result<()> {
     let transaction = connection.transaction()?;
-    transaction.execute_batch(tables)?;
+    for statements in changes {
+        transaction.execute_batch(statements)?;
+    }
     transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
     transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     transaction.commit()
@@ -228,6 +243,8 @@ pub(super) enum DatabaseKind {
     Empty,
     /// Its tables have version 1 and must be converted.
     Version1,
+    /// Its tables have version 2 and must be converted.
+    Version2,
     Current,
 }
 
@@ -248,6 +265,7 @@ pub(super) fn check_kind(
         (0, 0) if tables == 0 => Ok(DatabaseKind::Empty),
         (APPLICATION_ID, SCHEMA_VERSION) => Ok(DatabaseKind::Current),
         (APPLICATION_ID, 1) => Ok(DatabaseKind::Version1),
+        (APPLICATION_ID, 2) => Ok(DatabaseKind::Version2),
         (APPLICATION_ID, later) if later > SCHEMA_VERSION => refused(format!(
             "it is of version {later}, and this program reads version {SCHEMA_VERSION}: use the \
              program that wrote it, or a later one"

@@ -6,7 +6,7 @@
 
 use rusqlite::{OptionalExtension as _, Transaction};
 
-use super::{database, query};
+use super::{database, query, rows};
 use crate::types::SessionId;
 
 /// A text that is greater than the ids of sessions that are being deleted, and less than all others.
@@ -37,8 +37,10 @@ pub(super) fn hide(
     let has_documents = database::has_document_tables(transaction)?;
     for session in sessions {
         let Some(row) = query::session_row(transaction, session)? else { continue };
-        let hide = "UPDATE sessions SET id = '!' || number, running = 0 WHERE number = ?1";
+        let hide = "UPDATE sessions SET id = '!' || number WHERE number = ?1";
         transaction.prepare_cached(hide)?.execute([row.number])?;
+        let stop = "DELETE FROM running WHERE session = ?1";
+        transaction.prepare_cached(stop)?.execute([row.number])?;
         if has_documents {
             let release = "DELETE FROM document_uses WHERE session = ?1";
             transaction.prepare_cached(release)?.execute([row.number])?;
@@ -93,7 +95,7 @@ fn cut_row(transaction: &Transaction<'_>, number: i64, shared: u64) -> rusqlite:
         })
         .optional()?;
     let Some((row, last, bodies)) = following else { return Ok(()) };
-    let first = query::first_of_row(last, &bodies);
+    let first = rows::first_of_row(last, &bodies);
     let bodies = bodies.split(|byte| *byte == b'\n');
     let kept: Vec<&[u8]> = (first..=shared).zip(bodies).map(|(_, body)| body).collect();
     if kept.is_empty() {

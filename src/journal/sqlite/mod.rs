@@ -16,6 +16,7 @@ mod queue;
 mod read_connections;
 mod reader;
 mod reserve;
+mod rows;
 mod writer;
 
 use std::fmt;
@@ -27,6 +28,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 pub use reader::JournalReader;
 
@@ -40,7 +42,7 @@ use crate::record::{Record, Seq};
 use crate::types::SessionId;
 
 use data_directory::OpenedDatabase;
-use queue::{Opening, QueuedBatch, StatusReporter, StoredRow, WriteQueue, WriterTask};
+use queue::{Opening, QueuedBatch, StatusReporter, WriteQueue, WriterTask};
 use read_connections::ReadConnections;
 use reserve::Reserve;
 pub(super) use writer::LogPosition;
@@ -246,8 +248,8 @@ impl Journal for SqliteJournal {
         AppendStatus::Queued
     }
 
-    fn flush(&self) {
-        self.queue.flush();
+    fn flush(&self, session: &SessionId) {
+        self.queue.flush(session);
     }
 
     fn read_some(
@@ -343,13 +345,14 @@ fn queued_batch(batch: Batch) -> Option<QueuedBatch> {
     Some(QueuedBatch {
         state: state_after(entries.iter().map(Arc::as_ref)),
         seqs: entries.first()?.seq.0..=entries.last()?.seq.0,
-        rows: stored_rows(entries.get(shared..)?),
+        rows: rows::encode(entries.get(shared..)?),
         // A fork uses the documents of the records that it shares.
         documents: entries.iter().filter_map(|entry| entry.document_key()).collect(),
         on_status: Arc::new(Mutex::new(on_status)),
         session,
         opening,
         urgent,
+        queued_at: Instant::now(),
         engine_state,
     })
 }
@@ -371,31 +374,6 @@ fn opening(entries: &[Arc<JournalEntry>]) -> Option<Opening> {
         None
     };
     Some(Opening { agent: agent.clone(), metadata, time: first.time, fork })
-}
-
-/// The length from which a row takes no more records, so that a few records can be read and deleted without
-/// many others.
-const ROW_BYTES: usize = 32 << 10;
-
-/// Combines consecutive entries of one time into rows.
-#[expect(clippy::expect_used, reason = "JSON is UTF-8")]
-fn stored_rows(entries: &[Arc<JournalEntry>]) -> Vec<StoredRow> {
-    let mut rows = Vec::new();
-    let mut entries = entries.iter().peekable();
-    while let Some(first) = entries.next() {
-        let (mut last, mut bodies) = (first, Vec::with_capacity(512));
-        first.write_body(&mut bodies);
-        while bodies.len() < ROW_BYTES
-            && let Some(entry) = entries.next_if(|entry| entry.time == first.time)
-        {
-            bodies.push(b'\n');
-            entry.write_body(&mut bodies);
-            last = entry;
-        }
-        let bodies = String::from_utf8(bodies).expect("JSON");
-        rows.push(StoredRow { last_seq: last.seq.0, time: first.time, bodies });
-    }
-    rows
 }
 
 crate::types::impl_with!(SqliteOptions);

@@ -6,7 +6,7 @@ use rusqlite::types::Value;
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, params_from_iter};
 
 use super::super::{JournalEntry, JournalError, SessionQuery, SessionSummary};
-use super::errors;
+use super::{errors, rows};
 use crate::record::Seq;
 use crate::types::{CHILD_DIGITS, CHILD_PREFIX, Metadata, SessionId, SessionState};
 
@@ -50,8 +50,9 @@ impl From<JournalError> for QueryError {
 /// [`super::deletion`].
 pub(super) const BEFORE_ALL_IDS: &str = ",";
 
-/// The columns of sessions after `metadata`, and those of their last record, which the index finds.
-const SESSION_COLUMNS: &str = "s.id, s.agent, s.running, s.opened, r.seq, r.time
+/// The columns of sessions, and those of their last record, which the index finds.
+const SESSION_COLUMNS: &str =
+    "s.metadata, s.id, s.agent, s.number IN running, s.opened, r.seq, r.time
     FROM sessions s JOIN records r ON r.session = s.number
         AND r.seq = (SELECT max(seq) FROM records WHERE session = s.number)";
 
@@ -150,22 +151,23 @@ impl EntryReader<'_> {
         let mut select = connection.prepare_cached(
             "SELECT seq, time, body FROM records WHERE session = ?1 AND seq > ?2 ORDER BY seq",
         )?;
-        let mut rows = select.query((number, self.last.min(i64::MAX as u64)))?;
+        let mut stored = select.query((number, self.last.min(i64::MAX as u64)))?;
         while self.last < last_wanted
             && self.entries.len() < self.limit
-            && let Some(row) = rows.next()?
+            && let Some(row) = stored.next()?
         {
             let (last_of_row, time): (u64, u64) = (row.get(0)?, row.get(1)?);
             let bodies = row.get_ref(2)?.as_str().map_err(rusqlite::Error::from)?;
-            let first = first_of_row(last_of_row, bodies.as_bytes());
+            let first = rows::first_of_row(last_of_row, bodies.as_bytes());
             if first > self.last + 1 {
                 let reason =
                     format!("record {} of session {} is missing", self.last + 1, self.session);
                 return Err(JournalError::Read(reason).into());
             }
             // A row may begin before the first wanted entry.
-            for (seq, body) in (first..=last_wanted).zip(bodies.split('\n')) {
+            for (seq, line) in (first..=last_wanted).zip(bodies.split('\n')) {
                 if seq > self.last && self.entries.len() < self.limit {
+                    let (time, body) = rows::parse_line(time, line);
                     let entry = JournalEntry::read(self.session, Seq(seq), time, body);
                     self.entries.push(entry.map_err(JournalError::from)?);
                     self.last = seq;
@@ -174,11 +176,6 @@ impl EntryReader<'_> {
         }
         Ok(())
     }
-}
-
-/// Returns the sequence number of the first record of a row.
-pub(super) fn first_of_row(last: u64, bodies: &[u8]) -> u64 {
-    last.saturating_sub(memchr::memchr_iter(b'\n', bodies).count() as u64)
 }
 
 pub(super) fn has_table(connection: &Connection, name: &str) -> rusqlite::Result<bool> {
@@ -213,8 +210,8 @@ pub(super) fn list(
     let mut query = "s.id > ?".to_owned();
     let mut values = vec![Value::Text(after.to_owned())];
     match listing.state {
-        Some(SessionState::Running) => query.push_str(" AND s.running = 1"),
-        Some(SessionState::Idle) => query.push_str(" AND s.running = 0"),
+        Some(SessionState::Running) => query.push_str(" AND s.number IN running"),
+        Some(SessionState::Idle) => query.push_str(" AND s.number NOT IN running"),
         // Only a host knows which sessions are awake. In a journal these are idle.
         Some(SessionState::Hibernated) => query.push_str(" AND 0"),
         None => {}
@@ -252,12 +249,7 @@ fn select_sessions<'c>(
     connection: &'c Connection,
     condition: &str,
 ) -> rusqlite::Result<CachedStatement<'c>> {
-    let prepare = |metadata| {
-        let select = format!("SELECT {metadata}, {SESSION_COLUMNS} WHERE {condition}");
-        connection.prepare_cached(&select)
-    };
-    // The database of an earlier program that no host has opened since may have no metadata.
-    prepare("s.metadata").or_else(|_| prepare("NULL"))
+    connection.prepare_cached(&format!("SELECT {SESSION_COLUMNS} WHERE {condition}"))
 }
 
 fn metadata(text: Option<String>) -> Metadata {

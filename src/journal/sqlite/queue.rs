@@ -1,10 +1,11 @@
 //! The queue of the writer thread, and the reports of the status of its batches.
 //!
-//! Group commit: a transaction takes the queued batches, up to 1,024 or 8 MiB. It waits 1 ms for more if the last one
-//! had 16 or more. A batch that is not urgent waits for an urgent one, at most 10 ms. A batch fails at once
-//! (`Overloaded`) if `queue_max` batches or more than 256 MiB are queued.
+//! Group commit: a transaction takes the batches of many sessions, up to 1,024 or 8 MiB. If the last one had 16 or
+//! more, it waits for more, 50 us for each of them and at most 5 ms. A batch that is not urgent waits for an urgent
+//! one of its session, at most 10 ms, because the batches of a session cost less in one transaction than in several.
+//! A batch fails at once (`Overloaded`) if `queue_max` batches or more than 256 MiB are queued.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ops::RangeInclusive;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -17,15 +18,18 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
 use super::super::{BatchCallback, BatchStatus, EngineLogState, JournalError};
+use super::rows::StoredRow;
 use crate::types::{SessionId, SessionState};
 
 /// Maximum delay of a batch that is not urgent.
 const DEFER_TIME_MAX: Duration = Duration::from_millis(10);
 
-/// A transaction waits this long for the batches of other sessions, if the last one had at least this number
-/// of batches: many sessions append, and a transaction costs about as much for one as for all of them.
-const GATHER_TIME: Duration = Duration::from_millis(1);
+/// A transaction waits for the batches of other sessions, if the last one had at least this number of batches: many
+/// sessions append, and a transaction costs about as much for one as for all of them. The more batches the last one
+/// had, the longer.
 const GATHER_FROM_BATCHES: usize = 16;
+const GATHER_TIME_PER_BATCH: Duration = Duration::from_micros(50);
+const GATHER_TIME_MAX: Duration = Duration::from_millis(5);
 
 /// Maximum size of a transaction, unless a single batch is larger.
 const GROUP_BATCHES_MAX: usize = 1_024;
@@ -47,6 +51,7 @@ pub(super) struct QueuedBatch {
     /// The keys of the documents that its records name.
     pub(super) documents: Vec<String>,
     pub(super) urgent: bool,
+    pub(super) queued_at: Instant,
     pub(super) engine_state: Arc<EngineLogState>,
     pub(super) on_status: SharedCallback,
 }
@@ -60,14 +65,6 @@ pub(super) struct Opening {
     pub(super) time: u64,
     /// The session whose first records it shares, and the number of these records. They are not in the rows.
     pub(super) fork: Option<(SessionId, u64)>,
-}
-
-/// Consecutive records of one time in stored form: their bodies, separated by line breaks.
-pub(super) struct StoredRow {
-    /// The sequence number of the last one.
-    pub(super) last_seq: u64,
-    pub(super) time: u64,
-    pub(super) bodies: String,
 }
 
 /// A task of the writer besides storing batches. Tasks keep their order among batches.
@@ -94,7 +91,7 @@ pub(super) type TaskReply = SyncSender<Result<bool, JournalError>>;
 pub(super) struct WriterWork {
     pub(super) queued: Vec<QueuedBatch>,
     pub(super) task: Option<(WriterTask, TaskReply)>,
-    /// True if all stored batches must become durable now.
+    /// True if somebody waits until batches are durable.
     pub(super) flush: bool,
     /// True if the queue is closed and empty.
     pub(super) ended: bool,
@@ -103,6 +100,15 @@ pub(super) struct WriterWork {
 enum QueueItem {
     Batch(QueuedBatch),
     Task(WriterTask, TaskReply),
+}
+
+impl QueueItem {
+    fn queued_at(&self) -> Option<Instant> {
+        match self {
+            Self::Batch(batch) => Some(batch.queued_at),
+            Self::Task(..) => None,
+        }
+    }
 }
 
 /// The queue of the writer thread, in order.
@@ -119,9 +125,12 @@ struct QueueState {
     bytes: usize,
     /// True if the writer must not wait for more batches.
     is_urgent: bool,
-    flush: bool,
+    /// The sessions whose batches somebody waits for.
+    flushed: Vec<SessionId>,
     /// The arrival of the first queued batch that is not urgent.
     deferred_since: Option<Instant>,
+    /// True if all queued batches belong in the next transaction: a task or a fork is queued after them.
+    takes_all: bool,
     /// Number of batches of the last transaction.
     last_group: usize,
     closed: bool,
@@ -148,11 +157,13 @@ impl WriteQueue {
         }
         state.batches += 1;
         state.bytes += batch.bytes();
+        // The shared records of a fork must be stored before it.
+        state.takes_all |= batch.is_fork();
         let wake = if batch.urgent {
             !std::mem::replace(&mut state.is_urgent, true)
         } else {
             let first = state.deferred_since.is_none();
-            state.deferred_since.get_or_insert_with(Instant::now);
+            state.deferred_since.get_or_insert(batch.queued_at);
             first
         };
         state.items.push_back(QueueItem::Batch(batch));
@@ -171,15 +182,16 @@ impl WriteQueue {
         }
         state.items.push_back(QueueItem::Task(task, done));
         state.is_urgent = true;
+        state.takes_all = true;
         drop(state);
         self.ready.notify_one();
         Ok(())
     }
 
-    /// Makes the writer store and sync all queued batches.
-    pub(super) fn flush(&self) {
+    /// Makes the writer store and sync the queued batches of a session.
+    pub(super) fn flush(&self, session: &SessionId) {
         let mut state = self.state.lock();
-        state.flush = true;
+        state.flushed.push(session.clone());
         if !std::mem::replace(&mut state.is_urgent, true) {
             drop(state);
             self.ready.notify_one();
@@ -231,45 +243,76 @@ impl WriteQueue {
         }
         if state.last_group >= GATHER_FROM_BATCHES && state.batches < GROUP_BATCHES_MAX {
             // A task or the close of the queue ends the wait early.
-            self.ready.wait_for(&mut state, GATHER_TIME);
+            let batches = u32::try_from(state.last_group).unwrap_or(u32::MAX);
+            let time = GATHER_TIME_PER_BATCH.saturating_mul(batches).min(GATHER_TIME_MAX);
+            self.ready.wait_for(&mut state, time);
         }
         state.drain()
     }
 }
 
 impl QueueState {
-    /// Removes the batches of the next transaction, and the task after them if there is one.
+    /// Removes the batches of the next transaction, and the task after them if there is one. Leaves those that
+    /// can wait for an urgent batch of their session.
     fn drain(&mut self) -> WriterWork {
+        let ready = self.ready_sessions();
+        let is_ready =
+            |batch: &QueuedBatch| ready.as_ref().is_none_or(|ready| ready.contains(&batch.session));
         let mut work = WriterWork::default();
-        let mut bytes = 0;
-        while let Some(item) = self.items.pop_front() {
+        let (mut bytes, mut is_cut) = (0, false);
+        let mut items = std::mem::take(&mut self.items).into_iter();
+        for item in items.by_ref() {
             match item {
-                QueueItem::Batch(batch) => {
+                QueueItem::Batch(batch) if is_ready(&batch) => {
                     let fits = work.queued.len() < GROUP_BATCHES_MAX
                         && (work.queued.is_empty() || bytes + batch.bytes() <= GROUP_BYTES_MAX);
                     if !fits {
-                        self.items.push_front(QueueItem::Batch(batch));
+                        self.items.push_back(QueueItem::Batch(batch));
+                        is_cut = true;
                         break;
                     }
                     bytes += batch.bytes();
                     work.queued.push(batch);
                 }
+                QueueItem::Batch(batch) => self.items.push_back(QueueItem::Batch(batch)),
                 QueueItem::Task(task, done) => {
                     work.task = Some((task, done));
+                    is_cut = true;
                     break;
                 }
             }
         }
+        self.items.extend(items);
+        // The rest may have urgent batches.
+        self.is_urgent = is_cut && !self.items.is_empty();
+        self.takes_all &= self.is_urgent;
+        self.deferred_since = self.items.iter().find_map(QueueItem::queued_at);
         self.last_group = work.queued.len();
         self.batches -= work.queued.len();
         self.bytes -= bytes;
-        self.is_urgent = !self.items.is_empty();
         if !self.is_urgent {
-            self.deferred_since = None;
-            work.flush = std::mem::take(&mut self.flush);
+            work.flush = !self.flushed.is_empty();
+            self.flushed.clear();
             work.ended = self.closed;
         }
         work
+    }
+
+    /// Returns the sessions whose batches belong in the next transaction: those with an urgent batch, and those with
+    /// a batch that has waited long. `None`: all.
+    fn ready_sessions(&self) -> Option<HashSet<SessionId>> {
+        if self.takes_all || self.closed {
+            return None;
+        }
+        let now = Instant::now();
+        let is_ready =
+            |batch: &&QueuedBatch| batch.urgent || now - batch.queued_at >= DEFER_TIME_MAX;
+        let batches = self.items.iter().filter_map(|item| match item {
+            QueueItem::Batch(batch) => Some(batch),
+            QueueItem::Task(..) => None,
+        });
+        let ready = batches.filter(is_ready).map(|batch| &batch.session);
+        Some(ready.chain(&self.flushed).cloned().collect())
     }
 }
 
@@ -283,6 +326,10 @@ impl QueuedBatch {
     /// Returns the report of the batch's last status.
     pub(super) fn reached(self, status: BatchStatus) -> StatusReport {
         StatusReport { on_status: self.on_status, status, rows: self.rows }
+    }
+
+    fn is_fork(&self) -> bool {
+        self.opening.as_ref().is_some_and(|opening| opening.fork.is_some())
     }
 
     /// Returns the number of bytes of its rows.

@@ -54,7 +54,7 @@ impl JournalReader {
                 "it is empty, without tables: if a host has stored sessions here, restore it from a \
                  backup; otherwise start the host once",
             ),
-            DatabaseKind::Version1 => {
+            DatabaseKind::Version1 | DatabaseKind::Version2 => {
                 Some("an older callsheet has written it: start the host once, which converts it")
             }
         };

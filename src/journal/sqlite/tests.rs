@@ -2,6 +2,7 @@ use super::super::{GroupCommit, SessionLog, Urgency};
 use super::*;
 use crate::types::SessionState;
 use std::sync::atomic::AtomicU32;
+use std::time::Duration;
 
 /// A temporary directory, deleted at the end.
 struct TestDir(PathBuf);
@@ -102,14 +103,6 @@ async fn lists_have_the_metadata_of_sessions_and_forks() {
         parent: None,
         client_tools: None,
     };
-    // Earlier programs added the column for metadata when the first session had some.
-    drop(open(&dir, Durability::Strict));
-    let database = rusqlite::Connection::open(data_directory::database_path(&dir.0)).unwrap();
-    database.execute_batch("ALTER TABLE sessions DROP COLUMN metadata").unwrap();
-    drop(database);
-    assert!(
-        JournalReader::open(&dir.0).unwrap().list(&SessionQuery::default()).unwrap().is_empty()
-    );
     let journal = open(&dir, Durability::Strict);
     for (session, record) in [("s1", opened("writer")), ("s2", with), ("s3", opened("writer"))] {
         let stored = log(&journal, session, 0);
@@ -584,9 +577,10 @@ async fn a_damaged_session_is_removed_and_leaves_what_a_fork_shares() {
     store_fork(&journal, "origin", 5, "fork").await.unwrap();
     drop(journal);
     let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
-    // In the row that has the last shared record, behind it.
+    // The end of the row that has the first record behind the shared ones.
     let damage = "UPDATE records SET body = CAST(body || x'ff' AS TEXT)
-                  WHERE session = (SELECT number FROM sessions WHERE id = 'origin') AND seq = 6";
+                  WHERE session = (SELECT number FROM sessions WHERE id = 'origin')
+                  AND seq = (SELECT min(seq) FROM records WHERE session = 1 AND seq >= 6)";
     assert_eq!(connection.execute(damage, ()), Ok(1));
     drop(connection);
     let journal = open(&dir, Durability::Strict);
@@ -630,36 +624,158 @@ async fn documents_stay_for_forks_and_those_of_earlier_programs_for_ever() {
     assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
 }
 
+/// The table of sessions of versions 1 and 2. Their programs added a column for metadata with the first session that
+/// had some.
+const SESSIONS_OF_VERSION_1: &str = "
+    DROP TABLE sessions; DROP TABLE running;
+    CREATE TABLE sessions(
+        number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, agent TEXT NOT NULL,
+        running INTEGER NOT NULL, opened INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX running_sessions ON sessions(id) WHERE running = 1;
+    INSERT INTO sessions VALUES (1, 'old', 'default', 0, 5), (2, 'open', 'default', 1, 5);
+    PRAGMA user_version = 1;";
+const CHANGES_OF_VERSION_2: &str = "
+    ALTER TABLE sessions ADD COLUMN origin INTEGER;
+    ALTER TABLE sessions ADD COLUMN prefix INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX forks ON sessions(origin, prefix) WHERE origin IS NOT NULL;
+    PRAGMA user_version = 2;";
+
 #[tokio::test]
-async fn a_database_of_version_1_is_converted() {
-    let dir = TestDir::new();
-    drop(open(&dir, Durability::Strict));
-    let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
-    connection
-        .execute_batch(
-            "DROP INDEX forks; ALTER TABLE sessions DROP COLUMN origin;
-             ALTER TABLE sessions DROP COLUMN prefix;
-             ALTER TABLE sessions DROP COLUMN metadata; PRAGMA user_version = 1;
-             INSERT INTO sessions VALUES (1, 'old', 'default', 0, 5);",
-        )
-        .unwrap();
-    for seq in 1..=2 {
-        let entry =
-            JournalEntry { seq: Seq(seq), time: 5, displayed_bytes: 0, record: opened("x") };
-        let insert = "INSERT INTO records VALUES (1, ?1, 5, ?2)";
-        connection.execute(insert, (seq, entry.body())).unwrap();
+async fn a_database_of_an_earlier_version_is_converted() {
+    for changes in ["", CHANGES_OF_VERSION_2] {
+        let dir = TestDir::new();
+        drop(open(&dir, Durability::Strict));
+        let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+        connection.execute_batch(SESSIONS_OF_VERSION_1).unwrap();
+        connection.execute_batch(changes).unwrap();
+        for (session, seq) in [(1, 1), (1, 2), (2, 1)] {
+            let entry =
+                JournalEntry { seq: Seq(seq), time: 5, displayed_bytes: 0, record: opened("x") };
+            let insert = "INSERT INTO records VALUES (?1, ?2, 5, ?3)";
+            connection.execute(insert, (session, seq, entry.body())).unwrap();
+        }
+        drop(connection);
+        let error = JournalReader::open(&dir.0).unwrap_err().to_string();
+        assert!(error.contains("start the host once"), "{error}");
+        let journal = open(&dir, Durability::Strict);
+        let sessions = journal.list(&SessionQuery::default()).unwrap();
+        let states: Vec<_> =
+            sessions.iter().map(|found| (found.id.as_str(), found.state)).collect();
+        assert_eq!(states, [("old", SessionState::Idle), ("open", SessionState::Running)]);
+        let session = log(&journal, "old", 2);
+        session.append(vec![opened("y"), opened("z")], Urgency::Urgent, || ());
+        session.wait_durable(Seq(4)).await.unwrap();
+        assert_eq!(texts(&journal, "old"), ["x", "x", "y", "z"]);
+        store_fork(&journal, "old", 3, "new").await.unwrap();
+        assert_eq!(texts(&journal, "new"), ["x", "x", "y", "fork of old at 3", "new-own"]);
+        assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
     }
-    drop(connection);
-    let error = JournalReader::open(&dir.0).unwrap_err().to_string();
-    assert!(error.contains("start the host once"), "{error}");
+}
+
+/// Appends of one session that one transaction stores are one row, and each record keeps its time.
+#[tokio::test]
+async fn batches_of_a_session_are_stored_as_one_row() {
+    let dir = TestDir::new();
     let journal = open(&dir, Durability::Strict);
-    let session = log(&journal, "old", 2);
-    session.append(vec![opened("y"), opened("z")], Urgency::Urgent, || ());
-    session.wait_durable(Seq(4)).await.unwrap();
-    assert_eq!(texts(&journal, "old"), ["x", "x", "y", "z"]);
-    store_fork(&journal, "old", 3, "new").await.unwrap();
-    assert_eq!(texts(&journal, "new"), ["x", "x", "y", "fork of old at 3", "new-own"]);
-    assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
+    let (session, other) = (log(&journal, "s1", 0), log(&journal, "s2", 0));
+    let first = || vec![opened("writer")];
+    let next = || vec![Record::SessionClosed, Record::SessionClosed];
+    session.append_at(1_000, first(), Urgency::Deferrable, || ());
+    session.append_at(1_000, next(), Urgency::Deferrable, || ());
+    session.append_at(1_007, next(), Urgency::Deferrable, || ());
+    // The clock was set back.
+    session.append_at(900, next(), Urgency::Deferrable, || ());
+    session.append_at(950, next(), Urgency::Urgent, || ());
+    other.append_at(2_000, first(), Urgency::Urgent, || ());
+    session.wait_durable(Seq(9)).await.unwrap();
+    other.wait_durable(Seq(1)).await.unwrap();
+    let times = |after| -> Vec<_> {
+        let entries = journal.read(&id("s1"), Seq(after)).unwrap();
+        entries.iter().map(|entry| (entry.seq.0, entry.time)).collect()
+    };
+    let expected: Vec<(u64, u64)> =
+        (1..).zip([1_000, 1_000, 1_000, 1_007, 1_007, 900, 900, 950, 950]).collect();
+    assert_eq!(times(0), expected);
+    assert_eq!(times(4), expected[4..]);
+    let found = journal.find(&id("s1")).unwrap().unwrap();
+    assert_eq!((found.seq, found.touched), (Seq(9), 950));
+    let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+    let rows = "SELECT count(*) FROM records WHERE session = 1";
+    let rows: i64 = connection.query_row(rows, [], |row| row.get(0)).unwrap();
+    // Two, unless this thread is delayed between the appends.
+    assert!(rows < 5, "{rows}");
+    // A fork of a part of a row.
+    store_fork(&journal, "s1", 2, "fork").await.unwrap();
+    let fork = journal.read(&id("fork"), Seq(0)).unwrap();
+    assert_eq!(fork[..2], journal.read(&id("s1"), Seq(0)).unwrap()[..2]);
+    journal.remove(&[id("s1")]).unwrap();
+    assert_eq!(journal.read(&id("fork"), Seq(0)).unwrap(), fork);
+}
+
+/// A fork in the same transaction as the records that it shares.
+#[tokio::test]
+async fn a_fork_follows_records_that_wait() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    let origin = log(&journal, "origin", 0);
+    origin.append(vec![opened("x"), opened("y")], Urgency::Deferrable, || ());
+    origin.append(vec![opened("z")], Urgency::Deferrable, || ());
+    let mut entries = Vec::new();
+    for (seq, record) in (1..).zip([
+        opened("x"),
+        opened("y"),
+        opened("z"),
+        Record::SessionForked { from: id("origin"), at: Seq(3) },
+    ]) {
+        entries.push(JournalEntry { seq: Seq(seq), time: 0, displayed_bytes: 0, record });
+    }
+    let fork = log(&journal, "fork", 0);
+    fork.import(entries);
+    fork.wait_durable(Seq(4)).await.unwrap();
+    assert_eq!(texts(&journal, "fork"), ["x", "y", "z", "fork of origin at 3"]);
+    assert_eq!(origin.durable_seq(), Seq(3));
+}
+
+/// A batch that is not urgent waits for its own session, not for others.
+#[test]
+fn a_batch_waits_for_an_urgent_one_of_its_session() {
+    let queue = WriteQueue::new(100);
+    let batch = |session: &str, urgent| QueuedBatch {
+        session: id(session),
+        opening: None,
+        state: None,
+        seqs: 1..=1,
+        rows: Vec::new(),
+        documents: Vec::new(),
+        urgent,
+        // So that a delay of this thread does not matter.
+        queued_at: Instant::now() + Duration::from_millis(200),
+        engine_state: Arc::default(),
+        on_status: Arc::new(Mutex::new(Box::new(|_| ()))),
+    };
+    let sessions = |work: &queue::WriterWork| -> Vec<String> {
+        work.queued.iter().map(|batch| batch.session.to_string()).collect()
+    };
+    for (session, urgent) in [("a", false), ("b", false), ("a", true), ("c", true), ("a", false)] {
+        queue.push(batch(session, urgent));
+    }
+    assert_eq!(sessions(&queue.next_work(None)), ["a", "a", "c", "a"]);
+    assert_eq!(sessions(&queue.next_work(None)), ["b"]);
+    queue.push(batch("d", false));
+    queue.push(batch("e", false));
+    queue.flush(&id("e"));
+    let work = queue.next_work(None);
+    assert!(work.flush && sessions(&work) == ["e"]);
+    // A task comes after all that was queued before it.
+    let (done, _answer) = sync_channel(1);
+    queue.push_task(WriterTask::EmptyWal, done).unwrap();
+    queue.push(batch("f", true));
+    let work = queue.next_work(None);
+    assert!(work.task.is_some() && sessions(&work) == ["d"]);
+    assert_eq!(sessions(&queue.next_work(None)), ["f"]);
+    queue.close();
+    assert!(queue.next_work(None).ended);
 }
 
 #[test]

@@ -155,7 +155,7 @@ impl Journal for Engine {
         (self.append)(&self.inner, batch)
     }
 
-    fn flush(&self) {}
+    fn flush(&self, _: &SessionId) {}
 
     fn read_some(
         &self,

@@ -3,16 +3,14 @@
 
 mod tasks;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rusqlite::{
-    CachedStatement, Connection, OptionalExtension as _, Transaction, TransactionBehavior,
-};
+use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior};
 use tokio::time::Instant;
 
 use super::super::{BatchStatus, GroupCommit, JournalError, JournalObserver};
@@ -25,6 +23,7 @@ use super::query;
 use super::queue::{Opening, QueuedBatch, StatusReport, StatusReporter, WriteQueue, WriterTask};
 use super::read_connections::ReadConnections;
 use super::reserve::Reserve;
+use super::rows::{self, StoredRow};
 use crate::config::Durability;
 use crate::types::{SessionId, SessionState};
 
@@ -393,21 +392,15 @@ impl WriteConnection {
         let transaction = immediate(&mut self.connection)?;
         let mut records = 0;
         let mut outcomes = Vec::with_capacity(batches.len());
-        // The last records of the sessions in this transaction, by number.
-        let mut last_seqs = HashMap::new();
-        let mut insert_row = transaction.prepare_cached(
-            "INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)",
-        )?;
+        let mut stored = BTreeMap::new();
         for batch in batches {
-            let state = &mut self.state;
-            let outcome = insert_batch(&transaction, &mut insert_row, state, &last_seqs, batch)?;
-            if let BatchOutcome::Stored { position, .. } = &outcome {
-                last_seqs.insert(position.number, position.last);
+            let outcome = insert_batch(&transaction, &mut self.state, &mut stored, batch)?;
+            if let BatchOutcome::Stored { .. } = &outcome {
                 records += batch.records();
             }
             outcomes.push(outcome);
         }
-        drop(insert_row);
+        insert_rows(&transaction, &stored)?;
         self.kill.before_commit(records);
         transaction.commit()?;
         self.kill.after_commit(records);
@@ -419,14 +412,46 @@ fn immediate(connection: &mut Connection) -> rusqlite::Result<Transaction<'_>> {
     connection.transaction_with_behavior(TransactionBehavior::Immediate)
 }
 
-/// Stores the session and the records of a batch. `insert_row` inserts a row of records. `last_seqs` has the last
-/// records of the sessions that are in the transaction already.
-fn insert_batch(
+/// The records of a session in a transaction.
+#[derive(Default)]
+struct SessionRows<'a> {
+    /// The sequence number of the last one.
+    last: u64,
+    rows: Vec<&'a StoredRow>,
+    /// The session's state after them, if they change it.
+    state: Option<SessionState>,
+}
+
+/// Inserts the rows of a transaction, and stores the states of the sessions. The rows of one session are combined,
+/// because each row costs an entry of the index.
+fn insert_rows(
     transaction: &Transaction<'_>,
-    insert_row: &mut CachedStatement<'_>,
+    stored: &BTreeMap<i64, SessionRows<'_>>,
+) -> rusqlite::Result<()> {
+    let mut insert_row = transaction
+        .prepare_cached("INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)")?;
+    for (number, SessionRows { rows, state, .. }) in stored {
+        for row in rows::combine(rows) {
+            insert_row.execute((number, row.last_seq, row.time, &row.bodies))?;
+        }
+        let Some(state) = state else { continue };
+        let change = if *state == SessionState::Running {
+            "INSERT OR IGNORE INTO running(session) VALUES (?1)"
+        } else {
+            "DELETE FROM running WHERE session = ?1"
+        };
+        transaction.prepare_cached(change)?.execute([number])?;
+    }
+    Ok(())
+}
+
+/// Stores the session of a batch, and adds its rows to `stored`, the rows of this transaction by the number of their
+/// session.
+fn insert_batch<'a>(
+    transaction: &Transaction<'_>,
     state: &mut WriteState,
-    last_seqs: &HashMap<i64, u64>,
-    batch: &QueuedBatch,
+    stored: &mut BTreeMap<i64, SessionRows<'a>>,
+    batch: &'a QueuedBatch,
 ) -> rusqlite::Result<BatchOutcome> {
     let (id, first) = (&batch.session, *batch.seqs.start());
     let refused = |reason: String| Ok(BatchOutcome::Refused(JournalError::Write(reason)));
@@ -434,19 +459,19 @@ fn insert_batch(
         return refused(format!("a record of session {id} before {first} was not stored"));
     }
     let position = *batch.engine_state.position.lock();
-    let stored = match position {
+    let known = match position {
         Some(position) => Some(position.number),
         None => query::session_row(transaction, id)?.map(|row| row.number),
     };
     // The batch must continue the stored records, or open a session that is not stored.
-    let number = match (stored, &batch.opening) {
+    let number = match (known, &batch.opening) {
         (Some(number), _) if state.hidden.contains(&number) => {
             return refused(format!("session {id} has been removed"));
         }
         (Some(number), _) => {
             let position = position.filter(|position| position.epoch == state.epoch);
-            let last = match (last_seqs.get(&number), position) {
-                (Some(last), _) => Some(*last),
+            let last = match (stored.get(&number), position) {
+                (Some(session), _) => Some(session.last),
                 (None, Some(position)) => Some(position.last),
                 (None, None) => last_seq(transaction, number)?,
             };
@@ -461,16 +486,17 @@ fn insert_batch(
             number
         }
         (None, Some(opening)) if first == 1 => {
-            match open_session(transaction, state, batch, opening)? {
+            match open_session(transaction, state, stored, batch, opening)? {
                 Ok(number) => number,
                 Err(error) => return Ok(BatchOutcome::Refused(error)),
             }
         }
         (None, Some(_) | None) => return refused(format!("there is no session {id}")),
     };
-    for row in &batch.rows {
-        insert_row.execute((number, row.last_seq, row.time, &row.bodies))?;
-    }
+    let session = stored.entry(number).or_default();
+    session.last = *batch.seqs.end();
+    session.rows.extend(&batch.rows);
+    session.state = batch.state.or(session.state);
     if !batch.documents.is_empty() {
         database::create_document_tables(transaction)?;
         let insert_use = "INSERT OR IGNORE INTO document_uses(session, key) VALUES (?1, ?2)";
@@ -479,14 +505,8 @@ fn insert_batch(
             insert_use.execute((number, key))?;
         }
     }
-    let new = stored.is_none();
-    if let (false, Some(state)) = (new, batch.state) {
-        transaction
-            .prepare_cached("UPDATE sessions SET running = ?2 WHERE number = ?1 AND running <> ?2")?
-            .execute((number, state == SessionState::Running))?;
-    }
     let position = LogPosition { number, last: *batch.seqs.end(), epoch: state.epoch };
-    Ok(BatchOutcome::Stored { position, new })
+    Ok(BatchOutcome::Stored { position, new: known.is_none() })
 }
 
 /// Inserts the row of a new session, and returns its number. Returns an error if it is the fork of a session that
@@ -494,28 +514,26 @@ fn insert_batch(
 fn open_session(
     transaction: &Transaction<'_>,
     state: &mut WriteState,
+    stored: &BTreeMap<i64, SessionRows<'_>>,
     batch: &QueuedBatch,
     opening: &Opening,
 ) -> rusqlite::Result<Result<i64, JournalError>> {
     let origin = match &opening.fork {
         None => None,
-        Some((from, prefix)) => match origin(transaction, from, *prefix)? {
+        Some((from, prefix)) => match origin(transaction, stored, from, *prefix)? {
             None => return Ok(Err(JournalError::OriginRemoved(from.clone()))),
             origin => origin,
         },
     };
     let number = state.next_number;
     state.next_number += 1;
-    let insert =
-        "INSERT INTO sessions(number, id, agent, running, opened, origin, prefix, metadata)
-                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
-    let running = batch.state == Some(SessionState::Running);
+    let insert = "INSERT INTO sessions(number, id, agent, opened, origin, prefix, metadata)
+                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
     let (origin, prefix) = origin.unzip();
     transaction.prepare_cached(insert)?.execute((
         number,
         batch.session.as_str(),
         &opening.agent,
-        running,
         opening.time,
         origin,
         prefix.unwrap_or(0),
@@ -536,6 +554,7 @@ fn last_seq(transaction: &Transaction<'_>, number: i64) -> rusqlite::Result<Opti
 /// Returns `None` if there is no such record.
 fn origin(
     transaction: &Transaction<'_>,
+    stored: &BTreeMap<i64, SessionRows<'_>>,
     from: &SessionId,
     prefix: u64,
 ) -> rusqlite::Result<Option<(i64, u64)>> {
@@ -547,6 +566,9 @@ fn origin(
         let Some(next) = query::numbered_session_row(transaction, origin)? else { return Ok(None) };
         row = next;
     }
-    let last = last_seq(transaction, row.number)?;
+    let last = match stored.get(&row.number) {
+        Some(session) => Some(session.last),
+        None => last_seq(transaction, row.number)?,
+    };
     Ok(last.filter(|last| prefix <= *last).map(|_| (row.number, prefix)))
 }
