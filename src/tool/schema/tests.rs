@@ -367,13 +367,15 @@ fn a_match_costs_the_text_times_the_expression() {
     assert!(matched("^(?!b)[a-z]{1,63}(?<!b)$", 63) < 2_000);
     assert!(matched(r"^(?=.*a)(?!.*\d).{8,}$", 100_000) < 500_000);
     assert!(matched("a.{2000}b", 10_000) > 100 * matched("a.{2}b", 10_000));
+    // The library may build a state for each byte, which takes as long as several steps of other work.
+    assert!(matched("[ab]*a[ab]{13}c", 10_000) > 7 * matched("[ab]*a[ab]{5}c", 10_000));
     // Optional characters have more states.
     assert!(matched("a.{9,2000}b", 10_000) > matched("a.{2000}b", 10_000) * 3 / 2);
     // Each read by the backtracking engine is paid for, and a match ends when no steps are left.
     let nested = "^(?:(?=[ab]*a[ab]{13}c|)[ab])*$";
     assert!(matched(nested, 400) > 3 * matched(nested, 200));
     for (pattern, length) in [
-        ("a.{2000}b", 1_000_000),
+        ("a.{2000}b", 30_000),
         (nested, 100_000),
         (r"^(?:(?=.*b)|a)*$", 1_000_000),
         (r"(a+a+)+(?=y)\1", 1_000),
@@ -410,7 +412,7 @@ fn ordinary_values_are_not_too_expensive() {
     for (pattern, value) in [
         (
             r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
-            json!(["A".repeat(16 << 20)]),
+            json!(["A".repeat(1 << 20)]),
         ),
         (r"^(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.[A-Za-z0-9-]{1,63})*$", json!(hosts)),
         (

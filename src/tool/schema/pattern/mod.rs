@@ -127,15 +127,17 @@ impl Pattern {
                 return Ok(false);
             }
         }
-        steps.spend(10 + self.size.search_steps(text.len()))?;
+        steps.spend(10)?;
         // A few expressions make the regex library panic: https://github.com/rust-lang/regex/issues/1344
         match &self.engine {
             PatternEngine::Linear(regex) => {
+                steps.spend(self.size.search_steps(text.len()))?;
                 let matched = panic::catch_unwind(AssertUnwindSafe(|| regex.is_match(text)));
                 matched.map_err(|_| TooExpensive)
             }
             PatternEngine::Backtracking(regex) => {
                 let price = self.size.read_steps(text.len());
+                steps.spend(price)?;
                 let text = MeteredText { text, price, steps_left: Cell::new(steps.left()) };
                 let matched = panic::catch_unwind(AssertUnwindSafe(|| regex.is_match(&text)));
                 steps.spend(steps.left() - text.steps_left.get())?;

@@ -3,8 +3,13 @@
 use std::ops::RangeInclusive;
 use std::str::Chars;
 
-/// Number of bytes of a text that a search compares with a unit of weight in the time of a step.
+/// Number of bytes of a text that a search compares with a unit of weight in the time of a step, if the library keeps
+/// the states that it builds, and if it may have to build one for each byte.
 const BYTES_PER_STEP: usize = 64;
+const BYTES_PER_STEP_WITHOUT_KEPT: usize = 8;
+
+/// The weight up to which the library keeps all states. `[ab]*a[ab]{8}` has about two to the power of its weight.
+const KEPT_WEIGHT_MAX: usize = 12;
 
 /// Number of bytes of a text from which on each search by the backtracking engine takes its full price. In a shorter
 /// text it finds states that the searches before it have built.
@@ -38,21 +43,29 @@ pub(super) struct PatternSize {
 }
 
 impl PatternSize {
-    /// Returns the steps of a search in a text.
+    /// Returns the steps of a search in a text by the library `regex`.
     pub(super) fn search_steps(self, bytes: usize) -> usize {
+        let is_kept = self.weight <= KEPT_WEIGHT_MAX;
+        let per_step = if is_kept { BYTES_PER_STEP } else { BYTES_PER_STEP_WITHOUT_KEPT };
+        self.compared(bytes) / per_step
+    }
+
+    /// Returns how many bytes a search in a text compares with a unit of weight.
+    fn compared(self, bytes: usize) -> usize {
         let states = if self.has_ranges { self.weight.saturating_mul(2) } else { self.weight };
-        bytes.saturating_mul(states.max(LEAST_STATES)) / BYTES_PER_STEP
+        bytes.saturating_mul(states.max(LEAST_STATES))
     }
 
     /// Returns the steps of a read of a text by the backtracking engine. Any read can begin a search for a part of
-    /// the expression that has no look-around and no references.
+    /// the expression that has no look-around and no references. The searches after the first find states that it
+    /// has built.
     pub(super) fn read_steps(self, bytes: usize) -> usize {
         let searched = if self.has_long_searches { bytes } else { bytes.min(4 * self.weight) };
         let searched = searched.saturating_mul(searched.min(LONG_BYTES)) / LONG_BYTES;
         let stack = bytes.saturating_mul(self.weight + 8) / STACK_BYTES_PER_STEP;
         // Each save looks at the others.
         let executed = self.weight / WEIGHT_PER_STEP + self.saves * self.saves / 256;
-        1 + self.search_steps(searched) + stack + executed
+        1 + self.compared(searched) / BYTES_PER_STEP + stack + executed
     }
 }
 
