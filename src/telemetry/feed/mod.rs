@@ -144,22 +144,22 @@ impl Feed {
         self.count_lagged(lagged);
     }
 
-    /// Records a text delta for later subscribers without allocating an event. Does nothing and
-    /// returns false if the event is not a text delta, if there is a subscriber, if the event
-    /// has to wait for a record, or if the journal has failed.
+    /// Records a text delta for later subscribers without allocating an event. Text that has to wait for a record
+    /// is added to the text before it that waits. Does nothing and returns false if the event is not a text delta, if
+    /// there is a subscriber, if it has to wait behind another event, or if the journal has failed.
     pub fn append_text_without_subscribers(&self, event: &Event) -> bool {
         let Some((is_thinking, text)) = event.text() else { return false };
         let mut state = self.state.lock();
-        if state.failed.is_some()
-            || self.ring.has_subscribers()
-            || !state.waiting.is_empty()
-            || state.published.seq > state.durable
-        {
+        if state.failed.is_some() || self.ring.has_subscribers() {
             return false;
         }
-        state.published = state.published.after(event);
-        let position = state.published;
-        state.catch_up.append_text(position, is_thinking, text);
+        let position = state.published.after(event);
+        if state.waiting.is_empty() && position.seq <= state.durable {
+            state.catch_up.append_text(position, is_thinking, text);
+        } else if !state.append_to_waiting_text(position, is_thinking, text) {
+            return false;
+        }
+        state.published = position;
         true
     }
 
@@ -278,6 +278,23 @@ impl FeedState {
     fn deliver(&mut self, published: PublishedEvent, ring: &Arc<EventRing>) -> usize {
         let event = self.catch_up.apply(published, ring.has_subscribers());
         event.map_or(0, |event| ring.publish(&event))
+    }
+
+    /// Appends text to the last waiting event, if that is text of the same kind. `position` is the position after the
+    /// text. Returns whether it did.
+    fn append_to_waiting_text(&mut self, position: EventId, is_thinking: bool, text: &str) -> bool {
+        let Some((_, last)) = self.waiting.back_mut() else { return false };
+        if last.event.text().is_none_or(|(is_last_thinking, _)| is_last_thinking != is_thinking) {
+            return false;
+        }
+        let (Event::TextReceived { text: waiting } | Event::ThinkingReceived { text: waiting }) =
+            &mut last.event
+        else {
+            return false;
+        };
+        waiting.push_str(text);
+        last.id = Some(position);
+        true
     }
 
     fn position(&self) -> FeedPosition {

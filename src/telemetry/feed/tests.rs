@@ -287,6 +287,34 @@ fn text_without_subscribers_is_kept_for_later_ones() {
 }
 
 #[test]
+fn text_that_waits_for_a_record_is_one_event() {
+    let feed = feed();
+    feed.mark_durable(Seq(2));
+    publish_recorded(&feed, Event::TurnStarted, 3, 0);
+    let append = |event: &Event| feed.append_text_without_subscribers(event);
+    // It waits behind the start of the turn.
+    assert!(!append(&text("a")));
+    publish(&feed, text("a"));
+    assert!(append(&text("b")));
+    assert!(!append(&Event::ThinkingReceived { text: "hm".into() }));
+    publish(&feed, limit());
+    publish(&feed, text("c"));
+    assert!(append(&text("d")));
+    assert_eq!(feed.position().delivered.to_string(), "0.0");
+    let mut subscriber = feed.subscribe(9);
+    assert!(!append(&text("e")));
+    publish(&feed, text("e"));
+    feed.mark_durable(Seq(3));
+    assert_eq!(
+        ready(&mut subscriber),
+        ["3.0 TurnStarted", "3.2 ab", "3.2 LimitReached", "3.4 cd", "3.5 e"]
+    );
+    drop(subscriber);
+    assert!(append(&text("f")));
+    assert_eq!(feed.position().delivered.to_string(), "3.6");
+}
+
+#[test]
 fn text_is_kept_until_the_record_of_its_response() {
     let feed = feed();
     feed.mark_durable(Seq(9));
