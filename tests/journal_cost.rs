@@ -27,8 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Counts the sessions that wait for the disk.
 const SESSIONS: usize = 64;
 
-/// A SQLite journal that holds back lazy batches until an urgent one arrives. The engine may do so
-/// for a few milliseconds; without a clock the counts are exact.
+/// A SQLite journal that holds back batches that are not urgent until an urgent one of their session, or a flush,
+/// arrives. The engine may do so for a few milliseconds; without a clock the counts are exact.
 #[derive(Debug)]
 struct Counted {
     sqlite: SqliteJournal,

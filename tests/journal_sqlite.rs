@@ -587,7 +587,7 @@ fn many_batches_share_one_transaction() {
 }
 
 #[test]
-fn lazy_batches_are_stored_with_the_next_urgent_one_or_after_a_delay() {
+fn batches_that_are_not_urgent_are_stored_after_a_delay_with_a_flush_or_at_the_close() {
     let dir = TestDir::new();
     let journal = open(&dir);
     let raw = Raw::new("a");

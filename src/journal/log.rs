@@ -74,7 +74,7 @@ impl From<Record> for PendingRecord {
 pub enum Urgency {
     /// The batch is stored as soon as possible.
     Urgent,
-    /// The batch may be stored with the next urgent one, or after a short delay.
+    /// The batch may be stored with the next urgent one of its session, or after a short delay.
     Deferrable,
 }
 

@@ -82,7 +82,8 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// After a batch has failed, later batches of the session fail too: see [`Batch::follows_failure`].
     fn append(&self, batch: Batch) -> AppendStatus;
 
-    /// Stores the queued batches of a session soon, including those that are not urgent: somebody waits for them.
+    /// Makes the appended batches of a session durable soon, including those that are not urgent: a caller waits for
+    /// them. Batches of other sessions may wait longer.
     fn flush(&self, session: &SessionId);
 
     /// Returns at most `limit` stored entries of a session after `after`, in order. Queued entries
@@ -204,7 +205,8 @@ pub struct Batch {
     pub session: SessionId,
     /// Its next records, without a gap.
     pub entries: Vec<Arc<JournalEntry>>,
-    /// True if a run or a client waits for it.
+    /// True if a run or a client waits for it. Others may wait a few milliseconds for the next urgent batch of their
+    /// session.
     pub urgent: bool,
     /// The engine's state of the session's log.
     #[doc(hidden)]

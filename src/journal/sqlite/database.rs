@@ -148,9 +148,6 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     if !changes.is_empty() {
         change_tables(&mut connection, changes).map_err(open_error)?;
     }
-    if !has_metadata_column(&connection).map_err(open_error)? {
-        connection.execute_batch(ADD_METADATA_COLUMN).map_err(open_error)?;
-    }
     check_ends(&connection, file)?;
     connection.set_db_config(keep_log, false).map_err(open_error)?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(open_error)?;
@@ -217,6 +214,9 @@ fn change_tables(connection: &mut Connection, changes: &[&str]) -> rusqlite::Res
     let transaction = connection.transaction()?;
     for statements in changes {
         transaction.execute_batch(statements)?;
+    }
+    if !has_metadata_column(&transaction)? {
+        transaction.execute_batch(ADD_METADATA_COLUMN)?;
     }
     transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
     transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;

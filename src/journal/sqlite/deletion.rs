@@ -80,7 +80,8 @@ pub(super) fn delete_part(transaction: &Transaction<'_>) -> rusqlite::Result<Del
     Ok(DeletionStep::Session(number))
 }
 
-/// Removes the records after the last shared one from the row that contains it.
+/// Removes the records after the last shared one from the row that contains it. The time of the row stays, because its
+/// lines refer to it.
 fn cut_row(transaction: &Transaction<'_>, number: i64, shared: u64) -> rusqlite::Result<()> {
     if shared == 0 {
         return Ok(());

@@ -72,6 +72,10 @@ const SESSIONS_WITHOUT_RECORDS: &str = "
     SELECT id FROM sessions
     WHERE id > ',' AND number NOT IN (SELECT session FROM records) LIMIT ?1";
 
+/// Selects the numbers of sessions that run and do not exist.
+const RUNNING_WITHOUT_SESSION: &str = "
+    SELECT session FROM running WHERE session NOT IN (SELECT number FROM sessions) LIMIT ?1";
+
 /// A session in the database: its number, and the records that it shares if it is a fork.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SessionRow {
@@ -286,6 +290,12 @@ pub(super) fn check(connection: &Connection, problems_max: i64) -> Result<Vec<St
         Ok(format!("{count} records of session number {number} have no row in the table sessions"))
     })?;
     problems.extend(orphans.collect::<rusqlite::Result<Vec<_>>>()?);
+    let mut statement = connection.prepare(RUNNING_WITHOUT_SESSION)?;
+    let running = statement.query_map([problems_max], |row| {
+        let number: i64 = row.get(0)?;
+        Ok(format!("session number {number} is running, and has no row in the table sessions"))
+    })?;
+    problems.extend(running.collect::<rusqlite::Result<Vec<_>>>()?);
     for (sessions, problem) in [
         (SESSIONS_WITHOUT_RECORDS, "has no records"),
         (FORKS_WITHOUT_ORIGIN, "is a fork, and the session with its first records is missing"),

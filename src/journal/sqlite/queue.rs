@@ -21,7 +21,7 @@ use super::super::{BatchCallback, BatchStatus, EngineLogState, JournalError};
 use super::rows::StoredRow;
 use crate::types::{SessionId, SessionState};
 
-/// Maximum delay of a batch that is not urgent.
+/// Maximum delay of a batch that is not urgent, besides the time for which the transaction waits for more.
 const DEFER_TIME_MAX: Duration = Duration::from_millis(10);
 
 /// A transaction waits for the batches of other sessions, if the last one had at least this number of batches: many
@@ -91,7 +91,7 @@ pub(super) type TaskReply = SyncSender<Result<bool, JournalError>>;
 pub(super) struct WriterWork {
     pub(super) queued: Vec<QueuedBatch>,
     pub(super) task: Option<(WriterTask, TaskReply)>,
-    /// True if somebody waits until batches are durable.
+    /// True if a caller waits until batches are durable.
     pub(super) flush: bool,
     /// True if the queue is closed and empty.
     pub(super) ended: bool,
@@ -123,13 +123,13 @@ struct QueueState {
     items: VecDeque<QueueItem>,
     batches: usize,
     bytes: usize,
-    /// True if the writer must not wait for more batches.
+    /// True if work is queued that does not wait for [`DEFER_TIME_MAX`].
     is_urgent: bool,
-    /// The sessions whose batches somebody waits for.
+    /// The sessions whose batches a caller waits for.
     flushed: Vec<SessionId>,
-    /// The arrival of the first queued batch that is not urgent.
+    /// The arrival of the first queued batch that is not urgent, or of the first that the last transaction left.
     deferred_since: Option<Instant>,
-    /// True if all queued batches belong in the next transaction: a task or a fork is queued after them.
+    /// True until all batches before a queued task or fork are taken. None of them is left to wait.
     takes_all: bool,
     /// Number of batches of the last transaction.
     last_group: usize,
@@ -241,11 +241,18 @@ impl WriteQueue {
             }
             self.ready.wait_for(&mut state, wake - now);
         }
-        if state.last_group >= GATHER_FROM_BATCHES && state.batches < GROUP_BATCHES_MAX {
-            // A task or the close of the queue ends the wait early.
+        if state.last_group >= GATHER_FROM_BATCHES {
             let batches = u32::try_from(state.last_group).unwrap_or(u32::MAX);
             let time = GATHER_TIME_PER_BATCH.saturating_mul(batches).min(GATHER_TIME_MAX);
-            self.ready.wait_for(&mut state, time);
+            let until = Instant::now() + time;
+            // Ends early for a task, a fork or the close of the queue.
+            while !state.takes_all && !state.closed && state.batches < GROUP_BATCHES_MAX {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                self.ready.wait_for(&mut state, left);
+            }
         }
         state.drain()
     }
@@ -287,7 +294,9 @@ impl QueueState {
         self.is_urgent = is_cut && !self.items.is_empty();
         self.takes_all &= self.is_urgent;
         self.deferred_since = self.items.iter().find_map(QueueItem::queued_at);
-        self.last_group = work.queued.len();
+        if !work.queued.is_empty() {
+            self.last_group = work.queued.len();
+        }
         self.batches -= work.queued.len();
         self.bytes -= bytes;
         if !self.is_urgent {
@@ -299,9 +308,10 @@ impl QueueState {
     }
 
     /// Returns the sessions whose batches belong in the next transaction: those with an urgent batch, and those with
-    /// a batch that has waited long. `None`: all.
+    /// a batch that has waited long. `None`: all, also if nothing is urgent and one has waited long, so that there are
+    /// not many small transactions.
     fn ready_sessions(&self) -> Option<HashSet<SessionId>> {
-        if self.takes_all || self.closed {
+        if self.takes_all || self.closed || !self.is_urgent {
             return None;
         }
         let now = Instant::now();

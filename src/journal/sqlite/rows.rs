@@ -5,8 +5,8 @@
 //! {"v":1,"record":{"type":"attempt_started",...}}
 //! ```
 //!
-//! The row has the sequence number and the time of its last record. A line begins with the difference of its record's
-//! time in milliseconds, unless it is the same.
+//! The row has the sequence number of its last record, and a time: that of the last record when the row was stored.
+//! A line begins with `-` and the number of milliseconds by which its record is earlier than that time, unless it is 0.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -50,7 +50,8 @@ pub(super) fn encode(entries: &[Arc<JournalEntry>]) -> Vec<StoredRow> {
     rows
 }
 
-/// Combines the rows of [`encode`], consecutive ones of one session, to fewer rows of at most about 32 KiB.
+/// Combines the rows of [`encode`], consecutive ones of one session, to fewer rows of at most about 32 KiB, unless a
+/// single one is longer.
 pub(super) fn combine<'a>(rows: &[&'a StoredRow]) -> Vec<Cow<'a, StoredRow>> {
     let mut combined = Vec::new();
     let mut rest = rows;

@@ -643,17 +643,26 @@ const CHANGES_OF_VERSION_2: &str = "
 
 #[tokio::test]
 async fn a_database_of_an_earlier_version_is_converted() {
-    for changes in ["", CHANGES_OF_VERSION_2] {
+    let with_metadata = "ALTER TABLE sessions ADD COLUMN metadata TEXT;
+        UPDATE sessions SET metadata = '{\"user\":\"u-17\"}' WHERE number = 1;";
+    let versions: [&[&str]; 3] =
+        [&[], &[CHANGES_OF_VERSION_2], &[CHANGES_OF_VERSION_2, with_metadata]];
+    for changes in versions {
         let dir = TestDir::new();
         drop(open(&dir, Durability::Strict));
         let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
         connection.execute_batch(SESSIONS_OF_VERSION_1).unwrap();
-        connection.execute_batch(changes).unwrap();
-        for (session, seq) in [(1, 1), (1, 2), (2, 1)] {
-            let entry =
-                JournalEntry { seq: Seq(seq), time: 5, displayed_bytes: 0, record: opened("x") };
-            let insert = "INSERT INTO records VALUES (?1, ?2, 5, ?3)";
-            connection.execute(insert, (session, seq, entry.body())).unwrap();
+        changes.iter().for_each(|change| connection.execute_batch(change).unwrap());
+        let body = |seq| {
+            JournalEntry { seq: Seq(seq), time: 5, displayed_bytes: 0, record: opened("x") }.body()
+        };
+        let mut rows = vec![(1, 1, body(1)), (1, 2, body(2)), (2, 1, body(1))];
+        if !changes.is_empty() {
+            // From version 2 on a row can have several records.
+            rows = vec![(1, 2, format!("{}\n{}", body(1), body(2))), (2, 1, body(1))];
+        }
+        for row in rows {
+            connection.execute("INSERT INTO records VALUES (?1, ?2, 5, ?3)", row).unwrap();
         }
         drop(connection);
         let error = JournalReader::open(&dir.0).unwrap_err().to_string();
@@ -663,6 +672,7 @@ async fn a_database_of_an_earlier_version_is_converted() {
         let states: Vec<_> =
             sessions.iter().map(|found| (found.id.as_str(), found.state)).collect();
         assert_eq!(states, [("old", SessionState::Idle), ("open", SessionState::Running)]);
+        assert_eq!(sessions[0].metadata.is_empty(), changes.len() < 2);
         let session = log(&journal, "old", 2);
         session.append(vec![opened("y"), opened("z")], Urgency::Urgent, || ());
         session.wait_durable(Seq(4)).await.unwrap();
@@ -741,7 +751,8 @@ async fn a_fork_follows_records_that_wait() {
 #[test]
 fn a_batch_waits_for_an_urgent_one_of_its_session() {
     let queue = WriteQueue::new(100);
-    let batch = |session: &str, urgent| QueuedBatch {
+    // Those with an hour are not due in this test, however long this thread is delayed.
+    let batch = |session: &str, urgent, due: Duration| QueuedBatch {
         session: id(session),
         opening: None,
         state: None,
@@ -749,31 +760,33 @@ fn a_batch_waits_for_an_urgent_one_of_its_session() {
         rows: Vec::new(),
         documents: Vec::new(),
         urgent,
-        // So that a delay of this thread does not matter.
-        queued_at: Instant::now() + Duration::from_millis(200),
+        queued_at: Instant::now() + due,
         engine_state: Arc::default(),
         on_status: Arc::new(Mutex::new(Box::new(|_| ()))),
     };
+    let hour = Duration::from_secs(3_600);
     let sessions = |work: &queue::WriterWork| -> Vec<String> {
         work.queued.iter().map(|batch| batch.session.to_string()).collect()
     };
     for (session, urgent) in [("a", false), ("b", false), ("a", true), ("c", true), ("a", false)] {
-        queue.push(batch(session, urgent));
+        queue.push(batch(session, urgent, hour));
     }
     assert_eq!(sessions(&queue.next_work(None)), ["a", "a", "c", "a"]);
-    assert_eq!(sessions(&queue.next_work(None)), ["b"]);
-    queue.push(batch("d", false));
-    queue.push(batch("e", false));
-    queue.flush(&id("e"));
+    queue.push(batch("d", false, hour));
+    queue.flush(&id("d"));
     let work = queue.next_work(None);
-    assert!(work.flush && sessions(&work) == ["e"]);
+    assert!(work.flush && sessions(&work) == ["d"]);
     // A task comes after all that was queued before it.
     let (done, _answer) = sync_channel(1);
     queue.push_task(WriterTask::EmptyWal, done).unwrap();
-    queue.push(batch("f", true));
+    queue.push(batch("e", true, hour));
     let work = queue.next_work(None);
-    assert!(work.task.is_some() && sessions(&work) == ["d"]);
-    assert_eq!(sessions(&queue.next_work(None)), ["f"]);
+    assert!(work.task.is_some() && sessions(&work) == ["b"]);
+    assert_eq!(sessions(&queue.next_work(None)), ["e"]);
+    // When one has waited long, it is stored with all others.
+    queue.push(batch("f", false, Duration::from_millis(20)));
+    queue.push(batch("g", false, hour));
+    assert_eq!(sessions(&queue.next_work(None)), ["f", "g"]);
     queue.close();
     assert!(queue.next_work(None).ended);
 }

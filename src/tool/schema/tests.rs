@@ -376,6 +376,7 @@ fn a_match_costs_the_text_times_the_expression() {
     assert!(matched(nested, 400) > 3 * matched(nested, 200));
     for (pattern, length) in [
         ("a.{2000}b", 30_000),
+        ("^(?=[ab]*a[ab]{20}c)", 3_000_000),
         (nested, 100_000),
         (r"^(?:(?=.*b)|a)*$", 1_000_000),
         (r"(a+a+)+(?=y)\1", 1_000),
@@ -413,6 +414,10 @@ fn ordinary_values_are_not_too_expensive() {
         (
             r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
             json!(["A".repeat(1 << 20)]),
+        ),
+        (
+            r"^data:image/(?:png|jpe?g|gif|webp|svg\+xml);base64,[A-Za-z0-9+/]+={0,2}$",
+            json!([format!("data:image/svg+xml;base64,{}", "A".repeat(1 << 20))]),
         ),
         (r"^(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.[A-Za-z0-9-]{1,63})*$", json!(hosts)),
         (

@@ -137,7 +137,10 @@ impl Pattern {
             }
             PatternEngine::Backtracking(regex) => {
                 let price = self.size.read_steps(text.len());
-                steps.spend(price)?;
+                if self.size.has_long_searches {
+                    // The first search may build the states.
+                    steps.spend(self.size.search_steps(text.len()))?;
+                }
                 let text = MeteredText { text, price, steps_left: Cell::new(steps.left()) };
                 let matched = panic::catch_unwind(AssertUnwindSafe(|| regex.is_match(&text)));
                 steps.spend(steps.left() - text.steps_left.get())?;

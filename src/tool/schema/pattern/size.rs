@@ -8,7 +8,7 @@ use std::str::Chars;
 const BYTES_PER_STEP: usize = 64;
 const BYTES_PER_STEP_WITHOUT_KEPT: usize = 8;
 
-/// The weight up to which the library keeps all states. `[ab]*a[ab]{8}` has about two to the power of its weight.
+/// The weight up to which the library keeps all states. `[ab]*a[ab]{8}c` has this weight and about 512 states.
 const KEPT_WEIGHT_MAX: usize = 12;
 
 /// Number of bytes of a text from which on each search by the backtracking engine takes its full price. In a shorter
@@ -31,6 +31,9 @@ const LEAST_STATES: usize = 16;
 pub(super) struct PatternSize {
     /// Number of characters and classes, each as often as it is repeated.
     pub(super) weight: usize,
+    /// The part of the weight that is before all that is repeated without a limit, if the expression begins with `^`.
+    /// A search compares it only with the beginning of a text.
+    weight_before_loops: usize,
     /// Number of groups, alternatives and references. A reference counts more than once.
     pub(super) parts: usize,
     /// Number of groups and repeats: the backtracking engine saves a position or a count for each.
@@ -39,13 +42,13 @@ pub(super) struct PatternSize {
     has_ranges: bool,
     /// True if something without look-around and references is repeated without a limit: a search of it can go to
     /// the end of the text.
-    has_long_searches: bool,
+    pub(super) has_long_searches: bool,
 }
 
 impl PatternSize {
     /// Returns the steps of a search in a text by the library `regex`.
     pub(super) fn search_steps(self, bytes: usize) -> usize {
-        let is_kept = self.weight <= KEPT_WEIGHT_MAX;
+        let is_kept = self.weight - self.weight_before_loops <= KEPT_WEIGHT_MAX;
         let per_step = if is_kept { BYTES_PER_STEP } else { BYTES_PER_STEP_WITHOUT_KEPT };
         self.compared(bytes) / per_step
     }
@@ -131,6 +134,7 @@ pub(super) fn size(translated: &str) -> PatternSize {
     // The last atom, which a count repeats.
     let (mut last, mut is_last_hard) = (0_usize, false);
     let mut hard = 0;
+    let (mut before_loops, mut has_alternatives) = (None, false);
     let mut rest = translated.chars();
     while let Some(character) = rest.next() {
         let counts = match character {
@@ -146,6 +150,9 @@ pub(super) fn size(translated: &str) -> PatternSize {
         {
             let (is_range, is_endless) = (counts.contains(','), counts.ends_with(','));
             size.saves += 1;
+            if is_endless && before_loops.is_none() {
+                before_loops = open.first().map(|(sum, _)| *sum);
+            }
             size.has_ranges |= is_range && !is_endless && count > 1;
             size.has_long_searches |= is_endless && !is_last_hard;
             last = last.saturating_mul(count).saturating_add(is_range.into());
@@ -174,13 +181,19 @@ pub(super) fn size(translated: &str) -> PatternSize {
                     (last, is_last_hard) = (sum.max(1), hard > hard_before);
                 }
             }
-            '|' => size.parts += 1,
+            '|' => {
+                size.parts += 1;
+                has_alternatives |= open.len() == 1;
+            }
             '\\' => skip_escape(&mut rest),
             '[' => skip_class(&mut rest),
             _ => {}
         }
     }
     size.weight = open.into_iter().fold(last, |weight, (sum, _)| weight.saturating_add(sum));
+    if translated.starts_with('^') && !has_alternatives {
+        size.weight_before_loops = before_loops.unwrap_or_default();
+    }
     size
 }
 
