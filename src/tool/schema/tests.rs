@@ -369,6 +369,9 @@ fn a_match_costs_the_text_times_the_expression() {
     assert!(matched("a.{2000}b", 10_000) > 100 * matched("a.{2}b", 10_000));
     // The library may build a state for each byte, which takes as long as several steps of other work.
     assert!(matched("[ab]*a[ab]{13}c", 10_000) > 7 * matched("[ab]*a[ab]{5}c", 10_000));
+    // Also at the beginning of a text, before what is repeated without a limit.
+    assert!(matched("^(?:a?){2000}x*", 2_000) > 3 * matched("^(?:a?){2000}x*", 500));
+    assert!(matched("^(?:a?){2000}x*", 2_000) > 500_000);
     // Optional characters have more states.
     assert!(matched("a.{9,2000}b", 10_000) > matched("a.{2000}b", 10_000) * 3 / 2);
     // Each read by the backtracking engine is paid for, and a match ends when no steps are left.

@@ -48,9 +48,16 @@ pub(super) struct PatternSize {
 impl PatternSize {
     /// Returns the steps of a search in a text by the library `regex`.
     pub(super) fn search_steps(self, bytes: usize) -> usize {
-        let is_kept = self.weight - self.weight_before_loops <= KEPT_WEIGHT_MAX;
-        let per_step = if is_kept { BYTES_PER_STEP } else { BYTES_PER_STEP_WITHOUT_KEPT };
-        self.compared(bytes) / per_step
+        let kept = if self.weight <= KEPT_WEIGHT_MAX {
+            bytes
+        } else if self.weight - self.weight_before_loops <= KEPT_WEIGHT_MAX {
+            // A character has at most four bytes.
+            bytes.saturating_sub(4 * self.weight_before_loops)
+        } else {
+            0
+        };
+        self.compared(kept) / BYTES_PER_STEP
+            + self.compared(bytes - kept) / BYTES_PER_STEP_WITHOUT_KEPT
     }
 
     /// Returns how many bytes a search in a text compares with a unit of weight.
