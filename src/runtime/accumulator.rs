@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -91,6 +92,8 @@ struct CurrentTurn {
     counted_stalls: Duration,
     /// Number of records that the turn has produced.
     records: u64,
+    /// The number of records in a report that the actor has not handled yet; otherwise 0.
+    reported_records: Arc<AtomicU64>,
     /// The position of the last record that the turn has produced.
     last_seq: Seq,
     /// Bytes of text and thinking of the running attempt that were published.
@@ -201,6 +204,7 @@ impl CurrentTurn {
             began,
             counted_stalls: lag_clock.stalled(),
             records: 0,
+            reported_records: Arc::default(),
             last_seq: Seq(0),
             displayed_bytes: 0,
             notified: PendingApprovals::default(),
@@ -338,11 +342,12 @@ impl AccumulatorActor {
                     current.turn.handle_outcome(now, key, completion);
                 }
             }
-            AccumulatorMessage::RecordsStored { turn, upto } => {
+            AccumulatorMessage::RecordsStored { turn } => {
                 let Some((current, now)) = self.current_turn_and_time() else { return };
                 if current.number != turn {
                     return;
                 }
+                let upto = current.reported_records.swap(0, Ordering::AcqRel);
                 current.turn.handle_recorded(now, upto);
             }
             AccumulatorMessage::TimerFired => {
@@ -501,8 +506,12 @@ impl AccumulatorSetup {
         let waits = current.turn.waits_for_records() && !may_continue;
         let urgency = if waits { Urgency::Urgent } else { Urgency::Deferrable };
         let time = unix_ms();
+        let reported_records = Arc::clone(&current.reported_records);
         let appended = self.log.try_append_at(time, records, urgency, move || {
-            let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
+            // One message serves all batches that are reported before the actor handles it.
+            if !may_continue && reported_records.fetch_max(upto, Ordering::AcqRel) == 0 {
+                let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn });
+            }
         });
         let Some((last, appended)) = appended else {
             // The session has left memory. The turn goes on from its stored records, without these.

@@ -221,9 +221,8 @@ pub(super) enum AccumulatorMessage {
     ToolsFinished,
     /// Stop: the tool supervisor has ended and no other turn begins.
     Finish,
-    /// The first `upto` records of the turn are stored, as far as `journal.durability` asks. Records from which the
-    /// turn was resumed do not count.
-    RecordsStored { turn: u32, upto: u64 },
+    /// More records of the turn are stored, as far as `journal.durability` asks.
+    RecordsStored { turn: u32 },
     /// The turn's timer has fired.
     TimerFired,
     /// Cancel the turn.

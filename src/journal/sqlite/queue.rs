@@ -1,8 +1,8 @@
 //! The queue of the writer thread, and the reports of the status of its batches.
 //!
 //! Group commit: a transaction takes the batches of many sessions, up to 1,024 or 8 MiB. If the last one had 16 or
-//! more, it waits for more, 50 us for each of them and at most 5 ms. A batch that is not urgent waits for an urgent
-//! one of its session, at most 10 ms, because the batches of a session cost less in one transaction than in several.
+//! more, it waits for more, 100 us for each of them and at most 10 ms. A batch that is not urgent waits for an urgent
+//! one of its session, at most 30 ms, because the batches of a session cost less in one transaction than in several.
 //! A batch fails at once (`Overloaded`) if `queue_max` batches or more than 256 MiB are queued.
 
 use std::collections::{HashSet, VecDeque};
@@ -22,14 +22,14 @@ use super::rows::StoredRow;
 use crate::types::{SessionId, SessionState};
 
 /// Maximum delay of a batch that is not urgent, besides the time for which the transaction waits for more.
-const DEFER_TIME_MAX: Duration = Duration::from_millis(10);
+const DEFER_TIME_MAX: Duration = Duration::from_millis(30);
 
 /// A transaction waits for the batches of other sessions, if the last one had at least this number of batches: many
 /// sessions append, and a transaction costs about as much for one as for all of them. The more batches the last one
 /// had, the longer.
 const GATHER_FROM_BATCHES: usize = 16;
-const GATHER_TIME_PER_BATCH: Duration = Duration::from_micros(50);
-const GATHER_TIME_MAX: Duration = Duration::from_millis(5);
+const GATHER_TIME_PER_BATCH: Duration = Duration::from_micros(100);
+const GATHER_TIME_MAX: Duration = Duration::from_millis(10);
 
 /// Maximum size of a transaction, unless a single batch is larger.
 const GROUP_BATCHES_MAX: usize = 1_024;

@@ -18,6 +18,9 @@ use crate::record::JournalEntry;
 /// many others.
 const ROW_BYTES: usize = 32 << 10;
 
+/// The memory that is allocated for the records of a batch before their length is known. Most need no more.
+const BATCH_BYTES: usize = 1_024;
+
 /// Consecutive records in stored form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StoredRow {
@@ -35,7 +38,7 @@ pub(super) fn encode(entries: &[Arc<JournalEntry>]) -> Vec<StoredRow> {
     let mut rows = Vec::new();
     let mut entries = entries.iter().peekable();
     while let Some(first) = entries.next() {
-        let (mut last, mut bodies) = (first, Vec::with_capacity(512));
+        let (mut last, mut bodies) = (first, Vec::with_capacity(BATCH_BYTES));
         first.write_body(&mut bodies);
         while bodies.len() < ROW_BYTES
             && let Some(entry) = entries.next_if(|entry| entry.time == first.time)
