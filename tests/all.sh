@@ -34,7 +34,7 @@ if [ -f /etc/ssl/certs/ca-certificates.crt ]; then
 fi
 # In CI nothing is compiled twice and nobody debugs: the build takes a third of the space on the disk.
 if [ "${CI:-}" = true ]; then
-  export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
+  export CARGO_INCREMENTAL=0 CARGO_PROFILE_TEST_DEBUG=0
 fi
 # Without the registries, the tests that need the packages are skipped, except in CI.
 for folder in tests/grafana tests/mcp tests/console; do

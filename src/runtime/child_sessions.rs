@@ -84,36 +84,49 @@ pub(super) struct AgentCallRunner {
 #[async_trait]
 impl AgentCaller for AgentCallRunner {
     async fn call(&self, context: &ToolContext) -> Result<ToolOutput, ToolError> {
-        let id = child_session_id(&self.session, context.idempotency_key());
-        let Some(run) = child_run_id(&id) else {
-            return Err(ToolError::new("the call has no child session").permanent());
-        };
-        let child = SessionHandle::new(id, self.host_ref.clone());
-        if self.start.is_cancelled || context.is_cancelled() {
-            self.stop_existing_child(&child, &run).await;
-            return Err(cancelled());
-        }
-        let is_new = self.open(&child).await?;
-        let report = self.run_child(&child, &run, context).await;
-        let run_did_not_start = self.child.lock().is_none();
-        // After a failure of the journal or at shutdown, the call may be started again and needs the child.
-        let may_start_again =
-            matches!(report, Err(HostError::Journal(_) | HostError::ShuttingDown));
-        // The outcome of a call names its child only if a run has started. The deletion of the parent would not find
-        // this one.
-        let is_unused = is_new && run_did_not_start && !may_start_again;
-        if is_unused && child.close().await.is_ok() {
-            self.host_ref.shared.agent_trees.remove(&self.parent_call().root, child.id());
-        }
-        let report = report.map_err(|error| {
-            ToolError::new(format!("the child session {}: {error}", child.id())).permanent()
-        })?;
-        self.set_use(&child, &report);
-        result(&self.config.agent, &report)
+        self.call_child(context).await
     }
 }
 
 impl AgentCallRunner {
+    /// Opens the child session if necessary, runs the call in it and returns its result.
+    ///
+    /// Boxed, because the `where` clauses of an `async_trait` method keep the compiler from caching what it proves
+    /// about the futures in it. This one took it seconds.
+    fn call_child<'a>(
+        &'a self,
+        context: &'a ToolContext,
+    ) -> BoxFuture<'a, Result<ToolOutput, ToolError>> {
+        Box::pin(async move {
+            let id = child_session_id(&self.session, context.idempotency_key());
+            let Some(run) = child_run_id(&id) else {
+                return Err(ToolError::new("the call has no child session").permanent());
+            };
+            let child = SessionHandle::new(id, self.host_ref.clone());
+            if self.start.is_cancelled || context.is_cancelled() {
+                self.stop_existing_child(&child, &run).await;
+                return Err(cancelled());
+            }
+            let is_new = self.open(&child).await?;
+            let report = self.run_child(&child, &run, context).await;
+            let run_did_not_start = self.child.lock().is_none();
+            // After a failure of the journal or at shutdown, the call may be started again and needs the child.
+            let may_start_again =
+                matches!(report, Err(HostError::Journal(_) | HostError::ShuttingDown));
+            // The outcome of a call names its child only if a run has started. The deletion of the parent would not
+            // find this one.
+            let is_unused = is_new && run_did_not_start && !may_start_again;
+            if is_unused && child.close().await.is_ok() {
+                self.host_ref.shared.agent_trees.remove(&self.parent_call().root, child.id());
+            }
+            let report = report.map_err(|error| {
+                ToolError::new(format!("the child session {}: {error}", child.id())).permanent()
+            })?;
+            self.set_use(&child, &report);
+            result(&self.config.agent, &report)
+        })
+    }
+
     /// Returns the call as the child's session records it.
     fn parent_call(&self) -> ParentCall {
         let AgentToolConfig { agent, max_depth, max_children, .. } = &self.config;

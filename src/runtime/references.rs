@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures::future::BoxFuture;
 
 use super::actor::ActorRef;
 use super::error::HostError;
@@ -54,12 +55,27 @@ impl SessionReferences {
 #[async_trait]
 impl ReferenceReader for SessionReferences {
     async fn read(&self, reference: &Reference) -> Result<ReferencedValue, ReferenceError> {
-        let locate = |reply| SessionMessage::Locate { reference: reference.clone(), reply };
-        let ended = |_| ReferenceError::Unreadable("the session has ended".to_owned());
-        let located = self.session.call(locate).await.map_err(ended)??;
-        let records = read_range(&self.host_ref, &self.id, &self.log, located, reference).await;
-        let records = records.map_err(|error| ReferenceError::Unreadable(error.to_string()))?;
-        stored_value(&records, reference)
+        self.read_value(reference).await
+    }
+}
+
+impl SessionReferences {
+    /// Finds the records of a reference and returns its value.
+    ///
+    /// Boxed, because the `where` clauses of an `async_trait` method keep the compiler from caching what it proves
+    /// about the futures in it. This one took it seconds.
+    fn read_value<'a>(
+        &'a self,
+        reference: &'a Reference,
+    ) -> BoxFuture<'a, Result<ReferencedValue, ReferenceError>> {
+        Box::pin(async move {
+            let locate = |reply| SessionMessage::Locate { reference: reference.clone(), reply };
+            let ended = |_| ReferenceError::Unreadable("the session has ended".to_owned());
+            let located = self.session.call(locate).await.map_err(ended)??;
+            let records = read_range(&self.host_ref, &self.id, &self.log, located, reference).await;
+            let records = records.map_err(|error| ReferenceError::Unreadable(error.to_string()))?;
+            stored_value(&records, reference)
+        })
     }
 }
 

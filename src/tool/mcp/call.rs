@@ -85,24 +85,34 @@ impl Tool for McpTool {
 }
 
 impl McpTool {
-    async fn call(
-        &self,
-        connection: &LogicalConnection,
-        context: &ToolContext,
-    ) -> Result<ToolOutput, ToolError> {
-        let refused = connection.refused.lock().get(&self.tool).cloned();
-        if let Some(reason) = refused {
-            let message = format!("the tool is refused, and the call was not sent: {reason}");
-            return Err(ToolError::new(message).with_kind(FailureKind::ToolChanged).permanent());
-        }
-        let secrets = connection.secrets.lock().clone();
-        let asker = Asker::new(context.clone(), secrets);
-        let result = self.rounds(connection, &asker).await;
-        match (asker.note(), result) {
-            (None, result) => result,
-            (Some(note), Ok(output)) => Ok(output.with_note(note)),
-            (Some(note), Err(error)) => Err(error.map_message(|text| format!("{text}\n{note}"))),
-        }
+    /// Sends the call, unless the tool is refused.
+    ///
+    /// Boxed, because the `where` clauses of an `async_trait` method keep the compiler from caching what it proves
+    /// about the futures in it. This one took it seconds.
+    fn call<'a>(
+        &'a self,
+        connection: &'a LogicalConnection,
+        context: &'a ToolContext,
+    ) -> BoxFuture<'a, Result<ToolOutput, ToolError>> {
+        Box::pin(async move {
+            let refused = connection.refused.lock().get(&self.tool).cloned();
+            if let Some(reason) = refused {
+                let message = format!("the tool is refused, and the call was not sent: {reason}");
+                return Err(ToolError::new(message)
+                    .with_kind(FailureKind::ToolChanged)
+                    .permanent());
+            }
+            let secrets = connection.secrets.lock().clone();
+            let asker = Asker::new(context.clone(), secrets);
+            let result = self.rounds(connection, &asker).await;
+            match (asker.note(), result) {
+                (None, result) => result,
+                (Some(note), Ok(output)) => Ok(output.with_note(note)),
+                (Some(note), Err(error)) => {
+                    Err(error.map_message(|text| format!("{text}\n{note}")))
+                }
+            }
+        })
     }
 
     /// Sends the call. As long as the server asks for input, sends it again with the answers, at most

@@ -42,6 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::{SemaphorePermit, watch};
 use tokio::time::Instant;
@@ -339,23 +340,28 @@ impl McpServer {
     }
 
     /// Keeps the server connected until it is to end.
-    async fn keep_connected(&self) {
-        let mut reconnect = Reconnect::default();
-        let mut draining: Vec<AbortOnDropHandle<()>> = Vec::new();
-        while !self.closing.is_cancelled() {
-            let mut connected = None;
-            let end = self.connect_and_serve(&mut connected).await;
-            let wait = reconnect.handle_end(connected.map(|since| since.elapsed()));
-            let reason = self.redacted_reason(&end.reason);
-            self.shared.down.lock().clone_from(&reason);
-            self.set_status(ServerState::Down(reason), None);
-            draining.retain(|connection| !connection.is_finished());
-            draining.extend(end.draining.map(close_when_drained));
-            tokio::select! {
-                () = self.closing.cancelled() => return,
-                () = tokio::time::sleep(wait) => {}
+    ///
+    /// Boxed, because the `where` clauses of an `async_trait` method keep the compiler from caching what it proves
+    /// about the futures in it. This one took it seconds.
+    fn keep_connected(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let mut reconnect = Reconnect::default();
+            let mut draining: Vec<AbortOnDropHandle<()>> = Vec::new();
+            while !self.closing.is_cancelled() {
+                let mut connected = None;
+                let end = self.connect_and_serve(&mut connected).await;
+                let wait = reconnect.handle_end(connected.map(|since| since.elapsed()));
+                let reason = self.redacted_reason(&end.reason);
+                self.shared.down.lock().clone_from(&reason);
+                self.set_status(ServerState::Down(reason), None);
+                draining.retain(|connection| !connection.is_finished());
+                draining.extend(end.draining.map(close_when_drained));
+                tokio::select! {
+                    () = self.closing.cancelled() => return,
+                    () = tokio::time::sleep(wait) => {}
+                }
             }
-        }
+        })
     }
 }
 
@@ -411,7 +417,7 @@ impl ToolServer for McpServer {
             permit = self.permit() => permit,
             () = self.closing.cancelled() => return,
         };
-        Box::pin(self.keep_connected()).await;
+        self.keep_connected().await;
     }
 
     fn end(&self) {
