@@ -205,8 +205,8 @@ pub struct Batch {
     pub session: SessionId,
     /// Its next records, without a gap.
     pub entries: Vec<Arc<JournalEntry>>,
-    /// True if a run or a client waits for it. Others may wait for the next urgent batch of their session, for 30 ms at
-    /// most.
+    /// True if a run or a client waits for it. Others may wait for the next urgent batch of their session: in SQLite
+    /// at most 30 ms.
     pub urgent: bool,
     /// The engine's state of the session's log.
     #[doc(hidden)]

@@ -92,7 +92,7 @@ impl AgentCallRunner {
     /// Opens the child session if necessary, runs the call in it and returns its result.
     ///
     /// Boxed, because the `where` clauses of an `async_trait` method keep the compiler from caching what it proves
-    /// about the futures in it. This one took it seconds.
+    /// about the futures in it.
     fn call_child<'a>(
         &'a self,
         context: &'a ToolContext,

@@ -63,7 +63,7 @@ impl SessionReferences {
     /// Finds the records of a reference and returns its value.
     ///
     /// Boxed, because the `where` clauses of an `async_trait` method keep the compiler from caching what it proves
-    /// about the futures in it. This one took it seconds.
+    /// about the futures in it.
     fn read_value<'a>(
         &'a self,
         reference: &'a Reference,

@@ -88,7 +88,7 @@ impl McpTool {
     /// Sends the call, unless the tool is refused.
     ///
     /// Boxed, because the `where` clauses of an `async_trait` method keep the compiler from caching what it proves
-    /// about the futures in it. This one took it seconds.
+    /// about the futures in it.
     fn call<'a>(
         &'a self,
         connection: &'a LogicalConnection,

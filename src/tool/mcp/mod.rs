@@ -342,7 +342,7 @@ impl McpServer {
     /// Keeps the server connected until it is to end.
     ///
     /// Boxed, because the `where` clauses of an `async_trait` method keep the compiler from caching what it proves
-    /// about the futures in it. This one took it seconds.
+    /// about the futures in it.
     fn keep_connected(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             let mut reconnect = Reconnect::default();
