@@ -50,7 +50,8 @@ async fn interrupted_run(
     let id = session.id().clone();
     drop(session.start_run("go").await.unwrap());
     until("the request is sent", || provider.open() == 1).await;
-    drop((host, session));
+    drop(session);
+    crash(host).await;
     until("the request is dropped", || provider.open() == 0).await;
     id
 }

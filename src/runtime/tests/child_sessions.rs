@@ -81,17 +81,7 @@ fn children(host: &Host) -> Vec<SessionHandle> {
 }
 
 pub(super) async fn restart(setup: impl Fn() -> HostSetup, journal: &Arc<MemoryJournal>) -> Host {
-    timeout(SOON, async {
-        loop {
-            // The first host may hold the journal for a moment.
-            if let Ok(host) = start_on(setup(), Arc::clone(journal) as Arc<dyn Journal>).await {
-                return host;
-            }
-            sleep(Duration::from_millis(1)).await;
-        }
-    })
-    .await
-    .unwrap()
+    start_on(setup(), Arc::clone(journal) as Arc<dyn Journal>).await.unwrap()
 }
 
 #[tokio::test]
@@ -407,7 +397,8 @@ async fn after_a_crash_the_calls_find_their_children() {
         let id = session.id().clone();
         drop(session.start_run("go").await.unwrap());
         helper_is_asked(&provider).await;
-        drop((first, session));
+        drop(session);
+        crash(first).await;
         until("the request is dropped", || provider.open() == 0).await;
         gate.add_permits(100);
         let host = restart(setup, &journal).await;
@@ -465,7 +456,8 @@ async fn a_child_is_not_deleted_while_the_call_of_its_parent_waits_for_a_manual_
         store_aged(&journal, child.id(), entries, Duration::from_secs(3600));
     }
     let (id, sent) = (session.id().clone(), provider.count());
-    drop((first, session));
+    drop(session);
+    crash(first).await;
     let setup = || {
         family(&provider, [], [], |config| {
             config.journal.resume = Resume::Manual;
@@ -507,7 +499,8 @@ async fn a_stop_before_a_crash_leaves_no_orphan() {
     let id = session.id().clone();
     drop(session.start_run("go").await.unwrap());
     helper_is_asked(&provider).await;
-    drop((first, session));
+    drop(session);
+    crash(first).await;
     // The stop was stored, and its consequences were not.
     let last = journal.read(&id, Seq(0)).unwrap().last().unwrap().seq;
     let log = crate::journal::SessionLog::new(id.clone(), Arc::clone(&journal) as _, last, |_| ());
@@ -793,7 +786,8 @@ async fn counts_of_children_survive_a_crash() {
     let id = session.id().clone();
     drop(session.start_run("go").await.unwrap());
     until("the second turn is asked for", || provider.count() == 3).await;
-    drop((first, session));
+    drop(session);
+    crash(first).await;
     until("the request is dropped", || provider.open() == 0).await;
     let host = restart(setup, &journal).await;
     gate.add_permits(100);
@@ -1038,7 +1032,8 @@ async fn clocks_stand_still_after_a_crash_while_a_child_waits_for_a_person() {
     let id = session.id().clone();
     let mut run = session.start_run("go").await.unwrap();
     let asked = child_event(&mut run.events, is_asked).await;
-    drop((first, session, run));
+    drop((session, run));
+    crash(first).await;
     let host = restart(setup, &journal).await;
     outlast_limits().await;
     approve(&host, &asked).await;
@@ -1269,7 +1264,8 @@ async fn a_call_of_the_client_waits_beside_a_child_over_a_crash() {
         drop(session.start_run("go").await.unwrap());
         until("the child is asked", || provider.count() == 2).await;
         assert_eq!(session.client_calls().await.unwrap().len(), 1);
-        drop((first, session));
+        drop(session);
+        crash(first).await;
         until("the request is dropped", || provider.open() == 0).await;
         let host = restart(setup, &journal).await;
         let session = host.session(&id);

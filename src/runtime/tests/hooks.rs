@@ -105,23 +105,14 @@ async fn hooks_are_asked_again_after_the_end_of_a_host() {
             start_on(setup(&provider, registry, |_| ()), Arc::clone(&journal) as Arc<dyn Journal>);
         let first = first.await.unwrap();
         let session = session(&first).await;
-        let _run = session.start_run("go").await.unwrap();
+        let run = session.start_run("go").await.unwrap();
         until("the hook is asked", || hook.asked() == 1).await;
         let id = session.id().clone();
-        drop((first, session));
+        drop((run, session));
+        crash(first).await;
         let (registry, ran_again) = hooked(on, &hook);
         let setup = setup(&provider, registry, |_| ());
-        let host = timeout(SOON, async {
-            // The first host may hold the journal for a moment.
-            loop {
-                let setup = HostSetup::new(setup.config.clone(), setup.tools.clone());
-                match start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await {
-                    Ok(host) => return host,
-                    Err(_) => sleep(Duration::from_millis(1)).await,
-                }
-            }
-        });
-        let host = host.await.unwrap();
+        let host = start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
         until("the hook is asked again", || hook.asked() == 2).await;
         hook.gate.add_permits(1);
         let session = host.session(&id);

@@ -127,6 +127,13 @@ fn rest(host: &Host) {
     }
 }
 
+/// Drops a host, and waits until nothing of it is left that could append a record. Its handles must be dropped before.
+async fn crash(host: Host) {
+    let shared = Arc::downgrade(&host.inner.host_ref.shared);
+    drop(host);
+    until("nothing of the host is left", || shared.strong_count() == 0).await;
+}
+
 /// Waits until no actor or task of a run is alive.
 async fn nothing_left(host: &Host) {
     let counted = host.clone();
