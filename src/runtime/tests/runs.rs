@@ -6,7 +6,7 @@ use tokio::sync::Barrier;
 use super::engine::Engine;
 use super::provider::{Reply, answer_with, calls_to};
 use super::*;
-use crate::config::RunOverrides;
+use crate::config::{ApprovalPolicy, RunOverrides};
 use crate::event::Event;
 use crate::journal::{AppendStatus, BatchCallback, BatchStatus, JournalEntry};
 use crate::message::Message;
@@ -278,6 +278,21 @@ async fn after_max_turns_the_model_is_asked_for_a_final_answer() {
     assert_eq!(provider.requests()[1]["tool_choice"], "none");
 }
 
+/// Returns an engine whose user reports the status of the batches with intents.
+fn holding_intents(held: &Arc<parking_lot::Mutex<Vec<BatchCallback>>>) -> Arc<Engine> {
+    let held = Arc::clone(held);
+    Engine::new(move |inner, mut batch| {
+        let is_intent =
+            |entry: &Arc<JournalEntry>| matches!(entry.record, Record::CallIntended { .. });
+        if !batch.entries.iter().any(is_intent) {
+            return inner.append(batch);
+        }
+        held.lock().push(std::mem::replace(&mut batch.on_status, Box::new(|_| ())));
+        inner.append(batch);
+        AppendStatus::Queued
+    })
+}
+
 #[tokio::test]
 async fn a_call_with_effects_waits_until_its_intent_is_durable() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
@@ -289,36 +304,67 @@ async fn a_call_with_effects_waits_until_its_intent_is_durable() {
             async { Ok("paid".into()) }
         }
     });
-    // An engine that delays the batch with the intent.
-    let held: Arc<parking_lot::Mutex<Option<BatchCallback>>> = Arc::default();
-    let journal = Engine::new({
-        let held = Arc::clone(&held);
-        move |inner, mut batch| {
-            let is_intent =
-                |entry: &Arc<JournalEntry>| matches!(entry.record, Record::CallIntended { .. });
-            if !batch.entries.iter().any(is_intent) {
-                return inner.append(batch);
-            }
-            *held.lock() = Some(std::mem::replace(&mut batch.on_status, Box::new(|_| ())));
-            inner.append(batch);
-            AppendStatus::Queued
-        }
-    });
+    let held = Arc::default();
+    let journal = holding_intents(&held);
     let setup = setup(&provider, registry([pay]), |_| ());
     let host = start_on(setup, journal as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
-    until("the call is intended", || held.lock().is_some()).await;
+    until("the call is intended", || held.lock().len() == 1).await;
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
     assert!(!paid.load(Ordering::SeqCst), "it ran before its intent was durable");
-    let mut report_status = held.lock().take().unwrap();
-    report_status(BatchStatus::Durable);
+    held.lock().remove(0)(BatchStatus::Durable);
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert!(paid.load(Ordering::SeqCst));
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));
     assert_eq!(results(&report), BTreeMap::from([("pay", ("success", "paid"))]));
+}
+
+#[tokio::test]
+async fn batches_that_are_stored_together_release_all_their_calls() {
+    let provider = Provider::calling(&[("pay", r#"{"n":1}"#), ("pay", r#"{"n":2}"#)]).await;
+    let spec = ToolSpec { effect: Default::default(), ..spec("pay") };
+    // Each call waits for the other, so no later batch of the first can release the second.
+    let barrier = Arc::new(Barrier::new(2));
+    let pay = tool(spec.approval(ApprovalPolicy::BEFORE), move |_| {
+        let barrier = Arc::clone(&barrier);
+        async move {
+            barrier.wait().await;
+            Ok("paid".into())
+        }
+    });
+    let held = Arc::default();
+    let journal = holding_intents(&held);
+    let setup = setup(&provider, registry([pay]), |config| {
+        config.agents.get_mut("default").unwrap().execution = Execution::Parallel { max: 2 };
+    });
+    let host = start_on(setup, journal as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    let mut approved = Vec::new();
+    for batches in [1, 2] {
+        let pending = || async { session.approvals().await.unwrap().pop() };
+        let question = timeout(SOON, async {
+            loop {
+                match pending().await {
+                    Some(question) => break question,
+                    None => sleep(Duration::from_millis(1)).await,
+                }
+            }
+        });
+        let question = question.await.unwrap();
+        approved.push(spawn(async move { question.approve().await }));
+        until("the call is intended", || held.lock().len() == batches).await;
+    }
+    held.lock().drain(..).for_each(|mut report_status| report_status(BatchStatus::Durable));
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    let calls: Vec<_> = report.calls.iter().map(|call| call.result.as_str()).collect();
+    assert_eq!(calls, ["paid", "paid"]);
+    for decision in approved {
+        decision.await.unwrap().unwrap();
+    }
 }
 
 #[tokio::test]
