@@ -70,6 +70,9 @@ use crate::types::{SessionId, SessionState, is_child_session};
 /// A storage engine for records. All methods except `append`, `flush`, `is_in_memory` and `status` may block
 /// on a disk. An engine around another one forwards every method, also the hidden `status`.
 ///
+/// One host at a time uses an engine: `Host::shutdown` frees it, and a host that is only dropped may append for a
+/// moment longer.
+///
 /// `examples/own_journal.rs` is an engine in 150 lines. [`check_journal`]
 /// tests an engine.
 ///
