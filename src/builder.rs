@@ -314,6 +314,9 @@ impl HostBuilder {
     /// If two tools or two model sources have the same name, an agent names a model or a tool that does not exist, a
     /// limit or the rule of a hook is invalid, a tool or hook of the configuration cannot be made, a built-in tool
     /// cannot be opened, there are several models but no agent, or the journal cannot be opened.
+    ///
+    /// # Panics
+    /// Outside of a Tokio runtime. It must have its timers enabled, as those of `#[tokio::main]` and `Runtime::new`.
     pub async fn start(self) -> Result<Host, HostError> {
         let Self {
             mut config,

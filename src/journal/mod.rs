@@ -73,7 +73,7 @@ use crate::types::{SessionId, SessionState, is_child_session};
 /// One host at a time uses an engine: `Host::shutdown` frees it, and a host that is only dropped may append for a
 /// moment longer.
 ///
-/// `examples/own_journal.rs` is an engine in 150 lines. [`check_journal`]
+/// `examples/own_journal.rs` is an engine in 200 lines. [`check_journal`]
 /// tests an engine.
 ///
 /// [`Batch`] shows how an engine stores records.

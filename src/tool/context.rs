@@ -174,9 +174,11 @@ impl ToolContext {
     pub fn input<Input: DeserializeOwned>(&self) -> Result<Input, ToolError> {
         let arguments = self.arguments();
         Input::deserialize(arguments).or_else(|error| {
-            // An input without fields, such as `()`, may be deserialised from null alone.
-            let is_empty = arguments.as_object().is_some_and(serde_json::Map::is_empty);
-            let unit = is_empty.then(|| Input::deserialize(Value::Null).ok()).flatten();
+            // An input without fields, such as `()`, may be deserialised from null alone. Arguments of a type that
+            // holds no value may be ignored.
+            let loses_nothing = arguments.as_object().is_some_and(serde_json::Map::is_empty)
+                || size_of::<Input>() == 0;
+            let unit = loses_nothing.then(|| Input::deserialize(Value::Null).ok()).flatten();
             let message = || format!("the arguments do not fit: {error}");
             unit.ok_or_else(|| ToolError::new(message()).permanent())
         })

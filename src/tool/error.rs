@@ -12,7 +12,8 @@ const SOURCE_TEXT_CHARS_MAX: usize = 200;
 
 /// The error of a call that failed. The model reads its message after `Error: `.
 ///
-/// `?` converts every error. The message is then the text of that error, without those of its
+/// `?` converts every type that implements [`std::error::Error`]; for others, such as a `String` or a boxed error, use
+/// `.map_err(ToolError::new)`. The message is then the text of that error, without those of its
 /// sources and cut at 200 characters; the log has the whole chain. [`with_message`](Self::with_message) replaces
 /// the message for the model:
 ///

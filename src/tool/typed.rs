@@ -174,4 +174,17 @@ mod tests {
         assert!(error.message().starts_with("the arguments do not fit: "), "{error}");
         assert_eq!(error.next_attempt(), NextAttempt::Useless);
     }
+
+    #[tokio::test]
+    async fn unknown_arguments_are_accepted_also_by_a_tool_without_arguments() {
+        let tool =
+            ToolSpec::named("now", "Returns the time.").into_tool(async |(): (), _| Ok("noon"));
+        for arguments in [json!({}), json!({"zone": "Asia/Tokyo"})] {
+            assert_eq!(tool.run(tool_context(arguments)).await.unwrap().text(), "noon");
+        }
+        // An optional input is not lost.
+        let tool = ToolSpec::named("count", "Counts the numbers.")
+            .into_tool(async |numbers: Option<BTreeMap<String, u8>>, _| Ok(numbers.is_some()));
+        assert!(tool.run(tool_context(json!({ "n": "x" }))).await.is_err());
+    }
 }
