@@ -1,6 +1,7 @@
 //! Builds a host in a program: models, agents, tools and journal by method calls.
 
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::fmt;
 #[cfg(feature = "sqlite")]
 use std::path::PathBuf;
@@ -63,6 +64,8 @@ pub struct HostBuilder {
     journal: Option<Arc<dyn Journal>>,
     journal_holder: String,
     metrics: MetricsOptions,
+    /// What the program has set, by method and name.
+    set: BTreeSet<(&'static str, String)>,
     /// The first error of a call before the start.
     error: Option<String>,
 }
@@ -82,14 +85,33 @@ impl HostBuilder {
             journal: None,
             journal_holder: String::new(),
             metrics: MetricsOptions::default(),
+            set: BTreeSet::new(),
             error: None,
         }
     }
 
-    /// Starts from a configuration, such as that of a file. Replaces what was set of the configuration before:
-    /// models, agents, limits, the journal's engine and directory. Tools, hooks, sources, metrics and a journal of the
-    /// program stay.
-    pub fn config(self, config: Config) -> Self {
+    /// Notes that the program sets something that it can set once.
+    fn note(&mut self, method: &'static str, name: impl Into<String>) {
+        let name = name.into();
+        let problem = match name.as_str() {
+            "" => format!("{method} is set twice"),
+            name => format!("{method} {name:?} is set twice"),
+        };
+        if !self.set.insert((method, name)) {
+            self.error.get_or_insert(problem);
+        }
+    }
+
+    /// Starts from a configuration, such as that of a file. Later calls add models and agents, or replace those of
+    /// the same name.
+    ///
+    /// It is called before [`model`](Self::model), [`agent`](Self::agent), [`configure`](Self::configure) and
+    /// `sqlite`, because it would undo them: the start fails then.
+    pub fn config(mut self, config: Config) -> Self {
+        const UNDONE: [&str; 4] = ["agent", "configure", "model", "sqlite"];
+        if let Some((method, _)) = self.set.iter().find(|(method, _)| UNDONE.contains(method)) {
+            self.error.get_or_insert(format!("call HostBuilder::config before {method}"));
+        }
         Self { config, ..self }
     }
 
@@ -114,12 +136,15 @@ impl HostBuilder {
     /// ```
     pub fn configure(mut self, change: impl FnOnce(&mut Config)) -> Self {
         change(&mut self.config);
+        self.set.insert(("configure", String::new()));
         self
     }
 
     /// Adds a model under a name that agents refer to.
     pub fn model(mut self, name: impl Into<String>, model: ModelConfig) -> Self {
-        self.config.models.insert(name.into(), model);
+        let name = name.into();
+        self.note("model", &name);
+        self.config.models.insert(name, model);
         self
     }
 
@@ -127,17 +152,16 @@ impl HostBuilder {
     /// [`ModelConfig::for_source`] sets its limits: time limits, attempts, permits, circuit breaker.
     pub fn model_source(mut self, name: impl Into<String>, source: impl ModelSource) -> Self {
         let name = name.into();
-        let earlier = self.model_sources.0.insert(name.clone(), Arc::new(source));
-        if earlier.is_some() {
-            let error = format!("model_source {name:?}: another source has this name");
-            self.error.get_or_insert(error);
-        }
+        self.note("model_source", &name);
+        self.model_sources.0.insert(name, Arc::new(source));
         self
     }
 
     /// Adds an agent. A session that names no agent has the one called `default`, or the only one.
     pub fn agent(mut self, name: impl Into<String>, agent: AgentConfig) -> Self {
-        self.config.agents.insert(name.into(), agent);
+        let name = name.into();
+        self.note("agent", &name);
+        self.config.agents.insert(name, agent);
         self
     }
 
@@ -236,6 +260,7 @@ impl HostBuilder {
     pub fn sqlite(mut self, directory: impl Into<PathBuf>) -> Self {
         self.config.journal.engine = JournalEngine::Sqlite;
         self.config.host.data_dir = directory.into();
+        self.note("sqlite", "");
         self
     }
 
@@ -246,7 +271,8 @@ impl HostBuilder {
     }
 
     /// Stores sessions in a journal that the program implements.
-    pub fn journal(self, journal: Arc<dyn Journal>) -> Self {
+    pub fn journal(mut self, journal: Arc<dyn Journal>) -> Self {
+        self.note("journal", "");
         Self { journal: Some(journal), ..self }
     }
 
@@ -271,6 +297,7 @@ impl HostBuilder {
     /// recorder with buckets finds their bounds in [`Self::histogram_bounds`].
     /// `tool_execution_time_seconds_total` counts whole seconds there.
     pub fn recorder(mut self, recorder: Arc<dyn Recorder + Send + Sync>) -> Self {
+        self.note("recorder", "");
         self.metrics.recorder = Some(recorder);
         self
     }
@@ -303,7 +330,9 @@ impl HostBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
     /// ```
     pub fn metrics_label(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.metrics.labels.insert(name.into(), value.into());
+        let name = name.into();
+        self.note("metrics_label", &name);
+        self.metrics.labels.insert(name, value.into());
         self
     }
 
@@ -311,9 +340,10 @@ impl HostBuilder {
     /// `resume` is `manual`.
     ///
     /// # Errors
-    /// If two tools or two model sources have the same name, an agent names a model or a tool that does not exist, a
+    /// If something is set twice, such as two agents of one name, an agent names a model or a tool that does not exist, a
     /// limit or the rule of a hook is invalid, a tool or hook of the configuration cannot be made, a built-in tool
-    /// cannot be opened, there are several models but no agent, or the journal cannot be opened.
+    /// cannot be opened, there are several models but no agent, a running host of this program uses the journal, or the recorder with the
+    /// same labels, or the journal cannot be opened.
     ///
     /// # Panics
     /// Outside of a Tokio runtime. It must have its timers enabled, as those of `#[tokio::main]` and `Runtime::new`.
@@ -331,10 +361,15 @@ impl HostBuilder {
             journal,
             journal_holder,
             metrics,
+            set,
             error,
         } = self;
         if let Some(error) = error {
             return Err(HostError::Config(error));
+        }
+        if journal.is_some() && set.contains(&("sqlite", String::new())) {
+            let problem = "HostBuilder::sqlite and HostBuilder::journal: a host has one journal";
+            return Err(HostError::Config(problem.to_owned()));
         }
         #[cfg(feature = "tools")]
         if configured_tools {

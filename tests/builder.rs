@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use callsheet::config::{Config, JournalEngine, Limits};
+use callsheet::journal::{Journal, MemoryJournal};
 use callsheet::message::Message;
 use callsheet::model::{ModelReply, ModelRequest, ModelSource, ModelStream};
 use callsheet::prelude::*;
@@ -16,7 +17,7 @@ use callsheet::testing::FakeModel;
 use callsheet::tool::{ApprovalPolicy, BuiltinOptions, ToolSource, ToolSourceContext};
 use callsheet::types::{ProviderError, ProviderErrorKind};
 use callsheet::wire::Delta;
-use callsheet::{SessionQuery, SessionState};
+use callsheet::{Seq, SessionQuery, SessionState};
 use serde_json::json;
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]
@@ -187,11 +188,50 @@ async fn a_session_is_idle_and_its_place_is_free_when_its_run_ends() {
 }
 
 #[tokio::test]
-async fn two_model_sources_with_one_name_and_a_tool_without_time_are_errors() {
+async fn what_is_set_twice_is_an_error_of_the_start() {
     let reply = |_: ModelRequest| ModelReply::text("hi").into_stream();
-    let two = Host::builder().model_source("own", reply).model_source("own", reply).start();
-    let error = two.await.unwrap_err().to_string();
-    assert!(error.contains("model_source \"own\": another source has this name"), "{error}");
+    let agent = || AgentConfig::new("rehearsal");
+    let memory = || Arc::new(MemoryJournal::new());
+    let noop = || Arc::new(metrics::NoopRecorder);
+    let new = Host::builder;
+    for (builder, expected) in [
+        (new().agent("a", agent()).agent("a", agent()), "agent \"a\" is set twice"),
+        (
+            new().model("m", unreachable_model()).model("m", unreachable_model()),
+            "model \"m\" is set twice",
+        ),
+        (
+            new().model_source("own", reply).model_source("own", reply),
+            "model_source \"own\" is set twice",
+        ),
+        (
+            new().metrics_label("host", "a").metrics_label("host", "b"),
+            "metrics_label \"host\" is set twice",
+        ),
+        (new().recorder(noop()).recorder(noop()), "recorder is set twice"),
+        (new().journal(memory()).journal(memory()), "journal is set twice"),
+        (
+            new().sqlite("no-such-directory").journal(memory()),
+            "HostBuilder::sqlite and HostBuilder::journal: a host has one journal",
+        ),
+        (new().agent("a", agent()).config(parsed("")), "call HostBuilder::config before agent"),
+        (new().configure(|_| ()).config(parsed("")), "call HostBuilder::config before configure"),
+    ] {
+        let error = builder.start().await.unwrap_err().to_string();
+        assert_eq!(error, format!("start the host: {expected}"));
+    }
+    assert!(!Path::new("no-such-directory").exists());
+    // A program may replace an agent of a file, and give a source the limits of a model.
+    let file = "[journal]\nengine = \"memory\"\n[agents.default]\nmodel = \"rehearsal\"\n";
+    let limits = ModelConfig::for_source("own").with(|new| new.max_attempts = 1);
+    let host = Host::builder().config(parsed(file)).agent("default", AgentConfig::new("own"));
+    let host = host.model_source("own", reply).model("own", limits).start().await.unwrap();
+    assert_eq!(host.open_session("s").await.unwrap().run("?").await.unwrap().text, "hi");
+    host.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_tool_without_time_is_an_error() {
     let hurried = ToolSpec::named("hurried", "").timeout(Duration::ZERO);
     let hurried = Host::builder().tool(hurried.into_tool(async |(): (), _| Ok(1))).start();
     let error = hurried.await.unwrap_err().to_string();
@@ -218,6 +258,62 @@ async fn a_dropped_host_ends_the_events_with_an_error_and_frees_its_directory() 
     host.shutdown().await;
     drop((run, session));
     std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[tokio::test]
+async fn one_host_at_a_time_uses_a_journal_of_the_program() {
+    let journal = Arc::new(MemoryJournal::new());
+    let start = async |reply: &'static str| {
+        let reply = move |_: ModelRequest| ModelReply::text(reply).into_stream();
+        Host::builder().model_source("own", reply).journal(journal.clone()).start().await
+    };
+    let host = start("one").await.unwrap();
+    let session = host.open_session("demo").await.unwrap();
+    assert_eq!(session.run("?").await.unwrap().text, "one");
+    let error = start("two").await.unwrap_err().to_string();
+    assert!(error.contains("a running host of this program uses the journal"), "{error}");
+    // A dropped host ends soon, although its session still exists, and writes nothing more.
+    drop(host);
+    let host = start("three").await.unwrap();
+    session.run("?").await.unwrap_err();
+    let next = host.session(session.id());
+    assert_eq!(next.run("?").await.unwrap().text, "three");
+    host.shutdown().await;
+    let host = start("four").await.unwrap();
+    let report = host.session(session.id()).run("?").await.unwrap();
+    assert_eq!((report.text.as_str(), report.all_messages().len()), ("four", 6));
+    host.shutdown().await;
+    let entries = journal.read(session.id(), Seq(0)).unwrap();
+    let problems = callsheet::journal::verify(session.id(), &entries);
+    assert!(problems.is_empty(), "{problems:?}");
+}
+
+#[tokio::test]
+async fn hosts_with_one_recorder_have_labels_that_differ() {
+    let recorder = Arc::new(metrics::NoopRecorder);
+    let start = async |label: &str| {
+        Host::builder().recorder(recorder.clone()).metrics_label("host", label).start().await
+    };
+    let (one, two) = (start("a").await.unwrap(), start("b").await.unwrap());
+    let session = one.open_session("demo").await.unwrap();
+    let error = start("a").await.unwrap_err().to_string();
+    assert!(error.contains("tell them apart with HostBuilder::metrics_label"), "{error}");
+    one.shutdown().await;
+    drop(two);
+    // Free again, although a session of the first host still exists.
+    let (one, two) = (start("a").await.unwrap(), start("b").await.unwrap());
+    one.shutdown().await;
+    two.shutdown().await;
+    drop(session);
+}
+
+#[test]
+#[should_panic(expected = "timers are disabled")]
+fn a_runtime_without_timers_is_an_error_of_the_start() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let reply = |_: ModelRequest| ModelReply::text("hi").into_stream();
+    // It panics, as outside of a runtime.
+    let _ = runtime.block_on(Host::builder().model_source("own", reply).start());
 }
 
 #[tokio::test]

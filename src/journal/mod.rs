@@ -70,8 +70,9 @@ use crate::types::{SessionId, SessionState, is_child_session};
 /// A storage engine for records. All methods except `append`, `flush`, `is_in_memory` and `status` may block
 /// on a disk. An engine around another one forwards every method, also the hidden `status`.
 ///
-/// One host at a time uses an engine: `Host::shutdown` frees it, and a host that is only dropped may append for a
-/// moment longer.
+/// One host at a time uses an engine: `Host::shutdown` frees it. The start of a second host in the same program
+/// waits a moment for one that was dropped, and fails if it runs on. That two engines, or two programs, do not write
+/// to the same database is for the engine to see to.
 ///
 /// `examples/own_journal.rs` is an engine in 200 lines. [`check_journal`]
 /// tests an engine.

@@ -748,7 +748,7 @@ impl AgentRules {
         frozen: Option<&str>,
     ) -> Result<Arc<RunRules>, HostError> {
         let found = self.agents.get(agent);
-        let agent = found.ok_or_else(|| HostError::UnknownAgent(agent.to_owned()))?;
+        let agent = found.ok_or_else(|| HostError::unknown_agent(agent, &self.agents))?;
         let frozen = frozen.and_then(|text| serde_json::from_str::<FrozenList>(text).ok());
         let agent = match frozen {
             Some(list) => {

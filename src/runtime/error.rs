@@ -1,5 +1,7 @@
 //! The errors of a host and of its sessions.
 
+use std::collections::BTreeMap;
+
 use crate::config::InvalidOverride;
 use crate::context::InitialHistoryError;
 use crate::event::EventId;
@@ -44,8 +46,14 @@ pub enum HostError {
     #[error("start the host: {0}")]
     Config(String),
     /// No agent has this name.
-    #[error("no agent is called {0:?}")]
-    UnknownAgent(String),
+    #[error("no agent is called {asked:?} (known: {known})")]
+    #[non_exhaustive]
+    UnknownAgent {
+        /// The requested agent.
+        asked: String,
+        /// The configured agents.
+        known: String,
+    },
     /// The session exists, but its agent is not configured any more.
     #[error(
         "the session's agent {0:?} is no longer configured; configure it again, or delete the session"
@@ -259,6 +267,12 @@ pub enum ErrorKind {
 }
 
 impl HostError {
+    /// Says that no agent has this name, and names the configured ones.
+    pub(super) fn unknown_agent<T>(asked: impl Into<String>, known: &BTreeMap<String, T>) -> Self {
+        let known = known.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        Self::UnknownAgent { asked: asked.into(), known }
+    }
+
     /// Returns the kind of the error.
     ///
     /// ```
@@ -271,7 +285,7 @@ impl HostError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Config(_) => ErrorKind::Config,
-            Self::UnknownAgent(_)
+            Self::UnknownAgent { .. }
             | Self::InvalidSessionId
             | Self::ReservedSessionId
             | Self::InvalidMessages(_)
@@ -325,7 +339,7 @@ impl HostError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Config(_) => "invalid_config",
-            Self::UnknownAgent(_) => "unknown_agent",
+            Self::UnknownAgent { .. } => "unknown_agent",
             Self::AgentGone(_) => "agent_gone",
             Self::InvalidSessionId | Self::ReservedSessionId => "invalid_session_id",
             Self::InvalidMessages(_) => "invalid_messages",

@@ -95,6 +95,7 @@ impl Actor for HostActor {
             let journal = Arc::clone(&self.host_ref.shared.journal);
             // A panic of the storage engine is ignored.
             let _ = blocking(move || journal.close()).await;
+            self.host_ref.shared.metrics_claim.release();
         }
     }
 

@@ -35,6 +35,7 @@ use super::actor::{ActorId, ActorRef, ReplyPort};
 use super::agent::Agent;
 use super::agent_trees::AgentTrees;
 use super::blocking::BlockingPool;
+use super::claims::MetricsClaim;
 use super::error::HostError;
 use super::extensions::ExtensionsBySession;
 use super::gauge::{CountGuard, Gauges};
@@ -72,6 +73,7 @@ pub(super) struct HostState {
     pub(super) models: Arc<BTreeMap<String, Arc<Model>>>,
     pub(super) journal: Arc<dyn Journal>,
     pub(super) telemetry: Telemetry,
+    pub(super) metrics_claim: MetricsClaim,
     pub(super) lag_clock: HostLagClock,
     pub(super) secrets: Secrets,
     pub(super) gauges: Gauges,

@@ -68,6 +68,7 @@ mod agent_trees;
 mod blocking;
 mod call_by_hand;
 mod child_sessions;
+mod claims;
 mod client_call;
 mod error;
 mod extensions;
@@ -122,7 +123,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 pub use crate::event::StatsReport;
 pub use crate::event::ToolListChange;
@@ -162,6 +163,7 @@ use crate::types::Metadata;
 use agent::Agent;
 use agent_trees::AgentTrees;
 use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
+use claims::{ClaimedJournal, MetricsClaim};
 use extensions::ExtensionsBySession;
 use gauge::Gauges;
 use host_actor::HostActor;
@@ -386,6 +388,8 @@ impl Host {
             kept,
         } = setup;
         let started = Instant::now();
+        // Panics here, and not in a run, if the runtime has no timers.
+        drop(sleep(Duration::ZERO));
         let names: Vec<String> = tools.iter().map(|(name, _)| name.to_owned()).collect();
         let registered: Vec<&str> = names.iter().map(String::as_str).collect();
         config.check(&registered).map_err(|errors| HostError::Config(errors.to_string()))?;
@@ -400,8 +404,9 @@ impl Host {
         metrics.check().map_err(HostError::Config)?;
         let telemetry = Telemetry::with(&names, &metrics, traces, live_hooks);
         let secrets = config.secrets();
+        let metrics_claim = MetricsClaim::wait(&metrics).await?;
         let journal = match journal {
-            Some(journal) => journal,
+            Some(engine) => Arc::new(ClaimedJournal::wait(engine).await?),
             None => open_journal(&config, journal_holder, &telemetry).await?,
         };
         log_tools_not_offered(&config, &registered);
@@ -429,6 +434,7 @@ impl Host {
             tool_servers: Arc::new(tool_servers),
             journal,
             telemetry,
+            metrics_claim,
             lag_clock: stalls,
             secrets,
             models,
@@ -704,6 +710,7 @@ impl Host {
         let _ = blocking(move || journal.close()).await;
         shared.telemetry.traces().flush(END_MAX).await;
         shared.update_counts();
+        shared.metrics_claim.release();
     }
 
     fn interrupt(&self, now: bool) {

@@ -41,7 +41,7 @@ pub(super) fn find_agent(host: &HostState, name: Option<String>) -> Result<Arc<A
             .or_else(|| agents.values().next().filter(|_| agents.len() == 1)),
     };
     let name = name.unwrap_or_else(|| crate::config::DEFAULT_AGENT.to_owned());
-    found.map(Arc::clone).ok_or(HostError::UnknownAgent(name))
+    found.map(Arc::clone).ok_or_else(|| HostError::unknown_agent(name, agents))
 }
 
 /// Opens a session with this id. `parent` is the call that opens a child session. The session is opened even if

@@ -2,13 +2,13 @@
 //! host left unfinished. `turn::resume` decides the outcomes of their calls.
 
 use std::sync::Arc;
-#[cfg(feature = "sqlite")]
-use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::agent_trees;
 use super::call_by_hand::CALLER;
+#[cfg(feature = "sqlite")]
+use super::claims::{OTHER_HOST_RETRY, OTHER_HOST_WAIT_MAX};
 use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
@@ -22,14 +22,6 @@ use crate::journal::{SqliteJournal, SqliteOptions};
 use crate::record::{Record, Seq, StopMode};
 use crate::telemetry::Telemetry;
 use crate::types::{SessionId, SessionState};
-
-/// Maximum time for which a host waits for the data directory while another host of this process ends.
-#[cfg(feature = "sqlite")]
-const OWN_LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
-
-/// The pause between two tries to open it.
-#[cfg(feature = "sqlite")]
-const OWN_LOCK_RETRY: Duration = Duration::from_millis(10);
 
 /// Maximum number of batches that wait to be written.
 #[cfg(feature = "sqlite")]
@@ -64,7 +56,7 @@ async fn open_sqlite(
         queue_max: QUEUE_MAX,
         reserve_bytes: config.journal.reserve_bytes,
     };
-    let until = Instant::now() + OWN_LOCK_WAIT_MAX;
+    let until = Instant::now() + OTHER_HOST_WAIT_MAX;
     loop {
         let (dir, options) = (dir.clone(), options.clone());
         match blocking(move || SqliteJournal::open(&dir, options)).await? {
@@ -72,7 +64,7 @@ async fn open_sqlite(
             Err(error) if !is_own_lock(&error) || Instant::now() >= until => {
                 return Err(error.into());
             }
-            Err(_) => tokio::time::sleep(OWN_LOCK_RETRY).await,
+            Err(_) => tokio::time::sleep(OTHER_HOST_RETRY).await,
         }
     }
 }

@@ -203,7 +203,7 @@ fn remedy(error: &HostError) -> Option<&'static str> {
         HostError::NoRun => Some("POST .../runs starts one"),
         HostError::UnknownEventId { .. } => Some("send 0 to read all events from the beginning"),
         HostError::Config(_)
-        | HostError::UnknownAgent(_)
+        | HostError::UnknownAgent { .. }
         | HostError::AgentGone(_)
         | HostError::InvalidSessionId
         | HostError::ReservedSessionId
