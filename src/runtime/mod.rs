@@ -19,6 +19,7 @@
 //! | hibernation (`idle_after`) | `session/hibernate`; all that wakes a session: `host_ref` |
 //! | expiry of an approval while its session hibernates | `maintenance` |
 //! | deletion of idle sessions for good (`keep_idle`; retention, TTL), once they have left memory; deletion on request | `maintenance`; `session/end`, `stored_sessions`, `removals` |
+//! | two hosts of one program: one journal of the program's own, one recorder with the same labels | `claims` |
 //! | crash recovery, restart of the host: unfinished runs (`resume`) | `recovery`; outcomes of their calls: `turn::resume` |
 //! | supervision: death and restart of the accumulator or of another actor of a run, `RUN_RECOVERIES_MAX` | `session/recovery` |
 //! | supervision: death (panic) of a session's actor; restart, `SESSION_RESTARTS_MAX`, requests that it had not answered | `host_actor` (`handle_session_death`), `host_ref` (`finish_restart`, `request`) |
@@ -57,7 +58,7 @@
 //! | `call_by_hand` | one tool call without a run of a client (`callsheet tools call`, `POST /v1/tools/{name}/call`) |
 //! | `sent_requests` | the requests to models that are kept for the console |
 //! | `tool_servers`, `server_connections` | the servers of tools: frozen lists; connections |
-//! | `gauge`, `task`, `ids` | counts of live objects; tasks that end with their owner; new ids |
+//! | `gauge`, `task`, `ids`, `claims` | counts of live objects; tasks that end with their owner; new ids; what one host of the process at a time uses |
 //! | `maintenance`, `recovery`, `stored_sessions`, `removals`, `read_threads` | periodic work; unfinished runs at start; reading, forking and deleting stored sessions; removing deleted ones from the journal together; the threads that read the journal |
 //! | `error` | the errors of a host and its sessions |
 
