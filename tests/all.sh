@@ -11,7 +11,10 @@ cd "$(dirname "$0")/.."
 if [ "${1:-}" = --quick ]; then
   cargo fmt --check
   cargo clippy --locked --lib --bins -- -D warnings
-  cargo test --locked --lib --test architecture --test documents --test builder -- --skip explorer
+  # The profile of `cargo run`, so that the dependencies are compiled once. Left out are tests that try very many
+  # cases.
+  cargo test --locked --profile dev --lib --test architecture --test documents --test builder -- \
+    --skip explorer --skip differential --skip prefixes --skip random_trees --skip any_point --skip any_scenario
   exit
 fi
 
