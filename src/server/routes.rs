@@ -25,7 +25,8 @@ type Route = (&'static str, &'static str, MethodRouter<AppState>);
 /// Returns the routes of sessions and runs, and the start page, to be mounted in the application of
 /// the embedding program.
 ///
-/// Mount it with `nest` or `merge`. Paths in its answers begin with the path at which it is mounted.
+/// Mount it with `nest` or `merge`. Paths in its answers begin with the path at which it is mounted. With
+/// `nest("/agents", ..)` axum serves the start page at `/agents`, not at `/agents/`.
 /// It needs no connection info, so TLS and Unix sockets work. It checks neither hosts nor tokens: put
 /// a [`Guard`](super::Guard) or a layer of your own around it. Event streams end when the host shuts
 /// down, so shut the host down before the server, or at the same time.
