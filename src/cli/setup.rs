@@ -13,6 +13,7 @@ use crate::builder::HostBuilder;
 use crate::config::{ApiKey, BaseUrl, Config, ModelConfig, REHEARSAL, ToolKind, Wire};
 use crate::rehearsal::{Rehearsal, RehearsalOptions};
 use crate::runtime::{Host, HostError};
+use crate::telemetry;
 use crate::tool::{BuiltinError, BuiltinOptions, ToolRegistry, builtin};
 
 /// The configuration file that is read by default, if it exists.
@@ -171,6 +172,7 @@ pub(super) fn load(file: Option<&Path>) -> Result<LoadedConfig, CommandError> {
     let text = file.as_deref().map_or_else(|| Ok(String::new()), read)?;
     let name = file.as_deref().unwrap_or(Path::new(DEFAULT_FILE)).display().to_string();
     let config = Config::parse(&text, &name, &env).map_err(CommandError::usage)?;
+    telemetry::redact_logs(config.secrets());
     Ok(LoadedConfig { config, file })
 }
 

@@ -1,7 +1,7 @@
 //! Collects the secrets of a configuration, and recognises headers that hold one.
 
 use super::{ApiKey, Config, HookKind, McpTransport, ToolKind};
-use crate::types::Secrets;
+use crate::types::{Secrets, percent_decoded};
 
 /// Words in the names of headers that hold a secret.
 const SECRET_WORDS: [&str; 4] = ["auth", "authorization", "credential", "credentials"];
@@ -13,7 +13,8 @@ const GENERATED_BYTES_MIN: usize = 16;
 
 impl Config {
     /// Returns the secrets that are removed from responses and results of tools: the keys of models, the
-    /// token of the host, headers that hold a secret, and the secret variables of tools, MCP servers and hooks.
+    /// token of the host, headers that hold a secret, the secret variables of tools, MCP servers and hooks, and those
+    /// of the process: headers of the collector of traces, and passwords of proxies.
     #[must_use]
     #[doc(hidden)]
     pub fn secrets(&self) -> Secrets {
@@ -47,7 +48,9 @@ impl Config {
             HookKind::Http { secret_headers, .. } => secret_headers.values(),
         });
         let variables = variables.chain(servers).chain(hooks);
-        let values: Vec<String> = variables.filter_map(|name| std::env::var(name).ok()).collect();
+        let variable = |name: &str| std::env::var(name).ok();
+        let mut values = process_secrets(variable);
+        values.extend(variables.filter_map(|name| variable(name)));
         let keys = self.models.values().filter_map(|model| model.api_key.as_ref());
         let keys = keys.chain(&self.host.token).map(ApiKey::reveal);
         let headers = self.models.values().flat_map(|model| &model.headers);
@@ -60,10 +63,38 @@ impl Config {
     }
 }
 
-/// Returns the value of a header or variable, and its last word: a service may echo the key without the scheme
-/// before it, such as `Bearer`.
+/// Returns the secrets in the variables of the process that its libraries read.
+fn process_secrets(variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let mut secrets = Vec::new();
+    // `name=value,name=value`, percent-encoded
+    // (https://opentelemetry.io/docs/specs/otel/protocol/exporter/#specifying-headers-via-environment-variables).
+    for name in ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"] {
+        for header in variable(name).unwrap_or_default().split(',') {
+            let Some((header, value)) = header.split_once('=') else { continue };
+            if is_named_secret(header.trim(), value.trim()) {
+                secrets.extend([value.to_owned(), percent_decoded(value)]);
+            }
+        }
+    }
+    for name in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"] {
+        for name in [name.to_owned(), name.to_ascii_lowercase()] {
+            // `http://user:password@host:port`.
+            let proxy = variable(&name).unwrap_or_default();
+            let user = proxy.rsplit_once('@').map(|(user, _)| user).unwrap_or_default();
+            if let Some((_, password)) = user.rsplit('/').next().and_then(|it| it.split_once(':')) {
+                secrets.extend([password.to_owned(), percent_decoded(password)]);
+            }
+        }
+    }
+    secrets
+}
+
+/// Returns the value of a header or variable, and the last word of a value in one line: a service may echo the key
+/// without the scheme before it, such as `Bearer`.
 pub(crate) fn with_last_word(value: &str) -> [&str; 2] {
-    [value, value.rsplit(' ').next().unwrap_or_default()]
+    let line = value.trim();
+    let word = if line.contains('\n') { line } else { line.rsplit(' ').next().unwrap_or_default() };
+    [value, word]
 }
 
 /// Returns whether the name of a header suggests a secret, and the value has more than lower-case letters. An
@@ -135,6 +166,23 @@ mod tests {
             let is_secret = is_named_secret(name, value) || is_generated(value);
             assert_eq!(is_secret, expected, "{name}: {value}");
         }
+    }
+
+    #[test]
+    fn headers_for_traces_and_passwords_of_proxies_are_secrets() {
+        let variable = |name: &str| match name {
+            "OTEL_EXPORTER_OTLP_HEADERS" => Some("authorization=Bearer%20abc-12345, x-team=red-1"),
+            "https_proxy" => Some("http://user:pass%40word@proxy:3128"),
+            "HTTP_PROXY" => Some("http://proxy:3128/"),
+            _ => None,
+        };
+        let found = process_secrets(|name| variable(name).map(str::to_owned));
+        let expected = ["Bearer%20abc-12345", "Bearer abc-12345", "pass%40word", "pass@word"];
+        assert_eq!(found, expected);
+        assert_eq!(with_last_word("Bearer abc-12345\n")[1], "abc-12345");
+        // The last word of a key in several lines is no secret.
+        let pem = "-----BEGIN KEY-----\nabc\n-----END KEY-----\n";
+        assert_eq!(with_last_word(pem), [pem, pem.trim()]);
     }
 
     #[test]

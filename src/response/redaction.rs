@@ -5,7 +5,7 @@
 //! text does not matter, such as token counts, pass it. The end of a part of the text is held back with
 //! it. Every other delta releases it, so that these deltas keep their order; the next paragraph has the
 //! exception. The released beginning is remembered: if the text goes on with the rest of the secret, that is
-//! replaced.
+//! replaced. A beginning that is half of the secret, and at least 8 bytes, is replaced when it is released.
 //!
 //! A delta of another text does not release a beginning of [`WAITING_BYTES_MIN`] bytes or more, unless the end of a
 //! part is held back with it, or both texts are arguments of calls. It is held back until its own text goes on, or
@@ -20,11 +20,14 @@ use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
 /// mostly the end of a word, which keeps its position.
 const WAITING_BYTES_MIN: usize = 4;
 
+/// Maximum number of calls whose arguments are remembered, if these come in turns.
+const REMEMBERED_CALLS_MAX: usize = 32;
+
 /// Replaces secrets in the deltas of one response, which are given in order.
 #[derive(Clone, Debug)]
 pub struct DeltaRedactor {
     secrets: Secrets,
-    /// At most one for each of text, reasoning and refusal, and one for the arguments of calls.
+    /// At most one for each of text, reasoning, refusal, and the arguments of the last calls.
     held: Vec<HeldText>,
     newest_call: CallLabels,
 }
@@ -88,8 +91,13 @@ impl DeltaRedactor {
     #[must_use]
     pub fn finish(&mut self) -> Option<Delta> {
         let mut held = std::mem::take(&mut self.held).into_iter();
-        let delta = held.find_map(|HeldText { target, mut text, released, .. }| {
-            target.some_delta(text.split_off(released))
+        let delta = held.find_map(|mut held| {
+            if held.is_pending()
+                && let Cow::Owned(redacted) = self.secrets.redact_begun(&held.text)
+            {
+                held.replace(redacted);
+            }
+            held.target.some_delta(held.text.split_off(held.released))
         });
         self.held = held.collect();
         delta
@@ -146,6 +154,8 @@ impl DeltaRedactor {
     /// held back then. Some services repeat the name and the id of a call in each of its pieces.
     fn push_labelled(&mut self, mut piece: CallDelta, out: &mut Vec<Delta>) {
         let target = DeltaTarget::Arguments { index: piece.index, kind: piece.kind };
+        // Its arguments may go on behind those of another call.
+        let may_continue = piece.index != self.newest_call.index;
         if !self.newest_call.is_continued_by(&piece) {
             let (id, name) = (piece.id.clone(), piece.name.clone());
             self.newest_call = CallLabels { index: piece.index, id, name };
@@ -154,8 +164,16 @@ impl DeltaRedactor {
         }
         self.release(None, out);
         self.redact_labels(&mut piece);
-        piece.arguments = piece.arguments.map(|text| self.hold_end(target, text));
+        let is_remembered = self.held.iter().any(|held| held.target == target);
+        let continued = piece.arguments.take_if(|_| may_continue && is_remembered);
+        piece.arguments = match &continued {
+            Some(_) => Some(String::new()),
+            None => piece.arguments.map(|text| self.hold_end(target, text)),
+        };
         out.push(Delta::Call(piece));
+        if let Some(text) = continued {
+            self.push_text(target, text, out);
+        }
     }
 
     fn push_part_end(&mut self, target: DeltaTarget, mut part_end: Delta, out: &mut Vec<Delta>) {
@@ -182,27 +200,26 @@ impl DeltaRedactor {
             }
             None => HeldText::new(target, text),
         };
+        let undecided = held.text.split_off(self.secrets.undecided_from(&held.text));
         if let Cow::Owned(redacted) = self.secrets.redact(&held.text) {
-            // The secret may begin in what was released.
-            let unchanged = held.text.chars().zip(redacted.chars()).take_while(|(a, b)| a == b);
-            let unchanged: usize = unchanged.map(|(char, _)| char.len_utf8()).sum();
-            held.released = held.released.min(unchanged);
-            held.text = redacted;
-            // The end of a part may have divided the secret. The text goes to the part behind it.
-            for (position, _) in &mut held.part_ends {
-                *position = (*position).min(unchanged);
-            }
+            held.replace(redacted);
         }
-        let end = held.text.len() - self.secrets.begun_at_end(&held.text);
+        let end = held.text.len();
+        held.text.push_str(&undecided);
         held.release_up_to(end, out);
         self.hold(held);
     }
 
-    /// Holds a text back. The arguments of an earlier call were released, and are not remembered any more.
+    /// Holds a text back.
     fn hold(&mut self, held: HeldText) {
         if !held.text.is_empty() {
-            self.held.retain(|other| !(other.target.is_call() && held.target.is_call()));
+            self.held.retain(|other| other.target != held.target);
             self.held.push(held);
+        }
+        let calls = self.held.iter().filter(|held| held.target.is_call()).count();
+        if calls > REMEMBERED_CALLS_MAX {
+            let first = self.held.iter().position(|held| held.target.is_call());
+            drop(first.map(|at| self.held.remove(at)));
         }
     }
 
@@ -211,7 +228,10 @@ impl DeltaRedactor {
         for held in &mut self.held {
             if held.is_pending() && next.is_none_or(|next| !held.may_follow(next)) {
                 let text = held.text.clone();
-                held.release_up_to(text.len(), out);
+                if let Cow::Owned(redacted) = self.secrets.redact_begun(&text) {
+                    held.replace(redacted);
+                }
+                held.release_up_to(held.text.len(), out);
                 (held.released, held.text) = (text.len(), text);
             }
         }
@@ -219,9 +239,9 @@ impl DeltaRedactor {
 
     /// Replaces secrets in a text, and holds its end back if a secret may begin there.
     fn hold_end(&mut self, target: DeltaTarget, mut text: String) -> String {
+        let undecided = text.split_off(self.secrets.undecided_from(&text));
         self.secrets.redact_in_place(&mut text);
-        let end = text.split_off(text.len() - self.secrets.begun_at_end(&text));
-        self.hold(HeldText::new(target, end));
+        self.hold(HeldText::new(target, undecided));
         text
     }
 
@@ -277,6 +297,18 @@ impl CallLabels {
 impl HeldText {
     fn new(target: DeltaTarget, text: String) -> Self {
         Self { target, text, released: 0, part_ends: Vec::new() }
+    }
+
+    /// Replaces it by its redacted form. A secret may begin in what was released.
+    fn replace(&mut self, redacted: String) {
+        let unchanged = self.text.chars().zip(redacted.chars()).take_while(|(a, b)| a == b);
+        let unchanged: usize = unchanged.map(|(char, _)| char.len_utf8()).sum();
+        self.released = self.released.min(unchanged);
+        self.text = redacted;
+        // The end of a part may have divided the secret. The text goes to the part behind it.
+        for (position, _) in &mut self.part_ends {
+            *position = (*position).min(unchanged);
+        }
     }
 
     /// Returns whether a part of it was not released.
@@ -411,6 +443,77 @@ mod tests {
         let mut redacted = redactor.redact(deltas.into());
         redacted.extend(std::iter::from_fn(|| redactor.finish()));
         redacted
+    }
+
+    /// Redacts deltas with these secrets, and returns what is shown of the text and of each call.
+    fn shown(secrets: &[&str], deltas: Vec<Delta>) -> Vec<String> {
+        let mut redactor = DeltaRedactor::new(&Secrets::new(secrets.iter().copied())).unwrap();
+        let mut redacted = Vec::new();
+        for delta in deltas {
+            redacted.extend(redactor.redact(vec![delta]));
+        }
+        redacted.extend(std::iter::from_fn(|| redactor.finish()));
+        let mut response = ResponseAssembler::new(ResponseLimits::default());
+        for delta in &redacted {
+            response.push(delta);
+        }
+        response.seal_all();
+        let calls = response.calls().iter().map(|call| call.raw.clone());
+        std::iter::once(response.text().to_owned()).chain(calls).collect()
+    }
+
+    #[test]
+    fn a_secret_that_begins_a_longer_one_does_not_show_the_rest_of_it() {
+        let secrets = ["sk-proj-0001", "sk-proj-0001-REAL-PART-99"];
+        let whole = "a sk-proj-0001-REAL-PART-99 b sk-proj-0001 c sk-proj-0001-REA d";
+        let expected = "a [redacted] b [redacted] c [redacted]-REA d";
+        for at in 0..whole.len() {
+            let (head, tail) = whole.split_at(at);
+            assert_eq!(shown(&secrets, vec![text(head), text(tail)])[0], expected, "{at}");
+        }
+        let letters = whole.chars().map(|letter| text(&letter.to_string())).collect();
+        assert_eq!(shown(&secrets, letters)[0], expected);
+        let unfinished = vec![text("a sk-proj-0001")];
+        assert_eq!(shown(&secrets, unfinished)[0], "a [redacted]");
+    }
+
+    #[test]
+    fn arguments_that_come_in_turns_are_redacted() {
+        let piece = |index, arguments: &str| {
+            let (index, arguments) = (Some(index), Some(arguments.to_owned()));
+            Delta::Call(CallDelta { index, arguments, ..CallDelta::default() })
+        };
+        let labelled = |index, arguments: &str| {
+            let Delta::Call(piece) = piece(index, arguments) else { unreachable!() };
+            let (id, name) = (Some(format!("c{index}")), Some("f".to_owned()));
+            Delta::Call(CallDelta { id, name, ..piece })
+        };
+        for (head, tail) in (1..KEY.len()).map(|at| KEY.split_at(at)) {
+            let deltas = vec![
+                labelled(0, "{\"q\":\""),
+                labelled(1, &format!("{{\"q\":\"{head}")),
+                piece(0, "s"),
+                piece(1, &format!("{tail}\"}}")),
+                piece(0, "k\"}"),
+            ];
+            let shown = shown(&[KEY], deltas);
+            assert_eq!(shown[1], "{\"q\":\"sk\"}");
+            // At most a beginning that is shorter than half of the secret is shown.
+            assert!(!shown[2].contains(&KEY[..KEY.len() / 2]), "{shown:?}");
+            assert!(shown[2].contains("[redacted]") && !shown[2].contains(tail), "{shown:?}");
+        }
+    }
+
+    #[test]
+    fn half_of_a_secret_is_not_shown_although_its_text_ends() {
+        for at in KEY.len() / 2..KEY.len() {
+            let (head, tail) = KEY.split_at(at);
+            let deltas = vec![text(&format!("a {head}")), part_end("{}"), usage(), text(tail)];
+            let shown = shown(&[KEY], deltas);
+            assert!(!shown[0].contains(head) && !shown[0].contains(tail), "{shown:?}");
+            let shown = self::shown(&[KEY], vec![text(&format!("a {head}"))]);
+            assert_eq!(shown[0], "a [redacted]");
+        }
     }
 
     #[test]

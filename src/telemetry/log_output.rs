@@ -1,12 +1,16 @@
 //! Sets up the log output of the binary.
 
-use std::io::IsTerminal as _;
+use std::borrow::Cow;
+use std::io::{self, IsTerminal as _, Write};
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
+
+use crate::types::Secrets;
 
 /// The default filter. Other crates log only warnings. A span of another crate at `info` would begin every line
 /// within it.
@@ -14,6 +18,9 @@ const DEFAULT_FILTER: &str = "warn,callsheet=info";
 
 /// The library for MCP, which logs what servers send, at `info` and below.
 const MCP_LIBRARY: &str = "rmcp";
+
+/// The secrets that are replaced in log lines.
+static SECRETS: OnceLock<Secrets> = OnceLock::new();
 
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,8 +74,38 @@ pub fn init_logs(format: LogFormat) -> Result<(), LogsError> {
     let filter = filter(|variable| std::env::var(variable).ok())?;
     let coloured = std::io::stderr().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let subscriber = subscriber(format, filter, coloured, std::io::stderr);
+    let lines = || RedactedLines { output: io::stderr(), secrets: SECRETS.get() };
+    let subscriber = subscriber(format, filter, coloured, lines);
     Ok(tracing::subscriber::set_global_default(subscriber)?)
+}
+
+/// Replaces the secrets of the host in all later log lines, also in those of other crates, such as the one for MCP,
+/// which logs what a server has sent before it fails. The first call counts.
+pub fn redact_logs(secrets: Secrets) {
+    // Later configurations of a process are those of tests.
+    let _ = SECRETS.set(secrets);
+}
+
+/// Writes log lines without secrets. The subscriber writes each line at once.
+struct RedactedLines<'s, W> {
+    output: W,
+    /// `None` until they are known.
+    secrets: Option<&'s Secrets>,
+}
+
+impl<W: Write> Write for RedactedLines<'_, W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(line);
+        match self.secrets.map(|secrets| secrets.redact(&text)) {
+            Some(Cow::Owned(redacted)) => self.output.write_all(redacted.as_bytes())?,
+            Some(Cow::Borrowed(_)) | None => self.output.write_all(line)?,
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.output.flush()
+    }
 }
 
 pub(super) fn filter(
@@ -109,5 +146,18 @@ where
     match format {
         LogFormat::Text => Box::new(lines.finish()),
         LogFormat::Json => Box::new(lines.json().flatten_event(true).finish()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_replaced_in_the_lines_of_every_crate() {
+        let secrets = Secrets::new(["sk-live-0123456789"]);
+        let mut lines = RedactedLines { output: Vec::new(), secrets: Some(&secrets) };
+        lines.write_all(b"ERROR worker quit: \"Bearer sk-live-0123456789\"\nINFO x\n").unwrap();
+        assert_eq!(lines.output, b"ERROR worker quit: \"Bearer [redacted]\"\nINFO x\n");
     }
 }

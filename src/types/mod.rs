@@ -17,6 +17,7 @@ mod percent;
 mod reference;
 mod request_kind;
 mod response;
+mod secret_forms;
 mod secrets;
 mod tool_content;
 mod tool_protocol;

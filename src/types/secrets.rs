@@ -6,10 +6,10 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use aho_corasick::{AhoCorasick, Input, MatchKind};
-use base64::Engine as _;
-use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, Input, MatchKind};
 use serde_json::{Map, Value};
+
+use super::secret_forms::forms;
 
 /// The text that replaces a secret.
 pub const REDACTED: &str = "[redacted]";
@@ -17,16 +17,19 @@ pub const REDACTED: &str = "[redacted]";
 /// The end of a text that [`excerpt`](super::excerpt) has cut.
 pub(crate) const CUT_MARK: &str = "\u{2026}";
 
+/// The size of all forms above which the search takes less memory and more time.
+const FAST_FORMS_BYTES_MAX: usize = 64 * 1024;
+
 /// The minimum length of a secret in bytes. A shorter text may occur by accident.
 const SECRET_BYTES_MIN: usize = 8;
 
 /// The secrets of a host, such as the keys of its models, and a search for them. Cloning is cheap.
 ///
-/// A secret is found in these forms:
+/// A secret is found in these forms, whole, without white space at its ends, and with one space for white space:
 /// - plain
-/// - escaped as `serde_json` escapes a string
-/// - percent-encoded once or twice: the bytes that need it, with digits in upper case
-/// - percent-encoded: every byte, with digits in upper or lower case
+/// - escaped as in a JSON string, as the libraries of common languages do it
+/// - percent-encoded: every byte, or those that common libraries encode, with digits in upper or lower case
+/// - percent-encoded twice, with digits in upper case
 /// - part of a text in base64: both alphabets, each of the three alignments
 #[derive(Clone, Default)]
 pub struct Secrets {
@@ -34,6 +37,7 @@ pub struct Secrets {
 }
 
 struct SecretSearch {
+    /// In ascending order.
     forms: Vec<String>,
     /// `None` if the forms are too large for an automaton. Then each form is searched for separately.
     automaton: Option<AhoCorasick>,
@@ -47,11 +51,16 @@ impl Secrets {
     /// Prepares the search. Secrets shorter than 8 bytes are not replaced.
     #[must_use]
     pub fn new<'s>(secrets: impl IntoIterator<Item = &'s str>) -> Self {
-        let secrets = secrets.into_iter().filter(|secret| secret.len() >= SECRET_BYTES_MIN);
+        let secrets = secrets.into_iter().filter(|secret| secret.trim().len() >= SECRET_BYTES_MIN);
         let mut forms: Vec<String> = secrets.flat_map(forms).collect();
         forms.sort_unstable();
         forms.dedup();
-        let automaton = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&forms);
+        let mut automaton = AhoCorasick::builder();
+        automaton.match_kind(MatchKind::LeftmostLongest);
+        if forms.iter().map(String::len).sum::<usize>() > FAST_FORMS_BYTES_MAX {
+            automaton.kind(Some(AhoCorasickKind::ContiguousNFA));
+        }
+        let automaton = automaton.build(&forms);
         Self::with_forms(forms, automaton.ok())
     }
 
@@ -103,9 +112,36 @@ impl Secrets {
     pub(crate) fn redact_excerpts(&self, text: &str) -> String {
         let redact_cut = |part: &str| match part.strip_suffix(CUT_MARK) {
             Some(head) => self.redact_head(head) + CUT_MARK,
-            None => part.to_owned(),
+            None => self.redact(part).into_owned(),
         };
-        self.redact(text).split_inclusive(CUT_MARK).map(redact_cut).collect()
+        let mut redacted = text.split_inclusive(CUT_MARK).map(redact_cut).collect();
+        // A secret may hold the mark.
+        self.redact_in_place(&mut redacted);
+        redacted
+    }
+
+    /// Returns the position from which on a text is undecided: a secret may begin there that goes on after the text.
+    #[must_use]
+    pub(crate) fn undecided_from(&self, text: &str) -> usize {
+        let begun = text.len() - self.begun_at_end(text);
+        let mut secrets = self.search.iter().flat_map(|search| search.find_iter(text));
+        // A secret that ends there is decided, if it begins earlier.
+        let decided = secrets.find(|secret| secret.end > begun).filter(|it| it.start < begun);
+        decided.map_or(begun, |secret| secret.end)
+    }
+
+    /// Redacts a text that may go on, but not soon. Also removes a secret at the end of which at least half is there.
+    #[must_use]
+    pub(crate) fn redact_begun<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        let begun = text.len() - self.begun_at_end(text);
+        let suffix = text.get(begun..).unwrap_or_default();
+        let shortest = self.search.iter().flat_map(|search| search.continuing(suffix.as_bytes()));
+        match shortest.map(String::len).min() {
+            Some(length) if suffix.len() >= SECRET_BYTES_MIN && suffix.len() * 2 >= length => {
+                Cow::Owned(self.redact_and_trim(text, 0, begun))
+            }
+            _ => self.redact(text),
+        }
     }
 
     /// Redacts the end of a longer text. If it starts within a secret, also removes that part of the secret.
@@ -184,10 +220,7 @@ impl Secrets {
             let suffix = bytes.get(*at..).unwrap_or_default();
             let first = suffix.first().copied().map(usize::from).unwrap_or_default();
             search.first_bytes.get(first).copied().unwrap_or_default()
-                && search
-                    .forms
-                    .iter()
-                    .any(|form| form.len() > suffix.len() && form.as_bytes().starts_with(suffix))
+                && search.continuing(suffix).next().is_some()
         };
         (earliest..bytes.len()).find(begins_secret).map_or(0, |at| bytes.len() - at)
     }
@@ -205,6 +238,14 @@ impl Secrets {
 }
 
 impl SecretSearch {
+    /// Returns the forms that begin with these bytes and are longer.
+    fn continuing<'s>(&'s self, beginning: &'s [u8]) -> impl Iterator<Item = &'s String> + 's {
+        let first = self.forms.partition_point(|form| form.as_bytes() < beginning);
+        let forms = self.forms.iter().skip(first);
+        let continuing = forms.take_while(move |form| form.as_bytes().starts_with(beginning));
+        continuing.filter(move |form| form.len() > beginning.len())
+    }
+
     fn matches(&self, text: &str) -> bool {
         match &self.automaton {
             Some(automaton) => automaton.is_match(text),
@@ -252,40 +293,11 @@ impl fmt::Debug for Secrets {
     }
 }
 
-/// Returns the forms in which a secret may occur.
-fn forms(secret: &str) -> Vec<String> {
-    let mut forms = vec![secret.to_owned()];
-    let json = Value::from(secret).to_string();
-    forms.extend(json.get(1..json.len() - 1).map(str::to_owned));
-    let encoded = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-            char::from(byte).to_string()
-        }
-        _ => format!("%{byte:02X}"),
-    };
-    let percent: String = secret.bytes().map(encoded).collect();
-    // Encoded twice: a URL within a parameter of another URL.
-    forms.push(percent.replace('%', "%25"));
-    forms.push(percent);
-    // Every byte is encoded, in upper and in lower case.
-    forms.push(secret.bytes().map(|byte| format!("%{byte:02X}")).collect());
-    forms.push(secret.bytes().map(|byte| format!("%{byte:02x}")).collect());
-    for alignment in 0..3 {
-        let mut bytes = vec![0; alignment];
-        bytes.extend_from_slice(secret.as_bytes());
-        // The first characters also hold bits of the text before the secret, the last one bits of the text
-        // after it.
-        let first = (alignment * 8).div_ceil(6);
-        let last = bytes.len() * 8 / 6;
-        for encoded in [STANDARD_NO_PAD.encode(&bytes), URL_SAFE_NO_PAD.encode(&bytes)] {
-            forms.extend(encoded.get(first..last).map(str::to_owned));
-        }
-    }
-    forms
-}
-
 #[cfg(test)]
 mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD_NO_PAD;
+
     use super::*;
 
     const KEY: &str = "sk-test+key/with 'odd\" \u{e9}";

@@ -25,6 +25,15 @@ pub(super) fn reserve_path(dir: &Path) -> PathBuf {
     dir.join("journal.reserve")
 }
 
+/// The free space below which a database may not open, in bytes.
+const OPEN_BYTES_MIN: u64 = 1 << 20;
+
+/// Returns whether the disk of a directory has too little space to open a database.
+pub(super) fn is_full(dir: &Path) -> bool {
+    let found = rustix::fs::statvfs(dir);
+    found.is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < OPEN_BYTES_MIN)
+}
+
 /// Returns the path of a database's write-ahead log.
 pub(super) fn wal_path(database: &Path) -> PathBuf {
     let mut name = database.as_os_str().to_owned();

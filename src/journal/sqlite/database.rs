@@ -156,6 +156,23 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     Ok(connection)
 }
 
+/// Moves all records of the write-ahead log to the database, also those that an earlier checkpoint has moved, syncs
+/// the database, and empties the log.
+///
+/// With this locking mode SQLite reads the log itself, not what programs have noted about it in shared memory
+/// (<https://www.sqlite.org/wal.html#noshm>), and no other program can have the database open.
+pub(super) fn move_whole_log(file: &Path) -> rusqlite::Result<()> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(file, flags)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.pragma_update_and_check(None, "locking_mode", "exclusive", |_| Ok(()))?;
+    connection.pragma_update(None, "synchronous", "full")?;
+    // The first query opens the log.
+    connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
+    connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+}
+
 /// Opens a read-only connection.
 ///
 /// A read-only connection needs the log and the shared-memory file too. If they do not exist and

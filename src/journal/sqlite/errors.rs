@@ -24,6 +24,14 @@ pub(super) fn may_lack_space(error: &Error) -> bool {
             .is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_IOERR_WRITE)
 }
 
+/// Returns whether an fsync failed.
+pub(super) fn is_failed_sync(error: &Error) -> bool {
+    use rusqlite::ffi::{SQLITE_IOERR_DIR_FSYNC, SQLITE_IOERR_FSYNC};
+    error.sqlite_error().is_some_and(|error| {
+        matches!(error.extended_code, SQLITE_IOERR_FSYNC | SQLITE_IOERR_DIR_FSYNC)
+    })
+}
+
 /// Returns whether a file could not be written because the disk or a quota is full.
 pub(super) fn lacks_space(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)

@@ -169,7 +169,17 @@ impl SqliteJournal {
         let (file, opened) = (Arc::downgrade(lock.database()), lock.opened().clone());
         let path = data_directory::database_path(dir);
         let open_error = |error: &rusqlite::Error| errors::open_error(&path, error);
-        let connection = database::open(&path)?;
+        let reserve = Reserve::new(dir, reserve_bytes);
+        let connection = match database::open(&path) {
+            // The log needs some space.
+            Err(_)
+                if data_directory::is_full(dir)
+                    && reserve.release().is_ok_and(|was_there| was_there) =>
+            {
+                database::open(&path)?
+            }
+            opened => opened?,
+        };
         if let Some(pages) = faults.pages_max {
             connection
                 .pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
@@ -188,7 +198,7 @@ impl SqliteJournal {
             observer,
             sessions: Arc::clone(&sessions),
             durability,
-            reserve: Reserve::new(dir, reserve_bytes),
+            reserve,
             failure: Arc::clone(&failure),
             reporter: StatusReporter::start(),
             lock,

@@ -50,8 +50,8 @@ pub(super) struct JournalWriter {
     /// The batches that are written but not durable.
     unsynced: Vec<QueuedBatch>,
     unsynced_since: Option<Instant>,
-    /// The error of an fsync, or of a database that is not at its path any more. Nothing is tried until the
-    /// database was opened again.
+    /// The error of an fsync, or of a database or a log that is not at its path any more. Nothing is tried until
+    /// the database was opened again.
     broken: Option<JournalError>,
     reserve: Reserve,
     /// True from the release of the reserve, or a start without space for it, until it is whole again. Only deletions
@@ -216,13 +216,21 @@ impl JournalWriter {
         if self.only_deletions { Err(errors::only_deletions()) } else { Ok(()) }
     }
 
-    /// Checks that the database is at its path, and that its write-ahead log could be synced.
+    /// Checks that the database and its write-ahead log are at their paths, and that they could be synced.
     fn check_usable(&mut self) -> Result<(), JournalError> {
         if self.broken.is_none()
             && let Err(error) = self.lock.opened().check()
         {
             self.set_failure(Some(error.clone()));
             self.broken = Some(error);
+        }
+        if self.broken.is_none() && rustix::fs::fstat(&self.wal).is_ok_and(|it| it.st_nlink == 0) {
+            // The open file still has the records.
+            let reason = match self.truncate_wal() {
+                Ok(_) => "its write-ahead log was removed; it is created again".to_owned(),
+                Err(error) => format!("its write-ahead log was removed: {error}"),
+            };
+            self.break_off(reason);
         }
         self.broken.clone().map_or(Ok(()), Err)
     }
@@ -322,13 +330,17 @@ impl JournalWriter {
     /// system dropped pages of the log that SQLite considers written, and reports this only once.
     fn sync_wal(&mut self) -> Result<(), JournalError> {
         let Err(error) = self.wal.sync_data() else { return Ok(()) };
-        let unsynced = std::mem::take(&mut self.unsynced);
-        let reason = format!("its log cannot be synced ({error}): look at the disk");
+        Err(self.break_off(format!("its log cannot be synced ({error}): look at the disk")))
+    }
+
+    /// Stops all work until the database was opened again. Batches that were not synced fail: they may be lost.
+    fn break_off(&mut self, reason: String) -> JournalError {
         let error = JournalError::Write(reason);
+        let unsynced = std::mem::take(&mut self.unsynced);
         self.reporter.report(unsynced.into_iter().map(|batch| batch.failed(&error)).collect());
         self.set_failure(Some(error.clone()));
         self.broken = Some(error.clone());
-        Err(error)
+        error
     }
 }
 

@@ -103,16 +103,34 @@ impl JournalWriter {
     }
 
     /// Empties the write-ahead log.
-    pub(super) fn empty_wal(&self) -> Result<(), JournalError> {
-        let busy = self.database.truncate_wal().map_err(|error| errors::write_error(&error))?;
+    pub(super) fn empty_wal(&mut self) -> Result<(), JournalError> {
+        let busy = self.truncate_wal().map_err(|error| errors::write_error(&error))?;
         self.check_emptied(busy)
+    }
+
+    /// Moves the write-ahead log to the database. Returns true if the log is not empty then, because another
+    /// connection reads it.
+    pub(super) fn truncate_wal(&mut self) -> rusqlite::Result<bool> {
+        let truncated = self.database.truncate_wal();
+        self.check_synced(truncated.as_ref().err());
+        truncated
+    }
+
+    /// Stops all work if a checkpoint could not sync a file. The system may have dropped pages of the database, also
+    /// those of earlier checkpoints that a reader has cut short: these moved pages without a sync, and the next
+    /// checkpoint does not move them again. It also syncs the log, which may have lost what was not synced.
+    fn check_synced(&mut self, error: Option<&rusqlite::Error>) {
+        if let Some(error) = error.filter(|error| errors::is_failed_sync(error)) {
+            self.break_off(format!("the database cannot be synced ({error}): look at the disk"));
+        }
     }
 
     /// Empties the write-ahead log, which still contains the deleted rows. On a full disk it uses the reserve,
     /// because the database may grow.
     fn empty_wal_of_deleted(&mut self) -> Result<(), JournalError> {
-        let busy = self.write_with_reserve(|database| database.truncate_wal())?;
-        self.check_emptied(busy)
+        let truncated = self.write_with_reserve(|database| Ok(database.truncate_wal()))?;
+        self.check_synced(truncated.as_ref().err());
+        self.check_emptied(truncated.map_err(|error| errors::write_error(&error))?)
     }
 
     fn check_emptied(&self, busy: bool) -> Result<(), JournalError> {
@@ -128,7 +146,7 @@ impl JournalWriter {
     /// Checkpoints the write-ahead log if it is long and the queue is empty, or if it is very long. If the
     /// disk has little space, the log stays short, because a checkpoint needs as much space in the
     /// database.
-    pub(super) fn checkpoint(&self) {
+    pub(super) fn checkpoint(&mut self) {
         self.checkpoint_from(if self.has_little_space() {
             WAL_PAGES_SHORT_OF_SPACE
         } else if self.queue.len() == 0 {
@@ -144,21 +162,28 @@ impl JournalWriter {
     }
 
     /// Checkpoints the write-ahead log if it has at least `allowed` pages.
-    fn checkpoint_from(&self, allowed: i64) {
+    fn checkpoint_from(&mut self, allowed: i64) {
+        if self.broken.is_some() {
+            return;
+        }
         let connection = &self.database.connection;
         let pages = connection
             .prepare_cached("PRAGMA wal_checkpoint(NOOP)")
             .and_then(|mut pragma| pragma.query_row([], |row| row.get::<_, i64>(1)));
         if pages.is_ok_and(|pages| pages >= allowed) {
-            // If it fails, it is tried again after the next work. The records stay in the log until then.
-            let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+            // If it lacks space, it is tried again after the next work. The records stay in the log until then.
+            let moved = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+            self.check_synced(moved.as_ref().err());
         }
     }
 
     /// Tries to write after a failure, and to fill the reserve.
     pub(super) fn retry(&mut self) {
-        if self.broken.is_some() && self.reopen().is_ok() {
-            self.broken = None;
+        if self.broken.is_some() {
+            match self.reopen() {
+                Ok(()) => self.broken = None,
+                Err(error) => self.set_failure(Some(error)),
+            }
         }
         let is_usable = self.broken.is_none();
         let is_whole = is_usable && (!self.reserve.needs_fill() || self.reserve.fill().is_ok());
@@ -178,11 +203,11 @@ impl JournalWriter {
 
     /// Opens the database again after a failed fsync.
     ///
-    /// The system may have dropped what it could not write, and reports the error only once. So the log cannot
-    /// be continued (<https://wiki.postgresql.org/wiki/Fsync_Errors>). A new connection reads the log up to
-    /// the first wrong checksum. These are at least all records that were reported as durable. A checkpoint
-    /// then writes these pages to the database, syncs it and empties the log. While another program reads the
-    /// database, the state of the log that both share is used, and the log is not read again.
+    /// The system may have dropped what it could not write, and reports the error only once. So neither the log nor
+    /// what an earlier checkpoint has moved can be relied upon (<https://wiki.postgresql.org/wiki/Fsync_Errors>).
+    /// [`database::move_whole_log`] reads the log up to the first wrong checksum. These are at least all records
+    /// that were reported as durable. It writes all their pages to the database, syncs it and empties the log. It
+    /// fails while another program has the database open.
     ///
     /// A database that was removed or replaced is opened again when it is back.
     fn reopen(&mut self) -> Result<(), JournalError> {
@@ -195,12 +220,17 @@ impl JournalWriter {
                 .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
                 .and_then(|_| self.database.close())
                 .map_err(write_error)?;
+            let mut moved = database::move_whole_log(&self.file);
+            if moved.as_ref().is_err_and(errors::may_lack_space) && self.release_reserve() {
+                moved = database::move_whole_log(&self.file);
+            }
+            moved.map_err(|error| errors::open_error(&self.file, &error))?;
             let connection = database::open(&self.file)?;
             let stored = query::count(&connection).map_err(|error| error.open_error(&self.file))?;
             self.database.connection = connection;
             let io_error = |error: std::io::Error| JournalError::Write(error.to_string());
             self.wal = File::open(&self.wal_path).map_err(io_error)?;
-            self.empty_wal()?;
+            self.wal.sync_all().map_err(io_error)?;
             sync_parent(&self.file).map_err(io_error)?;
             self.sessions.store(stored, Ordering::Release);
             Ok(())
