@@ -507,3 +507,90 @@ async fn a_thousand_sessions_are_listed_page_by_page() {
     assert_eq!(stored.read(&id("s001"), Seq(0)).unwrap().len(), 1);
     served.shutdown().await;
 }
+
+/// Compiles `support/failing_sync.c`, and returns the path of the library.
+#[cfg(target_os = "linux")]
+fn failing_sync() -> PathBuf {
+    let library = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("failing_sync.so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/failing_sync.c");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).args([&library, &source]).arg("-ldl");
+    assert!(compiler.status().unwrap().success());
+    library
+}
+
+/// A reader cuts a checkpoint short, which then moves pages without a sync. The sync of the next one fails, and the
+/// pages of both are lost. They are still in the log.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_failed_fsync_of_a_checkpoint_loses_nothing() {
+    let (dir, fails_once) = (path("checkpoint"), path("checkpoint-fails"));
+    let preload = format!("LD_PRELOAD={}", failing_sync().display());
+    let fails = format!("FAILS_ONCE={}", fails_once.display());
+    let mut host = Binary::start(&dir, &["env", &preload, &fails]);
+    let text = "y".repeat(300_000);
+    let messages =
+        json!([{"role": "user", "content": text}, {"role": "assistant", "content": "."}]);
+    let open = async |host: &Binary, numbers: std::ops::Range<u32>| {
+        for number in numbers {
+            let body = json!({"id": format!("s{number}"), "messages": messages});
+            let opened = host.post("/v1/sessions", "", body).await;
+            assert_eq!(opened.status, 201, "{opened:?}");
+        }
+    };
+    open(&host, 0..20).await;
+    let reader = rusqlite::Connection::open(dir.join("journal.db")).unwrap();
+    reader.execute_batch("BEGIN; SELECT count(*) FROM sessions").unwrap();
+    let read: u32 =
+        reader.query_row("SELECT count(*) FROM sessions", [], |row| row.get(0)).unwrap();
+    assert_eq!(read, 20);
+    open(&host, 20..40).await;
+    drop(reader);
+    std::fs::write(&fails_once, "").unwrap();
+    open(&host, 40..41).await;
+    let failed = async {
+        while host.get("/readyz").await.status == 200 {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    within(failed).await;
+    let unready = host.get("/readyz").await.json().to_string();
+    assert!(unready.contains("the database cannot be synced"), "{unready}");
+    assert!(!fails_once.exists());
+    host.until_ready().await;
+    open(&host, 41..70).await;
+    for is_restarted in [false, true] {
+        if is_restarted {
+            host.signal("KILL");
+            host.child.wait().unwrap();
+            host = Binary::start(&dir, &[]);
+        }
+        for number in 0..70 {
+            let session = host.get(&format!("/v1/sessions/s{number}")).await;
+            assert_eq!(session.status, 200, "{session:?}");
+            assert!(session.body.contains(&text), "s{number}");
+        }
+    }
+    host.stop();
+}
+
+/// The log is moved to the database from the open file.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_log_that_is_removed_loses_nothing() {
+    let dir = path("no-log");
+    let mut host = Binary::start(&dir, &[]);
+    host.open("before").await;
+    std::fs::remove_file(dir.join("journal.db-wal")).unwrap();
+    let refused = host.post("/v1/sessions", "", json!({"id": "refused"})).await;
+    assert_eq!(refused.error(), (503, "journal_failed".to_owned()));
+    host.until_ready().await;
+    host.open("after").await;
+    host.signal("KILL");
+    host.child.wait().unwrap();
+    let host = Binary::start(&dir, &[]);
+    for (session, status) in [("before", 200), ("after", 200), ("refused", 404)] {
+        assert_eq!(host.get(&format!("/v1/sessions/{session}")).await.status, status, "{session}");
+    }
+    host.stop();
+}
