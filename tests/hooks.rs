@@ -15,7 +15,7 @@ use axum::response::IntoResponse;
 use axum::routing::{any, post};
 use callsheet::ToolStatus;
 use callsheet::config::{
-    Config, JournalEngine, ModelConfig, OutputMode, OutputRequest, RunOverrides,
+    ApiKey, Config, JournalEngine, ModelConfig, OutputMode, OutputRequest, RunOverrides,
 };
 use callsheet::model::ModelReply;
 use callsheet::prelude::*;
@@ -31,6 +31,9 @@ const TOOLS: [&str; 4] = ["native", "program", "service", "server__tool"];
 
 /// A variable of the host with a secret value: cargo sets it for tests.
 const SECRET_VARIABLE: &str = "CARGO_PKG_DESCRIPTION";
+
+/// The key of the model, which no hook was given.
+const MODEL_KEY: &str = "sk-model-0123456789";
 
 /// The folder of a configuration. Tools that run write files into it.
 struct Folder {
@@ -115,7 +118,9 @@ tools = ["native*", "prog*", "serv*"]
     fn host(&self, text: &str, model: FakeModel) -> HostBuilder {
         callsheet::launcher::use_binary(env!("CARGO_BIN_EXE_callsheet"));
         let mut config = self.config(text).unwrap();
-        config.use_model("fake", ModelConfig::for_source("fake"));
+        let mut fake = ModelConfig::for_source("fake");
+        fake.api_key = Some(ApiKey::new(MODEL_KEY).unwrap());
+        config.use_model("fake", fake);
         config.journal.engine = JournalEngine::Memory;
         let mut registry = ToolRegistry::new();
         let mark = self.path.join("ran-native");
@@ -185,7 +190,8 @@ impl Services {
         };
         let leak = |headers: axum::http::HeaderMap| async move {
             let secret = headers.get("authorization").unwrap().to_str().unwrap().to_owned();
-            axum::Json(json!({"verdict": "refuse", "message": format!("no {secret}")}))
+            let message = format!("no {secret} and {MODEL_KEY}");
+            axum::Json(json!({"verdict": "refuse", "message": message}))
         };
         let routes = Router::new()
             .route("/tool", any(tool))
@@ -425,10 +431,12 @@ async fn a_program_that_is_gone_refuses() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_message_of_a_program_has_no_secret() {
-    for status in [1, 2] {
+    let stderr = format!("echo \"no $TOKEN and {MODEL_KEY}\" >&2; exit");
+    let json = format!(r#"{{"verdict":"refuse","message":"no '"$TOKEN"' and {MODEL_KEY}"}}"#);
+    for script in [format!("{stderr} 1"), format!("{stderr} 2"), format!("echo '{json}'")] {
         let folder = Folder::new();
         let services = Services::start(&folder.path).await;
-        folder.script("guard", &format!("echo \"no $TOKEN\" >&2; exit {status}"));
+        folder.script("guard", &script);
         let tools = folder.tools(&services.origin, "never");
         let text = format!(
             "{tools}{TABLE}kind = \"command\"\ncommand = [\"./guard\"]\ntools = [\"native\"]\n\
@@ -437,7 +445,7 @@ async fn the_message_of_a_program_has_no_secret() {
         let host = folder.host(&text, model(false)).start().await.unwrap();
         let (report, _) = run(&host).await;
         let result = &report.calls[0].result;
-        assert!(result.contains("no [redacted]"), "{status}: {result}");
+        assert!(result.contains("no [redacted] and [redacted]"), "{script}: {result}");
         host.shutdown().await;
     }
 }
@@ -458,7 +466,7 @@ async fn the_message_of_a_service_has_no_secret() {
         let host = folder.host(&text, model(false)).start().await.unwrap();
         let (report, _) = run(&host).await;
         let result = &report.calls[0].result;
-        assert!(result.contains("no [redacted]"), "{headers}: {result}");
+        assert!(result.contains("no [redacted] and [redacted]"), "{headers}: {result}");
         host.shutdown().await;
     }
 }

@@ -19,6 +19,9 @@ use serde_json::{Value, json};
 /// A variable of the host with a secret value: cargo sets it for tests.
 const SECRET_VARIABLE: &str = "CARGO_PKG_DESCRIPTION";
 
+/// The value of `MODEL_KEY` in configurations: the key of a model, which no tool was given.
+const MODEL_KEY: &str = "sk-model-0123456789";
+
 /// The folder of a configuration, in which its tools work.
 struct Folder {
     path: PathBuf,
@@ -51,7 +54,10 @@ impl Folder {
     fn registry(&self, text: &str) -> Result<ToolRegistry, String> {
         callsheet::launcher::use_binary(env!("CARGO_BIN_EXE_callsheet"));
         let file = self.path.join("callsheet.toml").display().to_string();
-        let config = Config::parse(text, &file, &|name| std::env::var(name).ok());
+        let config = Config::parse(text, &file, &|name| match name {
+            "MODEL_KEY" => Some(MODEL_KEY.to_owned()),
+            name => std::env::var(name).ok(),
+        });
         let config = config.map_err(|error| error.to_string())?;
         let mut registry = ToolRegistry::new();
         registry.register_configured(&config).map_err(|error| error.to_string())?;
@@ -256,6 +262,20 @@ async fn a_cut_output_has_no_part_of_a_secret() {
     let script = "echo -n \"$TOKEN\" >&2; printf %02000d 0 >&2; exit 1";
     let error = folder.run(script, &keys).await.unwrap_err();
     let zeros = "0".repeat(2000);
+    let expected = format!("the program ended with exit status 1; stderr:\n[redacted]{zeros}");
+    assert_eq!(error, expected);
+}
+
+#[tokio::test]
+async fn a_cut_output_has_no_part_of_the_key_of_a_model() {
+    let folder = Folder::new("cut-key");
+    let keys = "max_output_bytes = 20\n[models.m]\nbase_url = \"http://127.0.0.1:9/v1\"\n\
+                model = \"m\"\napi_key_env = \"MODEL_KEY\"";
+    let output = folder.run(&format!("echo -n xxxxxxxx{MODEL_KEY}"), keys).await.unwrap();
+    assert_eq!(output, "xxxxxxxx[redacted]\n[cut: the first 20 of 27 bytes]");
+    let script = format!("echo -n {MODEL_KEY} >&2; printf %02036d 0 >&2; exit 1");
+    let error = folder.run(&script, keys).await.unwrap_err();
+    let zeros = "0".repeat(2036);
     let expected = format!("the program ended with exit status 1; stderr:\n[redacted]{zeros}");
     assert_eq!(error, expected);
 }

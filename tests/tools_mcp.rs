@@ -14,7 +14,7 @@ use axum::Router;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
-use callsheet::config::{Config, JournalEngine, ModelConfig, ToolPattern};
+use callsheet::config::{ApiKey, Config, JournalEngine, ModelConfig, ToolPattern};
 use callsheet::model::ModelReply;
 use callsheet::prelude::*;
 use callsheet::testing::FakeModel;
@@ -23,6 +23,9 @@ use serde_json::{Value, json};
 
 /// A variable of the host with a secret value: cargo sets it for tests.
 const SECRET_VARIABLE: &str = "CARGO_PKG_DESCRIPTION";
+
+/// The key of the model, which no server was given.
+const MODEL_KEY: &str = "sk-model-0123456789";
 
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -41,6 +44,13 @@ fn server_process() {
         // Of what the host keeps, the beginning is the end of the secret.
         eprint!("{}{}last words", std::env::var("TOKEN").unwrap(), "x".repeat(2_048 - 30));
         std::process::exit(3);
+    }
+    if mode == "leaks-key" {
+        eprint!("{MODEL_KEY}{}last words", "x".repeat(2_048 - 22));
+        std::process::exit(3);
+    }
+    if mode == "keys" {
+        println!("{}{MODEL_KEY}", "x".repeat(190));
     }
     let child = (mode == "stubborn")
         .then(|| std::process::Command::new("sleep").arg("600").spawn().unwrap());
@@ -117,6 +127,14 @@ fn described(mode: &str) -> Value {
     };
     let mut tools: Vec<Value> = names.iter().map(|name| tool(name)).collect();
     tools.push(json!({"name": "broken", "inputSchema": {"type": 5}}));
+    if mode == "keys" {
+        let schema = json!({"type": "object", "properties": {MODEL_KEY: {"const": MODEL_KEY}}});
+        tools.push(json!({
+            "name": format!("good_{MODEL_KEY}"), "description": format!("Uses {MODEL_KEY}."),
+            "inputSchema": schema, "outputSchema": schema, "annotations": {"title": MODEL_KEY},
+        }));
+        tools.push(json!({"name": MODEL_KEY, "inputSchema": {"type": MODEL_KEY}}));
+    }
     Value::from(tools)
 }
 
@@ -199,7 +217,9 @@ impl Folder {
         let config = Config::parse(text, &file, &|name| std::env::var(name).ok());
         let mut config = config.map_err(|error| error.to_string())?;
         config.agents.get_mut("default").unwrap().tools = vec![ToolPattern::new("*")];
-        config.use_model("fake", ModelConfig::for_source("fake"));
+        let mut fake = ModelConfig::for_source("fake");
+        fake.api_key = Some(ApiKey::new(MODEL_KEY).unwrap());
+        config.use_model("fake", fake);
         config.journal.engine = JournalEngine::Sqlite;
         config.host.data_dir = self.path.join("data");
         let mut registry = ToolRegistry::new();
@@ -456,22 +476,57 @@ async fn servers_that_do_not_start_are_left_out_and_end() {
     }
 }
 
-#[test]
-fn the_end_of_a_secret_where_the_standard_error_is_cut_is_not_shown() {
-    let folder = Folder::new("leaks");
-    let text = folder.text("leaks", "") + "[agents.default]\ntools = [\"*\"]\n";
+/// Returns what a command prints about the tools of a server, its log included. The model has the key [`MODEL_KEY`].
+fn printed(folder: &Folder, mode: &str, arguments: &[&str]) -> String {
+    let text = folder.text(mode, "")
+        + "[models.m]\nbase_url = \"http://127.0.0.1:9/v1\"\nmodel = \"m\"\napi_key_env = \"MODEL_KEY\"\n\
+           [agents.default]\ntools = [\"*\"]\n";
     std::fs::write(folder.path.join("callsheet.toml"), text).unwrap();
-    let listed = std::process::Command::new(env!("CARGO_BIN_EXE_callsheet"))
-        .args(["tools", "list"])
+    let printed = std::process::Command::new(env!("CARGO_BIN_EXE_callsheet"))
+        .args(arguments)
+        .env("MODEL_KEY", MODEL_KEY)
         .current_dir(&folder.path)
         .output()
         .unwrap();
-    let listed = String::from_utf8(listed.stdout).unwrap();
+    String::from_utf8([printed.stdout, printed.stderr].concat()).unwrap()
+}
+
+#[test]
+fn the_end_of_a_secret_where_the_standard_error_is_cut_is_not_shown() {
     let secret = std::env::var(SECRET_VARIABLE).unwrap();
-    let end = &secret[secret.len() - 10..];
-    assert!(listed.contains("exit status 3; it wrote: ") && listed.contains("xxx"), "{listed}");
-    assert!(!listed.contains(end), "{listed}");
-    assert!(listed.contains("xxxlast words"), "{listed}");
+    for (mode, secret) in [("leaks", &*secret), ("leaks-key", MODEL_KEY)] {
+        let folder = Folder::new(mode);
+        let listed = printed(&folder, mode, &["tools", "list"]);
+        let end = &secret[secret.len() - 10..];
+        assert!(listed.contains("exit status 3; it wrote: ") && listed.contains("xxx"), "{listed}");
+        assert!(!listed.contains(end), "{listed}");
+        assert!(listed.contains("xxxlast words"), "{listed}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_server_lists_has_no_key_of_a_model() {
+    // A key is also replaced where an excerpt would cut it.
+    let part = &MODEL_KEY[..9];
+    let folder = Folder::new("keys");
+    let listed = printed(&folder, "keys", &["tools", "list"]);
+    assert!(listed.contains("left out: [redacted]: ") && listed.contains("xxx"), "{listed}");
+    assert!(listed.contains("test__good__redacted_"), "{listed}");
+    assert!(!listed.contains(part), "{listed}");
+    let pinned = printed(&folder, "keys", &["tools", "pin", "--accept"]);
+    let lock = std::fs::read_to_string(folder.path.join("callsheet-tools.lock")).unwrap();
+    assert!(lock.contains("redacted"), "{lock}");
+    assert!(!pinned.contains(part) && !lock.contains(part), "{pinned}{lock}");
+    let model = FakeModel::replies([ModelReply::text("hello")]);
+    let host = folder.host(&folder.text("keys", ""), &model).await;
+    host.open_session("one").await.unwrap().run("go").await.unwrap();
+    host.shutdown().await;
+    let requests = format!("{:?}", model.requests());
+    assert!(requests.contains("Uses [redacted].") && !requests.contains(part), "{requests}");
+    for file in std::fs::read_dir(folder.path.join("data")).unwrap().flatten() {
+        let stored = std::fs::read(file.path()).unwrap_or_default();
+        assert!(!String::from_utf8_lossy(&stored).contains(part), "{}", file.path().display());
+    }
 }
 
 #[tokio::test]

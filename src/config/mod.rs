@@ -81,7 +81,6 @@ pub use output::{OutputRequest, Temperature};
 pub use overrides::InvalidOverride;
 pub use overrides::{LimitOverrides, RunOverrides};
 #[cfg(feature = "tools")]
-pub(crate) use secrets::{is_named_secret, with_last_word};
 #[doc(hidden)]
 pub use tool_definition::{
     CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, HttpBody, HttpConfig, HttpMethod,

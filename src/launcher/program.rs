@@ -10,7 +10,6 @@ use super::process::{LaunchedProcess, StartError};
 use super::protocol::LaunchRequest;
 use super::sandbox;
 use crate::config::{ProcessConfig, SandboxLevel};
-use crate::types::Secrets;
 
 /// Variables that every program inherits, if they are set.
 const INHERITED_VARIABLES: [&str; 6] = ["HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"];
@@ -70,9 +69,9 @@ impl Program {
     pub(crate) async fn start(
         &self,
         arguments: Vec<String>,
-    ) -> Result<(LaunchedProcess, Secrets), StartError> {
+    ) -> Result<LaunchedProcess, StartError> {
         let binary = super::binary().ok_or(StartError::NoLauncher)?;
-        let (env, secrets) = self.environment()?;
+        let env = self.environment()?;
         let arguments = arguments.into_iter().map(OsString::from);
         let (program, arguments) = match self.config.sandbox {
             SandboxLevel::None | SandboxLevel::Read | SandboxLevel::Write => {
@@ -98,12 +97,11 @@ impl Program {
             max_processes: self.config.max_processes.map(NonZeroU32::get),
             enables_huge_pages: super::has_disabled_huge_pages(),
         };
-        let process = LaunchedProcess::start(binary, &request).await?;
-        Ok((process, secrets))
+        LaunchedProcess::start(binary, &request).await
     }
 
-    /// Returns the variables of the program, and the values that are secret.
-    fn environment(&self) -> Result<(BTreeMap<String, String>, Secrets), StartError> {
+    /// Returns the variables of the program.
+    fn environment(&self) -> Result<BTreeMap<String, String>, StartError> {
         let config = &self.config;
         let inherited = INHERITED_VARIABLES.into_iter();
         let inherited = inherited.chain(config.env_pass.iter().map(String::as_str));
@@ -111,14 +109,12 @@ impl Program {
             .filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?)))
             .collect();
         env.extend(config.env.clone());
-        let mut secrets = Vec::new();
         for (name, source) in &config.secret_env {
             let value = std::env::var(source);
             let value = value.map_err(|_| StartError::MissingSecret(source.clone()))?;
-            secrets.push(value.clone());
             env.insert(name.clone(), value);
         }
-        Ok((env, Secrets::new(secrets.iter().map(String::as_str))))
+        Ok(env)
     }
 }
 

@@ -10,10 +10,13 @@ use super::{AgentTool, RegisteredHook, RegisteredKind, ToolRegistry};
 #[cfg(not(all(feature = "mcp", target_os = "linux")))]
 use crate::config::McpTransport;
 use crate::config::{CommandConfig, Config, ConfigErrors, ConfiguredTool, McpConfig, ToolKind};
+use crate::types::Secrets;
 
 impl ToolRegistry {
     /// Registers what the configuration defines: the tools of `[tools.NAME]` with `kind`, servers of tools, and the
-    /// hooks of `[[hooks]]`. Checks each definition, but connects to no server and reads no secret.
+    /// hooks of `[[hooks]]`. Checks each definition, but connects to no server. Reads the
+    /// secret variables: in what tools, servers and hooks return, their present values read `[redacted]`, and so do all
+    /// other secrets of the configuration.
     ///
     /// ```
     /// use callsheet::config::Config;
@@ -32,15 +35,19 @@ impl ToolRegistry {
     /// # Errors
     /// One for each tool, server or hook that cannot be made, with file, line and key.
     pub fn register_configured(&mut self, config: &Config) -> Result<(), ConfigErrors> {
-        let mut errors = Vec::new();
+        let (mut errors, secrets) = (Vec::new(), config.secrets());
         for (name, tool) in &config.tools {
             let Some(definition) = &tool.definition else { continue };
             let registered = match &definition.kind {
-                ToolKind::Command(command) => self.register_command(name, definition, command),
-                ToolKind::Http(http) => HttpTool::new(name, definition, http).and_then(|tool| {
-                    let registered = self.register_as(RegisteredKind::Http, tool);
-                    registered.map_err(|error| DefinitionError::new("kind", error))
-                }),
+                ToolKind::Command(command) => {
+                    self.register_command(name, definition, command, &secrets)
+                }
+                ToolKind::Http(http) => {
+                    HttpTool::new(name, definition, http, &secrets).and_then(|tool| {
+                        let registered = self.register_as(RegisteredKind::Http, tool);
+                        registered.map_err(|error| DefinitionError::new("kind", error))
+                    })
+                }
                 ToolKind::Agent(agent) => {
                     let description = &definition.description;
                     let tool = AgentTool::with_config(name, description, agent.clone());
@@ -53,12 +60,14 @@ impl ToolRegistry {
             }
         }
         for (name, server) in &config.mcp {
-            if let Err(DefinitionError { key, message }) = self.register_server(name, server) {
+            if let Err(DefinitionError { key, message }) =
+                self.register_server(name, server, &secrets)
+            {
                 errors.push(config.mcp_error(name, &key, message));
             }
         }
         for (at, hook) in config.hooks.iter().enumerate() {
-            match RegisteredHook::configured(hook) {
+            match RegisteredHook::configured(hook, &secrets) {
                 Ok(hook) => self.add_hook(hook),
                 Err(DefinitionError { key, message }) => {
                     errors.push(config.hook_error(at, &key, message));
@@ -74,20 +83,31 @@ impl ToolRegistry {
         name: &str,
         definition: &ConfiguredTool,
         command: &CommandConfig,
+        secrets: &Secrets,
     ) -> Result<(), DefinitionError> {
-        let tool = CommandTool::new(name, definition, command)?;
+        let tool = CommandTool::new(name, definition, command, secrets)?;
         let registered = self.register_as(RegisteredKind::Command, tool);
         registered.map_err(|error| DefinitionError::new("kind", error))
     }
 
     #[cfg(all(feature = "mcp", target_os = "linux"))]
-    fn register_server(&mut self, name: &str, server: &McpConfig) -> Result<(), DefinitionError> {
-        self.add_server(McpServer::new(name, server)?);
+    fn register_server(
+        &mut self,
+        name: &str,
+        server: &McpConfig,
+        secrets: &Secrets,
+    ) -> Result<(), DefinitionError> {
+        self.add_server(McpServer::new(name, server, secrets)?);
         Ok(())
     }
 
     #[cfg(not(all(feature = "mcp", target_os = "linux")))]
-    fn register_server(&mut self, _: &str, server: &McpConfig) -> Result<(), DefinitionError> {
+    fn register_server(
+        &mut self,
+        _: &str,
+        server: &McpConfig,
+        _: &Secrets,
+    ) -> Result<(), DefinitionError> {
         let key =
             if matches!(server.transport, McpTransport::Http { .. }) { "url" } else { "command" };
         Err(DefinitionError::new(key, "MCP servers need Linux and the cargo feature mcp"))
@@ -99,6 +119,7 @@ impl ToolRegistry {
         _: &str,
         _: &ConfiguredTool,
         _: &CommandConfig,
+        _: &Secrets,
     ) -> Result<(), DefinitionError> {
         Err(DefinitionError::new("kind", "tools that run programs need Linux"))
     }

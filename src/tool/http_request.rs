@@ -25,7 +25,7 @@ use super::redaction::redacted;
 use super::{
     Template, Tool, ToolContext, ToolEffect, ToolError, ToolOutput, ToolSpec, retry_after,
 };
-use crate::config::{ConfiguredTool, HttpBody, HttpConfig, HttpMethod, with_last_word};
+use crate::config::{ConfiguredTool, HttpBody, HttpConfig, HttpMethod};
 use crate::types::{FailureKind, Secrets, excerpt};
 
 /// Maximum number of bytes of a response body that are read.
@@ -53,6 +53,8 @@ pub(super) struct HttpTool {
     query: Vec<(String, Template)>,
     headers: HeaderMap,
     idempotency_header: HeaderName,
+    /// The secrets of the host.
+    secrets: Secrets,
 }
 
 impl HttpTool {
@@ -64,6 +66,7 @@ impl HttpTool {
         name: &str,
         tool: &ConfiguredTool,
         config: &HttpConfig,
+        secrets: &Secrets,
     ) -> Result<Self, DefinitionError> {
         let input = DefinedInput::load(&tool.input)?;
         let url = input.template("url", &config.url)?;
@@ -98,6 +101,7 @@ impl HttpTool {
             query,
             headers,
             idempotency_header,
+            secrets: secrets.clone(),
         })
     }
 
@@ -198,12 +202,8 @@ impl HttpTool {
 
     /// Makes the result of a response. Redacts what it cuts, because afterwards a part of a secret would
     /// not be found.
-    async fn result(
-        &self,
-        response: Response,
-        secrets: &Secrets,
-        has_effects: bool,
-    ) -> Result<ToolOutput, ToolError> {
+    async fn result(&self, response: Response, has_effects: bool) -> Result<ToolOutput, ToolError> {
+        let secrets = &self.secrets;
         let status = response.status();
         let wait = {
             let header = |name: &str| response.headers().get(name)?.to_str().ok();
@@ -263,7 +263,7 @@ impl Tool for HttpTool {
         let arguments = self.input.with_defaults(context.arguments());
         let url = self.call_url(&arguments)?;
         let body = self.call_body(&arguments);
-        let (mut headers, secrets) = read_secret_headers(&self.config.secret_headers)?;
+        let mut headers = read_secret_headers(&self.config.secret_headers)?;
         headers.extend(self.headers.clone());
         let has_effects = context.effect() == ToolEffect::Some;
         if has_effects {
@@ -275,15 +275,15 @@ impl Tool for HttpTool {
         let exchange = async {
             let sent = self.send(url, body, trace_headers(&context), headers).await;
             // The error may quote the target of a redirect, cut within a secret.
-            let redact = |text: String| secrets.redact_excerpts(&text);
+            let redact = |text: String| self.secrets.redact_excerpts(&text);
             let response = sent.map_err(|error| failure(error, has_effects).map_message(redact))?;
-            self.result(response, &secrets, has_effects).await
+            self.result(response, has_effects).await
         };
         let result = tokio::select! {
             result = exchange => result,
             () = context.cancelled() => Err(failure(HttpError::Cancelled, has_effects)),
         };
-        redacted(result, &secrets)
+        redacted(result, &self.secrets)
     }
 }
 
@@ -339,13 +339,11 @@ pub(super) fn check_headers(
     Ok(headers)
 }
 
-/// Reads the values of secret headers from the environment variables that hold them. Returns the headers and the
-/// secrets to redact.
+/// Reads the values of secret headers from the environment variables that hold them.
 pub(super) fn read_secret_headers(
     variables: &BTreeMap<String, String>,
-) -> Result<(HeaderMap, Secrets), ToolError> {
+) -> Result<HeaderMap, ToolError> {
     let mut headers = HeaderMap::new();
-    let mut secrets = Vec::new();
     for (name, variable) in variables {
         let Ok(value) = std::env::var(variable) else {
             let message = format!("the environment variable {variable} is not set");
@@ -357,10 +355,8 @@ pub(super) fn read_secret_headers(
         };
         header.set_sensitive(true);
         headers.extend(HeaderName::from_bytes(name.as_bytes()).ok().map(|name| (name, header)));
-        secrets.push(value);
     }
-    let values = secrets.iter().flat_map(|value| with_last_word(value.trim()));
-    Ok((headers, Secrets::new(values)))
+    Ok(headers)
 }
 
 /// Parses the name of a configured header. `key` is the configuration key.

@@ -61,7 +61,7 @@
 //! | `command/` | feature `tools`, Linux: a tool that runs a program |
 //! | `http/` | feature `tools`: HTTP requests to public and allowed addresses only |
 //! | `http_request.rs` | feature `tools`: a tool that sends an HTTP request |
-//! | `redaction.rs` | feature `tools`: removes the secrets of a configured tool or an MCP server from results |
+//! | `redaction.rs` | feature `tools`: removes the secrets of the host from results of configured tools and MCP servers |
 //! | `defined_input.rs` | feature `tools`: the schema and the defaults of a configured tool's arguments |
 //! | `template.rs` | feature `tools`: texts with placeholders for arguments |
 //! | `pinning.rs` | feature `mcp`, Linux: definitions of servers' tools that were accepted: `callsheet-tools.lock` |

@@ -1,10 +1,9 @@
-//! Removes the secrets of a configured tool or an MCP server from its results.
+//! Removes the secrets of the host from results of configured tools and MCP servers.
 
 use super::{ToolError, ToolOutput};
 use crate::types::Secrets;
 
-/// Replaces the secrets of a call in its output or error message. The host itself knows only the values that
-/// secrets had when it started.
+/// Replaces secrets in the output or the error message of a call. A message may quote excerpts.
 pub(super) fn redacted(
     result: Result<ToolOutput, ToolError>,
     secrets: &Secrets,
@@ -15,7 +14,7 @@ pub(super) fn redacted(
     match result {
         Ok(output) => Ok(output.redacted(secrets)),
         Err(error) => {
-            let message = secrets.redact(error.message()).into_owned();
+            let message = secrets.redact_excerpts(error.message());
             Err(error.with_message(message))
         }
     }

@@ -42,6 +42,8 @@ pub(crate) struct CommandTool {
     arguments: ArgumentTemplates,
     config: CommandConfig,
     output_schema: Option<ParsedSchema>,
+    /// The secrets of the host.
+    secrets: Secrets,
 }
 
 impl CommandTool {
@@ -53,6 +55,7 @@ impl CommandTool {
         name: &str,
         tool: &ConfiguredTool,
         config: &CommandConfig,
+        secrets: &Secrets,
     ) -> Result<Self, DefinitionError> {
         let input = DefinedInput::load(&tool.input)?;
         let Some((program, arguments)) = config.command.split_first() else {
@@ -72,8 +75,8 @@ impl CommandTool {
         let program = Program::check(program, &config.process)
             .map_err(|error| DefinitionError::new(error.key, error.message))?;
         let (name, description) = (name.to_owned(), tool.description.clone());
-        let config = config.clone();
-        Ok(Self { name, description, input, program, arguments, config, output_schema })
+        let (config, secrets) = (config.clone(), secrets.clone());
+        Ok(Self { name, description, input, program, arguments, config, output_schema, secrets })
     }
 
     /// Returns what the program reads from its standard input.
@@ -122,9 +125,10 @@ impl Tool for CommandTool {
         let argv = self.arguments.render(&arguments)?;
         let input = self.stdin_text(&arguments);
         let bytes_max = self.config.max_output_bytes;
-        let run = run_program(&self.program, argv, input, bytes_max, context.cancelled()).await;
-        let ProgramRun { end, stdout, stderr, secrets } = run.map_err(start_error)?;
-        redacted(self.result(end, &stdout, &stderr), &secrets)
+        let (program, secrets) = (&self.program, &self.secrets);
+        let run = run_program(program, argv, input, bytes_max, secrets, context.cancelled()).await;
+        let ProgramRun { end, stdout, stderr } = run.map_err(start_error)?;
+        redacted(self.result(end, &stdout, &stderr), secrets)
     }
 }
 
@@ -134,13 +138,11 @@ pub(super) struct ProgramRun {
     pub(super) end: ProcessEnd,
     pub(super) stdout: CapturedOutput,
     pub(super) stderr: CapturedOutput,
-    /// The values of its secret variables.
-    pub(super) secrets: Secrets,
 }
 
 /// Runs a program to its end, with this text on its standard input, and kills the descendants that it leaves.
 /// Sends it `SIGTERM` when `cancelled` is ready, and kills it if the future that this function returns is dropped
-/// before. Keeps the first `bytes_max` bytes of its standard output.
+/// before. Keeps the first `bytes_max` bytes of its standard output. `secrets` are removed from its texts.
 ///
 /// # Errors
 /// If it does not start.
@@ -149,12 +151,13 @@ pub(super) async fn run_program(
     arguments: Vec<String>,
     input: String,
     bytes_max: usize,
+    secrets: &Secrets,
     cancelled: impl Future<Output = ()>,
 ) -> Result<ProgramRun, StartError> {
-    let (process, secrets) = program.start(arguments).await?;
+    let process = program.start(arguments).await?;
     let LaunchedProcess { stdin, stdout, stderr, mut control } = process;
-    let mut standard_output = CapturedOutput::keeping_first(bytes_max, &secrets);
-    let mut standard_error = CapturedOutput::keeping_last(STDERR_BYTES_MAX, &secrets);
+    let mut standard_output = CapturedOutput::keeping_first(bytes_max, secrets);
+    let mut standard_error = CapturedOutput::keeping_last(STDERR_BYTES_MAX, secrets);
     let transfer = async {
         tokio::join!(
             write_input(stdin, input),
@@ -176,7 +179,7 @@ pub(super) async fn run_program(
         }
     };
     control.kill().await;
-    Ok(ProgramRun { end, stdout: standard_output, stderr: standard_error, secrets })
+    Ok(ProgramRun { end, stdout: standard_output, stderr: standard_error })
 }
 
 /// Waits for the end of the program. Sends `SIGTERM` when `cancelled` is ready; the host drops the call after

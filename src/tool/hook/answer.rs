@@ -91,7 +91,7 @@ impl HookAnswer {
         Self { parameters: Some(parameters), ..self }
     }
 
-    /// Parses the answer of a program or a service. Redacts the secrets that the program or service was given.
+    /// Parses the answer of a program or a service. Redacts the secrets of the host.
     ///
     /// # Errors
     /// If it is not one JSON object of this form.

@@ -8,17 +8,21 @@ use super::program::ProgramHook;
 use super::{Hook, RegisteredHook};
 use crate::config::{HookConfig, HookKind, ProcessConfig};
 use crate::tool::defined_input::DefinitionError;
+use crate::types::Secrets;
 
 impl RegisteredHook {
-    /// Checks a hook of the configuration.
+    /// Checks a hook of the configuration. `secrets` are those of the host.
     ///
     /// # Errors
     /// The first problem.
-    pub(in crate::tool) fn configured(config: &HookConfig) -> Result<Self, DefinitionError> {
+    pub(in crate::tool) fn configured(
+        config: &HookConfig,
+        secrets: &Secrets,
+    ) -> Result<Self, DefinitionError> {
         let hook: Arc<dyn Hook> = match &config.kind {
-            HookKind::Command { command, process } => program(command, process)?,
+            HookKind::Command { command, process } => program(command, process, secrets)?,
             HookKind::Http { url, headers, secret_headers, allow } => {
-                Arc::new(HttpHook::new(url, headers, secret_headers, allow)?)
+                Arc::new(HttpHook::new(url, headers, secret_headers, allow, secrets)?)
             }
         };
         Ok(Self { rule: config.rule.clone(), hook })
@@ -26,11 +30,15 @@ impl RegisteredHook {
 }
 
 #[cfg(target_os = "linux")]
-fn program(command: &[String], process: &ProcessConfig) -> Result<Arc<dyn Hook>, DefinitionError> {
-    Ok(Arc::new(ProgramHook::new(command, process)?))
+fn program(
+    command: &[String],
+    process: &ProcessConfig,
+    secrets: &Secrets,
+) -> Result<Arc<dyn Hook>, DefinitionError> {
+    Ok(Arc::new(ProgramHook::new(command, process, secrets)?))
 }
 
 #[cfg(not(target_os = "linux"))]
-fn program(_: &[String], _: &ProcessConfig) -> Result<Arc<dyn Hook>, DefinitionError> {
+fn program(_: &[String], _: &ProcessConfig, _: &Secrets) -> Result<Arc<dyn Hook>, DefinitionError> {
     Err(DefinitionError::new("kind", "hooks that run programs need Linux"))
 }

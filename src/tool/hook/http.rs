@@ -12,9 +12,9 @@ use reqwest::{Response, Url};
 use super::{Hook, HookAnswer, HookError, HookInput};
 use crate::tool::defined_input::DefinitionError;
 use crate::tool::http::response::{LimitedBody, status_line};
-use crate::tool::http::{HttpClient, HttpError, header_secrets};
+use crate::tool::http::{HttpClient, HttpError};
 use crate::tool::http_request::{check_headers, read_secret_headers, service_client};
-use crate::types::excerpt;
+use crate::types::{Secrets, excerpt};
 
 /// Maximum size of an answer in bytes: 8 MiB.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
@@ -30,6 +30,8 @@ pub(super) struct HttpHook {
     headers: HeaderMap,
     /// Secret headers, each with the environment variable that holds its value.
     secret_headers: BTreeMap<String, String>,
+    /// The secrets of the host.
+    secrets: Secrets,
 }
 
 impl HttpHook {
@@ -43,10 +45,12 @@ impl HttpHook {
         headers: &BTreeMap<String, String>,
         secret_headers: &BTreeMap<String, String>,
         allow: &[String],
+        secrets: &Secrets,
     ) -> Result<Self, DefinitionError> {
         let (url, client) = service_client(url, allow)?;
         let headers = check_headers(headers, secret_headers)?;
-        Ok(Self { client, url, headers, secret_headers: secret_headers.clone() })
+        let (secret_headers, secrets) = (secret_headers.clone(), secrets.clone());
+        Ok(Self { client, url, headers, secret_headers, secrets })
     }
 
     async fn send(
@@ -66,23 +70,24 @@ impl HttpHook {
 impl Hook for HttpHook {
     async fn answer(&self, input: &HookInput) -> Result<HookAnswer, HookError> {
         let read = read_secret_headers(&self.secret_headers);
-        let (secret_headers, _) = read.map_err(|error| HookError::new(error.message()))?;
-        let secrets = header_secrets(&self.headers, &secret_headers);
+        let secret_headers = read.map_err(|error| HookError::new(error.message()))?;
         let response = self.send(input, secret_headers).await.map_err(HookError::new)?;
         let status = response.status();
         let body = LimitedBody::read(response, ANSWER_BYTES_MAX).await.map_err(HookError::new)?;
         if !status.is_success() {
-            let body = excerpt(&body.redacted_text(&secrets), QUOTED_CHARS_MAX);
+            let body = excerpt(&body.redacted_text(&self.secrets), QUOTED_CHARS_MAX);
             return Err(HookError::new(format!("HTTP {}: {body}", status_line(status))));
         }
         match &body {
             LimitedBody::Text { bytes, is_complete: true, .. } => {
-                HookAnswer::parse(bytes, &secrets)
+                HookAnswer::parse(bytes, &self.secrets)
             }
             LimitedBody::Text { .. } => {
                 Err(HookError::new(format!("its answer has more than {ANSWER_BYTES_MAX} bytes")))
             }
-            LimitedBody::Unreadable { .. } => Err(HookError::new(body.redacted_text(&secrets))),
+            LimitedBody::Unreadable { .. } => {
+                Err(HookError::new(body.redacted_text(&self.secrets)))
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::config::ProcessConfig;
 use crate::launcher::{ProcessEnd, Program};
 use crate::tool::command::{ProgramRun, run_program};
 use crate::tool::defined_input::DefinitionError;
+use crate::types::Secrets;
 
 /// Maximum size of an answer.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
@@ -24,6 +25,8 @@ pub(super) struct ProgramHook {
     program: Program,
     arguments: Vec<String>,
     process: ProcessConfig,
+    /// The secrets of the host.
+    secrets: Secrets,
 }
 
 impl ProgramHook {
@@ -34,13 +37,15 @@ impl ProgramHook {
     pub(super) fn new(
         command: &[String],
         process: &ProcessConfig,
+        secrets: &Secrets,
     ) -> Result<Self, DefinitionError> {
         let Some((program, arguments)) = command.split_first() else {
             return Err(DefinitionError::new("command", "must not be empty"));
         };
         let program = Program::check(program, process)
             .map_err(|error| DefinitionError::new(error.key, error.message))?;
-        Ok(Self { program, arguments: arguments.to_vec(), process: process.clone() })
+        let (process, secrets) = (process.clone(), secrets.clone());
+        Ok(Self { program, arguments: arguments.to_vec(), process, secrets })
     }
 }
 
@@ -54,14 +59,15 @@ impl Hook for ProgramHook {
             arguments,
             format!("{input}\n"),
             ANSWER_BYTES_MAX,
+            &self.secrets,
             std::future::pending(),
         );
         let ended = run.await;
-        let ProgramRun { end, stdout, stderr, secrets } =
+        let ProgramRun { end, stdout, stderr } =
             ended.map_err(|error| HookError::new(format!("it did not start: {error}")))?;
         match end {
             ProcessEnd::Exited(0) => match stdout.whole() {
-                Some(bytes) => HookAnswer::parse(bytes, &secrets),
+                Some(bytes) => HookAnswer::parse(bytes, &self.secrets),
                 None => Err(HookError::new(format!(
                     "its answer has more than {ANSWER_BYTES_MAX} bytes"
                 ))),

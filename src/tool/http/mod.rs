@@ -32,8 +32,7 @@ pub use resolver::DnsLookup;
 pub(crate) use resolver::system_lookup;
 
 use super::{ToolContext, ToolError};
-use crate::config::{is_named_secret, with_last_word};
-use crate::types::{FailureKind, Secrets, TRACEPARENT, TRACESTATE};
+use crate::types::{FailureKind, TRACEPARENT, TRACESTATE};
 use resolver::{AddressPolicy, NoPublicAddress, Resolver};
 
 /// Maximum length of a URL.
@@ -247,16 +246,6 @@ pub(crate) fn trace_headers(context: &ToolContext) -> HeaderMap {
     headers
 }
 
-/// Returns the secrets of a configured service: the values of its secret headers, and of those of its plain headers
-/// whose names suggest a secret. Of each, also its last word: a service may leave out a scheme such as `Bearer`.
-pub(crate) fn header_secrets(plain: &HeaderMap, secret: &HeaderMap) -> Secrets {
-    let text = |value| std::str::from_utf8(HeaderValue::as_bytes(value)).ok();
-    let plain = plain.iter().filter_map(|(name, value)| Some((name, text(value)?)));
-    let named = plain.filter(|(name, value)| is_named_secret(name.as_str(), value));
-    let values = secret.values().filter_map(text).chain(named.map(|(_, value)| value));
-    Secrets::new(values.flat_map(with_last_word))
-}
-
 fn accept_headers() -> HeaderMap {
     let mut headers = HeaderMap::new();
     let text = "text/*, application/json, application/xml;q=0.9, */*;q=0.5";
@@ -353,20 +342,6 @@ mod tests {
             let error = error.into_tool_error();
             assert_eq!(error.message(), text);
             assert_eq!((error.kind(), error.next_attempt()), (kind, next_attempt), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_plain_header_with_the_name_of_a_secret_is_a_secret() {
-        let headers = |name, value| {
-            let (name, value) = (HeaderName::from_static(name), HeaderValue::from_static(value));
-            HeaderMap::from_iter([(name, value)])
-        };
-        let secret = headers("x-a", "Bearer first-secret");
-        for (name, expected) in [("x-api-key", "[redacted]"), ("x-team", "other-secret")] {
-            let secrets = header_secrets(&headers(name, "other-secret"), &secret);
-            let redacted = secrets.redact("first-secret other-secret").into_owned();
-            assert_eq!(redacted, format!("[redacted] {expected}"));
         }
     }
 

@@ -73,8 +73,7 @@ impl Tool for McpTool {
         let connection = self.connection.of(context.session());
         let call = self.call(&connection, &context);
         let result = connection.observe("tools/call", call, error_type).await;
-        let secrets = connection.secrets.lock().clone();
-        redacted(result, &secrets)
+        redacted(result, &connection.secrets)
     }
 
     fn ready(&self, session: &SessionId) -> Option<BoxFuture<'static, ()>> {
@@ -102,8 +101,7 @@ impl McpTool {
                     .with_kind(FailureKind::ToolChanged)
                     .permanent());
             }
-            let secrets = connection.secrets.lock().clone();
-            let asker = Asker::new(context.clone(), secrets);
+            let asker = Asker::new(context.clone(), connection.secrets.clone());
             let result = self.rounds(connection, &asker).await;
             match (asker.note(), result) {
                 (None, result) => result,
@@ -127,6 +125,8 @@ impl McpTool {
         for round in 0..ROUNDS_MAX {
             let answer = self.send(connection, asker, params).await?;
             let Some(input) = InputRequired::read(&answer) else {
+                // The note about a value that does not match the schema cuts the value.
+                let answer = connection.secrets.redact_json(&answer).unwrap_or(answer);
                 return output(&answer, self.output_schema.as_ref());
             };
             if round + 1 == ROUNDS_MAX {
@@ -239,7 +239,7 @@ impl McpTool {
             return ToolError::new(answered_text(error)).permanent();
         }
         let reason = error_chain(error);
-        let reason = excerpt(&connection.secrets.lock().redact_excerpts(&reason), QUOTED_CHARS_MAX);
+        let reason = excerpt(&connection.secrets.redact_excerpts(&reason), QUOTED_CHARS_MAX);
         if is_unsent(error) || is_withdrawn() {
             return self.down(&reason);
         }

@@ -36,7 +36,7 @@ use super::transport_error::{HttpFailure, error_chain, without_query};
 use crate::config::McpTransport;
 use crate::launcher::{ProcessControl, ProcessEnd, Program};
 use crate::tool::defined_input::DefinitionError;
-use crate::tool::http::{HttpClient, header_secrets};
+use crate::tool::http::HttpClient;
 use crate::tool::http_request::{check_headers, read_secret_headers, service_client};
 use crate::types::{Secrets, excerpt};
 
@@ -145,11 +145,11 @@ async fn connect_process(
     handler: Handler,
     lifecycle: ClientLifecycleMode,
 ) -> Result<Connection, ConnectError> {
-    let (process, secrets) = program
+    let process = program
         .start(arguments.to_vec())
         .await
         .map_err(|error| format!("the program did not start: {error}"))?;
-    handler.shared.secrets.lock().clone_from(&secrets);
+    let secrets = handler.shared.secrets.clone();
     let tail = Arc::new(Mutex::new(Vec::new()));
     let reader = spawn(keep_tail(process.stderr, Arc::clone(&tail)));
     let (unparsed_lines, calls) =
@@ -184,9 +184,7 @@ async fn connect_service(
     lifecycle: ClientLifecycleMode,
 ) -> Result<Connection, ConnectError> {
     let (shared, calls) = (Arc::clone(&handler.shared), Arc::clone(&handler.calls));
-    let (secret, _) =
-        read_secret_headers(secret_headers).map_err(|error| error.message().to_owned())?;
-    *shared.secrets.lock() = header_secrets(headers, &secret);
+    let secret = read_secret_headers(secret_headers).map_err(|error| error.message().to_owned())?;
     let headers = headers.iter().chain(&secret);
     let headers = headers.map(|(name, value)| (name.clone(), value.clone())).collect();
     let client = ObservedHttpClient {
@@ -273,7 +271,7 @@ struct Process {
     /// The end of its standard error, and the task that reads it.
     tail: Arc<Mutex<Vec<u8>>>,
     reader: AbortOnDropHandle<()>,
-    /// The secret values that it was given.
+    /// The secrets of the host.
     secrets: Secrets,
 }
 

@@ -55,7 +55,7 @@ use super::server::{
 };
 use super::{LOCK_FILE, ParsedSchema, Tool, ToolLock, ToolSpec};
 use crate::config::{McpConfig, McpPin, McpShare, McpTrust};
-use crate::types::{SessionId, excerpt};
+use crate::types::{Secrets, SessionId, excerpt};
 use call::McpTool;
 use connection::{Connection, Endpoint, RawToolList, close_when_drained, list_tools};
 use list_pause::ListPause;
@@ -92,6 +92,8 @@ struct Definition {
     endpoint: Endpoint,
     filter: ToolFilter,
     pins: Option<Pins>,
+    /// The secrets of the host.
+    secrets: Secrets,
 }
 
 /// The end of a connection.
@@ -138,13 +140,18 @@ impl McpServer {
     ///
     /// # Errors
     /// The first problem.
-    pub(super) fn new(name: &str, config: &McpConfig) -> Result<Arc<Self>, DefinitionError> {
+    pub(super) fn new(
+        name: &str,
+        config: &McpConfig,
+        secrets: &Secrets,
+    ) -> Result<Arc<Self>, DefinitionError> {
         let definition = Definition {
             name: name.to_owned(),
             endpoint: Endpoint::check(&config.transport)?,
             pins: pins(name, config)?,
             filter: ToolFilter { tools: config.tools.clone(), exclude: config.exclude.clone() },
             config: config.clone(),
+            secrets: secrets.clone(),
         };
         Ok(Arc::new(Self::for_all(Arc::new(definition))))
     }
@@ -161,10 +168,12 @@ impl McpServer {
         session: Option<SessionId>,
     ) -> Self {
         let status = ServerStatus { state: ServerState::Starting, listing: None };
+        let secrets = definition.secrets.clone();
+        let shared = LogicalConnection { secrets, ..LogicalConnection::default() };
         Self {
             definition,
             status: watch::Sender::new(Arc::new(status)),
-            shared: Arc::default(),
+            shared: Arc::new(shared),
             sessions,
             session,
             closing: CancellationToken::new(),
@@ -225,11 +234,11 @@ impl McpServer {
         listing
     }
 
-    /// Lists the tools. Replaces the secrets of the server, which it may repeat in a description.
+    /// Lists the tools. Replaces secrets, which the server may repeat in a description.
     async fn list_tools(&self, connection: &OpenConnection) -> Result<RawToolList, String> {
         let list = list_tools(connection);
         let mut listed = self.shared.observe("tools/list", list, |_| "failed").await?;
-        let secrets = self.shared.secrets.lock().clone();
+        let secrets = &self.definition.secrets;
         for tool in &mut listed.tools {
             if let Some(redacted) = secrets.redact_json(tool) {
                 *tool = redacted;
@@ -318,7 +327,7 @@ impl McpServer {
 
     /// Returns a reason without secrets, and cut.
     fn redacted_reason(&self, reason: &str) -> String {
-        excerpt(&self.shared.secrets.lock().redact_excerpts(reason), REASON_CHARS_MAX)
+        excerpt(&self.definition.secrets.redact_excerpts(reason), REASON_CHARS_MAX)
     }
 
     /// Waits until one more session may be connected. A server that sessions share has no limit.

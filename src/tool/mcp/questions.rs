@@ -107,8 +107,9 @@ impl Asker {
             ToolError::new("the server asks a question without a message, a form or a url")
                 .permanent()
         })?;
+        let question = question.redacted(&self.secrets);
         let message = question.message.clone();
-        let answer = self.context.ask(question.redacted(&self.secrets)).await?;
+        let answer = self.context.ask(question).await?;
         let reason = match &answer {
             Answer::Declined(Some(reason)) => Some(&**reason),
             Answer::Expired => Some("no answer arrived in time"),

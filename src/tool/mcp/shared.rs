@@ -34,8 +34,8 @@ pub(super) struct LogicalConnection {
     /// Notified when the connection may not work any more.
     pub(super) check_requested: Notify,
     pub(super) unparsed_lines: Arc<Mutex<UnparsedLines>>,
-    /// The secret values that the server was given.
-    pub(super) secrets: Mutex<Secrets>,
+    /// The secrets of the host.
+    pub(super) secrets: Secrets,
     /// The observer of the host that runs the server now.
     pub(super) observer: Mutex<Option<RequestObserver>>,
 }

@@ -85,7 +85,7 @@ pub(super) struct StdioTransport {
     unwritten: Arc<watch::Sender<usize>>,
     unparsed_lines: Arc<Mutex<UnparsedLines>>,
     calls: Arc<OpenCalls>,
-    /// The secret values that the process was given.
+    /// The secrets of the host.
     secrets: Secrets,
 }
 
