@@ -91,7 +91,7 @@ fn process_secrets(variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
 
 /// Returns the value of a header or variable, and the last word of a value in one line: a service may echo the key
 /// without the scheme before it, such as `Bearer`.
-pub(crate) fn with_last_word(value: &str) -> [&str; 2] {
+fn with_last_word(value: &str) -> [&str; 2] {
     let line = value.trim();
     let word = if line.contains('\n') { line } else { line.rsplit(' ').next().unwrap_or_default() };
     [value, word]
@@ -99,7 +99,7 @@ pub(crate) fn with_last_word(value: &str) -> [&str; 2] {
 
 /// Returns whether the name of a header suggests a secret, and the value has more than lower-case letters. An
 /// ordinary word, as in `X-Auth-Type: application`, is no secret.
-pub(crate) fn is_named_secret(name: &str, value: &str) -> bool {
+fn is_named_secret(name: &str, value: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let mut words = name.split(|letter: char| !letter.is_ascii_alphanumeric());
     let is_named = words.any(|word| {

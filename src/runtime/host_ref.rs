@@ -111,6 +111,8 @@ pub(super) struct HostState {
     pub(super) calls_by_hand: Arc<Semaphore>,
     pub(super) reads: ReadThreads,
     pub(super) removals: Removals,
+    /// Sessions whose deletion failed. If it has begun, it is finished when the journal can be written again.
+    pub(super) failed_deletions: Mutex<BTreeSet<SessionId>>,
     /// Limits the memory of the readers of stored events and of verifications.
     pub(super) history: HistoryLimits,
     /// Runs that were reported as failed because the journal could not be written. The failure is recorded

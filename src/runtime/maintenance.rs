@@ -1,5 +1,5 @@
-//! Periodic work of a host: metrics, hibernation of idle sessions, deletion of old sessions and of unused lists of
-//! tools, expiry of approvals, recording of failed runs, and storing what was learnt of models.
+//! Periodic work of a host: metrics, hibernation of idle sessions, deletion of old sessions, of those whose deletion
+//! has failed and of unused lists of tools, expiry of approvals, recording of failed runs, and storing what was learnt of models.
 //!
 //! The host does it at intervals of half of `idle_after`, at least 50 ms and at most 5 s; without `idle_after`, 2.5 s
 //! (`host_actor`). Sessions that were idle for `keep_idle` are deleted once they have left memory: with
@@ -13,6 +13,7 @@ use super::agent_trees;
 use super::error::HostError;
 use super::host_ref::{HostRef, HostState};
 use super::message::SessionMessage;
+use super::recovery;
 use super::task;
 use crate::journal::{JournalError, SessionQuery, unix_ms};
 use crate::types::{SessionId, SessionState};
@@ -44,6 +45,7 @@ pub(super) fn run(host_ref: &HostRef) {
     release_idle(shared);
     wake_expired(host_ref);
     wake_failed_runs(host_ref);
+    finish_failed_deletions(host_ref);
     delete_unused_lists(host_ref);
     shared.models.values().for_each(|model| model.learnt.store_soon(&shared.journal));
     if let Some(kept) = shared.keep_idle
@@ -106,6 +108,15 @@ fn wake_expired(host_ref: &HostRef) {
                 host_ref.shared.approval_expiries.lock().insert((unix_ms() + EXPIRY_RETRY_MS, id));
             }
         });
+    }
+}
+
+/// Finishes the deletions that have failed after they had begun, when the journal can be written again.
+fn finish_failed_deletions(host_ref: &HostRef) {
+    let mut failed = host_ref.shared.failed_deletions.lock();
+    if !failed.is_empty() && host_ref.shared.journal.failure().is_none() {
+        let failed = std::mem::take(&mut *failed).into_iter().collect();
+        task::detach(recovery::finish_deletions(host_ref.clone(), failed));
     }
 }
 

@@ -462,6 +462,7 @@ impl Host {
             calls_by_hand: Arc::new(Semaphore::new(call_by_hand::CALLS_MAX)),
             reads: ReadThreads::default(),
             removals: Removals::default(),
+            failed_deletions: parking_lot::Mutex::default(),
             history: HistoryLimits::default(),
             unrecorded_failures: parking_lot::Mutex::default(),
             approval_expiries: parking_lot::Mutex::default(),

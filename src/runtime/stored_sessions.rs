@@ -247,6 +247,9 @@ pub(super) async fn delete(
         host_ref.shared.suspended.lock().remove(id);
         host_ref.shared.set_has_unfinished_run(id, false);
     }
+    if !is_deleted && removed.as_ref().is_ok_and(|removed| removed.result.is_err()) {
+        host_ref.shared.failed_deletions.lock().insert(id.clone());
+    }
     host_ref.shared.end_deletion(id);
     host_ref.shared.update_counts();
     removed?.result?;

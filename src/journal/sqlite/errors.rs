@@ -24,7 +24,12 @@ pub(super) fn may_lack_space(error: &Error) -> bool {
             .is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_IOERR_WRITE)
 }
 
-/// Returns whether an fsync failed.
+/// Returns the error of a log whose fsync failed.
+pub(super) fn log_not_synced(error: &io::Error) -> JournalError {
+    JournalError::Write(format!("its log cannot be synced ({error}): look at the disk"))
+}
+
+/// Returns whether an fsync of SQLite failed.
 pub(super) fn is_failed_sync(error: &Error) -> bool {
     use rusqlite::ffi::{SQLITE_IOERR_DIR_FSYNC, SQLITE_IOERR_FSYNC};
     error.sqlite_error().is_some_and(|error| {

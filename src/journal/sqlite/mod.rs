@@ -172,11 +172,10 @@ impl SqliteJournal {
         let reserve = Reserve::new(dir, reserve_bytes);
         let connection = match database::open(&path) {
             // The log needs some space.
-            Err(_)
-                if data_directory::is_full(dir)
-                    && reserve.release().is_ok_and(|was_there| was_there) =>
-            {
-                database::open(&path)?
+            Err(error @ JournalError::Open { .. }) if data_directory::is_full(dir) => {
+                let reason = format!("the disk is full: free some space ({error})");
+                let full = JournalError::Open { path: path.clone(), reason };
+                reserve.release().ok().and_then(|_| database::open(&path).ok()).ok_or(full)?
             }
             opened => opened?,
         };

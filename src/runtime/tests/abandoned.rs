@@ -262,6 +262,20 @@ async fn a_deletion_that_fails_after_the_records_are_gone_is_counted() {
 }
 
 #[tokio::test]
+async fn a_deletion_that_failed_is_finished_when_the_journal_works_again() {
+    let provider = Provider::answering("fine").await;
+    let is_dead = Arc::new(AtomicBool::new(true));
+    let engine = Engine::new(|inner, batch| inner.append(batch)).dead_once(&is_dead);
+    let host = host_on(&provider, &engine).await;
+    let session = session(&host).await;
+    assert!(matches!(session.delete().await, Err(HostError::Journal(_))));
+    assert_eq!((host.counts().sessions, engine.count()), (1, Ok(1)));
+    is_dead.store(false, Ordering::SeqCst);
+    until("the session is deleted", || engine.count() == Ok(0)).await;
+    until("it is not counted", || host.counts().sessions == 0).await;
+}
+
+#[tokio::test]
 async fn a_session_is_deleted_although_the_end_of_its_run_is_not_recorded() {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
     let fails = Arc::new(AtomicBool::new(true));

@@ -230,7 +230,7 @@ impl JournalWriter {
                 Ok(_) => "its write-ahead log was removed; it is created again".to_owned(),
                 Err(error) => format!("its write-ahead log was removed: {error}"),
             };
-            self.break_off(reason);
+            self.break_off(JournalError::Write(reason));
         }
         self.broken.clone().map_or(Ok(()), Err)
     }
@@ -330,16 +330,17 @@ impl JournalWriter {
     /// system dropped pages of the log that SQLite considers written, and reports this only once.
     fn sync_wal(&mut self) -> Result<(), JournalError> {
         let Err(error) = self.wal.sync_data() else { return Ok(()) };
-        Err(self.break_off(format!("its log cannot be synced ({error}): look at the disk")))
+        Err(self.break_off(errors::log_not_synced(&error)))
     }
 
     /// Stops all work until the database was opened again. Batches that were not synced fail: they may be lost.
-    fn break_off(&mut self, reason: String) -> JournalError {
-        let error = JournalError::Write(reason);
+    fn break_off(&mut self, error: JournalError) -> JournalError {
         let unsynced = std::mem::take(&mut self.unsynced);
         self.reporter.report(unsynced.into_iter().map(|batch| batch.failed(&error)).collect());
         self.set_failure(Some(error.clone()));
         self.broken = Some(error.clone());
+        // Until then reads may find pages that the system has dropped.
+        self.retry_at = Some(Instant::now());
         error
     }
 }

@@ -121,7 +121,8 @@ impl JournalWriter {
     /// checkpoint does not move them again. It also syncs the log, which may have lost what was not synced.
     fn check_synced(&mut self, error: Option<&rusqlite::Error>) {
         if let Some(error) = error.filter(|error| errors::is_failed_sync(error)) {
-            self.break_off(format!("the database cannot be synced ({error}): look at the disk"));
+            let reason = format!("the database cannot be synced ({error}): look at the disk");
+            self.break_off(JournalError::Write(reason));
         }
     }
 
@@ -182,7 +183,10 @@ impl JournalWriter {
         if self.broken.is_some() {
             match self.reopen() {
                 Ok(()) => self.broken = None,
-                Err(error) => self.set_failure(Some(error)),
+                Err(error) => {
+                    self.set_failure(Some(error.clone()));
+                    self.broken = Some(error);
+                }
             }
         }
         let is_usable = self.broken.is_none();
@@ -230,7 +234,7 @@ impl JournalWriter {
             self.database.connection = connection;
             let io_error = |error: std::io::Error| JournalError::Write(error.to_string());
             self.wal = File::open(&self.wal_path).map_err(io_error)?;
-            self.wal.sync_all().map_err(io_error)?;
+            self.wal.sync_all().map_err(|error| errors::log_not_synced(&error))?;
             sync_parent(&self.file).map_err(io_error)?;
             self.sessions.store(stored, Ordering::Release);
             Ok(())
