@@ -80,7 +80,6 @@ pub use output::{OutputRequest, Temperature};
 #[doc(hidden)]
 pub use overrides::InvalidOverride;
 pub use overrides::{LimitOverrides, RunOverrides};
-#[cfg(feature = "tools")]
 #[doc(hidden)]
 pub use tool_definition::{
     CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, HttpBody, HttpConfig, HttpMethod,
