@@ -1,5 +1,6 @@
 //! Periodic work of a host: metrics, hibernation of idle sessions, deletion of old sessions, of those whose deletion
-//! has failed and of unused lists of tools, expiry of approvals, recording of failed runs, and storing what was learnt of models.
+//! has failed and of unused lists of tools, expiry of approvals, recording of failed runs, and storing what was
+//! learnt of models.
 //!
 //! The host does it at intervals of half of `idle_after`, at least 50 ms and at most 5 s; without `idle_after`, 2.5 s
 //! (`host_actor`). Sessions that were idle for `keep_idle` are deleted once they have left memory: with

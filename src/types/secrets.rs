@@ -124,6 +124,9 @@ impl Secrets {
     #[must_use]
     pub(crate) fn undecided_from(&self, text: &str) -> usize {
         let begun = text.len() - self.begun_at_end(text);
+        if begun == text.len() {
+            return begun;
+        }
         let mut secrets = self.search.iter().flat_map(|search| search.find_iter(text));
         // A secret that ends there is decided, if it begins earlier.
         let decided = secrets.find(|secret| secret.end > begun).filter(|it| it.start < begun);

@@ -75,6 +75,7 @@ impl JournalWriter {
             let _ = self.empty_wal();
             written = write(&mut self.database);
         }
+        self.check_synced(written.as_ref().err());
         written.map_err(|error| errors::write_error(&error))
     }
 
@@ -116,9 +117,9 @@ impl JournalWriter {
         truncated
     }
 
-    /// Stops all work if a checkpoint could not sync a file. The system may have dropped pages of the database, also
-    /// those of earlier checkpoints that a reader has cut short: these moved pages without a sync, and the next
-    /// checkpoint does not move them again. It also syncs the log, which may have lost what was not synced.
+    /// Stops all work if SQLite could not sync a file, as in a checkpoint. The system may have dropped pages of the
+    /// database, also those of earlier checkpoints that a reader has cut short: these moved pages without a sync, and
+    /// the next checkpoint does not move them again. It also syncs the log, which may have lost what was not synced.
     fn check_synced(&mut self, error: Option<&rusqlite::Error>) {
         if let Some(error) = error.filter(|error| errors::is_failed_sync(error)) {
             let reason = format!("the database cannot be synced ({error}): look at the disk");
@@ -129,9 +130,8 @@ impl JournalWriter {
     /// Empties the write-ahead log, which still contains the deleted rows. On a full disk it uses the reserve,
     /// because the database may grow.
     fn empty_wal_of_deleted(&mut self) -> Result<(), JournalError> {
-        let truncated = self.write_with_reserve(|database| Ok(database.truncate_wal()))?;
-        self.check_synced(truncated.as_ref().err());
-        self.check_emptied(truncated.map_err(|error| errors::write_error(&error))?)
+        let busy = self.write_with_reserve(|database| database.truncate_wal())?;
+        self.check_emptied(busy)
     }
 
     fn check_emptied(&self, busy: bool) -> Result<(), JournalError> {
