@@ -64,7 +64,8 @@ pub struct HostBuilder {
     journal: Option<Arc<dyn Journal>>,
     journal_holder: String,
     metrics: MetricsOptions,
-    /// What the program has set, by method and name.
+    /// The setters that were called, each with the name it was given (that of an agent, a model or a label, else empty).
+    /// A second call with the same name is an error of the start.
     set: BTreeSet<(&'static str, String)>,
     /// The first error of a call before the start.
     error: Option<String>,
@@ -90,7 +91,7 @@ impl HostBuilder {
         }
     }
 
-    /// Notes that the program sets something that it can set once.
+    /// Notes the call of a setter, and an error if it was called with this name before.
     fn note(&mut self, method: &'static str, name: impl Into<String>) {
         let name = name.into();
         let problem = match name.as_str() {

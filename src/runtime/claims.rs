@@ -1,5 +1,6 @@
-//! What one host of this process at a time may use: an engine of the program's own, and a recorder with one
-//! set of labels. A second host waits a moment, because a dropped one ends soon, and is refused then.
+//! Keeps two hosts of one process from writing to the same journal of the program, and from recording metrics to the
+//! same recorder with the same labels. The start of the second host waits a moment, because a host that was dropped
+//! ends soon; then it fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,7 +27,8 @@ pub(super) const OTHER_HOST_RETRY: Duration = Duration::from_millis(10);
 
 static CLAIMED: Mutex<BTreeSet<Claimed>> = Mutex::new(BTreeSet::new());
 
-/// Something that one host at a time uses. Addresses are those of shared values, which a claim keeps alive.
+/// What a host claims: a journal, or a recorder with labels. The addresses are those of the values in their `Arc`,
+/// which the host keeps alive.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Claimed {
     Journal(usize),

@@ -58,7 +58,7 @@
 //! | `call_by_hand` | one tool call without a run of a client (`callsheet tools call`, `POST /v1/tools/{name}/call`) |
 //! | `sent_requests` | the requests to models that are kept for the console |
 //! | `tool_servers`, `server_connections` | the servers of tools: frozen lists; connections |
-//! | `gauge`, `task`, `ids`, `claims` | counts of live objects; tasks that end with their owner; new ids; what one host of the process at a time uses |
+//! | `gauge`, `task`, `ids`, `claims` | counts of live objects; tasks that end with their owner; new ids; journals and recorders that only one host of the process may use |
 //! | `maintenance`, `recovery`, `stored_sessions`, `removals`, `read_threads` | periodic work; unfinished runs at start; reading, forking and deleting stored sessions; removing deleted ones from the journal together; the threads that read the journal |
 //! | `error` | the errors of a host and its sessions |
 

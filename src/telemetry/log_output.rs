@@ -82,7 +82,7 @@ pub fn init_logs(format: LogFormat) -> Result<(), LogsError> {
 /// Replaces the secrets of the host in all later log lines, also in those of other crates, such as the one for MCP,
 /// which logs what a server has sent before it fails. The first call counts.
 pub fn redact_logs(secrets: Secrets) {
-    // Later configurations of a process are those of tests.
+    // The binary loads one configuration. Only tests load more in one process.
     let _ = SECRETS.set(secrets);
 }
 

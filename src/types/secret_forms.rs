@@ -79,12 +79,13 @@ fn json_escaped(
 fn percent_forms(secret: &str) -> Vec<String> {
     let is_unreserved =
         |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
-    // What `encodeURIComponent` of JavaScript keeps.
+    // `encodeURIComponent` in JavaScript does not encode these bytes.
     let of_javascript =
         |byte| is_unreserved(byte) || matches!(byte, b'!' | b'\'' | b'(' | b')' | b'*');
-    // What forms keep, apart from spaces.
+    // Browsers do not encode these bytes when they send a form (`application/x-www-form-urlencoded`).
     let of_forms = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.*".contains(&byte);
-    // What a parser of URLs keeps in a query and in a path (https://url.spec.whatwg.org/#query-percent-encode-set).
+    // A library that parses a URL does not encode these bytes in its query, and in its path
+    // (https://url.spec.whatwg.org/#query-percent-encode-set).
     let of_query = |byte: u8| byte.is_ascii_graphic() && !b"\"#<>'".contains(&byte);
     let of_path = |byte: u8| byte.is_ascii_graphic() && !b"\"#<>?^`{}".contains(&byte);
     let plus = |encoded: String| encoded.replace("%20", "+");
