@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs every check: formatting, lints, documentation, tests. With --quick: the checks that need only the
-# Rust toolchain and a few minutes.
+# Rust toolchain and a few minutes. Goes on after a check that fails, and says at the end which ones failed.
 # Installs what it needs besides the Rust toolchain: Prometheus, which scrapes a host and checks its
 # metrics, rules and dashboards; Node and its packages, which check the form of the dashboards, and are MCP
 # servers and their conformance suite; an MCP server in Python; Chromium, in which the console is tested;
@@ -8,14 +8,27 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+failed=()
+# Runs a command, and notes whether it failed.
+check() {
+  "$@" || failed+=("$*")
+}
+# Ends the script with the list of the checks that failed.
+finish() {
+  [ "${#failed[@]}" -gt 0 ] || exit 0
+  printf '\n%s of the checks failed (their output is above):\n' "${#failed[@]}" >&2
+  printf '  %s\n' "${failed[@]}" >&2
+  exit 1
+}
+
 if [ "${1:-}" = --quick ]; then
-  cargo fmt --check
-  cargo clippy --locked --lib --bins -- -D warnings
+  check cargo fmt --check
+  check cargo clippy --locked --lib --bins -- -D warnings
   # The profile of `cargo run`, so that the dependencies are compiled once. Left out are tests that try very many
   # cases.
-  cargo test --locked --profile dev --lib --test architecture --test documents --test builder -- \
+  check cargo test --locked --no-fail-fast --profile dev --lib --test architecture --test documents --test builder -- \
     --skip explorer --skip differential --skip prefixes --skip random_trees --skip any_point --skip any_scenario
-  exit
+  finish
 fi
 
 missing=()
@@ -50,19 +63,20 @@ if ! cmp -s tests/mcp/requirements.txt "$python/installed.txt"; then
     cp tests/mcp/requirements.txt "$python/installed.txt"; } || [ "${CI:-}" != true ]
 fi
 
-cargo fmt --check
+check cargo fmt --check
 # The feature `otlp` is in every command, so that each dependency is compiled for one set of features.
-cargo clippy --locked --features otlp --all-targets -- -D warnings
+check cargo clippy --locked --features otlp --all-targets -- -D warnings
 # The library without what its features add, and the targets that need none of them.
-cargo clippy --locked --no-default-features --all-targets -- -D warnings
-RUSTDOCFLAGS="-D warnings" cargo doc --locked --features otlp --no-deps --quiet
+check cargo clippy --locked --no-default-features --all-targets -- -D warnings
+check env RUSTDOCFLAGS="-D warnings" cargo doc --locked --features otlp --no-deps --quiet
 # Reads the pages of the command before.
-cargo test --locked --features otlp --test documents -- --ignored
+check cargo test --locked --features otlp --test documents -- --ignored
 # If CI is set, a missing corpus, Prometheus, Node, MCP server, Chromium or bubblewrap is a failure instead
 # of a skipped test.
 # The explorers of the state machines take most of the time, so they are optimised.
-cargo test --locked --features otlp --lib --config 'profile.test.package.callsheet.opt-level = 1'
-cargo test --locked --features otlp --bins --examples --test '*'
-cargo test --locked --features otlp --doc
+check cargo test --locked --features otlp --lib --config 'profile.test.package.callsheet.opt-level = 1'
+check cargo test --locked --no-fail-fast --features otlp --bins --examples --test '*'
+check cargo test --locked --features otlp --doc
 # The default features, which lack `otlp`.
-cargo test --locked --test trace_context
+check cargo test --locked --test trace_context
+finish

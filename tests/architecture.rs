@@ -445,6 +445,7 @@ fn the_top_level_is_fixed() {
         "examples",
         "docs",
         "dashboards",
+        "findings",
         "README.md",
         "CONTRIBUTING.md",
         "CHANGELOG.md",

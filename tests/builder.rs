@@ -47,7 +47,7 @@ fn unreachable_model() -> ModelConfig {
 }
 
 #[tokio::test]
-async fn a_tool_of_the_builder_is_offered_and_nothing_is_stored() {
+async fn a_tool_of_the_builder_is_offered() {
     let host = Host::builder().tool(CountWords).start().await.unwrap();
     let session = host.open_session(OpenSession::default()).await.unwrap();
     let report = session.run(PROMPT).await.unwrap();
@@ -55,7 +55,21 @@ async fn a_tool_of_the_builder_is_offered_and_nothing_is_stored() {
     assert_eq!(report.calls[0].result, "3 words");
     assert!(report.text().unwrap().contains("3 words"), "{}", report.text);
     host.shutdown().await;
-    assert!(!Path::new("callsheet-data").exists());
+}
+
+/// Runs the test above in an empty folder: the working directory is that of the whole process.
+#[test]
+fn a_host_without_a_journal_stores_nothing() {
+    let name = format!("callsheet-stores-nothing-{}", std::process::id());
+    let folder = std::env::temp_dir().join(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut program = std::process::Command::new(std::env::current_exe().unwrap());
+    program.current_dir(&folder).args(["--exact", "a_tool_of_the_builder_is_offered"]);
+    let output = program.output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && printed.contains("1 passed"), "{printed}");
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    std::fs::remove_dir(&folder).unwrap();
 }
 
 #[tokio::test]
