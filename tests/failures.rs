@@ -3,13 +3,18 @@
 
 mod support;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use callsheet::config::Config;
+use callsheet::config::{BaseUrl, Config, ToolLoading, ToolPattern};
+use callsheet::journal::{Journal, MemoryJournal};
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{Call, Finish, Response, Script, ScriptPosition};
-use callsheet::tool::ToolRegistry;
-use callsheet::types::{RunEnd, ToolStatus};
+use callsheet::rehearsal::{Call, Finish, Rehearsal, Response, Script, ScriptPosition};
+use callsheet::runtime::{Host, OpenSession};
+use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
+use callsheet::types::{RunEnd, ToolStatus, Wire};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
 use support::{World, events, parallel, results, until_event, within, world};
@@ -471,4 +476,360 @@ async fn a_plain_response_above_64_mib_is_read_if_the_model_allows_it() {
     .await;
     let report = world.run("go").await;
     assert_eq!((report.error, report.text.as_str()), (None, "Hello again."));
+}
+
+/// A service of one wire that refuses requests by a rule, and otherwise answers with a text, or first with a call.
+struct StrictService {
+    address: String,
+    requests: Arc<Mutex<Vec<Value>>>,
+}
+
+/// Returns the refusal of a request: its status and its error.
+type Rule = Arc<dyn Fn(&Value) -> Option<(u16, Value)> + Send + Sync>;
+
+/// Returns the call for a request that has no result of a call yet.
+type Calls = fn(&Value) -> Option<(String, Value)>;
+
+impl StrictService {
+    async fn start(wire: Wire, rule: Rule, calls: Calls) -> Self {
+        let requests: Arc<Mutex<Vec<Value>>> = Arc::default();
+        let received = Arc::clone(&requests);
+        let handle = move |axum::Json(body): axum::Json<Value>| {
+            received.lock().push(body.clone());
+            let (status, answer) = rule(&body).unwrap_or_else(|| (200, answer(wire, calls(&body))));
+            let status = axum::http::StatusCode::from_u16(status).expect("a status");
+            std::future::ready((status, axum::Json(answer)))
+        };
+        let app = axum::Router::new().fallback(axum::routing::post(handle));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = format!("http://{}", listener.local_addr().expect("an address"));
+        drop(tokio::spawn(async move { axum::serve(listener, app).await }));
+        Self { address, requests }
+    }
+
+    fn configure(&self, wire: Wire, config: &mut Config) {
+        let model = model(config);
+        model.base_url = BaseUrl::parse(&self.address).expect("an address");
+        (model.wire, model.stream) = (wire, false);
+    }
+
+    /// Returns the names of the tools in each request.
+    fn tools(&self) -> Vec<Vec<String>> {
+        self.requests.lock().iter().map(tool_names).collect()
+    }
+}
+
+fn has_result(body: &Value) -> bool {
+    let text = body.to_string();
+    ["\"tool_result\"", "function_call_output", "functionResponse", "\"role\":\"tool\""]
+        .iter()
+        .any(|mark| text.contains(mark))
+}
+
+/// Returns the definitions of tools in a request of any wire.
+fn definitions(body: &Value) -> Vec<Value> {
+    let tools = body["tools"].as_array().cloned().unwrap_or_default();
+    let of_gemini = tools.first().and_then(|tool| tool["functionDeclarations"].as_array().cloned());
+    let unwrapped =
+        |tool: Value| if tool["function"].is_object() { tool["function"].clone() } else { tool };
+    of_gemini.unwrap_or(tools).into_iter().map(unwrapped).collect()
+}
+
+fn tool_names(body: &Value) -> Vec<String> {
+    let tools = definitions(body);
+    tools.iter().map(|tool| tool["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+/// Returns a plain answer: a call, or a text.
+fn answer(wire: Wire, call: Option<(String, Value)>) -> Value {
+    match (wire, call) {
+        (Wire::OpenaiChat, None) => {
+            json!({"choices": [{"message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}]})
+        }
+        (Wire::OpenaiChat, Some((name, arguments))) => {
+            let function = json!({"name": name, "arguments": arguments.to_string()});
+            let call = json!({"id": "c1", "type": "function", "function": function});
+            json!({"choices": [{"message": {"role": "assistant", "tool_calls": [call]},
+                "finish_reason": "tool_calls"}]})
+        }
+        (Wire::OpenaiResponses, None) => {
+            json!({"status": "completed", "output": [{"type": "message", "role": "assistant",
+                "content": [{"type": "output_text", "text": "ok"}]}]})
+        }
+        (Wire::OpenaiResponses, Some((name, arguments))) => {
+            json!({"status": "completed", "output": [{"type": "function_call", "call_id": "c1",
+                "name": name, "arguments": arguments.to_string()}]})
+        }
+        (Wire::AnthropicMessages, None) => {
+            json!({"type": "message", "role": "assistant", "stop_reason": "end_turn",
+                "content": [{"type": "text", "text": "ok"}]})
+        }
+        (Wire::AnthropicMessages, Some((name, arguments))) => {
+            let call = json!({"type": "tool_use", "id": "c1", "name": name, "input": arguments});
+            json!({"type": "message", "role": "assistant", "stop_reason": "tool_use", "content": [call]})
+        }
+        (Wire::GeminiGenerate, None) => {
+            json!({"candidates": [{"content": {"role": "model", "parts": [{"text": "ok"}]},
+                "finishReason": "STOP"}]})
+        }
+        (Wire::GeminiGenerate, Some((name, arguments))) => {
+            let call = json!({"functionCall": {"name": name, "args": arguments}});
+            json!({"candidates": [{"content": {"role": "model", "parts": [call]}, "finishReason": "STOP"}]})
+        }
+        (Wire::OllamaChat, None) => {
+            json!({"message": {"role": "assistant", "content": "ok"}, "done": true, "done_reason": "stop"})
+        }
+        (Wire::OllamaChat, Some((name, arguments))) => {
+            let call = json!({"function": {"name": name, "arguments": arguments}});
+            json!({"message": {"role": "assistant", "content": "", "tool_calls": [call]},
+                "done": true, "done_reason": "stop"})
+        }
+        (wire, _) => panic!("no answer of {wire}"),
+    }
+}
+
+const WIRES: [Wire; 5] = [
+    Wire::OpenaiChat,
+    Wire::OpenaiResponses,
+    Wire::AnthropicMessages,
+    Wire::GeminiGenerate,
+    Wire::OllamaChat,
+];
+
+/// Returns tools of these names, each with one property of this schema. They log their arguments.
+fn tools_with(property: (&str, Value), names: &[&str]) -> (ToolRegistry, CallControl) {
+    let (mut tools, control) = (ToolRegistry::new(), CallControl::new());
+    for name in names {
+        let schema = json!({"type": "object", "required": [property.0],
+            "properties": {property.0: property.1}});
+        let spec = ToolSpec::with_json_schema(*name, "For a test.", schema).expect("a schema");
+        tools.register(Logging { spec, control: control.clone() }).expect("the names differ");
+    }
+    (tools, control)
+}
+
+/// A tool that logs its arguments.
+struct Logging {
+    spec: ToolSpec,
+    control: CallControl,
+}
+
+#[async_trait::async_trait]
+impl Tool for Logging {
+    fn spec(&self) -> ToolSpec {
+        self.spec.clone()
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let arguments: Value = context.input()?;
+        self.control.note(format!("{} {arguments}", self.spec.name));
+        Ok(ToolOutput::text("done"))
+    }
+}
+
+/// A world whose model is a strict service.
+async fn strict_world(
+    wire: Wire,
+    service: &StrictService,
+    tools: ToolRegistry,
+    journal: &Arc<MemoryJournal>,
+) -> World {
+    let rehearsal = Rehearsal::with_script(Script::new([])).await.expect("a provider");
+    let mut config = Config::default();
+    config.set_rehearsal(BaseUrl::parse(&rehearsal.base_url()).expect("its address"));
+    service.configure(wire, &mut config);
+    let agent = config.agents.get_mut("default").expect("the agent");
+    agent.tools = vec![ToolPattern::new("*")];
+    agent.tool_loading = ToolLoading::All;
+    let journal: Arc<dyn Journal> = Arc::<MemoryJournal>::clone(journal);
+    let host = Host::builder().config(config).tools(tools).journal(journal);
+    let host = host.start().await.expect("a host");
+    let session = host.open_session(OpenSession::default()).await.expect("a session");
+    World { model: rehearsal, host, session }
+}
+
+fn no_call(_: &Value) -> Option<(String, Value)> {
+    None
+}
+
+#[tokio::test]
+async fn a_tool_that_a_refusal_names_is_set_aside_for_the_model_and_stays_so_after_a_restart() {
+    for wire in WIRES {
+        let rule: Rule = Arc::new(move |body: &Value| {
+            let at = tool_names(body).iter().position(|name| name == "bad")?;
+            let message = match wire {
+                Wire::OpenaiChat => "Invalid schema for function 'bad': it is odd".to_owned(),
+                Wire::OpenaiResponses => format!("Invalid 'tools[{at}].parameters': it is odd"),
+                Wire::AnthropicMessages => format!("tools.{at}.custom.input_schema: it is odd"),
+                Wire::GeminiGenerate => {
+                    format!("* Request.tools[0].function_declarations[{at}].parameters: it is odd")
+                }
+                _ => "invalid tool definition for tool bad".to_owned(),
+            };
+            Some((400, json!({"error": {"type": "invalid_request_error", "message": message}})))
+        });
+        let service = StrictService::start(wire, rule, no_call).await;
+        let journal = Arc::new(MemoryJournal::new());
+        let names = ["alpha", "bad", "zulu"];
+        let tools = || tools_with(("id", json!({"type": "string"})), &names).0;
+        let world = strict_world(wire, &service, tools(), &journal).await;
+        let started = world.session.start_run("go").await.expect("a run");
+        let events = events(started.events).await;
+        let report = within(started.report).await.expect("a report");
+        assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "ok"), "{wire}");
+        let event =
+            events.iter().find(|event| event["type"] == "tool_set_aside").expect("an event");
+        assert_eq!(event["tool_name"], "bad");
+        assert!(event["reason"].as_str().expect("a reason").contains("odd"), "{event}");
+        world.run("again").await;
+        let all = vec!["alpha", "bad", "zulu"];
+        let rest = vec!["alpha", "zulu"];
+        assert_eq!(service.tools(), [all, rest.clone(), rest.clone()], "{wire}");
+        let page = world.host.telemetry().render();
+        assert!(page.contains("callsheet_tools_set_aside{model=\"rehearsal\"} 1"), "{page}");
+        let breaks = "callsheet_prompt_prefix_breaks_total{reason=\"tool_set_aside\"} 1";
+        assert!(page.contains(breaks), "{page}");
+        world.host.shutdown().await;
+        let world = strict_world(wire, &service, tools(), &journal).await;
+        assert_eq!(world.run("go").await.run_end, RunEnd::Answered);
+        assert_eq!(service.tools().len(), 4);
+        assert_eq!(service.tools()[3], rest);
+        let page = world.host.telemetry().render();
+        assert!(page.contains("callsheet_tools_set_aside{model=\"rehearsal\"} 1"), "{page}");
+    }
+}
+
+#[tokio::test]
+async fn a_tool_whose_grammar_cannot_be_compiled_is_found_by_halving() {
+    let names: Vec<String> = (0..40).map(|number| format!("tool_{number:02}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    for bad in ["tool_00", "tool_17", "tool_39"] {
+        let rule: Rule = Arc::new(move |body: &Value| {
+            let has_bad = tool_names(body).iter().any(|name| name == bad);
+            let message = "Failed to initialize samplers: failed to parse grammar";
+            has_bad.then(|| (400, json!({"error": {"code": 400, "message": message}})))
+        });
+        let service = StrictService::start(Wire::OpenaiChat, rule, no_call).await;
+        let journal = Arc::new(MemoryJournal::new());
+        let odd = ("id", json!({"type": "string", "format": "uuid"}));
+        let world =
+            strict_world(Wire::OpenaiChat, &service, tools_with(odd, &names).0, &journal).await;
+        let report = world.run("go").await;
+        assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "ok"));
+        let sent = service.tools();
+        assert!(sent.len() <= 8, "{} requests", sent.len());
+        let rest: Vec<&str> = names.iter().copied().filter(|name| *name != bad).collect();
+        assert_eq!(sent.last().expect("a request"), &rest);
+        world.run("again").await;
+        assert_eq!(service.tools().len(), sent.len() + 1);
+        assert_eq!(service.tools().last().expect("a request"), &rest);
+    }
+}
+
+#[tokio::test]
+async fn names_that_a_service_refuses_are_mapped_on_the_way_out_and_back() {
+    for (wire, pattern) in [(Wire::AnthropicMessages, "_.-"), (Wire::GeminiGenerate, "_")] {
+        let fits = move |name: &str| {
+            name.len() <= 64
+                && name.chars().all(|c| c.is_ascii_alphanumeric() || pattern.contains(c))
+        };
+        let rule: Rule = Arc::new(move |body: &Value| {
+            definitions(body).into_iter().find_map(|tool| {
+                let name = tool["name"].as_str().expect("a name");
+                let schema =
+                    if tool["parameters"].is_object() { "parameters" } else { "input_schema" };
+                let mut properties = tool[schema]["properties"].as_object().expect("some").keys();
+                let begins = !name.starts_with(|c: char| c.is_ascii_digit());
+                let is_valid =
+                    properties.all(|name| fits(name)) && (begins || wire != Wire::GeminiGenerate);
+                (!is_valid).then(|| (400, json!({"error": {"message": "a name is invalid"}})))
+            })
+        });
+        let calls: Calls = |body| {
+            let tool = definitions(body).into_iter().next()?;
+            let schema = if tool["parameters"].is_object() { "parameters" } else { "input_schema" };
+            let property = tool[schema]["properties"].as_object()?.keys().next()?.clone();
+            let arguments = json!({property: "x"});
+            (!has_result(body))
+                .then(|| (tool["name"].as_str().unwrap_or_default().to_owned(), arguments))
+        };
+        let service = StrictService::start(wire, rule, calls).await;
+        let journal = Arc::new(MemoryJournal::new());
+        let odd = ("$filter[a b]", json!({"type": "string"}));
+        let (tools, control) = tools_with(odd, &["3d_view"]);
+        let world = strict_world(wire, &service, tools, &journal).await;
+        let report = world.run("go").await;
+        assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "ok"), "{wire}");
+        assert_eq!(control.log(), [r#"3d_view {"$filter[a b]":"x"}"#]);
+        assert_eq!(&*report.calls[0].name, "3d_view");
+        // The history shows the call as the model made it.
+        let requests = service.requests.lock().clone();
+        let sent = definitions(&requests[0]).remove(0);
+        let history = requests[1].to_string();
+        let schema = if sent["parameters"].is_object() { "parameters" } else { "input_schema" };
+        let alias = sent[schema]["properties"].as_object().expect("some").keys().next();
+        assert!(history.contains(&format!("{{\"{}\":\"x\"}}", alias.expect("one"))), "{history}");
+        world.run("again").await;
+        let requests = service.requests.lock().clone();
+        assert_eq!(requests[1]["tools"], requests[2]["tools"]);
+        let page = world.host.telemetry().render();
+        assert!(page.contains("prefix_breaks_total{reason=\"unexplained\"} 0"), "{page}");
+    }
+}
+
+#[tokio::test]
+async fn an_output_that_the_service_could_not_read_is_asked_for_again() {
+    for wire in WIRES {
+        let failures = Arc::new(AtomicUsize::new(0));
+        let (count, rules) = (Arc::clone(&failures), AtomicUsize::new(0));
+        let rule: Rule = Arc::new(move |_: &Value| {
+            let failed = rules.fetch_add(1, Ordering::Relaxed);
+            let written = format!("<function=clock>{{\"zone\": \"UTC{}\"}}", "x".repeat(failed));
+            let error = json!({"message": "Failed to call a function.", "code": "tool_use_failed",
+                "type": "invalid_request_error", "failed_generation": written});
+            (failed < count.load(Ordering::Relaxed)).then(|| (400, json!({"error": error})))
+        });
+        failures.store(2, Ordering::Relaxed);
+        let service = StrictService::start(wire, rule, no_call).await;
+        let journal = Arc::new(MemoryJournal::new());
+        let (tools, _) = tools_with(("id", json!({"type": "string"})), &["clock"]);
+        let world = strict_world(wire, &service, tools, &journal).await;
+        let report = world.run("go").await;
+        assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "ok"), "{wire}");
+        assert_eq!(service.tools().len(), 3, "{wire}");
+    }
+    // The same output again is not asked for a third time.
+    let rule: Rule = Arc::new(|_: &Value| {
+        let message =
+            "The model produced output that does not match the expected peg-native format";
+        Some((500, json!({"error": {"code": 500, "message": message}})))
+    });
+    let service = StrictService::start(Wire::OpenaiChat, rule, no_call).await;
+    let journal = Arc::new(MemoryJournal::new());
+    let world = strict_world(Wire::OpenaiChat, &service, ToolRegistry::new(), &journal).await;
+    let report = world.run("go").await;
+    assert_eq!(report.run_end, RunEnd::Failed);
+    assert_eq!(service.tools().len(), 2);
+}
+
+#[tokio::test]
+async fn an_agent_with_more_tools_than_a_service_accepts_searches_them() {
+    for (wire, is_limited) in
+        WIRES.map(|wire| (wire, matches!(wire, Wire::OpenaiChat | Wire::OpenaiResponses)))
+    {
+        let names: Vec<String> = (0..130).map(|number| format!("tool_{number:03}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let service = StrictService::start(wire, Arc::new(|_| None), no_call).await;
+        let journal = Arc::new(MemoryJournal::new());
+        let (tools, _) = tools_with(("id", json!({"type": "string"})), &names);
+        let world = strict_world(wire, &service, tools, &journal).await;
+        assert_eq!(world.run("go").await.run_end, RunEnd::Answered);
+        let sent = service.tools().remove(0);
+        match is_limited {
+            true => {
+                assert!(sent.contains(&"find_tools".to_owned()) && sent.len() <= 128, "{sent:?}")
+            }
+            false => assert!(sent.len() >= 130, "{wire}"),
+        }
+    }
 }

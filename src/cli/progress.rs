@@ -162,6 +162,9 @@ impl RunProgress {
             Event::AttemptVoided { attempt, reason, model: _, streamed: _ } => {
                 Some(ScreenItem::Line(self.failed_attempt(*attempt, reason)))
             }
+            Event::ToolSetAside { tool_name, model, reason } => Some(ScreenItem::Line(format!(
+                "! the service of {model} refuses the tool {tool_name}, which is left out: {reason}"
+            ))),
             Event::LimitReached { limit, value, maximum, action } => {
                 Some(ScreenItem::Line(limit_line(limit, *value, *maximum, action)))
             }
@@ -327,7 +330,8 @@ impl RunProgress {
             | Event::ContextCompacted { .. }
             | Event::TurnEnded { .. }
             | Event::OfChild { .. }
-            | Event::HistoryRepaired { .. } => {}
+            | Event::HistoryRepaired { .. }
+            | Event::ToolSetAside { .. } => {}
         }
     }
 

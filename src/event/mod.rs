@@ -306,6 +306,15 @@ pub enum Event {
         /// Number of messages that were added or removed.
         repairs: u32,
     },
+    /// A tool was set aside for a model, because its service refuses the definition. Requests to the model leave it out.
+    ToolSetAside {
+        /// The tool's name.
+        tool_name: Arc<str>,
+        /// The model's name at its service.
+        model: String,
+        /// The error of the service.
+        reason: String,
+    },
     /// A run ended.
     RunEnded {
         /// The agent's name.
@@ -361,7 +370,8 @@ impl Event {
             | Self::ResponseEnded { .. }
             | Self::AttemptEnded { .. }
             | Self::OfChild { .. }
-            | Self::HistoryRepaired { .. } => false,
+            | Self::HistoryRepaired { .. }
+            | Self::ToolSetAside { .. } => false,
         }
     }
 }

@@ -145,7 +145,7 @@ kinds! {
     CallDetected ArgumentsAnomalyFound CallWaiting CallStarted CallProgressed ApprovalAsked
     ApprovalGiven ConflictFound CallDiscarded CallEnded ServiceCallChanged OutcomeLate
     ResultReleased ResponseEnded AttemptEnded AttemptStarted AttemptVoided TurnEnded LimitReached
-    ContextCompacted OfChild HistoryRepaired RunEnded
+    ContextCompacted OfChild HistoryRepaired ToolSetAside RunEnded
 }
 
 #[test]
@@ -290,6 +290,11 @@ pub(crate) fn every() -> Vec<Event> {
         },
         Event::OfChild { call: key(), event: Arc::new(child_event()) },
         Event::HistoryRepaired { repairs: 1 },
+        Event::ToolSetAside {
+            tool_name: "clock".into(),
+            model: "m".to_owned(),
+            reason: "no".to_owned(),
+        },
         run_ended(RunEnd::Answered, None),
         run_ended(
             RunEnd::Failed,

@@ -123,8 +123,16 @@ fn cut_off_arguments(call: &PartialCall) -> Option<Problem> {
 }
 
 fn describe_error(error: &ProviderError) -> Value {
-    let ProviderError { kind, status, code, message, retry_after: _, retryable: _, overflow: _ } =
-        error;
+    let ProviderError {
+        kind,
+        status,
+        code,
+        message,
+        retry_after: _,
+        retryable: _,
+        overflow: _,
+        tool_refusal: _,
+    } = error;
     let kind: &ProviderErrorKind = kind;
     json!({ "message": message, "code": code, "status": status, "kind": kind })
 }

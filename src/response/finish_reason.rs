@@ -12,7 +12,7 @@
 use crate::record::ResponseEnding;
 use crate::response::ResponseAssembler;
 use crate::response::{ParsedArguments, parse_arguments};
-use crate::types::{FinishKind, ProviderError, ProviderErrorKind};
+use crate::types::{FinishKind, ProviderError, ProviderErrorKind, excerpt};
 
 /// The end of an exchange with a model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -56,10 +56,7 @@ pub(crate) fn classify_ending(
         Some(FinishKind::Stop | FinishKind::ToolCalls | FinishKind::Pause | FinishKind::Other) => {
             Ok(ResponseEnding::Complete)
         }
-        Some(FinishKind::Error) => Err(ProviderError::new(
-            ProviderErrorKind::InStream,
-            "the service ended the response with an error",
-        )),
+        Some(FinishKind::Error) => Err(ended_with_error(response)),
         // Some services mark the end of a response but send no finish reason.
         None if response.is_done() && !response.is_empty() && all_calls_parse(response) => {
             Ok(if refused { ResponseEnding::Refused } else { ResponseEnding::Complete })
@@ -79,6 +76,21 @@ pub(crate) fn classify_ending(
 pub fn ended_well(response: &ResponseAssembler) -> bool {
     classify_ending(response, ExchangeEnd::Closed) == Ok(ResponseEnding::Complete)
 }
+
+/// Returns the error of a response whose finish reason is an error.
+fn ended_with_error(response: &ResponseAssembler) -> ProviderError {
+    let message = "the service ended the response with an error";
+    match response.finish_reason().filter(|finish| finish.is_unparsable_output()) {
+        Some(finish) => ProviderError::new(
+            ProviderErrorKind::UnparsableOutput,
+            format!("{message}: {}", excerpt(&finish.raw, REASON_CHARS)),
+        ),
+        None => ProviderError::new(ProviderErrorKind::InStream, message),
+    }
+}
+
+/// Maximum length of a finish reason in an error, in characters.
+const REASON_CHARS: usize = 200;
 
 fn malformed(message: &str) -> ProviderError {
     ProviderError::new(ProviderErrorKind::Malformed, message)
@@ -100,7 +112,27 @@ mod tests {
     use super::*;
     use crate::response::ResponseLimits;
     use crate::response::fixtures::{call, finish, text};
+    use crate::types::FinishReason;
     use crate::wire::{Delta, ProviderMetadata};
+
+    #[test]
+    fn a_call_that_the_service_could_not_read_is_an_unparsable_output() {
+        let kind = |raw: &str| {
+            let mut response = ResponseAssembler::new(ResponseLimits::default());
+            let finish = FinishReason::new(FinishKind::Error, raw);
+            drop(response.push(&Delta::Finish(finish)));
+            classify_ending(&response, ExchangeEnd::Closed).unwrap_err().kind
+        };
+        for raw in [
+            "MALFORMED_FUNCTION_CALL",
+            "UNEXPECTED_TOOL_CALL",
+            "function_call_filter: MALFORMED_FUNCTION_CALL",
+            "malformed_tool_use",
+        ] {
+            assert_eq!(kind(raw), ProviderErrorKind::UnparsableOutput, "{raw}");
+        }
+        assert_eq!(kind("network_error"), ProviderErrorKind::InStream);
+    }
 
     #[test]
     fn the_finish_reason_or_else_the_end_mark_classifies_a_response() {

@@ -603,6 +603,14 @@ impl AccumulatorSetup {
                     SessionMessage::ContextOverflowed { epoch, model, error: Box::new(error) };
                 let _ = self.session.cast(overflowed);
             }
+            TurnAction::SetToolsAside { model_index, tools, reason } => {
+                let Some(request) = &current.request else { return };
+                let refused = request.tools.iter().filter(|tool| tools.contains(&tool.name));
+                let set_aside = &current.scope.agent.models.at(model_index).set_aside;
+                set_aside.add(&refused.collect::<Vec<_>>(), &reason);
+                let (epoch, model) = (self.epoch, model_index);
+                let _ = self.session.cast(SessionMessage::ToolsSetAside { epoch, model });
+            }
             TurnAction::ReadReferences { key, references, bytes_max } => {
                 let (reader, accumulator) = (Arc::clone(&self.references), myself.clone());
                 task::detach(async move {

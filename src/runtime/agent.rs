@@ -35,6 +35,9 @@ use crate::wire::ToolDefinition;
 /// The number of tools above which `tool_loading = "auto"` offers them by a search.
 const TOOLS_WITHOUT_SEARCH: usize = 30;
 
+/// The maximum number of tools in a request to OpenAI's services.
+const REQUEST_TOOLS_MAX: usize = 128;
+
 /// The maximum number of tools that clients declare for a session and one of its runs together.
 const CLIENT_TOOLS_MAX: usize = 128;
 
@@ -105,7 +108,8 @@ impl Agent {
         let hooks = registry.hooks().iter().filter(|hook| hook.rule.concerns_agent(name));
         let hooks: Arc<[RegisteredHook]> = hooks.cloned().collect();
         let tools = matching_tools(registry.iter(), &agent.tools);
-        let uses_tool_search = needs_search(agent.tool_loading, &tools, &agent.tools);
+        let tools_max = tools_max(&models, agent.context.references);
+        let uses_tool_search = needs_search(agent.tool_loading, &tools, &agent.tools, tools_max);
         let host_tools = HostToolSet { uses_tool_search, references: agent.context.references };
         let (tools, definitions) = offer(tools, &agent.tools, host_tools);
         let plans = models.plans(None);
@@ -381,7 +385,8 @@ impl Agent {
         let callable = self.callable_tools().into_keys();
         let names = callable.chain(tools.iter().map(|tool| tool.name.clone()));
         let names = names.map(|name| (name, ())).collect();
-        needs_search(self.loading, &names, &self.patterns)
+        let tools_max = tools_max(&self.models, self.rules.context.references);
+        needs_search(self.loading, &names, &self.patterns, tools_max)
     }
 
     /// Returns the tools that it may call, without those of the host itself.
@@ -777,15 +782,27 @@ fn names_server(patterns: &[ToolPattern], server: &dyn ToolServer) -> bool {
     patterns.iter().any(|pattern| pattern.may_match_longer(&prefix))
 }
 
+/// Returns the maximum number of an agent's tools in a request to one of its models. `references` says that the host
+/// adds a tool of its own. OpenAI's services accept 128 ("array too long"); no other limit is known.
+fn tools_max(models: &ModelChain, references: bool) -> usize {
+    let is_limited = models.iter().any(|model| match model.wire() {
+        Wire::OpenaiChat | Wire::OpenaiResponses => true,
+        Wire::AnthropicMessages | Wire::GeminiGenerate | Wire::OllamaChat => false,
+    });
+    if is_limited { REQUEST_TOOLS_MAX - usize::from(references) } else { usize::MAX }
+}
+
 /// Returns whether the model finds tools with a search. A search finds only tools that a wildcard pattern
 /// matches, so at least one must exist.
 fn needs_search<T>(
     loading: ToolLoading,
     tools: &BTreeMap<String, T>,
     patterns: &[ToolPattern],
+    tools_max: usize,
 ) -> bool {
     let is_wanted = match loading {
-        ToolLoading::All => false,
+        // The services would refuse the request.
+        ToolLoading::All => tools.len() > tools_max,
         ToolLoading::Search => true,
         ToolLoading::Auto => tools.len() > TOOLS_WITHOUT_SEARCH,
     };

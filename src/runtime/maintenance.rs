@@ -48,7 +48,10 @@ pub(super) fn run(host_ref: &HostRef) {
     wake_failed_runs(host_ref);
     finish_failed_deletions(host_ref);
     delete_unused_lists(host_ref);
-    shared.models.values().for_each(|model| model.learnt.store_soon(&shared.journal));
+    for model in shared.models.values() {
+        model.learnt.store_soon(&shared.journal);
+        model.set_aside.store_soon(&shared.journal);
+    }
     if let Some(kept) = shared.keep_idle
         && !shared.is_shutting_down()
     {

@@ -132,6 +132,13 @@ pub(super) enum SessionMessage {
     ReportContext { reply: ReplyPort<ContextReport> },
     /// A model has answered this request for a summary, or none will.
     SummaryMade { request: u64, reply: SummaryReply },
+    /// Tools were set aside for a model of the current run. The session stores them.
+    ToolsSetAside {
+        /// The number of the session's set of actors.
+        epoch: u64,
+        /// The index of the model.
+        model: usize,
+    },
     /// The request of the current turn was larger than the window of its model. The turn waits for
     /// [`AccumulatorMessage::ContextReduced`].
     ContextOverflowed {

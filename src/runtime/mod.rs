@@ -54,6 +54,7 @@
 //! | `agent`, `models`, `model/` | a configured agent; the configured models; the client of one model |
 //! | `model_limiter`, `tool_limiter`, `fair_semaphore` | limits and circuit breakers of models and of tools; the semaphore of both |
 //! | `model_tokens` | learnt windows and token ratios of models, in memory and in the journal |
+//! | `set_aside_tools` | tools that the services of models refuse, in memory and in the journal |
 //! | `client_call`, `hooks`, `references` | the results of calls that the client runs; asking hooks; the values of references |
 //! | `call_by_hand` | one tool call without a run of a client (`callsheet tools call`, `POST /v1/tools/{name}/call`) |
 //! | `sent_requests` | the requests to models that are kept for the console |
@@ -103,6 +104,7 @@ mod session;
 mod session_events;
 mod session_start;
 mod session_states;
+mod set_aside_tools;
 mod snapshot;
 mod stored_sessions;
 mod stream;
@@ -425,7 +427,9 @@ impl Host {
         // Reads what earlier hosts have left in the journal.
         let (opened, known) = (Arc::clone(&journal), Arc::clone(&models));
         let read = move || {
-            known.values().try_for_each(|model| model.learnt.read(&*opened))?;
+            known.values().try_for_each(|model| {
+                model.learnt.read(&*opened).and_then(|()| model.set_aside.read(&*opened))
+            })?;
             find_unfinished_sessions(&*opened)
         };
         let (session_count, unfinished) = blocking(read).await??;
@@ -706,6 +710,7 @@ impl Host {
         shared.session_states.end();
         for model in shared.models.values() {
             model.learnt.store(&shared.journal).await;
+            model.set_aside.store(&shared.journal).await;
         }
         let journal = Arc::clone(&shared.journal);
         // Everything that is queued is stored by then.

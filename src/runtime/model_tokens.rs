@@ -1,9 +1,11 @@
-//! The windows and token ratios of models (`context::tokens::model`), which all sessions of a host share and the
-//! journal keeps.
+//! What a host has learnt of its models: their windows and token ratios (`context::tokens::model`), and the tools that
+//! their services refuse (`set_aside_tools`). All sessions share it, and the journal keeps it.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 
 use super::task::{self, with_journal};
@@ -11,52 +13,74 @@ use crate::config::{ModelConfig, REHEARSAL};
 use crate::context::tokens::ModelTokens;
 use crate::journal::{Journal, JournalError};
 
-/// The numbers of one model. Clones share them.
+/// A value that is learnt of a model.
+pub(super) trait LearntValue:
+    Clone + Default + Serialize + DeserializeOwned + Send + 'static
+{
+    /// The beginning of the key of the journal's document.
+    const DOCUMENT: &'static str;
+
+    /// Returns whether the value differs so much from the stored one that it is stored again.
+    fn needs_storing(&self, stored: &Self) -> bool;
+}
+
+impl LearntValue for ModelTokens {
+    const DOCUMENT: &'static str = "model";
+
+    fn needs_storing(&self, stored: &Self) -> bool {
+        self.differs_from(stored)
+    }
+}
+
+/// The window and the token ratio of one model.
+pub(super) type LearntTokens = Learnt<ModelTokens>;
+
+/// A value that is learnt of one model. Clones share it.
 #[derive(Clone, Debug)]
-pub(super) struct LearntTokens {
+pub(super) struct Learnt<T> {
     /// The key of the journal's document.
     key: Arc<str>,
-    state: Arc<Mutex<LearntState>>,
-    /// Locked while they are being stored.
+    state: Arc<Mutex<LearntState<T>>>,
+    /// Locked while it is being stored.
     storing: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug, Default)]
-struct LearntState {
-    now: ModelTokens,
-    /// The numbers that the journal has.
-    stored: ModelTokens,
+struct LearntState<T> {
+    now: T,
+    /// The value that the journal has.
+    stored: T,
 }
 
-impl LearntTokens {
-    /// Creates the numbers of a model of which nothing is known yet.
+impl<T: LearntValue> Learnt<T> {
+    /// Creates the value of a model of which nothing is known yet.
     pub(super) fn new(name: &str, config: &ModelConfig) -> Self {
-        let key = document_key(name, config).into();
+        let key = document_key(T::DOCUMENT, name, config).into();
         Self { key, state: Arc::default(), storing: Arc::default() }
     }
 
-    /// Reads the numbers from the journal.
+    /// Reads the value from the journal.
     pub(super) fn read(&self, journal: &dyn Journal) -> Result<(), JournalError> {
         let text = journal.document(&self.key)?;
         // An unreadable document is as if there were none.
-        if let Some(tokens) = text.and_then(|text| serde_json::from_str(&text).ok()) {
+        if let Some(value) = text.and_then(|text| serde_json::from_str::<T>(&text).ok()) {
             let mut state = self.state.lock();
-            (state.now, state.stored) = (tokens, tokens);
+            (state.now, state.stored) = (value.clone(), value);
         }
         Ok(())
     }
 
-    /// Returns the numbers.
-    pub(super) fn get(&self) -> ModelTokens {
-        self.state.lock().now
+    /// Returns the value.
+    pub(super) fn get(&self) -> T {
+        self.state.lock().now.clone()
     }
 
-    /// Changes the numbers.
-    pub(super) fn update(&self, change: impl FnOnce(&mut ModelTokens)) {
-        change(&mut self.state.lock().now);
+    /// Changes the value.
+    pub(super) fn update<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+        change(&mut self.state.lock().now)
     }
 
-    /// Stores the numbers soon, if they differ enough from the stored ones.
+    /// Stores the value soon, if it differs enough from the stored one.
     pub(super) fn store_soon(&self, journal: &Arc<dyn Journal>) {
         let is_storing = self.storing.try_lock().is_err();
         if !is_storing && self.unstored().is_some() {
@@ -65,16 +89,16 @@ impl LearntTokens {
         }
     }
 
-    /// Stores the numbers, if they differ enough from the stored ones. If they are being stored, waits for that first.
+    /// Stores the value, if it differs enough from the stored one. If it is being stored, waits for that first.
     pub(super) async fn store(&self, journal: &Arc<dyn Journal>) {
         let _storing = self.storing.lock().await;
-        while let Some(tokens) = self.unstored() {
+        while let Some(value) = self.unstored() {
             let (key, text) =
-                (Arc::clone(&self.key), serde_json::to_string(&tokens).unwrap_or_default());
+                (Arc::clone(&self.key), serde_json::to_string(&value).unwrap_or_default());
             let stored =
                 with_journal(journal, move |journal| journal.put_document(&key, &text)).await;
             match stored {
-                Ok(()) => self.state.lock().stored = tokens,
+                Ok(()) => self.state.lock().stored = value,
                 Err(error) => {
                     tracing::warn!(%error, "model_tokens_not_stored");
                     return;
@@ -83,16 +107,16 @@ impl LearntTokens {
         }
     }
 
-    /// Returns the numbers if they differ enough from the stored ones.
-    fn unstored(&self) -> Option<ModelTokens> {
+    /// Returns the value if it differs enough from the stored one.
+    fn unstored(&self) -> Option<T> {
         let state = self.state.lock();
-        state.now.differs_from(&state.stored).then_some(state.now)
+        state.now.needs_storing(&state.stored).then(|| state.now.clone())
     }
 }
 
 /// Returns the key of the journal's document. It changes with the settings that say which model answers, so that
 /// another model or service inherits nothing.
-fn document_key(name: &str, config: &ModelConfig) -> String {
+fn document_key(prefix: &str, name: &str, config: &ModelConfig) -> String {
     let extra_body = serde_json::to_string(&config.extra_body).unwrap_or_default();
     // The port of the built-in model differs at each start.
     let address = if config.model == REHEARSAL { "" } else { config.base_url.as_str() };
@@ -104,5 +128,5 @@ fn document_key(name: &str, config: &ModelConfig) -> String {
     }
     let digest = digest.finalize();
     let digits: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    format!("model-{digits}")
+    format!("{prefix}-{digits}")
 }

@@ -11,10 +11,11 @@ use super::error::HostError;
 use super::model::{HostLagClock, ModelClient, ModelRequest, ModelService, ModelSource};
 use super::model_limiter::{ModelLimiter, ModelReport, ModelStatus};
 use super::model_tokens::LearntTokens;
+use super::set_aside_tools::SetAsideTools;
 use crate::config::{Config, ModelConfig};
-use crate::telemetry::{PrefixBreakMetrics, Telemetry};
+use crate::telemetry::{ModelMetrics, PrefixBreakMetrics, Telemetry};
 use crate::turn::{ModelPlan, ModelPlans};
-use crate::types::{ModelOrigin, Secrets, SessionId};
+use crate::types::{ModelOrigin, Secrets, SessionId, Wire};
 
 /// The models that the program implements itself, by name.
 #[derive(Clone, Default)]
@@ -45,6 +46,8 @@ pub(super) struct Model {
     pub(super) prefix_breaks: PrefixBreakMetrics,
     /// The numbers that all sessions have learnt of it.
     pub(super) learnt: LearntTokens,
+    /// The tools that its service refuses.
+    pub(super) set_aside: SetAsideTools,
 }
 
 impl Model {
@@ -58,7 +61,8 @@ impl Model {
         secrets: &Secrets,
     ) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
         let models = config.models.iter().map(|(name, model)| {
-            let limiter = ModelLimiter::new(model, telemetry.metrics().model(name));
+            let metrics = telemetry.metrics().model(name);
+            let limiter = ModelLimiter::new(model, metrics.clone());
             let service = match sources.0.get(name) {
                 Some(source) => {
                     let (source, config) = (Arc::clone(source), Arc::new(model.clone()));
@@ -71,8 +75,8 @@ impl Model {
                     )
                 }
             };
-            let breaks = telemetry.metrics().prefix_breaks().clone();
-            let model = Self::new(name, model, service, secrets.clone(), limiter, breaks);
+            let metrics = (metrics, telemetry.metrics().prefix_breaks().clone());
+            let model = Self::new(name, model, service, secrets.clone(), limiter, metrics);
             Ok((name.clone(), Arc::new(model)))
         });
         models.collect()
@@ -84,7 +88,7 @@ impl Model {
         service: ModelService,
         secrets: Secrets,
         limiter: Arc<ModelLimiter>,
-        prefix_breaks: PrefixBreakMetrics,
+        (metrics, prefix_breaks): (ModelMetrics, PrefixBreakMetrics),
     ) -> Self {
         Self {
             name: name.to_owned(),
@@ -104,6 +108,7 @@ impl Model {
             prompt_cache: config.sends_prompt_cache(),
             prefix_breaks,
             learnt: LearntTokens::new(name, config),
+            set_aside: SetAsideTools::new(name, config, metrics),
         }
     }
 
@@ -116,16 +121,22 @@ impl Model {
         secrets: Secrets,
     ) -> Self {
         let config = ModelConfig::for_source(name);
-        let limiter = ModelLimiter::new(&config, telemetry.metrics().model(name));
-        let breaks = telemetry.metrics().prefix_breaks().clone();
+        let metrics = telemetry.metrics().model(name);
+        let limiter = ModelLimiter::new(&config, metrics.clone());
+        let metrics = (metrics, telemetry.metrics().prefix_breaks().clone());
         let (source, of) = (Arc::new(source), Arc::new(config.clone()));
         let service = ModelService::Source { source, config: of, lag_clock };
-        Self::new(name, &config, service, secrets, limiter, breaks)
+        Self::new(name, &config, service, secrets, limiter, metrics)
     }
 
     /// Returns whether it has made a message with this origin.
     pub(super) fn has_origin(&self, origin: &Arc<ModelOrigin>) -> bool {
         Arc::ptr_eq(&self.plan.origin, origin) || self.plan.origin == *origin
+    }
+
+    /// Returns its wire format.
+    pub(super) fn wire(&self) -> Wire {
+        self.plan.origin.wire
     }
 
     /// Returns whether its configuration names its window.

@@ -274,6 +274,7 @@ impl RunEvent {
             | Event::LimitReached { .. }
             | Event::ContextCompacted { .. }
             | Event::HistoryRepaired { .. }
+            | Event::ToolSetAside { .. }
             | Event::RunEnded { .. } => None,
         }
     }

@@ -149,17 +149,16 @@ impl ReadLoop {
     /// Creates the exchange of an attempt. The turn's request is for its first model and that model's
     /// configured streaming, and is adapted to any other.
     fn exchange(&self, plan: &AttemptPlan, request: &Arc<ModelRequest>) -> ModelExchange {
+        let adapted = (plan.model_index != 0 || request.stream != plan.streamed)
+            .then(|| self.model.adapt(ModelRequest::clone(request), plan.streamed));
+        let request = adapted.as_ref().unwrap_or(request);
+        let reduced = self.model.set_aside.without_refused(request, &plan.left_out_tools);
         let mut cache = self.cache.lock();
+        cache.note_left_out(request, reduced.as_ref());
         let trace = self.trace.clone();
-        let mut next = |request: &ModelRequest| {
-            let Model { service, secrets, .. } = &*self.model;
-            service.next_exchange(request, &mut cache, trace.clone(), secrets)
-        };
-        let exchange = if plan.model_index == 0 && request.stream == plan.streamed {
-            next(request)
-        } else {
-            next(&self.model.adapt(ModelRequest::clone(request), plan.streamed))
-        };
+        let Model { service, secrets, .. } = &*self.model;
+        let sent = reduced.as_ref().unwrap_or(request);
+        let exchange = service.next_exchange(sent, &mut cache, trace, secrets);
         if let Some(reason) = cache.prompt_break() {
             self.model.prefix_breaks.increment(reason);
         }

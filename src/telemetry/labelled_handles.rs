@@ -260,6 +260,7 @@ pub(super) fn error_type(kind: ProviderErrorKind) -> &'static str {
         ProviderErrorKind::InStream => "in_stream",
         ProviderErrorKind::Malformed => "malformed",
         ProviderErrorKind::TooLarge => "too_large",
+        ProviderErrorKind::UnparsableOutput => "unparsable_output",
         ProviderErrorKind::BreakerOpen => "unavailable",
     }
 }

@@ -115,6 +115,10 @@ pub fn log(published: &PublishedEvent) {
         // The child session has logged it.
         Event::OfChild { .. } => {}
         Event::HistoryRepaired { repairs } => line!(error, published, repairs, "history_repaired"),
+        Event::ToolSetAside { tool_name, model, reason } => {
+            let (tool, reason) = (&**tool_name, excerpt(reason, EXCERPT_CHARS));
+            line!(warn, published, tool, model, reason, "tool_set_aside");
+        }
     }
 }
 
@@ -222,6 +226,7 @@ fn call(published: &PublishedEvent) {
         | Event::ContextCompacted { .. }
         | Event::OfChild { .. }
         | Event::HistoryRepaired { .. }
+        | Event::ToolSetAside { .. }
         | Event::ApprovalAsked { .. }
         | Event::ApprovalGiven { .. }
         | Event::ConflictFound { .. }

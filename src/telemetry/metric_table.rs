@@ -423,6 +423,8 @@ metric_table! {
             "State of a model's circuit breaker: 0 closed, 1 half-open (one probe request at a time), 2 open (no requests).";
         breaker_opened: Counter, Count, "callsheet_model_breaker_opened_total",
             "Times that a model's circuit breaker opened.";
+        tools_set_aside: Gauge, Count, "callsheet_tools_set_aside",
+            "Tools that the service of a model refuses, so that requests to the model leave them out.";
     }
 
     constants {

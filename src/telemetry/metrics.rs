@@ -58,7 +58,7 @@ pub struct Metrics {
     context_tokens: [Histogram; ContextPart::ALL.len()],
 }
 
-const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 9] = [
+const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 10] = [
     None,
     Some(ProviderErrorKind::Connect),
     Some(ProviderErrorKind::Timeout),
@@ -67,6 +67,7 @@ const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 9] = [
     Some(ProviderErrorKind::InStream),
     Some(ProviderErrorKind::Malformed),
     Some(ProviderErrorKind::TooLarge),
+    Some(ProviderErrorKind::UnparsableOutput),
     Some(ProviderErrorKind::BreakerOpen),
 ];
 
@@ -229,6 +230,8 @@ impl Metrics {
             }
             // The child session has counted it.
             Event::OfChild { .. } => {}
+            // The gauge follows what the host has stored of the model.
+            Event::ToolSetAside { .. } => {}
             Event::HistoryRepaired { repairs } => {
                 self.runs.history_repairs.increment(u64::from(*repairs))
             }

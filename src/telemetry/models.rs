@@ -44,6 +44,11 @@ impl ModelMetrics {
         self.handles.breaker_state.set(f64::from(state.as_number()));
     }
 
+    /// Sets the number of tools that are set aside.
+    pub fn tools_set_aside(&self, count: usize) {
+        self.handles.tools_set_aside.set(count as f64);
+    }
+
     /// Logs that the circuit breaker opened or closed, and counts that it opened.
     pub fn breaker_changed(&self, change: BreakerChange) {
         match change {

@@ -100,7 +100,9 @@ pub(super) fn parse_call_arguments(
     } else {
         match parse_arguments(raw) {
             ParsedArguments::Object { value, decoded_twice } => {
-                call.call.arguments = Arc::new(value);
+                let tool = call.tool.as_ref();
+                let restored = tool.and_then(|tool| tool.input.with_original_names(&value));
+                call.call.arguments = Arc::new(restored.unwrap_or(value));
                 if decoded_twice {
                     call.call.raw = Some(raw.to_owned());
                     anomaly = Some(ArgumentsAnomaly::DecodedTwice);

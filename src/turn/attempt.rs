@@ -136,7 +136,8 @@ impl Turn {
     }
 
     /// Records the start of an attempt, publishes `event` and requests the response.
-    fn begin_attempt(&mut self, plan: AttemptPlan, reason: Option<String>, event: Event) {
+    fn begin_attempt(&mut self, mut plan: AttemptPlan, reason: Option<String>, event: Event) {
+        plan.left_out_tools = self.left_out_tools(plan.model_index);
         self.record(Record::AttemptStarted {
             turn: self.spec.number,
             attempt: plan.attempt,
@@ -256,6 +257,9 @@ impl Turn {
         }
         let is_displayed = !self.attempt.display_order.is_empty();
         self.void_attempt();
+        if !self.is_out_of_tokens() && self.retry_without_tools(&error) {
+            return;
+        }
         if self.reduction == ContextReduction::Unused
             && error.is_context_overflow()
             && !self.is_out_of_tokens()

@@ -205,6 +205,10 @@ impl ServiceSignal {
     #[must_use]
     pub fn from_error(error: Option<&ProviderError>) -> Self {
         let Some(error) = error else { return Self::Works };
+        // The service has answered: its model wrote what it cannot read.
+        if error.kind == ProviderErrorKind::UnparsableOutput {
+            return Self::Works;
+        }
         match error.status {
             Some(429) => Self::Unknown,
             Some(408 | 500..) => Self::Failed,
@@ -215,6 +219,7 @@ impl ServiceSignal {
                 | ProviderErrorKind::Transport
                 | ProviderErrorKind::InStream
                 | ProviderErrorKind::Malformed => Self::Failed,
+                ProviderErrorKind::UnparsableOutput => Self::Works,
                 // A response that is too large is not a sign of a failing service.
                 ProviderErrorKind::Status
                 | ProviderErrorKind::TooLarge

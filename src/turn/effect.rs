@@ -42,6 +42,15 @@ pub enum TurnAction {
     /// Make the context smaller, because the request was too large for the model. The answer is
     /// [`handle_context_reduced`](super::Turn::handle_context_reduced).
     ReduceContext(ProviderError),
+    /// Set tools of the request aside for a model: its service refuses them.
+    SetToolsAside {
+        /// The index of the model.
+        model_index: usize,
+        /// Their names.
+        tools: Vec<String>,
+        /// The error of the service.
+        reason: String,
+    },
     /// Drop the open exchange, also while it waits to be sent.
     Disconnect,
     /// Read the values of the references in the call's arguments. The answer is
@@ -261,6 +270,8 @@ pub struct AttemptPlan {
     pub streamed: bool,
     /// The delay before the request.
     pub wait: Duration,
+    /// The tools that the request leaves out, to find those that the service refuses.
+    pub left_out_tools: Vec<String>,
 }
 
 /// The host's answer to a request for a permit.

@@ -29,6 +29,7 @@
 //! | calls that the client runs: request, result, expiry | `client_call` |
 //! | attempt, void attempt (stream interrupted, mid-stream break), reuse of pure results | `attempt` |
 //! | request larger than the context window (`CONTEXT_OVERFLOW`), refused or not, once made smaller | `attempt` |
+//! | tools that a service refuses: requests without them, the search for those that an error does not name | `tool_search` |
 //! | retry, number of attempts (`max_attempts`), backoff, jitter, `Retry-After`, fallback model, requests without streaming after broken streams | `retry` |
 //! | circuit breaker, probe | `breaker` |
 //! | end of a response without a finish reason | `response::finish_reason` |
@@ -88,6 +89,7 @@ mod spec;
 mod started_calls;
 #[cfg(test)]
 mod tests;
+mod tool_search;
 mod turn_hooks;
 
 use std::collections::BTreeMap;
@@ -132,6 +134,7 @@ use effect::EffectQueue;
 use isolation::VisibleVariables;
 use reassembly::Reassembly;
 pub(crate) use retry::RetryPolicy;
+use tool_search::ToolRefusals;
 use turn_hooks::TurnHooks;
 
 /// One model response and the tool calls in it: the machine that decides everything about them.
@@ -157,6 +160,7 @@ pub struct Turn {
     reassembly: Reassembly,
     clock: TurnClock,
     reduction: ContextReduction,
+    tool_refusals: ToolRefusals,
     /// The hooks about the turn itself.
     hooks: TurnHooks,
     effects: EffectQueue,
@@ -214,6 +218,12 @@ impl Turn {
     /// Handles the deltas of one chunk of the response.
     pub fn handle_deltas(&mut self, now: Duration, batch: Vec<Delta>) {
         self.clock.advance(now);
+        if self.tool_refusals.searches()
+            && !batch.iter().any(|delta| matches!(delta, Delta::Error(_)))
+            && self.handle_accepted_request()
+        {
+            return self.advance();
+        }
         let (attempt, mut changed) = (self.attempt(), false);
         for delta in batch {
             // A limit may end the response in the middle of a batch.
@@ -239,6 +249,7 @@ impl Turn {
         self.attempt.response.drop_nameless_call();
         let ended = classify_ending(&self.attempt.response, end);
         match ended.and_then(|ending| self.check_silent_overflow(ending)) {
+            Ok(_) if self.handle_accepted_request() => {}
             Ok(ending) => {
                 if ending == ResponseEnding::Complete {
                     let changes = self.attempt.response.seal_all();
@@ -394,6 +405,7 @@ impl Turn {
             reassembly: Reassembly::default(),
             clock: TurnClock::default(),
             reduction: ContextReduction::default(),
+            tool_refusals: ToolRefusals::default(),
             hooks: TurnHooks::default(),
             effects: EffectQueue::default(),
             spec: Arc::new(spec),

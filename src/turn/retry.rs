@@ -7,6 +7,10 @@
 //! error, and the failure of the last attempt, leads to the next model without a wait: another service may accept
 //! a request that this one refuses.
 //!
+//! If a service could not read what its model wrote ([`ProviderErrorKind::UnparsableOutput`]), the next attempt may
+//! succeed. A second such error of the same model that says the same, apart from ids and times, leads to the next
+//! model, although attempts are left: at temperature 0 the model would write it again.
+//!
 //! The wait before a retry is the longer of the backoff and the service's `Retry-After`:
 //!
 //! - Backoff: a random time between half of the full backoff and all of it (jitter), so that many
@@ -55,6 +59,8 @@ pub(crate) struct RetryPolicy {
     breaker_wait: Duration,
     /// The number of broken streams of the current model.
     broken_streams: u32,
+    /// The last error of the current model whose output its service could not read, without ids and times.
+    unparsable_output: Option<String>,
 }
 
 impl RetryPolicy {
@@ -68,6 +74,7 @@ impl RetryPolicy {
             consecutive_refusals: 0,
             breaker_wait: Duration::ZERO,
             broken_streams: 0,
+            unparsable_output: None,
         }
     }
 
@@ -88,6 +95,7 @@ impl RetryPolicy {
             model_index: self.model_index,
             streamed: self.model().streamed && self.broken_streams < BROKEN_STREAMS_MAX,
             wait: Duration::ZERO,
+            left_out_tools: Vec::new(),
         }
     }
 
@@ -99,6 +107,13 @@ impl RetryPolicy {
     /// Plans an attempt with the same model and a changed request, such as one with a smaller context.
     pub(super) fn plan_same_model_attempt(&mut self) -> AttemptPlan {
         self.next_attempt(Duration::ZERO)
+    }
+
+    /// Plans an attempt with the same model and without tools that its service refuses. It uses up none of the model's
+    /// attempts.
+    pub(super) fn plan_changed_request(&mut self) -> AttemptPlan {
+        self.attempts += 1;
+        self.current()
     }
 
     /// Plans the attempt after one that failed with `error`. Returns `None` if no attempt is left.
@@ -113,12 +128,24 @@ impl RetryPolicy {
         }
         self.consecutive_refusals = 0;
         self.broken_streams += u32::from(was_streamed && is_broken_stream(error));
-        let may_retry = error.is_transient() && retry_after <= SERVICE_WAIT_MAX;
+        let may_retry = error.is_transient()
+            && retry_after <= SERVICE_WAIT_MAX
+            && !self.repeats_unparsable_output(error);
         if may_retry && self.attempts_with_model < self.model().max_attempts {
             let wait = self.backoff(self.attempts_with_model).max(retry_after);
             return Some(self.next_attempt(wait));
         }
         self.fall_back()
+    }
+
+    /// Remembers an error of an output that the service could not read. Returns whether the error before it said the
+    /// same.
+    fn repeats_unparsable_output(&mut self, error: &ProviderError) -> bool {
+        if error.kind != ProviderErrorKind::UnparsableOutput {
+            return false;
+        }
+        let message = Some(without_ids(&error.message));
+        std::mem::replace(&mut self.unparsable_output, message.clone()) == message
     }
 
     /// Plans the attempt after a refusal of the circuit breaker. `retry_after` is the time until the
@@ -142,6 +169,7 @@ impl RetryPolicy {
         self.model_index += 1;
         (self.attempts_with_model, self.consecutive_refusals, self.broken_streams) = (0, 0, 0);
         self.breaker_wait = Duration::ZERO;
+        self.unparsable_output = None;
         Some(self.next_attempt(Duration::ZERO))
     }
 
@@ -183,8 +211,22 @@ fn is_broken_stream(error: &ProviderError) -> bool {
         ProviderErrorKind::Connect
         | ProviderErrorKind::Status
         | ProviderErrorKind::TooLarge
+        | ProviderErrorKind::UnparsableOutput
         | ProviderErrorKind::BreakerOpen => false,
     }
+}
+
+/// Returns a message with `#` for each word that has a digit: ids, times and counts.
+fn without_ids(message: &str) -> String {
+    let is_word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | ':' | '.');
+    let mut text = String::with_capacity(message.len());
+    for piece in message.split_inclusive(|c: char| !is_word(c)) {
+        let word = piece.trim_end_matches(|c: char| !is_word(c));
+        let has_digit = word.bytes().any(|byte| byte.is_ascii_digit());
+        text.push_str(if has_digit { "#" } else { word });
+        text.push_str(piece.get(word.len()..).unwrap_or_default());
+    }
+    text
 }
 
 /// Returns a pseudo-random number below 1024 (the finalizer of splitmix64).
@@ -312,6 +354,33 @@ mod tests {
             );
             assert_eq!(retry.after_error(&error, true), None, "its attempts are used up");
         }
+    }
+
+    #[test]
+    fn an_output_that_the_service_could_not_read_is_tried_again_but_not_a_third_time_if_it_is_the_same()
+     {
+        let unread = |message: &str| {
+            let error = ProviderError::new(ProviderErrorKind::UnparsableOutput, message);
+            ProviderError { status: Some(400), retryable: Some(false), ..error }
+        };
+        let mut retry = retry_policy(4, 1);
+        retry.plan_first_attempt();
+        for (number, message) in [(2, "cannot read f(1)"), (3, "cannot read g()"), (4, "cut off")] {
+            let plan = retry.after_error(&unread(message), true).unwrap();
+            assert_eq!(summary(&plan), (number, 0, true));
+        }
+        assert_eq!(retry.after_error(&unread("else"), true), None, "its attempts are used up");
+        let mut retry = with_fallbacks();
+        retry.models = Arc::new(ModelPlans::new(model("a", 5), vec![model("b", 5)]));
+        retry.plan_first_attempt();
+        let message = |id, time| unread(&format!("no call in req_{id} at {time}: <f>{{}}</f>"));
+        let plan = retry.after_error(&message("a1b", "10:00:01.25"), true).unwrap();
+        assert_eq!(summary(&plan), (2, 0, true));
+        let plan = retry.after_error(&message("99c", "10:00:07.5"), true).unwrap();
+        assert_eq!((summary(&plan), plan.wait), ((3, 1, true), Duration::ZERO), "the next model");
+        let plan = retry.after_error(&message("5", "11:30"), true).unwrap();
+        assert_eq!(summary(&plan), (4, 1, true), "its own first error");
+        assert_eq!(retry.after_error(&message("6", "11:31"), true), None);
     }
 
     /// Returns the error of a request that the circuit breaker refuses for this number of seconds.

@@ -67,6 +67,18 @@ impl FinishReason {
     pub fn new(kind: FinishKind, raw: impl Into<Arc<str>>) -> Self {
         Self { kind, raw: raw.into() }
     }
+
+    /// Returns whether the service ended the response because it could not read its model's calls: Gemini's
+    /// `MALFORMED_FUNCTION_CALL`, `MALFORMED_RESPONSE`, `UNEXPECTED_TOOL_CALL` and `TOO_MANY_TOOL_CALLS`
+    /// (<https://ai.google.dev/api/generate-content#FinishReason>), `function_call_filter` of its Chat Completions,
+    /// Bedrock's `malformed_model_output` and `malformed_tool_use`.
+    pub(crate) fn is_unparsable_output(&self) -> bool {
+        let word = self.raw.to_ascii_lowercase().replace('-', "_");
+        self.kind == FinishKind::Error
+            && ["malformed", "unexpected_tool_call", "too_many_tool_calls", "function_call_filter"]
+                .iter()
+                .any(|part| word.contains(part))
+    }
 }
 
 super::impl_with!(Usage);
@@ -116,6 +128,9 @@ pub enum ProviderErrorKind {
     /// the service accepted a request that filled the context window; then [`ProviderError::is_context_overflow`]
     /// returns true. A request that the service refuses as too large has another kind, such as [`Self::Status`].
     TooLarge,
+    /// The service could not read what its model wrote, such as a call with invalid JSON. It reports this with any
+    /// status, in a stream, or as a finish reason.
+    UnparsableOutput,
     /// No request was sent, because the model's circuit breaker is open.
     #[serde(rename = "unavailable")]
     BreakerOpen,
@@ -146,6 +161,24 @@ pub struct ProviderError {
     #[doc(hidden)]
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub overflow: Option<ContextOverflow>,
+    /// Set if the service refused the request because of its tools.
+    #[doc(hidden)]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tool_refusal: Option<ToolRefusal>,
+}
+
+/// The tools because of which a service refused a request, by name, in the order of the request.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ToolRefusal {
+    /// The error names them.
+    Named(Vec<String>),
+    /// The error names none. These may be the reason, by their schemas.
+    Suspected(Vec<String>),
+    /// None: the error is the host's own. The service accepted a request without some of its tools, which was sent to
+    /// find the refused ones.
+    Accepted,
 }
 
 /// A request that was larger than the context window of its model, or than its service accepts.
@@ -189,6 +222,7 @@ impl ProviderError {
             retry_after: None,
             retryable: None,
             overflow: None,
+            tool_refusal: None,
         }
     }
 
@@ -200,16 +234,20 @@ impl ProviderError {
 
     /// Returns whether a retry may succeed. The first rule that applies decides:
     /// 1. The error of a request that was too large is not transient.
-    /// 2. The service's own statement ([`Self::retryable`]) counts.
-    /// 3. Of the error statuses, which an error within a stream may also name, 408, 409, 429, 499 and those from 500
+    /// 2. An output that the service could not read is transient, whatever the status: the model may write another.
+    /// 3. The service's own statement ([`Self::retryable`]) counts.
+    /// 4. Of the error statuses, which an error within a stream may also name, 408, 409, 429, 499 and those from 500
     ///    on are transient.
-    /// 4. An error without an error status is transient, unless its kind is [`ProviderErrorKind::Status`] or
+    /// 5. An error without an error status is transient, unless its kind is [`ProviderErrorKind::Status`] or
     ///    [`ProviderErrorKind::TooLarge`].
     #[must_use]
     pub fn is_transient(&self) -> bool {
         // The same request would be refused again.
         if self.is_context_overflow() {
             return false;
+        }
+        if self.kind == ProviderErrorKind::UnparsableOutput {
+            return true;
         }
         if let Some(retryable) = self.retryable {
             return retryable;
@@ -224,6 +262,7 @@ impl ProviderError {
                 | ProviderErrorKind::Transport
                 | ProviderErrorKind::InStream
                 | ProviderErrorKind::Malformed
+                | ProviderErrorKind::UnparsableOutput
                 | ProviderErrorKind::BreakerOpen => true,
                 ProviderErrorKind::Status | ProviderErrorKind::TooLarge => false,
             },

@@ -114,7 +114,10 @@ fn is_strict_schema(schema: &Map<String, Value>) -> bool {
 }
 
 /// Calls `change` for a schema, then for those under the keywords listed here.
-fn for_each_schema(schema: &mut Value, change: &mut impl FnMut(&mut Map<String, Value>)) {
+pub(super) fn for_each_schema(
+    schema: &mut Value,
+    change: &mut impl FnMut(&mut Map<String, Value>),
+) {
     let Value::Object(members) = schema else { return };
     change(members);
     for (keyword, value) in members {
@@ -128,7 +131,14 @@ fn for_each_schema(schema: &mut Value, change: &mut impl FnMut(&mut Map<String, 
                 let schemas = value.as_array_mut().into_iter().flatten();
                 schemas.for_each(|schema| for_each_schema(schema, change));
             }
-            "items" | "additionalProperties" | "not" | "if" | "then" | "else" | "contains" => {
+            "items"
+            | "additionalProperties"
+            | "not"
+            | "if"
+            | "then"
+            | "else"
+            | "contains"
+            | "propertyNames" => {
                 for_each_schema(value, change);
             }
             _ => {}

@@ -19,9 +19,12 @@ pub(super) fn sanitized(
     chars_max: usize,
 ) -> Cow<'_, str> {
     let fits = !id.is_empty() && id.chars().all(&allowed) && id.chars().count() <= chars_max;
-    if fits {
-        return Cow::Borrowed(id);
-    }
+    if fits { Cow::Borrowed(id) } else { Cow::Owned(hashed(id, allowed, chars_max)) }
+}
+
+/// Returns the beginning of an id with underscores for characters that are not allowed, an underscore, and 8 hex
+/// digits of a hash of the whole id.
+pub(super) fn hashed(id: &str, allowed: impl Fn(char) -> bool, chars_max: usize) -> String {
     let kept = chars_max.saturating_sub(HASH_DIGITS + 1);
     let replace = |c: char| if allowed(c) { c } else { '_' };
     let mut sanitized: String = id.chars().take(kept).map(replace).collect();
@@ -29,7 +32,7 @@ pub(super) fn sanitized(
     for byte in Sha256::digest(id).iter().take(HASH_DIGITS / 2) {
         sanitized.push_str(&format!("{byte:02x}"));
     }
-    Cow::Owned(sanitized)
+    sanitized
 }
 
 /// Maximum length of a tool name that every service accepts.

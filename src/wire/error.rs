@@ -39,15 +39,19 @@ pub fn http_error(status: u16, body: &str) -> ProviderError {
     let value = found.as_ref().and_then(find_error);
     let mut error = match value {
         Some(value) => provider_error(value),
-        None => ProviderError::new(ProviderErrorKind::Status, plain_message(body)),
+        None => text_error(ProviderErrorKind::Status, plain_message(body)),
     };
     error.status = Some(status);
-    error.overflow = find_overflow(&error, value, &error.message);
+    if error.kind != ProviderErrorKind::UnparsableOutput {
+        error.overflow = find_overflow(&error, value, &error.message);
+    }
     error.message = match error.message.as_str() {
         "" => format!("HTTP status {status}"),
         message => format!("HTTP status {status}: {message}"),
     };
-    error.kind = ProviderErrorKind::Status;
+    if error.kind == ProviderErrorKind::InStream {
+        error.kind = ProviderErrorKind::Status;
+    }
     // OpenAI sends an exhausted quota with status 429 too, but a retry cannot succeed.
     let is_billing_error = value.and_then(status_of_codes) == Some(402);
     error.retryable = Some(false).filter(|_| is_billing_error);
@@ -83,7 +87,7 @@ pub(super) fn find_error(value: &Value) -> Option<&Value> {
 
 /// Converts the JSON of an error, as one that a service reported within a response.
 pub(super) fn provider_error(value: &Value) -> ProviderError {
-    let mut error = ProviderError::new(ProviderErrorKind::InStream, error_message(value));
+    let mut error = text_error(ProviderErrorKind::InStream, error_message(value));
     if let Value::Object(map) = value {
         error.status = ["status_code", "status", "code", "http_code"]
             .iter()
@@ -100,9 +104,86 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
         );
         error.status = error.status.or_else(|| status_of_codes(value));
         error.retry_after = map.get("details").and_then(retry_delay);
+        // OpenAI's errors name the part of the request beside the message.
+        let part =
+            map.get("param").and_then(Value::as_str).filter(|part| part.starts_with("tools["));
+        if let Some(part) = part.filter(|part| !error.message.contains(part)) {
+            error.message.push_str(&format!(" ({})", one_line(part, PART_CHARS)));
+        }
+        let has_code = |code: &String| UNPARSABLE_CODES.contains(&code.as_str());
+        if let Some(output) = map.get("failed_generation") {
+            // The same words stand in each such error. What the model wrote tells two of them apart.
+            let output = output.as_str().map_or_else(|| output.to_string(), str::to_owned);
+            error.message.push_str(&format!(" (it wrote: {})", one_line(&output, OUTPUT_CHARS)));
+            error.kind = ProviderErrorKind::UnparsableOutput;
+        } else if error.code.as_ref().is_some_and(has_code) {
+            error.kind = ProviderErrorKind::UnparsableOutput;
+        }
     }
-    error.overflow = find_overflow(&error, Some(value), &error.message);
+    if error.kind != ProviderErrorKind::UnparsableOutput {
+        error.overflow = find_overflow(&error, Some(value), &error.message);
+    }
     error
+}
+
+/// Maximum length of the name of a part of a request in an error, in characters.
+const PART_CHARS: usize = 200;
+
+/// Maximum length of the quoted output of a model in an error, in characters.
+const OUTPUT_CHARS: usize = 300;
+
+/// Codes of errors of services that could not read what their models wrote (Groq:
+/// <https://console.groq.com/docs/errors>).
+const UNPARSABLE_CODES: [&str; 4] =
+    ["tool_use_failed", "json_validate_failed", "output_parse_failed", "tool_call_parse_failed"];
+
+/// Parts of such errors in lower case, from reports about the services.
+const UNPARSABLE_TEXTS: [&str; 29] = [
+    // Groq, also within the text of a gateway's error.
+    "tool_use_failed",
+    "output_parse_failed",
+    "failed to call a function",
+    "tool call validation failed",
+    // Cerebras.
+    "failed to generate tool_calls",
+    // llama.cpp.
+    "does not match the expected peg",
+    "failed to parse tool call",
+    "failed to parse input at pos",
+    "unexpected empty grammar stack",
+    "invalid diff: now finding less tool calls",
+    // Ollama.
+    "error parsing tool call",
+    "xml syntax error",
+    "failed to parse xml",
+    "no reverse mapping found for function name",
+    // vLLM and SGLang, and the parser of gpt-oss that both use.
+    "error in extracting tool call",
+    "error extracting tool call",
+    "failed to parse fc related info",
+    "validation error for list[function-wrap",
+    "harmonyerror",
+    "unexpected tokens remaining in message header",
+    "while expecting start token",
+    // LM Studio.
+    "failed to generate a tool call",
+    // OpenAI, Bedrock, Gemini.
+    "the model produced invalid content",
+    "model produced invalid sequence as part of tooluse",
+    "malformed_function_call",
+    "malformed function call",
+    // Gateways.
+    "could not parse tool call",
+    "error parsing function call",
+    "failed to parse function call",
+];
+
+/// Creates an error. Its kind is [`ProviderErrorKind::UnparsableOutput`] if its message says so.
+fn text_error(kind: ProviderErrorKind, message: String) -> ProviderError {
+    let lower = message.to_ascii_lowercase();
+    let is_unparsable = UNPARSABLE_TEXTS.iter().any(|text| lower.contains(text));
+    let kind = if is_unparsable { ProviderErrorKind::UnparsableOutput } else { kind };
+    ProviderError::new(kind, message)
 }
 
 /// Returns the delay that Google's services request: the detail `google.rpc.RetryInfo`
@@ -281,6 +362,8 @@ fn plain_message(body: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[track_caller]
@@ -335,6 +418,40 @@ mod tests {
         check("<html><title> 502 Bad\n</title><p>nginx</html>", "502 Bad", None);
         check("<html><p>nginx</html>", "<html><p>nginx</html>", None);
         check("[]", "[]", None);
+    }
+
+    #[test]
+    fn an_output_that_the_service_could_not_read_has_a_kind_of_its_own() {
+        let of_groq = r#"{"error":{"message":"Failed to call a function. See 'failed_generation'.",
+            "type":"invalid_request_error","code":"tool_use_failed",
+            "failed_generation":"<function=clock>{\"zone\": \"UTC\"}</function>"}}"#;
+        let error = http_error(400, of_groq);
+        assert_eq!((error.kind, error.status), (ProviderErrorKind::UnparsableOutput, Some(400)));
+        assert!(error.is_transient() && error.message.contains("<function=clock>{"), "{error}");
+        let nested = "litellm.BadRequestError: GroqException - {\"error\":{\"message\":\"Failed to \
+            call\",\"code\":\"tool_use_failed\"}}";
+        for (status, message) in [
+            (400, nested),
+            (500, "The model produced output that does not match the expected peg-native format"),
+            (500, "Failed to parse tool call arguments as JSON: [json.exception.parse_error.101]"),
+            (500, "error parsing tool call: raw='{\"a\":', err=unexpected end of JSON input"),
+            (500, "XML syntax error on line 3: element <function> closed by </parameter>"),
+            (400, "Failed to parse fc related info to json format!"),
+            (500, "unexpected tokens remaining in message header: Some(\"to=functions.web\")"),
+            (424, "The model produced invalid sequence as part of ToolUse. Refer to the guide."),
+        ] {
+            for body in [json!({"error": {"message": message}}), json!({"error": message})] {
+                let error = http_error(status, &body.to_string());
+                assert_eq!(error.kind, ProviderErrorKind::UnparsableOutput, "{message}");
+                let in_stream = keyed_error(&body["error"].to_string()).unwrap();
+                assert_eq!(in_stream.kind, ProviderErrorKind::UnparsableOutput, "{message}");
+                assert!(error.is_transient() && in_stream.is_transient(), "{message}");
+            }
+        }
+        for message in ["Invalid schema for function 'f'", "failed to parse grammar"] {
+            let error = http_error(400, &json!({"error": {"message": message}}).to_string());
+            assert_eq!(error.kind, ProviderErrorKind::Status, "{message}");
+        }
     }
 
     #[test]

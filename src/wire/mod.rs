@@ -12,6 +12,9 @@
 //! | `request_cache` | the body of a request, which reuses the bytes of the previous one; detects prompts that miss the service's prompt cache |
 //! | `anthropic/request`, `anthropic/messages` | prompt caching: the breakpoints (`cache_control`); OpenAI's `prompt_cache_key`: `Wire::cache_key` below |
 //! | `extra_members` | the members of a body, merged with `extra_body` of the configuration |
+//! | `tool_schema`, `portable_pattern` | schemas and descriptions of tools, widened to what services accept |
+//! | `refused_tools` | errors of requests whose tools the service refuses |
+//! | `tool_aliases` | names of tools and properties that a service refuses, and back |
 //! | `tool_images` | images of tool results, for wires whose results have only text |
 //! | `call_ids` | call ids and tool names in the form that a service accepts |
 //! | `decoder` | bytes to payloads by framing, payloads to deltas by dialect; proxy prefixes, lists, `[DONE]`, errors |
@@ -68,12 +71,16 @@ mod ollama;
 mod openai_chat;
 mod openai_responses;
 mod overflow;
+mod portable_pattern;
+mod refused_tools;
 mod repair;
 mod request;
 mod request_cache;
 mod sse;
+mod tool_aliases;
 mod tool_images;
 mod tool_protocol;
+mod tool_schema;
 
 use std::fmt;
 use std::str::FromStr;
@@ -94,10 +101,12 @@ pub use dialect::KeyHeader;
 pub use error::http_error;
 pub use fast_path::PayloadTemplates;
 pub(crate) use fast_path::plain_bytes;
+pub(crate) use refused_tools::find_refused_tools;
 pub(crate) use repair::replace_lone_surrogates;
 pub use request::{ModelRequest, PromptChange, ToolChoice, ToolDefinition};
 pub(crate) use request_cache::{HeadCache, RequestCache};
 pub use sse::{EventTooLong, SseDecoder, SseEvent};
+pub(crate) use tool_aliases::{AliasRenderer, original_properties, renamed};
 pub use tool_protocol::CallReader;
 pub(crate) use tool_protocol::PromptRenderer;
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
+use super::tool_schema::ToolForm;
 use crate::message::MessageList;
 pub use crate::types::ToolChoice;
 use crate::types::{CompactionKind, Wire};
@@ -170,13 +171,15 @@ pub enum PromptChange {
     Fallback,
     /// The tools of servers were read again.
     ToolsRefreshed,
+    /// Tools were set aside, because the service refuses them.
+    ToolSetAside,
     /// No reason is known. This is a bug of the host.
     Unexplained,
 }
 
 impl PromptChange {
     /// All reasons.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Compacted(CompactionKind::Cleared),
         Self::Compacted(CompactionKind::Formatted),
         Self::Compacted(CompactionKind::Summarised),
@@ -187,6 +190,7 @@ impl PromptChange {
         Self::Config,
         Self::Fallback,
         Self::ToolsRefreshed,
+        Self::ToolSetAside,
         Self::Unexplained,
     ];
 
@@ -202,6 +206,7 @@ impl PromptChange {
             Self::Config => "config",
             Self::Fallback => "fallback",
             Self::ToolsRefreshed => "tools_refreshed",
+            Self::ToolSetAside => "tool_set_aside",
             Self::Unexplained => "unexplained",
         }
     }
@@ -228,10 +233,10 @@ impl ToolDefinition {
     }
 }
 
-/// Returns tools in the form of Chat Completions, which Ollama's chat shares.
-pub(super) fn function_tools(tools: &[ToolDefinition]) -> Vec<Value> {
+/// Returns tools in the form of Chat Completions, which Ollama's chat shares, as `form` has their parts.
+pub(super) fn function_tools(tools: &[ToolDefinition], form: ToolForm) -> Vec<Value> {
     let function = |ToolDefinition { name, description, schema }: &ToolDefinition| {
-        let parameters = object_schema(schema);
+        let (parameters, description) = (form.schema(schema), form.description(description));
         let function = json!({"name": name, "description": description, "parameters": parameters});
         json!({"type": "function", "function": function})
     };

@@ -132,6 +132,11 @@ impl PublishedEvent {
                 self.single("tool_approval", &ToolApprovalView::new(request), 512)
             }
             Event::OfChild { event, .. } => child_views(event),
+            Event::ToolSetAside { tool_name, model, reason } => self.single(
+                "tool_set_aside",
+                &ToolSetAsideView { tool_name, model, reason },
+                tool_name.len() + model.len() + reason.len(),
+            ),
             Event::CallDetected { .. }
             | Event::InputQueued { .. }
             | Event::RunSteered { .. }
@@ -446,6 +451,13 @@ struct LimitView<'a> {
 }
 
 #[derive(Serialize)]
+struct ToolSetAsideView<'a> {
+    tool_name: &'a str,
+    model: &'a str,
+    reason: &'a str,
+}
+
+#[derive(Serialize)]
 struct ContextCompactedView {
     kind: &'static str,
     tokens_before: u64,
@@ -667,6 +679,7 @@ mod tests {
             }),
         )]);
         next(&[]); // HistoryRepaired
+        next(&[("tool_set_aside", json!({"tool_name": "clock", "model": "m", "reason": "no"}))]);
         let stats = json!({
             "turns": 2, "tool_calls": 3, "input_tokens": 20, "output_tokens": 9, "duration_ms": 3000,
             "model_ms": 1800, "tools_ms": 1500, "overhead_ms": 2, "overlap_saved_ms": 302,

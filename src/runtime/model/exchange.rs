@@ -6,6 +6,7 @@
 //! `idle_timeout` each time between two: a stream that makes progress goes on, as one that was requested does.
 //! It may also answer a request for a stream with a whole JSON body, whose bytes then count as deltas for the limits.
 
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -18,13 +19,14 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use super::deadline::{ANSWER_TIMEOUT, DeltaDeadline, FIRST_EVENT_TIMEOUT, IDLE_TIMEOUT};
 use super::error::RetryHints;
 use super::source::SourceExchange;
-use super::{ClientInner, error};
+use super::{ClientInner, ModelRequest, error};
 use crate::response::DeltaRedactor;
 use crate::types::{
-    ProviderError, ProviderErrorKind, TRACEPARENT, TRACESTATE, TraceContext, one_line,
+    ProviderError, ProviderErrorKind, TRACEPARENT, TRACESTATE, ToolRefusal, TraceContext, one_line,
 };
 use crate::wire::{
-    CallReader, Decoder, DecoderOptions, Delta, Framing, PayloadTemplates, http_error,
+    CallDelta, CallReader, Decoder, DecoderOptions, Delta, Framing, PayloadTemplates,
+    ToolDefinition, find_refused_tools, http_error,
 };
 
 /// Maximum number of bytes that are read of an error's body.
@@ -52,6 +54,8 @@ pub(in crate::runtime) struct ModelExchange {
     calls: Option<Box<PromptedCalls>>,
     /// `None` if the host has no secrets.
     redactor: Option<DeltaRedactor>,
+    /// The names of tools that were sent under an alias, by alias.
+    tool_names: BTreeMap<Arc<str>, String>,
 }
 
 impl ModelExchange {
@@ -61,7 +65,13 @@ impl ModelExchange {
         calls: Option<CallReader>,
         redactor: Option<DeltaRedactor>,
     ) -> Self {
-        Self { response, calls: calls.map(PromptedCalls::new), redactor }
+        let (calls, tool_names) = (calls.map(PromptedCalls::new), BTreeMap::new());
+        Self { response, calls, redactor, tool_names }
+    }
+
+    /// Replaces the names of tools in the response by these, by alias.
+    pub(super) fn with_names(self, tool_names: BTreeMap<Arc<str>, String>) -> Self {
+        Self { tool_names, ..self }
     }
 
     /// Returns the body of a request that was not sent yet. A model of the program has none.
@@ -93,6 +103,9 @@ impl ModelExchange {
                 ServiceExchange::Http(exchange) => exchange.next().await,
                 ServiceExchange::Source(exchange) => exchange.next().await,
             };
+            if let (Some(Ok(batch)), false) = (&mut batch, self.tool_names.is_empty()) {
+                replace_names(batch, &self.tool_names);
+            }
             if let Some(calls) = &mut self.calls {
                 batch = calls.read(batch);
                 if batch.as_ref().is_some_and(|batch| batch.as_ref().is_ok_and(Vec::is_empty)) {
@@ -113,6 +126,17 @@ impl ModelExchange {
                 }
                 None => return redactor.finish().map(|delta| Ok(vec![delta])),
             }
+        }
+    }
+}
+
+/// Replaces the aliases of tools in calls by their names.
+fn replace_names(batch: &mut [Delta], names: &BTreeMap<Arc<str>, String>) {
+    for delta in batch {
+        if let Delta::Call(CallDelta { name: Some(name), .. }) = delta
+            && let Some(original) = names.get(&**name)
+        {
+            name.clone_from(original);
         }
     }
 }
@@ -164,7 +188,39 @@ pub(super) struct Exchange {
     streamed: bool,
     trace: Option<TraceContext>,
     templates: PayloadTemplates,
+    tools: SentTools,
     state: ExchangeState,
+}
+
+/// The tools of a request, to find in an error those that the service refuses.
+#[derive(Debug, Default)]
+pub(super) struct SentTools {
+    tools: Arc<[ToolDefinition]>,
+    /// The names of tools that were sent under an alias, by alias.
+    names: BTreeMap<Arc<str>, String>,
+    has_output_schema: bool,
+}
+
+impl SentTools {
+    /// Returns the tools of a request as it is sent. `names` are those of its tools, by alias.
+    pub(super) fn new(request: &ModelRequest, names: BTreeMap<Arc<str>, String>) -> Self {
+        let tools = Arc::clone(&request.tools);
+        Self { tools, names, has_output_schema: request.output_schema.is_some() }
+    }
+
+    /// Adds to an error which tools the service refuses.
+    fn find_refused(&self, error: &mut ProviderError) {
+        error.tool_refusal = find_refused_tools(error, &self.tools, self.has_output_schema);
+        if let Some(ToolRefusal::Named(tools) | ToolRefusal::Suspected(tools)) =
+            &mut error.tool_refusal
+        {
+            for tool in tools {
+                if let Some(name) = self.names.get(&**tool) {
+                    tool.clone_from(name);
+                }
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -203,7 +259,8 @@ impl Exchange {
         body: Bytes,
         templates: PayloadTemplates,
     ) -> Self {
-        Self { client, streamed, trace: None, templates, state: ExchangeState::Unsent { body } }
+        let (tools, state) = (SentTools::default(), ExchangeState::Unsent { body });
+        Self { client, streamed, trace: None, templates, tools, state }
     }
 
     /// Returns the body of a request that was not sent yet.
@@ -225,6 +282,11 @@ impl Exchange {
         Self { trace, ..self }
     }
 
+    /// Sets the tools of the request.
+    pub(super) fn with_tools(self, tools: SentTools) -> Self {
+        Self { tools, ..self }
+    }
+
     /// Returns the deltas of the next chunk of the body. Batches are never empty. After an error,
     /// returns `None`.
     async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
@@ -233,6 +295,7 @@ impl Exchange {
             ExchangeState::Unsent { body } => match Box::pin(self.send(body)).await {
                 Ok(reading) => Box::new(reading),
                 Err(mut error) => {
+                    self.tools.find_refused(&mut error);
                     error::add_address(&mut error, &self.client.plain.url);
                     return Some(Err(error));
                 }
@@ -249,10 +312,14 @@ impl Exchange {
             Ok(deltas) => {
                 for error in deltas.iter_mut().filter_map(reported) {
                     reading.hints.apply_to(error);
+                    self.tools.find_refused(error);
                     error::add_address(error, &self.client.plain.url);
                 }
             }
-            Err(error) => error::add_address(error, &self.client.plain.url),
+            Err(error) => {
+                self.tools.find_refused(error);
+                error::add_address(error, &self.client.plain.url);
+            }
         }
         if batch.is_ok() {
             self.state = ExchangeState::ResponseBody(reading);
@@ -511,11 +578,10 @@ async fn read_http_error(mut response: reqwest::Response, deadline: Instant) -> 
 mod tests {
     use serde_json::json;
 
+    use super::super::ModelStream;
     use super::super::deadline::HostLagClock;
-    use super::super::{ModelRequest, ModelStream};
     use super::*;
     use crate::types::{REDACTED, Secrets, ToolProtocol};
-    use crate::wire::ToolDefinition;
 
     #[tokio::test]
     async fn secrets_are_replaced_in_an_error_that_comes_while_text_is_held_back() {

@@ -13,6 +13,7 @@ mod fake;
 mod response;
 mod source;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,12 +39,12 @@ use crate::tls;
 use crate::types::TraceContext;
 use crate::types::{InvalidValue, ProviderError, Secrets, ToolProtocol};
 use crate::wire::{
-    CallReader, Delta, Framing, HeadCache, KeyHeader, PayloadTemplates, PromptChange,
-    PromptRenderer, RequestCache, ToolChoice, Wire,
+    AliasRenderer, CallReader, Delta, Framing, HeadCache, KeyHeader, PayloadTemplates,
+    PromptChange, PromptRenderer, RequestCache, ToolChoice, Wire,
 };
 pub(super) use deadline::HostLagClock;
 pub(super) use exchange::ModelExchange;
-use exchange::{Exchange, ServiceExchange};
+use exchange::{Exchange, SentTools, ServiceExchange};
 use source::SourceExchange;
 
 /// Data that a session's exchanges reuse: bytes of the previous request, templates of responses, and the text form of
@@ -54,6 +55,10 @@ pub(super) struct ExchangeCache {
     templates: PayloadTemplates,
     /// Renders the requests to models without tool calling, from the first of them on.
     renderer: Option<PromptRenderer>,
+    /// Renders the requests whose tools have names that the service refuses.
+    aliases: AliasRenderer,
+    /// The tools that were left out of the request before the last one, and of the last one, by name.
+    left_out: [Vec<String>; 2],
     /// The form of the request before the last one, and of the last one.
     forms: [RequestForm; 2],
 }
@@ -70,6 +75,10 @@ impl ExchangeCache {
     /// Returns the reason why the prompt of the last request did not begin with that of the one before it.
     pub(super) fn prompt_break(&self) -> Option<PromptChange> {
         let reason = self.request_cache.prompt_break()?;
+        let [before, last] = &self.left_out;
+        if reason == PromptChange::Unexplained && before != last {
+            return Some(PromptChange::ToolSetAside);
+        }
         let [before, last] = self.forms;
         Some(if reason != PromptChange::Unexplained {
             reason
@@ -81,6 +90,17 @@ impl ExchangeCache {
         } else {
             reason
         })
+    }
+
+    /// Notes which tools of the next request are left out of the one that is sent. `None`: none.
+    pub(super) fn note_left_out(&mut self, request: &ModelRequest, sent: Option<&ModelRequest>) {
+        let left_out = sent.map_or_else(Vec::new, |sent| {
+            let names = request.tools.iter().map(|tool| &tool.name);
+            let is_sent = |name: &&String| sent.tools.iter().any(|tool| tool.name == **name);
+            names.filter(|name| !is_sent(name)).cloned().collect()
+        });
+        self.left_out.swap(0, 1);
+        self.left_out[1] = left_out;
     }
 
     /// Returns the request in the form of a protocol. `None` if it is sent as it is.
@@ -133,9 +153,17 @@ impl ModelService {
         let calls = CallReader::new(protocol, &request.tools);
         let rendered = cache.render(protocol, wire, request);
         let request = rendered.as_ref().unwrap_or(request);
+        let mut tool_names = BTreeMap::new();
         let response = match self {
             Self::Http(client) => {
-                ServiceExchange::Http(client.next_exchange(request, cache).with_trace(trace))
+                let aliased = cache.aliases.render(wire, request);
+                if aliased.is_some() {
+                    tool_names = cache.aliases.original_names();
+                }
+                let request = aliased.as_ref().unwrap_or(request);
+                let tools = SentTools::new(request, tool_names.clone());
+                let exchange = client.next_exchange(request, cache);
+                ServiceExchange::Http(exchange.with_trace(trace).with_tools(tools))
             }
             Self::Source { source, config, lag_clock } => {
                 let first_limit = match request.stream {
@@ -149,7 +177,7 @@ impl ModelService {
                 ServiceExchange::Source(Box::new(exchange))
             }
         };
-        ModelExchange::new(response, calls, DeltaRedactor::new(secrets))
+        ModelExchange::new(response, calls, DeltaRedactor::new(secrets)).with_names(tool_names)
     }
 }
 

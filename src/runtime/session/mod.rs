@@ -234,6 +234,12 @@ impl Actor for SessionActor {
                 return;
             }
             SessionMessage::SummaryMade { request, reply } => self.summary_made(request, reply),
+            SessionMessage::ToolsSetAside { epoch, model } => {
+                if epoch == self.actors.epoch {
+                    let set_aside = &self.agents.current().models.at(model).set_aside;
+                    set_aside.store_soon(&self.host_ref.shared.journal);
+                }
+            }
             SessionMessage::ContextOverflowed { epoch, model, error } => {
                 if epoch == self.actors.epoch {
                     self.context_overflowed(model, &error);

@@ -304,6 +304,8 @@ impl Summariser {
         plan: &AttemptPlan,
     ) -> crate::runtime::model::ModelExchange {
         let request = model.adapt(self.request.clone(), plan.streamed);
-        model.service.next_exchange(&request, &mut ExchangeCache::default(), None, &model.secrets)
+        let reduced = model.set_aside.without_refused(&request, &[]);
+        let request = reduced.as_ref().unwrap_or(&request);
+        model.service.next_exchange(request, &mut ExchangeCache::default(), None, &model.secrets)
     }
 }

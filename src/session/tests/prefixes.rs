@@ -338,6 +338,7 @@ impl Life {
                     | TurnAction::ReadReferences { .. }
                     | TurnAction::AskHooks(_)
                     | TurnAction::ChangeRequest(_)
+                    | TurnAction::SetToolsAside { .. }
                     | TurnAction::WithdrawHooks(_) => {
                         panic!("no call of the script needs a permit, has references or hooks")
                     }

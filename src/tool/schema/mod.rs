@@ -39,6 +39,7 @@ mod steps;
 mod tests;
 mod violation;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -53,6 +54,7 @@ pub(crate) use compile::FormatCheck;
 pub(crate) use violation::{PathSegment, Violation};
 
 use crate::types::InvalidValue;
+use crate::wire::{original_properties, renamed};
 
 /// A compiled JSON Schema. Equality compares the schemas as JSON.
 #[derive(Clone)]
@@ -60,6 +62,8 @@ pub struct ParsedSchema {
     schema: Arc<Value>,
     /// The error is the reason why the schema is invalid. The registration of its tool then fails.
     compiled: Result<Arc<CompiledSchema>, Arc<str>>,
+    /// The names of properties that some wires send under an alias, by alias.
+    aliases: Option<Arc<BTreeMap<String, String>>>,
 }
 
 impl ParsedSchema {
@@ -90,7 +94,8 @@ impl ParsedSchema {
             true => compile(&value).map_err(|error| error.to_string().into()),
             false => Err("not a JSON object".into()),
         };
-        Self { schema: Arc::new(value), compiled }
+        let aliases = aliases(&value);
+        Self { schema: Arc::new(value), compiled, aliases }
     }
 
     /// Compiles a schema.
@@ -112,7 +117,8 @@ impl ParsedSchema {
     /// 24 MiB.
     pub fn parse(schema: Value) -> Result<Self, InvalidValue> {
         let compiled = Ok(compile(&schema)?);
-        Ok(Self { schema: Arc::new(schema), compiled })
+        let aliases = aliases(&schema);
+        Ok(Self { schema: Arc::new(schema), compiled, aliases })
     }
 
     /// Returns the schema as JSON.
@@ -124,6 +130,11 @@ impl ParsedSchema {
     /// Returns a shared reference to the schema.
     pub(crate) fn shared(&self) -> Arc<Value> {
         Arc::clone(&self.schema)
+    }
+
+    /// Returns arguments in which the aliases of properties are replaced by their names. `None` if there are none.
+    pub(crate) fn with_original_names(&self, arguments: &Value) -> Option<Value> {
+        renamed(arguments, self.aliases.as_deref()?)
     }
 
     /// Returns whether `type` is absent or `"object"`. A list of types counts as absent.
@@ -146,6 +157,10 @@ impl ParsedSchema {
     pub(super) fn problem(&self) -> Option<&str> {
         self.compiled.as_ref().err().map(AsRef::as_ref)
     }
+}
+
+fn aliases(schema: &Value) -> Option<Arc<BTreeMap<String, String>>> {
+    Some(original_properties(schema)).filter(|aliases| !aliases.is_empty()).map(Arc::new)
 }
 
 fn compile(schema: &Value) -> Result<Arc<CompiledSchema>, InvalidValue> {

@@ -557,6 +557,9 @@ impl World {
                 assert_eq!(before, None, "hooks were asked twice about {key:?}");
             }
             Effect::Perform(TurnAction::ChangeRequest(_)) => {}
+            Effect::Perform(TurnAction::SetToolsAside { .. }) => {
+                panic!("no service refuses a tool")
+            }
             Effect::Perform(TurnAction::WithdrawHooks(key)) => {
                 let was_asked = self.awaiting_hooks.remove(&key).is_some();
                 assert!(was_asked, "a question to hooks was withdrawn that was not asked");

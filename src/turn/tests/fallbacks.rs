@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::super::fixtures::model;
 use super::super::{ModelPlan, ModelPlans};
 use super::*;
+use crate::types::ToolRefusal;
 
 /// Returns rules with two attempts with `main`, and one with `backup`, which does not stream.
 fn two_models() -> RunRules {
@@ -369,4 +370,51 @@ fn text_is_void_if_no_attempt_follows_the_wait_for_a_smaller_context() {
             effects.filter(|effect| matches!(effect, Effect::Emit(event) if is_void(event)));
         assert_eq!(voids.count(), expected);
     }
+}
+
+/// The service refuses the request of the open attempt because of tools.
+fn refuse_tools(driver: &mut Driver, refusal: ToolRefusal) {
+    let mut error = ProviderError::new(ProviderErrorKind::Status, "it refuses a schema");
+    (error.status, error.tool_refusal) = (Some(400), Some(refusal));
+    driver.turn.handle_response_end(driver.now, ExchangeEnd::Failed(error));
+    driver.perform_effects();
+}
+
+#[test]
+fn a_request_without_the_refused_tools_uses_up_no_attempt() {
+    let mut driver = Driver::with(two_models());
+    for tool in ["a", "b", "c"] {
+        refuse_tools(&mut driver, ToolRefusal::Named(vec![tool.to_owned()]));
+    }
+    assert_eq!(driver.set_aside, ["a", "b", "c"]);
+    assert_eq!(driver.requests, [(1, true), (2, true), (3, true), (4, true)]);
+    driver.break_off();
+    assert_eq!(driver.requests.last(), Some(&(5, true)), "the second attempt of the model");
+    driver.receive([text("Here."), finish(FinishKind::Stop)]).close_stream();
+    driver.assert_end(&TurnEnd::Finished);
+}
+
+#[test]
+fn an_accepted_request_of_a_search_for_refused_tools_is_void_until_the_search_is_over() {
+    let mut driver = Driver::with(two_models());
+    let suspects: Vec<String> = ["a", "b", "c", "d"].map(str::to_owned).into();
+    let suspected = || ToolRefusal::Suspected(suspects.clone());
+    refuse_tools(&mut driver, suspected());
+    // It has a and b.
+    driver.receive([text("void")]);
+    assert_eq!(driver.disconnects, 1);
+    // It has a, b and c.
+    refuse_tools(&mut driver, suspected());
+    assert_eq!(driver.set_aside, ["c"]);
+    // It has all but c.
+    driver.receive([text("Here."), finish(FinishKind::Stop)]).close_stream();
+    driver.assert_end(&TurnEnd::Finished);
+    assert_eq!(driver.requests.len(), 4);
+    let shown = driver.events.iter().filter_map(|event| match event {
+        Event::TextReceived { text } => Some(text.as_str()),
+        _ => None,
+    });
+    assert_eq!(shown.collect::<Vec<_>>(), ["Here."]);
+    let aside = driver.events.iter().filter(|event| matches!(event, Event::ToolSetAside { .. }));
+    assert_eq!(aside.count(), 1);
 }

@@ -63,6 +63,7 @@ struct Driver {
     requests: Vec<(u32, bool)>,
     disconnects: u32,
     reductions: u32,
+    set_aside: Vec<String>,
     answers: Vec<(u32, u32, Answer)>,
     events: Vec<Event>,
     commit: Option<CommittedTurn>,
@@ -125,6 +126,7 @@ impl Driver {
             requests: Vec::new(),
             disconnects: 0,
             reductions: 0,
+            set_aside: Vec::new(),
             answers: Vec::new(),
             events: Vec::new(),
             commit: None,
@@ -161,6 +163,7 @@ impl Driver {
         match action {
             TurnAction::Request(plan) => self.requests.push((plan.attempt, plan.streamed)),
             TurnAction::ReduceContext(_) => self.reductions += 1,
+            TurnAction::SetToolsAside { tools, .. } => self.set_aside.extend(tools),
             TurnAction::Disconnect => self.disconnects += 1,
             TurnAction::Start(start) => {
                 self.snapshots.push(start.variables);

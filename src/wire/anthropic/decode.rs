@@ -179,7 +179,8 @@ fn finish_kind(word: &str) -> FinishKind {
         "max_tokens" | "model_context_window_exceeded" => FinishKind::Length,
         "refusal" => FinishKind::ContentFilter,
         "pause_turn" => FinishKind::Pause,
-        "error" => FinishKind::Error,
+        // Bedrock's words for calls that it cannot read.
+        "error" | "malformed_model_output" | "malformed_tool_use" => FinishKind::Error,
         _ => FinishKind::Other,
     }
 }

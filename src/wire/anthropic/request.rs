@@ -7,8 +7,8 @@ use super::{AnthropicDialect, messages};
 use crate::wire::answer_schema::closed_schema;
 use crate::wire::dialect::{KeyHeader, RequestFormat, has_version};
 use crate::wire::extra_members::present_members;
-use crate::wire::request::object_schema;
 use crate::wire::request_cache::HistoryWriter;
+use crate::wire::tool_schema::ToolForm;
 use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
 
 /// Maximum length of the answer in tokens if none is configured. The API requires one.
@@ -119,7 +119,7 @@ fn thinks(request: &ModelRequest) -> bool {
 fn tool(tool: &ToolDefinition) -> Map<String, Value> {
     let ToolDefinition { name, description, schema } = tool;
     let description = Some(description).filter(|text| !text.is_empty());
-    let input_schema = object_schema(schema);
+    let input_schema = ToolForm::ANTHROPIC.schema(schema);
     present_members(json!({"name": name, "description": description, "input_schema": input_schema}))
 }
 

@@ -106,6 +106,7 @@ fn check_error(event: &str, payload: &str, message: &str, status: Option<u16>, c
         retry_after: None,
         retryable: None,
         overflow: None,
+        tool_refusal: None,
     });
     assert_eq!(out, [expected], "{payload}");
 }

@@ -8,13 +8,16 @@ use serde_json::Value;
 use super::GeminiDialect;
 use super::payload::{CandidatePayload, ChunkPayload, PartPayload};
 use super::usage::read_usage;
-use crate::types::{FinishKind, FinishReason};
+use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, one_line};
 use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{payload_error, unkeyed_error};
 use crate::wire::fast_path::TemplateFields;
 use crate::wire::lenient::read_object;
 use crate::wire::repair::parse_value;
 use crate::wire::{Delta, ProviderMetadata};
+
+/// Maximum length of the message of a finish reason in an error, in characters.
+const MESSAGE_CHARS: usize = 500;
 
 impl PayloadDecoder for GeminiDialect {
     // Returns no fields for the fast path: a chunk mostly has token counts too, so it is not a single
@@ -72,7 +75,16 @@ impl GeminiDialect {
         if let Some(raw) = take(&mut candidate.finish_reason).into_text() {
             self.finished = true;
             self.ended_well = raw.eq_ignore_ascii_case("STOP");
-            out.push(Delta::Finish(FinishReason { kind: self.finish_kind(&raw), raw: raw.into() }));
+            let kind = self.finish_kind(&raw);
+            let message = take(&mut candidate.finish_message).into_text();
+            let finish = FinishReason { kind, raw: raw.into() };
+            // The message quotes the call, which tells two such responses apart.
+            if let Some(message) = message.filter(|_| finish.is_unparsable_output()) {
+                let message = format!("{}: {}", finish.raw, one_line(&message, MESSAGE_CHARS));
+                let kind = ProviderErrorKind::UnparsableOutput;
+                out.push(Delta::Error(ProviderError::new(kind, message)));
+            }
+            out.push(Delta::Finish(finish));
         }
     }
 

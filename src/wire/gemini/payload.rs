@@ -41,6 +41,8 @@ pub(super) struct CandidatePayload<'a> {
     pub(super) index: Scalar<'a>,
     pub(super) content: ContentPayload<'a>,
     pub(super) finish_reason: Scalar<'a>,
+    /// Says more about the finish reason.
+    pub(super) finish_message: Scalar<'a>,
 }
 
 impl<'de> ReadMembers<'de> for CandidatePayload<'de> {
@@ -49,6 +51,7 @@ impl<'de> ReadMembers<'de> for CandidatePayload<'de> {
             "index" => self.index = map.next_value()?,
             "content" => drop(map.next_value_seed(ObjectSeed(&mut self.content))?),
             "finishReason" | "finish_reason" => self.finish_reason = map.next_value()?,
+            "finishMessage" | "finish_message" => self.finish_message = map.next_value()?,
             _ => return Ok(false),
         }
         Ok(true)

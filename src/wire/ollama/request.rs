@@ -11,6 +11,7 @@ use crate::wire::dialect::{KeyHeader, RequestFormat};
 use crate::wire::extra_members::present_members;
 use crate::wire::request::function_tools;
 use crate::wire::request_cache::HistoryWriter;
+use crate::wire::tool_schema::ToolForm;
 use crate::wire::{Framing, ModelRequest};
 
 impl RequestFormat for OllamaDialect {
@@ -29,7 +30,7 @@ impl RequestFormat for OllamaDialect {
         }));
         json!({
             "model": request.model,
-            "tools": (!request.tools.is_empty()).then(|| function_tools(&request.tools)),
+            "tools": (!request.tools.is_empty()).then(|| function_tools(&request.tools, ToolForm::OLLAMA)),
             "format": request.output_schema,
             // The service's default is true.
             "stream": request.stream,

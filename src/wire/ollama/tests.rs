@@ -155,6 +155,7 @@ fn check_error(line: &str, message: &str, status: Option<u16>, code: Option<&str
         retry_after: None,
         retryable: None,
         overflow: None,
+        tool_refusal: None,
     });
     assert_eq!(deltas(&[line]).last(), Some(&expected), "{line}");
 }

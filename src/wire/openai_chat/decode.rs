@@ -245,6 +245,8 @@ fn finish_kind(reason: &str) -> FinishKind {
         | "unexpected_tool_call"
         | "too_many_tool_calls"
         | "malformed_response"
+        | "malformed_model_output"
+        | "malformed_tool_use"
         | "missing_thought_signature" => FinishKind::Error,
         _ => FinishKind::Other,
     }

@@ -8,6 +8,7 @@ use crate::wire::answer_schema::named_format;
 use crate::wire::dialect::{KeyHeader, RequestFormat};
 use crate::wire::request::function_tools;
 use crate::wire::request_cache::HistoryWriter;
+use crate::wire::tool_schema::ToolForm;
 use crate::wire::{Framing, ModelRequest, ToolChoice};
 
 impl RequestFormat for OpenaiChatDialect {
@@ -24,7 +25,7 @@ impl RequestFormat for OpenaiChatDialect {
         let has_tools = !request.tools.is_empty();
         json!({
             "model": request.model,
-            "tools": has_tools.then(|| function_tools(&request.tools)),
+            "tools": has_tools.then(|| function_tools(&request.tools, ToolForm::OPENAI)),
             "tool_choice": has_tools.then(|| tool_choice(&request.tool_choice)),
             "parallel_tool_calls": request.parallel_tool_calls.filter(|_| has_tools),
             "stream": request.stream,

@@ -415,6 +415,7 @@ fn check_error(payload: &str, message: &str, status: Option<u16>, code: Option<&
         retry_after: None,
         retryable: None,
         overflow: None,
+        tool_refusal: None,
     });
     assert_eq!(deltas(&[payload]).last(), Some(&expected), "{payload}");
 }

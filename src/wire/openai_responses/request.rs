@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::{OpenaiResponsesDialect, messages};
 use crate::wire::answer_schema::named_format;
 use crate::wire::dialect::{KeyHeader, RequestFormat};
-use crate::wire::request::object_schema;
 use crate::wire::request_cache::HistoryWriter;
+use crate::wire::tool_schema::ToolForm;
 use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
 
 /// The smallest value of `max_output_tokens` that the service accepts, in tokens (its error message).
@@ -80,8 +80,8 @@ fn tool_json(tool: &ToolDefinition) -> Value {
     json!({
         "type": "function",
         "name": name,
-        "description": description,
-        "parameters": object_schema(schema),
+        "description": ToolForm::OPENAI.description(description),
+        "parameters": ToolForm::OPENAI.schema(schema),
         // The service's default, true, refuses schemas that it can only partly enforce.
         "strict": false,
     })

@@ -77,6 +77,7 @@ impl TurnReplay<'_, '_> {
                 | TurnAction::Abort(_)
                 | TurnAction::AskHooks(_)
                 | TurnAction::ChangeRequest(_)
+                | TurnAction::SetToolsAside { .. }
                 | TurnAction::WithdrawHooks(_),
             )
             | Effect::Emit(_) => {}
