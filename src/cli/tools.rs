@@ -17,9 +17,12 @@ use super::setup::{self, CONFIG_HELP};
 use super::signals::Signals;
 use super::watch::{self, DisplayScope};
 use crate::config::{Config, JournalEngine, ModelConfig, ToolPattern};
+use crate::journal::JournalReader;
 use crate::runtime::model::{ModelReply, ModelRequest};
-use crate::runtime::{CALLER, Host, OpenSession, model_that_calls};
-use crate::tool::{AgentTools, ListedServer, ListedTool, NOT_NAMED, ToolRegistry, ToolServer};
+use crate::runtime::{CALLER, Host, OpenSession, model_that_calls, stored_refusals};
+use crate::tool::{
+    AgentTools, ListedServer, ListedTool, ModelRefusal, NOT_NAMED, ToolRegistry, ToolServer,
+};
 use crate::types::{READ_VAR, RunEnd, ToolStatus, one_line, printable};
 
 /// Maximum size of an OpenAPI document.
@@ -120,6 +123,7 @@ async fn list(
     let agent = choose_agent(&config, agent.as_deref())?;
     // A host starts the servers of tools and asks them.
     setup::keep_agents(&mut config, &agent);
+    let refused = stored_refusals_of(&config, &agent);
     config.use_model(CALLER, ModelConfig::for_source(CALLER));
     config.journal.engine = JournalEngine::Memory;
     let silent = |_: ModelRequest| ModelReply::text("").into_stream();
@@ -127,13 +131,35 @@ async fn list(
     let host = host.start().await.map_err(setup::start_error)?;
     let listed = host.listed_tools(Some(agent)).await;
     host.shutdown().await;
-    let listed = listed.map_err(CommandError::failed)?;
+    let mut listed = listed.map_err(CommandError::failed)?;
+    for tool in &mut listed.tools {
+        let of_tool = refused.iter().filter(|(name, _)| *name == tool.name);
+        tool.set_aside = of_tool.map(|(_, refusal)| refusal.clone()).collect();
+    }
     let text = match json {
         true => format!("{}\n", json!(listed)),
         false => table(&listed),
     };
     output::to_stdout(&text).map_err(|error| output::write_error(&error))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the tools that the models of an agent refuse, as the data directory remembers them, by name.
+fn stored_refusals_of(config: &Config, agent: &str) -> Vec<(String, ModelRefusal)> {
+    let Some(agent) = config.agents.get(agent) else { return Vec::new() };
+    if config.journal.engine != JournalEngine::Sqlite {
+        return Vec::new();
+    }
+    // Without a data directory nothing is remembered.
+    let Ok(journal) = JournalReader::open(&config.host.data_dir) else { return Vec::new() };
+    let models = std::iter::once(&agent.model).chain(&agent.fallback_models);
+    let models = models.filter_map(|name| config.models.get_key_value(name));
+    let refusals = models.flat_map(|(model, settings)| {
+        let read = |key: &str| journal.document(key).ok().flatten();
+        let refused = stored_refusals(model, settings, read).into_iter();
+        refused.map(|(tool, reason)| (tool, ModelRefusal { model: model.clone(), reason }))
+    });
+    refusals.collect()
 }
 
 /// Calls a tool in a session that is not stored. Its model asks for the call, and answers with the
@@ -278,6 +304,12 @@ fn table(listed: &AgentTools) -> String {
     if !left_out.is_empty() {
         let names = left_out.join(", ");
         text.push_str(&format!("left out: {names} ({})\n", NOT_NAMED));
+    }
+    for tool in tools {
+        for ModelRefusal { model, reason } in &tool.set_aside {
+            let (name, reason) = (&tool.name, printable(reason));
+            text.push_str(&format!("set aside for {model}: {name} ({reason})\n"));
+        }
     }
     for pattern in unmatched {
         text.push_str(&format!("the agent's pattern {pattern:?} matches no tool\n"));

@@ -24,7 +24,7 @@ use crate::tool::{
     find_tools, use_tool_spec,
 };
 #[cfg(feature = "server")]
-use crate::tool::{ListedTool, definition_tokens, list_tools};
+use crate::tool::{ListedTool, ModelRefusal, definition_tokens, list_tools};
 use crate::turn::{HookScope, OutputRules, RunRules};
 use crate::types::{
     FINAL_ANSWER, HookPoint, InvalidValue, OutputMode, READ_VAR, RequestKind, Secrets, ToolChoice,
@@ -165,7 +165,18 @@ impl Agent {
         let of_host = self.tools.values().filter(|tool| tool.kind == RegisteredKind::Host);
         let use_tool = self.rules.uses_tool_search.then(use_tool_spec);
         let of_host = of_host.map(|tool| &*tool.spec).chain(&use_tool);
-        list_tools(&self.registry, of_host, |name| self.tools.contains_key(name), is_searched)
+        let is_offered = |name: &str| self.tools.contains_key(name);
+        let mut listed = list_tools(&self.registry, of_host, is_offered, is_searched);
+        for tool in &mut listed {
+            let Some(registered) = self.tools.get(&tool.name) else { continue };
+            let sent = definition(&registered.spec);
+            let refusal = |model: &Arc<Model>| {
+                let (model, reason) = (model.name.clone(), model.set_aside.reason(&sent)?);
+                Some(ModelRefusal { model, reason })
+            };
+            tool.set_aside = self.models.iter().filter_map(refusal).collect();
+        }
+        listed
     }
 
     /// Returns the estimated size of all definitions in a request, in tokens.

@@ -152,6 +152,8 @@ pub use session_events::SessionEvents;
 #[doc(hidden)]
 pub use session_states::SessionStateChange;
 use session_states::SessionStates;
+#[cfg(feature = "cli")]
+pub(crate) use set_aside_tools::stored_refusals;
 pub use snapshot::{CurrentRun, PendingApproval, PendingClientCall, QueuedInput, SessionSnapshot};
 #[doc(hidden)]
 pub use stored_sessions::SessionCheck;

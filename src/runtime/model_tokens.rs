@@ -116,7 +116,7 @@ impl<T: LearntValue> Learnt<T> {
 
 /// Returns the key of the journal's document. It changes with the settings that say which model answers, so that
 /// another model or service inherits nothing.
-fn document_key(prefix: &str, name: &str, config: &ModelConfig) -> String {
+pub(super) fn document_key(prefix: &str, name: &str, config: &ModelConfig) -> String {
     let extra_body = serde_json::to_string(&config.extra_body).unwrap_or_default();
     // The port of the built-in model differs at each start.
     let address = if config.model == REHEARSAL { "" } else { config.base_url.as_str() };

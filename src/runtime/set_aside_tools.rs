@@ -11,6 +11,8 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::model::ModelRequest;
+#[cfg(feature = "cli")]
+use super::model_tokens::document_key;
 use super::model_tokens::{Learnt, LearntValue};
 use crate::config::ModelConfig;
 use crate::journal::{Journal, JournalError};
@@ -88,6 +90,18 @@ impl SetAsideTools {
         self.handle_change();
     }
 
+    /// Returns the reason why a tool is set aside. `None` if it is not.
+    #[cfg(feature = "server")]
+    pub(super) fn reason(&self, tool: &ToolDefinition) -> Option<String> {
+        if !self.remaining.lock().is_any_refused {
+            return None;
+        }
+        let hash = tool_hash(tool);
+        self.learnt.update(|RefusedTools(refused)| {
+            refused.get(&hash).map(|refused| refused.reason.clone())
+        })
+    }
+
     /// Stores the tools soon, if they have changed.
     pub(super) fn store_soon(&self, journal: &Arc<dyn Journal>) {
         self.learnt.store_soon(journal);
@@ -152,6 +166,20 @@ impl SetAsideTools {
         remaining.lists.push((Arc::clone(tools), Arc::clone(&sent)));
         sent
     }
+}
+
+/// Returns the tools that are set aside for a configured model, by name, with the reasons. `document` reads a document
+/// of the journal.
+#[cfg(feature = "cli")]
+pub(crate) fn stored_refusals(
+    name: &str,
+    config: &ModelConfig,
+    document: impl FnOnce(&str) -> Option<String>,
+) -> BTreeMap<String, String> {
+    let text = document(&document_key(RefusedTools::DOCUMENT, name, config));
+    let refused = text.and_then(|text| serde_json::from_str::<RefusedTools>(&text).ok());
+    let tools = refused.unwrap_or_default().0.into_values();
+    tools.map(|tool| (tool.name, tool.reason)).collect()
 }
 
 fn tool_hash(tool: &ToolDefinition) -> String {

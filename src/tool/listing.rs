@@ -37,6 +37,18 @@ pub(crate) struct ListedTool {
     /// The reason why the agent does not offer the tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) left_out: Option<String>,
+    /// The models of the agent whose services refuse the tool.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) set_aside: Vec<ModelRefusal>,
+}
+
+/// A model whose service refuses a tool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct ModelRefusal {
+    /// The model's name in the configuration.
+    pub(crate) model: String,
+    /// The error of the service.
+    pub(crate) reason: String,
 }
 
 /// A server of tools, for people.
@@ -155,6 +167,7 @@ impl ListedTool {
             server: server.map(str::to_owned),
             found,
             left_out: (!is_offered).then(|| NOT_NAMED.to_owned()),
+            set_aside: Vec::new(),
         }
     }
 }

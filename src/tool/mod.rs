@@ -153,7 +153,9 @@ pub use http::{AllowRule, DnsLookup, HttpClientError, InvalidAllowRule};
 #[cfg(feature = "cli")]
 pub(crate) use listing::NOT_NAMED;
 #[cfg(feature = "server")]
-pub(crate) use listing::{AgentTools, ListedServer, ListedTool, definition_tokens, list_tools};
+pub(crate) use listing::{
+    AgentTools, ListedServer, ListedTool, ModelRefusal, definition_tokens, list_tools,
+};
 pub use output::ToolOutput;
 #[cfg(all(feature = "mcp", target_os = "linux"))]
 pub(crate) use pinning::{LOCK_FILE, PinProblem, PinnedTools, ToolLock};

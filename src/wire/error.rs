@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::Delta;
 use super::overflow::find_overflow;
@@ -87,7 +87,12 @@ pub(super) fn find_error(value: &Value) -> Option<&Value> {
 
 /// Converts the JSON of an error, as one that a service reported within a response.
 pub(super) fn provider_error(value: &Value) -> ProviderError {
-    let mut error = text_error(ProviderErrorKind::InStream, error_message(value));
+    let mut message = error_message(value);
+    // OpenRouter puts the error of the service behind it here.
+    if let Some(raw) = value.get("metadata").and_then(|metadata| metadata.get("raw")?.as_str()) {
+        message.push_str(&format!(": {}", one_line(raw, RAW_CHARS)));
+    }
+    let mut error = text_error(ProviderErrorKind::InStream, message);
     if let Value::Object(map) = value {
         error.status = ["status_code", "status", "code", "http_code"]
             .iter()
@@ -104,11 +109,8 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
         );
         error.status = error.status.or_else(|| status_of_codes(value));
         error.retry_after = map.get("details").and_then(retry_delay);
-        // OpenAI's errors name the part of the request beside the message.
-        let part =
-            map.get("param").and_then(Value::as_str).filter(|part| part.starts_with("tools["));
-        if let Some(part) = part.filter(|part| !error.message.contains(part)) {
-            error.message.push_str(&format!(" ({})", one_line(part, PART_CHARS)));
+        if let Some(part) = tool_part(map).filter(|part| !error.message.contains(part)) {
+            error.message.push_str(&format!(" ({})", one_line(&part, PART_CHARS)));
         }
         let has_code = |code: &String| UNPARSABLE_CODES.contains(&code.as_str());
         if let Some(output) = map.get("failed_generation") {
@@ -125,6 +127,22 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
     }
     error
 }
+
+/// Returns the part of a request's tools that an error names beside its message: by `param` (OpenAI), or by the `loc`
+/// of the first item of `detail` (services in Python, such as Mistral's).
+fn tool_part(error: &Map<String, Value>) -> Option<String> {
+    let loc = || {
+        let first = error.get("detail")?.as_array()?.first()?;
+        let step = |step: &Value| step.as_str().map_or_else(|| step.to_string(), str::to_owned);
+        Some(first.get("loc")?.as_array()?.iter().map(step).collect::<Vec<_>>().join("."))
+    };
+    let param = error.get("param").and_then(Value::as_str).map(str::to_owned);
+    let names_tool = |part: &String| part.contains("tools[") || part.contains("tools.");
+    param.filter(names_tool).or_else(|| loc().filter(names_tool))
+}
+
+/// Maximum length of the quoted error of a service behind a gateway, in characters.
+const RAW_CHARS: usize = 500;
 
 /// Maximum length of the name of a part of a request in an error, in characters.
 const PART_CHARS: usize = 200;

@@ -39,7 +39,7 @@ const OTHER_WORDS: [&str; 8] = [
 ];
 
 /// Texts of errors about a schema that they do not name, in lower case.
-const UNNAMED_TEXTS: [&str; 16] = [
+const UNNAMED_TEXTS: [&str; 21] = [
     // llama.cpp.
     "failed to parse grammar",
     "error parsing grammar",
@@ -59,6 +59,13 @@ const UNNAMED_TEXTS: [&str; 16] = [
     "json schema is invalid",
     "is not a 'regex'",
     "invalid tool schema",
+    "invalid schema",
+    "unsupported schema",
+    "invalid function schema",
+    // Ollama.
+    "go struct field chatrequest.tools",
+    // Moonshot, of a name.
+    "function name is invalid",
 ];
 
 /// Keywords that every service is known to accept in the schema of a tool.
@@ -117,7 +124,9 @@ pub(crate) fn find_refused_tools(
     if !is_unnamed {
         return None;
     }
-    let is_suspect = |tool: &&ToolDefinition| has_suspect_keywords(&tool.schema);
+    // The schema does not tell which name is refused.
+    let is_name = lower.contains("function name");
+    let is_suspect = |tool: &&ToolDefinition| is_name || has_suspect_keywords(&tool.schema);
     let suspects = tools.iter().filter(is_suspect).map(|tool| tool.name.clone());
     let suspects: Vec<String> = suspects.collect();
     Some(ToolRefusal::Suspected(match suspects.as_slice() {
@@ -210,6 +219,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::wire::http_error;
 
     fn tools() -> Vec<ToolDefinition> {
         let plain = json!({"type": "object", "properties": {"format": {"type": "string"}}});
@@ -246,6 +256,11 @@ mod tests {
             ("1 validation error: {'loc': ('body', 'tools', 2, 'function'), 'msg': 'x'}", "get"),
             ("invalid tool schema for tool `alpha`", "alpha"),
             ("Invalid request (tools[2].function.parameters)", "get"),
+            ("Input should be a valid string (body.tools.3.function.name)", "mcp__x_y"),
+            (
+                "Provider returned error: {\"error\":{\"message\":\"tools.0.custom.input_schema: bad\"}}",
+                "alpha",
+            ),
         ] {
             let expected = ToolRefusal::Named(vec![expected.to_owned()]);
             assert_eq!(found(400, message), Some(expected), "{message}");
@@ -268,6 +283,20 @@ mod tests {
         let all = ToolRefusal::Suspected(vec!["alpha".to_owned()]);
         assert_eq!(find_refused_tools(&error, plain, false), Some(all));
         assert_eq!(find_refused_tools(&error, plain, true), None, "of the answer, perhaps");
+    }
+
+    #[test]
+    fn the_part_of_the_request_stands_beside_the_message() {
+        for body in [
+            r#"{"error":{"message":"bad","param":"tools[3].function.parameters","code":"x"}}"#,
+            r#"{"detail":[{"loc":["body","tools",3,"function"],"msg":"bad","type":"missing"}]}"#,
+            r#"{"error":{"message":"Provider returned error","code":400,"metadata":{"raw":
+                "{\"error\":{\"message\":\"tools.3.custom.input_schema: bad\"}}"}}}"#,
+        ] {
+            let error = http_error(400, body);
+            let expected = ToolRefusal::Named(vec!["mcp__x_y".to_owned()]);
+            assert_eq!(find_refused_tools(&error, &tools(), false), Some(expected), "{error}");
+        }
     }
 
     #[test]
