@@ -271,6 +271,57 @@ fn failed_and_limited_runs_have_their_own_exit_status() {
     assert!(printed.contains("ended (max_turns): 1 turn, 3 calls, "), "{printed}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_without_the_call_that_was_asked_for_has_the_exit_status_of_a_limit() {
+    for (choice, status) in [("required", 3), ("clock", 3), ("auto", 0)] {
+        let script: Script =
+            serde_json::from_value(json!({ "responses": [{"text": ["No."], "repeat": true}] }))
+                .unwrap();
+        let model = Rehearsal::with_script(script).await.unwrap();
+        let folder = Folder::new("choice").with("c.toml", "[agents.a]\ntools=['clock']\n");
+        let url = model.base_url();
+        let flags =
+            ["--config", "c.toml", "--base-url", &url, "--model", "m", "--tool-choice", choice];
+        for last in [&["x"][..], &["--json", "x"]] {
+            let output = folder.run(&[&["run"], &flags[..], last].concat());
+            assert_eq!(output.status.code(), Some(status), "{choice}: {}", stderr(&output));
+            assert!(stdout(&output).contains("No."));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_the_chosen_model_needs_its_key() {
+    let script: Script =
+        serde_json::from_value(json!({ "responses": [{"text": ["Hi."], "repeat": true}] }))
+            .unwrap();
+    let model = Rehearsal::with_script(script).await.unwrap();
+    let url = model.base_url();
+    let file = format!(
+        "[models.free]\nbase_url='{url}'\nmodel='x'\n\
+         [models.paid]\nbase_url='http://127.0.0.1:9/v1'\nmodel='y'\napi_key_env='CALLSHEET_TEST_NO_KEY'\n\
+         [agents.a]\nmodel='paid'\nfallback_models=['free']\n"
+    );
+    let folder = Folder::new("keys").with("c.toml", &file);
+    let missing = "c.toml:7: models.paid.api_key_env: the environment variable CALLSHEET_TEST_NO_KEY is not set";
+    for (flags, error) in [
+        (&["--model", "free"][..], None),
+        (&["--base-url", &url, "--model", "z"], None),
+        (&["--rehearsal"], None),
+        (&["--model", "paid"], Some(missing)),
+        (&[], Some(missing)),
+    ] {
+        let output = folder.run(&[&["run", "--config", "c.toml"], flags, &["hello"]].concat());
+        let status = if error.is_some() { 2 } else { 0 };
+        assert_eq!(output.status.code(), Some(status), "{flags:?}: {}", stderr(&output));
+        assert!(
+            stderr(&output).contains(error.unwrap_or_default()),
+            "{flags:?}: {}",
+            stderr(&output)
+        );
+    }
+}
+
 /// Runs a prompt with a model that answers by a script. Returns the output of `callsheet run`.
 async fn run_with(name: &str, responses: Value) -> Output {
     let script: Script = serde_json::from_value(json!({ "responses": responses })).unwrap();

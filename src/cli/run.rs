@@ -16,6 +16,7 @@ use crate::config::{
     ToolPattern,
 };
 use crate::journal::{JournalError, JournalReader};
+use crate::record::Record;
 use crate::runtime::{ErrorKind, Host, HostError, OpenSession, RunReport, RunRequest};
 use crate::telemetry::{self, LogFormat};
 use crate::tool::{ToolRegistry, ToolServer};
@@ -30,6 +31,9 @@ const FLAGS: [(&str, &str); 5] = [
     ("output.schema", "--output-schema"),
     ("tool_choice", "--tool-choice"),
 ];
+
+/// The exit status of a run that a limit has ended, or whose answer is not what was asked for.
+const LIMIT_STATUS: u8 = 3;
 
 /// Flags of `callsheet run`.
 #[derive(Debug, clap::Args)]
@@ -134,13 +138,16 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
     if let Some(rehearsal) = rehearsal {
         rehearsal.shutdown().await;
     }
-    let report = report?;
+    let (report, is_choice_unmet) = report?;
     if !args.json
         && let Some(error) = &report.error
     {
         output::error(&args.config.with_flag_hint(&error.message));
     }
-    Ok(ExitCode::from(exit_status(report.run_end)))
+    Ok(ExitCode::from(match (report.run_end, is_choice_unmet) {
+        (RunEnd::Answered, true) => LIMIT_STATUS,
+        (end, _) => exit_status(end),
+    }))
 }
 
 /// The configuration of the command with its flags, and what follows from both.
@@ -187,7 +194,8 @@ fn announce_rehearsal(config: &Config) {
     output::to_stderr(&(screen::wrapped_on_stderr(&line) + "\n"));
 }
 
-/// Starts the run in its session, and follows it to its end.
+/// Starts the run in its session, and follows it to its end. Also returns whether the model has not made the call
+/// that `--tool-choice` asks for.
 async fn run_on(
     host: &Host,
     args: &RunArgs,
@@ -195,18 +203,26 @@ async fn run_on(
     is_stored: bool,
     request: RunRequest,
     signals: &mut Signals,
-) -> Result<RunReport, CommandError> {
+) -> Result<(RunReport, bool), CommandError> {
     let session = match &open.id {
         Some(id) if is_stored => host.session(&session_id(id)?),
         Some(_) | None => host.open_session(open).await.map_err(request_error)?,
     };
     let run = session.start_run(request).await.map_err(request_error)?;
+    let seq = run.seq;
     let mode = ApprovalMode::from_flags(args.approve, args.json);
-    if args.json {
-        watch::as_json(&session, run, mode, signals).await
+    let report = if args.json {
+        watch::as_json(&session, run, mode, signals).await?
     } else {
-        watch::on_screen(host, &session, run, DisplayScope::Run, mode, signals).await
-    }
+        watch::on_screen(host, &session, run, DisplayScope::Run, mode, signals).await?
+    };
+    let is_choice_unmet = args.tool_choice.is_some()
+        && {
+            let records = session.records(seq).await.unwrap_or_default();
+            let is_limit = |record: &Record| matches!(record, Record::LimitReached { limit, .. } if limit == "tool_choice");
+            records.iter().any(|entry| is_limit(&entry.record))
+        };
+    Ok((report, is_choice_unmet))
 }
 
 /// Maps the error of a request. Names the flag that has set the wrong part.
@@ -392,7 +408,7 @@ fn exit_status(end: RunEnd) -> u8 {
         | RunEnd::TimedOut
         | RunEnd::AllToolsFailed
         | RunEnd::Budget
-        | RunEnd::LoopDetected => 3,
+        | RunEnd::LoopDetected => LIMIT_STATUS,
         RunEnd::Stopped | RunEnd::Interrupted => 130,
     }
 }

@@ -79,9 +79,17 @@ impl ConfigArgs {
     }
 
     pub(super) fn load(&self) -> Result<LoadedConfig, CommandError> {
-        let mut loaded = load(self.config.as_deref())?;
+        let mut loaded = load_with_keys(self.config.as_deref(), |model| self.needs_key(model))?;
         self.choose_model(&mut loaded.config)?;
         Ok(loaded)
+    }
+
+    /// Returns whether the API key of a configured model is needed: not if flags choose another model.
+    fn needs_key(&self, model: &str) -> bool {
+        match &self.model {
+            Some(chosen) => self.base_url.is_none() && chosen == model,
+            None => !self.rehearsal,
+        }
     }
 
     fn choose_model(&self, config: &mut Config) -> Result<(), CommandError> {
@@ -165,13 +173,23 @@ pub(super) fn start_error(error: HostError) -> CommandError {
 
 /// Loads the configuration from a file, by default from ./callsheet.toml if it exists.
 pub(super) fn load(file: Option<&Path>) -> Result<LoadedConfig, CommandError> {
+    load_with_keys(file, |_| true)
+}
+
+/// Loads the configuration as [`load`] does. Only the models for which `needs_key` returns true must have their API
+/// keys.
+fn load_with_keys(
+    file: Option<&Path>,
+    needs_key: impl Fn(&str) -> bool,
+) -> Result<LoadedConfig, CommandError> {
     let file = match file {
         Some(file) => Some(file.to_owned()),
         None => Some(PathBuf::from(DEFAULT_FILE)).filter(|file| file.exists()),
     };
     let text = file.as_deref().map_or_else(|| Ok(String::new()), read)?;
     let name = file.as_deref().unwrap_or(Path::new(DEFAULT_FILE)).display().to_string();
-    let config = Config::parse(&text, &name, &env).map_err(CommandError::usage)?;
+    let config = Config::parse_with_keys(&text, &name, &env, needs_key);
+    let config = config.map_err(CommandError::usage)?;
     telemetry::redact_logs(config.secrets());
     Ok(LoadedConfig { config, file })
 }

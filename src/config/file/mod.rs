@@ -49,6 +49,17 @@ impl Config {
         file: &str,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigErrors> {
+        Self::parse_with_keys(text, file, env, |_| true)
+    }
+
+    /// Parses a configuration file as [`Config::parse`] does. Only the models for which `needs_key` returns true must
+    /// have the API keys that the file names.
+    pub(crate) fn parse_with_keys(
+        text: &str,
+        file: &str,
+        env: &dyn Fn(&str) -> Option<String>,
+        needs_key: impl Fn(&str) -> bool,
+    ) -> Result<Self, ConfigErrors> {
         let source = ConfigSource::new(text, file);
         // Reads the tables of the file.
         let Some(root) = source.root() else { return Err(source.into_errors()) };
@@ -60,7 +71,10 @@ impl Config {
         let mut models: BTreeMap<String, ModelConfig> = root
             .tables("models")
             .into_iter()
-            .map(|(name, section)| (name, ModelConfig::read(&section, env)))
+            .map(|(name, section)| {
+                let model = ModelConfig::read(&section, env, needs_key(&name));
+                (name, model)
+            })
             .collect();
         if models.contains_key(REHEARSAL) {
             root.table("models").add_error(REHEARSAL, "is the name of the built-in offline model");

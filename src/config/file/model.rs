@@ -10,7 +10,12 @@ use super::values::{self, Parsed};
 use crate::config::{ApiKey, BaseUrl, ModelConfig, PromptCache, ToolProtocol, Wire};
 
 impl ModelConfig {
-    pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
+    /// Reads a model. It has no API key if it needs none and the environment has no valid one.
+    pub(super) fn read(
+        section: &Section<'_, '_>,
+        env: &dyn Fn(&str) -> Option<String>,
+        needs_key: bool,
+    ) -> Self {
         let wire = section.read("wire", |value| values::one_of(value, &Wire::NAMES));
         let base_url = section.read("base_url", base_url);
         let model = section.read("model", values::non_empty_string);
@@ -18,12 +23,16 @@ impl ModelConfig {
         section.require("model", &model);
         let api_key = section.read("api_key_env", |value| {
             let name = values::non_empty_string(value)?;
-            ApiKey::from_env(&name, env).map_err(|error| error.to_string())
+            match ApiKey::from_env(&name, env) {
+                Ok(key) => Ok(Some(key)),
+                Err(error) if needs_key => Err(error.to_string()),
+                Err(_) => Ok(None),
+            }
         });
         let default = Self::new(base_url.unwrap_or_else(BaseUrl::unset), model.unwrap_or_default());
         let config = Self {
             wire: wire.unwrap_or(default.wire),
-            api_key,
+            api_key: api_key.flatten(),
             stream: section.read("stream", values::boolean).unwrap_or(default.stream),
             connect_timeout: section
                 .read("connect_timeout", values::positive_duration)
