@@ -92,6 +92,7 @@ stream = false
 connect_timeout = "1s"
 first_event_timeout = "2m"
 idle_timeout = "250ms"
+progress_timeout = "20m"
 answer_timeout = "10m"
 max_attempts = 1
 max_concurrent_requests = 8
@@ -132,6 +133,7 @@ extra_body = { seed = 4, nested = { on = true } }
                 new.connect_timeout = Duration::from_secs(1);
                 new.first_event_timeout = Duration::from_secs(120);
                 new.idle_timeout = Duration::from_millis(250);
+                new.progress_timeout = Duration::from_secs(1_200);
                 new.answer_timeout = Duration::from_secs(600);
                 new.max_attempts = 1;
                 new.max_concurrent_requests = NonZeroU32::new(8);

@@ -3,21 +3,24 @@
 
 mod support;
 
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use callsheet::config::{BaseUrl, Config, ToolLoading, ToolPattern};
+use callsheet::config::{BaseUrl, Config, ModelConfig, ToolLoading, ToolPattern};
 use callsheet::journal::{Journal, MemoryJournal};
-use callsheet::record::StopMode;
+use callsheet::record::{Record, Seq, StopMode};
 use callsheet::rehearsal::{Call, Finish, Rehearsal, Response, Script, ScriptPosition};
-use callsheet::runtime::{Host, OpenSession};
+use callsheet::runtime::{Host, OpenSession, SessionHandle};
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{RunEnd, ToolStatus, Wire};
+use futures::StreamExt as _;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
-use support::{World, events, parallel, results, until_event, within, world};
+use support::{World, events, parallel, results, until_event, within, world, world_of};
 
 fn call(tool: &str, id: &str) -> Call {
     Call::new(tool, json!({"id": id})).id(&format!("call-{id}"))
@@ -94,6 +97,7 @@ async fn recovers_from(fault: Response) -> Vec<String> {
         model(config).first_event_timeout = Duration::from_millis(300);
         model(config).answer_timeout = Duration::from_millis(300);
         model(config).idle_timeout = Duration::from_millis(300);
+        model(config).progress_timeout = Duration::from_millis(400);
     })
     .await;
     let started = world.session.start_run("go").await.expect("a run");
@@ -126,9 +130,279 @@ async fn a_stream_without_a_finish_is_retried() {
 #[tokio::test]
 async fn a_stalled_stream_is_retried_despite_keep_alives() {
     let stalled = Response { stall_after_chunks: Some(2), ..text() };
-    recovers_from(stalled.clone()).await;
-    recovers_from(Response { keep_alive_ms: Some(20), ..stalled }).await;
-    recovers_from(Response { stall_after_chunks: Some(0), ..text() }).await;
+    let endless = Response { keep_alive_ms: Some(20), ..stalled.clone() };
+    let late = Response { stall_after_chunks: Some(0), ..text() };
+    for (fault, limit) in
+        [(stalled, "idle_timeout"), (endless, "progress_timeout"), (late, "first_event_timeout")]
+    {
+        let reasons = recovers_from(fault).await;
+        assert!(reasons[0].contains(limit), "{limit}: {reasons:?}");
+    }
+}
+
+#[tokio::test]
+async fn after_silence_the_next_attempts_stream_again() {
+    let silent = || Response { stall_after_chunks: Some(1), ..text() };
+    let control = CallControl::new();
+    let script = Script::new([silent(), silent(), silent(), Response::text("At last.")]);
+    let world = world(script, registry(&control), |config| {
+        model(config).idle_timeout = Duration::from_millis(50);
+        model(config).max_attempts = 4;
+    })
+    .await;
+    let report = world.run("go").await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "At last."));
+    let streamed: Vec<_> = world.requests().iter().map(|r| r.body["stream"].clone()).collect();
+    assert_eq!(streamed, vec![Value::Bool(true); 4]);
+}
+
+/// Returns a response that begins, then gives signs of life 60 times, and ends with the text "Thought.".
+fn thought(wire: Wire) -> Response {
+    let (begin, of_life, rest) = match wire {
+        Wire::OpenaiChat => (
+            vec![json!({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})],
+            None,
+            vec![
+                json!({"choices": [{"index": 0, "delta": {"content": "Thought."}, "finish_reason": "stop"}]}),
+            ],
+        ),
+        Wire::OpenaiResponses => (
+            vec![
+                json!({"type": "response.created", "response": {"id": "r", "status": "in_progress", "output": []}}),
+            ],
+            Some(json!({"type": "keepalive", "sequence_number": 3})),
+            vec![
+                json!({"type": "response.completed", "response": {"id": "r", "status": "completed",
+                "output": [{"type": "message", "id": "m", "role": "assistant",
+                    "content": [{"type": "output_text", "text": "Thought."}]}]}}),
+            ],
+        ),
+        Wire::AnthropicMessages => (
+            vec![
+                json!({"type": "message_start", "message": {"id": "m", "role": "assistant", "content": [],
+                    "usage": {"input_tokens": 3, "output_tokens": 1}}}),
+                json!({"type": "content_block_start", "index": 0,
+                    "content_block": {"type": "thinking", "thinking": ""}}),
+            ],
+            Some(json!({"type": "ping"})),
+            vec![
+                json!({"type": "content_block_delta", "index": 0,
+                    "delta": {"type": "signature_delta", "signature": "s"}}),
+                json!({"type": "content_block_stop", "index": 0}),
+                json!({"type": "content_block_start", "index": 1,
+                    "content_block": {"type": "text", "text": "Thought."}}),
+                json!({"type": "content_block_stop", "index": 1}),
+                json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"},
+                    "usage": {"output_tokens": 9}}),
+                json!({"type": "message_stop"}),
+            ],
+        ),
+        Wire::GeminiGenerate => (
+            vec![json!({"candidates": [{"index": 0, "content": {"role": "model", "parts": []}}]})],
+            Some(
+                json!({"candidates": [{"index": 0, "content": {"role": "model", "parts": [{"text": ""}]}}]}),
+            ),
+            vec![json!({"candidates": [{"index": 0, "finishReason": "STOP",
+                "content": {"role": "model", "parts": [{"text": "Thought."}]}}]})],
+        ),
+        _ => {
+            let line = |content: &str, done: bool| {
+                json!({"model": "m", "done": done, "done_reason": "stop",
+                    "message": {"role": "assistant", "content": content}})
+            };
+            (
+                vec![line("", false)],
+                Some(line("", false)),
+                vec![line("Thought.", false), line("", true)],
+            )
+        }
+    };
+    let is_lines = wire == Wire::OllamaChat;
+    let framed = |payload: Value| match is_lines {
+        true => format!("{payload}\n"),
+        false => format!("data: {payload}\n\n"),
+    };
+    let sign = of_life.map_or_else(|| ": keep-alive\n\n".to_owned(), framed);
+    let chunks =
+        begin.into_iter().map(framed).chain(vec![sign; 60]).chain(rest.into_iter().map(framed));
+    let content_type = if is_lines { "application/x-ndjson" } else { "text/event-stream" };
+    Response { chunk_delay_ms: Some(25), ..Response::raw(content_type, chunks) }
+}
+
+#[tokio::test]
+async fn a_long_thought_with_signs_of_life_is_one_request_on_every_wire() {
+    let wires = Wire::NAMES.map(|(_, wire)| wire);
+    futures::future::join_all(wires.map(|wire| async move {
+        let script = Script::new([thought(wire)]);
+        let world = world_of(wire, script, ToolRegistry::new(), |config| {
+            // The thought is longer than all limits but that of progress.
+            model(config).first_event_timeout = Duration::from_millis(1_000);
+            model(config).idle_timeout = Duration::from_millis(1_000);
+            model(config).progress_timeout = Duration::from_secs(600);
+        })
+        .await;
+        let report = world.run("go").await;
+        assert_eq!(
+            (report.run_end, report.text.as_str()),
+            (RunEnd::Answered, "Thought."),
+            "{wire}"
+        );
+        assert_eq!(world.requests().len(), 1, "{wire}");
+    }))
+    .await;
+}
+
+/// A service that announces to keep connections, and closes each one: behind its first answer, on the next request, or
+/// by a reset on the next request.
+struct ClosingService {
+    base_url: BaseUrl,
+    requests: Arc<AtomicUsize>,
+}
+
+impl ClosingService {
+    /// Starts a service. A connection for whose number `answers` returns false is closed without an answer.
+    fn start(answers: impl Fn(usize) -> bool + Clone + Send + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let base_url = BaseUrl::parse(&format!("http://{address}/v1")).expect("an address");
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&requests);
+        std::thread::spawn(move || {
+            for (number, connection) in listener.incoming().enumerate() {
+                let (answers, counted) = (answers.clone(), Arc::clone(&counted));
+                let connection = connection.expect("a connection");
+                std::thread::spawn(move || {
+                    let mut reader = BufReader::new(connection);
+                    let Some(request) = read_request(&mut reader) else { return };
+                    counted.fetch_add(1, Ordering::SeqCst);
+                    if !answers(number) {
+                        return;
+                    }
+                    let answer = answer_to(&request);
+                    if reader.get_mut().write_all(answer.as_bytes()).is_err() {
+                        return;
+                    }
+                    match number % 3 {
+                        0 => {}
+                        1 => {
+                            let repeated = read_request(&mut reader).iter().count();
+                            counted.fetch_add(repeated, Ordering::SeqCst);
+                        }
+                        // A connection that is closed with unread bytes is reset.
+                        _ => {
+                            let _ = reader.get_ref().peek(&mut [0]);
+                        }
+                    }
+                });
+            }
+        });
+        Self { base_url, requests }
+    }
+
+    fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
+    }
+
+    async fn host(&self, stream: bool) -> Host {
+        let model = ModelConfig::new(self.base_url.clone(), "m").with(|new| new.stream = stream);
+        Host::builder().model("main", model).start().await.expect("a host")
+    }
+}
+
+fn read_request(reader: &mut BufReader<TcpStream>) -> Option<Value> {
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok().filter(|read| *read > 0)?;
+        if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().expect("a length");
+        }
+        if line == "\r\n" {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    Some(serde_json::from_slice(&body).expect("a request"))
+}
+
+fn answer_to(request: &Value) -> String {
+    let head = "HTTP/1.1 200 OK\r\nkeep-alive: timeout=5, max=100\r\n";
+    if request["stream"] != true {
+        let body = json!({"choices": [{"message": {"content": "Well."}, "finish_reason": "stop"}]})
+            .to_string();
+        let length = body.len();
+        return format!(
+            "{head}content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+    }
+    let piece =
+        json!({"choices": [{"index": 0, "delta": {"content": "Well."}, "finish_reason": "stop"}]});
+    let body = format!("data: {piece}\n\ndata: [DONE]\n\n");
+    let length = body.len();
+    format!(
+        "{head}content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n\
+         {length:x}\r\n{body}\r\n0\r\n\r\n"
+    )
+}
+
+/// Returns the failed attempts of a session's runs.
+async fn failed_attempts(session: &SessionHandle) -> Vec<String> {
+    let records = session.records(Seq(0)).await.expect("the records");
+    let failed = records.into_iter().filter_map(|entry| match entry.record {
+        Record::AttemptFailed { error, .. } => Some(error.message),
+        _ => None,
+    });
+    failed.collect()
+}
+
+#[tokio::test]
+async fn no_attempt_is_lost_to_a_service_that_closes_connections() {
+    for stream in [true, false] {
+        let service = ClosingService::start(|_| true);
+        let host = service.host(stream).await;
+        let sessions = (0..20).map(|number| (number, &host));
+        futures::stream::iter(sessions)
+            .for_each_concurrent(4, |(number, host)| async move {
+                let session =
+                    host.open_session(format!("s{number}").as_str()).await.expect("a session");
+                for _ in 0..50 {
+                    let report = within(session.run("go")).await.expect("a report");
+                    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Well."));
+                }
+                assert_eq!(failed_attempts(&session).await, [""; 0]);
+            })
+            .await;
+        assert!(service.requests() > 1_200, "too few requests were lost: {}", service.requests());
+        host.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn a_request_is_repeated_once_and_a_fresh_connection_that_fails_counts() {
+    for stream in [true, false] {
+        // The first connection is closed on its second request.
+        let service = ClosingService::start(|number| number == 1);
+        let host = service.host(stream).await;
+        let session = host.open_session("s").await.expect("a session");
+        let report = within(session.run("go")).await.expect("a report");
+        assert_eq!(report.run_end, RunEnd::Answered);
+        let failed = failed_attempts(&session).await;
+        let advice = "(use https:// if it speaks TLS)";
+        assert_eq!(failed.len(), 1, "{failed:?}");
+        assert!(failed[0].ends_with(advice), "the service has answered nothing yet: {failed:?}");
+        assert_eq!(service.requests(), 2);
+        let report = within(session.run("go")).await.expect("a report");
+        assert_eq!(report.run_end, RunEnd::Failed);
+        let failed = failed_attempts(&session).await;
+        assert_eq!(failed.len(), 4, "{failed:?}");
+        let closed =
+            |message: &String| message.ends_with(" closed the connection without an answer");
+        assert!(failed[1..].iter().all(closed), "{failed:?}");
+        // The reused connection, and a fresh one for each attempt.
+        assert_eq!(service.requests(), 2 + 1 + 3);
+        host.shutdown().await;
+    }
 }
 
 #[tokio::test]

@@ -110,6 +110,7 @@ async fn recovers_from(fault: Response) -> Vec<String> {
         model(config).first_event_timeout = Duration::from_millis(300);
         model(config).answer_timeout = Duration::from_millis(300);
         model(config).idle_timeout = Duration::from_millis(300);
+        model(config).progress_timeout = Duration::from_millis(400);
     })
     .await;
     let started = world.session.start_run("go").await.unwrap();

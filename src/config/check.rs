@@ -86,6 +86,7 @@ impl Config {
                 ("connect_timeout", model.connect_timeout),
                 ("first_event_timeout", model.first_event_timeout),
                 ("idle_timeout", model.idle_timeout),
+                ("progress_timeout", model.progress_timeout),
                 ("answer_timeout", model.answer_timeout),
                 ("breaker_open_for", model.breaker_open_for),
             ];

@@ -48,7 +48,7 @@ pub struct Limits {
     /// The time that a stopped call has to end by itself. Default: 1 second. After it, the call's
     /// actor is killed, but not a blocking thread, nor a call of an agent.
     pub cancel_grace: Duration,
-    /// The time limit of a run. Default: 10 minutes. After it, the run is stopped and ends as
+    /// The time limit of a run. Default: 30 minutes. After it, the run is stopped and ends as
     /// `timed_out`. Time in which the run only waits for people does not count.
     pub run_timeout: Option<Duration>,
     /// Maximum size of a call's arguments in bytes. Default: 1 MiB. A call with larger ones is not run,
@@ -105,7 +105,7 @@ impl Default for Limits {
             on_excess: OnExcess::Answer,
             tool_timeout: Some(Duration::from_secs(30)),
             cancel_grace: Duration::from_secs(1),
-            run_timeout: Some(Duration::from_secs(600)),
+            run_timeout: Some(Duration::from_secs(1_800)),
             max_arguments_bytes: 1024 * 1024,
             max_result_bytes: 64 * 1024,
             max_variables_bytes: 256 * 1024,

@@ -36,15 +36,18 @@ pub struct ModelConfig {
     pub stream: bool,
     /// The time limit for connecting. Default: 10 seconds. After it, the attempt fails.
     pub connect_timeout: Duration,
-    /// The time limit from the request to the first event of a streamed response. Default: 60
+    /// The time limit from the request to the first byte of a streamed response, comments included. Default: 60
     /// seconds. After it, the attempt fails.
     pub first_event_timeout: Duration,
-    /// The time limit between two events of a streamed response. Default: 30 seconds. After it, the
-    /// attempt fails. Pings and comments do not count as events.
+    /// The time limit of the silence of a streamed response, after its first byte. Default: 60 seconds. After it, the
+    /// attempt fails. Any byte ends a silence, also that of a ping, a comment or a lifecycle event.
     pub idle_timeout: Duration,
+    /// The time limit of a streamed response without progress, after its first byte: no text, no thinking, no part of
+    /// a call. Default: 10 minutes. After it, the attempt fails, although the service shows that it is alive.
+    pub progress_timeout: Duration,
     /// The time limit of a whole plain (not streamed) answer, from its request to its last byte.
-    /// Default: 5 minutes. After it, the attempt fails. If the service streams nevertheless, it limits the time to
-    /// the first event, and `idle_timeout` applies after that.
+    /// Default: 10 minutes. After it, the attempt fails. If the service streams nevertheless, it limits the time to
+    /// the first byte, and `idle_timeout` and `progress_timeout` apply after that.
     pub answer_timeout: Duration,
     /// Maximum number of bytes of one response, arguments included. Default: 64 MiB. A larger response
     /// fails, and is not retried with the same model.
@@ -107,8 +110,9 @@ impl ModelConfig {
             stream: true,
             connect_timeout: Duration::from_secs(10),
             first_event_timeout: Duration::from_secs(60),
-            idle_timeout: Duration::from_secs(30),
-            answer_timeout: Duration::from_secs(300),
+            idle_timeout: Duration::from_secs(60),
+            progress_timeout: Duration::from_secs(600),
+            answer_timeout: Duration::from_secs(600),
             max_response_bytes: 64 << 20,
             max_attempts: 3,
             max_concurrent_requests: NonZeroU32::new(256),

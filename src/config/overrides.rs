@@ -459,7 +459,7 @@ mod tests {
         check(more, false, Err("limits.max_turns: 11 is more than the agent allows (10)"));
         check(more, true, Ok(Limits { max_turns: Some(11), ..own }));
         let none = r#"{"limits": {"run_timeout": "0s"}}"#;
-        let error = "limits.run_timeout: 0 (no limit) is more than the agent allows (600s)";
+        let error = "limits.run_timeout: 0 (no limit) is more than the agent allows (1800s)";
         check(none, false, Err(error));
         check(none, true, Ok(Limits { run_timeout: None, ..own }));
     }

@@ -3,8 +3,9 @@
 //! with the model that it requested last.
 //!
 //! A transient error ([`ProviderError::is_transient`]) is retried with the same model until its
-//! `max_attempts` are used up. After two broken streams the requests to that model no longer stream. Any other
-//! error, and the failure of the last attempt, leads to the next model without a wait: another service may accept
+//! `max_attempts` are used up. After two broken streams the requests to that model no longer stream. A stream that
+//! fell silent, or made no progress, is not broken: a plain request is silent too, and some services generate on for
+//! a client that has left a plain request. Any other error, and the failure of the last attempt, leads to the next model without a wait: another service may accept
 //! a request that this one refuses.
 //!
 //! If a service could not read what its model wrote ([`ProviderErrorKind::UnparsableOutput`]), the next attempt may
@@ -202,13 +203,12 @@ const BROKEN_UPSTREAM: [u16; 3] = [500, 502, 504];
 /// request or is overloaded.
 fn is_broken_stream(error: &ProviderError) -> bool {
     match error.kind {
-        ProviderErrorKind::Transport
-        | ProviderErrorKind::Timeout
-        | ProviderErrorKind::Malformed => true,
+        ProviderErrorKind::Transport | ProviderErrorKind::Malformed => true,
         ProviderErrorKind::InStream => {
             error.status.is_none_or(|status| BROKEN_UPSTREAM.contains(&status))
         }
         ProviderErrorKind::Connect
+        | ProviderErrorKind::Timeout
         | ProviderErrorKind::Status
         | ProviderErrorKind::TooLarge
         | ProviderErrorKind::UnparsableOutput
@@ -273,9 +273,19 @@ mod tests {
         assert!(retry.plan_first_attempt().streamed);
         let second = retry.after_error(&error(ProviderErrorKind::Transport), true).unwrap();
         assert_eq!((second.attempt, second.streamed), (2, true));
-        let third = retry.after_error(&error(ProviderErrorKind::Timeout), true).unwrap();
+        let third = retry.after_error(&error(ProviderErrorKind::Malformed), true).unwrap();
         assert_eq!((third.attempt, third.streamed), (3, false));
         assert_eq!(retry.after_error(&error(ProviderErrorKind::Transport), false), None);
+    }
+
+    #[test]
+    fn the_attempts_after_silence_stream_again() {
+        let mut retry = retry_policy(4, 7);
+        retry.plan_first_attempt();
+        for number in 2..=4 {
+            let plan = retry.after_error(&error(ProviderErrorKind::Timeout), true).unwrap();
+            assert_eq!(summary(&plan), (number, 0, true));
+        }
     }
 
     #[test]

@@ -30,6 +30,8 @@ impl ModelConfig {
             }
         });
         let default = Self::new(base_url.unwrap_or_else(BaseUrl::unset), model.unwrap_or_default());
+        let idle_timeout =
+            section.read("idle_timeout", values::positive_duration).unwrap_or(default.idle_timeout);
         let config = Self {
             wire: wire.unwrap_or(default.wire),
             api_key: api_key.flatten(),
@@ -40,9 +42,11 @@ impl ModelConfig {
             first_event_timeout: section
                 .read("first_event_timeout", values::positive_duration)
                 .unwrap_or(default.first_event_timeout),
-            idle_timeout: section
-                .read("idle_timeout", values::positive_duration)
-                .unwrap_or(default.idle_timeout),
+            idle_timeout,
+            progress_timeout: section
+                .read("progress_timeout", values::positive_duration)
+                // A file that allows a longer silence allows it without progress too.
+                .unwrap_or(default.progress_timeout.max(idle_timeout)),
             answer_timeout: section
                 .read("answer_timeout", values::positive_duration)
                 .unwrap_or(default.answer_timeout),

@@ -11,16 +11,17 @@ use rustls::{CertificateError, InvalidMessage};
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 
 /// Maps an error of the HTTP client, from the connection to the end of the body. The caller passes the URL, because
-/// an error within the body does not have it.
-pub(super) fn transport(error: reqwest::Error, url: &Url) -> ProviderError {
+/// an error within the body does not have it. `has_answered` is true if the service has answered a request before.
+pub(super) fn transport(error: reqwest::Error, url: &Url, has_answered: bool) -> ProviderError {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    transport_error(error, url, is_set)
+    transport_error(error, url, has_answered, is_set)
 }
 
 /// Maps an error as [`transport`] does. `is_set` returns whether an environment variable is set and not empty.
 fn transport_error(
     error: reqwest::Error,
     url: &Url,
+    has_answered: bool,
     is_set: impl Fn(&str) -> bool,
 ) -> ProviderError {
     let kind = if error.is_connect() {
@@ -41,7 +42,7 @@ fn transport_error(
         let message = format!("{address}: the proxy of {variable}: {}", describe(error));
         return ProviderError::new(kind, message);
     }
-    let mut message = connection_problem(&error, kind, url);
+    let mut message = connection_problem(&error, kind, url, has_answered);
     // In these cases the error does not say whether the host or the proxy cannot be reached. If `NO_PROXY` is set,
     // the proxy is not named, even if `NO_PROXY` does not contain the host.
     let may_be_proxy = is_connect
@@ -66,7 +67,12 @@ fn proxy_variable(url: &Url, is_set: impl Fn(&str) -> bool) -> Option<&'static s
 }
 
 /// Describes an error of the HTTP client in one line, except those of a proxy's tunnel.
-fn connection_problem(error: &reqwest::Error, kind: ProviderErrorKind, url: &Url) -> String {
+fn connection_problem(
+    error: &reqwest::Error,
+    kind: ProviderErrorKind,
+    url: &Url,
+    has_answered: bool,
+) -> String {
     let address = address(url);
     let is_connect = kind == ProviderErrorKind::Connect;
     let is_https = url.scheme() == "https";
@@ -74,9 +80,9 @@ fn connection_problem(error: &reqwest::Error, kind: ProviderErrorKind, url: &Url
     if let Some(error) = tls_error.filter(|_| is_connect) {
         return handshake_problem(error, &address);
     }
-    let https_advice = if is_https { "" } else { " (use https:// if it speaks TLS)" };
-    let io_error = causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>()).last();
-    let io_kind = io_error.map(io::Error::kind);
+    let may_speak_tls = !is_https && !has_answered;
+    let https_advice = if may_speak_tls { " (use https:// if it speaks TLS)" } else { "" };
+    let io_kind = io_kind(error);
     let is_closed =
         matches!(io_kind, Some(io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe))
             || has_cause(error, "connection closed before message completed");
@@ -108,6 +114,34 @@ fn connection_problem(error: &reqwest::Error, kind: ProviderErrorKind, url: &Url
     }
 }
 
+/// Returns whether the connection of a request was closed before the answer began, whatever closed it: its end, a
+/// reset, or a GOAWAY of HTTP/2. A stream of HTTP/2 that the service refuses counts too: it was not processed.
+pub(super) fn is_lost_connection(error: &reqwest::Error) -> bool {
+    const MESSAGES: [&str; 4] = [
+        "connection closed before message completed",
+        "operation was canceled",
+        "connection error received",
+        "stream error received: refused stream",
+    ];
+    let is_closed = || match io_kind(error) {
+        Some(
+            io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::NotConnected
+            | io::ErrorKind::UnexpectedEof,
+        ) => true,
+        Some(_) | None => MESSAGES.into_iter().any(|message| has_cause(error, message)),
+    };
+    error.is_request() && !error.is_connect() && !error.is_timeout() && is_closed()
+}
+
+/// Returns the kind of the innermost I/O error.
+fn io_kind(error: &reqwest::Error) -> Option<io::ErrorKind> {
+    let io_errors = causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>());
+    io_errors.last().map(io::Error::kind)
+}
+
 /// Describes the error of a TLS handshake and what to do about it.
 fn handshake_problem(error: &rustls::Error, address: &str) -> String {
     if *error == rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) {
@@ -133,7 +167,9 @@ fn handshake_problem(error: &rustls::Error, address: &str) -> String {
 }
 
 /// Returns an error and its causes, including the error within an `io::Error`, which `source()` skips.
-fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+pub(super) fn causes<'a>(
+    error: &'a (dyn Error + 'static),
+) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| cause(error))
 }
 
@@ -224,9 +260,9 @@ pub(super) fn describe(error: &dyn Error) -> String {
     text
 }
 
-/// Returns the error of a service that sent nothing for a time. `problem` describes the silence; `key` is the
-/// configuration key of the limit.
-pub(super) fn silence_timeout(problem: &str, after: Duration, key: &str) -> ProviderError {
+/// Returns the error of a time limit of a response. `problem` describes what was missing; `key` is the configuration
+/// key of the limit.
+pub(super) fn timeout(problem: &str, after: Duration, key: &str) -> ProviderError {
     let message = format!("{problem} for {after:?}; raise the model's {key} if it needs longer");
     ProviderError::new(ProviderErrorKind::Timeout, message)
 }
@@ -361,7 +397,7 @@ mod tests {
             let url = Url::parse(&format!("{scheme}://model.invalid/key")).unwrap();
             let error = client.get(url.clone()).send().await.unwrap_err();
             let is_set = |name: &str| variables.split(' ').any(|variable| variable == name);
-            let error = transport_error(error, &url, is_set);
+            let error = transport_error(error, &url, false, is_set);
             assert!(error.message.starts_with(&expected), "{}", error.message);
             let is_proxy_named = error.message.contains("proxy of");
             assert_eq!(is_proxy_named, expected.contains("proxy of"), "{}", error.message);
@@ -390,7 +426,7 @@ mod tests {
         let client = crate::tls::client(reqwest::Client::builder().no_proxy()).unwrap();
         let error = client.get(format!("http://{free}/key")).send().await.unwrap_err();
         let url = Url::parse(&format!("http://{free}/key")).unwrap();
-        let error = transport(error, &url);
+        let error = transport(error, &url, false);
         assert_eq!(error.message, format!("nothing listens at {free}"));
         assert_eq!(error.kind, ProviderErrorKind::Connect);
     }
@@ -411,7 +447,7 @@ mod tests {
         let url = Url::parse(&format!("{scheme}://{address}/key")).unwrap();
         let error = client.get(url.clone()).send().await.unwrap_err();
         drop(server.join().unwrap());
-        (address, transport(error, &url))
+        (address, transport(error, &url, false))
     }
 
     #[tokio::test]

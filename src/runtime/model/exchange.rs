@@ -1,22 +1,29 @@
 //! One exchange with a model: a request and its streamed response. Reads calls in the text of the
-//! response and replaces secrets in it. Fails a response that stalls: after `first_event_timeout` without a
-//! first delta, after `idle_timeout` between two deltas, and after `answer_timeout` if it is not streamed.
+//! response and replaces secrets in it. Fails a response that stalls ([`super::deadline`]):
 //!
-//! A service may answer a plain request with a stream. Then `answer_timeout` limits the time to the first delta, and
-//! `idle_timeout` each time between two: a stream that makes progress goes on, as one that was requested does.
-//! It may also answer a request for a stream with a whole JSON body, whose bytes then count as deltas for the limits.
+//! - A stream that was requested: `first_event_timeout` from the request to the first byte of the body. Then
+//!   `idle_timeout` without any byte, and `progress_timeout` without a delta.
+//! - A plain answer: `answer_timeout` from the request to the end of the body.
+//! - A stream that answers a plain request: `answer_timeout` to the first byte, then as a stream that was requested.
+//! - A whole JSON body that answers a request for a stream: as a stream. Its bytes are its progress, except for white
+//!   space, which some services send as a sign of life.
+//!
+//! A request that a reused connection loses is sent once more ([`super::connection`]).
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures::FutureExt as _;
 use reqwest::header::CONTENT_TYPE;
+use reqwest::{Client, RequestBuilder};
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
-use super::deadline::{ANSWER_TIMEOUT, DeltaDeadline, FIRST_EVENT_TIMEOUT, IDLE_TIMEOUT};
+use super::connection::{self, SendError};
+use super::deadline::{Progress, ResponseDeadline};
 use super::error::RetryHints;
 use super::source::SourceExchange;
 use super::{ClientInner, ModelRequest, error};
@@ -41,6 +48,9 @@ const QUOTE_CHARS: usize = 100;
 /// Maximum wait for the end of the body after the last relevant delta. A connection can be reused
 /// only if its body was read to the end.
 const BODY_END_WAIT_MAX: Duration = Duration::from_millis(100);
+
+/// The subject of the error of a deadline that passes while the body is read.
+const RESPONSE: &str = "the response";
 
 /// The number of polls after a deadline, each after a yield: the I/O driver and the task of the connection have to
 /// run before data that has arrived can be read.
@@ -234,13 +244,9 @@ enum ExchangeState {
 struct ResponseBody {
     response: reqwest::Response,
     decoder: Option<Decoder>,
-    /// True if the body has no separate events. Any bytes extend the deadline then, if a stream was requested.
+    /// True if the body has no separate events.
     is_single_document: bool,
-    /// The time at which the exchange fails for lack of deltas. In a stream only deltas extend it: a service that
-    /// sends nothing but comments times out like a silent one.
-    deadline: DeltaDeadline,
-    /// The configuration key of the deadline's time limit.
-    time_limit_key: &'static str,
+    deadline: ResponseDeadline,
     /// Number of bytes that the rest of the body may have.
     bytes_left: u64,
     /// Wakes at the deadline or earlier. One timer serves all chunks: a timer for each chunk would
@@ -328,57 +334,73 @@ impl Exchange {
     }
 
     async fn send(&self, body: Bytes) -> Result<ResponseBody, ProviderError> {
-        // A response that is not streamed has one time limit, because nothing arrives while the
-        // model writes.
-        let (time_limit, key) = match self.streamed {
-            true => (self.client.first_event_timeout, FIRST_EVENT_TIMEOUT),
-            false => (self.client.answer_timeout, ANSWER_TIMEOUT),
-        };
-        let transport = |error| error::transport(error, &self.client.plain.url);
-        let mut deadline = DeltaDeadline::new(time_limit, self.client.lag_clock.clone());
-        let mut request = self.client.request(body, self.streamed);
+        let client = &*self.client;
+        let (limits, clock) = (client.time_limits, client.lag_clock.clone());
+        let mut deadline = ResponseDeadline::new(limits, self.streamed, clock);
+        let request = self.request(&client.http, body.clone());
+        let mut sent = send_until(&mut deadline, request).await?;
+        if let Err(SendError::LostByReusedConnection(_)) = &sent {
+            // The error is not logged: it may have the URL with a key.
+            tracing::debug!("a reused connection lost a request, which is sent again");
+            sent = send_until(&mut deadline, self.request(&client.fresh_http, body)).await?;
+        }
+        let response = sent.map_err(|error| client.transport_error(error.into()))?;
+        client.has_answered.store(true, Ordering::Relaxed);
+        if !response.status().is_success() {
+            return Err(read_http_error(response, deadline.at()).await);
+        }
+        error::check_encoding(response.headers())?;
+        Ok(ResponseBody::new(client, response, deadline))
+    }
+
+    /// Returns the request, to be sent with this HTTP client.
+    fn request(&self, http: &Client, body: Bytes) -> RequestBuilder {
+        let mut request = self.client.request(http, body, self.streamed);
         if let Some(trace) = &self.trace {
             request = request.header(TRACEPARENT, trace.traceparent());
             if let Some(state) = trace.tracestate() {
                 request = request.header(TRACESTATE, state);
             }
         }
-        let mut sent = std::pin::pin!(request.send());
-        let response = loop {
-            if let Ok(response) = timeout_at(deadline.at(), &mut sent).await {
-                break response.map_err(transport)?;
-            }
-            let woken = Instant::now();
-            if let Some(response) = poll_again(&mut sent).await {
-                break response.map_err(transport)?;
-            }
-            if deadline.is_over(woken) {
-                return Err(error::silence_timeout("no answer came", time_limit, key));
-            }
-        };
-        if !response.status().is_success() {
-            return Err(read_http_error(response, deadline.at()).await);
+        request
+    }
+}
+
+/// Sends a request. Returns the outer error if no answer begins until the deadline.
+async fn send_until(
+    deadline: &mut ResponseDeadline,
+    request: RequestBuilder,
+) -> Result<Result<reqwest::Response, SendError>, ProviderError> {
+    let mut sent = std::pin::pin!(connection::send(request));
+    loop {
+        if let Ok(sent) = timeout_at(deadline.at(), &mut sent).await {
+            return Ok(sent);
         }
-        error::check_encoding(response.headers())?;
-        let hints = RetryHints::read(response.headers(), SystemTime::now());
-        let (decoder, whole, done) = (None, false, false);
-        let alarm = Box::pin(sleep_until(deadline.at()));
-        let bytes_left = self.client.response_bytes_max;
-        Ok(ResponseBody {
-            response,
-            decoder,
-            is_single_document: whole,
-            deadline,
-            time_limit_key: key,
-            bytes_left,
-            alarm,
-            done,
-            hints,
-        })
+        let woken = Instant::now();
+        if let Some(sent) = poll_again(&mut sent).await {
+            return Ok(sent);
+        }
+        if let Some(error) = deadline.check(woken, "the service") {
+            return Err(error);
+        }
     }
 }
 
 impl ResponseBody {
+    fn new(client: &ClientInner, response: reqwest::Response, deadline: ResponseDeadline) -> Self {
+        let hints = RetryHints::read(response.headers(), SystemTime::now());
+        Self {
+            response,
+            decoder: None,
+            is_single_document: false,
+            alarm: Box::pin(sleep_until(deadline.at())),
+            deadline,
+            bytes_left: client.response_bytes_max,
+            done: false,
+            hints,
+        }
+    }
+
     async fn next(
         &mut self,
         client: &ClientInner,
@@ -389,19 +411,10 @@ impl ResponseBody {
         loop {
             let chunk = match self.chunk().await {
                 // Errors of the connection after the last relevant delta do not change the response.
-                None | Some(Err(_) | Ok(None)) if self.done => return None,
-                None => {
-                    let time_limit = self.deadline.time_limit();
-                    return Some(Err(error::silence_timeout(
-                        "the response was silent",
-                        time_limit,
-                        self.time_limit_key,
-                    )));
-                }
-                Some(Err(error)) => {
-                    return Some(Err(error::transport(error, &client.plain.url)));
-                }
-                Some(Ok(chunk)) => chunk,
+                Err(_) | Ok(Err(_) | Ok(None)) if self.done => return None,
+                Err(error) => return Some(Err(error)),
+                Ok(Err(error)) => return Some(Err(client.transport_error(error))),
+                Ok(Ok(chunk)) => chunk,
             };
             let ended = chunk.is_none();
             let bytes = chunk.unwrap_or_default();
@@ -441,14 +454,21 @@ impl ResponseBody {
                 // The deadline is not extended any more.
             } else if batch.iter().any(is_last) {
                 self.done = true;
-                self.deadline.restart(BODY_END_WAIT_MAX);
-            } else if !streamed && self.is_single_document {
-                // `answer_timeout` counts from the request to the end of the body.
-            } else if self.is_single_document || !batch.is_empty() {
-                // Only bytes that decode to at least one delta restart `idle_timeout`. Keep-alive comments,
-                // Anthropic's ping and unknown events do not: a service that only pings counts as silent.
-                self.deadline.restart(client.idle_timeout);
-                self.time_limit_key = IDLE_TIMEOUT;
+                self.deadline.handle_last(BODY_END_WAIT_MAX);
+            } else if streamed || !self.is_single_document {
+                let progress = match self.is_single_document {
+                    true if bytes.trim_ascii_start().is_empty() => Progress::None,
+                    true => Progress::Made,
+                    false => Progress::of(&batch),
+                };
+                let now = Instant::now();
+                self.deadline.handle_bytes(now, progress);
+                // A service that sends signs of life without a pause leaves no time for the alarm.
+                if progress == Progress::None
+                    && let Some(error) = self.deadline.check(now, RESPONSE)
+                {
+                    return Some(Err(error));
+                }
             }
             if !batch.is_empty() {
                 return Some(Ok(batch));
@@ -459,25 +479,24 @@ impl ResponseBody {
         }
     }
 
-    /// Returns the next chunk of the body, `Ok(None)` after the last chunk, or `None` at the
-    /// deadline.
-    async fn chunk(&mut self) -> Option<reqwest::Result<Option<Bytes>>> {
+    /// Returns the next chunk of the body, or `None` after the last chunk. Returns the outer error at the deadline.
+    async fn chunk(&mut self) -> Result<reqwest::Result<Option<Bytes>>, ProviderError> {
         loop {
             if self.alarm.deadline() > self.deadline.at() {
                 self.alarm.as_mut().reset(self.deadline.at());
             }
             tokio::select! {
                 biased;
-                read = self.response.chunk() => return Some(read),
+                read = self.response.chunk() => return Ok(read),
                 () = &mut self.alarm => {}
             }
             let woken = Instant::now();
             if self.deadline.at() <= woken {
                 if let Some(read) = poll_again(std::pin::pin!(self.response.chunk())).await {
-                    return Some(read);
+                    return Ok(read);
                 }
-                if self.deadline.is_over(woken) {
-                    return None;
+                if let Some(error) = self.deadline.check(woken, RESPONSE) {
+                    return Err(error);
                 }
             }
             self.alarm.as_mut().reset(self.deadline.at());
@@ -576,12 +595,228 @@ async fn read_http_error(mut response: reqwest::Response, deadline: Instant) -> 
 
 #[cfg(test)]
 mod tests {
+    use futures::StreamExt as _;
     use serde_json::json;
 
     use super::super::ModelStream;
-    use super::super::deadline::HostLagClock;
+    use super::super::deadline::{HostLagClock, TimeLimits};
     use super::*;
+    use crate::config::{BaseUrl, ModelConfig};
     use crate::types::{REDACTED, Secrets, ToolProtocol};
+    use crate::wire::Wire;
+
+    /// The beginning of a response, signs of life, and the rest with the text "ok".
+    type Thought = (Wire, &'static str, &'static [&'static str], &'static [&'static str]);
+
+    const THOUGHTS: [Thought; 5] = [
+        (
+            Wire::OpenaiChat,
+            r#"data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}"#,
+            &[
+                ": keep-alive",
+                ":",
+                r#"data: {"choices":[]}"#,
+                r#"data: {"choices":[{"index":0,"delta":{"role":"assistant"}}]}"#,
+                r#"data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":0}}"#,
+                r#"data: {"choices":[{"index":0,"delta":{"content":"","reasoning_content":""}}]}"#,
+            ],
+            &[
+                r#"data: {"choices":[{"index":0,"delta":{"content":"ok"},"finish_reason":"stop"}]}"#,
+                "data: [DONE]",
+            ],
+        ),
+        (
+            Wire::OpenaiResponses,
+            r#"data: {"type":"response.created","response":{"id":"r","status":"in_progress","output":[]}}"#,
+            &[
+                r#"data: {"type":"keepalive","sequence_number":3}"#,
+                "event: keepalive\ndata: {}",
+                r#"data: {"type":"response.in_progress","response":{"id":"r","status":"in_progress"}}"#,
+                ": ping",
+            ],
+            &[
+                r#"data: {"type":"response.output_text.delta","output_index":0,"item_id":"m","content_index":0,"delta":"ok"}"#,
+                r#"data: {"type":"response.completed","response":{"id":"r","status":"completed","output":[{"type":"message","id":"m","role":"assistant","content":[{"type":"output_text","text":"ok"}]}]}}"#,
+            ],
+        ),
+        (
+            Wire::AnthropicMessages,
+            "data: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"role\":\"assistant\",\"content\":[],\
+             \"usage\":{\"input_tokens\":3,\"output_tokens\":1}}}\n\ndata: {\"type\":\"content_block_start\",\
+             \"index\":0,\"content_block\":{\"type\":\"thinking\",\"thinking\":\"\"}}",
+            &["event: ping\ndata: {\"type\":\"ping\"}", r#"data: {"type":"ping"}"#],
+            &[
+                r#"data: {"type":"content_block_delta","index":0,"delta":{"type":"signature_delta","signature":"s"}}"#,
+                r#"data: {"type":"content_block_stop","index":0}"#,
+                r#"data: {"type":"content_block_start","index":1,"content_block":{"type":"text","text":""}}"#,
+                r#"data: {"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"ok"}}"#,
+                r#"data: {"type":"content_block_stop","index":1}"#,
+                r#"data: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":9}}"#,
+                r#"data: {"type":"message_stop"}"#,
+            ],
+        ),
+        (
+            Wire::GeminiGenerate,
+            r#"data: {"candidates":[{"index":0,"content":{"role":"model","parts":[]}}]}"#,
+            &[
+                r#"data: {"candidates":[{"index":0,"content":{"role":"model","parts":[{"text":""}]}}]}"#,
+                r#"data: {"usageMetadata":{"promptTokenCount":9,"thoughtsTokenCount":70}}"#,
+                r#"data: {"candidates":[]}"#,
+                ": ping",
+            ],
+            &[
+                r#"data: {"candidates":[{"index":0,"content":{"role":"model","parts":[{"text":"ok"}]},"finishReason":"STOP"}]}"#,
+            ],
+        ),
+        (
+            Wire::OllamaChat,
+            r#"{"model":"m","message":{"role":"assistant","content":""},"done":false}"#,
+            &[
+                "",
+                r#"{"model":"m","message":{"role":"assistant","content":"","thinking":""},"done":false}"#,
+            ],
+            &[
+                r#"{"model":"m","message":{"role":"assistant","content":"ok"},"done":false}"#,
+                r#"{"model":"m","message":{"role":"assistant","content":""},"done":true,"done_reason":"stop"}"#,
+            ],
+        ),
+    ];
+
+    /// Reads a body of pieces, each of which arrives after a pause. Returns the text and the error, if there is one.
+    async fn read(
+        config: &ModelConfig,
+        streamed: bool,
+        content_type: &str,
+        pieces: Vec<(Duration, String)>,
+    ) -> (String, Option<String>) {
+        let client = super::super::ModelClient::new(config).unwrap().inner;
+        let deadline = ResponseDeadline::new(client.time_limits, streamed, HostLagClock::default());
+        let pieces = futures::stream::iter(pieces).then(|(pause, piece)| async move {
+            match pause.is_zero() {
+                true => tokio::task::yield_now().await,
+                false => tokio::time::sleep(pause).await,
+            }
+            Ok::<_, std::io::Error>(Bytes::from(piece))
+        });
+        let response = http::Response::builder().header(CONTENT_TYPE, content_type);
+        let response = response.body(reqwest::Body::wrap_stream(pieces)).unwrap();
+        let mut body = ResponseBody::new(&client, response.into(), deadline);
+        let (mut text, mut templates) = (String::new(), PayloadTemplates::default());
+        while let Some(batch) = body.next(&client, streamed, &mut templates).await {
+            match batch {
+                Err(error) => return (text, Some(error.message)),
+                Ok(batch) => batch.iter().for_each(|delta| {
+                    if let Delta::Text(piece) = delta {
+                        text.push_str(piece);
+                    }
+                }),
+            }
+        }
+        (text, None)
+    }
+
+    /// Returns the pieces of a response that begins after `first`, and then has signs of life every 15 seconds for this
+    /// time.
+    fn thought(thought: &Thought, first: u64, signs: u64) -> Vec<(Duration, String)> {
+        let (wire, begin, of_life, rest) = thought;
+        let end = if wire.framing(true) == Framing::Sse { "\n\n" } else { "\n" };
+        let begin = [(first, *begin)];
+        let of_life = of_life.iter().cycle().take((signs / 15) as usize).map(|sign| (15, *sign));
+        let rest = rest.iter().map(|piece| (0, *piece));
+        let pieces = begin.into_iter().chain(of_life).chain(rest);
+        pieces.map(|(pause, piece)| (Duration::from_secs(pause), format!("{piece}{end}"))).collect()
+    }
+
+    fn config(wire: Wire) -> ModelConfig {
+        ModelConfig::new(BaseUrl::parse("http://127.0.0.1:9").unwrap(), "m")
+            .with(|config| config.wire = wire)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_thought_with_signs_of_life_may_last_as_long_as_the_progress_timeout() {
+        for case in &THOUGHTS {
+            let (wire, content_type) = (case.0, content_type(case.0));
+            let limits = config(wire);
+            // The limit of progress begins with the first byte.
+            let pieces = thought(case, 59, 9 * 60);
+            let answer = read(&limits, true, content_type, pieces).await;
+            assert_eq!(answer, ("ok".to_owned(), None), "{wire}");
+            // A service may stream although a plain answer was requested.
+            let pieces = thought(case, 9 * 60, 9 * 60);
+            let answer = read(&limits, false, content_type, pieces).await;
+            assert_eq!(answer, ("ok".to_owned(), None), "{wire}");
+
+            let start = Instant::now();
+            let pieces = thought(case, 59, 60 * 60);
+            let (text, error) = read(&limits, true, content_type, pieces).await;
+            let expected = "the response made no progress (no text, no thinking, no call) for 600s; raise the \
+                            model's progress_timeout if it needs longer";
+            assert_eq!((text.as_str(), error.as_deref()), ("", Some(expected)), "{wire}");
+            assert_eq!(start.elapsed(), Duration::from_secs(59 + 600), "{wire}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_has_a_limit_before_and_after_the_first_byte() {
+        for case in &THOUGHTS {
+            let (wire, content_type) = (case.0, content_type(case.0));
+            for (first, then, key) in [(61, 0, "first_event_timeout"), (59, 61, "idle_timeout")] {
+                let mut pieces = thought(case, first, 0);
+                pieces[1].0 = Duration::from_secs(then);
+                let (text, error) = read(&config(wire), true, content_type, pieces).await;
+                let expected = format!(
+                    "the response was silent for 60s; raise the model's {key} if it needs longer"
+                );
+                assert_eq!((text.as_str(), error), ("", Some(expected)), "{wire}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn signs_of_life_without_a_pause_end_too() {
+        let limits = config(Wire::OpenaiChat);
+        let pieces = vec![(Duration::ZERO, ": ping\n\n".to_owned()); 300_000];
+        let read = read(&limits, true, "text/event-stream", pieces);
+        let hours = async {
+            loop {
+                tokio::time::advance(Duration::from_millis(40)).await;
+            }
+        };
+        let (_, error) = tokio::select! {
+            read = read => read,
+            () = hours => unreachable!(),
+        };
+        assert!(error.unwrap().contains("progress_timeout"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_whole_document_has_the_limits_of_what_was_requested() {
+        let document = r#"{"choices":[{"message":{"content":"ok"},"finish_reason":"stop"}]}"#;
+        let (begin, rest) = document.split_at(20);
+        let pieces = |white_space: u64| {
+            let white_space = (0..white_space).map(|_| (Duration::from_secs(50), "\n".to_owned()));
+            let parts = [begin, rest].map(|part| (Duration::from_secs(50), part.to_owned()));
+            white_space.chain(parts).collect::<Vec<_>>()
+        };
+        let limits = config(Wire::OpenaiChat);
+        let mut results = Vec::new();
+        for (streamed, white_space) in [(true, 8), (true, 14), (false, 8), (false, 14)] {
+            let pieces = pieces(white_space);
+            let (text, error) = read(&limits, streamed, "application/json", pieces).await;
+            results.push(error.map_or(text, |error| {
+                ["progress_timeout", "answer_timeout"]
+                    .into_iter()
+                    .find(|key| error.contains(key))
+                    .unwrap()
+                    .to_owned()
+            }));
+        }
+        assert_eq!(results, ["ok", "progress_timeout", "ok", "answer_timeout"]);
+    }
+
+    fn content_type(wire: Wire) -> &'static str {
+        if wire == Wire::OllamaChat { "application/x-ndjson" } else { "text/event-stream" }
+    }
 
     #[tokio::test]
     async fn secrets_are_replaced_in_an_error_that_comes_while_text_is_held_back() {
@@ -593,9 +828,10 @@ mod tests {
             let text = Delta::Text("<tool_c".to_owned());
             Box::pin(futures::stream::iter([Ok(vec![text]), Err(error)]))
         };
-        let (request, limit) = (ModelRequest::new("m", [].into()), Duration::from_secs(60));
-        let clock = HostLagClock::default();
-        let source = SourceExchange::new(Arc::new(source), &request, limit, limit, clock);
+        let request = ModelRequest::new("m", [].into());
+        let (limits, clock) =
+            (TimeLimits::from(&ModelConfig::for_source("m")), HostLagClock::default());
+        let source = SourceExchange::new(Arc::new(source), &request, limits, clock);
         let tools = [ToolDefinition::new("f", "for a test", json!({}))].into();
         let calls = CallReader::new(ToolProtocol::Hermes, &tools);
         let redactor = DeltaRedactor::new(&Secrets::new([secret]));

@@ -5,6 +5,7 @@
 //! turn decides about retries. Concurrency limits and circuit breakers belong to the host, so a
 //! client alone has neither. Redirects are not followed, and a service on this machine is asked without a proxy.
 
+mod connection;
 mod deadline;
 mod error;
 mod exchange;
@@ -16,7 +17,7 @@ mod source;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use futures::Stream;
@@ -42,7 +43,9 @@ use crate::wire::{
     AliasRenderer, CallReader, Delta, Framing, HeadCache, KeyHeader, PayloadTemplates,
     PromptChange, PromptRenderer, RequestCache, ToolChoice, Wire,
 };
+use connection::RecordOpened;
 pub(super) use deadline::HostLagClock;
+use deadline::TimeLimits;
 pub(super) use exchange::ModelExchange;
 use exchange::{Exchange, SentTools, ServiceExchange};
 use source::SourceExchange;
@@ -166,14 +169,8 @@ impl ModelService {
                 ServiceExchange::Http(exchange.with_trace(trace).with_tools(tools))
             }
             Self::Source { source, config, lag_clock } => {
-                let first_limit = match request.stream {
-                    true => config.first_event_timeout,
-                    false => config.answer_timeout,
-                };
-                let (source, idle_timeout) = (Arc::clone(source), config.idle_timeout);
-                let lag_clock = lag_clock.clone();
-                let exchange =
-                    SourceExchange::new(source, request, first_limit, idle_timeout, lag_clock);
+                let (source, limits) = (Arc::clone(source), TimeLimits::from(&**config));
+                let exchange = SourceExchange::new(source, request, limits, lag_clock.clone());
                 ServiceExchange::Source(Box::new(exchange))
             }
         };
@@ -201,15 +198,17 @@ pub struct ModelClient {
 #[derive(Debug)]
 struct ClientInner {
     http: Client,
+    /// Opens a connection for each request.
+    fresh_http: Client,
+    /// True if the service has answered a request, so that it speaks the protocol of the base URL.
+    has_answered: AtomicBool,
     streamed: Target,
     plain: Target,
     heads: Mutex<HeadCache>,
     wire: Wire,
     tool_protocol: ToolProtocol,
     fast_path: bool,
-    first_event_timeout: Duration,
-    idle_timeout: Duration,
-    answer_timeout: Duration,
+    time_limits: TimeLimits,
     response_bytes_max: u64,
     lag_clock: HostLagClock,
 }
@@ -237,27 +236,31 @@ impl ModelClient {
     ) -> Result<Self, InvalidValue> {
         let (streamed, plain) = (Target::new(config, true)?, Target::new(config, false)?);
         let loopback = tls::is_loopback(&plain.url);
-        let settings = Client::builder()
-            .connect_timeout(config.connect_timeout)
-            .tcp_nodelay(true)
-            // A redirect would send the key and the conversation to another address.
-            .redirect(Policy::none())
-            // An attempt is one exchange. The turn decides about retries.
-            .retry(reqwest::retry::never().max_retries_per_request(0));
-        let settings = if loopback { settings.no_proxy() } else { settings };
-        let http = tls::client(settings).map_err(|error| invalid(error::describe(&error)))?;
+        let http = |idle_connections_max| {
+            let settings = Client::builder()
+                .connect_timeout(config.connect_timeout)
+                .connector_layer(RecordOpened)
+                .pool_max_idle_per_host(idle_connections_max)
+                .tcp_nodelay(true)
+                // A redirect would send the key and the conversation to another address.
+                .redirect(Policy::none())
+                // An attempt is one exchange. The turn decides about retries.
+                .retry(reqwest::retry::never().max_retries_per_request(0));
+            let settings = if loopback { settings.no_proxy() } else { settings };
+            tls::client(settings).map_err(|error| invalid(error::describe(&error)))
+        };
         Ok(Self {
             inner: Arc::new(ClientInner {
-                http,
+                http: http(usize::MAX)?,
+                fresh_http: http(0)?,
+                has_answered: AtomicBool::new(false),
                 streamed,
                 plain,
                 heads: Mutex::default(),
                 wire: config.wire,
                 tool_protocol: config.tool_protocol,
                 fast_path: config.fast_path,
-                first_event_timeout: config.first_event_timeout,
-                idle_timeout: config.idle_timeout,
-                answer_timeout: config.answer_timeout,
+                time_limits: TimeLimits::from(config),
                 response_bytes_max: config.max_response_bytes,
                 lag_clock,
             }),
@@ -352,7 +355,7 @@ impl ModelClient {
 }
 
 impl ClientInner {
-    fn request(&self, body: Bytes, streamed: bool) -> RequestBuilder {
+    fn request(&self, http: &Client, body: Bytes, streamed: bool) -> RequestBuilder {
         let Target { url, headers } = match self.wire.framing(streamed) {
             Framing::Sse | Framing::JsonLines => &self.streamed,
             Framing::Json | Framing::JsonArray => &self.plain,
@@ -360,7 +363,11 @@ impl ClientInner {
         let mut request = Request::new(Method::POST, url.clone());
         *request.headers_mut() = headers.clone();
         *request.body_mut() = Some(body.into());
-        RequestBuilder::from_parts(self.http.clone(), request)
+        RequestBuilder::from_parts(http.clone(), request)
+    }
+
+    fn transport_error(&self, error: reqwest::Error) -> ProviderError {
+        error::transport(error, &self.plain.url, self.has_answered.load(Ordering::Relaxed))
     }
 }
 

@@ -10,15 +10,13 @@ use futures::{FutureExt as _, Stream, StreamExt as _};
 use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
-use super::deadline::{
-    ANSWER_TIMEOUT, DeltaDeadline, FIRST_EVENT_TIMEOUT, HostLagClock, IDLE_TIMEOUT,
-};
-use super::{ModelRequest, error};
+use super::ModelRequest;
+use super::deadline::{HostLagClock, Progress, ResponseDeadline, TimeLimits};
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind};
 use crate::wire::{CallDelta, CallKind, Delta};
 
-/// The deltas of a response, in batches that arrived together. An error is the last item. An empty batch does not
-/// extend the time limit of the next delta.
+/// The deltas of a response, in batches that arrived together. An error is the last item. An empty batch of a stream is
+/// a sign of life: it renews `idle_timeout`, but not `progress_timeout`.
 ///
 /// Returned by a [`ModelSource`].
 pub type ModelStream = Pin<Box<dyn Stream<Item = Result<Vec<Delta>, ProviderError>> + Send>>;
@@ -67,7 +65,7 @@ pub trait ModelSource: Send + Sync + 'static {
     /// }
     /// ```
     ///
-    /// After two broken streams, the turn's next attempts with this model ask for a response that is not
+    /// After two broken streams (not after silence), the turn's next attempts with this model ask for a response that is not
     /// streamed (`request.stream` is false).
     fn respond(&self, request: ModelRequest) -> ModelStream;
 }
@@ -192,21 +190,26 @@ fn words(delta: Delta) -> Vec<Delta> {
     vec![delta]
 }
 
+/// The subject of the error of a deadline that passes.
+const MODEL: &str = "the model";
+
 /// One response of a [`ModelSource`], with the time limits of its model. They do not count the host's own lag.
 pub(super) struct SourceExchange {
     source: Arc<dyn ModelSource>,
     state: SourceExchangeState,
-    /// The time limit of the next batch.
-    time_limit: Duration,
-    /// The configuration key of that limit.
-    time_limit_key: &'static str,
-    idle_timeout: Duration,
+    streamed: bool,
+    limits: TimeLimits,
     lag_clock: HostLagClock,
 }
 
 enum SourceExchangeState {
     Unsent(Box<ModelRequest>),
-    Response(ModelStream),
+    Response {
+        stream: ModelStream,
+        deadline: ResponseDeadline,
+        /// The time of the last batch. The source is not polled until the caller requests the next one.
+        paused_at: Instant,
+    },
     Over,
 }
 
@@ -214,63 +217,74 @@ impl SourceExchange {
     pub(super) fn new(
         source: Arc<dyn ModelSource>,
         request: &ModelRequest,
-        first_limit: Duration,
-        idle_timeout: Duration,
+        limits: TimeLimits,
         lag_clock: HostLagClock,
     ) -> Self {
         let state = SourceExchangeState::Unsent(Box::new(request.clone()));
-        let time_limit_key = if request.stream { FIRST_EVENT_TIMEOUT } else { ANSWER_TIMEOUT };
-        Self { source, state, time_limit: first_limit, time_limit_key, idle_timeout, lag_clock }
+        Self { source, state, streamed: request.stream, limits, lag_clock }
     }
 
-    /// Returns the next batch that is not empty. Returns `None` after an error, and when the stream has ended. Empty
-    /// batches do not extend the time limit, as keep-alive comments of a service do not. A batch does, also if the
-    /// request asked for a plain response: then `answer_timeout` limits the time to the first batch.
+    /// Returns the next batch that is not empty. Returns `None` after an error, and when the stream has ended. The
+    /// time limits are those of a service ([`super::exchange`]): an empty batch is a sign of life of a stream. If the
+    /// request asked for a plain response, `answer_timeout` limits the time to the first batch that is not empty.
     pub(super) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
-        let source = Arc::clone(&self.source);
-        let mut stream = match std::mem::replace(&mut self.state, SourceExchangeState::Over) {
-            SourceExchangeState::Unsent(request) => {
-                match std::panic::catch_unwind(AssertUnwindSafe(|| source.respond(*request))) {
-                    Ok(stream) => stream,
-                    Err(_) => return Some(Err(panicked())),
+        let (mut stream, mut deadline) =
+            match std::mem::replace(&mut self.state, SourceExchangeState::Over) {
+                SourceExchangeState::Unsent(request) => {
+                    let (source, clock) = (Arc::clone(&self.source), self.lag_clock.clone());
+                    let deadline = ResponseDeadline::new(self.limits, self.streamed, clock);
+                    match std::panic::catch_unwind(AssertUnwindSafe(|| source.respond(*request))) {
+                        Ok(stream) => (stream, deadline),
+                        Err(_) => return Some(Err(panicked())),
+                    }
                 }
-            }
-            SourceExchangeState::Response(stream) => stream,
-            SourceExchangeState::Over => return None,
-        };
-        let next = async {
-            loop {
-                let batch = stream.next().await;
-                if !matches!(&batch, Some(Ok(deltas)) if deltas.is_empty()) {
-                    return batch;
+                SourceExchangeState::Response { stream, mut deadline, paused_at } => {
+                    deadline.skip(paused_at.elapsed());
+                    (stream, deadline)
                 }
+                SourceExchangeState::Over => return None,
+            };
+        loop {
+            let batch = match next_batch(&mut stream, &mut deadline).await {
+                Ok(Some(Ok(batch))) => batch,
+                Ok(end) => return end,
+                Err(error) => return Some(Err(error)),
+            };
+            let now = Instant::now();
+            let progress = Progress::of(&batch);
+            if self.streamed || !batch.is_empty() {
+                deadline.handle_bytes(now, progress);
+                self.streamed = true;
             }
-        };
-        let next = {
-            let mut next = std::pin::pin!(AssertUnwindSafe(next).catch_unwind());
-            let mut deadline = DeltaDeadline::new(self.time_limit, self.lag_clock.clone());
-            loop {
-                match timeout_at(deadline.at(), &mut next).await {
-                    Ok(next) => break Some(next),
-                    Err(_) if deadline.is_over(Instant::now()) => break None,
-                    // The host lagged, so that the deadline is a later one.
-                    Err(_) => {}
-                }
+            if progress == Progress::None
+                && let Some(error) = deadline.check(now, MODEL)
+            {
+                return Some(Err(error));
             }
-        };
-        match next {
-            None => Some(Err(error::silence_timeout(
-                "the model was silent",
-                self.time_limit,
-                self.time_limit_key,
-            ))),
-            Some(Err(_)) => Some(Err(panicked())),
-            Some(Ok(Some(Ok(batch)))) => {
-                (self.time_limit, self.time_limit_key) = (self.idle_timeout, IDLE_TIMEOUT);
-                self.state = SourceExchangeState::Response(stream);
-                Some(Ok(batch))
+            if !batch.is_empty() {
+                let paused_at = now;
+                self.state = SourceExchangeState::Response { stream, deadline, paused_at };
+                return Some(Ok(batch));
             }
-            Some(Ok(end)) => end,
+            // Lets other tasks run if the source makes empty batches without a pause.
+            tokio::task::consume_budget().await;
+        }
+    }
+}
+
+/// Returns the next batch, or the outer error at the deadline or after a panic.
+async fn next_batch(
+    stream: &mut ModelStream,
+    deadline: &mut ResponseDeadline,
+) -> Result<Option<Result<Vec<Delta>, ProviderError>>, ProviderError> {
+    let mut next = std::pin::pin!(AssertUnwindSafe(stream.next()).catch_unwind());
+    loop {
+        if let Ok(next) = timeout_at(deadline.at(), &mut next).await {
+            return next.map_err(|_| panicked());
+        }
+        // If the host lagged, the deadline is a later one.
+        if let Some(error) = deadline.check(Instant::now(), MODEL) {
+            return Err(error);
         }
     }
 }
@@ -291,24 +305,91 @@ fn panicked() -> ProviderError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ModelConfig;
 
-    #[tokio::test(start_paused = true)]
-    async fn empty_batches_do_not_extend_the_time_limit() {
-        let source = |_: ModelRequest| -> ModelStream {
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    fn exchange(
+        source: impl ModelSource,
+        stream: bool,
+        clock: HostLagClock,
+        change: impl FnOnce(&mut ModelConfig),
+    ) -> SourceExchange {
+        let mut config = ModelConfig::for_source("m");
+        for limit in
+            [&mut config.first_event_timeout, &mut config.idle_timeout, &mut config.answer_timeout]
+        {
+            *limit = LIMIT;
+        }
+        change(&mut config);
+        let request = ModelRequest { stream, ..ModelRequest::new("m", [].into()) };
+        SourceExchange::new(Arc::new(source), &request, TimeLimits::from(&config), clock)
+    }
+
+    /// Returns a source that sends a sign of life each second, and a text after a number of them.
+    fn thinking(signs: usize) -> impl ModelSource {
+        move |_: ModelRequest| -> ModelStream {
             let interval = tokio::time::interval(Duration::from_secs(1));
             let empty = futures::stream::unfold(interval, |mut interval| async move {
                 interval.tick().await;
                 Some((Ok(Vec::new()), interval))
             });
             let text = futures::stream::iter([Ok(vec![Delta::Text("late".to_owned())])]);
-            Box::pin(empty.take(100).chain(text))
-        };
-        let (request, limit) = (ModelRequest::new("m", [].into()), Duration::from_secs(10));
+            Box::pin(empty.take(signs).chain(text))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_empty_batch_of_a_stream_is_a_sign_of_life_but_no_progress() {
         let clock = HostLagClock::default();
-        let mut exchange = SourceExchange::new(Arc::new(source), &request, limit, limit, clock);
-        let error = exchange.next().await.unwrap().unwrap_err();
+        let mut patient = exchange(thinking(540), true, clock.clone(), |_| ());
+        let batch = patient.next().await.unwrap();
+        assert_eq!(batch, Ok(vec![Delta::Text("late".to_owned())]));
+        assert_eq!(patient.next().await, None);
+
+        let change = |config: &mut ModelConfig| config.progress_timeout = 2 * LIMIT;
+        let mut endless = exchange(thinking(usize::MAX), true, clock.clone(), change);
+        let start = Instant::now();
+        let error = endless.next().await.unwrap().unwrap_err();
         assert_eq!(error.kind, ProviderErrorKind::Timeout, "{error}");
-        assert_eq!(exchange.next().await, None);
+        let expected = "the model made no progress (no text, no thinking, no call) for 20s; raise the model's \
+                        progress_timeout if it needs longer";
+        assert_eq!(error.message, expected);
+        assert_eq!(start.elapsed(), 2 * LIMIT);
+        assert_eq!(endless.next().await, None);
+
+        // The limit of a plain response is one of the whole response.
+        let mut plain = exchange(thinking(100), false, clock, |_| ());
+        let error = plain.next().await.unwrap().unwrap_err();
+        assert!(error.message.contains("answer_timeout"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn empty_batches_without_a_pause_end_too() {
+        let source = |_: ModelRequest| -> ModelStream {
+            Box::pin(futures::stream::repeat_with(|| Ok(Vec::new())))
+        };
+        let clock = HostLagClock::default();
+        let mut exchange = exchange(source, true, clock, |config| config.progress_timeout = LIMIT);
+        let next = tokio::spawn(async move { exchange.next().await });
+        while !next.is_finished() {
+            tokio::time::advance(Duration::from_millis(10)).await;
+        }
+        let error = next.await.unwrap().unwrap().unwrap_err();
+        assert!(error.message.contains("progress_timeout"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_between_two_batches_in_which_nothing_is_read_does_not_count() {
+        let words = |_: ModelRequest| -> ModelStream {
+            ModelReply::text("one two").into_paused_stream(Duration::from_secs(9))
+        };
+        let change = |config: &mut ModelConfig| config.progress_timeout = LIMIT;
+        let mut exchange = exchange(words, true, HostLagClock::default(), change);
+        while let Some(batch) = exchange.next().await {
+            batch.unwrap();
+            tokio::time::sleep(3 * LIMIT).await;
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -323,8 +404,7 @@ mod tests {
                 Ok(vec![Delta::Text("late".to_owned())])
             }))
         };
-        let (request, limit) = (ModelRequest::new("m", [].into()), Duration::from_secs(10));
-        let mut exchange = SourceExchange::new(Arc::new(source), &request, limit, limit, clock);
+        let mut exchange = exchange(source, true, clock, |_| ());
         let batch = exchange.next().await.unwrap();
         assert_eq!(batch, Ok(vec![Delta::Text("late".to_owned())]));
     }

@@ -127,6 +127,7 @@ async fn silence_comments_and_breaks_are_errors() {
     let short = |config: &mut ModelConfig| {
         config.first_event_timeout = Duration::from_millis(400);
         config.idle_timeout = Duration::from_millis(200);
+        config.progress_timeout = Duration::from_millis(300);
     };
     for (reply, text_received, kind) in [
         (0, "", ProviderErrorKind::Timeout),

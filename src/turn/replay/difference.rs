@@ -44,8 +44,10 @@ pub(super) fn timeless(record: &Record) -> Record {
     let mut record = record.clone();
     match &mut record {
         // The prompt is that of the configuration at the time.
-        Record::AttemptStarted { wait_ms, prompt, reason, .. } => {
+        Record::AttemptStarted { wait_ms, prompt, reason, streamed, .. } => {
             (*wait_ms, *prompt) = (0, None);
+            // Earlier versions did not stream after two silent attempts.
+            *streamed = true;
             // It repeats the error of the attempt before, whose record is compared.
             if let Some(reason) = reason {
                 reason.clear();
