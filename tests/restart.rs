@@ -5,11 +5,17 @@ mod client;
 mod host_directory;
 mod support;
 
+use std::sync::Arc;
+
+use axum::Router;
+use axum::response::{IntoResponse, Response};
 use callsheet::SessionState;
 use callsheet::record::Record;
 use client::{ended_runs, reproducible_lines};
 use host_directory::{HostDirectory, HostServer, decision, within};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 const MANUAL: &str = "[journal]\nresume = \"manual\"";
 
@@ -480,4 +486,228 @@ async fn downtime_counts_towards_the_approval_timeout() {
     assert_eq!(after["history"][2]["metadata"]["kind"], "approval_expired", "{after}");
     assert_eq!(directory.control.log(), Vec::<String>::new());
     served.shutdown().await;
+}
+
+/// A service that checks the reasoning of the messages that it receives.
+struct ReasoningService {
+    base_url: String,
+    /// The bodies of all requests, each with whether it was answered.
+    requests: Arc<Mutex<Vec<(Value, bool)>>>,
+}
+
+/// The wire of a [`ReasoningService`], and its check: the error for a request that it refuses.
+#[derive(Clone, Copy)]
+struct ReasoningRules {
+    wire: &'static str,
+    check: fn(&Value) -> Option<&'static str>,
+}
+
+impl ReasoningService {
+    async fn start(rules: ReasoningRules) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base_url = format!("http://{}", listener.local_addr().unwrap());
+        let requests: Arc<Mutex<Vec<(Value, bool)>>> = Arc::default();
+        let seen = Arc::clone(&requests);
+        let answer = async move |body: String| {
+            let body: Value = serde_json::from_str(&body).unwrap();
+            let messages = body["messages"].as_array().unwrap();
+            let mut answers = messages.iter().filter(|message| message["role"] == "assistant");
+            let refused = answers.find_map(|message| (rules.check)(message));
+            let mut seen = seen.lock();
+            let number = seen.iter().filter(|(_, answered)| *answered).count();
+            seen.push((body.clone(), refused.is_none()));
+            match refused {
+                Some(message) => {
+                    let error =
+                        json!({"error": {"message": message, "type": "invalid_request_error"}});
+                    (axum::http::StatusCode::BAD_REQUEST, error.to_string()).into_response()
+                }
+                None => rules.answer(&body, number),
+            }
+        };
+        let app = Router::new().fallback(move |body| {
+            let answer = answer.clone();
+            async move { answer(body).await }
+        });
+        #[expect(clippy::disallowed_methods, reason = "the service ends with the test")]
+        drop(tokio::spawn(async move { axum::serve(listener, app).await }));
+        Self { base_url, requests }
+    }
+
+    fn config(&self, wire: &str, rest: &str) -> String {
+        let base_url = &self.base_url;
+        format!(
+            "[models.thinker]\nwire = \"{wire}\"\nbase_url = \"{base_url}\"\nmodel = \"m\"\n{rest}\n\
+             [agents.default]\nmodel = \"thinker\"\n"
+        )
+    }
+
+    /// Returns the number of refused requests.
+    fn refused(&self) -> usize {
+        self.requests.lock().iter().filter(|(_, answered)| !answered).count()
+    }
+
+    /// Returns a member of each message of a model in the last request.
+    fn last_members(&self, member: &str) -> Value {
+        let requests = self.requests.lock();
+        let messages = requests.last().unwrap().0["messages"].as_array().unwrap();
+        let answers = messages.iter().filter(|message| message["role"] == "assistant");
+        answers.map(|message| message[member].clone()).collect()
+    }
+}
+
+impl ReasoningRules {
+    /// Answers in turn with: a call with reasoning, a call without, a text with reasoning, a text without.
+    fn answer(self, body: &Value, number: usize) -> Response {
+        let has_call = number % 4 < 2;
+        let reasoning = number.is_multiple_of(2).then(|| format!("R{number}"));
+        let streamed = body["stream"] == true;
+        let arguments = json!({"expression": format!("{number} + 1")});
+        let mut message = json!({"role": "assistant", "content": ""});
+        if !has_call {
+            message["content"] = format!("Answer {number}.").into();
+        }
+        if self.wire == "ollama-chat" {
+            message["thinking"] = reasoning.unwrap_or_default().into();
+            if has_call {
+                message["tool_calls"] =
+                    json!([{"function": {"name": "calculator", "arguments": arguments}}]);
+            }
+            let chunk =
+                json!({"model": "m", "message": message, "done": true, "done_reason": "stop"});
+            return format!("{chunk}\n").into_response();
+        }
+        message["reasoning_content"] = reasoning.map_or(Value::Null, Value::from);
+        if has_call {
+            let function = json!({"name": "calculator", "arguments": arguments.to_string()});
+            message["tool_calls"] = json!([{"index": 0, "id": format!("call-{number}"),
+                "type": "function", "function": function}]);
+        }
+        let finish = if has_call { "tool_calls" } else { "stop" };
+        let member = if streamed { "delta" } else { "message" };
+        let body = json!({"id": "x", "choices": [{"index": 0, member: message,
+            "finish_reason": finish}]});
+        if !streamed {
+            return body.to_string().into_response();
+        }
+        let headers = [("content-type", "text/event-stream")];
+        (headers, format!("data: {body}\n\ndata: [DONE]\n\n")).into_response()
+    }
+}
+
+/// Runs a session of many runs over crashes and shutdowns.
+async fn run_over_restarts(service: &ReasoningService, wire: &str, rest: &str, opening: Value) {
+    let directory = HostDirectory::new(json!({"responses": []})).await;
+    let config = service.config(wire, rest);
+    let mut served = directory.start("", &config).await;
+    let opened = served.post("/v1/sessions", json!({"id": "s", "messages": opening})).await;
+    assert_eq!(opened.status, 201, "{opened:?}");
+    for round in 0..3 {
+        for _ in 0..3 {
+            let report = served.run("s", "go on").await;
+            assert_eq!(report["run_end"], "answered", "{report}");
+        }
+        let page = served.get("/metrics").await.body;
+        let breaks = page.lines().filter(|line| line.contains("reason=\"unexplained\""));
+        assert!(
+            breaks.clone().all(|line| line.ends_with(" 0")),
+            "{:?}",
+            breaks.collect::<Vec<_>>()
+        );
+        if round % 2 == 0 {
+            served.crash().await;
+        } else {
+            served.shutdown().await;
+        }
+        served = directory.start("", &config).await;
+    }
+    served.shutdown().await;
+    directory.verify();
+}
+
+fn demands_reasoning(message: &Value) -> Option<&'static str> {
+    let error = "The `reasoning_content` in the thinking mode must be passed back to the API.";
+    (!message["reasoning_content"].is_string()).then_some(error)
+}
+
+fn demands_words(message: &Value) -> Option<&'static str> {
+    let is_blank = message["reasoning_content"].as_str().is_none_or(str::is_empty);
+    is_blank.then_some("Missing `reasoning_content` field in the assistant message at index 2")
+}
+
+fn refuses_reasoning(message: &Value) -> Option<&'static str> {
+    let is_sent = !message["reasoning_content"].is_null();
+    is_sent.then_some("property 'messages.2.assistant.reasoning_content' is unsupported")
+}
+
+/// Demands reasoning in calls, and refuses it in other messages.
+fn demands_and_refuses_reasoning(message: &Value) -> Option<&'static str> {
+    match message["tool_calls"].is_array() {
+        true => demands_reasoning(message),
+        false => refuses_reasoning(message),
+    }
+}
+
+fn demands_thinking(message: &Value) -> Option<&'static str> {
+    let error = "messages[1].thinking is missing";
+    (!message["thinking"].is_string()).then_some(error)
+}
+
+#[tokio::test]
+async fn reasoning_goes_back_to_a_service_that_demands_it_or_refuses_it_over_restarts() {
+    let bare =
+        json!([{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]);
+    let chat = "openai-chat";
+    for (wire, check, opening, refused) in [
+        (chat, demands_reasoning as fn(&Value) -> _, json!([]), 0),
+        (chat, demands_reasoning, bare.clone(), 1),
+        (chat, demands_words, bare.clone(), 2),
+        (chat, refuses_reasoning, bare.clone(), 1),
+        (chat, demands_and_refuses_reasoning, bare.clone(), 2),
+        ("ollama-chat", demands_thinking, json!([]), 0),
+        ("ollama-chat", demands_thinking, bare.clone(), 1),
+    ] {
+        for stream in [true, false] {
+            let service = ReasoningService::start(ReasoningRules { wire, check }).await;
+            let rest = format!("stream = {stream}");
+            run_over_restarts(&service, wire, &rest, opening.clone()).await;
+            assert_eq!(service.refused(), refused, "{wire} {stream} {opening}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn reasoning_of_all_messages_goes_back_after_a_crash_and_opening_messages_have_theirs() {
+    let rules = ReasoningRules { wire: "openai-chat", check: demands_reasoning };
+    let service = ReasoningService::start(rules).await;
+    let directory = HostDirectory::new(json!({"responses": []})).await;
+    let config = service.config("openai-chat", "");
+    let served = directory.start("", &config).await;
+    let details = json!([{"type": "reasoning.text", "text": "D"}]);
+    let messages = json!([
+        {"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": "Hello.", "reasoning_content": "O"},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "P", "reasoning_details": details},
+    ]);
+    let opened = served.post("/v1/sessions", json!({"id": "s", "messages": messages})).await;
+    assert_eq!(opened.status, 201, "{opened:?}");
+    served.run("s", "go").await;
+    served.run("s", "go").await;
+    served.crash().await;
+    let served = directory.start("", &config).await;
+    served.run("s", "go").await;
+    assert_eq!(service.refused(), 1, "details were sent instead of the text");
+    let expected = json!(["O", "P", "R0", "", "R2", "", "R4", ""]);
+    assert_eq!(service.last_members("reasoning_content"), expected);
+    // The history shows it, and another session opens with it.
+    let history = served.snapshot("s").await["history"].clone();
+    let metadata = json!({"reasoning": "R0", "reasoning_field": "reasoning_content"});
+    assert_eq!(history[5]["metadata"], metadata);
+    assert_eq!(history[3]["metadata"]["reasoning_details"], details);
+    let opened = served.post("/v1/sessions", json!({"id": "t", "messages": history})).await;
+    assert_eq!(opened.status, 201, "{opened:?}");
+    assert_eq!(served.snapshot("t").await["history"], history);
+    served.shutdown().await;
+    directory.verify();
 }

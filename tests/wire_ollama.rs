@@ -47,16 +47,12 @@ async fn two_turns_with_parallel_calls(stream: bool) {
     let request = &world.requests()[2];
     assert_eq!(request.path, "/v1/api/chat");
     assert_eq!(request.body["stream"], stream);
-    let asks = |thinking: Option<&str>, ids: &[(&str, &str)]| {
+    let asks = |thinking: &str, ids: &[(&str, &str)]| {
         let calls = ids.iter().map(|(id, input)| {
             json!({"id": id, "function": {"name": "quick", "arguments": {"id": input}}})
         });
-        let mut message = json!({"role": "assistant", "content": "",
-            "tool_calls": calls.collect::<Vec<_>>()});
-        if let Some(thinking) = thinking {
-            message["thinking"] = thinking.into();
-        }
-        message
+        json!({"role": "assistant", "content": "", "thinking": thinking,
+            "tool_calls": calls.collect::<Vec<_>>()})
     };
     let answers = |id: &str, content: &str| json!({"role": "tool", "content": content, "tool_name": "quick", "tool_call_id": id});
     let messages = world.last_messages();
@@ -65,10 +61,10 @@ async fn two_turns_with_parallel_calls(stream: bool) {
         messages[since..],
         [
             json!({"role": "user", "content": "go"}),
-            asks(Some("hm"), &[("call-a", "a"), ("call-b", "b")]),
+            asks("hm", &[("call-a", "a"), ("call-b", "b")]),
             answers("call-a", "done a"),
             answers("call-b", "done b"),
-            asks(None, &[("call_1_0", "c")]),
+            asks("", &[("call_1_0", "c")]),
             answers("call_1_0", "done c"),
         ]
     );

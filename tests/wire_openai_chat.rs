@@ -24,7 +24,8 @@ async fn sent_back(first: Response, stream: bool) -> Value {
     world.assert_paired();
     let messages = world.last_messages();
     let answers: Vec<&Value> = messages.iter().filter(|m| m["role"] == "assistant").collect();
-    assert_eq!(answers[1], &json!({"role": "assistant", "content": "Done."}));
+    let done = json!({"role": "assistant", "content": "Done.", "reasoning_content": "at last"});
+    assert_eq!(answers[1], &done);
     answers[0].clone()
 }
 

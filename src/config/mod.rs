@@ -39,7 +39,7 @@ mod tools;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-pub use crate::types::{Execution, ToolChoice, ToolProtocol, Wire};
+pub use crate::types::{Execution, SendReasoning, ToolChoice, ToolProtocol, Wire};
 #[doc(hidden)]
 pub use crate::types::{OutputMode, UnknownWire};
 pub use agent::AgentConfig;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::types::{InvalidValue, ToolProtocol, Wire};
+use crate::types::{InvalidValue, SendReasoning, ToolProtocol, Wire};
 
 /// The configuration of one model: address, wire format and time limits.
 ///
@@ -69,6 +69,8 @@ pub struct ModelConfig {
     /// The rule for asking the service to cache the prompt.
     #[doc(hidden)]
     pub prompt_cache: PromptCache,
+    /// The rule for sending the reasoning of the model's messages back to it.
+    pub send_reasoning: SendReasoning,
     /// The form of tool calls: that of the wire format, or one in the text, for models without tool calling.
     pub tool_protocol: ToolProtocol,
     /// Maximum number of output tokens that requests ask for.
@@ -120,6 +122,7 @@ impl ModelConfig {
             breaker_open_for: Duration::from_secs(10),
             context_window: None,
             prompt_cache: PromptCache::Auto,
+            send_reasoning: SendReasoning::Auto,
             tool_protocol: ToolProtocol::Native,
             max_output_tokens: None,
             temperature: None,

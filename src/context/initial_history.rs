@@ -2,17 +2,41 @@
 
 use std::sync::Arc;
 
+use serde::Deserialize as _;
 use serde_json::{Map, Value};
 
 use crate::message::{Message, ResultContent};
 use crate::record::ResponseMessage;
-use crate::types::{CALLS_MAX, CallKey, Content, ToolCall, excerpt};
+use crate::types::{CALLS_MAX, CallKey, Content, MessagePart, ReasoningField, ToolCall, excerpt};
 
 /// Maximum number of initial messages.
 pub const INITIAL_MESSAGES_MAX: usize = 10_000;
 
 /// Maximum number of characters of an input that an error quotes.
 const QUOTE_CHARS: usize = 64;
+
+/// The members of an assistant's message that hold the text of its reasoning.
+const TEXT_FIELDS: [ReasoningField; 4] = [
+    ReasoningField::ReasoningContent,
+    ReasoningField::Reasoning,
+    ReasoningField::ReasoningText,
+    ReasoningField::Thinking,
+];
+
+const REASONING_DETAILS: &str = "reasoning_details";
+const REASONING_OPAQUE: &str = "reasoning_opaque";
+/// The member of the metadata that names the member of the reasoning.
+const REASONING_FIELD: &str = "reasoning_field";
+
+/// All members of an assistant's message that hold reasoning.
+const REASONING_KEYS: [&str; 6] = [
+    "reasoning_content",
+    "reasoning",
+    "reasoning_text",
+    "thinking",
+    REASONING_DETAILS,
+    REASONING_OPAQUE,
+];
 
 /// Parsed initial messages, which satisfy the pairing rule. Only calls of the last message have no results yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,9 +64,14 @@ impl InitialHistory {
     ///
     /// `metadata` has the form that the host writes:
     /// - A tool's is kept.
-    /// - Of an assistant's, `reasoning` is kept. `hint_size` is kept if the message has no calls and the size is a
+    /// - Of an assistant's, the reasoning and its members are kept: `reasoning`, `reasoning_field`,
+    ///   `reasoning_details` and `reasoning_opaque`. `hint_size` is kept if the message has no calls and the size is a
     ///   character boundary of the text. The rest is dropped.
     /// - A user's is ignored, so a summary becomes a user message.
+    ///
+    /// The reasoning of an assistant's message may also be in the members in which services send it:
+    /// `reasoning_content`, `reasoning`, `reasoning_text`, `thinking`, `reasoning_details` and `reasoning_opaque`. It is
+    /// sent back in these. Of several texts, the first in this order that is not empty counts.
     ///
     /// # Errors
     /// If a message is invalid or violates the pairing rule: each call needs exactly one result
@@ -216,10 +245,11 @@ fn parse_user(fields: &Map<String, Value>) -> Result<Message, MessageProblem> {
 }
 
 fn parse_assistant(fields: &Map<String, Value>) -> Result<Message, MessageProblem> {
-    check_keys(fields, &["role", "content", "tool_calls", "metadata"], "")?;
+    let known = ["role", "content", "tool_calls", "metadata"];
+    check_keys(fields, &[&known[..], &REASONING_KEYS].concat(), "")?;
     let text = parse_text_content(fields)?.unwrap_or_default();
     let metadata = parse_metadata(fields)?;
-    let reasoning = metadata.get("reasoning").and_then(Value::as_str).unwrap_or_default();
+    let (reasoning, members) = parse_reasoning(fields, &metadata)?;
     let calls = match fields.get("tool_calls") {
         None | Some(Value::Null) => Vec::new(),
         Some(Value::Array(calls)) => parse_calls(calls)?,
@@ -234,10 +264,66 @@ fn parse_assistant(fields: &Map<String, Value>) -> Result<Message, MessageProble
     let hint_bytes = hint_size
         .and_then(|bytes| usize::try_from(bytes).ok())
         .filter(|bytes| text.is_char_boundary(*bytes));
-    let reasoning = reasoning.to_owned();
+    let part = members.map(|members| MessagePart::Reasoning {
+        bytes: reasoning.len(),
+        members: Some(members.into()),
+    });
+    let parts = part.into_iter().collect();
     Ok(Message::Assistant(
-        ResponseMessage { text, reasoning, calls, hint_bytes, ..ResponseMessage::default() }.into(),
+        ResponseMessage { text, reasoning, calls, hint_bytes, parts, ..ResponseMessage::default() }
+            .into(),
     ))
+}
+
+/// Parses the reasoning of an assistant's message: its text, and the JSON of the members that go back with it.
+fn parse_reasoning(
+    fields: &Map<String, Value>,
+    metadata: &Map<String, Value>,
+) -> Result<(String, Option<String>), MessageProblem> {
+    let mut found: Option<(ReasoningField, &str)> = None;
+    for field in TEXT_FIELDS {
+        match fields.get(field.as_str()) {
+            None | Some(Value::Null) => {}
+            Some(Value::String(text)) => {
+                let is_better = |(_, known): (_, &str)| known.is_empty() && !text.is_empty();
+                if found.is_none_or(is_better) {
+                    found = Some((field, text));
+                }
+            }
+            Some(_) => return Err(invalid(format!(".{}", field.as_str()), "must be a string")),
+        }
+    }
+    let details = match fields.get(REASONING_DETAILS) {
+        None | Some(Value::Null) => metadata.get(REASONING_DETAILS).filter(|list| list.is_array()),
+        Some(list @ Value::Array(_)) => Some(list),
+        Some(_) => return Err(invalid(format!(".{REASONING_DETAILS}"), "must be a list")),
+    };
+    let details = details.filter(|list| list.as_array().is_some_and(|list| !list.is_empty()));
+    let value = |key: &str| fields.get(key).or_else(|| metadata.get(key));
+    let opaque = value(REASONING_OPAQUE).filter(|value| !value.is_null());
+    let noted = metadata.get("reasoning").and_then(Value::as_str);
+    let (field, text) = match (found, noted) {
+        (Some((field, text)), _) => (Some(field), text),
+        (None, Some(text)) => (metadata.get(REASONING_FIELD).and_then(as_field), text),
+        (None, None) => (None, ""),
+    };
+    if field.is_none() && details.is_none() && opaque.is_none() {
+        return Ok((text.to_owned(), None));
+    }
+    let mut members = Map::new();
+    let mut insert = |key: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            members.insert(key.to_owned(), value);
+        }
+    };
+    insert("field", field.map(|field| field.as_str().into()));
+    insert(REASONING_DETAILS, details.cloned());
+    insert(REASONING_OPAQUE, opaque.cloned());
+    Ok((text.to_owned(), Some(Value::Object(members).to_string())))
+}
+
+fn as_field(name: &Value) -> Option<ReasoningField> {
+    ReasoningField::deserialize(name).ok()
 }
 
 fn parse_tool(
@@ -436,6 +522,51 @@ mod tests {
             seed.messages.iter().map(|m| serde_json::to_value(m).unwrap()).collect();
         assert_eq!(serialised, messages);
         assert_eq!(super::super::repair_pairing(&seed.messages).1, 0);
+    }
+
+    #[test]
+    fn reasoning_is_read_from_its_members_and_shown_in_the_metadata() {
+        let details = json!([{"type": "reasoning.text", "text": "hm"}]);
+        for (members, metadata) in [
+            (
+                json!({"reasoning_content": "hm"}),
+                json!({"reasoning": "hm", "reasoning_field": "reasoning_content"}),
+            ),
+            (
+                json!({"thinking": "hm", "reasoning_content": null}),
+                json!({"reasoning": "hm", "reasoning_field": "thinking"}),
+            ),
+            (
+                json!({"reasoning_content": "", "reasoning": "hm", "reasoning_details": details}),
+                json!({"reasoning": "hm", "reasoning_field": "reasoning",
+                    "reasoning_details": details}),
+            ),
+            (
+                json!({"reasoning_text": "hm", "reasoning_opaque": "x"}),
+                json!({"reasoning": "hm", "reasoning_field": "reasoning_text",
+                    "reasoning_opaque": "x"}),
+            ),
+            (json!({"reasoning_details": details}), json!({"reasoning_details": details})),
+            (json!({"reasoning_content": "", "reasoning_details": []}), json!(null)),
+        ] {
+            let mut message = json!({"role": "assistant", "content": "ok"});
+            message.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+            let parsed = InitialHistory::parse(&[message]).unwrap();
+            let shown = serde_json::to_value(&parsed.messages[0]).unwrap();
+            assert_eq!(shown["metadata"], metadata, "{members}");
+            let again = InitialHistory::parse(std::slice::from_ref(&shown)).unwrap();
+            assert_eq!(serde_json::to_value(&again.messages[0]).unwrap(), shown);
+            if !metadata.is_null() {
+                assert_eq!(again, parsed, "{members}");
+            }
+        }
+        for (member, value, problem) in [
+            ("reasoning_content", json!(1), "must be a string"),
+            ("reasoning_details", json!("x"), "must be a list"),
+        ] {
+            let message = json!({"role": "assistant", "content": "ok", member: value});
+            check_error(&[message], &format!("messages[0].{member}: {problem}"));
+        }
     }
 
     #[test]

@@ -13,8 +13,11 @@ use std::sync::Arc;
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
-use crate::types::{Content, MessagePart, ModelOrigin, ToolCall};
+use crate::types::{
+    Content, MessagePart, ModelOrigin, ReasoningField, ReasoningMembers, ToolCall, Wire,
+};
 
 pub use list::MessageList;
 pub use request_parts::RequestPart;
@@ -121,6 +124,35 @@ impl ResponseMessage {
         self.text.is_empty() && self.calls.is_empty() && !self.parts.iter().any(is_raw)
     }
 
+    /// Returns the members of Chat Completions, or of Ollama, that hold its reasoning. A message of another wire has
+    /// none.
+    pub(crate) fn reasoning_members(&self) -> ReasoningMembers<'_> {
+        let mut all = ReasoningMembers::default();
+        match self.origin.as_ref().map(|origin| origin.wire) {
+            Some(Wire::OpenaiChat) | None => {}
+            Some(Wire::OllamaChat) => {
+                all.field = Some(ReasoningField::Thinking).filter(|_| !self.reasoning.is_empty());
+                return all;
+            }
+            Some(Wire::OpenaiResponses | Wire::AnthropicMessages | Wire::GeminiGenerate) => {
+                return all;
+            }
+        }
+        for part in &self.parts {
+            if let MessagePart::Reasoning { members: Some(members), .. } = part
+                && let Ok(found) = serde_json::from_str::<ReasoningMembers<'_>>(members)
+            {
+                all.add(found);
+            }
+        }
+        all
+    }
+
+    /// Returns whether a part of it is reasoning.
+    pub(crate) fn has_reasoning_part(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, MessagePart::Reasoning { .. }))
+    }
+
     /// Removes the parts of calls that it does not hold.
     pub(crate) fn drop_parts_without_calls(&mut self) {
         let calls = &self.calls;
@@ -158,16 +190,14 @@ impl Serialize for Message {
                 map.serialize_entry("metadata", &SummaryNote { summary: true })?;
             }
             Self::Assistant(message) => {
-                let ResponseMessage { text, reasoning, calls, hint_bytes, .. } = &**message;
+                let ResponseMessage { text, calls, .. } = &**message;
                 map.serialize_entry("role", "assistant")?;
                 let content = Some(text).filter(|text| !text.is_empty() || calls.is_empty());
                 map.serialize_entry("content", &content)?;
                 if !calls.is_empty() {
                     map.serialize_entry("tool_calls", &ToolCallsJson(calls))?;
                 }
-                let reasoning = Some(reasoning.as_str()).filter(|text| !text.is_empty());
-                if reasoning.is_some() || hint_bytes.is_some() {
-                    let note = ResponseNote { reasoning, hint_size: *hint_bytes };
+                if let Some(note) = ResponseNote::of(message) {
                     map.serialize_entry("metadata", &note)?;
                 }
             }
@@ -193,8 +223,34 @@ struct SummaryNote {
 struct ResponseNote<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<&'a str>,
+    /// The member in which the reasoning came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_field: Option<ReasoningField>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_details: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_opaque: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
     hint_size: Option<usize>,
+}
+
+impl<'a> ResponseNote<'a> {
+    /// Returns the metadata of a message, if there is any.
+    fn of(message: &'a ResponseMessage) -> Option<Self> {
+        let reasoning = Some(message.reasoning.as_str()).filter(|text| !text.is_empty());
+        let hint_size = message.hint_bytes;
+        let ReasoningMembers { field, reasoning_details, reasoning_opaque } =
+            message.reasoning_members();
+        let reasoning_field = field.filter(|_| reasoning.is_some());
+        let has_any = reasoning.is_some() || reasoning_details.is_some() || hint_size.is_some();
+        has_any.then_some(Self {
+            reasoning,
+            reasoning_field,
+            reasoning_details,
+            reasoning_opaque,
+            hint_size,
+        })
+    }
 }
 
 struct ToolCallsJson<'a>(&'a [ToolCall]);

@@ -47,10 +47,21 @@ impl ResponseMessage {
     #[must_use]
     #[doc(hidden)]
     pub fn request_parts(&self, model: &ModelOrigin) -> Vec<RequestPart<'_>> {
+        self.parts_for(self.is_from(model))
+    }
+
+    /// Returns whether a message has the reasoning of a model: the model wrote it, or it is one of the messages with
+    /// which the session was opened and the model is the session's own, not a fallback.
+    pub(crate) fn has_reasoning_of(&self, model: &ModelOrigin, is_fallback: bool) -> bool {
+        self.is_from(model) || (self.origin.is_none() && !is_fallback)
+    }
+
+    /// Returns the parts of the message for its author (`is_author`), or for any other model.
+    pub(crate) fn parts_for(&self, is_author: bool) -> Vec<RequestPart<'_>> {
         let mut parts = Vec::with_capacity(self.parts.len().max(1 + self.calls.len()));
         let (mut text, mut reasoning) = (self.text.as_str(), self.reasoning.as_str());
         let mut next_call = 0;
-        for part in self.parts.iter().filter(|_| self.is_from(model)) {
+        for part in self.parts.iter().filter(|_| is_author) {
             let request_part = match part {
                 MessagePart::Text { bytes, members } => RequestPart::Text {
                     text: split_off(&mut text, *bytes),

@@ -132,6 +132,7 @@ fn describe_error(error: &ProviderError) -> Value {
         retryable: _,
         overflow: _,
         tool_refusal: _,
+        reasoning: _,
     } = error;
     let kind: &ProviderErrorKind = kind;
     json!({ "message": message, "code": code, "status": status, "kind": kind })

@@ -50,6 +50,7 @@ pub(super) fn run(host_ref: &HostRef) {
     delete_unused_lists(host_ref);
     for model in shared.models.values() {
         model.learnt.store_soon(&shared.journal);
+        model.learnt_reasoning.store_soon(&shared.journal);
         model.set_aside.store_soon(&shared.journal);
     }
     if let Some(kept) = shared.keep_idle

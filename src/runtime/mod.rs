@@ -430,7 +430,9 @@ impl Host {
         let (opened, known) = (Arc::clone(&journal), Arc::clone(&models));
         let read = move || {
             known.values().try_for_each(|model| {
-                model.learnt.read(&*opened).and_then(|()| model.set_aside.read(&*opened))
+                model.learnt.read(&*opened)?;
+                model.learnt_reasoning.read(&*opened)?;
+                model.set_aside.read(&*opened)
             })?;
             find_unfinished_sessions(&*opened)
         };
@@ -712,6 +714,7 @@ impl Host {
         shared.session_states.end();
         for model in shared.models.values() {
             model.learnt.store(&shared.journal).await;
+            model.learnt_reasoning.store(&shared.journal).await;
             model.set_aside.store(&shared.journal).await;
         }
         let journal = Arc::clone(&shared.journal);

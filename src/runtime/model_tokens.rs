@@ -1,5 +1,6 @@
-//! What a host has learnt of its models: their windows and token ratios (`context::tokens::model`), and the tools that
-//! their services refuse (`set_aside_tools`). All sessions share it, and the journal keeps it.
+//! What a host has learnt of its models: their windows and token ratios (`context::tokens::model`), the tools that
+//! their services refuse (`set_aside_tools`), and the reasoning that these want back (`types::reasoning`). All sessions
+//! share it, and the journal keeps it.
 
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use super::task::{self, with_journal};
 use crate::config::{ModelConfig, REHEARSAL};
 use crate::context::tokens::ModelTokens;
 use crate::journal::{Journal, JournalError};
+use crate::types::LearntReasoning;
 
 /// A value that is learnt of a model.
 pub(super) trait LearntValue:
@@ -29,6 +31,14 @@ impl LearntValue for ModelTokens {
 
     fn needs_storing(&self, stored: &Self) -> bool {
         self.differs_from(stored)
+    }
+}
+
+impl LearntValue for LearntReasoning {
+    const DOCUMENT: &'static str = "reasoning";
+
+    fn needs_storing(&self, stored: &Self) -> bool {
+        self != stored
     }
 }
 

@@ -10,12 +10,16 @@ use sha2::{Digest as _, Sha256};
 use super::error::HostError;
 use super::model::{HostLagClock, ModelClient, ModelRequest, ModelService, ModelSource};
 use super::model_limiter::{ModelLimiter, ModelReport, ModelStatus};
-use super::model_tokens::LearntTokens;
+use super::model_tokens::{Learnt, LearntTokens};
 use super::set_aside_tools::SetAsideTools;
 use crate::config::{Config, ModelConfig};
+use crate::journal::Journal;
 use crate::telemetry::{ModelMetrics, PrefixBreakMetrics, Telemetry};
 use crate::turn::{ModelPlan, ModelPlans};
-use crate::types::{ModelOrigin, Secrets, SessionId, Wire};
+use crate::types::{
+    LearntReasoning, ModelOrigin, ProviderError, ReasoningRule, Secrets, SendReasoning, SessionId,
+    Wire,
+};
 
 /// The models that the program implements itself, by name.
 #[derive(Clone, Default)]
@@ -42,10 +46,13 @@ pub(super) struct Model {
     extra_body: Map<String, Value>,
     omit_body: BTreeSet<String>,
     prompt_cache: bool,
+    send_reasoning: SendReasoning,
     /// Counts the requests whose prompt does not begin with that of the session's request before.
     pub(super) prefix_breaks: PrefixBreakMetrics,
     /// The numbers that all sessions have learnt of it.
     pub(super) learnt: LearntTokens,
+    /// The reasoning that its service wants back, as far as refusals have shown it.
+    pub(super) learnt_reasoning: Learnt<LearntReasoning>,
     /// The tools that its service refuses.
     pub(super) set_aside: SetAsideTools,
 }
@@ -106,8 +113,10 @@ impl Model {
             extra_body: config.extra_body.clone(),
             omit_body: config.omit_body.clone(),
             prompt_cache: config.sends_prompt_cache(),
+            send_reasoning: config.send_reasoning,
             prefix_breaks,
             learnt: LearntTokens::new(name, config),
+            learnt_reasoning: Learnt::new(name, config),
             set_aside: SetAsideTools::new(name, config, metrics),
         }
     }
@@ -170,7 +179,34 @@ impl Model {
             extra_body: self.extra_body.clone(),
             omit_body: self.omit_body.clone(),
             prompt_cache: self.prompt_cache,
+            reasoning: self.reasoning_rule(false),
             ..request
+        }
+    }
+
+    /// Returns the current rule for the reasoning of its messages. `is_fallback` says that the request is to it as a
+    /// fallback model.
+    pub(super) fn reasoning_rule(&self, is_fallback: bool) -> ReasoningRule {
+        self.learnt_reasoning.get().rule(self.send_reasoning, is_fallback)
+    }
+
+    /// Learns from an error whether its service wants reasoning back. `sent` is the rule of the failed request. Keeps
+    /// the refusal in the error only if the next request differs.
+    pub(super) fn learn_reasoning(
+        &self,
+        error: &mut ProviderError,
+        sent: ReasoningRule,
+        journal: &Arc<dyn Journal>,
+    ) {
+        let Some(refusal) = error.reasoning else { return };
+        let (wire, configured) = (self.plan.origin.wire, self.send_reasoning);
+        let is_new = self
+            .learnt_reasoning
+            .update(|learnt| learnt.handle_refusal(refusal, wire, configured, sent));
+        if is_new {
+            self.learnt_reasoning.store_soon(journal);
+        } else {
+            error.reasoning = None;
         }
     }
 }

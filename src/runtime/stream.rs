@@ -20,14 +20,18 @@ use super::model_limiter::{Admission, BreakerPermitGuard};
 use super::models::Model;
 use super::sent_requests::{SentRequest, SessionRequests};
 use super::task::OwnedTask;
+use crate::journal::Journal;
 use crate::response::ExchangeEnd;
 use crate::turn::AttemptPlan;
-use crate::types::TraceContext;
+use crate::types::{ReasoningRule, TraceContext};
+use crate::wire::Delta;
 
 /// The values that a stream actor needs.
 pub(super) struct StreamSetup {
     pub(super) session: ActorId,
     pub(super) gauges: Gauges,
+    /// Keeps what the refusals of services have taught.
+    pub(super) journal: Arc<dyn Journal>,
     /// `None` unless the host keeps requests.
     pub(super) requests: Option<SessionRequests>,
 }
@@ -64,6 +68,7 @@ impl Actor for StreamActor {
                     accumulator: to,
                     cache: Arc::clone(&self.cache),
                     requests: self.setup.requests.clone(),
+                    journal: Arc::clone(&self.setup.journal),
                 };
                 let myself = myself.clone();
                 // An async block would have room for the read loop several times.
@@ -91,6 +96,7 @@ struct ReadLoop {
     accumulator: AccumulatorRef,
     cache: Arc<Mutex<ExchangeCache>>,
     requests: Option<SessionRequests>,
+    journal: Arc<dyn Journal>,
 }
 
 impl ReadLoop {
@@ -113,14 +119,23 @@ impl ReadLoop {
             };
         let at = Instant::now();
         let mut sent = Some(Box::new(RequestSent { at, waited: at - began }));
-        let mut exchange = self.exchange(&plan, &request);
+        let reasoning = self.model.reasoning_rule(plan.model_index > 0);
+        let mut exchange = self.exchange(&plan, &request, reasoning);
         drop(request);
         let end = loop {
-            let batch = match exchange.next().await {
+            let mut batch = match exchange.next().await {
                 Some(Ok(batch)) => batch,
-                Some(Err(error)) => break ExchangeEnd::Failed(error),
+                Some(Err(mut error)) => {
+                    self.model.learn_reasoning(&mut error, reasoning, &self.journal);
+                    break ExchangeEnd::Failed(error);
+                }
                 None => break ExchangeEnd::Closed,
             };
+            for delta in &mut batch {
+                if let Delta::Error(error) = delta {
+                    self.model.learn_reasoning(error, reasoning, &self.journal);
+                }
+            }
             // The semaphore is never closed.
             let _delivery = self.model.limiter.deliveries.acquire().await;
             let sent = sent.take();
@@ -147,10 +162,18 @@ impl ReadLoop {
     }
 
     /// Creates the exchange of an attempt. The turn's request is for its first model and that model's
-    /// configured streaming, and is adapted to any other.
-    fn exchange(&self, plan: &AttemptPlan, request: &Arc<ModelRequest>) -> ModelExchange {
-        let adapted = (plan.model_index != 0 || request.stream != plan.streamed)
+    /// configured streaming, and is adapted to any other. `reasoning` is the model's current rule.
+    fn exchange(
+        &self,
+        plan: &AttemptPlan,
+        request: &Arc<ModelRequest>,
+        reasoning: ReasoningRule,
+    ) -> ModelExchange {
+        let mut adapted = (plan.model_index != 0 || request.stream != plan.streamed)
             .then(|| self.model.adapt(ModelRequest::clone(request), plan.streamed));
+        if adapted.as_ref().unwrap_or(request).reasoning != reasoning {
+            adapted.get_or_insert_with(|| ModelRequest::clone(request)).reasoning = reasoning;
+        }
         let request = adapted.as_ref().unwrap_or(request);
         let reduced = self.model.set_aside.without_refused(request, &plan.left_out_tools);
         let mut cache = self.cache.lock();

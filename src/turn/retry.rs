@@ -12,6 +12,10 @@
 //! succeed. A second such error of the same model that says the same, apart from ids and times, leads to the next
 //! model, although attempts are left: at temperature 0 the model would write it again.
 //!
+//! A request that the service refused because of the reasoning of its messages is sent again at once if the next one
+//! differs ([`ProviderError::reasoning`]): at most [`CHANGED_REQUESTS_MAX`] times in a turn with each model, besides
+//! `max_attempts`.
+//!
 //! The wait before a retry is the longer of the backoff and the service's `Retry-After`:
 //!
 //! - Backoff: a random time between half of the full backoff and all of it (jitter), so that many
@@ -42,6 +46,10 @@ const SERVICE_WAIT_MAX: Duration = Duration::from_secs(120);
 /// The number of broken streams of a model after which its attempts no longer stream.
 const BROKEN_STREAMS_MAX: u32 = 2;
 
+/// The number of refused requests of a turn with one model that are changed and sent again. A service may refuse one
+/// member and demand another one, not empty.
+const CHANGED_REQUESTS_MAX: u32 = 3;
+
 /// The attempts that a turn has made, and the decision about the next one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RetryPolicy {
@@ -62,6 +70,8 @@ pub(crate) struct RetryPolicy {
     broken_streams: u32,
     /// The last error of the current model whose output its service could not read, without ids and times.
     unparsable_output: Option<String>,
+    /// The number of refused requests of the current model that were changed and sent again.
+    changed_requests: u32,
 }
 
 impl RetryPolicy {
@@ -76,6 +86,7 @@ impl RetryPolicy {
             breaker_wait: Duration::ZERO,
             broken_streams: 0,
             unparsable_output: None,
+            changed_requests: 0,
         }
     }
 
@@ -128,6 +139,11 @@ impl RetryPolicy {
             return self.after_breaker_refusal(retry_after);
         }
         self.consecutive_refusals = 0;
+        if error.reasoning.is_some() && self.changed_requests < CHANGED_REQUESTS_MAX {
+            self.changed_requests += 1;
+            self.attempts_with_model = self.attempts_with_model.saturating_sub(1);
+            return Some(self.plan_same_model_attempt());
+        }
         self.broken_streams += u32::from(was_streamed && is_broken_stream(error));
         let may_retry = error.is_transient()
             && retry_after <= SERVICE_WAIT_MAX
@@ -169,6 +185,7 @@ impl RetryPolicy {
         self.models.iter().nth(self.model_index + 1)?;
         self.model_index += 1;
         (self.attempts_with_model, self.consecutive_refusals, self.broken_streams) = (0, 0, 0);
+        self.changed_requests = 0;
         self.breaker_wait = Duration::ZERO;
         self.unparsable_output = None;
         Some(self.next_attempt(Duration::ZERO))
@@ -241,6 +258,7 @@ fn jitter(seed: u64, attempt: u32) -> u64 {
 mod tests {
     use super::super::fixtures::model;
     use super::*;
+    use crate::types::{ReasoningRefusal, ReasoningRefusalKind};
 
     fn error(kind: ProviderErrorKind) -> ProviderError {
         ProviderError::new(kind, "it broke")
@@ -441,6 +459,22 @@ mod tests {
         let mut retry = retry_policy(1, 1);
         retry.plan_first_attempt();
         assert_eq!(retry.after_error(&unavailable(121), true), None);
+    }
+
+    #[test]
+    fn a_request_whose_reasoning_was_refused_is_changed_and_sent_again_at_once() {
+        let refusal = ReasoningRefusal { kind: ReasoningRefusalKind::Missing, field: None };
+        let refused = ProviderError { reasoning: Some(refusal), ..denied() };
+        let mut retry = with_fallbacks();
+        retry.plan_first_attempt();
+        for model in 0..3 {
+            for _ in 0..CHANGED_REQUESTS_MAX {
+                let plan = retry.after_error(&refused, true).unwrap();
+                assert_eq!((plan.model_index, plan.wait), (model, Duration::ZERO));
+            }
+            let next = retry.after_error(&refused, true).map(|plan| plan.model_index);
+            assert_eq!(next, Some(model + 1).filter(|model| *model < 3));
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod indirect_call;
 mod message_part;
 mod metadata;
 mod percent;
+mod reasoning;
 mod reference;
 mod request_kind;
 mod response;
@@ -54,6 +55,10 @@ pub use indirect_call::{USE_TOOL, used_tool};
 pub use message_part::{MessagePart, ModelOrigin};
 pub use metadata::Metadata;
 pub(crate) use percent::percent_decoded;
+pub use reasoning::{
+    LearntReasoning, ReasoningField, ReasoningMembers, ReasoningRefusal, ReasoningRefusalKind,
+    ReasoningRule, SendReasoning,
+};
 pub use reference::{
     InvalidReference, READ_VAR, REFERENCE_END, REFERENCE_START, Reference, ReferenceError,
     ReferenceId, ReferencedValue,

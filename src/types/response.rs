@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::ReasoningRefusal;
+
 /// The unified kind of a finish reason.
 ///
 /// A field of [`FinishReason`](crate::model::FinishReason). [`Delta`](crate::model::Delta) shows its use.
@@ -165,6 +167,11 @@ pub struct ProviderError {
     #[doc(hidden)]
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub tool_refusal: Option<ToolRefusal>,
+    /// Set if the service refused the request because of the reasoning of its messages. The host keeps it only if
+    /// the next request differs.
+    #[doc(hidden)]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub reasoning: Option<ReasoningRefusal>,
 }
 
 /// The tools because of which a service refused a request, by name, in the order of the request.
@@ -223,6 +230,7 @@ impl ProviderError {
             retryable: None,
             overflow: None,
             tool_refusal: None,
+            reasoning: None,
         }
     }
 

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::Delta;
 use super::overflow::find_overflow;
+use super::reasoning_refusal::note_reasoning_refusal;
 use super::repair::parse_value;
 use crate::types::{ProviderError, ProviderErrorKind, excerpt, one_line};
 
@@ -44,6 +45,7 @@ pub fn http_error(status: u16, body: &str) -> ProviderError {
     error.status = Some(status);
     if error.kind != ProviderErrorKind::UnparsableOutput {
         error.overflow = find_overflow(&error, value, &error.message);
+        note_reasoning_refusal(&mut error, found.as_ref());
     }
     error.message = match error.message.as_str() {
         "" => format!("HTTP status {status}"),
@@ -124,6 +126,7 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
     }
     if error.kind != ProviderErrorKind::UnparsableOutput {
         error.overflow = find_overflow(&error, Some(value), &error.message);
+        note_reasoning_refusal(&mut error, Some(value));
     }
     error
 }

@@ -25,6 +25,7 @@
 //! | `answer_schema` | JSON schemas of answers in the forms that services accept |
 //! | `error` | error bodies and error payloads of all services |
 //! | `overflow` | errors of requests that are larger than the context window |
+//! | `reasoning_refusal` | errors of requests whose messages have reasoning, or lack it |
 //! | `delta` | the deltas |
 //! | `tool_protocol` | calls in the text, for models without tool calling |
 //!
@@ -72,6 +73,7 @@ mod openai_chat;
 mod openai_responses;
 mod overflow;
 mod portable_pattern;
+mod reasoning_refusal;
 mod refused_tools;
 mod repair;
 mod request;

@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 use super::tool_schema::ToolForm;
 use crate::message::MessageList;
 pub use crate::types::ToolChoice;
-use crate::types::{CompactionKind, Wire};
+use crate::types::{CompactionKind, ReasoningRule, Wire};
 
 /// The members of bodies that belong to the prompt, other than the history.
 pub(super) const PROMPT_MEMBERS: [&str; 4] =
@@ -58,6 +58,9 @@ pub struct ModelRequest {
     pub prompt_cache: bool,
     /// The value of `prompt_cache_key`: the same for all requests of a session.
     pub prompt_cache_key: Option<Arc<str>>,
+    /// The rule for the reasoning of the model's earlier messages.
+    #[doc(hidden)]
+    pub reasoning: ReasoningRule,
     /// The reason why the prompt may not begin with that of the session's previous request.
     #[doc(hidden)]
     pub prompt_change: Option<PromptChange>,
@@ -82,12 +85,13 @@ impl ModelRequest {
             omit_body: BTreeSet::new(),
             prompt_cache: false,
             prompt_cache_key: None,
+            reasoning: ReasoningRule::default(),
             prompt_change: None,
         }
     }
 
-    /// Returns true if the model, the tools, the system text, the members that may replace them and the request to
-    /// cache the prompt are the same.
+    /// Returns true if the model, the tools, the system text, the members that may replace them, the request to
+    /// cache the prompt and the rule for reasoning are the same.
     pub(super) fn has_same_prompt_members(&self, other: &Self) -> bool {
         (Arc::ptr_eq(&self.tools, &other.tools) || self.tools == other.tools)
             && self.model == other.model
@@ -95,6 +99,7 @@ impl ModelRequest {
             && self.extra_body == other.extra_body
             && self.omit_body == other.omit_body
             && self.prompt_cache == other.prompt_cache
+            && self.reasoning == other.reasoning
     }
 
     /// Returns the hash of the wire and of what precedes the messages: model, system text, tools, and members that
@@ -134,6 +139,7 @@ impl ModelRequest {
             prompt_cache,
             // It follows the messages in a body.
             prompt_cache_key: _,
+            reasoning,
             prompt_change: _,
         } = self;
         // Nearly always the tools are shared.
@@ -149,6 +155,7 @@ impl ModelRequest {
             && *extra_body == other.extra_body
             && *omit_body == other.omit_body
             && *prompt_cache == other.prompt_cache
+            && *reasoning == other.reasoning
     }
 }
 
@@ -173,13 +180,15 @@ pub enum PromptChange {
     ToolsRefreshed,
     /// Tools were set aside, because the service refuses them.
     ToolSetAside,
+    /// A refusal of the service changed what is sent of the model's reasoning.
+    Reasoning,
     /// No reason is known. This is a bug of the host.
     Unexplained,
 }
 
 impl PromptChange {
     /// All reasons.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Compacted(CompactionKind::Cleared),
         Self::Compacted(CompactionKind::Formatted),
         Self::Compacted(CompactionKind::Summarised),
@@ -191,6 +200,7 @@ impl PromptChange {
         Self::Fallback,
         Self::ToolsRefreshed,
         Self::ToolSetAside,
+        Self::Reasoning,
         Self::Unexplained,
     ];
 
@@ -207,6 +217,7 @@ impl PromptChange {
             Self::Fallback => "fallback",
             Self::ToolsRefreshed => "tools_refreshed",
             Self::ToolSetAside => "tool_set_aside",
+            Self::Reasoning => "reasoning",
             Self::Unexplained => "unexplained",
         }
     }

@@ -7,7 +7,7 @@ use toml::de::DeValue;
 
 use super::source::Section;
 use super::values::{self, Parsed};
-use crate::config::{ApiKey, BaseUrl, ModelConfig, PromptCache, ToolProtocol, Wire};
+use crate::config::{ApiKey, BaseUrl, ModelConfig, PromptCache, SendReasoning, ToolProtocol, Wire};
 
 impl ModelConfig {
     /// Reads a model. It has no API key if it needs none and the environment has no valid one.
@@ -70,6 +70,9 @@ impl ModelConfig {
                 .read("tool_protocol", |value| values::one_of(value, &ToolProtocol::NAMES))
                 .unwrap_or_default(),
             prompt_cache: section.read("prompt_cache", prompt_cache).unwrap_or_default(),
+            send_reasoning: section
+                .read("send_reasoning", |value| values::one_of(value, &SendReasoning::NAMES))
+                .unwrap_or_default(),
             max_output_tokens: section.read("max_output_tokens", values::positive),
             temperature: section.read("temperature", temperature),
             headers: section.read("headers", headers).unwrap_or_default(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::estimate_text;
 use super::text::estimate_json;
 use crate::message::{Message, ResponseMessage};
-use crate::types::{Content, ContentPart, ContextPart, MessagePart, PartTokens};
+use crate::types::{Content, ContentPart, ContextPart, MessagePart, ModelOrigin, PartTokens, Wire};
 use crate::wire::ToolDefinition;
 
 /// The tokens of one image. Services count 85 to 4,800 by its size; most screenshots and photographs are
@@ -84,11 +84,10 @@ fn estimate_response(message: &ResponseMessage) -> u64 {
         MessagePart::Raw { json } => json.len(),
     });
     let opaque = opaque.sum::<usize>() as u64 / OPAQUE_BYTES;
-    // Reasoning that has no part is not sent back.
-    let is_reasoning = |part: &MessagePart| matches!(part, MessagePart::Reasoning { .. });
-    let reasoning = match message.parts.iter().any(is_reasoning) {
-        true => estimate_text(&message.reasoning),
-        false => 0,
-    };
+    // Reasoning that has no part is not sent back, except over Ollama's API, which needs no parts.
+    let is_ollama = |origin: &ModelOrigin| origin.wire == Wire::OllamaChat;
+    let is_sent_back =
+        message.has_reasoning_part() || message.origin.as_deref().is_some_and(is_ollama);
+    let reasoning = if is_sent_back { estimate_text(&message.reasoning) } else { 0 };
     estimate_text(&message.text) + reasoning + calls.sum::<u64>() + opaque
 }

@@ -13,7 +13,7 @@ mod timeline;
 use std::borrow::Borrow;
 use std::time::{Duration, SystemTime};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub use children::ChildSessions;
 pub(super) use children::{ChildRecords, ChildSession, child_id, run_of_call};
@@ -25,9 +25,12 @@ use super::JournalEntry;
 use crate::config::Limits;
 use crate::context::History;
 use crate::event::StatsReport;
+use crate::message::{Message, ResponseMessage};
 use crate::session::{RebuildError, SessionRunRules, StoredSession};
 use crate::transcript::{CallTranscript, RecordedApprovalRequest};
-use crate::types::{Content, ContentPart, Usage, WaitPhase, sanitize_text};
+use crate::types::{
+    Content, ContentPart, ReasoningField, ReasoningMembers, Usage, WaitPhase, sanitize_text,
+};
 
 /// Formats an entry as a line with one JSON object: `seq`, `time`, `shown` if it is not 0, `type` and the record's
 /// own fields.
@@ -49,15 +52,34 @@ pub fn jsonl(entry: &JournalEntry) -> String {
 pub fn openai(entries: &[JournalEntry]) -> Result<String, RebuildError> {
     let (messages, _) = whole_history(entries)?.request_messages();
     let lines = messages.iter().map(|message| {
-        let mut message = serde_json::to_value(message).expect("a message");
-        if let Value::Object(fields) = &mut message {
+        let mut form = serde_json::to_value(message).expect("a message");
+        if let Value::Object(fields) = &mut form {
             fields.remove("metadata");
+            if let Message::Assistant(message) = &**message {
+                add_reasoning(message, fields);
+            }
         }
-        format!("  {message}")
+        format!("  {form}")
     });
     let lines: Vec<String> = lines.collect();
     let list = lines.join(",\n");
     Ok(if list.is_empty() { "[]\n".to_owned() } else { format!("[\n{list}\n]\n") })
+}
+
+/// Adds the reasoning of a message, in the members in which it came over Chat Completions or Ollama's API.
+fn add_reasoning(message: &ResponseMessage, fields: &mut Map<String, Value>) {
+    let ReasoningMembers { field, reasoning_details, reasoning_opaque } =
+        message.reasoning_members();
+    let field = field.filter(|field| *field != ReasoningField::Content);
+    if let Some(field) = field.filter(|_| !message.reasoning.is_empty()) {
+        fields.insert(field.as_str().to_owned(), message.reasoning.as_str().into());
+    }
+    for (name, value) in
+        [("reasoning_details", reasoning_details), ("reasoning_opaque", reasoning_opaque)]
+    {
+        let value = value.and_then(|value| serde_json::from_str(value.get()).ok());
+        fields.extend(value.map(|value| (name.to_owned(), value)));
+    }
 }
 
 /// Returns the history that a host rebuilds from these records, but with whole results and without compaction.

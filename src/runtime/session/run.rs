@@ -260,7 +260,9 @@ impl RunActors {
             session: publisher.session().clone(),
             all: Arc::clone(all),
         });
-        let setup = StreamSetup { session: session.id(), gauges: gauges.clone(), requests };
+        let journal = Arc::clone(&host.journal);
+        let setup =
+            StreamSetup { session: session.id(), gauges: gauges.clone(), journal, requests };
         let stream = actor::spawn_child(session, StreamActor::new(setup));
         let supervisor = match supervisor {
             Some(supervisor) => supervisor,

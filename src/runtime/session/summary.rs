@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::SessionActor;
 use crate::config::RunOverrides;
 use crate::event::Event;
+use crate::journal::Journal;
 use crate::message::Message;
 use crate::record::{Record, ResponseEnding};
 use crate::response::{ExchangeEnd, ResponseAssembler, ResponseLimits, classify_ending};
@@ -24,7 +25,9 @@ use crate::runtime::report::CompactionReport;
 use crate::runtime::task::OwnedTask;
 use crate::session::{SummaryReply, SummaryRequest};
 use crate::turn::{AttemptPlan, CommittedTurn, RetryPolicy};
-use crate::types::{ContextOverflow, ProviderError, ProviderErrorKind, RunId, Usage};
+use crate::types::{
+    ContextOverflow, ProviderError, ProviderErrorKind, ReasoningRule, RunId, Usage,
+};
 
 /// The summary that a session waits for.
 #[derive(Default)]
@@ -73,6 +76,7 @@ impl SessionActor {
             turn: self.session.turn(),
             seed: ids::turn_seed(&self.id, self.session.turn()),
             publisher: self.publisher.clone(),
+            journal: Arc::clone(&self.host_ref.shared.journal),
         };
         let myself = myself.clone();
         self.summary.requests += 1;
@@ -217,6 +221,7 @@ struct Summariser {
     turn: u32,
     seed: u64,
     publisher: Publisher,
+    journal: Arc<dyn Journal>,
 }
 
 impl Summariser {
@@ -251,7 +256,8 @@ impl Summariser {
         let admission = model.limiter.acquire(self.session, |_| ()).await?;
         let (began, mut first_chunk) = (Instant::now(), None);
         let mut response = ResponseAssembler::new(ResponseLimits::default());
-        let mut exchange = self.exchange(model, plan);
+        let reasoning = model.reasoning_rule(plan.model_index > 0);
+        let mut exchange = self.exchange(model, plan, reasoning);
         let end = loop {
             match exchange.next().await {
                 Some(Ok(batch)) => {
@@ -271,7 +277,10 @@ impl Summariser {
             }
         };
         response.drop_nameless_call();
-        let ended = classify_ending(&response, end);
+        let mut ended = classify_ending(&response, end);
+        if let Err(error) = &mut ended {
+            model.learn_reasoning(error, reasoning, &self.journal);
+        }
         let error = ended.as_ref().err();
         admission.breaker_permit.report_result(error);
         *usage += response.usage();
@@ -302,8 +311,10 @@ impl Summariser {
         &self,
         model: &Arc<Model>,
         plan: &AttemptPlan,
+        reasoning: ReasoningRule,
     ) -> crate::runtime::model::ModelExchange {
-        let request = model.adapt(self.request.clone(), plan.streamed);
+        let adapted = model.adapt(self.request.clone(), plan.streamed);
+        let request = ModelRequest { reasoning, ..adapted };
         let reduced = model.set_aside.without_refused(&request, &[]);
         let request = reduced.as_ref().unwrap_or(&request);
         model.service.next_exchange(request, &mut ExchangeCache::default(), None, &model.secrets)

@@ -21,7 +21,10 @@ use serde_json::{Value, json};
 
 use super::request::{CACHE_CONTROL, breakpoint, has_breakpoints};
 use crate::message::{Message, RequestPart, ResponseMessage, ResultContent};
-use crate::types::{Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall, Wire};
+use crate::types::{
+    Content, ContentPart, Image, MessagePart, ModelOrigin, ReasoningRule, SendReasoning, ToolCall,
+    Wire,
+};
 use crate::wire::ModelRequest;
 use crate::wire::call_ids::{sanitized, sanitized_tool_name};
 use crate::wire::extra_members::{arguments_object, write_members};
@@ -37,6 +40,9 @@ const EMPTY_MESSAGE: &str = "(nothing)";
 /// (<https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching>). This is less, in case the service counts
 /// otherwise than the host.
 const LOOK_BACK: usize = 15;
+
+/// The members of thinking that no service has signed.
+const NO_SIGNATURE: &str = r#"{"signature":""}"#;
 
 /// Maximum length of an id that every service of this wire accepts.
 const ID_CHARS_MAX: usize = 64;
@@ -99,7 +105,11 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
 fn messages(request: &ModelRequest) -> (Vec<MessageParam<'_>>, usize) {
     let target_model = ModelOrigin { wire: Wire::AnthropicMessages, model: request.model.clone() };
     let history = &*request.messages;
-    let mut builder = MessageBuilder { messages: Vec::new(), ids: CallIdMap::default() };
+    let mut builder = MessageBuilder {
+        messages: Vec::new(),
+        ids: CallIdMap::default(),
+        reasoning: request.reasoning,
+    };
     let mut service_calls = ServerToolCalls::new(history, &target_model);
     let mut reusable = usize::MAX;
     let last_response = history.iter().rposition(|m| matches!(**m, Message::Assistant(_)));
@@ -176,6 +186,7 @@ fn mark(messages: &mut [MessageParam<'_>], position: BlockPosition) {
 struct MessageBuilder<'a> {
     messages: Vec<MessageParam<'a>>,
     ids: CallIdMap<'a>,
+    reasoning: ReasoningRule,
 }
 
 impl<'a> MessageBuilder<'a> {
@@ -192,6 +203,7 @@ impl<'a> MessageBuilder<'a> {
         let is_own = message.is_from(target_model);
         self.ids.next_message();
         let mut blocks = Vec::new();
+        let includes_thinking = self.reasoning.includes(!message.calls.is_empty());
         for part in message.request_parts(target_model) {
             let block = match part {
                 RequestPart::Text { text, members } => text_block(text, members),
@@ -205,16 +217,33 @@ impl<'a> MessageBuilder<'a> {
                 }
                 RequestPart::Raw(json) => service_calls.block(json),
             };
-            blocks.extend(block);
+            blocks.extend(block.filter(|block| includes_thinking || !block.is_thinking()));
         }
         while blocks.last().is_some_and(BlockParam::is_thinking) {
             blocks.pop();
+        }
+        let demands_thinking = self.reasoning.send == SendReasoning::All && !blocks.is_empty();
+        if demands_thinking && !blocks.iter().any(BlockParam::is_thinking) {
+            blocks.insert(0, self.unsigned_thinking(message, target_model));
         }
         // The service refuses white space at the end of a response that it continues.
         if let Some(BlockParam::Text { text, .. }) = blocks.last_mut() {
             *text = text.trim_end();
         }
         self.add(Role::Assistant, blocks);
+    }
+
+    /// Returns thinking for a message without any, for a service that demands it (DeepSeek's endpoint of this wire):
+    /// the model's own, which came without a signature, or else an empty one.
+    fn unsigned_thinking(
+        &self,
+        message: &'a ResponseMessage,
+        target_model: &ModelOrigin,
+    ) -> BlockParam<'a> {
+        let is_own = message.has_reasoning_of(target_model, self.reasoning.is_fallback);
+        let own = Some(&*message.reasoning).filter(|text| is_own && !text.is_empty());
+        let text = own.unwrap_or_else(|| self.reasoning.filler());
+        BlockParam::Thinking { text, members: NO_SIGNATURE }
     }
 
     /// Adds results for the calls that the service did not answer, before an input of the user. They are added to

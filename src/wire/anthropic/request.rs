@@ -134,7 +134,8 @@ mod tests {
     use super::*;
     use crate::message::{Message, ResponseMessage, ResultContent};
     use crate::types::{
-        CallKey, Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall, Wire,
+        CallKey, Content, ContentPart, Image, MessagePart, ModelOrigin, ReasoningRule,
+        SendReasoning, ToolCall, Wire,
     };
 
     fn user(text: &str) -> Message {
@@ -243,6 +244,46 @@ mod tests {
             user("and?"),
         ];
         insta::assert_json_snapshot!(sent_messages(history));
+    }
+
+    #[test]
+    fn a_service_that_demands_thinking_gets_a_block_in_every_message() {
+        let own = |reasoning: &str| ResponseMessage {
+            reasoning: reasoning.into(),
+            origin: from(Wire::AnthropicMessages, "m"),
+            ..model_message("own", [])
+        };
+        let history = [
+            user("look"),
+            Message::Assistant(model_message("other", [call(0, "a", json!({}))]).into()),
+            result("a", "3", json!({})),
+            Message::Assistant(own("").into()),
+            user("and?"),
+            Message::Assistant(own("hm").into()),
+            user("and?"),
+            Message::Assistant(rich().into()),
+            result("toolu:1", "3", json!({})),
+        ];
+        let blocks = |send, refuses_empty| {
+            let reasoning = ReasoningRule { send, refuses_empty, ..ReasoningRule::default() };
+            let request = ModelRequest { reasoning, ..asking(history.clone()) };
+            let messages = sent(&request)["messages"].take();
+            let messages = messages.as_array().unwrap();
+            let answers = messages.iter().filter(|message| message["role"] == "assistant");
+            answers.map(|message| message["content"][0].clone()).collect::<Vec<_>>()
+        };
+        let unsigned = |text: &str| json!({"type": "thinking", "thinking": text, "signature": ""});
+        let signed = json!({"type": "thinking", "thinking": "hm", "signature": "s"});
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let called = json!({"type": "text", "text": "other"});
+        let demanded = [unsigned(""), unsigned(""), unsigned("hm"), signed.clone()];
+        assert_eq!(blocks(SendReasoning::All, false), demanded);
+        assert_eq!(blocks(SendReasoning::All, true)[0], unsigned(" "));
+        let auto = [called.clone(), text("own"), text("own"), signed.clone()];
+        assert_eq!(blocks(SendReasoning::Auto, false), auto);
+        assert_eq!(blocks(SendReasoning::Calls, false), auto);
+        let never = blocks(SendReasoning::Never, false);
+        assert_eq!(never[3]["type"], "server_tool_use");
     }
 
     #[test]

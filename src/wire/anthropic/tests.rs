@@ -107,6 +107,7 @@ fn check_error(event: &str, payload: &str, message: &str, status: Option<u16>, c
         retryable: None,
         overflow: None,
         tool_refusal: None,
+        reasoning: None,
     });
     assert_eq!(out, [expected], "{payload}");
 }

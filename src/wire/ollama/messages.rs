@@ -1,16 +1,21 @@
 //! The history in the form of Ollama's API reference, <https://docs.ollama.com/api/chat>.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::message::{Message, ResponseMessage};
-use crate::types::{Content, ContentPart, Image, ModelOrigin, ToolCall, Wire};
+use crate::types::{
+    Content, ContentPart, Image, ModelOrigin, ReasoningRule, SendReasoning, ToolCall, Wire,
+};
 use crate::wire::ModelRequest;
 use crate::wire::request_cache::HistoryWriter;
 use crate::wire::tool_images::append_result_images;
 
 /// Writes the messages of a request, system prompt first. The images of results follow the last result of the turn in
-/// a message of the user. No other message depends on its neighbours.
+/// a message of the user. A response without reasoning depends on the responses before it (`ThinkingWriter`). No other
+/// message depends on its neighbours.
 pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     let target_model = ModelOrigin { wire: Wire::OllamaChat, model: request.model.clone() };
     if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
@@ -19,13 +24,14 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
         writer.write(&MessageParam { content, ..MessageParam::with_role("system") });
     }
     let mut images = None;
+    let mut thinking = ThinkingWriter::new(request, &target_model);
     let first = writer.first_message();
     let mut messages = request.messages.iter().enumerate().skip(first).peekable();
     while let Some((position, message)) = messages.next() {
         match &**message {
             Message::User { content } | Message::Summary { content } => write_user(writer, content),
             Message::Assistant(message) => {
-                writer.write(&MessageParam::from_response(message, &target_model));
+                writer.write(&MessageParam::from_response(message, position, &mut thinking));
             }
             Message::Tool { call_id, name, content, metadata: _ } => {
                 writer.write(&MessageParam {
@@ -59,8 +65,8 @@ fn write_user(writer: &mut HistoryWriter, content: &Content) {
 struct MessageParam<'a> {
     role: &'static str,
     content: &'a str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    thinking: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thinking: Option<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     images: Vec<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -88,14 +94,72 @@ impl<'a> MessageParam<'a> {
         Self { role, ..Self::default() }
     }
 
-    fn from_response(message: &'a ResponseMessage, target_model: &ModelOrigin) -> Self {
-        let ResponseMessage { text, reasoning, calls, .. } = message;
-        // A model continues the reasoning that led to its calls. Reasoning before a final answer
-        // is no longer needed, and reasoning of another model is not sent.
-        let sends_reasoning = !calls.is_empty() && message.is_from(target_model);
-        let thinking = if sends_reasoning { reasoning } else { "" };
+    fn from_response(
+        message: &'a ResponseMessage,
+        position: usize,
+        thinking: &mut ThinkingWriter<'_>,
+    ) -> Self {
+        let ResponseMessage { text, calls, .. } = message;
+        let thinking = thinking.thinking(message, position);
         let tool_calls = calls.iter().map(CallParam::new).collect();
         Self { content: text, thinking, tool_calls, ..Self::with_role("assistant") }
+    }
+}
+
+/// Decides about the reasoning of each message. A message without any gets an empty one if an earlier message of the
+/// model has some, or if the rule demands it.
+struct ThinkingWriter<'a> {
+    rule: ReasoningRule,
+    target_model: &'a ModelOrigin,
+    messages: &'a [Arc<Message>],
+    /// True if a message so far has reasoning. `None` if the messages have not been searched yet.
+    was_shown: Option<bool>,
+}
+
+impl<'a> ThinkingWriter<'a> {
+    fn new(request: &'a ModelRequest, target_model: &'a ModelOrigin) -> Self {
+        let messages = &*request.messages;
+        Self { rule: request.reasoning, target_model, messages, was_shown: None }
+    }
+
+    /// Returns the reasoning of the message at `position`, if it is sent.
+    fn thinking<'m>(&mut self, message: &'m ResponseMessage, position: usize) -> Option<&'m str> {
+        let is_own = self.is_own(message);
+        if is_own {
+            self.was_shown = Some(true);
+        }
+        if !self.rule.includes(!message.calls.is_empty()) {
+            return None;
+        }
+        if is_own {
+            return Some(&message.reasoning);
+        }
+        (self.rule.send == SendReasoning::All || self.was_shown(position))
+            .then(|| self.rule.filler())
+    }
+
+    /// Returns whether a message has reasoning that is sent to the target. The author of a message with which the
+    /// session was opened is known only if the reasoning is in a member.
+    fn is_own(&self, message: &ResponseMessage) -> bool {
+        let is_known = message.origin.is_some()
+            || message.has_reasoning_part()
+            || self.rule.send == SendReasoning::All;
+        is_known
+            && !message.reasoning.is_empty()
+            && message.has_reasoning_of(self.target_model, self.rule.is_fallback)
+    }
+
+    /// Returns whether a message before `position` has reasoning.
+    fn was_shown(&mut self, position: usize) -> bool {
+        if let Some(was_shown) = self.was_shown {
+            return was_shown;
+        }
+        let before = self.messages.get(..position).unwrap_or_default();
+        let was_shown = before.iter().any(|message| match &**message {
+            Message::Assistant(message) => self.is_own(message),
+            Message::User { .. } | Message::Summary { .. } | Message::Tool { .. } => false,
+        });
+        *self.was_shown.insert(was_shown)
     }
 }
 

@@ -156,6 +156,7 @@ fn check_error(line: &str, message: &str, status: Option<u16>, code: Option<&str
         retryable: None,
         overflow: None,
         tool_refusal: None,
+        reasoning: None,
     });
     assert_eq!(deltas(&[line]).last(), Some(&expected), "{line}");
 }

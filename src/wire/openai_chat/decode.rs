@@ -7,10 +7,9 @@ use std::borrow::Cow;
 use std::mem::take;
 
 use super::OpenaiChatDialect;
-use super::metadata::ReasoningField;
 use super::payload::{CallPayload, ChoicePayload, ChunkPayload, MessagePayload};
 use super::usage::read_usage;
-use crate::types::{FinishKind, FinishReason};
+use crate::types::{FinishKind, FinishReason, ReasoningField};
 use crate::wire::delta::{append_call, append_text};
 use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{keyed_error, payload_error, unkeyed_error};

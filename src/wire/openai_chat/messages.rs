@@ -1,19 +1,22 @@
 //! The history in the form of OpenAI's Chat Completions API reference.
 //!
-//! The metadata of a model's message (reasoning, members of calls) is sent only if the message has calls and
-//! the request is to the model that wrote it. Otherwise only the text and the calls are sent. Consecutive
-//! messages of users are joined, because some services and many chat templates require alternating roles.
+//! The metadata of a model's message (reasoning, members of calls) is sent only to the model that wrote it; any other
+//! model gets the text and the calls. Reasoning goes back in the member in which it came (`ReasoningWriter`).
+//! Consecutive messages of users are joined, because some services and many chat templates require alternating roles.
 
 use std::borrow::Cow;
 use std::iter::Peekable;
+use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::metadata::{ReasoningField, ReasoningMembers};
 use crate::message::{Message, RequestPart, ResponseMessage};
-use crate::types::{Content, ContentPart, ModelOrigin, ToolCall, Wire};
+use crate::types::{
+    Content, ContentPart, ModelOrigin, ReasoningField, ReasoningMembers, ReasoningRule,
+    SendReasoning, ToolCall, Wire,
+};
 use crate::wire::request_cache::HistoryWriter;
 use crate::wire::tool_images::append_result_images;
 use crate::wire::{ModelRequest, call_ids};
@@ -34,6 +37,7 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     writer.mark_reusable(first);
     let before = request.messages.iter().take(first).map(|message| &**message);
     let mut ids = CallIdMap { target_model: &target_model, last_author: last_author(before) };
+    let mut reasoning = ReasoningWriter::new(request, &target_model);
     let new = request.messages.iter().map(|message| &**message).enumerate().skip(first);
     let mut messages = new.filter(|(_, message)| !is_empty_answer(message)).peekable();
     let mut images = None;
@@ -44,7 +48,7 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
             }
             Message::Assistant(message) => {
                 ids.last_author = message.origin.as_deref();
-                writer.write(&AssistantMessage::new(message, &ids));
+                writer.write(&AssistantMessage::new(message, position, &ids, &mut reasoning));
                 writer.mark_reusable(position + 1);
             }
             Message::Tool { call_id, name: _, content, metadata: _ } => {
@@ -195,23 +199,150 @@ enum AssistantPart<'a> {
     Text { text: &'a str },
 }
 
+/// Decides in which members the reasoning of each message is sent.
+///
+/// The form of a message depends only on the rule and on the messages before it, so that it stays the same in each
+/// request to the model: a message without reasoning gets an empty member only if an earlier message of the model has
+/// the member, or if the rule demands it.
+struct ReasoningWriter<'a> {
+    rule: ReasoningRule,
+    target_model: &'a ModelOrigin,
+    messages: &'a [Arc<Message>],
+    /// The member in which the reasoning of the last message with any came. The outer `None` means that the messages
+    /// have not been searched yet.
+    shown: Option<Option<ReasoningField>>,
+}
+
+/// The reasoning of one message as it is sent.
+#[derive(Default)]
+struct SentReasoning<'a> {
+    /// The member of the text, and the text.
+    text: Option<(ReasoningField, &'a str)>,
+    details: Option<&'a RawValue>,
+    opaque: Option<&'a RawValue>,
+}
+
+impl<'a> ReasoningWriter<'a> {
+    fn new(request: &'a ModelRequest, target_model: &'a ModelOrigin) -> Self {
+        let messages = &*request.messages;
+        Self { rule: request.reasoning, target_model, messages, shown: None }
+    }
+
+    /// Returns whether the reasoning of a message is the target's own.
+    fn is_own(&self, message: &ResponseMessage) -> bool {
+        message.has_reasoning_of(self.target_model, self.rule.is_fallback)
+    }
+
+    /// Returns whether the reasoning of a message without reasoning parts is sent. An earlier version stored messages
+    /// without calls so. Of a message with which the session was opened, the author is not known then, so it is sent
+    /// only if the rule demands reasoning.
+    fn sends_whole(&self, message: &ResponseMessage) -> bool {
+        let is_known = message.origin.is_some() || self.rule.send == SendReasoning::All;
+        is_known && self.is_own(message) && !message.has_reasoning_part()
+    }
+
+    /// Returns the reasoning of the message at `position`. `members` and `text` are those of its own parts.
+    fn reasoning(
+        &mut self,
+        message: &ResponseMessage,
+        position: usize,
+        members: ReasoningMembers<'a>,
+        text: &'a str,
+    ) -> SentReasoning<'a> {
+        let own = shown_field(&members);
+        if own.is_some() {
+            self.shown = Some(own);
+        }
+        if !self.rule.includes(!message.calls.is_empty()) {
+            return SentReasoning::default();
+        }
+        let ReasoningMembers { field, reasoning_details: details, reasoning_opaque: opaque } =
+            members;
+        let demanded = self.rule.field;
+        let mut sent = SentReasoning { text: None, details, opaque };
+        // A demanded member is sent beside the details, which otherwise replace the text.
+        let demanded_text = demanded.filter(|field| field.is_chat_text());
+        if !text.is_empty() && (details.is_none() || demanded_text.is_some()) {
+            let holds_text =
+                |field: &ReasoningField| field.is_chat_text() || *field == ReasoningField::Content;
+            let field = demanded_text.or(field.filter(holds_text));
+            let field = field.or_else(|| self.default_field(position).filter(holds_text));
+            sent.text = field.map(|field| (field, text));
+        }
+        let has_demanded = match demanded {
+            Some(ReasoningField::ReasoningDetails) => details.is_some(),
+            Some(_) => sent.text.is_some(),
+            None => sent.text.is_some() || details.is_some(),
+        };
+        if !has_demanded {
+            match demanded.or_else(|| self.default_field(position)) {
+                Some(ReasoningField::ReasoningDetails) => sent.details = empty_list(),
+                // A part of the content is never empty.
+                Some(ReasoningField::Content | ReasoningField::Thinking) | None => {}
+                Some(field) => sent.text = Some((field, self.rule.filler())),
+            }
+        }
+        sent
+    }
+
+    /// Returns the member for a message whose reasoning has none: that of an earlier message, or if the rule demands
+    /// one `reasoning_content`, which most services have.
+    fn default_field(&mut self, position: usize) -> Option<ReasoningField> {
+        let shown = match self.shown {
+            Some(shown) => shown,
+            None => {
+                let before = self.messages.get(..position).unwrap_or_default();
+                let mut sent = before.iter().rev().filter(|message| !is_empty_answer(message));
+                let shown = sent.find_map(|message| match &**message {
+                    Message::Assistant(message) if self.is_own(message) => {
+                        shown_field(&message.reasoning_members())
+                    }
+                    Message::Assistant(_)
+                    | Message::User { .. }
+                    | Message::Summary { .. }
+                    | Message::Tool { .. } => None,
+                });
+                *self.shown.insert(shown)
+            }
+        };
+        let demanded = match self.rule.send {
+            SendReasoning::All => Some(ReasoningField::ReasoningContent),
+            SendReasoning::Auto | SendReasoning::Calls | SendReasoning::Never => None,
+        };
+        shown.or(demanded)
+    }
+}
+
+/// Returns the member in which reasoning with these members came.
+fn shown_field(members: &ReasoningMembers<'_>) -> Option<ReasoningField> {
+    match members.reasoning_details {
+        Some(_) => Some(ReasoningField::ReasoningDetails),
+        None => members.field,
+    }
+}
+
+/// Returns the JSON of an empty list.
+fn empty_list<'a>() -> Option<&'a RawValue> {
+    serde_json::from_str("[]").ok()
+}
+
 impl<'a> AssistantMessage<'a> {
-    /// Makes the message. It has reasoning only if it has calls: the model continues the reasoning that led to them.
-    /// Reasoning before a final answer is no longer needed, and some services refuse it.
-    fn new(message: &'a ResponseMessage, ids: &CallIdMap<'_>) -> Self {
-        let mut reasoning_members = ReasoningMembers::default();
+    /// Makes the message at `position` of the history.
+    fn new(
+        message: &'a ResponseMessage,
+        position: usize,
+        ids: &CallIdMap<'_>,
+        reasoning: &mut ReasoningWriter<'a>,
+    ) -> Self {
+        let is_own = reasoning.is_own(message);
+        let mut members = ReasoningMembers::default();
         let mut reasoning_bytes = 0;
         let mut tool_calls = Vec::with_capacity(message.calls.len());
-        for part in message.request_parts(ids.target_model) {
+        for part in message.parts_for(is_own) {
             match part {
-                RequestPart::Reasoning { text, members } => {
+                RequestPart::Reasoning { text, members: found } => {
                     reasoning_bytes += text.len();
-                    let found: ReasoningMembers<'_> = read_members(members);
-                    reasoning_members.field = reasoning_members.field.or(found.field);
-                    reasoning_members.reasoning_details =
-                        found.reasoning_details.or(reasoning_members.reasoning_details);
-                    reasoning_members.reasoning_opaque =
-                        found.reasoning_opaque.or(reasoning_members.reasoning_opaque);
+                    members.add(read_members(found));
                 }
                 RequestPart::Call { call, members } => {
                     tool_calls.push(CallParam::new(call, ids.map(&call.id), members));
@@ -220,16 +351,15 @@ impl<'a> AssistantMessage<'a> {
                 RequestPart::Text { .. } | RequestPart::Raw(_) => {}
             }
         }
-        if tool_calls.is_empty() {
-            reasoning_members = ReasoningMembers::default();
-        }
         // The texts of the reasoning parts, in order, are the beginning of `message.reasoning`.
-        let reasoning = message.reasoning.get(..reasoning_bytes).unwrap_or_default();
-        // The details are sent instead of the reasoning's text.
-        let sends_reasoning =
-            !reasoning.is_empty() && reasoning_members.reasoning_details.is_none();
-        let field = reasoning_members.field.filter(|_| sends_reasoning);
-        let reasoning_in = |this: ReasoningField| (field == Some(this)).then_some(reasoning);
+        let text = match reasoning.sends_whole(message) {
+            true => &*message.reasoning,
+            false => message.reasoning.get(..reasoning_bytes).unwrap_or_default(),
+        };
+        let SentReasoning { text: sent, details, opaque } =
+            reasoning.reasoning(message, position, members, text);
+        let reasoning_in =
+            |this: ReasoningField| sent.filter(|(field, _)| *field == this).map(|(_, text)| text);
         let text = Some(&*message.text).filter(|text| !text.is_empty());
         let content = match reasoning_in(ReasoningField::Content) {
             None => AssistantContent::Text(text),
@@ -246,8 +376,8 @@ impl<'a> AssistantMessage<'a> {
             reasoning_content: reasoning_in(ReasoningField::ReasoningContent),
             reasoning: reasoning_in(ReasoningField::Reasoning),
             reasoning_text: reasoning_in(ReasoningField::ReasoningText),
-            reasoning_details: reasoning_members.reasoning_details,
-            reasoning_opaque: reasoning_members.reasoning_opaque,
+            reasoning_details: details,
+            reasoning_opaque: opaque,
             tool_calls,
         }
     }
@@ -295,12 +425,11 @@ impl<'a> CallParam<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use serde_json::{Value, json};
 
     use super::*;
     use crate::types::{CallKey, Image, MessagePart};
+    use SendReasoning::{All, Auto, Calls, Never};
 
     fn call(index: u32, id: &str) -> ToolCall {
         ToolCall {
@@ -344,8 +473,12 @@ mod tests {
     }
 
     fn sent_to(model: &str, messages: Vec<Message>) -> Value {
+        sent_with(model, ReasoningRule::default(), messages)
+    }
+
+    fn sent_with(model: &str, reasoning: ReasoningRule, messages: Vec<Message>) -> Value {
         let messages: Vec<_> = messages.into_iter().map(Arc::new).collect();
-        let request = ModelRequest::new(model, messages.into());
+        let request = ModelRequest { reasoning, ..ModelRequest::new(model, messages.into()) };
         let body = Wire::OpenaiChat.request_body(&request);
         serde_json::from_slice::<Value>(&body).unwrap()["messages"].take()
     }
@@ -367,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_goes_back_in_its_field_with_calls_to_the_model_that_wrote_it() {
+    fn reasoning_goes_back_in_its_field_to_the_model_that_wrote_it() {
         let text = MessagePart::Text { bytes: 2, members: None };
         for (field, member, content) in [
             ("reasoning_content", "reasoning_content", json!("ok")),
@@ -390,9 +523,132 @@ mod tests {
             let other = sent_to("other", vec![Message::Assistant(message.clone().into())]);
             assert_eq!((&other[0]["content"], other[0].get(member)), (&json!("ok"), None));
             let answer = ResponseMessage { calls: vec![], ..message };
-            let answer = sent_to("m", vec![Message::Assistant(answer.into())]);
-            assert_eq!(answer, json!([{"role": "assistant", "content": "ok"}]));
+            let answers = vec![Message::Assistant(answer.into())];
+            let sent = sent_to("m", answers.clone());
+            assert_eq!(
+                (&sent[0]["content"], sent[0].get(member).is_some()),
+                (&content, member != "none")
+            );
+            let bare = json!([{"role": "assistant", "content": "ok"}]);
+            for (model, rule) in [("other", Auto), ("m", Calls), ("m", Never)] {
+                assert_eq!(sent_with(model, rule_of(rule), answers.clone()), bare, "{rule:?}");
+            }
         }
+    }
+
+    fn rule_of(send: SendReasoning) -> ReasoningRule {
+        ReasoningRule { send, ..ReasoningRule::default() }
+    }
+
+    /// Returns a text of the model `m`, with this reasoning in this member.
+    fn answer(text: &str, reasoning: &str, members: &Value) -> Message {
+        let parts = match reasoning {
+            "" if !members.is_object() => vec![],
+            reasoning => vec![
+                MessagePart::Text { bytes: text.len(), members: None },
+                reasoning_part(reasoning.len(), members),
+            ],
+        };
+        let (text, reasoning) = (text.to_owned(), reasoning.to_owned());
+        let origin = origin(Wire::OpenaiChat, "m");
+        let message = ResponseMessage { text, reasoning, origin, parts, ..Default::default() };
+        Message::Assistant(message.into())
+    }
+
+    /// Checks one member of each message that is sent with this rule; `null` where it is not sent.
+    #[track_caller]
+    fn check_member(rule: ReasoningRule, messages: &[Message], member: &str, expected: Value) {
+        let sent = sent_with("m", rule, messages.to_vec());
+        let members: Vec<_> = sent.as_array().unwrap().iter().map(|m| &m[member]).collect();
+        assert_eq!(json!(members), expected, "{rule:?}");
+        // The form of a message does not depend on those after it.
+        for count in 0..messages.len() {
+            let first = sent_with("m", rule, messages[..count].to_vec());
+            assert_eq!(first.as_array().unwrap()[..], sent.as_array().unwrap()[..count]);
+        }
+    }
+
+    #[test]
+    fn a_message_without_reasoning_gets_an_empty_member_if_an_earlier_one_has_the_member() {
+        let field = json!({"field": "reasoning"});
+        let foreign = ResponseMessage { text: "f".into(), ..ResponseMessage::default() };
+        let messages = [
+            answer("a", "", &Value::Null),
+            answer("b", "hm", &field),
+            answer("c", "", &Value::Null),
+            Message::Assistant(foreign.into()),
+        ];
+        let all = json!([null, "hm", "", ""]);
+        check_member(rule_of(Auto), &messages, "reasoning", all);
+        check_member(rule_of(Calls), &messages, "reasoning", json!([null, null, null, null]));
+        check_member(rule_of(Never), &messages, "reasoning", json!([null, null, null, null]));
+        // All messages of a service that demands it have it.
+        check_member(rule_of(All), &messages, "reasoning", json!([null, "hm", "", ""]));
+        check_member(rule_of(All), &messages, "reasoning_content", json!(["", null, null, null]));
+        let demanded = ReasoningRule {
+            field: Some(ReasoningField::ReasoningContent),
+            refuses_empty: true,
+            ..rule_of(All)
+        };
+        check_member(demanded, &messages, "reasoning_content", json!([" ", "hm", " ", " "]));
+        check_member(demanded, &messages, "reasoning", json!([null, null, null, null]));
+        // With calls only.
+        let mut call_without = model_message(vec![]);
+        call_without.reasoning = String::new();
+        let mut with_calls = model_message(vec![reasoning_part(2, &field)]);
+        with_calls.text = String::new();
+        let messages =
+            [with_calls, call_without].map(|message| Message::Assistant(Arc::new(message)));
+        check_member(rule_of(Calls), &messages, "reasoning", json!(["hm", ""]));
+    }
+
+    #[test]
+    fn details_and_parts_of_the_content_have_their_own_empty_form() {
+        let details = json!([{"type": "reasoning.text", "text": "hm"}]);
+        let members = json!({"field": "reasoning", "reasoning_details": details});
+        let messages = [answer("a", "hm", &members), answer("b", "", &Value::Null)];
+        check_member(rule_of(Auto), &messages, "reasoning_details", json!([details, []]));
+        check_member(rule_of(Auto), &messages, "reasoning", json!([null, null]));
+        let demanded =
+            ReasoningRule { field: Some(ReasoningField::ReasoningContent), ..rule_of(All) };
+        check_member(demanded, &messages, "reasoning_content", json!(["hm", ""]));
+        check_member(demanded, &messages, "reasoning_details", json!([details, null]));
+        let demanded =
+            ReasoningRule { field: Some(ReasoningField::ReasoningDetails), ..rule_of(All) };
+        check_member(demanded, &messages, "reasoning_details", json!([details, []]));
+        let messages =
+            [answer("a", "hm", &json!({"field": "content"})), answer("b", "", &Value::Null)];
+        let thinking = json!([{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+            {"type": "text", "text": "a"}]);
+        check_member(rule_of(Auto), &messages, "content", json!([thinking, "b"]));
+    }
+
+    #[test]
+    fn an_answer_that_an_earlier_version_stored_without_a_member_gets_that_of_the_calls() {
+        let answer = ResponseMessage { calls: vec![], ..model_message(vec![]) };
+        let calls = model_message(vec![reasoning_part(2, &json!({"field": "reasoning"}))]);
+        let messages = [calls, answer].map(|message| Message::Assistant(Arc::new(message)));
+        check_member(rule_of(Auto), &messages, "reasoning", json!(["hm", "hm"]));
+        check_member(rule_of(Auto), &messages[1..], "reasoning", json!([null]));
+        check_member(rule_of(All), &messages[1..], "reasoning_content", json!(["hm"]));
+    }
+
+    #[test]
+    fn the_reasoning_of_opening_messages_goes_to_the_sessions_own_model() {
+        let opening = ResponseMessage {
+            origin: None,
+            calls: vec![],
+            ..model_message(vec![reasoning_part(2, &json!({"field": "reasoning_content"}))])
+        };
+        // The metadata of an exported message alone do not say where its reasoning came from.
+        let exported = ResponseMessage { parts: vec![], ..opening.clone() };
+        let messages = [exported, opening].map(|message| Message::Assistant(Arc::new(message)));
+        check_member(rule_of(Auto), &messages, "reasoning_content", json!([null, "hm"]));
+        check_member(rule_of(All), &messages, "reasoning_content", json!(["hm", "hm"]));
+        let fallback = ReasoningRule { is_fallback: true, ..rule_of(Auto) };
+        check_member(fallback, &messages, "reasoning_content", json!([null, null]));
+        let fallback = ReasoningRule { is_fallback: true, ..rule_of(All) };
+        check_member(fallback, &messages, "reasoning_content", json!(["", ""]));
     }
 
     #[test]

@@ -1,24 +1,23 @@
 //! Metadata, other than text and calls, that services of this family want back with the next request.
-//! It is published only for a response with calls.
 //!
-//! - The reasoning of a message with calls, in the field in which it came. DeepSeek answers HTTP 400
+//! - The reasoning of a message, in the field in which it came. DeepSeek answers HTTP 400
 //!   without it (<https://api-docs.deepseek.com/guides/thinking_mode#tool-calls>), and so does Kimi.
 //!   Mistral wants it in the content (<https://docs.mistral.ai/capabilities/reasoning/>).
 //! - `reasoning_details`, unchanged and in order
 //!   (<https://openrouter.ai/docs/guides/best-practices/reasoning-tokens>). In a stream they come in
 //!   pieces, which are joined here. They are published with the field of the reasoning, but a request
 //!   with details leaves out the reasoning's text (`messages.rs`).
-//! - `reasoning_text` and `reasoning_opaque` of GitHub's Copilot, for a message with calls. It
+//! - `reasoning_text` and `reasoning_opaque` of GitHub's Copilot. It
 //!   answers HTTP 400 without them (<https://github.com/anomalyco/opencode/issues/4468>).
 //! - Thought signatures of a call: Gemini's `extra_content`
 //!   (<https://ai.google.dev/gemini-api/docs/thought-signatures#openai>), and
 //!   `provider_specific_fields` or `thought_signature`, as gateways name them.
 
 use serde::de::MapAccess;
-use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use crate::types::{ReasoningField, ReasoningMembers};
 use crate::wire::lenient::{ReadMembers, Scalar, read_object};
 use crate::wire::{Delta, ProviderMetadata};
 
@@ -28,29 +27,6 @@ const DETAILS_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of `reasoning_details` after they are joined.
 const DETAILS_MAX: usize = 1024;
 
-/// The field of a message that holds the reasoning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum ReasoningField {
-    ReasoningContent,
-    Reasoning,
-    ReasoningText,
-    /// A part of the content.
-    Content,
-}
-
-/// The members that go back with a message's reasoning.
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(default, bound(deserialize = "'de: 'a"))]
-pub(super) struct ReasoningMembers<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) field: Option<ReasoningField>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) reasoning_details: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) reasoning_opaque: Option<&'a RawValue>,
-}
-
 /// Collects the metadata of a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct MetadataCollector {
@@ -59,8 +35,6 @@ pub(super) struct MetadataCollector {
     details: ReasoningDetails,
     /// The `reasoning_opaque`, which comes in one piece.
     opaque: Option<Box<str>>,
-    /// Reasoning goes back only with a message that has calls.
-    has_calls: bool,
     /// The current metadata of the reasoning is published.
     is_published: bool,
     /// The newest call with members: its index and all of its members.
@@ -99,7 +73,6 @@ impl MetadataCollector {
     /// off later has it too. If there are details, nothing is published yet, because their signatures
     /// may still be missing.
     pub(super) fn publish_before_call(&mut self, out: &mut Vec<Delta>) {
-        self.has_calls = true;
         if !self.is_published && self.details.items.is_empty() {
             self.publish(out);
         }
@@ -131,9 +104,9 @@ impl MetadataCollector {
         }
     }
 
-    /// Publishes the metadata of the reasoning at the end of a response with calls.
+    /// Publishes the metadata of the reasoning at the end of a response.
     pub(super) fn finish(&mut self, out: &mut Vec<Delta>) {
-        if self.has_calls && !self.is_published {
+        if !self.is_published {
             self.publish(out);
         }
     }

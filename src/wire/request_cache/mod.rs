@@ -18,6 +18,7 @@ use bytes::Bytes;
 
 use super::{ModelRequest, PromptChange, Wire};
 use crate::message::{Message, MessageList};
+use crate::types::ReasoningRule;
 pub(super) use history_writer::{HistoryWriter, ReusablePrefix, head};
 
 /// The largest number of heads that are kept for one model.
@@ -128,7 +129,7 @@ enum PreviousPrompt {
     /// old body may be extended in place.
     SharedPrefix { history_bytes: usize, rest: Vec<u8> },
     /// Head, wire or messages differ, so the whole bodies are compared.
-    Other { wire: Wire, model: String, body: Bytes },
+    Other { wire: Wire, model: String, reasoning: ReasoningRule, body: Bytes },
 }
 
 impl PreviousPrompt {
@@ -142,7 +143,9 @@ impl PreviousPrompt {
             let history_bytes = prefix.bytes.saturating_sub(prefix.head_end);
             return Self::SharedPrefix { history_bytes, rest: rest.to_vec() };
         }
-        Self::Other { wire: last.wire, model: last.request.model.clone(), body: body.clone() }
+        let ModelRequest { model, reasoning, .. } = &last.request;
+        let (wire, model, reasoning) = (last.wire, model.clone(), *reasoning);
+        Self::Other { wire, model, reasoning, body: body.clone() }
     }
 
     /// Returns the reason if the body of the next request does not continue this prompt.
@@ -154,16 +157,17 @@ impl PreviousPrompt {
         body: &[u8],
         written: ReusablePrefix,
     ) -> Option<PromptChange> {
-        let (before, continues) = match &self {
+        let (before, change, continues) = match &self {
             Self::SharedPrefix { history_bytes, rest } => {
                 let start = written.head_end + history_bytes;
                 let after = body.get(start..written.history_end).unwrap_or_default();
-                ((wire, &*request.model), prefix::continues(rest, after))
+                ((wire, &*request.model), change, prefix::continues(rest, after))
             }
-            Self::Other { wire: before, model, body: old } => {
+            Self::Other { wire: before, model, reasoning, body: old } => {
                 let continues =
                     *before == wire && prefix::body_continues(wire.history_member(), old, body);
-                ((*before, &**model), continues)
+                let learnt = (*reasoning != request.reasoning).then_some(PromptChange::Reasoning);
+                ((*before, &**model), change.or(learnt), continues)
             }
         };
         (!continues).then(|| prefix::reason(before, (wire, &request.model), change))

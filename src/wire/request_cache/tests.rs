@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::message::{ResponseMessage, ResultContent};
 use crate::types::{
-    CallKey, CompactionKind, Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall,
+    CallKey, CompactionKind, Content, ContentPart, Image, MessagePart, ModelOrigin, ReasoningField,
+    SendReasoning, ToolCall,
 };
 use crate::wire::{ToolChoice, ToolDefinition};
 
@@ -84,6 +85,7 @@ enum Change {
     Choice(ToolChoice),
     Stream(bool),
     Stores(bool),
+    Reasoning(ReasoningRule),
     NewTools,
     /// Replaces all messages by equal copies.
     Copy,
@@ -161,9 +163,24 @@ fn change(wire: Wire) -> impl Strategy<Value = Change> {
         1 => select(vec![ToolChoice::Auto, ToolChoice::None]).prop_map(Change::Choice),
         1 => any::<bool>().prop_map(Change::Stream),
         1 => any::<bool>().prop_map(Change::Stores),
+        1 => reasoning_rule().prop_map(Change::Reasoning),
         1 => Just(Change::NewTools),
         1 => Just(Change::Copy),
     ]
+}
+
+fn reasoning_rule() -> impl Strategy<Value = ReasoningRule> {
+    use SendReasoning::{All, Auto, Calls, Never};
+    let field = select(vec![None, Some(ReasoningField::Reasoning)]);
+    let send = select(vec![Auto, All, Calls, Never]);
+    (send, field, any::<bool>(), any::<bool>()).prop_map(
+        |(send, field, refuses_empty, is_fallback)| ReasoningRule {
+            send,
+            field,
+            refuses_empty,
+            is_fallback,
+        },
+    )
 }
 
 fn perform(change: Change, wire: &mut Wire, request: &mut ModelRequest) {
@@ -192,6 +209,7 @@ fn perform(change: Change, wire: &mut Wire, request: &mut ModelRequest) {
         Change::Stores(stores) => {
             request.extra_body.insert("store".into(), stores.into());
         }
+        Change::Reasoning(rule) => request.reasoning = rule,
         Change::NewTools => request.tools = Arc::new([]),
         Change::Copy => {
             *messages = messages.iter().map(|message| Arc::new(Message::clone(message))).collect();
@@ -432,14 +450,38 @@ fn what_is_appended_is_no_break_and_everything_else_is_one() {
     }
 }
 
+#[test]
+fn a_learnt_rule_for_reasoning_explains_the_break_that_it_causes() {
+    let learnt = |messages: MessageList| {
+        let reasoning = ReasoningRule { send: SendReasoning::All, ..ReasoningRule::default() };
+        ModelRequest { reasoning, ..request(messages) }
+    };
+    for wire in WIRES {
+        let is_sent = match wire {
+            Wire::OpenaiChat | Wire::AnthropicMessages | Wire::OllamaChat => true,
+            Wire::OpenaiResponses | Wire::GeminiGenerate => false,
+        };
+        let reason = Some(PromptChange::Reasoning).filter(|_| is_sent);
+        let sent = [request(turns(2)), learnt(turns(2)), learnt(turns(3)), request(turns(3))];
+        let breaks = breaks_of(&sent.map(|request| (wire, request)));
+        assert_eq!(breaks, [reason, None, reason], "{wire}");
+        // Without a message of a model there is nothing to change.
+        let (first, second) = (turns(0), turns(1));
+        let sent = [request(first), learnt(second)].map(|request| (wire, request));
+        assert_eq!(breaks_of(&sent), [None], "{wire}");
+    }
+}
+
 proptest! {
     #[test]
     fn a_history_that_grows_never_breaks_the_prompt(
         (wire, steps) in select(&WIRES[..]).prop_flat_map(|wire| {
             (Just(wire), prop::collection::vec(step(wire), 1..8))
         }),
+        reasoning in reasoning_rule(),
     ) {
         let mut request = request(vec![user("Go on.")].into());
+        request.reasoning = reasoning;
         let mut cache = RequestCache::default();
         let mut before: Option<Value> = None;
         let mut service_calls = (0, Vec::new());

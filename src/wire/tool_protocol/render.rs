@@ -145,7 +145,9 @@ impl PromptRenderer {
         let (mut text, mut reasoning) = (String::new(), String::new());
         let mut parts = Vec::new();
         let mut calls: Vec<&ToolCall> = Vec::new();
-        let request_parts = message.request_parts(target_model);
+        // Opening messages keep their reasoning. The dialect decides whether it is sent.
+        let is_author = message.is_from(target_model) || message.origin.is_none();
+        let request_parts = message.parts_for(is_author);
         let mut request_parts = request_parts.iter().peekable();
         while let Some(part) = request_parts.next() {
             match part {
