@@ -26,22 +26,24 @@ tokio::task_local! {
 
 /// The error of a request without an answer.
 #[derive(Debug)]
-pub(super) enum SendError {
+pub(super) enum RequestSendError {
     /// The connection, which had been used before or had been idle, was closed before an answer began.
     LostByReusedConnection(reqwest::Error),
     Other(reqwest::Error),
 }
 
-impl From<SendError> for reqwest::Error {
-    fn from(error: SendError) -> Self {
+impl From<RequestSendError> for reqwest::Error {
+    fn from(error: RequestSendError) -> Self {
         match error {
-            SendError::LostByReusedConnection(error) | SendError::Other(error) => error,
+            RequestSendError::LostByReusedConnection(error) | RequestSendError::Other(error) => {
+                error
+            }
         }
     }
 }
 
 /// Sends a request of a client whose connector has the layer [`RecordOpened`].
-pub(super) async fn send(request: RequestBuilder) -> Result<Response, SendError> {
+pub(super) async fn send(request: RequestBuilder) -> Result<Response, RequestSendError> {
     let sent = async {
         let error = match request.send().await {
             Ok(response) => return Ok(response),
@@ -50,8 +52,8 @@ pub(super) async fn send(request: RequestBuilder) -> Result<Response, SendError>
         let used = connection_of(&error);
         let is_reused = used.is_some() && used != OPENED.with(Cell::get);
         Err(match is_reused && error::is_lost_connection(&error) {
-            true => SendError::LostByReusedConnection(error),
-            false => SendError::Other(error),
+            true => RequestSendError::LostByReusedConnection(error),
+            false => RequestSendError::Other(error),
         })
     };
     OPENED.scope(Cell::new(None), sent).await

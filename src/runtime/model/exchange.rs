@@ -22,7 +22,7 @@ use reqwest::header::CONTENT_TYPE;
 use reqwest::{Client, RequestBuilder};
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
-use super::connection::{self, SendError};
+use super::connection::{self, RequestSendError};
 use super::deadline::{Progress, ResponseDeadline};
 use super::error::RetryHints;
 use super::source::SourceExchange;
@@ -339,7 +339,7 @@ impl Exchange {
         let mut deadline = ResponseDeadline::new(limits, self.streamed, clock);
         let request = self.request(&client.http, body.clone());
         let mut sent = send_until(&mut deadline, request).await?;
-        if let Err(SendError::LostByReusedConnection(_)) = &sent {
+        if let Err(RequestSendError::LostByReusedConnection(_)) = &sent {
             // The error is not logged: it may have the URL with a key.
             tracing::debug!("a reused connection lost a request, which is sent again");
             sent = send_until(&mut deadline, self.request(&client.fresh_http, body)).await?;
@@ -370,7 +370,7 @@ impl Exchange {
 async fn send_until(
     deadline: &mut ResponseDeadline,
     request: RequestBuilder,
-) -> Result<Result<reqwest::Response, SendError>, ProviderError> {
+) -> Result<Result<reqwest::Response, RequestSendError>, ProviderError> {
     let mut sent = std::pin::pin!(connection::send(request));
     loop {
         if let Ok(sent) = timeout_at(deadline.at(), &mut sent).await {
