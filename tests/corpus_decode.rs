@@ -1,10 +1,11 @@
-//! Every recorded response decodes to its entry in the manifest: whole, cut at every byte, and with
-//! other line ends.
+//! Every recorded response decodes to its entry in the manifest: whole, cut at every byte, with
+//! other line ends, and with the pieces of its calls interleaved.
 //!
 //! The recordings are not part of the crate. They are read from `$CALLSHEET_CORPUS`, or else from
 //! `../shared/corpus` beside the clone. Without them the tests pass, unless `CI=true`.
 #![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 
 use callsheet::response::{ResponseAssembler, ResponseLimits, describe_response, ended_well};
@@ -159,12 +160,14 @@ fn compare(recording: &Recording, response: &ResponseAssembler, how: &str) {
     assert_eq!(found["finish_reason"], expected["finish_reason"], "{file} {how}");
     assert_eq!(found["usage"], expected["usage"], "{file} {how}");
     assert_eq!(found["error"]["message"], expected["error"]["message"], "{file} {how}");
-    // The only problem of a recording is that the response was cut off within a call.
+    // The only problem of a recording is that a call is not complete. Each such call has one.
     for problem in found["problems"].as_array().unwrap() {
-        assert_eq!(problem["code"], "arguments_cut_off", "{file} {how}: {problem}");
-        let calls = found["tool_calls"].as_array().unwrap();
-        assert!(calls.iter().any(|call| call["complete"] == false), "{file} {how}: {problem}");
+        let codes = ["arguments_cut_off", "arguments_invalid", "call_not_ended"];
+        assert!(codes.iter().any(|code| problem["code"] == *code), "{file} {how}: {problem}");
     }
+    let incomplete = found["tool_calls"].as_array().unwrap().iter();
+    let incomplete = incomplete.filter(|call| call["complete"] == false).count();
+    assert_eq!(found["problems"].as_array().unwrap().len(), incomplete, "{file} {how}");
     // A call is complete unless the response was cut off within it.
     for (at, call) in found["tool_calls"].as_array().unwrap().iter().enumerate() {
         let ended = ended_well(response) || at + 1 < calls.len();
@@ -275,4 +278,161 @@ fn recordings_decode_with_other_line_ends_comments_and_a_byte_order_mark() {
             }
         }
     }
+}
+
+/// A payload of a stream, with the number of its call if it is a piece of one.
+struct Piece {
+    event: Option<String>,
+    payload: Value,
+    call: Option<u64>,
+}
+
+/// Returns the payloads of a recording. A payload with pieces of several calls becomes several. Returns `None` if
+/// the calls cannot be told apart by their indexes.
+fn pieces(recording: &Recording) -> Option<Vec<Piece>> {
+    let text = String::from_utf8(recording.body.clone()).ok()?;
+    let (mut event, mut pieces) = (None, Vec::new());
+    for line in text.lines() {
+        if let Some(name) = line.strip_prefix("event:") {
+            event = Some(name.trim().to_owned());
+        }
+        let Some(data) = line.strip_prefix("data:") else { continue };
+        let event = event.take();
+        let Ok(payload) = serde_json::from_str::<Value>(data) else { continue };
+        let single = |payload, call| Piece { event: event.clone(), payload, call };
+        match recording.wire {
+            Wire::OpenaiChat => {
+                let calls =
+                    payload.pointer("/choices/0/delta/tool_calls").and_then(Value::as_array);
+                let calls = calls.cloned().unwrap_or_default();
+                if calls.is_empty() {
+                    pieces.push(single(payload, None));
+                    continue;
+                }
+                let mut payload = payload;
+                let end = payload["choices"][0]["finish_reason"].take();
+                for (at, call) in calls.iter().enumerate() {
+                    // The rest of the payload comes with its first piece only.
+                    let mut one = json!({"choices": [{"index": 0, "delta": {}}]});
+                    if at == 0 {
+                        one = payload.clone();
+                    }
+                    one["choices"][0]["delta"]["tool_calls"] = json!([call]);
+                    pieces.push(single(one, Some(call["index"].as_u64()?)));
+                }
+                if !end.is_null() {
+                    let end = json!({"choices": [{"delta": {}, "finish_reason": end}]});
+                    pieces.push(single(end, None));
+                }
+            }
+            Wire::OpenaiResponses => {
+                let kind = payload["type"].as_str().unwrap_or_default();
+                let is_call = payload["item"]["type"] == "function_call"
+                    || kind.starts_with("response.function_call_arguments.");
+                let call = if is_call { Some(payload["output_index"].as_u64()?) } else { None };
+                pieces.push(single(payload, call));
+            }
+            _ => {
+                let is_call = payload["content_block"]["type"] == "tool_use"
+                    || payload["delta"]["type"] == "input_json_delta";
+                let index = payload["index"].as_u64();
+                let stops = payload["type"] == "content_block_stop"
+                    && pieces
+                        .iter()
+                        .any(|piece: &Piece| piece.call.is_some() && piece.call == index);
+                let call = if is_call || stops { Some(index?) } else { None };
+                pieces.push(single(payload, call));
+            }
+        }
+    }
+    Some(pieces)
+}
+
+/// Returns the pieces with those of the calls in another order, which keeps the order within each call. `next`
+/// chooses the call of the next piece from the numbers of the calls that have some left.
+fn interleaved(pieces: &[Piece], mut next: impl FnMut(&[u64]) -> usize) -> Vec<&Piece> {
+    let first = pieces.iter().position(|piece| piece.call.is_some()).unwrap();
+    let last = pieces.iter().rposition(|piece| piece.call.is_some()).unwrap();
+    let (before, rest) = pieces.split_at(first);
+    let (within, after) = rest.split_at(last - first + 1);
+    let others = within.iter().filter(|piece| piece.call.is_none());
+    let mut order: Vec<&Piece> = before.iter().chain(others).collect();
+    let mut calls = BTreeMap::<u64, VecDeque<&Piece>>::new();
+    for piece in within {
+        if let Some(call) = piece.call {
+            calls.entry(call).or_default().push_back(piece);
+        }
+    }
+    while !calls.is_empty() {
+        let left: Vec<u64> = calls.keys().copied().collect();
+        let chosen = left[next(&left)];
+        let queue = calls.get_mut(&chosen).unwrap();
+        order.extend(queue.pop_front());
+        if queue.is_empty() {
+            calls.remove(&chosen);
+        }
+    }
+    order.extend(after);
+    order
+}
+
+fn body_of(pieces: &[&Piece]) -> Vec<u8> {
+    let frame = |piece: &&Piece| {
+        let event = piece.event.as_ref().map(|name| format!("event: {name}\n"));
+        format!("{}data: {}\n\n", event.unwrap_or_default(), piece.payload)
+    };
+    pieces.iter().map(frame).collect::<String>().into_bytes()
+}
+
+/// The pieces of parallel calls may come in any order that keeps the order within each call.
+#[test]
+fn recordings_with_interleaved_calls_have_the_same_calls() {
+    let wires = [Wire::OpenaiChat, Wire::OpenaiResponses, Wire::AnthropicMessages];
+    let mut recordings = recordings();
+    let any = !recordings.is_empty();
+    recordings.retain(|recording| {
+        let calls = recording.expected["tool_calls"].as_array().map_or(0, Vec::len);
+        wires.contains(&recording.wire) && recording.framing == Framing::Sse && calls > 1
+    });
+    let mut shuffled = BTreeMap::<String, usize>::new();
+    for recording in &recordings {
+        let Some(pieces) = pieces(recording) else { continue };
+        let indexes: BTreeSet<_> = pieces.iter().filter_map(|piece| piece.call).collect();
+        let whole = decode(recording.wire, recording.framing, [&recording.body[..]]);
+        let calls = |response: &ResponseAssembler| describe_response(response)["tool_calls"].take();
+        if indexes.len() != whole.calls().len() || !ended_well(&whole) {
+            continue;
+        }
+        *shuffled.entry(recording.wire.to_string()).or_default() += 1;
+        let (mut turn, mut seed) = (0_usize, 42_u64);
+        let mut random = move |left: &[u64]| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) as usize % left.len()
+        };
+        let mut orders = vec![
+            interleaved(&pieces, |left| left.len() - 1),
+            interleaved(&pieces, |left| {
+                turn += 1;
+                turn % left.len()
+            }),
+        ];
+        orders.extend((0..4).map(|_| interleaved(&pieces, &mut random)));
+        for order in orders {
+            let body = body_of(&order);
+            let Recording { file, wire, framing, .. } = recording;
+            let response = decode(*wire, *framing, [&body[..]]);
+            assert!(ended_well(&response), "{file}: {}", String::from_utf8_lossy(&body));
+            assert_eq!(calls(&response), calls(&whole), "{file}");
+            assert_eq!(response.text(), whole.text(), "{file}");
+            assert!(decode(*wire, *framing, body.chunks(1)) == response, "{file} byte by byte");
+            if body.len() <= TWO_PUSHES_BYTES_MAX {
+                for cut in 0..=body.len() {
+                    let (head, tail) = body.split_at(cut);
+                    assert!(decode(*wire, *framing, [head, tail]) == response, "{file} at {cut}");
+                }
+            }
+        }
+    }
+    println!("{shuffled:?}");
+    assert!(!any || shuffled.len() == wires.len(), "{shuffled:?}");
 }

@@ -1107,3 +1107,211 @@ async fn an_agent_with_more_tools_than_a_service_accepts_searches_them() {
         }
     }
 }
+
+/// A tool with effects that deletes everything unless its arguments say what.
+struct Purge(CallControl, bool);
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct PurgeInput {
+    folder: Option<String>,
+}
+
+#[async_trait::async_trait]
+impl Tool for Purge {
+    fn spec(&self) -> ToolSpec {
+        let spec = ToolSpec::new::<PurgeInput>("purge", "For a test.");
+        if self.1 { spec.start_on_seal() } else { spec }
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let PurgeInput { folder } = context.input()?;
+        let folder = folder.unwrap_or_else(|| "ALL".to_owned());
+        self.0.note(folder.clone());
+        Ok(format!("purged {folder}").into())
+    }
+}
+
+fn sse(payloads: &[Value]) -> Response {
+    let chunks = payloads.iter().map(|payload| format!("data: {payload}\n\n"));
+    Response::raw("text/event-stream", chunks.map(String::into_bytes).collect::<Vec<_>>())
+}
+
+/// Returns chunks of Chat Completions: index, name (of which the id follows) and arguments.
+fn chat(pieces: &[(u64, &str, &str)]) -> Response {
+    let mut chunks: Vec<Value> = pieces
+        .iter()
+        .map(|(index, name, arguments)| {
+            let mut call = json!({"index": index, "function": {"arguments": arguments}});
+            if !name.is_empty() {
+                call["id"] = format!("id_{index}_{name}").into();
+                call["function"]["name"] = (*name).into();
+            }
+            json!({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
+        })
+        .collect();
+    chunks.push(json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}));
+    sse(&chunks)
+}
+
+/// Returns events of Anthropic's wire for `purge`: the index of the block, and its arguments, `start` or `stop`.
+fn blocks(events: &[(u64, &str)]) -> Response {
+    let mut all = vec![json!({"type": "message_start", "message": {"role": "assistant"}})];
+    all.extend(events.iter().map(|(index, text)| match *text {
+        "start" => json!({"type": "content_block_start", "index": index, "content_block":
+            {"type": "tool_use", "id": format!("toolu_{index}"), "name": "purge", "input": {}}}),
+        "stop" => json!({"type": "content_block_stop", "index": index}),
+        text => json!({"type": "content_block_delta", "index": index,
+            "delta": {"type": "input_json_delta", "partial_json": text}}),
+    }));
+    all.push(json!({"type": "message_delta", "delta": {"stop_reason": "tool_use"}}));
+    all.push(json!({"type": "message_stop"}));
+    sse(&all)
+}
+
+/// Returns events of the Responses API for `purge`: the index of the item, and its arguments, `added`, or `done`
+/// before complete arguments.
+fn items(events: &[(u64, &str)]) -> Response {
+    let mut all: Vec<Value> = events
+        .iter()
+        .map(|(index, text)| match (*text, text.strip_prefix("done")) {
+            ("added", _) => json!({"type": "response.output_item.added", "output_index": index,
+                "item": {"type": "function_call", "id": format!("fc_{index}"), "arguments": "",
+                    "call_id": format!("call_{index}"), "name": "purge"}}),
+            (_, Some(arguments)) => json!({"type": "response.function_call_arguments.done",
+                "output_index": index, "arguments": arguments}),
+            (text, None) => json!({"type": "response.function_call_arguments.delta",
+                "output_index": index, "item_id": format!("fc_{index}"), "delta": text}),
+        })
+        .collect();
+    all.push(json!({"type": "response.completed", "response": {"status": "completed"}}));
+    sse(&all)
+}
+
+const TMP: &str = "{\"folder\":\"tmp\"}";
+const OLD: &str = "{\"folder\":\"old\"}";
+
+/// Runs a response whose pieces have wrong indexes, and returns what was purged and the number of requests.
+async fn purged(wire: Wire, response: Response, on_seal: bool) -> (Vec<String>, usize, World) {
+    let control = CallControl::new();
+    let mut tools = ToolRegistry::new();
+    tools.register(Purge(control.clone(), on_seal)).expect("a new name");
+    let script = Script::new([response, Response::text("Done.")]).then_done();
+    let world = world_of(wire, script, tools, parallel(8)).await;
+    let report = world.run("go").await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
+    let requests = world.requests().len();
+    world.assert_paired();
+    (control.log(), requests, world)
+}
+
+#[tokio::test]
+async fn arguments_under_another_index_go_to_the_only_call_without_arguments() {
+    let (head, rest) = TMP.split_at(9);
+    let (chat_wire, anthropic) = (Wire::OpenaiChat, Wire::AnthropicMessages);
+    let responses = Wire::OpenaiResponses;
+    for (wire, response, folders) in [
+        (chat_wire, chat(&[(0, "purge", ""), (1, "", TMP)]), vec!["tmp"]),
+        (chat_wire, chat(&[(0, "purge", ""), (1, "", head), (2, "", rest)]), vec!["tmp"]),
+        (chat_wire, chat(&[(0, "purge", ""), (0, "", head), (1, "", rest)]), vec!["tmp"]),
+        (
+            chat_wire,
+            chat(&[(0, "purge", ""), (1, "", TMP), (1, "purge", ""), (2, "", OLD)]),
+            vec!["tmp", "old"],
+        ),
+        // Pieces that interleave by their right indexes.
+        (
+            chat_wire,
+            chat(&[(0, "purge", head), (1, "purge", ""), (1, "", OLD), (0, "", rest)]),
+            vec!["tmp", "old"],
+        ),
+        (anthropic, blocks(&[(0, "start"), (1, head), (1, rest), (1, "stop")]), vec!["tmp"]),
+        (anthropic, blocks(&[(0, "start"), (1, TMP), (0, "stop")]), vec!["tmp"]),
+        (
+            anthropic,
+            blocks(&[(1, "start"), (1, head), (1, "stop"), (2, "start"), (1, rest), (2, OLD)]),
+            vec!["tmp", "old"],
+        ),
+        (
+            anthropic,
+            blocks(&[(1, "start"), (1, "stop"), (2, "start"), (1, TMP), (2, OLD), (2, "stop")]),
+            vec!["tmp", "old"],
+        ),
+        (responses, items(&[(0, "added"), (1, head), (1, rest)]), vec!["tmp"]),
+        (responses, items(&[(0, "added"), (1, head), (2, rest)]), vec!["tmp"]),
+        (responses, items(&[(0, "added"), (1, &format!("done{TMP}"))]), vec!["tmp"]),
+        (
+            responses,
+            items(&[(0, "added"), (1, "added"), (0, head), (1, OLD), (0, rest)]),
+            vec!["tmp", "old"],
+        ),
+    ] {
+        let how = format!("{wire}: {response:?}");
+        let (folders_purged, requests, world) = purged(wire, response, false).await;
+        assert_eq!(
+            (folders_purged, requests),
+            (folders.iter().map(|f| (*f).to_owned()).collect(), 2),
+            "{how}"
+        );
+        let page = world.host.telemetry().render();
+        assert!(!page.contains("callsheet_response_pieces_lost_total{"), "{how}");
+    }
+}
+
+#[tokio::test]
+async fn a_response_with_arguments_of_no_call_is_void_and_asked_for_again() {
+    let gemini = |call: Value| {
+        let whole = json!({"functionCall": {"name": "purge", "args": {"folder": "tmp"}}});
+        sse(&[json!({"candidates": [{"content": {"parts": [whole, {"functionCall": call}]},
+            "finishReason": "STOP"}]})])
+    };
+    let ollama = |call: Value| {
+        let whole = json!({"function": {"name": "purge", "arguments": {"folder": "tmp"}}});
+        let line = json!({"message": {"content": "", "tool_calls": [whole, call]}, "done": true,
+            "done_reason": "stop"});
+        Response::raw("application/x-ndjson", [format!("{line}\n").into_bytes()])
+    };
+    let plain = json!({"choices": [{"index": 0, "finish_reason": "tool_calls", "message":
+        {"content": null, "tool_calls": [{"id": "a", "function": {"name": "purge", "arguments": ""}},
+            {"id": "b", "function": {"arguments": TMP}}]}}]});
+    let plain = Response::raw("application/json", [plain.to_string().into_bytes()]);
+    for (wire, response) in [
+        // Which of two calls is meant is not known.
+        (Wire::OpenaiChat, chat(&[(0, "purge", ""), (1, "purge", ""), (2, "", TMP)])),
+        (Wire::OpenaiChat, chat(&[(0, "", TMP), (1, "purge", "")])),
+        (Wire::OpenaiChat, chat(&[(0, "purge", TMP), (1, "", OLD)])),
+        // All pieces have the index of one call.
+        (Wire::OpenaiChat, chat(&[(0, "purge", ""), (1, "purge", ""), (1, "", TMP), (1, "", OLD)])),
+        (Wire::OpenaiChat, plain),
+        (
+            Wire::AnthropicMessages,
+            blocks(&[(0, "start"), (1, "start"), (7, TMP), (0, "stop"), (1, "stop")]),
+        ),
+        (
+            Wire::AnthropicMessages,
+            blocks(&[(0, "start"), (0, "stop"), (1, "start"), (1, TMP), (1, OLD), (1, "stop")]),
+        ),
+        (Wire::OpenaiResponses, items(&[(0, "added"), (1, "added"), (2, TMP)])),
+        (Wire::OpenaiResponses, items(&[(0, "added"), (1, TMP), (0, "done{}")])),
+        (Wire::GeminiGenerate, gemini(json!({"args": {"folder": "old"}}))),
+        (Wire::OllamaChat, ollama(json!({"function": {"arguments": {"folder": "old"}}}))),
+    ] {
+        let how = format!("{wire}: {response:?}");
+        let (folders, requests, world) = purged(wire, response, false).await;
+        assert_eq!((folders, requests), (vec![], 2), "{how}");
+        let page = world.host.telemetry().render();
+        let line =
+            page.lines().find(|line| line.starts_with("callsheet_response_pieces_lost_total{"));
+        assert!(line.is_some_and(|line| line.ends_with("\"} 1")), "{how}: {line:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_with_effects_that_started_before_arguments_were_lost_is_kept() {
+    let response = chat(&[(0, "purge", TMP), (1, "purge", ""), (2, "purge", ""), (7, "", OLD)]);
+    let (folders, requests, world) = purged(Wire::OpenaiChat, response, true).await;
+    assert_eq!((folders, requests), (vec!["tmp".to_owned()], 2));
+    let not_run = "Error: not run: the response broke off";
+    let messages = world.last_messages();
+    let contents: Vec<_> = results(&messages).iter().map(|(_, content)| *content).collect();
+    assert_eq!(contents, ["purged tmp", not_run, not_run]);
+}

@@ -315,7 +315,7 @@ proptest! {
                     .map(|(name, arguments)| (name.clone(), Some(json!(arguments))))
                     .collect();
                 prop_assert_eq!(found, expected, "{}", how);
-                prop_assert!(response.calls().iter().all(|call| call.sealed && !call.changed_after_seal));
+                prop_assert!(response.calls().iter().all(|call| call.sealed));
                 // Any other split gives the same.
                 prop_assert!(read(wire, framing, &body, &[]) == response, "{}", how);
             }

@@ -197,6 +197,7 @@ impl RunProgress {
             | Event::ThinkingReceived { .. }
             | Event::CallDetected { .. }
             | Event::ArgumentsAnomalyFound { .. }
+            | Event::ArgumentsLost { .. }
             | Event::OutcomeLate { .. }
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
@@ -323,6 +324,7 @@ impl RunProgress {
             | Event::ApprovalGiven { .. }
             | Event::ConflictFound { .. }
             | Event::ArgumentsAnomalyFound { .. }
+            | Event::ArgumentsLost { .. }
             | Event::OutcomeLate { .. }
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }

@@ -112,6 +112,13 @@ pub enum Event {
         /// The first 200 characters as received.
         raw: String,
     },
+    /// Arguments arrived that belong to no call, or to another one. The attempt failed.
+    ArgumentsLost {
+        /// The model's name at its service.
+        model: String,
+        /// The error of the attempt.
+        reason: String,
+    },
     /// A sealed call waits: it cannot start yet, hooks or an approval must decide about its result, or the client
     /// must run it.
     CallWaiting {
@@ -358,6 +365,7 @@ impl Event {
             | Self::CallOpened { .. }
             | Self::CallDetected { .. }
             | Self::ArgumentsAnomalyFound { .. }
+            | Self::ArgumentsLost { .. }
             | Self::CallWaiting { .. }
             | Self::CallStarted { .. }
             | Self::CallProgressed { .. }

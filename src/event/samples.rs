@@ -142,7 +142,7 @@ macro_rules! kinds {
 
 kinds! {
     RunStarted InputQueued RunSteered RunWaiting ToolsChanged TurnStarted ThinkingReceived TextReceived CallOpened
-    CallDetected ArgumentsAnomalyFound CallWaiting CallStarted CallProgressed ApprovalAsked
+    CallDetected ArgumentsAnomalyFound ArgumentsLost CallWaiting CallStarted CallProgressed ApprovalAsked
     ApprovalGiven ConflictFound CallDiscarded CallEnded ServiceCallChanged OutcomeLate
     ResultReleased ResponseEnded AttemptEnded AttemptStarted AttemptVoided TurnEnded LimitReached
     ContextCompacted OfChild HistoryRepaired ToolSetAside RunEnded
@@ -208,6 +208,7 @@ pub(crate) fn every() -> Vec<Event> {
             anomaly: ArgumentsAnomaly::CutOff,
             raw: "{\"zone\": \"As".into(),
         },
+        Event::ArgumentsLost { model: "gpt".into(), reason: "they belong to no call".into() },
         Event::CallWaiting {
             client_input: None,
             call: call.clone(),

@@ -107,9 +107,10 @@ impl ResponseAssembler {
         changes
     }
 
-    /// Handles the end of the response: a last call that has no name is dropped. Open calls stay open.
+    /// Handles the end of the response: a last call that has no name is dropped. Its arguments go to the call that
+    /// they must belong to, or are lost ([`Self::has_lost_arguments`]). Open calls stay open.
     pub fn drop_nameless_call(&mut self) {
-        if let Some(problem) = self.calls.end() {
+        if let Some(problem) = self.calls.end(&self.limits) {
             self.add_problem(problem);
         }
     }
@@ -127,6 +128,17 @@ impl ResponseAssembler {
     #[must_use]
     pub fn calls(&self) -> &[PartialCall] {
         self.calls.as_slice()
+    }
+
+    /// Returns whether arguments arrived that belong to no call, so that a call may lack them.
+    #[must_use]
+    pub fn has_lost_arguments(&self) -> bool {
+        self.calls.has_lost_arguments()
+    }
+
+    /// Returns whether arguments arrived that belong to no call so far.
+    pub(crate) fn has_stray_arguments(&self) -> bool {
+        self.calls.has_stray_arguments()
     }
 
     /// Returns the number of calls that were opened beyond `calls_max`.
@@ -249,16 +261,17 @@ impl ResponseAssembler {
             Some((calls.as_slice().get(at)?.arrival, at))
         };
         let limits = &self.limits;
-        match (newest(&self.calls), newest(&self.service_calls)) {
+        let problem = match (newest(&self.calls), newest(&self.service_calls)) {
             (Some((_, at)), None) => self.calls.seal_explicitly(at, arguments, limits, changes),
             (Some((ours, at)), Some((theirs, _))) if ours >= theirs => {
-                self.calls.seal_explicitly(at, arguments, limits, changes);
+                self.calls.seal_explicitly(at, arguments, limits, changes)
             }
             (_, Some((_, at))) => collect_service_changes(changes, |changes| {
-                self.service_calls.seal_explicitly(at, arguments, limits, changes);
+                self.service_calls.seal_explicitly(at, arguments, limits, changes)
             }),
-            (None, None) => {}
-        }
+            (None, None) => None,
+        };
+        problem.into_iter().for_each(|problem| self.add_problem(problem));
     }
 
     fn add_problem(&mut self, problem: Problem) {

@@ -3,16 +3,21 @@
 //! response, and the changes that a delta makes to its calls.
 //!
 //! A piece belongs to the newest call with its index. A new id together with a name begins another
-//! call under the same index. A piece without an index belongs to the call with its id, or else to
-//! the newest call. A missing index never means 0, because that would merge calls. If several ids or
-//! names arrive for a call, the first one is used. A piece with the id of a call that is already
+//! call under the same index. A piece without a name whose id is that of another call belongs to that call,
+//! because some services count the index up with every piece. A piece without an index belongs to the call with
+//! its id, or else to the newest call. A missing index never means 0, because that would merge calls. If several
+//! ids or names arrive for a call, the first one is used. A piece with the id of a call that is already
 //! complete may begin another call ([`PartialCall::is_followed_by`]).
 //!
-//! A call that opens seals all earlier calls, because services do not interleave calls (none of 1,046
-//! recorded Chat Completions streams does). There is one exception: a service may announce several
-//! calls before it sends the arguments of any. A call without arguments therefore stays open until a
-//! later call gets some. If the response ends well, all calls are sealed. Arguments that parse are no
-//! proof that they are complete, because some services send placeholders first.
+//! A piece with arguments and without a name, under an index that no call has, is a stray piece: the name may still
+//! come (`UnlistedCall::Nameless`), or the service has the wrong index. If the name does not come, the arguments go
+//! to the call that they must belong to (`owner_of_stray`): the only call whose arguments are incomplete, if the
+//! stray piece came directly after a piece of it. Otherwise the arguments are lost, and the response counts as
+//! broken ([`finish_reason`](super::finish_reason)), because one of its calls lacks them.
+//!
+//! A piece of a later call seals the earlier calls whose arguments are a whole JSON object. Other calls stay open, so
+//! that calls may be announced together, and their pieces may interleave. If the response ends well, all calls are
+//! sealed. Bytes for a sealed call open it again ([`CallChange::ChangedAfterSeal`]).
 //!
 //! A wire that marks the beginning of a call (`CallDelta::is_marked_start`) also marks the end of its arguments.
 //! Such a call seals no other, and its own mark seals it (`seal_explicitly`).
@@ -48,7 +53,8 @@ pub enum CallChange {
     Opened(usize),
     /// The arguments of a call are complete.
     Sealed(usize),
-    /// Bytes other than white space, or other complete arguments, arrived for a call that is sealed.
+    /// Bytes other than white space, or other complete arguments, arrived for a call that is sealed. The call is
+    /// open again; with complete arguments it is sealed again at once.
     ChangedAfterSeal(usize),
     /// A call that the service runs itself was opened: an index into
     /// [`ResponseAssembler::service_calls`](super::ResponseAssembler::service_calls).
@@ -71,13 +77,21 @@ pub(super) struct CallAssembler {
     excess: usize,
     /// All calls before this position are sealed.
     sealed_up_to: usize,
+    /// The call to which the last piece went, if it is in `calls`.
+    last: Option<usize>,
+    /// True if arguments arrived that belong to no call.
+    has_lost: bool,
 }
 
 /// A call that is not in the list.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum UnlistedCall {
     /// Its name has not arrived yet.
-    Nameless(PartialCall),
+    Nameless {
+        call: PartialCall,
+        /// The call that gets the arguments if no name arrives: its position and the length of its arguments.
+        owner: Option<(usize, usize)>,
+    },
     /// It exceeds the limit. Its pieces are collected so that they do not go to another call.
     Excess(PartialCall),
 }
@@ -111,9 +125,12 @@ impl CallAssembler {
     ) -> Option<Problem> {
         let slot = self.find_slot(piece).filter(|_| !piece.is_marked_start);
         let slot = slot
-            .filter(|slot| self.call_mut(*slot).is_some_and(|call| !call.is_followed_by(piece)));
+            .filter(|slot| self.call_mut(*slot).is_some_and(|call| !call.is_followed_by(piece)))
+            .filter(|slot| !matches!(slot, CallSlot::Pending) || !self.is_stray_before(piece));
         match slot {
             None if piece.is_blank() => None,
+            // It belongs to one of the calls beyond the limit.
+            None if piece.name.is_none() && self.excess > 0 => None,
             None => self.open(piece, arrival, limits, changes),
             Some(CallSlot::Listed(at)) => self.continue_listed(at, piece, limits, changes),
             Some(CallSlot::Pending) => {
@@ -131,37 +148,44 @@ impl CallAssembler {
         open.or_else(|| self.calls.iter().rposition(has_index))
     }
 
-    /// Seals a call on the wire's own mark, which may hold the complete arguments.
+    /// Seals a call on the wire's own mark, which may hold the complete arguments. Returns a problem if stray
+    /// arguments go to the call.
     pub(super) fn seal_explicitly(
         &mut self,
         index: usize,
         arguments: Option<&str>,
         limits: &ResponseLimits,
         changes: &mut CallChanges,
-    ) {
-        let Some(call) = self.calls.get_mut(index) else { return };
+    ) -> Option<Problem> {
+        let owns_stray = arguments.is_none() && self.owner_of_pending() == Some(index);
+        let problem = if owns_stray { self.end(limits) } else { None };
+        let call = self.calls.get_mut(index)?;
+        if arguments.is_none() && call.is_cut_off() {
+            // Some relays mark the end of a call when the next one begins, and then send the rest of its arguments.
+            return problem;
+        }
         // Of arguments above the limit only the beginning is held, so that they cannot be compared.
         let is_cut = |complete: &&str| call.oversize && complete.len() > limits.arguments_bytes_max;
         let changed = arguments.filter(|complete| *complete != call.raw && !is_cut(complete));
         if let Some(complete) = changed {
-            if call.sealed {
-                call.changed_after_seal = true;
+            if std::mem::take(&mut call.sealed) {
                 changes.push(CallChange::ChangedAfterSeal(index));
             }
             call.replace(complete, limits.arguments_bytes_max);
         }
         self.seal(index, changes);
+        problem
     }
 
     /// Seals all open calls.
     pub(super) fn seal_all(&mut self, changes: &mut CallChanges) {
-        self.seal_before(self.calls.len(), true, changes);
+        self.seal_before(self.calls.len(), false, changes);
     }
 
-    /// Seals the open calls before a position, and those without arguments only if `blank`.
-    fn seal_before(&mut self, end: usize, blank: bool, changes: &mut CallChanges) {
+    /// Seals the open calls before a position. With `only_whole`, only those whose arguments are a whole object.
+    fn seal_before(&mut self, end: usize, only_whole: bool, changes: &mut CallChanges) {
         for index in self.sealed_up_to..end {
-            if blank || self.calls.get(index).is_some_and(PartialCall::has_arguments) {
+            if !only_whole || self.calls.get_mut(index).is_some_and(PartialCall::is_whole) {
                 self.seal(index, changes);
             }
         }
@@ -170,13 +194,80 @@ impl CallAssembler {
         self.sealed_up_to = open.map_or(self.calls.len(), |ahead| self.sealed_up_to + ahead);
     }
 
-    /// Drops the call that is not in the list, if there is one. Returns a problem if it has no name.
-    pub(super) fn end(&mut self) -> Option<Problem> {
-        match self.pending.take() {
-            Some(UnlistedCall::Nameless(call)) => {
-                Some(Problem { code: "call_without_name", detail: excerpt(&call.raw, 200) })
+    /// Drops the call that is not in the list, if there is one. Arguments without a name go to their owner, or are
+    /// lost. Returns a problem if there was no name.
+    pub(super) fn end(&mut self, limits: &ResponseLimits) -> Option<Problem> {
+        let (stray, owner) = match self.pending.take()? {
+            UnlistedCall::Nameless { call, owner } => (call, owner),
+            UnlistedCall::Excess(_) => return None,
+        };
+        let problem = |code, text: &str| Some(Problem { code, detail: excerpt(text, 200) });
+        // A wire that also sends the arguments whole may repeat those of a call under a wrong index.
+        let is_repeated = stray.has_own_seal && self.calls.iter().any(|call| call.raw == stray.raw);
+        let owner = owner.and_then(|(at, bytes)| Some((at, bytes, self.calls.get_mut(at)?)));
+        match owner {
+            Some((at, bytes, owner)) if !owner.sealed && owner.raw.len() == bytes => {
+                owner.append(Some(&stray.raw), limits.arguments_bytes_max);
+                owner.oversize |= stray.oversize;
+                self.last = Some(at);
+                problem("arguments_under_another_index", &format!("{}: {}", owner.name, stray.raw))
             }
+            // The complete arguments of the call came meanwhile, and are the same.
+            Some((_, _, owner)) if owner.raw == stray.raw => {
+                problem("arguments_under_another_index", &format!("{}: {}", owner.name, stray.raw))
+            }
+            Some(_) | None => {
+                self.has_lost |= stray.has_arguments() && !is_repeated;
+                problem("call_without_name", &stray.raw)
+            }
+        }
+    }
+
+    /// Returns whether arguments arrived that belong to no call, as far as it is known.
+    pub(super) fn has_lost_arguments(&self) -> bool {
+        self.has_lost || self.has_stray_arguments() && self.owner_of_pending().is_none()
+    }
+
+    /// Returns whether arguments arrived that belong to no call so far.
+    pub(super) fn has_stray_arguments(&self) -> bool {
+        match &self.pending {
+            Some(UnlistedCall::Nameless { call, .. }) => self.has_lost || call.has_arguments(),
+            Some(UnlistedCall::Excess(_)) | None => self.has_lost,
+        }
+    }
+
+    fn owner_of_pending(&self) -> Option<usize> {
+        match &self.pending {
+            Some(UnlistedCall::Nameless { owner, .. }) => owner.map(|(at, _)| at),
             Some(UnlistedCall::Excess(_)) | None => None,
+        }
+    }
+
+    /// Returns the call to which a stray piece must belong if no name arrives for it: the last piece went to this
+    /// call, only its arguments are incomplete, and the piece has no other id. Returns its position and the length of
+    /// its arguments.
+    fn owner_of_stray(&mut self, piece: &CallDelta) -> Option<(usize, usize)> {
+        let last = self.last?;
+        for (at, call) in self.calls.iter_mut().enumerate().skip(self.sealed_up_to) {
+            if at != last && !call.sealed && !call.is_whole() {
+                return None;
+            }
+        }
+        let call = self.calls.get_mut(last)?;
+        let is_incomplete = !call.sealed && (!call.has_arguments() || call.is_cut_off());
+        (is_incomplete && piece.id.is_none()).then_some((last, call.raw.len()))
+    }
+
+    /// Returns whether the pending call is a stray piece that has an owner, and `piece` begins a call: services whose
+    /// index is one too large for arguments use the same index for the next call.
+    fn is_stray_before(&self, piece: &CallDelta) -> bool {
+        match &self.pending {
+            Some(UnlistedCall::Nameless { call, owner: Some(_) }) => {
+                piece.name.is_some() && !call.has_own_seal
+            }
+            Some(UnlistedCall::Nameless { owner: None, .. } | UnlistedCall::Excess(_)) | None => {
+                false
+            }
         }
     }
 
@@ -188,9 +279,9 @@ impl CallAssembler {
             (Some(_), None) => self.find(same_index),
             (Some(_), Some(_)) => self
                 .find(|call| same_index(call) && same_id(call))
-                .or_else(|| self.find(same_index))
                 // Without a name it cannot begin a call, so the call with its id is meant.
-                .or_else(|| self.find(same_id).filter(|_| piece.name.is_none())),
+                .or_else(|| self.find(same_id).filter(|_| piece.name.is_none()))
+                .or_else(|| self.find(same_index)),
             (None, Some(_)) => {
                 self.find(same_id).or_else(|| self.find(|_| true).filter(|_| piece.name.is_none()))
             }
@@ -201,10 +292,12 @@ impl CallAssembler {
     /// Returns the newest call that matches.
     fn find(&self, matches: impl Fn(&PartialCall) -> bool) -> Option<CallSlot> {
         match &self.pending {
-            Some(UnlistedCall::Nameless(call) | UnlistedCall::Excess(call)) if matches(call) => {
+            Some(UnlistedCall::Nameless { call, .. } | UnlistedCall::Excess(call))
+                if matches(call) =>
+            {
                 Some(CallSlot::Pending)
             }
-            Some(UnlistedCall::Nameless(_) | UnlistedCall::Excess(_)) | None => {
+            Some(UnlistedCall::Nameless { .. } | UnlistedCall::Excess(_)) | None => {
                 self.calls.iter().rposition(matches).map(CallSlot::Listed)
             }
         }
@@ -214,7 +307,9 @@ impl CallAssembler {
         match slot {
             CallSlot::Listed(at) => self.calls.get_mut(at),
             CallSlot::Pending => match &mut self.pending {
-                Some(UnlistedCall::Nameless(call) | UnlistedCall::Excess(call)) => Some(call),
+                Some(UnlistedCall::Nameless { call, .. } | UnlistedCall::Excess(call)) => {
+                    Some(call)
+                }
                 None => None,
             },
         }
@@ -227,8 +322,11 @@ impl CallAssembler {
         limits: &ResponseLimits,
         changes: &mut CallChanges,
     ) -> Option<Problem> {
-        let problem = self.end();
-        self.pending = Some(UnlistedCall::Nameless(PartialCall::begin(piece, arrival)));
+        let problem = self.end(limits);
+        let is_stray = piece.name.is_none() && piece.has_arguments();
+        let owner = if is_stray { self.owner_of_stray(piece) } else { None };
+        self.pending =
+            Some(UnlistedCall::Nameless { call: PartialCall::begin(piece, arrival), owner });
         self.continue_pending(piece, limits, changes);
         problem
     }
@@ -236,14 +334,16 @@ impl CallAssembler {
     /// Adds a call with a name to the list, or counts it if the list is full.
     fn add(&mut self, call: PartialCall, limits: &ResponseLimits, changes: &mut CallChanges) {
         let is_full = self.calls.len() >= limits.calls_max;
-        if !call.has_own_seal {
-            // Beyond the limit all calls are sealed, so that many calls take linear time.
-            self.seal_before(self.calls.len(), call.has_arguments() || is_full, changes);
+        // Only the first call beyond the limit seals others, so that many calls take linear time.
+        if !call.has_own_seal && self.excess == 0 {
+            self.seal_before(self.calls.len(), true, changes);
         }
         if is_full {
             self.excess += 1;
+            self.last = None;
             self.pending = Some(UnlistedCall::Excess(call));
         } else {
+            self.last = Some(self.calls.len());
             changes.push(CallChange::Opened(self.calls.len()));
             self.calls.push(call);
         }
@@ -263,12 +363,14 @@ impl CallAssembler {
             detail: excerpt(&format!("{} -> {name}", call.name), 200),
         });
         call.fill(piece);
-        if call.sealed && piece.has_arguments() {
-            call.changed_after_seal = true;
+        if call.sealed && piece.has_arguments() && call.kind != CallKind::ServerToolUse {
+            call.sealed = false;
+            self.sealed_up_to = self.sealed_up_to.min(index);
             changes.push(CallChange::ChangedAfterSeal(index));
         }
-        call.append(piece, limits.arguments_bytes_max);
-        if !call.has_own_seal && index > self.sealed_up_to && piece.has_arguments() {
+        call.append(piece.arguments.as_deref(), limits.arguments_bytes_max);
+        let is_next = self.last.replace(index) != Some(index);
+        if is_next && !call.has_own_seal && index > self.sealed_up_to && piece.has_arguments() {
             self.seal_before(index, true, changes);
         }
         problem
@@ -282,9 +384,9 @@ impl CallAssembler {
     ) {
         let Some(call) = self.call_mut(CallSlot::Pending) else { return };
         call.fill(piece);
-        call.append(piece, limits.arguments_bytes_max);
+        call.append(piece.arguments.as_deref(), limits.arguments_bytes_max);
         match self.pending.take() {
-            Some(UnlistedCall::Nameless(call)) if !call.name.is_empty() => {
+            Some(UnlistedCall::Nameless { call, .. }) if !call.name.is_empty() => {
                 self.add(call, limits, changes);
             }
             pending => self.pending = pending,
@@ -314,8 +416,6 @@ pub struct PartialCall {
     pub kind: CallKind,
     /// True if the arguments are complete.
     pub sealed: bool,
-    /// True if the arguments changed after the seal: the call is malformed.
-    pub changed_after_seal: bool,
     /// True if the arguments were repaired.
     pub is_repaired: bool,
     /// True if the arguments exceed the limit. `raw` holds only their beginning.
@@ -352,9 +452,9 @@ impl PartialCall {
         }
     }
 
-    /// Appends the arguments of a piece, unless they exceed the limit.
-    fn append(&mut self, piece: &CallDelta, bytes_max: usize) {
-        let Some(text) = &piece.arguments else { return };
+    /// Appends arguments, unless they exceed the limit.
+    fn append(&mut self, arguments: Option<&str>, bytes_max: usize) {
+        let Some(text) = arguments else { return };
         if self.oversize || self.raw.len() + text.len() > bytes_max {
             self.oversize = true;
         } else {
@@ -367,6 +467,7 @@ impl PartialCall {
         self.oversize = complete.len() > bytes_max;
         if !self.oversize {
             complete.clone_into(&mut self.raw);
+            self.end_scanner = JsonEndScanner::default();
         }
     }
 
@@ -412,6 +513,28 @@ impl PartialCall {
     fn is_closed(&mut self) -> bool {
         self.end_scanner.scan(&self.raw);
         self.end_scanner.is_closed()
+    }
+
+    /// Returns whether the arguments so far are a whole JSON object, after which only white space can follow.
+    fn is_whole(&mut self) -> bool {
+        self.is_function() && self.begins_object() && self.is_closed()
+    }
+
+    /// Returns whether the arguments so far are the beginning of a JSON object, and more of it has to follow.
+    fn is_cut_off(&mut self) -> bool {
+        self.is_function() && self.begins_object() && !self.oversize && !self.is_closed()
+    }
+
+    fn begins_object(&self) -> bool {
+        self.raw.trim_ascii_start().starts_with('{')
+    }
+
+    /// Returns whether the arguments are JSON that the host reads.
+    fn is_function(&self) -> bool {
+        match self.kind {
+            CallKind::Function => true,
+            CallKind::Custom | CallKind::ServerToolUse => false,
+        }
     }
 }
 
@@ -485,7 +608,7 @@ mod tests {
             };
             problems.extend(calls.push(&piece, 0, &LIMITS, &mut changes));
         }
-        problems.extend(calls.end());
+        problems.extend(calls.end(&LIMITS));
         (calls, changes, problems)
     }
 
@@ -500,7 +623,18 @@ mod tests {
             .collect();
         assert_eq!(found, expected);
         assert_eq!(problems, []);
-        assert!(calls.as_slice().iter().all(|call| !call.changed_after_seal));
+        assert!(!calls.has_lost_arguments());
+    }
+
+    /// Checks name and arguments of each call, and the codes of the problems.
+    #[track_caller]
+    fn check_strays(pieces: &[PieceSpec], expected: &[(&str, &str)], codes: &[&str], lost: bool) {
+        let (calls, _, problems) = run(pieces);
+        let found: Vec<_> = calls.as_slice().iter().map(|call| (&*call.name, &*call.raw)).collect();
+        assert_eq!(found, expected);
+        let found: Vec<_> = problems.iter().map(|problem| problem.code).collect();
+        assert_eq!(found, codes);
+        assert_eq!(calls.has_lost_arguments(), lost);
     }
 
     #[track_caller]
@@ -527,11 +661,10 @@ mod tests {
             calls.seal_explicitly(0, Some(&arguments), &LIMITS, &mut changes);
         }
         assert_eq!(changes, [Opened(0), Sealed(0)]);
-        let call = &calls.as_slice()[0];
-        assert!(call.oversize && !call.changed_after_seal);
+        assert!(calls.as_slice()[0].oversize);
         // Other arguments within the limit are a change.
         calls.seal_explicitly(0, Some("{}"), &LIMITS, &mut changes);
-        assert_eq!(changes.last(), Some(&ChangedAfterSeal(0)));
+        assert_eq!(changes[2..], [ChangedAfterSeal(0), Sealed(0)]);
     }
 
     #[test]
@@ -555,6 +688,16 @@ mod tests {
         check(&[('0', "a", "f", "{"), ('0', "", "", "}"), ('0', "b", "f", r#"{"x":1}"#)], &two);
         // Another id on every piece is not a new call without a name.
         check(&[('0', "a", "f", "{"), ('0', "z", "", "}"), ('1', "b", "f", r#"{"x":1}"#)], &two);
+        // The index counts up with every piece, and the id is right.
+        let drifting = [
+            ('0', "a", "f", ""),
+            ('1', "b", "f", ""),
+            ('1', "a", "", "{"),
+            ('2', "a", "", "}"),
+            ('3', "b", "", r#"{"x""#),
+            ('4', "b", "", ":1}"),
+        ];
+        check(&drifting, &two);
         // The same id under another index.
         check(
             &[('0', "a", "f", "{}"), ('1', "a", "f", "{}")],
@@ -657,24 +800,114 @@ mod tests {
             [('0', "a", "f", ""), ('1', "b", "g", ""), ('0', "", "", "{}"), ('1', "", "", "{}")];
         check(&pieces, &[("a", "f", "{}"), ("b", "g", "{}")]);
         check_changes(&pieces, &[Opened(0), Opened(1), Sealed(0)]);
-        // A call that never gets arguments is sealed by those of the next call.
+        // A call without arguments stays open: they may still come.
         let pieces = [('0', "a", "f", ""), ('1', "b", "g", ""), ('1', "", "", "{}")];
-        check_changes(&pieces, &[Opened(0), Opened(1), Sealed(0)]);
+        check_changes(&pieces, &[Opened(0), Opened(1)]);
         check_changes(
             &[('0', "a", "f", ""), ('1', "b", "g", "{}"), ('2', "c", "h", "")],
-            &[Opened(0), Sealed(0), Opened(1), Sealed(1), Opened(2)],
+            &[Opened(0), Opened(1), Sealed(1), Opened(2)],
         );
     }
 
     #[test]
-    fn bytes_after_the_seal_are_a_change_and_blanks_are_not() {
-        let pieces = [('0', "a", "f", "{"), ('1', "b", "f", "{"), ('0', "", "", " ")];
-        check(&pieces, &[("a", "f", "{ "), ("b", "f", "{")]);
-        let pieces = [&pieces[..], &[('0', "", "", "}")]].concat();
+    fn calls_whose_pieces_interleave_are_whole() {
+        let pieces = [
+            ('0', "a", "f", ""),
+            ('0', "", "", r#"{"x":"#),
+            ('1', "b", "g", r#"{"y":"#),
+            ('0', "", "", r#"{"z""#),
+            ('1', "", "", "2"),
+            ('0', "", "", ":1}}"),
+            ('1', "", "", "}"),
+        ];
+        check(&pieces, &[("a", "f", r#"{"x":{"z":1}}"#), ("b", "g", r#"{"y":2}"#)]);
+        check_changes(&pieces, &[Opened(0), Opened(1), Sealed(0)]);
+    }
+
+    #[test]
+    fn bytes_after_the_seal_open_the_call_again_and_blanks_do_not() {
+        let pieces = [('0', "a", "f", "{}"), ('1', "b", "f", "{"), ('0', "", "", " ")];
+        check_changes(&pieces, &[Opened(0), Sealed(0), Opened(1)]);
+        let pieces = [&pieces[..], &[('0', "", "", "}"), ('2', "c", "f", "")]].concat();
         let (calls, changes, _) = run(&pieces);
-        assert_eq!(changes, [Opened(0), Sealed(0), Opened(1), ChangedAfterSeal(0)]);
-        assert!(calls.as_slice()[0].changed_after_seal && !calls.as_slice()[1].changed_after_seal);
-        assert_eq!(calls.as_slice()[0].raw, "{ }");
+        assert_eq!(
+            changes,
+            [Opened(0), Sealed(0), Opened(1), ChangedAfterSeal(0), Sealed(0), Opened(2)]
+        );
+        assert_eq!(calls.as_slice()[0].raw, "{} }");
+    }
+
+    #[test]
+    fn a_mark_seals_no_call_whose_object_is_cut_off() {
+        let (mut calls, mut changes) = (CallAssembler::default(), CallChanges::new());
+        let mut push = |calls: &mut CallAssembler, index, name: &str, arguments: &str| {
+            let piece = CallDelta {
+                index: Some(index),
+                name: Some(name.to_owned()).filter(|name| !name.is_empty()),
+                arguments: Some(arguments.to_owned()),
+                is_marked_start: !name.is_empty(),
+                ..CallDelta::default()
+            };
+            assert_eq!(calls.push(&piece, 0, &LIMITS, &mut changes), None);
+            assert_eq!(calls.seal_explicitly(0, None, &LIMITS, &mut changes), None);
+        };
+        push(&mut calls, 0, "f", r#"{"x":"#);
+        push(&mut calls, 1, "g", "");
+        push(&mut calls, 0, "", "1}");
+        assert_eq!(changes, [Opened(0), Opened(1), Sealed(0)]);
+        assert_eq!(calls.as_slice()[0].raw, r#"{"x":1}"#);
+    }
+
+    #[test]
+    fn arguments_under_an_index_without_a_call_go_to_the_only_incomplete_call() {
+        let moved = "arguments_under_another_index";
+        for pieces in [
+            &[('0', "a", "f", ""), ('1', "", "", r#"{"x":1}"#)][..],
+            // In pieces, each with another index.
+            &[('0', "a", "f", ""), ('1', "", "", "{\"x\""), ('1', "", "", ":1}")],
+            // Only the last piece has another index.
+            &[('0', "a", "f", ""), ('0', "", "", "{\"x\""), ('1', "", "", ":1}")],
+        ] {
+            check_strays(pieces, &[("f", r#"{"x":1}"#)], &[moved], false);
+        }
+        let pieces =
+            [('0', "a", "f", ""), ('1', "", "", "{"), ('2', "", "", "\"x\":1"), ('3', "", "", "}")];
+        check_strays(&pieces, &[("f", r#"{"x":1}"#)], &[moved; 3], false);
+        // The index is one too large for arguments, so that the next call has it too.
+        let pieces = [
+            ('0', "a", "f", ""),
+            ('1', "", "", r#"{"x":1}"#),
+            ('1', "b", "g", ""),
+            ('2', "", "", "{}"),
+        ];
+        check_strays(&pieces, &[("f", r#"{"x":1}"#), ("g", "{}")], &[moved; 2], false);
+        let pieces = [
+            ('0', "a", "f", ""),
+            ('0', "", "", "{\"x\""),
+            ('1', "", "", ":1}"),
+            ('1', "b", "g", ""),
+            ('1', "", "", "{"),
+            ('2', "", "", "}"),
+        ];
+        check_strays(&pieces, &[("f", r#"{"x":1}"#), ("g", "{}")], &[moved; 2], false);
+    }
+
+    #[test]
+    fn other_arguments_under_an_index_without_a_call_are_lost() {
+        let nameless = "call_without_name";
+        let two = [('0', "a", "f", ""), ('1', "b", "g", "")];
+        // Two calls have no arguments.
+        let pieces = [&two[..], &[('2', "", "", "{}")]].concat();
+        check_strays(&pieces, &[("f", ""), ("g", "")], &[nameless], true);
+        // The call is whole, or another piece came in between, or there is no call.
+        let pieces = [('0', "a", "f", "{}"), ('1', "", "", "{}")];
+        check_strays(&pieces, &[("f", "{}")], &[nameless], true);
+        let pieces = [('0', "a", "f", ""), ('1', "", "", "{}"), ('0', "", "", "{}")];
+        check_strays(&pieces, &[("f", "{}")], &["arguments_under_another_index"], false);
+        let pieces = [('0', "a", "f", ""), ('1', "", "", "{}"), ('0', "", "", "{ }")];
+        check_strays(&pieces, &[("f", "{ }")], &[nameless], true);
+        check_strays(&[('0', "", "", "{}")], &[], &[nameless], true);
+        check_strays(&[('0', "a", "f", ""), ('1', "b", "", "")], &[("f", "")], &[nameless], false);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Decodes a recorded response and describes it as JSON, for `callsheet decode` and for tests.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -75,8 +76,13 @@ pub fn describe_response(response: &ResponseAssembler) -> Value {
     let mut calls: Vec<&PartialCall> =
         response.calls().iter().chain(response.service_calls()).collect();
     calls.sort_by_key(|call| call.arrival);
+    // Distinct indexes of the wire are the order of the calls, also if their beginnings came in another order.
+    let indexes: BTreeSet<_> = calls.iter().filter_map(|call| call.wire_index).collect();
+    if indexes.len() == calls.len() {
+        calls.sort_by_key(|call| call.wire_index);
+    }
     let mut problems = response.problems().to_vec();
-    problems.extend(calls.iter().copied().filter_map(cut_off_arguments));
+    problems.extend(calls.iter().copied().filter_map(incomplete_call));
     let calls: Vec<Value> =
         (0_u64..).zip(calls).map(|(position, call)| describe_call(position, call)).collect();
     json!({
@@ -95,31 +101,42 @@ pub fn describe_response(response: &ResponseAssembler) -> Value {
 fn describe_call(position: u64, call: &PartialCall) -> Value {
     let arguments = parse_arguments(&call.raw);
     let object = arguments.object().filter(|_| !call.oversize);
-    // Free text has no form that it could violate.
-    let is_readable = match call.kind {
-        CallKind::Function | CallKind::ServerToolUse => object.is_some(),
-        CallKind::Custom => !call.oversize,
-    };
     json!({
         "index": call.wire_index.unwrap_or(position),
         "id": call.provider_id,
         "name": call.name,
         "arguments": object,
         "arguments_raw": call.raw,
-        "complete": call.sealed && !call.changed_after_seal && is_readable,
+        "complete": incomplete_call(call).is_none(),
         "kind": call.kind,
     })
 }
 
-/// Returns the problem of a call whose arguments are cut off. Free text cannot be cut off.
-fn cut_off_arguments(call: &PartialCall) -> Option<Problem> {
+/// Returns the problem of a call that is not complete. Free text has no form that it could violate.
+fn incomplete_call(call: &PartialCall) -> Option<Problem> {
     let is_json = match call.kind {
         CallKind::Function | CallKind::ServerToolUse => true,
         CallKind::Custom => false,
     };
-    let is_cut_off = is_json && matches!(parse_arguments(&call.raw), ParsedArguments::CutOff);
-    let detail = || excerpt(&format!("{}: {}", call.name, call.raw), 200);
-    is_cut_off.then(|| Problem { code: "arguments_cut_off", detail: detail() })
+    let problem = |code, found: &str| {
+        let detail = excerpt(&format!("{}: {found}{}", call.name, call.raw), 200);
+        Some(Problem { code, detail })
+    };
+    if call.oversize {
+        return problem("arguments_too_large", "");
+    }
+    match parse_arguments(&call.raw) {
+        ParsedArguments::CutOff if is_json => problem("arguments_cut_off", ""),
+        ParsedArguments::NotAnObject { found } if is_json => {
+            problem("arguments_invalid", &format!("{found}: "))
+        }
+        ParsedArguments::CutOff
+        | ParsedArguments::NotAnObject { .. }
+        | ParsedArguments::Object { .. } => {
+            // More arguments could have followed.
+            if call.sealed { None } else { problem("call_not_ended", "") }
+        }
+    }
 }
 
 fn describe_error(error: &ProviderError) -> Value {
@@ -194,8 +211,47 @@ mod tests {
             "function":{"name":"f","arguments":"{}"}}]}}]}"#
             .replace('\n', "");
         let call = |complete| json!({"tool_calls": [call(0, "f", "{}", json!({}), complete)]});
-        check(Framing::Sse, &format!("data: {whole}\n\n"), call(false));
+        let mut cut = call(false);
+        cut["problems"] = json!([{"code": "call_not_ended", "detail": "f: {}"}]);
+        check(Framing::Sse, &format!("data: {whole}\n\n"), cut);
         check(Framing::Sse, &format!("data: {whole}\n\ndata: [DONE]\n\n"), call(true));
+    }
+
+    #[test]
+    fn each_call_that_is_not_complete_has_a_problem() {
+        for (raw, code) in [
+            ("{\\\"x\\\":", "arguments_cut_off"),
+            ("[1]", "arguments_invalid"),
+            ("{} {}", "arguments_invalid"),
+            ("x", "arguments_invalid"),
+        ] {
+            let body = format!(
+                r#"{{"choices":[{{"delta":{{"tool_calls":[{{"index":0,"id":"c0",
+                "function":{{"name":"f","arguments":"{raw}"}}}}]}},"finish_reason":"stop"}}]}}"#
+            );
+            let found = decode(Framing::Json, &body);
+            assert_eq!(found["tool_calls"][0]["complete"], false, "{found}");
+            assert_eq!(found["problems"][0]["code"], code, "{found}");
+        }
+    }
+
+    #[test]
+    fn calls_are_in_the_order_of_the_indexes_of_the_wire() {
+        let piece = |index: u64, name: &str| {
+            format!(
+                r#"{{"choices":[{{"delta":{{"tool_calls":[{{"index":{index},"function":{{"name":"{name}","arguments":"{{}}"}}}}]}}}}]}}"#
+            )
+        };
+        let found = decode(Framing::JsonLines, &[piece(1, "g"), piece(0, "f")].join("\n"));
+        let names = [&found["tool_calls"][0]["name"], &found["tool_calls"][1]["name"]];
+        assert_eq!(names, ["f", "g"]);
+        let whole = r#"{"choices":[{"message":{"tool_calls":[
+            {"index":1,"function":{"name":"g"}},{"index":0,"function":{"name":"f"}}]}}]}"#;
+        let limits = (DecoderOptions::default(), ResponseLimits::default());
+        let body = whole.as_bytes();
+        let response = decode_body(Wire::OpenaiChat, Framing::Json, limits, body);
+        let names: Vec<_> = response.calls().iter().map(|call| &*call.name).collect();
+        assert_eq!(names, ["f", "g"]);
     }
 
     #[test]

@@ -7,12 +7,15 @@
 //! A response without a finish reason broke, unless all of these hold: there was no error, the wire's end mark came
 //! ([`Delta::Done`]), the response is not empty, and the arguments of all calls parse.
 //!
+//! A response that would be complete broke if arguments were lost ([`ARGUMENTS_LOST`]): a call would run without
+//! them. In a response that was cut off no further call runs anyway.
+//!
 //! [`Delta::Done`]: crate::wire::Delta::Done
 
 use crate::record::ResponseEnding;
-use crate::response::ResponseAssembler;
-use crate::response::{ParsedArguments, parse_arguments};
+use crate::response::{ParsedArguments, PartialCall, ResponseAssembler, parse_arguments};
 use crate::types::{FinishKind, ProviderError, ProviderErrorKind, excerpt};
+use crate::wire::CallKind;
 
 /// The end of an exchange with a model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -23,6 +26,9 @@ pub enum ExchangeEnd {
     /// cannot be read.
     Failed(ProviderError),
 }
+
+/// The code of the error of a response in which arguments arrived that belong to no call, or to another one.
+pub(crate) const ARGUMENTS_LOST: &str = "arguments_lost";
 
 /// Classifies a response whose exchange has ended.
 ///
@@ -40,8 +46,31 @@ pub(crate) fn classify_ending(
         return Err(error.clone());
     }
     if response.calls().is_empty() && response.text().is_empty() && has_nameless_calls(response) {
-        return Err(malformed("a tool call without a name, and nothing else"));
+        let message = "a tool call without a name, and nothing else";
+        return Err(match response.has_lost_arguments() {
+            true => arguments_lost(message),
+            false => malformed(message),
+        });
     }
+    match classify_by_finish_reason(response)? {
+        ResponseEnding::Complete if response.has_lost_arguments() => {
+            Err(arguments_lost("the arguments of a tool call belong to no call"))
+        }
+        ResponseEnding::Complete if has_merged_arguments(response) => Err(arguments_lost(
+            "a tool call has no arguments, and another one has those of several",
+        )),
+        ending @ (ResponseEnding::Complete
+        | ResponseEnding::Length
+        | ResponseEnding::Refused
+        | ResponseEnding::BrokenKept
+        | ResponseEnding::TooManyCalls
+        | ResponseEnding::Cancelled) => Ok(ending),
+    }
+}
+
+fn classify_by_finish_reason(
+    response: &ResponseAssembler,
+) -> Result<ResponseEnding, ProviderError> {
     let refused = !response.refusal().is_empty();
     match response.finish_reason().map(|finish| finish.kind) {
         Some(FinishKind::ContentFilter) => Ok(ResponseEnding::Refused),
@@ -94,6 +123,25 @@ const REASON_CHARS: usize = 200;
 
 fn malformed(message: &str) -> ProviderError {
     ProviderError::new(ProviderErrorKind::Malformed, message)
+}
+
+fn arguments_lost(message: &str) -> ProviderError {
+    ProviderError { code: Some(ARGUMENTS_LOST.into()), ..malformed(message) }
+}
+
+/// Returns whether pieces of one call went to another one: a call has no arguments, and those of another one begin as
+/// an object and are invalid JSON, not only cut off. That is what remains where a service sends all pieces under the
+/// index of one call.
+fn has_merged_arguments(response: &ResponseAssembler) -> bool {
+    let calls = response.calls();
+    let is_invalid = |call: &PartialCall| {
+        let checked = serde_json::from_str::<serde::de::IgnoredAny>(&call.raw);
+        call.raw.trim_ascii_start().starts_with('{') && checked.is_err_and(|error| !error.is_eof())
+    };
+    let functions = || calls.iter().filter(|call| call.kind == CallKind::Function);
+    functions().count() > 1
+        && functions().any(|call| call.raw.trim_ascii().is_empty())
+        && functions().any(is_invalid)
 }
 
 fn has_nameless_calls(response: &ResponseAssembler) -> bool {

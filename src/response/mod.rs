@@ -29,6 +29,6 @@ pub use assembler::ResponseAssembler;
 pub use call_assembler::{CallChange, CallChanges, PartialCall, ResponseLimits};
 pub use decode_report::{decode_body, decode_body_with, describe_response};
 pub(crate) use display_order::DisplayOrder;
-pub(crate) use finish_reason::classify_ending;
+pub(crate) use finish_reason::{ARGUMENTS_LOST, classify_ending};
 pub use finish_reason::{ExchangeEnd, ended_well};
 pub use redaction::DeltaRedactor;

@@ -261,6 +261,7 @@ impl RunEvent {
             | Event::CallOpened { .. }
             | Event::CallDetected { .. }
             | Event::ArgumentsAnomalyFound { .. }
+            | Event::ArgumentsLost { .. }
             | Event::CallWaiting { .. }
             | Event::ApprovalGiven { .. }
             | Event::ConflictFound { .. }

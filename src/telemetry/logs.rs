@@ -97,6 +97,9 @@ pub fn log(published: &PublishedEvent) {
             let wait_ms = millis(*wait);
             line!(info, published, attempt, model, streamed, wait_ms, "attempt_started");
         }
+        Event::ArgumentsLost { model, reason } => {
+            line!(warn, published, model, reason, "arguments_lost");
+        }
         Event::AttemptVoided { attempt, model, streamed: _, reason: _ } => {
             line!(debug, published, attempt, model, "attempt_voided");
         }
@@ -221,6 +224,7 @@ fn call(published: &PublishedEvent) {
         | Event::AttemptEnded { .. }
         | Event::AttemptStarted { .. }
         | Event::AttemptVoided { .. }
+        | Event::ArgumentsLost { .. }
         | Event::TurnEnded { .. }
         | Event::LimitReached { .. }
         | Event::ContextCompacted { .. }

@@ -490,6 +490,8 @@ metric_table! {
             "Requests whose tools, system text and messages did not begin with those of the session's request before, by reason. A value above 0 of `unexplained` is a bug of the host.";
         CONTEXT_OVERFLOWS: Counter, Count, ["model"], "callsheet_context_overflows_total",
             "Requests that were larger than the context window of their model.";
+        PIECES_LOST: Counter, Count, ["model"], "callsheet_response_pieces_lost_total",
+            "Responses that counted as broken because arguments arrived that belong to no tool call, or to another one.";
         RUNS: Counter, Count, ["run_end"], "callsheet_runs_total",
             "Runs that ended, by run end.";
         SESSIONS: Gauge, Count, ["state"], "callsheet_sessions",

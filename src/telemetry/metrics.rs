@@ -47,6 +47,7 @@ pub struct Metrics {
     tools: PerTool,
     models: PerName<RequestHandles>,
     overflows: PerName<Counter>,
+    pieces_lost: PerName<Counter>,
     prefix_breaks: PrefixBreakMetrics,
     agents: PerName<AgentHandles>,
     limits: PerName<Counter>,
@@ -102,6 +103,7 @@ impl Metrics {
             tools: PerTool::new(&recorder, tools),
             models: PerName::default(),
             overflows: PerName::default(),
+            pieces_lost: PerName::default(),
             prefix_breaks: PrefixBreakMetrics(Arc::new(PerValue::new(
                 &recorder,
                 table::PREFIX_BREAKS,
@@ -180,6 +182,11 @@ impl Metrics {
             Event::RunSteered { .. } => self.runs.steers.increment(1),
             Event::CallDetected { latency, .. } => self.runs.detection_latency.record(*latency),
             Event::ArgumentsAnomalyFound { anomaly, .. } => self.anomalies.increment(*anomaly),
+            Event::ArgumentsLost { model, reason: _ } => {
+                let of_model =
+                    |model: &str| table::PIECES_LOST.series(&self.recorder, &[("model", model)]);
+                self.pieces_lost.get_or_register(model, of_model).increment(1);
+            }
             Event::CallStarted { call, early, waited, queued, .. } => {
                 self.runs.seal_to_start.record(*waited);
                 if let Some(queued) = queued {
@@ -704,6 +711,10 @@ mod tests {
         check(
             &[ended(Some(Box::new(overflow)))],
             &[("callsheet_context_overflows_total{model=\"m\"}", 1.0)],
+        );
+        check(
+            &[Event::ArgumentsLost { model: "m".into(), reason: "no call".into() }],
+            &[("callsheet_response_pieces_lost_total{model=\"m\"}", 1.0)],
         );
     }
 

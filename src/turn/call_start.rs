@@ -18,6 +18,7 @@
 //! prevents it:
 //!
 //! - `early_start = false`.
+//! - Arguments that belong to no call so far: a call may lack them.
 //! - `max_tool_calls_per_turn` with `on_excess = "fail"`: a later call of the response may still fail the turn.
 //! - Effects: the tool is not pure and has no `start_on_seal`.
 //! - An earlier call that may not start early, or is not sealed: it has no ticket, so no later call gets one.
@@ -182,6 +183,7 @@ impl Turn {
         match &self.stage {
             TurnStage::AwaitingResponse
                 if !rules.early_start
+                    || self.attempt.response.has_stray_arguments()
                     || (rules.limits.on_excess == OnExcess::Fail
                         && rules.limits.max_tool_calls_per_turn.is_some()) =>
             {

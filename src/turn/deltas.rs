@@ -140,6 +140,10 @@ impl Turn {
         else {
             return;
         };
+        if !matches!(call.phase, CallPhase::Open | CallPhase::Dropped) {
+            // Its arguments changed after the seal, and it keeps what was decided then.
+            return;
+        }
         call.sealed_at = Some(self.clock.now());
         let (rules, is_use_tool) = (&self.spec.rules, self.spec.rules.is_use_tool(&call.call.name));
         let anomaly =
@@ -211,10 +215,48 @@ impl Turn {
         }
     }
 
-    /// Handles bytes for a call that is already sealed: the call is malformed. A call with effects
+    /// Handles bytes for a call that is already sealed. The call is open again, if nothing was done with its
+    /// arguments. Otherwise it is malformed.
+    fn handle_change_after_seal(&mut self, index: usize) {
+        if self.may_reopen(index) {
+            self.reopen(index);
+        } else {
+            self.end_changed_call(index);
+        }
+    }
+
+    /// Returns whether a sealed call can be open again: it has not started and has no outcome, nobody was asked
+    /// about it, and no later call has its ticket.
+    fn may_reopen(&self, index: usize) -> bool {
+        let Some(call) = self.calls.get(index) else { return false };
+        let is_untouched = call.hooks.before.is_none()
+            && call.model_arguments.is_none()
+            && !call.call.indirect
+            && !self.spec.rules.is_use_tool(&call.call.name);
+        let has_ticket = |call: &TurnCall| {
+            call.has_started() || call.holds_permit() || call.pending_wait_phase().is_some()
+        };
+        let is_waiting = matches!(
+            call.phase,
+            CallPhase::Sealed | CallPhase::Ready | CallPhase::Duplicate { .. }
+        );
+        is_untouched && is_waiting && !self.calls.iter().skip(index).any(has_ticket)
+    }
+
+    fn reopen(&mut self, index: usize) {
+        let Some(call) = self.calls.get_mut(index) else { return };
+        let mut open = TurnCall::open(call.key(), &call.call.name, call.tool.clone());
+        open.call.provider_id.clone_from(&call.call.provider_id);
+        open.is_excess = call.is_excess;
+        let key = open.key();
+        *call = open;
+        self.readmit_duplicates_of(key);
+    }
+
+    /// Makes a call malformed, because its arguments changed after the seal. A call with effects
     /// that has started keeps its outcome, and a call that was answered without running keeps its
     /// answer. Both get a note.
-    fn handle_change_after_seal(&mut self, index: usize) {
+    pub(super) fn end_changed_call(&mut self, index: usize) {
         let Some(call) = self.calls.get_mut(index) else { return };
         if call.notes.arguments_changed || !call.is_kept() {
             return;

@@ -121,7 +121,7 @@ pub use started_calls::{
 
 use crate::event::{CallLabel, Event};
 use crate::record::{ResponseEnding, ResponseMessage};
-use crate::response::{ExchangeEnd, ResponseAssembler, classify_ending};
+use crate::response::{ARGUMENTS_LOST, ExchangeEnd, ResponseAssembler, classify_ending};
 use crate::types::{CallKey, ToolOutcome, Usage};
 use crate::wire::Delta;
 use approval::Approvals;
@@ -257,7 +257,13 @@ impl Turn {
                 }
                 self.end_response(ending, None);
             }
-            Err(error) => self.handle_broken(error),
+            Err(error) => {
+                if error.code.as_deref() == Some(ARGUMENTS_LOST) {
+                    let model = self.model_name(&self.attempt.plan);
+                    self.emit(Event::ArgumentsLost { model, reason: error.message.clone() });
+                }
+                self.handle_broken(error);
+            }
         }
         self.advance();
     }

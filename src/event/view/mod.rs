@@ -143,6 +143,7 @@ impl PublishedEvent {
             | Event::ApprovalGiven { .. }
             | Event::ConflictFound { .. }
             | Event::ArgumentsAnomalyFound { .. }
+            | Event::ArgumentsLost { .. }
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
             | Event::AttemptEnded { .. }
@@ -586,6 +587,7 @@ mod tests {
         next(&[tool_use("detected", json!({}))]);
         next(&[]); // CallDetected
         next(&[]); // ArgumentsAnomalyFound
+        next(&[]); // ArgumentsLost
         next(&[tool_use("waiting", json!({"waiting_for": "capacity", "input_summary": "{}"}))]);
         let input_summary = "{\"zone\":\"Asia/Tokyo\"}";
         let known = json!({"input_summary": input_summary, "early": true});

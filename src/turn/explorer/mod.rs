@@ -188,6 +188,32 @@ fn four_calls_in_every_execution() {
     }));
 }
 
+#[test]
+fn a_sealed_call_that_gets_its_arguments_later() {
+    let seal = |index| Delta::Seal { index, arguments: None };
+    let mixes: [&[&str]; 8] = [
+        &["effect", "pure"],
+        &["effect", "effect"],
+        &["pure", "effect"],
+        &["pure", "pure"],
+        &["seal", "pure"],
+        &["capped_effect", "seal"],
+        &["asked", "pure"],
+        &["idempotent", "idempotent"],
+    ];
+    explore_each(&mixes, &EXECUTIONS, |scenario| {
+        let names = scenario.response.iter().filter_map(|delta| match delta {
+            Delta::Call(piece) => piece.name.clone(),
+            _ => None,
+        });
+        let [first, second]: [String; 2] = names.collect::<Vec<_>>().try_into().unwrap();
+        let begin = [call(0, &first, ""), seal(0), call(1, &second, "{}"), seal(1)];
+        let rest = [more(0, "{\"n\":"), more(0, "7}"), finish(FinishKind::ToolCalls)];
+        scenario.response = begin.into_iter().chain(rest).collect();
+        (scenario.breaks, scenario.crashes, scenario.cancel) = (1, 1, true);
+    });
+}
+
 fn explore_mixes(change: impl Fn(&mut Scenario)) {
     explore_each(&MIXES, &EXECUTIONS, change);
 }

@@ -170,12 +170,15 @@ impl StepMaker<'_, '_> {
         let raw = made.raw.clone().or(quoted).unwrap_or_else(|| made.arguments_text());
         let oversize = call.raw.is_some()
             && invalid.is_some_and(|outcome| outcome.content.contains(" larger than allowed"));
+        // Arguments that are cut off are sealed only if the wire sent them whole.
+        let whole = Some(raw.clone()).filter(|_| !oversize);
         let mut deltas = vec![self.open(call.provider_id.as_deref(), &made.name, Some(raw))];
         // A delta that exceeds the limit.
         let rest = oversize.then(|| " ".repeat(self.bytes_max.saturating_add(1)));
         deltas.extend(rest.map(|rest| more(index, rest)));
         let seals = self.last_early.filter(|last| index <= *last).map(|_| index);
-        deltas.extend(seals.map(|index| Delta::Seal { index: u64::from(index), arguments: None }));
+        let seal = |index| Delta::Seal { index: u64::from(index), arguments: whole };
+        deltas.extend(seals.map(seal));
         self.steps.push(ReplayStep { deltas, seals, gap: None });
     }
 

@@ -103,7 +103,7 @@ fn a_break_after_the_finish_reason_changes_nothing() {
 }
 
 #[test]
-fn a_response_with_only_a_nameless_call_is_malformed() {
+fn a_response_with_a_nameless_call_is_broken() {
     let nameless = || {
         let arguments = Some("{}".to_owned());
         Delta::Call(CallDelta { index: Some(0), arguments, ..CallDelta::default() })
@@ -112,8 +112,43 @@ fn a_response_with_only_a_nameless_call_is_malformed() {
     driver.receive([nameless()]).end_well();
     assert_eq!(driver.requests.len(), 2);
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.receive([nameless(), call(1, "pure", "{}")]).end_well().finish_call(0, "a");
-    driver.assert_results(&[("pure", OK, None, "a")]);
+    driver.receive([text("so"), nameless(), call(1, "effect", "{}")]).end_well();
+    driver.assert_started(&[]);
+    assert_eq!(driver.requests.len(), 2);
+}
+
+#[test]
+fn arguments_of_no_call_prevent_starts_until_they_have_one() {
+    let mut driver = Driver::with(rules(PARALLEL));
+    // The call has no arguments, and those that follow belong to no call.
+    driver.receive([call(0, "seal", ""), call(1, "pure", ""), more(2, "{}")]);
+    driver.receive([call(3, "pure", "{}"), Delta::Seal { index: 0, arguments: None }]);
+    driver.assert_started(&[]).end_well();
+    assert_eq!(driver.requests.len(), 2);
+    // A call that started before is kept.
+    driver.receive([call(0, "seal", "{}"), call(1, "pure", ""), call(2, "effect", "")]);
+    driver.assert_started(&["seal#0"]).receive([more(3, "{\"n\":1}")]).end_well();
+    driver.finish_call(0, "sent");
+    let cut = "Error: not run: the response broke off";
+    driver.assert_results(&[
+        ("seal", OK, None, "sent"),
+        ("pure", CANCELLED, NOT_STARTED, cut),
+        ("effect", CANCELLED, NOT_STARTED, cut),
+    ]);
+}
+
+#[test]
+fn a_sealed_call_that_has_not_started_is_open_again_when_more_comes() {
+    let seal = |index| Delta::Seal { index, arguments: None };
+    let mut driver = Driver::with(rules(PARALLEL));
+    driver.receive([call(0, "effect", ""), seal(0), call(1, "effect", "{}"), seal(1)]);
+    driver.receive([more(0, "{\"n\":"), more(0, "1}")]).end_well();
+    driver.assert_started(&["effect#0", "effect#1"]);
+    driver.finish_call(0, "a").finish_call(1, "b");
+    driver.assert_results(&[("effect", OK, None, "a"), ("effect", OK, None, "b")]);
+    let arguments: Vec<_> =
+        driver.commit.as_ref().unwrap().results.iter().map(|r| r.call.arguments_text()).collect();
+    assert_eq!(arguments, ["{\"n\":1}", "{}"]);
 }
 
 #[test]

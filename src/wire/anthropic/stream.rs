@@ -190,22 +190,26 @@ impl BlockTracker {
     }
 
     /// Records a piece of a call's arguments. Returns a delta for it, without the text, which the caller adds, or
-    /// `None` if the piece is empty or the block is not a call. If no such block is open, the delta keeps the event's
-    /// index.
+    /// `None` if the piece is empty or belongs to a block of an unknown type. If no such call is open, the delta keeps
+    /// the event's index.
     pub(super) fn push_input(&mut self, index: Option<u64>, more: &str) -> Option<CallDelta> {
         let mut piece = CallDelta { index, ..CallDelta::default() };
         if let Some(position) = self.position(index)
             && let Some(open) = self.open.get_mut(position)
         {
-            let BlockState::Call { has_pieces, service_block, .. } = &mut open.state else {
-                return None;
-            };
-            *has_pieces |= !more.trim_ascii().is_empty();
-            piece.index = Some(open.index);
-            if let Some(block) = service_block {
-                piece.kind = CallKind::ServerToolUse;
-                block.push_input(more);
+            match &mut open.state {
+                BlockState::Call { has_pieces, service_block, .. } => {
+                    *has_pieces |= !more.trim_ascii().is_empty();
+                    if let Some(block) = service_block {
+                        piece.kind = CallKind::ServerToolUse;
+                        block.push_input(more);
+                    }
+                }
+                // The index is wrong: no call has it.
+                BlockState::Text { .. } | BlockState::Thinking { .. } => {}
+                BlockState::Other(_) => return None,
             }
+            piece.index = Some(open.index);
         }
         (!more.is_empty()).then_some(piece)
     }
@@ -226,7 +230,8 @@ impl BlockTracker {
                 }));
             }
             BlockState::Call { input, has_pieces, service_block } => {
-                let arguments = input.filter(|_| !has_pieces);
+                // The empty object of a block's start stands for arguments that may come later, or under a wrong index.
+                let arguments = input.filter(|input| !has_pieces && !is_empty_object(input));
                 out.push(Delta::Seal { index, arguments });
                 out.extend(
                     service_block
@@ -305,6 +310,11 @@ fn break_off_block(index: u64, state: BlockState, out: &mut Vec<Delta>) {
         }
         BlockState::Call { .. } | BlockState::Other(_) => {}
     }
+}
+
+fn is_empty_object(input: &str) -> bool {
+    let inside = input.trim_ascii().strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
+    inside.is_some_and(|inside| inside.trim_ascii().is_empty())
 }
 
 /// Returns the members of thinking with this signature, or `None` if it is empty.

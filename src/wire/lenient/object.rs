@@ -179,6 +179,22 @@ impl<T> LenientList<T> {
         self.first.iter_mut().chain(&mut self.more)
     }
 
+    /// Sorts the items by their indexes, unless one has none. Items with equal indexes keep their order.
+    pub(in crate::wire) fn sort_by_index(&mut self, index: impl Fn(&T) -> Option<u64>) {
+        if self.more.is_empty() {
+            return;
+        }
+        let indexes: Option<Vec<u64>> = self.items_mut().map(|item| index(item)).collect();
+        if indexes.is_some_and(|indexes| !indexes.is_sorted()) {
+            let mut items: Vec<T> =
+                self.first.take().into_iter().chain(self.more.drain(..)).collect();
+            items.sort_by_key(index);
+            let mut items = items.into_iter();
+            self.first = items.next();
+            self.more.extend(items);
+        }
+    }
+
     pub(in crate::wire) fn is_empty(&self) -> bool {
         self.first.is_none()
     }

@@ -159,6 +159,7 @@ impl OpenaiChatDialect {
             }
             return;
         }
+        message.tool_calls.sort_by_index(|call| call.index.value());
         for (position, call) in (0..).zip(message.tool_calls.items_mut()) {
             // Every item of a complete message is a call of its own.
             self.decode_call(take(&mut **call), is_complete.then_some(position), out);

@@ -221,10 +221,19 @@ impl OpenaiResponsesDialect {
         }
         // An empty text does not mean empty arguments: the complete item, which follows, may have some. A call
         // without a name is not sealed yet either.
-        let arguments = arguments.filter(|text| !text.is_empty() && item.is_named);
-        if let Some(arguments) = arguments {
+        let Some(arguments) = arguments.filter(|text| !text.is_empty()) else { return };
+        if item.is_named {
             item.is_sealed = true;
             out.push(Delta::Seal { index: item.index, arguments: Some(arguments) });
+        } else if !item.has_arguments {
+            item.has_arguments = true;
+            out.push(Delta::Call(CallDelta {
+                index: Some(item.index),
+                arguments: Some(arguments),
+                kind: kind.call_kind(),
+                is_marked_start: true,
+                ..CallDelta::default()
+            }));
         }
     }
 

@@ -16,6 +16,8 @@ pub(super) struct EventPayload<'a> {
     pub(super) kind: Scalar<'a>,
     pub(super) output_index: Number<'a>,
     pub(super) item_id: Scalar<'a>,
+    /// The id of the call, from services that send no `item_id`.
+    pub(super) call_id: Scalar<'a>,
     /// The index of a part of an item: `content_index` or `summary_index`.
     pub(super) part_index: Number<'a>,
     pub(super) delta: TextContent<'a>,
@@ -43,6 +45,7 @@ impl<'de> ReadMembers<'de> for EventPayload<'de> {
             "type" => self.kind = map.next_value()?,
             "output_index" => self.output_index = map.next_value()?,
             "item_id" => self.item_id = map.next_value()?,
+            "call_id" => self.call_id = map.next_value()?,
             "content_index" | "summary_index" => self.part_index = map.next_value()?,
             "delta" => self.delta = map.next_value()?,
             "text" => self.text = map.next_value()?,
@@ -71,8 +74,12 @@ impl<'a> EventPayload<'a> {
 
     /// Returns the item to which it refers.
     pub(super) fn item_ref(&self) -> ItemRef<'_> {
-        let (index, id) = (self.output_index.value(), self.item_id.as_text());
+        let (index, id) = (self.output_index.value(), self.id().as_text());
         ItemRef { index, id, ..ItemRef::default() }
+    }
+
+    fn id(&self) -> &Scalar<'a> {
+        if self.item_id.as_text().is_some() { &self.item_id } else { &self.call_id }
     }
 
     /// Returns the members that vary between events that hold a piece of this kind, for the fast path
@@ -81,7 +88,7 @@ impl<'a> EventPayload<'a> {
         let fields = TemplateFields::new(kind).content(FieldRole::Text, &self.delta)?;
         let fields = fields.number(FieldRole::Index, self.output_index)?;
         let fields = fields.number(FieldRole::PartIndex, self.part_index)?;
-        let fields = fields.scalar(FieldRole::Id, &self.item_id)?;
+        let fields = fields.scalar(FieldRole::Id, self.id())?;
         let fields = fields.ignored(FieldRole::IgnoredVarying, self.sequence_number)?;
         fields.ignored(FieldRole::IgnoredVarying, self.obfuscation)
     }

@@ -71,10 +71,9 @@ pub(super) struct TrackedItem {
 }
 
 impl TrackedItem {
-    /// Returns whether an event with this id refers to the item. A service whose items have no ids
-    /// sends the call's id.
+    /// Returns whether an event with this id refers to the item. Some services send the call's id.
     fn has_id(&self, id: &str) -> bool {
-        self.id.as_deref().or(self.call_id.as_deref()) == Some(id)
+        self.id.as_deref() == Some(id) || self.call_id.as_deref() == Some(id)
     }
 }
 

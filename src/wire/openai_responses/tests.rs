@@ -574,6 +574,38 @@ fn errors_are_found_in_every_position() {
 }
 
 #[test]
+fn complete_arguments_of_an_unknown_item_are_not_dropped() {
+    let done = r#"{"type":"response.function_call_arguments.done","arguments":"{\"x\":1}"}"#;
+    let found = deltas(&[done]);
+    let [Delta::Call(piece)] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!((piece.name.as_deref(), piece.arguments.as_deref()), (None, Some(r#"{"x":1}"#)));
+}
+
+#[test]
+fn pieces_may_name_their_call_by_its_own_id() {
+    let added = |index: u64, id: &str| {
+        format!(
+            r#"{{"type":"response.output_item.added","output_index":{index},"item":{{"type":"function_call","id":"fc_{id}","call_id":"{id}","name":"f"}}}}"#
+        )
+    };
+    let piece = |id: &str, text: &str| {
+        format!(
+            r#"{{"type":"response.function_call_arguments.delta","call_id":"{id}","delta":"{text}"}}"#
+        )
+    };
+    let payloads =
+        [added(0, "a"), added(1, "b"), piece("a", "1"), piece("b", "2"), piece("a", "3")];
+    let indexes: Vec<_> = deltas(&payloads.each_ref().map(|text| text.as_str()))
+        .iter()
+        .filter_map(|delta| match delta {
+            Delta::Call(piece) if piece.arguments.is_some() => piece.index,
+            _ => None,
+        })
+        .collect();
+    assert_eq!(indexes, [0, 1, 0]);
+}
+
+#[test]
 fn empty_payloads_have_no_deltas() {
     for payload in [
         r#"{"type":"response.created","response":{"status":"in_progress","output":[],"error":null}}"#,
@@ -585,7 +617,6 @@ fn empty_payloads_have_no_deltas() {
         r#"{"type":"response.output_item.done","item":7}"#,
         r#"{"type":"response.output_text.delta"}"#,
         r#"{"type":"response.output_text.delta","delta":{"x":1}}"#,
-        r#"{"type":"response.function_call_arguments.done","arguments":"{}"}"#,
         r#"{"type":7}"#,
         "{}",
         "[]",

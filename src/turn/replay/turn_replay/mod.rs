@@ -358,7 +358,11 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
             self.receive_steps(steps);
         }
         self.changed_after_seal.push(key);
-        self.turn.handle_deltas(Duration::ZERO, vec![response::more(key.index, "?".to_owned())]);
+        if let Some(index) = self.turn.position(key) {
+            // The record says that the call was malformed at once, also if it had not started.
+            self.turn.end_changed_call(index);
+            self.turn.advance();
+        }
     }
 
     fn time_out(&mut self, keys: &[CallKey]) {
