@@ -16,9 +16,12 @@ use callsheet::rehearsal::{Call, Finish, Rehearsal, Response, Script, ScriptPosi
 use callsheet::runtime::{AgentRules, Host, HostError, OpenSession, RunReport, RunRequest};
 use callsheet::session::replay;
 use callsheet::tool::{ToolRegistry, ToolSpec};
-use callsheet::types::RunEnd;
+use callsheet::types::{RunEnd, SummaryFailure};
 use serde_json::{Value, json};
 use support::{World, events, within, world};
+
+/// A window that three results of a tool that is kept fill to nine tenths, in tokens.
+const WINDOW: u64 = 1_600;
 
 /// Tools whose results are long. Each word is about one token.
 fn tools() -> ToolRegistry {
@@ -164,11 +167,11 @@ async fn old_results_become_lines_when_the_context_is_above_its_share() {
 
 #[tokio::test]
 async fn nothing_is_cleared_without_a_window_or_for_little() {
-    for (window, least) in [(0, 0.1), (2_000, 0.9)] {
+    for (window, least) in [(0, 0.1), (1_200, 0.9)] {
         let responses = [
-            of_tokens(calls("long"), 900),
-            of_tokens(calls("long"), 1_300),
-            of_tokens(Response::text("Done."), 1_650),
+            of_tokens(calls("long"), 100),
+            of_tokens(calls("long"), 550),
+            of_tokens(Response::text("Done."), 1_000),
         ];
         let world = host(responses, window, |config| {
             let agent = config.agents.get_mut("default").unwrap();
@@ -213,40 +216,38 @@ async fn a_run_that_ended_becomes_one_message_with_a_log() {
 
 #[tokio::test]
 async fn a_summary_is_asked_for_with_the_same_beginning_and_replaces_the_first_messages() {
-    let responses = [
-        of_tokens(calls("kept"), 120),
-        of_tokens(calls("kept"), 530),
-        of_tokens(calls("kept"), 940),
-        of_tokens(Response::text("## Goal\ngo"), 1_360),
+    let turns = (0..13).map(|turn| of_tokens(calls("kept"), 120 + 410 * turn));
+    let responses = turns.chain([
+        of_tokens(Response::text("## Goal\ngo"), 5_450),
         of_tokens(Response::text("Done."), 560),
-    ];
-    let world = host(responses, 1_550, |config| {
+    ]);
+    let world = host(responses, 6_200, |config| {
         config.agents.get_mut("default").unwrap().context.keep_turns = 1;
     })
     .await;
     let (report, changes) = run(&world).await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
-    assert_eq!(report.run_messages().len(), 8, "the report has the whole chain");
+    assert_eq!(report.run_messages().len(), 28, "the report has the whole chain");
     assert_eq!(changes.len(), 1, "{changes:?}");
-    assert_eq!((&changes[0]["kind"], &changes[0]["upto"]), (&json!("summarised"), &json!(2)));
-    let [before, asked] = [2, 3].map(|request| world.requests()[request].body.clone());
+    assert_eq!((&changes[0]["kind"], &changes[0]["upto"]), (&json!("summarised"), &json!(12)));
+    let [before, asked] = [12, 13].map(|request| world.requests()[request].body.clone());
     for member in ["tools", "model"] {
         assert_eq!(before[member], asked[member]);
     }
-    let (earlier, all) = (messages(&world, 2), messages(&world, 3));
+    let (earlier, all) = (messages(&world, 12), messages(&world, 13));
     assert_eq!(all[..earlier.len()], earlier[..], "the beginning is the same");
     assert_eq!(asked["tool_choice"], "none");
     let last = all.last().unwrap();
     assert!(last["content"].as_str().unwrap().starts_with("Summarise this conversation"));
-    let left = beginnings(&world, 4);
+    let left = beginnings(&world, 14);
     assert_eq!(left.len(), 3, "{left:?}");
     assert!(left[0].starts_with("user: go"), "the user's words stay: {left:?}");
-    let summary = messages(&world, 4)[0]["content"].as_str().unwrap().to_owned();
-    let results = "- kept: $VAR_REF{{t1a1c0}}\n- kept: $VAR_REF{{t2a1c0}}";
+    let summary = messages(&world, 14)[0]["content"].as_str().unwrap().to_owned();
+    let results = "- kept: $VAR_REF{{t11a1c0}}\n- kept: $VAR_REF{{t12a1c0}}";
     assert!(summary.contains("## Goal\ngo\n\n[Results that"), "{summary}");
     assert!(summary.ends_with(results), "{summary}");
     // The tokens of the summary count.
-    assert_eq!(report.stats.input_tokens, 120 + 530 + 940 + 1_360 + 560);
+    assert_eq!(report.stats.input_tokens, 13 * 120 + 410 * 78 + 5_450 + 560);
     check_records(&world).await;
     world.assert_paired();
 }
@@ -256,23 +257,111 @@ async fn two_summaries_without_effect_are_told_and_the_run_goes_on() {
     let long = "as long as before ".repeat(300);
     let responses = [
         of_tokens(calls("kept"), 120),
-        of_tokens(Response::text(&long), 550),
         of_tokens(calls("kept"), 530),
+        of_tokens(calls("kept"), 940),
+        of_tokens(Response::text(&long), 550),
+        of_tokens(calls("kept"), 1_350),
         Response::status(500),
         of_tokens(Response::text("Done."), 560),
     ];
-    let world = host(responses, 600, |config| {
+    let world = host(responses, WINDOW, |config| {
         config.agents.get_mut("default").unwrap().context.keep_turns = 0;
     })
     .await;
     let (report, events) = run_with_events(&world).await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
-    let expected = ["compact_at summary_has_no_effect", "compact_at summary_failed"];
-    assert_eq!(limits(&events), expected);
+    assert_eq!(limits(&events), ["compact_at summary_failed"; 2]);
+    let reasons = events.iter().filter_map(|event| event["reason"].as_str());
+    assert_eq!(reasons.collect::<Vec<_>>(), ["no_saving", "failed"]);
+    // The next request would not fit into the window, and there is no summary.
+    let changes = events.iter().filter(|event| event["type"] == "context_compacted");
+    assert_eq!(changes.map(|change| &change["kind"]).collect::<Vec<_>>(), ["dropped"]);
+    let left = messages(&world, 6);
+    let line = left[0]["content"].as_str().unwrap();
+    assert!(line.starts_with("go\n") && line.contains("earlier messages were dropped"), "{line}");
+    assert!(line.contains("$VAR_REF{{t3a1c0}}"), "{line}");
+    assert!(left.last().unwrap()["content"].as_str().unwrap().starts_with("word"), "{left:?}");
     // The tokens of a summary without effect count, too.
-    assert_eq!(report.stats.input_tokens, 120 + 550 + 530 + 560);
-    assert_eq!(world.session.snapshot().await.unwrap().usage.input_tokens, 120 + 550 + 530 + 560);
-    check_valid(&world).await;
+    assert_eq!(report.stats.input_tokens, 120 + 530 + 940 + 550 + 1_350 + 560);
+    assert_eq!(
+        world.session.snapshot().await.unwrap().usage.input_tokens,
+        120 + 530 + 940 + 550 + 1_350 + 560
+    );
+    check_records(&world).await;
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn a_fresh_result_that_does_not_fit_is_cut_and_not_summarised_away() {
+    // The window is learnt from the refusal, or known before.
+    for window in [0, 600] {
+        let mut responses = vec![of_tokens(calls("kept"), 260)];
+        responses.extend((window == 0).then(|| refusal(600)));
+        responses.push(of_tokens(Response::text("Done."), 400));
+        let world = host(responses, window, |_| ()).await;
+        let (report, changes) = run(&world).await;
+        assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
+        let kinds: Vec<_> = changes.iter().map(|change| &change["kind"]).collect();
+        assert_eq!(kinds, ["cleared"], "{changes:?}");
+        let sent = messages(&world, world.requests().len() - 1);
+        let result = sent.last().unwrap()["content"].as_str().unwrap();
+        assert!(result.starts_with("word word") && result.ends_with("word "), "{result}");
+        assert!(result.contains("left out here; the whole result is $VAR_REF{{t1a1c0}}"));
+        check_records(&world).await;
+        world.assert_paired();
+    }
+}
+
+/// A refusal of an answer of 4,000 tokens behind 200 tokens.
+fn answer_refusal() -> Response {
+    let message = "This model's maximum context length is 4096 tokens. However, you requested 4200 \
+        tokens (200 in the messages, 4000 in the completion). Please reduce the length of either.";
+    let error = json!({"error": {"message": message, "code": "context_length_exceeded"}});
+    Response { error: Some(error), ..Response::status(400) }
+}
+
+#[tokio::test]
+async fn an_answer_that_does_not_fit_is_asked_for_with_the_length_that_fits() {
+    for (wire, member) in [
+        (Wire::OpenaiChat, "/max_tokens"),
+        (Wire::OpenaiResponses, "/max_output_tokens"),
+        (Wire::AnthropicMessages, "/max_tokens"),
+        (Wire::GeminiGenerate, "/generationConfig/maxOutputTokens"),
+        (Wire::OllamaChat, "/options/num_predict"),
+    ] {
+        let responses = [
+            calls("long"),
+            answer_refusal(),
+            Response::text("Done."),
+            Response::text("Again."),
+            answer_refusal(),
+            Response::text("## Goal\ngo"),
+        ];
+        let world = support::world_of(wire, Script::new(responses), tools(), |config| {
+            let model = config.models.values_mut().next().expect("the model");
+            model.max_output_tokens = Some(4_000);
+            config.agents.get_mut("default").unwrap().context.keep_turns = 0;
+        })
+        .await;
+        let (report, changes) = run(&world).await;
+        assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."), "{wire:?}");
+        assert_eq!(changes.len(), 0, "{changes:?}");
+        let asked = |request: usize| {
+            let body = &world.requests()[request].body;
+            body.pointer(member).and_then(Value::as_u64).unwrap_or_default()
+        };
+        assert_eq!([asked(0), asked(1), asked(2)], [4_000, 4_000, 3_896], "{wire:?}");
+        // It is known from then on, also for the summary.
+        run(&world).await;
+        assert!((2_000..3_900).contains(&asked(3)), "{wire:?}: {}", asked(3));
+        within(world.session.compact()).await.unwrap();
+        assert!(asked(4) < 4_000, "{wire:?}: {}", asked(4));
+        assert!(asked(5) <= 3_896, "{wire:?}: {}", asked(5));
+        check_valid(&world).await;
+        if wire == Wire::OpenaiChat {
+            check_replay(&world, |_| ()).await;
+        }
+    }
 }
 
 /// A refusal that names the window.
@@ -286,18 +375,20 @@ fn refusal(window: u64) -> Response {
 async fn a_failed_summary_is_asked_for_again_before_the_first_turn_of_the_next_input() {
     let responses = [
         of_tokens(calls("kept"), 120),
-        refusal(600),
+        of_tokens(calls("kept"), 530),
+        of_tokens(calls("kept"), 940),
         Response::status(500),
+        of_tokens(Response::text("First."), 1_370),
         of_tokens(Response::text("## Goal\ngo"), 560),
         of_tokens(Response::text("Done."), 200),
     ];
-    let world = host(responses, 0, |config| {
+    let world = host(responses, WINDOW, |config| {
         config.agents.get_mut("default").unwrap().context.keep_turns = 0;
     })
     .await;
     let (report, changes) = run(&world).await;
-    assert_eq!((report.run_end, changes.len()), (RunEnd::Failed, 0));
-    assert_eq!(report.error.unwrap().code, "CONTEXT_OVERFLOW");
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "First."));
+    assert_eq!(changes.len(), 0, "{changes:?}");
     let (report, changes) = run(&world).await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
     assert_eq!(changes.len(), 1, "{changes:?}");
@@ -315,7 +406,7 @@ async fn a_request_above_the_window_that_is_not_refused_is_made_smaller_once_in_
             of_tokens(calls("long"), 550),
             silent.clone(),
             of_tokens(Response::text("Done."), 900),
-            // Nothing can be cleared any more.
+            // The context is made smaller once.
             silent.clone(),
             silent,
             of_tokens(Response::text("Here I am."), 700),
@@ -327,8 +418,9 @@ async fn a_request_above_the_window_that_is_not_refused_is_made_smaller_once_in_
         .await;
         let (report, changes) = run(&world).await;
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
-        assert_eq!(changes.len(), 1, "{changes:?}");
-        assert_eq!((&changes[0]["kind"], report.turns), (&json!("cleared"), 3));
+        let of_results = |change: &Value| change["kind"] == "cleared";
+        assert!(!changes.is_empty() && changes.iter().all(of_results), "{changes:?}");
+        assert_eq!(report.turns, 3);
         assert!(!beginnings(&world, 3).iter().any(|text| text.contains("junk")));
         let (report, _) = run(&world).await;
         assert_eq!(report.run_end, RunEnd::Failed);
@@ -384,8 +476,13 @@ async fn the_parts_of_each_request_and_the_cached_tokens_are_counted() {
 async fn a_run_that_waits_for_a_summary_stops() {
     for mode in [StopMode::Now, StopMode::AfterTurn] {
         let asked = Response::text("## Goal").hold(ScriptPosition::Headers, "summary");
-        let responses = [of_tokens(calls("kept"), 120), of_tokens(asked, 550)];
-        let world = host(responses, 600, |config| {
+        let responses = [
+            of_tokens(calls("kept"), 120),
+            of_tokens(calls("kept"), 530),
+            of_tokens(calls("kept"), 940),
+            of_tokens(asked, 550),
+        ];
+        let world = host(responses, WINDOW, |config| {
             config.agents.get_mut("default").unwrap().context.keep_turns = 0;
         })
         .await;
@@ -397,7 +494,7 @@ async fn a_run_that_waits_for_a_summary_stops() {
         world.model.open_gate("summary");
         let entries = world.session.records(Seq(0)).await.unwrap();
         assert!(verify(world.session.id(), &entries).is_empty());
-        assert_eq!(world.requests().len(), 2, "nothing is asked after the stop");
+        assert_eq!(world.requests().len(), 4, "nothing is asked after the stop");
         world.assert_paired();
     }
 }
@@ -406,11 +503,13 @@ async fn a_run_that_waits_for_a_summary_stops() {
 async fn a_run_that_waits_for_a_summary_ends_when_its_time_is_over() {
     let responses = [
         of_tokens(calls("kept"), 120),
+        of_tokens(calls("kept"), 530),
+        of_tokens(calls("kept"), 940),
         of_tokens(Response::text("## Goal").hold(ScriptPosition::Headers, "summary"), 550),
         of_tokens(Response::text("## Goal\ngo"), 560),
         of_tokens(Response::text("Done."), 200),
     ];
-    let world = host(responses, 600, |config| {
+    let world = host(responses, WINDOW, |config| {
         let agent = config.agents.get_mut("default").unwrap();
         agent.context.keep_turns = 0;
         agent.limits.run_timeout = Some(Duration::from_secs(5));
@@ -419,7 +518,7 @@ async fn a_run_that_waits_for_a_summary_ends_when_its_time_is_over() {
     let (report, events) = run_with_events(&world).await;
     assert_eq!(report.run_end, RunEnd::TimedOut);
     assert_eq!(limits(&events), ["run_timeout ended"]);
-    assert_eq!(world.requests().len(), 2, "nothing is asked after the end");
+    assert_eq!(world.requests().len(), 4, "nothing is asked after the end");
     world.model.open_gate("summary");
     check_valid(&world).await;
     check_replay(&world, |_| ()).await;
@@ -433,12 +532,17 @@ async fn a_run_that_waits_for_a_summary_ends_when_its_time_is_over() {
 #[tokio::test]
 async fn a_summary_that_uses_up_the_tokens_of_its_run_ends_it() {
     let long = "as long as before ".repeat(300);
-    for (summary, effect) in [("## Goal\ngo", None), (&*long, Some("summary_has_no_effect"))] {
-        let responses = [of_tokens(calls("kept"), 120), of_tokens(Response::text(summary), 550)];
-        let world = host(responses, 600, |config| {
+    for (summary, effect) in [("## Goal\ngo", None), (&*long, Some("summary_failed"))] {
+        let responses = [
+            of_tokens(calls("kept"), 120),
+            of_tokens(calls("kept"), 530),
+            of_tokens(calls("kept"), 940),
+            of_tokens(Response::text(summary), 1_700),
+        ];
+        let world = host(responses, WINDOW, |config| {
             let agent = config.agents.get_mut("default").unwrap();
             agent.context.keep_turns = 0;
-            agent.limits.max_tokens_per_run = Some(600);
+            agent.limits.max_tokens_per_run = Some(3_300);
         })
         .await;
         let (report, events) = run_with_events(&world).await;
@@ -448,17 +552,19 @@ async fn a_summary_that_uses_up_the_tokens_of_its_run_ends_it() {
         assert_eq!(limits(&events), summary.into_iter().chain(reached).collect::<Vec<_>>());
         let last = events.iter().rev().find(|event| event["type"] == "limit_reached").unwrap();
         // Five tokens are those of each response.
-        assert_eq!((&last["value"], &last["maximum"]), (&json!(680), &json!(600)));
-        assert_eq!(report.stats.input_tokens, 120 + 550);
-        assert_eq!(world.requests().len(), 2, "no further request is made");
+        assert_eq!((&last["value"], &last["maximum"]), (&json!(3_310), &json!(3_300)));
+        assert_eq!(report.stats.input_tokens, 120 + 530 + 940 + 1_700);
+        assert_eq!(world.requests().len(), 4, "no further request is made");
         check_valid(&world).await;
-        check_replay(&world, |agent| agent.limits.max_tokens_per_run = Some(600)).await;
+        check_replay(&world, |agent| agent.limits.max_tokens_per_run = Some(3_300)).await;
     }
 }
 
 #[tokio::test]
 async fn a_summary_that_is_cut_off_or_filtered_replaces_nothing() {
-    for word in ["length", "content_filter"] {
+    for (word, reason) in
+        [("length", SummaryFailure::CutOff), ("content_filter", SummaryFailure::Refused)]
+    {
         let finish_reason = Finish::Word(word.to_owned());
         let part = Response { finish_reason, ..Response::text("## Goal\na part of") };
         let responses = [
@@ -474,7 +580,7 @@ async fn a_summary_that_is_cut_off_or_filtered_replaces_nothing() {
         world.run("one").await;
         let before = world.session.snapshot().await.unwrap().usage;
         let compacted = within(world.session.compact()).await;
-        assert_eq!(compacted.unwrap_err(), HostError::SummaryFailed, "{word}");
+        assert_eq!(compacted.unwrap_err(), HostError::SummaryFailed(reason), "{word}");
         assert_eq!(world.requests().len(), 3);
         let snapshot = world.session.snapshot().await.unwrap();
         assert_eq!(snapshot.history.len(), 4, "{word}");
@@ -503,7 +609,7 @@ async fn a_summary_with_too_much_text_is_not_read_to_its_end() {
     .await;
     world.run("one").await;
     let compacted = within(world.session.compact()).await;
-    assert_eq!(compacted.unwrap_err(), HostError::SummaryFailed);
+    assert_eq!(compacted.unwrap_err(), HostError::SummaryFailed(SummaryFailure::Failed));
 }
 
 #[tokio::test]
@@ -530,7 +636,8 @@ async fn a_summary_must_save_a_third_of_the_request_as_it_is_counted_afterwards(
             assert!((1_500..1_600).contains(&report.tokens_before), "{report:?}");
             assert!(used > 100, "the tools are part of each request: {report:?}");
         } else {
-            assert_eq!(compacted.unwrap_err(), HostError::NothingToCompact);
+            let reason = SummaryFailure::NoSaving;
+            assert_eq!(compacted.unwrap_err(), HostError::SummaryFailed(reason));
             assert!(used >= 1_500, "{used}");
         }
     }

@@ -356,3 +356,89 @@ async fn a_thousand_runs_of_two_hundred_turns_end_answered() {
     }
     println!("{sums:?}");
 }
+
+/// A model with a small window that only talks. Its summaries are good, cut off, refused and too long, in turn.
+struct Talk {
+    tokens: u64,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl ModelSource for Talk {
+    fn respond(&self, request: ModelRequest) -> ModelStream {
+        Box::pin(futures::stream::once(std::future::ready(self.deltas(&request))))
+    }
+}
+
+impl Talk {
+    fn deltas(&self, request: &ModelRequest) -> Result<Vec<Delta>, ProviderError> {
+        assert_paired(&request.messages);
+        let tokens = tokens(request);
+        let mut seen = self.seen.lock();
+        if tokens > self.tokens {
+            seen.refusals += 1;
+            let mut error = ProviderError::new(ProviderErrorKind::Status, "the prompt is too long");
+            error.status = Some(400);
+            error.overflow = Some(ContextOverflow::of_window(Some(self.tokens), Some(tokens)));
+            return Err(error);
+        }
+        seen.largest = seen.largest.max(tokens);
+        let last = match &**request.messages.last().expect("a message") {
+            Message::User { content } => content.text().to_string(),
+            _ => String::new(),
+        };
+        let (text, kind) = if last.starts_with("Summarise this conversation") {
+            seen.summaries += 1;
+            match seen.summaries % 4 {
+                1 => ("## Goal\nto talk ".repeat(10), FinishKind::Stop),
+                2 => ("## Goal\na part ".repeat(10), FinishKind::Length),
+                3 => (String::new(), FinishKind::ContentFilter),
+                _ => ("## Goal\nto talk ".repeat(400), FinishKind::Stop),
+            }
+        } else {
+            seen.answers += 1;
+            let number = last.rsplit(' ').next().unwrap_or_default().to_owned();
+            assert_eq!(number, seen.answers.to_string(), "the newest words of the user are sent");
+            ("an answer ".repeat(1 + seen.answers % 30), FinishKind::Stop)
+        };
+        let usage = Usage::default().with(|usage| {
+            (usage.input_tokens, usage.output_tokens) = (tokens, text.len() as u64 / 4);
+        });
+        let usage = Delta::Usage { usage, raw: "{}".into() };
+        Ok(vec![Delta::Text(text), usage, Delta::Finish(FinishReason::new(kind, "end"))])
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_small_window_never_ends_a_session() {
+    for known in [None, Some(2_048)] {
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let agent = AgentConfig::new("talk").tools(["*"; 0]);
+        let address = BaseUrl::parse("http://127.0.0.1:9").unwrap();
+        let model = ModelConfig::new(address, "talk").with(|model| model.context_window = known);
+        let config = Config::default().with(|config| {
+            config.agents.insert("default".to_owned(), agent);
+            config.models.insert("talk".to_owned(), model);
+        });
+        let model = Talk { tokens: 2_048, seen: Arc::clone(&seen) };
+        let host = Host::builder().config(config).model_source("talk", model);
+        let host = host.journal(Arc::new(MemoryJournal::new())).start().await.unwrap();
+        let session = host.open_session("s").await.unwrap();
+        for number in 1..=120 {
+            let input = format!("{}number {number}", "some words of the user ".repeat(number % 60));
+            let report = within(session.run(input)).await;
+            assert_eq!(report.run_end, RunEnd::Answered, "{number}: {:?}", report.error);
+        }
+        let records = session.records(callsheet::record::Seq(0)).await.unwrap();
+        let breaches = callsheet::journal::verify(session.id(), &records);
+        assert!(breaches.is_empty(), "{breaches:?}");
+        host.shutdown().await;
+        let seen = *seen.lock();
+        println!("window known: {known:?}, {seen:?}");
+        assert!(seen.refusals <= usize::from(known.is_none()), "{seen:?}");
+        assert!(seen.summaries > 0 && seen.largest <= 2_048, "{seen:?}");
+    }
+}
+
+async fn within<T, E: std::fmt::Debug>(work: impl Future<Output = Result<T, E>>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), work).await.expect("in time").unwrap()
+}

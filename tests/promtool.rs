@@ -192,6 +192,7 @@ fn events() -> Vec<Event> {
             value: 11,
             maximum: 10,
             action: "none".into(),
+            reason: None,
         },
         Event::TurnEnded { summary: Box::new(TurnSummary::default()) },
         run(RunEnd::Answered, None),

@@ -165,8 +165,11 @@ impl RunProgress {
             Event::ToolSetAside { tool_name, model, reason } => Some(ScreenItem::Line(format!(
                 "! the service of {model} refuses the tool {tool_name}, which is left out: {reason}"
             ))),
-            Event::LimitReached { limit, value, maximum, action } => {
-                Some(ScreenItem::Line(limit_line(limit, *value, *maximum, action)))
+            Event::LimitReached { limit, value, maximum, action, reason } => {
+                let line = limit_line(limit, *value, *maximum, action);
+                let because =
+                    reason.map(|reason| format!(": {}", reason.as_str().replace('_', " ")));
+                Some(ScreenItem::Line(line + &because.unwrap_or_default()))
             }
             Event::ContextCompacted { kind, tokens_before, tokens_after, upto: _ } => {
                 let kind = kind.as_str();

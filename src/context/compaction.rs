@@ -5,6 +5,10 @@
 //! - Formatting: the responses and results of a run that ended become one message with a log of its calls.
 //! - Summary: one text that a model writes replaces the first messages. The newest messages of users among them
 //!   stay.
+//! - Dropping: one line of the host replaces them, if no model can summarise them.
+//!
+//! A result after the newest response is *fresh*: no accepted request had it. It is never cleared or summarised, only
+//! cut to the space that is left, and dropped only if a request with it cannot be small enough.
 //!
 //! Plans are made from the messages. [`apply`] uses only the messages and the recorded change, so a session
 //! that is rebuilt from its journal has the same context.
@@ -14,11 +18,12 @@ use std::sync::Arc;
 
 use serde::Deserialize as _;
 
+use super::result_cut::shorten;
 use super::tokens::{add_messages, estimate_message};
 use crate::message::{Message, ResponseMessage, ResultContent};
-use crate::record::Compaction;
+use crate::record::{Compaction, CutResult};
 use crate::types::{
-    CallKey, Content, FailureKind, PartTokens, READ_VAR, Reference, ToolCall, one_line,
+    CallKey, Content, FailureKind, PartTokens, READ_VAR, Reference, RunId, ToolCall, one_line,
 };
 
 /// The beginning of each log block of a formatted run.
@@ -53,6 +58,10 @@ What to do next.";
 const SUMMARY_BEGINNING: &str = "[The conversation before this point was summarised:]\n\n";
 /// Maximum number of references after a summary.
 const SUMMARY_RESULTS_MAX: usize = 20;
+/// Maximum number of results, and of runs, whose references are in the line for dropped messages.
+pub const DROPPED_REFERENCES_MAX: usize = 5;
+/// Maximum number of shorter lengths of a cut result that are tried.
+const CUT_TRIES: u32 = 8;
 
 /// Results that can be cleared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,17 +72,36 @@ pub struct ClearingPlan {
     pub saved_tokens: u64,
 }
 
-/// Plans to clear every result but the newest `keep_results`. Errors stay, and so do the results of tools
+/// The newest results, which stay.
+#[derive(Clone, Copy, Debug)]
+pub struct KeptResults {
+    /// Maximum number of them.
+    pub count_max: usize,
+    /// Maximum size of them, in tokens by estimate. A fresh result stays also above it.
+    pub tokens_max: u64,
+}
+
+/// Plans to clear every result but the newest ones. Errors stay, and so do fresh results, the results of tools
 /// for which `is_kept` is true, results of initial messages, and results that are as short as the line that would
 /// replace them. If `references` is true, that line names the reference of the result.
 pub fn plan_clearing(
     messages: &[Arc<Message>],
-    keep_results: usize,
+    kept: KeptResults,
     references: bool,
     is_kept: impl Fn(&str) -> bool,
 ) -> ClearingPlan {
+    let first_fresh = first_fresh(messages);
     let mut results: Vec<_> = results(messages).collect();
-    results.truncate(results.len().saturating_sub(keep_results));
+    let (mut count, mut tokens) = (0, 0);
+    while let Some((at, _)) = results.last() {
+        tokens += messages.get(*at).map_or(0, |message| estimate_message(message));
+        let is_kept = count < kept.count_max && tokens <= kept.tokens_max;
+        if !is_kept && *at < first_fresh {
+            break;
+        }
+        count += 1;
+        results.pop();
+    }
     let mut plan = ClearingPlan::default();
     for (at, call) in results {
         let Some(message) = messages.get(at) else { continue };
@@ -90,6 +118,60 @@ pub fn plan_clearing(
         }
     }
     plan
+}
+
+/// Plans to cut the largest fresh results, so that all fresh results together have at most `tokens_max` tokens by
+/// estimate. Returns those that are cut. If `references` is true, the note in a cut result names its reference.
+pub fn plan_cut(messages: &[Arc<Message>], tokens_max: u64, references: bool) -> Vec<CutResult> {
+    let first_fresh = first_fresh(messages);
+    let fresh: Vec<_> = results(messages)
+        .filter(|(at, _)| *at >= first_fresh)
+        .filter_map(|(at, call)| messages.get(at).map(|message| (call.key, message)))
+        .map(|(key, message)| (key, message, estimate_message(message)))
+        .collect();
+    // The largest maximum of each result with which their sum is small enough.
+    let sum = |each: u64| fresh.iter().map(|(_, _, tokens)| (*tokens).min(each)).sum::<u64>();
+    let (mut low, mut high) = (0, tokens_max);
+    while low < high {
+        let middle = high - (high - low) / 2;
+        if sum(middle) <= tokens_max { low = middle } else { high = middle - 1 }
+    }
+    let cut = fresh.iter().filter(|(_, _, tokens)| *tokens > low).filter_map(
+        |&(call, message, tokens)| {
+            let Message::Tool { content, .. } = &**message else { return None };
+            let mut bytes_max = scaled(content.len(), low, tokens);
+            // The bytes of a text are not distributed evenly over its tokens, and the note has some too.
+            for _ in 0..CUT_TRIES {
+                let now = estimate_message(&cut_message(message, call, bytes_max, references));
+                if now <= low {
+                    break;
+                }
+                bytes_max = scaled(bytes_max, low, now).min(bytes_max / 10 * 9);
+            }
+            let after = estimate_message(&cut_message(message, call, bytes_max, references));
+            (after < tokens).then_some(CutResult { call, bytes_max })
+        },
+    );
+    cut.collect()
+}
+
+/// Returns about the number of tokens of the fresh results.
+#[must_use]
+pub fn fresh_tokens(messages: &[Arc<Message>]) -> u64 {
+    let fresh = messages.get(first_fresh(messages)..).unwrap_or_default();
+    let results = fresh.iter().filter(|message| matches!(***message, Message::Tool { .. }));
+    results.map(|message| estimate_message(message)).sum()
+}
+
+/// Returns `bytes` multiplied by `tokens / of`.
+fn scaled(bytes: usize, tokens: u64, of: u64) -> usize {
+    let scaled = (bytes as u128) * u128::from(tokens) / u128::from(of.max(1));
+    usize::try_from(scaled).unwrap_or(bytes)
+}
+
+/// Returns the index of the first message after the newest response: results from there on are fresh.
+fn first_fresh(messages: &[Arc<Message>]) -> usize {
+    messages.iter().rposition(|message| as_response(message).is_some()).map_or(0, |at| at + 1)
 }
 
 /// Plans one log message for everything in a run except its inputs and summaries. Returns `None` if the run has
@@ -163,21 +245,23 @@ pub struct SummaryLimits {
     pub turn_tokens_max: u64,
     /// Maximum size of the users' messages that stay. The newest one always stays.
     pub input_tokens_max: u64,
-    /// Maximum size of the messages that are replaced, because they must fit into the request for the summary. The
-    /// first turn is replaced even if it is larger.
+    /// Maximum size of the messages that are replaced, because they must fit into the request for the summary.
     pub replaced_tokens_max: u64,
 }
 
-/// Plans a summary that replaces as much as its limits allow. Returns `None` if there is nothing to
-/// summarise.
+/// Plans a summary that replaces as much as its limits allow. A turn with fresh results stays. Returns `None` if
+/// there is nothing to summarise, or if the first turn alone is too large for the request.
 #[must_use]
 pub fn plan_summary(messages: &[Arc<Message>], limits: SummaryLimits) -> Option<SummaryPlan> {
     // The newest turns stay, as many as the limits allow.
     let mut end = messages.len();
     let (mut turns, mut turn_tokens) = (0, 0);
+    let first_fresh = first_fresh(messages);
+    let has_fresh = results(messages).any(|(at, _)| at >= first_fresh);
     for (at, message) in messages.iter().enumerate().rev() {
         turn_tokens += estimate_message(message);
-        if turns == limits.turns_max || turn_tokens > limits.turn_tokens_max {
+        let is_of_fresh = has_fresh && at + 1 >= first_fresh;
+        if !is_of_fresh && (turns >= limits.turns_max || turn_tokens > limits.turn_tokens_max) {
             break;
         }
         // A summary ends only before a response or after the last message. So a call is never separated from its
@@ -195,11 +279,9 @@ pub fn plan_summary(messages: &[Arc<Message>], limits: SummaryLimits) -> Option<
     // Too much for the request: the last turns among the replaced messages stay too.
     while size > limits.replaced_tokens_max {
         let last_turn = replaced.iter().rposition(|message| as_response(message).is_some());
-        let Some((before, turn)) = last_turn.and_then(|at| replaced.split_at_checked(at)) else {
-            break;
-        };
+        let (before, turn) = last_turn.and_then(|at| replaced.split_at_checked(at))?;
         if !before.iter().any(is_summarisable) {
-            break;
+            return None;
         }
         replaced = before;
         size -= turn.iter().map(|message| estimate_message(message)).sum::<u64>();
@@ -213,6 +295,61 @@ pub fn plan_summary(messages: &[Arc<Message>], limits: SummaryLimits) -> Option<
         kept_user_messages += 1;
     }
     Some(SummaryPlan { replaced_messages: replaced.len(), kept_user_messages })
+}
+
+/// The first messages that can be dropped.
+pub type DropPlan = SummaryPlan;
+
+/// Plans to drop the first messages, so that at most `tokens_max` tokens by estimate are left. The newest message of
+/// a user stays, and further ones up to `input_tokens_max`. If that is not enough, everything else is dropped. A call
+/// is never separated from its results. Returns `None` if there is nothing to drop.
+#[must_use]
+pub fn plan_drop(
+    messages: &[Arc<Message>],
+    tokens_max: u64,
+    input_tokens_max: u64,
+) -> Option<DropPlan> {
+    let sizes: Vec<u64> = messages.iter().map(|message| estimate_message(message)).collect();
+    let is_border = |at: usize| match messages.get(at).map(|message| &**message) {
+        Some(Message::Tool { .. }) => false,
+        Some(Message::User { .. } | Message::Summary { .. } | Message::Assistant(_)) | None => true,
+    };
+    let mut best = None;
+    let (mut after, mut kept_inputs) = (0_u64, 0);
+    // From the end: as many messages stay as fit beside the newest input.
+    for end in (1..=messages.len()).rev() {
+        let (dropped, left) = messages.split_at_checked(end)?;
+        if let Some(message) = left.first() {
+            after += sizes.get(end).copied().unwrap_or_default();
+            kept_inputs += usize::from(is_input(message));
+        }
+        let newest_input = dropped.iter().rposition(|message| is_input(message));
+        let newest_tokens = newest_input.and_then(|at| sizes.get(at)).copied().unwrap_or_default();
+        let beside = if kept_inputs == 0 { newest_tokens } else { 0 };
+        if end < messages.len() && after + beside > tokens_max {
+            break;
+        }
+        if !is_border(end) {
+            continue;
+        }
+        // Inputs stay that fit beside the rest, and always the newest one of all.
+        let (mut user_messages, mut sum) = (0, 0);
+        for message in dropped.iter().rev().filter(|message| is_input(message)) {
+            sum += estimate_message(message);
+            let is_newest = kept_inputs == 0 && user_messages == 0;
+            let fits = sum <= input_tokens_max && after + sum <= tokens_max;
+            if !is_newest && !fits {
+                break;
+            }
+            user_messages += 1;
+        }
+        // A line that replaces only an earlier one would be of no use.
+        let has_line = dropped.iter().any(|message| is_summary(message));
+        if dropped.len() > user_messages + usize::from(has_line) {
+            best = Some(DropPlan { replaced_messages: end, kept_user_messages: user_messages });
+        }
+    }
+    best
 }
 
 /// Returns the calls of the newest results, at most 20, that are neither cleared nor errors nor results of
@@ -258,13 +395,16 @@ fn change_messages(
     run_start: usize,
 ) -> (Vec<Arc<Message>>, usize) {
     match change {
-        Compaction::Cleared { calls, references } => {
+        Compaction::Cleared { calls, cut, references } => {
             let calls: BTreeSet<CallKey> = calls.iter().copied().collect();
             let mut replaced = messages.to_vec();
-            let cleared_results = results(messages).filter(|(_, call)| calls.contains(&call.key));
-            for (at, call) in cleared_results {
-                if let Some(message) = replaced.get_mut(at) {
-                    *message = Arc::new(cleared_message(message, call.key, *references));
+            for (at, call) in results(messages) {
+                let Some(message) = replaced.get_mut(at) else { continue };
+                let key = call.key;
+                if calls.contains(&key) {
+                    *message = Arc::new(cleared_message(message, key, *references));
+                } else if let Some(cut) = cut.iter().find(|cut| cut.call == key) {
+                    *message = Arc::new(cut_message(message, key, cut.bytes_max, *references));
                 }
             }
             (replaced, run_start)
@@ -281,23 +421,54 @@ fn change_messages(
             (before.iter().chain(inputs).cloned().chain([message]).collect(), run_start)
         }
         Compaction::Summarised { text, messages: count, user_messages, results: keys } => {
-            let (replaced, kept) = messages.split_at_checked(*count).unwrap_or((messages, &[]));
-            let inputs: Vec<_> =
-                replaced.iter().enumerate().filter(|(_, message)| is_input(message)).collect();
-            let inputs =
-                inputs.get(inputs.len().saturating_sub(*user_messages)..).unwrap_or_default();
-            let run_start = match run_start.checked_sub(*count) {
-                Some(index_in_kept) => inputs.len() + 1 + index_in_kept,
-                // The run began among the replaced messages.
-                None => inputs.iter().filter(|(at, _)| *at < run_start).count(),
-            };
+            let (replaced, _) = messages.split_at_checked(*count).unwrap_or((messages, &[]));
             let references = references_of(keys, replaced);
-            let content = Content::from(format!("{SUMMARY_BEGINNING}{text}{references}"));
-            let summary = Arc::new(Message::Summary { content });
-            let inputs = inputs.iter().map(|(_, message)| *message);
-            (inputs.cloned().chain([summary]).chain(kept.iter().cloned()).collect(), run_start)
+            let text = format!("{SUMMARY_BEGINNING}{text}{references}");
+            replace_first(messages, run_start, *count, *user_messages, text)
+        }
+        Compaction::Dropped { messages: count, user_messages, results, runs } => {
+            let line = dropped_line(count.saturating_sub(*user_messages), results, runs);
+            replace_first(messages, run_start, *count, *user_messages, line)
         }
     }
+}
+
+/// Replaces the first `count` messages by the last `user_messages` inputs among them and a text.
+fn replace_first(
+    messages: &[Arc<Message>],
+    run_start: usize,
+    count: usize,
+    user_messages: usize,
+    text: String,
+) -> (Vec<Arc<Message>>, usize) {
+    let (replaced, kept) = messages.split_at_checked(count).unwrap_or((messages, &[]));
+    let inputs: Vec<_> =
+        replaced.iter().enumerate().filter(|(_, message)| is_input(message)).collect();
+    let inputs = inputs.get(inputs.len().saturating_sub(user_messages)..).unwrap_or_default();
+    let run_start = match run_start.checked_sub(count) {
+        Some(index_in_kept) => inputs.len() + 1 + index_in_kept,
+        // The run began among the replaced messages.
+        None => inputs.iter().filter(|(at, _)| *at < run_start).count(),
+    };
+    let summary = Arc::new(Message::Summary { content: Content::from(text) });
+    let inputs = inputs.iter().map(|(_, message)| *message);
+    (inputs.cloned().chain([summary]).chain(kept.iter().cloned()).collect(), run_start)
+}
+
+/// Returns the line that stands for dropped messages.
+fn dropped_line(count: usize, results: &[CallKey], runs: &[RunId]) -> String {
+    let noun = if count == 1 { "message" } else { "messages" };
+    let results = results.iter().map(|key| Reference::Result(*key));
+    let runs = runs.iter().map(|run| Reference::Answer(run.clone()));
+    let references: String = runs.chain(results).map(|reference| format!(" {reference}")).collect();
+    let note = if references.is_empty() {
+        String::new()
+    } else {
+        format!(" read_var reads the newest answers and results among them:{references}")
+    };
+    format!(
+        "[{count} earlier {noun} were dropped by the host, because the context window is full.{note}]"
+    )
 }
 
 /// Returns the index of each result, with its call. Leaves out results of initial messages, whose calls
@@ -363,6 +534,18 @@ fn cleared_message(message: &Message, key: CallKey, references: bool) -> Message
     }
     let content = ResultContent::from(line);
     Message::Tool { call_id: Arc::clone(call_id), name: Arc::clone(name), content, metadata }
+}
+
+/// Returns a result of which at most `bytes_max` bytes stay. A result with images keeps only its text.
+fn cut_message(message: &Message, key: CallKey, bytes_max: usize, references: bool) -> Message {
+    let Message::Tool { call_id, name, content, metadata } = message else {
+        return message.clone();
+    };
+    let reference = (references && **name != *READ_VAR).then_some(Reference::Result(key));
+    let content =
+        ResultContent::from(shorten(&Arc::from(&**content), bytes_max, reference.as_ref()));
+    let (call_id, name) = (Arc::clone(call_id), Arc::clone(name));
+    Message::Tool { call_id, name, content, metadata: metadata.clone() }
 }
 
 fn reference(key: CallKey) -> String {
@@ -520,11 +703,11 @@ mod tests {
         messages.extend(turn(4, "fetch", "short"));
         messages.extend(turn(5, "read_var", &long));
         messages.extend(turn(6, "fetch", &long));
-        let plan = plan_clearing(&messages, 1, true, |name| name == "kept");
+        let plan = plan_clearing(&messages, newest(1), true, |name| name == "kept");
         let keys: Vec<String> = plan.calls.iter().map(ToString::to_string).collect();
         assert_eq!(keys, ["t1a1c0", "t5a1c0"]);
         assert!(plan.saved_tokens > 1_000, "{}", plan.saved_tokens);
-        let change = Compaction::Cleared { calls: plan.calls, references: true };
+        let change = Compaction::Cleared { calls: plan.calls, cut: Vec::new(), references: true };
         let AppliedChange { messages: cleared, run_start, .. } = apply(&change, &messages, 0);
         assert_eq!((cleared.len(), run_start), (messages.len(), 0));
         let line = "tool: [cleared by the host: the result of fetch, 4000 bytes. \
@@ -534,7 +717,7 @@ mod tests {
             texts(&cleared)[10],
             "tool: [cleared by the host: the result of read_var, 4000 bytes]"
         );
-        let again = plan_clearing(&cleared, 1, true, |name| name == "kept");
+        let again = plan_clearing(&cleared, newest(1), true, |name| name == "kept");
         assert_eq!(again, ClearingPlan::default(), "a result is cleared once");
     }
 
@@ -542,7 +725,7 @@ mod tests {
     fn results_of_initial_messages_are_not_cleared_because_no_record_has_them() {
         let mut messages = vec![user("Go on.")];
         messages.extend(turn(0, "fetch", &"x".repeat(4_000)));
-        assert_eq!(plan_clearing(&messages, 0, true, |_| false), ClearingPlan::default());
+        assert_eq!(plan_clearing(&messages, newest(0), true, |_| false), ClearingPlan::default());
     }
 
     #[test]
@@ -617,8 +800,11 @@ mod tests {
         // The first message of a run after the summary keeps its place.
         assert_eq!(apply(&change, &messages, 10).run_start, 3);
         assert_eq!(super::super::repair_pairing(&left).1, 0);
-        // Large turns are summarised too, and users' messages alone are not.
+        // Large turns are summarised too, unless their results are fresh, and users' messages alone are not.
         let large = plan_summary(&messages, limits(2, 10, 50)).unwrap();
+        assert_eq!(large.replaced_messages, messages.len() - 2);
+        messages.push(answer("Done.", Vec::new()));
+        let large = plan_summary(&messages, limits(2, 0, 50)).unwrap();
         assert_eq!(large.replaced_messages, messages.len());
         assert_eq!(plan_summary(&messages[..2], limits(2, 1_000, 50)), None);
     }
@@ -629,18 +815,21 @@ mod tests {
         for number in 1..=5 {
             messages.extend(turn(number, "fetch", &"word ".repeat(200)));
         }
+        messages.push(user("Next."));
+        messages.push(answer("Done.", Vec::new()));
+        let last: u64 = messages[11..].iter().map(|message| estimate_message(message)).sum();
         let of_turn: u64 = messages[1..3].iter().map(|message| estimate_message(message)).sum();
         let input = estimate_message(&messages[0]);
         let planned = |replaced_tokens_max: u64| {
             let limits = SummaryLimits { replaced_tokens_max, ..limits(0, 0, 0) };
-            plan_summary(&messages, limits).unwrap().replaced_messages
+            plan_summary(&messages, limits).map(|plan| plan.replaced_messages)
         };
-        assert_eq!(planned(input + 5 * of_turn), messages.len());
+        assert_eq!(planned(input + 5 * of_turn + last), Some(messages.len()));
         // The newest turns stay, whole.
-        assert_eq!(planned(input + 5 * of_turn - 1), 9);
-        assert_eq!(planned(input + 2 * of_turn), 5);
-        // The first turn is replaced even if it is too large.
-        assert_eq!(planned(10), 3);
+        assert_eq!(planned(input + 5 * of_turn - 1), Some(9));
+        assert_eq!(planned(input + 2 * of_turn), Some(5));
+        // A request with the first turn would be too large.
+        assert_eq!(planned(10), None);
     }
 
     #[test]
@@ -648,6 +837,7 @@ mod tests {
         let summary = Arc::new(Message::Summary { content: "old".into() });
         let mut messages = vec![user("First."), summary];
         messages.extend(turn(7, "fetch", "a result"));
+        messages.push(answer("Done.", Vec::new()));
         let plan = plan_summary(&messages, limits(0, 1_000, 1_000)).unwrap();
         let SummaryPlan { replaced_messages, kept_user_messages } = plan;
         let text = "new".to_owned();
@@ -655,5 +845,97 @@ mod tests {
         let left = texts(&apply(&change, &messages, 0).messages);
         assert_eq!(left.len(), 2);
         assert!(left[0] == "user: First." && left[1].ends_with("new"), "{left:?}");
+    }
+
+    fn newest(count_max: usize) -> KeptResults {
+        KeptResults { count_max, tokens_max: u64::MAX }
+    }
+
+    #[test]
+    fn the_newest_results_stay_up_to_their_size_and_fresh_ones_always() {
+        let text = "word ".repeat(100);
+        let mut messages = vec![user("Go on.")];
+        for number in 1..=4 {
+            messages.extend(turn(number, "fetch", &text));
+        }
+        let tokens_max = estimate_message(&messages[2]) * 2;
+        let kept = |count_max, tokens_max| {
+            let kept = KeptResults { count_max, tokens_max };
+            let plan = plan_clearing(&messages, kept, true, |_| false);
+            plan.calls.iter().map(|key| key.turn).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(8, tokens_max), [1, 2]);
+        assert_eq!(kept(1, tokens_max), [1, 2, 3]);
+        // No request had the result of the last turn.
+        assert_eq!(kept(0, 0), [1, 2, 3]);
+    }
+
+    #[test]
+    fn fresh_results_are_cut_to_the_space_that_is_left() {
+        let calls = (0..3).map(|index| call(2, index, "fetch")).collect();
+        let text = |words| "word ".repeat(words);
+        let mut messages = vec![user("Go on.")];
+        messages.extend(turn(1, "fetch", &text(5_000)));
+        messages.push(answer("", calls));
+        for (index, words) in [(0, 1_000), (1, 10), (2, 3_000)] {
+            messages.push(result(index, "fetch", &text(words), json!({})));
+        }
+        assert_eq!(plan_cut(&messages, 10_000, true), []);
+        let cut = plan_cut(&messages, 1_000, true);
+        assert_eq!(cut.iter().map(|cut| cut.call.index).collect::<Vec<_>>(), [0, 2]);
+        let change = Compaction::Cleared { calls: Vec::new(), cut, references: true };
+        let left = apply(&change, &messages, 0).messages;
+        let size = fresh_tokens(&left);
+        assert!((800..=1_000).contains(&size), "{size}");
+        let shown = texts(&left);
+        assert!(shown[4].contains("left out here; the whole result is $VAR_REF{{t2a1c0}}]"));
+        assert_eq!((&shown[2], &shown[5]), (&texts(&messages)[2], &texts(&messages)[5]));
+        assert_eq!(super::super::repair_pairing(&left).1, 0);
+        // The record says it all.
+        let stored: Compaction =
+            serde_json::from_value(serde_json::to_value(&change).unwrap()).unwrap();
+        assert_eq!(apply(&stored, &messages, 0).messages, left);
+        let before = json!({"kind": "cleared", "calls": [], "references": true});
+        assert!(serde_json::from_value::<Compaction>(before).is_ok());
+    }
+
+    #[test]
+    fn the_first_messages_are_dropped_and_no_call_is_separated_from_its_result() {
+        let mut messages = vec![user("First."), user("Second.")];
+        for number in 1..=6 {
+            messages.extend(turn(number, "fetch", &"word ".repeat(100)));
+        }
+        let of_turn: u64 = messages[2..4].iter().map(|message| estimate_message(message)).sum();
+        let input = estimate_message(&messages[1]);
+        let all: u64 = messages.iter().map(|message| estimate_message(message)).sum();
+        for tokens_max in 0..all {
+            let plan = plan_drop(&messages, tokens_max, 0).unwrap();
+            let change = Compaction::Dropped {
+                messages: plan.replaced_messages,
+                user_messages: plan.kept_user_messages,
+                results: uncleared_results(&messages[..plan.replaced_messages]),
+                runs: vec![RunId("run_1".into())],
+            };
+            let AppliedChange { messages: left, run_start, .. } = apply(&change, &messages, 0);
+            assert_eq!(super::super::repair_pairing(&left).1, 0, "{tokens_max}");
+            assert_eq!((texts(&left)[0].as_str(), run_start), ("user: Second.", 0));
+            let kept = (tokens_max.saturating_sub(input) / of_turn).min(5) as usize;
+            assert_eq!(left.len(), 2 + 2 * kept, "{tokens_max}");
+        }
+        let plan = plan_drop(&messages, 3 * of_turn, 0).unwrap();
+        let change = Compaction::Dropped {
+            messages: plan.replaced_messages,
+            user_messages: plan.kept_user_messages,
+            results: vec![CallKey { turn: 4, attempt: 1, index: 0 }],
+            runs: vec![RunId("run_1".into())],
+        };
+        let left = texts(&apply(&change, &messages, 0).messages);
+        let line = "summary: [9 earlier messages were dropped by the host, because the context window is full. \
+                    read_var reads the newest answers and results among them: $VAR_REF{{run_1}} $VAR_REF{{t4a1c0}}]";
+        assert_eq!(left[1], line);
+        // Nothing is left to drop.
+        assert_eq!(plan_drop(&[user("First.")], 0, 0), None);
+        let line = Arc::new(Message::Summary { content: "[..]".into() });
+        assert_eq!(plan_drop(&[user("First."), line], 0, 0), None);
     }
 }

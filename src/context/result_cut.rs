@@ -54,7 +54,11 @@ pub(super) fn model_content(
 }
 
 /// Returns the part of a result for the model, with a note about the rest.
-fn shorten(content: &Arc<str>, bytes_max: usize, reference: Option<&Reference>) -> Arc<str> {
+pub(super) fn shorten(
+    content: &Arc<str>,
+    bytes_max: usize,
+    reference: Option<&Reference>,
+) -> Arc<str> {
     if content.len() <= bytes_max {
         return Arc::clone(content);
     }

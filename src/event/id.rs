@@ -144,7 +144,13 @@ mod tests {
     }
 
     fn limit() -> Event {
-        Event::LimitReached { limit: "l".into(), value: 1, maximum: 2, action: "a".into() }
+        Event::LimitReached {
+            limit: "l".into(),
+            value: 1,
+            maximum: 2,
+            action: "a".into(),
+            reason: None,
+        }
     }
 
     /// Publishes events in order, each with the number of its record, if it is the view of one.

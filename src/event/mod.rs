@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use crate::types::{
     ApprovalVerdict, CallKey, CompactionKind, Content, Execution, FinishReason, Metadata,
-    ProviderError, RunEnd, RunError, ToolResult, Usage, VariableName, WaitPhase,
+    ProviderError, RunEnd, RunError, SummaryFailure, ToolResult, Usage, VariableName, WaitPhase,
 };
 
 /// One observable fact.
@@ -289,6 +289,8 @@ pub enum Event {
         maximum: u64,
         /// The action that follows.
         action: String,
+        /// The reason why a summary is not used.
+        reason: Option<SummaryFailure>,
     },
     /// The context was made smaller.
     ContextCompacted {

@@ -282,6 +282,7 @@ pub(crate) fn every() -> Vec<Event> {
             value: 11,
             maximum: 10,
             action: "asked for a final answer".into(),
+            reason: None,
         },
         Event::ContextCompacted {
             kind: CompactionKind::Cleared,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::{CallKey, CompactionKind};
+use crate::types::{CallKey, CompactionKind, RunId};
 
 /// A replacement of messages in the context of a session. The records before it still hold what is
 /// replaced.
@@ -13,10 +13,13 @@ use crate::types::{CallKey, CompactionKind};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Compaction {
-    /// The result of each of these calls becomes one line.
+    /// The result of each of these calls becomes one line, or is cut.
     Cleared {
-        /// The calls, in the order of their results.
+        /// The calls whose results become lines, in the order of their results.
         calls: Vec<CallKey>,
+        /// The results that are cut, because no request with all of them would fit into the window.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        cut: Vec<CutResult>,
         /// True if the lines name the references of the results.
         references: bool,
     },
@@ -40,6 +43,30 @@ pub enum Compaction {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         results: Vec<CallKey>,
     },
+    /// The first messages become the last of the users' messages among them, and one line of the host. No model has
+    /// summarised them.
+    Dropped {
+        /// Number of messages that are dropped.
+        messages: usize,
+        /// Number of the last users' messages among them that stay.
+        user_messages: usize,
+        /// The newest calls (at most 20) among them whose results are neither cleared nor errors. Their references
+        /// are in the line.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        results: Vec<CallKey>,
+        /// The newest runs (at most 20) that had ended before. The references of their answers are in the line.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        runs: Vec<RunId>,
+    },
+}
+
+/// A result that is cut.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct CutResult {
+    /// The call.
+    pub call: CallKey,
+    /// Maximum number of bytes of the result that stay.
+    pub bytes_max: usize,
 }
 
 /// About the number of bytes of a call's key as JSON.
@@ -50,9 +77,10 @@ impl Compaction {
     #[must_use]
     pub fn approximate_bytes(&self) -> usize {
         match self {
-            Self::Cleared { calls, .. } => calls.len() * CALL_KEY_BYTES,
+            Self::Cleared { calls, cut, .. } => (calls.len() + cut.len()) * CALL_KEY_BYTES,
             Self::Formatted { text, .. } => text.len(),
             Self::Summarised { text, results, .. } => text.len() + results.len() * CALL_KEY_BYTES,
+            Self::Dropped { results, runs, .. } => (results.len() + runs.len()) * CALL_KEY_BYTES,
         }
     }
 
@@ -63,6 +91,7 @@ impl Compaction {
             Self::Cleared { .. } => CompactionKind::Cleared,
             Self::Formatted { .. } => CompactionKind::Formatted,
             Self::Summarised { .. } => CompactionKind::Summarised,
+            Self::Dropped { .. } => CompactionKind::Dropped,
         }
     }
 }

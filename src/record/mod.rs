@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use crate::message::ResponseMessage;
-pub use compaction::Compaction;
+pub use compaction::{Compaction, CutResult};
 pub use entry::{JournalEntry, RECORD_VERSION, UnreadableRecord};
 pub use past::{DisplayedText, PastEvents, RunningText, displayed_text, part_after};
 
@@ -25,8 +25,8 @@ use crate::event::{ApprovalRequest, CallLabel, StatsReport, TurnSummary};
 use crate::types::{
     AgentLease, ApprovalVerdict, CallKey, Content, Execution, FinishReason, HookDecision,
     HookPoint, Metadata, ParentCall, ProviderError, ReadSet, RequestKind, ResultNotes, RunEnd,
-    RunError, RunId, SessionId, ToolCall, ToolOutcome, TraceContext, Usage, VariableName,
-    WaitPhase, WriteSet, sha256_hex,
+    RunError, RunId, SessionId, SummaryFailure, ToolCall, ToolOutcome, TraceContext, Usage,
+    VariableName, WaitPhase, WriteSet, sha256_hex,
 };
 
 /// The end of a response, which decides what happens to its calls. `docs/architecture.md` has the
@@ -399,6 +399,9 @@ pub enum Record {
         maximum: u64,
         /// The action that follows.
         action: String,
+        /// The reason why a summary is not used.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        reason: Option<SummaryFailure>,
         /// The note for the model, appended to the last result of the previous turn.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         note: Option<String>,

@@ -577,6 +577,13 @@ impl AccumulatorSetup {
         {
             breaker_permit.report_result(error.as_deref());
         }
+        if let Event::AttemptEnded { error: Some(error), .. } = &event
+            && let Some(overflow) = error.overflow.filter(|overflow| overflow.output_room.is_some())
+        {
+            // The turn asks for a shorter answer. The session does not have to make its context smaller.
+            let model = current.scope.agent.models.at(current.turn.model());
+            model.learnt.update(|learnt| learnt.handle_answer_refusal(overflow));
+        }
         if let Event::AttemptEnded { error: None, .. } = &event {
             self.publisher.trace_answer(current.turn.response());
         }

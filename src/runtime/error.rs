@@ -8,7 +8,7 @@ use crate::event::EventId;
 use crate::journal::JournalError;
 use crate::session::SessionRefusal;
 use crate::turn::ApprovalError;
-use crate::types::{Seq, SessionId};
+use crate::types::{Seq, SessionId, SummaryFailure};
 
 /// The reason why the result of a call is refused.
 ///
@@ -93,10 +93,8 @@ pub enum HostError {
     #[error("nothing to compact: the history is short, or a summary would not be a third shorter")]
     NothingToCompact,
     /// No model has given a summary: none has answered, or the answer did not end well.
-    #[error(
-        "no model has given a summary: none has answered, or the answer was cut off; the log says why"
-    )]
-    SummaryFailed,
+    #[error("no summary was made: {}", summary_failure(*.0))]
+    SummaryFailed(SummaryFailure),
     /// The session has a run already.
     #[error("run in progress")]
     RunInProgress,
@@ -319,7 +317,7 @@ impl HostError {
             | Self::NotSuspended
             | Self::ClientResult(_)
             | Self::Approval(_) => ErrorKind::Conflict,
-            Self::Full(_) | Self::QueueFull(_) | Self::SummaryFailed => ErrorKind::Busy,
+            Self::Full(_) | Self::QueueFull(_) | Self::SummaryFailed(_) => ErrorKind::Busy,
             Self::Journal(_) | Self::Rebuild(_) => ErrorKind::Journal,
             Self::ShuttingDown => ErrorKind::Closed,
         }
@@ -373,7 +371,7 @@ impl HostError {
             Self::Suspended => "run_suspended",
             Self::NotSuspended => "not_suspended",
             Self::NothingToCompact => "nothing_to_compact",
-            Self::SummaryFailed => "summary_failed",
+            Self::SummaryFailed(_) => "summary_failed",
             Self::KeyReused => "idempotency_key_reused",
             Self::Journal(_) => "journal_failed",
             Self::Rebuild(_) => "journal_broken",
@@ -382,6 +380,17 @@ impl HostError {
             Self::ShuttingDown => "shutting_down",
         }
     }
+}
+
+/// Returns the reason why a summary is not used, with its name for programs.
+fn summary_failure(reason: SummaryFailure) -> String {
+    let why = match reason {
+        SummaryFailure::CutOff => "the answer was cut off at its maximum length",
+        SummaryFailure::NoSaving => "the summary saves too little",
+        SummaryFailure::Refused => "the model refused to write one",
+        SummaryFailure::Failed => "no model has answered; the log says why",
+    };
+    format!("{why} ({})", reason.as_str())
 }
 
 #[cfg(test)]

@@ -153,6 +153,11 @@ impl Model {
         self.plan.context_window.is_some()
     }
 
+    /// Returns its window, in tokens: the configured one, or the one that its service has shown.
+    pub(super) fn window(&self) -> Option<u64> {
+        self.plan.context_window.or(self.learnt.get().window())
+    }
+
     /// Returns the maximum length of a response, in tokens: that of the run, or the configured one.
     pub(super) fn max_output_tokens(&self) -> Option<u32> {
         self.max_output_tokens

@@ -169,8 +169,15 @@ impl ReadLoop {
         request: &Arc<ModelRequest>,
         reasoning: ReasoningRule,
     ) -> ModelExchange {
-        let mut adapted = (plan.model_index != 0 || request.stream != plan.streamed)
-            .then(|| self.model.adapt(ModelRequest::clone(request), plan.streamed));
+        let adapted = match plan.model_index {
+            0 => (request.stream != plan.streamed || plan.output_room.is_some())
+                .then(|| ModelRequest { stream: plan.streamed, ..ModelRequest::clone(request) }),
+            _ => Some(self.model.adapt(ModelRequest::clone(request), plan.streamed)),
+        };
+        let mut adapted = match (adapted, plan.output_room) {
+            (Some(request), Some(room)) => Some(request.with_output_room(room)),
+            (adapted, _) => adapted,
+        };
         if adapted.as_ref().unwrap_or(request).reasoning != reasoning {
             adapted.get_or_insert_with(|| ModelRequest::clone(request)).reasoning = reasoning;
         }

@@ -14,11 +14,13 @@ pub(super) struct ApiError {
     code: &'static str,
     message: String,
     header: Option<(HeaderName, &'static str)>,
+    /// The reason of a summary that failed.
+    reason: Option<&'static str>,
 }
 
 impl ApiError {
     pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, code, message: message.into(), header: None }
+        Self { status, code, message: message.into(), header: None, reason: None }
     }
 
     pub(super) fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
@@ -72,7 +74,9 @@ impl ApiError {
             Some(remedy) => format!("{error}; {remedy}"),
             None => error.to_string(),
         };
-        Self { header, ..Self::new(status, code, message) }
+        let reason =
+            if let HostError::SummaryFailed(reason) = error { Some(reason.as_str()) } else { None };
+        Self { header, reason, ..Self::new(status, code, message) }
     }
 
     /// Returns the error of a request to start a run. If a run is in progress, it names the option that queues
@@ -104,7 +108,7 @@ impl HostError {
     /// Returns the HTTP status of the API's answer.
     #[must_use]
     pub fn status(&self) -> StatusCode {
-        if *self == Self::SummaryFailed {
+        if matches!(self, Self::SummaryFailed(_)) {
             return StatusCode::BAD_GATEWAY;
         }
         // Their kind is `InvalidRequest`, but the body is well formed, so they are not 400.
@@ -192,7 +196,7 @@ impl IntoResponse for RunFailed {
             Some(error) => error.code.clone(),
             None => self.run_end.as_str().to_owned(),
         };
-        error_response(self.status(), &code, &self.to_string())
+        error_response(self.status(), &code, &self.to_string(), None)
     }
 }
 
@@ -231,7 +235,7 @@ fn remedy(error: &HostError) -> Option<&'static str> {
         | HostError::NotSuspended
         | HostError::KeyReused
         | HostError::NothingToCompact
-        | HostError::SummaryFailed
+        | HostError::SummaryFailed(_)
         | HostError::Journal(_)
         | HostError::Rebuild(_)
         | HostError::SessionClosed
@@ -247,8 +251,8 @@ impl From<HostError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let Self { status, code, message, header } = self;
-        let mut response = error_response(status, code, &message);
+        let Self { status, code, message, header, reason } = self;
+        let mut response = error_response(status, code, &message, reason);
         if let Some((name, value)) = header {
             response.headers_mut().insert(name, HeaderValue::from_static(value));
         }
@@ -256,8 +260,11 @@ impl IntoResponse for ApiError {
     }
 }
 
-fn error_response(status: StatusCode, code: &str, message: &str) -> Response {
-    let body = serde_json::json!({"error": {"code": code, "message": message}});
+fn error_response(status: StatusCode, code: &str, message: &str, reason: Option<&str>) -> Response {
+    let mut body = serde_json::json!({"error": {"code": code, "message": message}});
+    if let (Some(reason), Some(error)) = (reason, body["error"].as_object_mut()) {
+        error.insert("reason".to_owned(), reason.into());
+    }
     (status, axum::Json(body)).into_response()
 }
 

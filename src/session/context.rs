@@ -1,26 +1,29 @@
 //! Shortens the history when it is too long for the context window.
 //!
-//! The history is not truncated or trimmed at a fixed length. It is compacted by three changes
+//! The history is not truncated or trimmed at a fixed length. It is compacted by four changes
 //! ([`Compaction`]), with the keys of `[agents.NAME.context]`:
 //!
 //! | change | when | what it replaces | what it keeps |
 //! | --- | --- | --- | --- |
-//! | clear old results (`Cleared`) | before a turn whose request is above `clear_at` (0.6) of the window, if that saves `clear_at_least` (0.1) | results of tools, each by one line, with its reference if the model can read references | the newest `keep_results` (8) results, errors, results of tools with `keep`, results as short as the line, results of initial messages |
-//! | summarise (`Summarised`) | before a turn whose request is above `compact_at` (0.85); on request of a client | the first messages, by a text that a model writes | the last `keep_turns` (3) turns, at most a third of the window; users' messages up to `keep_user_tokens` (20,000), at most a third too, but always the newest; the references of the newest 20 results |
+//! | clear old results (`Cleared`) | before a turn whose request is above `clear_at` (0.6) of the window, if that saves `clear_at_least` (0.1) or makes a summary unnecessary | results of tools, each by one line, with its reference if the model can read references | the newest `keep_results` (8) results, at most three tenths of the window; fresh results; errors, results of tools with `keep`, results as short as the line, results of initial messages |
+//! | cut fresh results (`Cleared`, `cut`) | a request that would leave less than a tenth of the window for an answer, if a fourth of the window is left for the results | the middle of the largest results that no accepted request had | their beginnings and ends |
+//! | summarise (`Summarised`) | before a turn whose request is above `compact_at` (0.85), if it can save a third; on request of a client | the first messages, by a text that a model writes | the last `keep_turns` (3) turns, at most a fourth of the window; users' messages up to `keep_user_tokens` (20,000), at most a sixth, but always the newest; the references of the newest 20 results; the turn of fresh results |
+//! | drop (`Dropped`), the last resort | a request that would leave less than a tenth of the window for an answer, if nothing else helps | the oldest messages, by one line with references | as many of the newest messages as half of the window holds; the newest user's message |
 //! | format compactly (`Formatted`) | once, when a run with calls or with several responses has ended, with `history = "compact"` | the messages of the run, by one with a log of its calls | the inputs of the run, summaries |
 //!
 //! Steps are decided in `step_before_turn`, `shrink_idle` (formatting, and summaries on request) and
 //! `step_after_overflow`. The last one follows, once in a turn, when the turn has found out that its request was too
-//! large for its model (`turn::attempt`). It clears results, also the newest ones if necessary, and then asks for a
-//! summary. `context::compaction` plans and applies the changes. While no window is known, results are cleared only
-//! after an overflow, and a summary is asked for only after an overflow or for a client. A single result is cut to
+//! large for its model (`turn::attempt`). It clears results, all but the fresh ones if necessary, cuts these, asks for a
+//! summary and takes the last resort. If only the requested length of the answer was too large, the turn asks for a
+//! shorter one instead (`turn::retry`). While no window is known, the context becomes smaller only
+//! after an overflow, and by a summary for a client. A single result is cut to
 //! `max_result_bytes` before all this (`context::result_cut`).
 //!
 //! A summary ends only before a response or after the last message, so that no call is separated from its results.
-//! If no model writes one, or if it does not save a third of the request, the history stays as it is, and
-//! [`Record::LimitReached`] says so (`summary_failed`, `summary_has_no_effect`). A turn that waited for it goes on.
-//! After two of these the session asks for none by itself until the next input, or until one for a client succeeds
-//! (`FAILED_SUMMARIES_MAX`).
+//! If no model writes one, or if it saves neither a third of the request nor as much as a request needs that is too
+//! large, the history stays as it is, and [`Record::LimitReached`] says so (`summary_failed`, with a reason). A turn
+//! that waited for it goes on. After two of these the session asks for none by itself until the next input, or until one
+//! for a client succeeds (`FAILED_SUMMARIES_MAX`).
 //!
 //! The word "compact": in `compact_at` and in the request of a client it means the summary, in `history = "compact"`
 //! the formatting, and in [`Record::Compacted`] and the event `context_compacted` any of the three.
@@ -34,22 +37,39 @@ use super::machine::{
 };
 use super::open_run::{Overflow, RunStage};
 use crate::config::{ContextPolicy, HistoryForm, Share};
-use crate::context::compaction::{self, AppliedChange, SummaryLimits, SummaryPlan};
-use crate::context::tokens::{ModelTokens, TokenMeter};
+use crate::context::compaction::{
+    self, AppliedChange, DROPPED_REFERENCES_MAX, KeptResults, SUMMARY_REQUEST, SummaryLimits,
+    SummaryPlan,
+};
+use crate::context::tokens::{ModelTokens, TokenMeter, estimate_message, estimate_text};
 use crate::event::Event;
-use crate::message::Message;
+use crate::message::{Message, MessageList};
 use crate::record::{Compaction, Record};
 use crate::turn::RunRules;
-use crate::types::{COMPACT_AT, ContextPart, PartTokens, RunId, Usage};
+use crate::types::{COMPACT_AT, ContextPart, PartTokens, RunId, SummaryFailure, Usage};
 use crate::wire::PromptChange;
 
 /// Number of summaries that failed or had no effect after which the session asks for none by itself until the next
 /// input.
 const FAILED_SUMMARIES_MAX: u32 = 2;
-/// The turns behind a summary may have one third of the window, and so may the users' messages that stay.
-const KEPT_TURNS_DIVISOR: u64 = 3;
-/// One tenth of the window is left free for the question for a summary and its answer.
-const SUMMARY_DIVISOR: u64 = 10;
+/// The turns behind a summary may have one fourth of the window, and the users' messages that stay one sixth. So the
+/// smaller context has room for more than a few turns.
+const KEPT_TURNS_DIVISOR: u64 = 4;
+const KEPT_INPUTS_DIVISOR: u64 = 6;
+/// The results that stay when others are cleared may have three tenths of the window.
+const KEPT_RESULTS_TENTHS: u64 = 3;
+/// One sixth of the window is left free for a summary, but not more than this number of tokens. Half of that is enough
+/// if the request can have all messages then.
+const SUMMARY_ROOM_DIVISOR: u64 = 6;
+const SUMMARY_ROOM_MAX: u64 = 4_096;
+/// One tenth of the window is left free for an answer, but not more than this number of tokens. A request that leaves
+/// less room is not sent if it can be made smaller.
+const ANSWER_ROOM_DIVISOR: u64 = 10;
+const ANSWER_ROOM_MAX: u64 = 4_096;
+/// Maximum number of sizes to which fresh results are cut, until the request is small enough.
+const CUT_TRIES: u32 = 16;
+/// A fresh result is cut, instead of other messages being summarised, if one fourth of the window is left for it.
+const FRESH_DIVISOR: u64 = 4;
 
 /// The next step towards a smaller context.
 #[derive(Debug)]
@@ -178,9 +198,14 @@ impl Session {
         }
     }
 
-    /// Handles the answer to a request for a summary. Ignored if none is pending any more.
-    pub fn handle_summary(&mut self, reply: SummaryReply, rules_of: super::RulesOf<'_>) {
-        let Some(plan) = self.context.pending_summary.take() else { return };
+    /// Handles the answer to a request for a summary. Ignored if none is pending any more. Returns the reason if the
+    /// summary is not used.
+    pub fn handle_summary(
+        &mut self,
+        reply: SummaryReply,
+        rules_of: super::RulesOf<'_>,
+    ) -> Option<SummaryFailure> {
+        let plan = self.context.pending_summary.take()?;
         let overrides = self.current_overrides();
         let rules = rules_of(&overrides);
         let SummaryPlan { replaced_messages, kept_user_messages } = plan;
@@ -201,26 +226,51 @@ impl Session {
                 };
                 let applied = self.applied(&change);
                 let (_, after) = self.sizes(&rules, &applied);
-                // A summary must save a third, or it does not count.
-                if after <= before / 3 * 2 {
+                // A summary must save a third, or it does not count. If the request is too large, it must only
+                // become small enough.
+                let most = self.size_basis(&rules).map(largest_request);
+                let is_needed = most.is_some_and(|most| before > most && after <= most);
+                if after <= before / 3 * 2 || is_needed {
                     self.record_applied(&rules, change, applied, usage);
-                    return;
+                    return None;
                 }
-                ("summary_has_no_effect", usage)
+                (SummaryFailure::NoSaving, usage)
             }
-            SummaryReply::Failed { usage } => ("summary_failed", usage),
+            SummaryReply::Failed { usage, reason } => (reason, usage),
         };
         self.record_failed_summary(&rules, before, failure, usage);
+        Some(failure)
     }
 
-    /// Handles that the current turn's request was larger than the window of its model.
-    pub fn handle_overflow(&mut self, rules_of: super::RulesOf<'_>) {
+    /// Handles that the current turn's request was larger than the window of its model. `window` is that window,
+    /// if it is known, and `counted` are the tokens of the input, if the service has named them.
+    pub fn handle_overflow(
+        &mut self,
+        window: Option<u64>,
+        counted: Option<u64>,
+        rules_of: super::RulesOf<'_>,
+    ) {
         let Some(run) = self.run.as_deref() else { return };
         let rules = rules_of(&run.overrides);
         let tokens = self.request_tokens(&rules);
         if let Some(RunStage::Turn(turn)) = self.run.as_deref_mut().map(|run| &mut run.stage) {
-            turn.overflow = Some(Overflow { tokens, ..Overflow::default() });
+            turn.overflow = Some(Overflow { tokens, counted, window, ..Overflow::default() });
         }
+    }
+
+    /// Returns the size that a context is compared with, in tokens of the session's own count: the window. It is
+    /// smaller if the service has just counted more tokens than the session. If it has refused a request and no window
+    /// is known, it is less than that request.
+    fn size_basis(&self, rules: &RunRules) -> Option<u64> {
+        let overflow = match self.run.as_deref().map(|run| &run.stage) {
+            Some(RunStage::Turn(turn)) => turn.overflow,
+            Some(RunStage::Ready(_) | RunStage::FollowUp(_)) | None => None,
+        };
+        let Some(overflow) = overflow else { return self.window(rules) };
+        let Some(window) = overflow.window else { return Some(overflow.tokens / 4 * 3) };
+        let counted = overflow.counted.unwrap_or_default().max(overflow.tokens).max(1);
+        let scaled = u128::from(window) * u128::from(overflow.tokens) / u128::from(counted);
+        Some(u64::try_from(scaled).unwrap_or(window).min(overflow.tokens))
     }
 
     /// Makes the context smaller before the next turn, if it is too large. Returns false if the turn may
@@ -245,20 +295,128 @@ impl Session {
         let policy = &rules.context;
         let tokens = self.request_tokens(rules);
         let is_above = |share: Share| !share.is_zero() && tokens > share.part_of(window);
-        if is_above(policy.clear_at) {
-            let plan = self.clearing(rules, policy.keep_results);
-            let saved = self.token_meter().part(plan.saved_tokens);
-            if saved > 0 && saved >= policy.clear_at_least.part_of(window) {
-                let references = policy.references;
-                return Step::Change(Compaction::Cleared { calls: plan.calls, references });
+        let most = largest_request(window);
+        let goal = if policy.compact_at.is_zero() { most } else { goal(policy, window) };
+        let least = policy.clear_at_least.part_of(window);
+        if is_above(policy.clear_at) || tokens > most {
+            // Above the goal a clearing counts that makes a summary unnecessary.
+            let suffices = |saved: u64| tokens > goal && tokens.saturating_sub(saved) <= goal;
+            let counts = |saved, keeps_some| match keeps_some {
+                true => saved >= least || suffices(saved),
+                false => saved >= least && suffices(saved),
+            };
+            if let Some(change) = self.clear(rules, window, counts) {
+                return Step::Change(change);
             }
+        }
+        if tokens > most
+            && let Some(change) = self.cut_fresh(rules, tokens, goal, window / FRESH_DIVISOR)
+        {
+            return Step::Change(change);
         }
         let may_ask = self.context.failed_summaries < FAILED_SUMMARIES_MAX
             && self.context.summary_requested_after != Some(self.turn);
-        if is_above(policy.compact_at) && may_ask {
-            return self.summary_plan(rules).map_or(Step::Done, Step::Summarise);
+        if is_above(policy.compact_at)
+            && may_ask
+            && let Some(plan) = self.useful_summary_plan(rules, tokens)
+        {
+            return Step::Summarise(plan);
+        }
+        if tokens > most {
+            return self.last_resort(rules, tokens, window).map_or(Step::Done, Step::Change);
         }
         Step::Done
+    }
+
+    /// Clears old results: all but the newest that may stay, or else all that are not fresh. `counts` says whether
+    /// the number of saved tokens is enough; its second argument is true if the newest results stay.
+    fn clear(
+        &mut self,
+        rules: &RunRules,
+        window: u64,
+        counts: impl Fn(u64, bool) -> bool,
+    ) -> Option<Compaction> {
+        let references = rules.context.references;
+        [true, false].into_iter().find_map(|keeps_some| {
+            let plan = self.clearing(rules, window, keeps_some);
+            let saved = self.token_meter().part(plan.saved_tokens);
+            let calls = plan.calls;
+            (saved > 0 && counts(saved, keeps_some)).then_some(Compaction::Cleared {
+                calls,
+                cut: Vec::new(),
+                references,
+            })
+        })
+    }
+
+    /// Cuts the fresh results to the space that the other messages leave of `goal`. Returns `None` if that is less
+    /// than `space_min`, or if nothing is to be cut.
+    fn cut_fresh(
+        &mut self,
+        rules: &RunRules,
+        tokens: u64,
+        goal: u64,
+        space_min: u64,
+    ) -> Option<Compaction> {
+        let meter = self.token_meter();
+        let fresh = meter.part(compaction::fresh_tokens(self.history.messages()));
+        let space = goal.saturating_sub(tokens.saturating_sub(fresh));
+        if fresh == 0 || space < space_min {
+            return None;
+        }
+        let references = rules.context.references;
+        let mut fresh_max = meter.estimate_of(space);
+        for _ in 0..CUT_TRIES {
+            let cut = compaction::plan_cut(self.history.messages(), fresh_max, references);
+            if cut.is_empty() {
+                return None;
+            }
+            let change = Compaction::Cleared { calls: Vec::new(), cut, references };
+            let applied = self.applied(&change);
+            let after = self.sizes(rules, &applied).1;
+            // The removed tokens are only an estimate, so the first cut may not be enough.
+            if after <= goal || fresh_max == 0 {
+                return (after < tokens).then_some(change);
+            }
+            let excess = meter.estimate_of(after - goal).max(fresh_max / 16).max(1);
+            fresh_max = fresh_max.saturating_sub(excess);
+        }
+        None
+    }
+
+    /// Makes the context smaller without a model: cuts the fresh results if they fill half of the window, or else
+    /// drops the first messages so that half of the window is used. Returns `None` if nothing can be done.
+    fn last_resort(&mut self, rules: &RunRules, tokens: u64, window: u64) -> Option<Compaction> {
+        let meter = self.token_meter();
+        let half = window / 2;
+        let fresh = meter.part(compaction::fresh_tokens(self.history.messages()));
+        // The turn of smaller results stays whole.
+        if fresh > half / 4 * 3 {
+            let others = tokens.saturating_sub(fresh);
+            let goal = others.saturating_add(window / FRESH_DIVISOR);
+            if let Some(change) = self.cut_fresh(rules, tokens, goal, 1) {
+                return Some(change);
+            }
+        }
+        let left = meter.estimate_of(half).saturating_sub(rules.fixed_tokens);
+        let inputs = rules.context.keep_user_tokens.min(half / KEPT_INPUTS_DIVISOR);
+        let plan = compaction::plan_drop(self.history.messages(), left, meter.estimate_of(inputs))?;
+        let SummaryPlan { replaced_messages, kept_user_messages } = plan;
+        let dropped = self.history.messages().get(..replaced_messages).unwrap_or_default();
+        let (mut results, mut runs) = (Vec::new(), Vec::new());
+        if rules.context.references && !rules.tools.is_empty() {
+            results = compaction::uncleared_results(dropped);
+            results.drain(..results.len().saturating_sub(DROPPED_REFERENCES_MAX));
+            runs = self.references.newest_runs(DROPPED_REFERENCES_MAX);
+        }
+        let change = Compaction::Dropped {
+            messages: replaced_messages,
+            user_messages: kept_user_messages,
+            results,
+            runs,
+        };
+        let applied = self.applied(&change);
+        (self.sizes(rules, &applied).1 < tokens).then_some(change)
     }
 
     /// Takes one step towards a smaller context for a turn whose request was too large. After the last step the turn
@@ -290,35 +448,40 @@ impl Session {
         overflow: Overflow,
     ) -> (Step, Option<Overflow>) {
         let (mut next, policy) = (overflow, &rules.context);
+        let basis = self.size_basis(rules).unwrap_or(overflow.tokens);
         // The largest number of tokens that is small enough.
-        let goal = match self.window(rules) {
-            Some(window) => {
-                let share =
-                    if policy.compact_at.is_zero() { policy.clear_at } else { policy.compact_at };
-                let share = if share.is_zero() { window / 10 * 9 } else { share.part_of(window) };
-                share.min(overflow.tokens / 10 * 9)
-            }
+        let goal = match overflow.window {
+            Some(_) => goal(policy, basis).min(overflow.tokens / 10 * 9),
             None => overflow.tokens / 3 * 2,
         };
-        let is_small = self.request_tokens(rules) <= goal;
-        if !is_small && !overflow.clearing_tried {
+        let tokens = self.request_tokens(rules);
+        if tokens <= goal {
+            return (Step::Done, None);
+        }
+        if !overflow.clearing_tried {
             next.clearing_tried = true;
-            for keep_results in [policy.keep_results, 0] {
-                let plan = self.clearing(rules, keep_results);
-                let saved = self.token_meter().part(plan.saved_tokens);
-                let is_enough = overflow.tokens.saturating_sub(saved) <= goal;
-                if saved > 0 && (is_enough || keep_results == 0) {
-                    let (calls, references) = (plan.calls, policy.references);
-                    return (Step::Change(Compaction::Cleared { calls, references }), Some(next));
-                }
+            let counts =
+                |saved, keeps_some: bool| !keeps_some || tokens.saturating_sub(saved) <= goal;
+            if let Some(change) = self.clear(rules, basis, counts) {
+                return (Step::Change(change), Some(next));
             }
         }
-        if !is_small && !overflow.summary_tried {
+        if let Some(change) = self.cut_fresh(rules, tokens, goal, basis / FRESH_DIVISOR) {
+            return (Step::Change(change), Some(next));
+        }
+        if !overflow.summary_tried {
             next.summary_tried = true;
             let may_ask = self.context.failed_summaries < FAILED_SUMMARIES_MAX;
-            if let Some(plan) = self.summary_plan(rules).filter(|_| may_ask) {
+            let plan = may_ask.then(|| self.useful_summary_plan(rules, tokens)).flatten();
+            if let Some(plan) = plan {
                 return (Step::Summarise(plan), Some(next));
             }
+        }
+        // A summary that brought the request below the window is enough.
+        if tokens > largest_request(basis).min(overflow.tokens / 10 * 9)
+            && let Some(change) = self.last_resort(rules, tokens, basis)
+        {
+            return (Step::Change(change), Some(next));
         }
         (Step::Done, None)
     }
@@ -419,7 +582,7 @@ impl Session {
                 }
             }
             Compaction::Summarised { .. } => self.context.failed_summaries = 0,
-            Compaction::Cleared { .. } => {}
+            Compaction::Cleared { .. } | Compaction::Dropped { .. } => {}
         }
     }
 
@@ -438,31 +601,62 @@ impl Session {
         state
     }
 
-    fn clearing(&self, rules: &RunRules, keep_results: u32) -> compaction::ClearingPlan {
+    fn clearing(
+        &self,
+        rules: &RunRules,
+        window: u64,
+        keeps_some: bool,
+    ) -> compaction::ClearingPlan {
         let keep = |name: &str| rules.tools.get(name).is_some_and(|tool| tool.keep);
-        let keep_results = usize::try_from(keep_results).unwrap_or(usize::MAX);
-        let references = rules.context.references;
-        compaction::plan_clearing(self.history.messages(), keep_results, references, keep)
+        let policy = &rules.context;
+        let count_max = if keeps_some { policy.keep_results } else { 0 };
+        let kept = KeptResults {
+            count_max: usize::try_from(count_max).unwrap_or(usize::MAX),
+            tokens_max: self.token_meter().estimate_of(window / 10 * KEPT_RESULTS_TENTHS),
+        };
+        compaction::plan_clearing(self.history.messages(), kept, policy.references, keep)
     }
 
     fn summary_plan(&mut self, rules: &RunRules) -> Option<SummaryPlan> {
         let ContextPolicy { keep_turns, keep_user_tokens, .. } = &rules.context;
-        let (meter, window) = (self.token_meter(), self.window(rules).unwrap_or(u64::MAX));
+        let (meter, basis) = (self.token_meter(), self.size_basis(rules).unwrap_or(u64::MAX));
         let replaced_tokens_max = match self.can_send_all(rules) {
             true => u64::MAX,
             false => {
-                let sent = meter.estimate_of(window - window / SUMMARY_DIVISOR);
-                sent.saturating_sub(rules.fixed_tokens)
+                let sent = basis.saturating_sub(self.summary_request_tokens(basis));
+                meter.estimate_of(sent).saturating_sub(rules.fixed_tokens)
             }
         };
         let limits = SummaryLimits {
             turns_max: usize::try_from(*keep_turns).unwrap_or(usize::MAX),
-            turn_tokens_max: meter.estimate_of(window / KEPT_TURNS_DIVISOR),
+            turn_tokens_max: meter.estimate_of(basis / KEPT_TURNS_DIVISOR),
             input_tokens_max: meter
-                .estimate_of((*keep_user_tokens).min(window / KEPT_TURNS_DIVISOR)),
+                .estimate_of((*keep_user_tokens).min(basis / KEPT_INPUTS_DIVISOR)),
             replaced_tokens_max,
         };
         compaction::plan_summary(self.history.messages(), limits)
+    }
+
+    /// Returns the plan of a summary if it can count: if it can save a third of the request, or make a request small
+    /// enough that is too large.
+    fn useful_summary_plan(&mut self, rules: &RunRules, tokens: u64) -> Option<SummaryPlan> {
+        let plan = self.summary_plan(rules)?;
+        let replaced = self.history.messages().get(..plan.replaced_messages).unwrap_or_default();
+        let inputs =
+            replaced.iter().rev().filter(|message| matches!(***message, Message::User { .. }));
+        let kept: u64 = inputs.take(plan.kept_user_messages).map(|m| estimate_message(m)).sum();
+        let size: u64 = replaced.iter().map(|message| estimate_message(message)).sum();
+        let saved = self.token_meter().part(size.saturating_sub(kept));
+        let after = tokens.saturating_sub(saved);
+        let most = self.size_basis(rules).map(largest_request);
+        let is_needed = most.is_some_and(|most| tokens > most && after <= most);
+        (after <= tokens / 3 * 2 || is_needed).then_some(plan)
+    }
+
+    /// Returns about the number of tokens of the question for a summary and of its answer.
+    fn summary_request_tokens(&self, window: u64) -> u64 {
+        let question = self.token_meter().part(estimate_text(SUMMARY_REQUEST));
+        question.saturating_add((window / SUMMARY_ROOM_DIVISOR).min(SUMMARY_ROOM_MAX))
     }
 
     /// Returns true if the request for a summary may have all messages: the service has not refused them in this
@@ -471,21 +665,32 @@ impl Session {
         let tokens = self.request_tokens(rules);
         let is_overflow = self.run.as_ref().is_some_and(|run| run.turn().is_some());
         !is_overflow
-            && self.window(rules).is_none_or(|window| tokens + window / SUMMARY_DIVISOR <= window)
+            && self.window(rules).is_none_or(|window| {
+                tokens.saturating_add(self.summary_request_tokens(window / 2)) <= window
+            })
     }
 
     /// Asks for a summary. The request has all messages, so that the service reads most of them from its cache. If
     /// they are too many, it has only those that the summary replaces.
     fn request_summary(&mut self, rules: &RunRules, plan: SummaryPlan) {
-        let messages = match self.can_send_all(rules) {
-            true => self.history.messages().clone(),
-            false => self.history.messages().iter().take(plan.replaced_messages).cloned().collect(),
+        let meter = self.token_meter();
+        let (messages, sent): (MessageList, _) = match self.can_send_all(rules) {
+            true => (self.history.messages().clone(), self.request_tokens(rules)),
+            false => {
+                let messages = self.history.messages().iter().take(plan.replaced_messages);
+                let size: u64 = messages.clone().map(|message| estimate_message(message)).sum();
+                (messages.cloned().collect(), meter.part(rules.fixed_tokens + size))
+            }
         };
+        let question = meter.part(estimate_text(SUMMARY_REQUEST));
+        let output_room = self
+            .size_basis(rules)
+            .map(|window| window.saturating_sub(sent.saturating_add(question)));
         self.context.pending_summary = Some(plan);
         self.context.summary_requested_after = Some(self.turn);
         let overrides = self.current_overrides();
         let run_id = self.run_of_context();
-        let request = SummaryRequest { run_id, overrides, messages };
+        let request = SummaryRequest { run_id, overrides, messages, output_room };
         self.outbox.push_back(SessionEffect::RequestSummary(Box::new(request)));
     }
 
@@ -528,9 +733,12 @@ impl Session {
         let (tokens_before, tokens_after) = self.sizes(rules, &applied);
         self.context.prepared = Some(Box::new((change.clone(), applied)));
         let upto = match &change {
-            Compaction::Cleared { calls, .. } => calls.last().map_or(self.turn, |key| key.turn),
+            Compaction::Cleared { calls, cut, .. } => {
+                let last = calls.last().max(cut.last().map(|cut| &cut.call));
+                last.map_or(self.turn, |key| key.turn)
+            }
             Compaction::Formatted { .. } => self.turn,
-            Compaction::Summarised { messages, .. } => {
+            Compaction::Summarised { messages, .. } | Compaction::Dropped { messages, .. } => {
                 let kept = self.history.messages().get(*messages..).unwrap_or_default();
                 let turns = kept.iter().filter(|m| matches!(***m, Message::Assistant(_)));
                 self.turn.saturating_sub(u32::try_from(turns.count()).unwrap_or(u32::MAX))
@@ -544,14 +752,27 @@ impl Session {
         self.record(vec![SessionRecord { record, run_id, turn, events: vec![event] }]);
     }
 
-    /// Records that a summary failed or saves too little, with the tokens that it used.
-    fn record_failed_summary(&mut self, rules: &RunRules, tokens: u64, action: &str, usage: Usage) {
-        let (limit, action) = (COMPACT_AT.to_owned(), action.to_owned());
+    /// Records that a summary is not used, with the reason and the tokens that it used.
+    fn record_failed_summary(
+        &mut self,
+        rules: &RunRules,
+        tokens: u64,
+        reason: SummaryFailure,
+        usage: Usage,
+    ) {
+        let (limit, action) = (COMPACT_AT.to_owned(), "summary_failed".to_owned());
         let window = self.window(rules).unwrap_or_default();
         let (value, maximum) = (tokens, rules.context.compact_at.part_of(window));
-        let event =
-            Event::LimitReached { limit: limit.clone(), value, maximum, action: action.clone() };
-        let record = Record::LimitReached { limit, value, maximum, action, note: None, usage };
+        let reason = Some(reason);
+        let event = Event::LimitReached {
+            limit: limit.clone(),
+            value,
+            maximum,
+            action: action.clone(),
+            reason,
+        };
+        let record =
+            Record::LimitReached { limit, value, maximum, action, reason, note: None, usage };
         let (run_id, turn) = (self.run_of_context(), self.turn);
         self.record(vec![SessionRecord { record, run_id, turn, events: vec![event] }]);
     }
@@ -561,4 +782,17 @@ impl Session {
         let ended = self.context.ended_run.as_ref().map(|run| &run.id);
         self.run.as_ref().map(|run| &run.id).or(ended).cloned()
     }
+}
+
+/// Returns the largest request that leaves room for an answer in the window.
+fn largest_request(window: u64) -> u64 {
+    window - (window / ANSWER_ROOM_DIVISOR).min(ANSWER_ROOM_MAX)
+}
+
+/// Returns the largest request that needs no smaller context: the share of the window at which a summary is asked
+/// for, or else results are cleared.
+fn goal(policy: &ContextPolicy, window: u64) -> u64 {
+    let share = if policy.compact_at.is_zero() { policy.clear_at } else { policy.compact_at };
+    let most = largest_request(window);
+    if share.is_zero() { most } else { share.part_of(window).min(most) }
 }

@@ -20,7 +20,7 @@ use crate::record::{Record, Seq, StopMode};
 use crate::turn::{CancelReason, CommittedTurn, TurnSpec};
 use crate::types::{
     COMPACT_AT, Content, Metadata, ParentCall, Reference, ReferenceError, RunEnd, RunError, RunId,
-    Usage, VariableName, WriteSet,
+    SummaryFailure, Usage, VariableName, WriteSet,
 };
 use crate::wire::PromptChange;
 
@@ -650,6 +650,8 @@ pub struct SummaryRequest {
     pub overrides: Arc<RunOverrides>,
     /// The messages. [`SUMMARY_REQUEST`](crate::context::compaction::SUMMARY_REQUEST) follows them.
     pub messages: MessageList,
+    /// The tokens that the window has room for behind the request. `None` if no window is known.
+    pub output_room: Option<u64>,
 }
 
 /// The answer to a request for a summary.
@@ -666,6 +668,8 @@ pub enum SummaryReply {
     Failed {
         /// The usage of the requests.
         usage: Usage,
+        /// The reason.
+        reason: SummaryFailure,
     },
 }
 

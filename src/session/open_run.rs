@@ -157,6 +157,10 @@ pub enum TurnOrigin {
 pub(super) struct Overflow {
     /// The tokens of the request, by estimate.
     pub(super) tokens: u64,
+    /// The tokens of its input by the service's count, if the service named them.
+    pub(super) counted: Option<u64>,
+    /// The window of the model that has refused the request, if it is known.
+    pub(super) window: Option<u64>,
     /// Results were cleared, or none can be.
     pub(super) clearing_tried: bool,
     /// A summary was asked for, or none can be.

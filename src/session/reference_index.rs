@@ -36,6 +36,14 @@ impl ReferenceIndex {
         self.run_ends.insert(run.clone(), seq);
     }
 
+    /// Returns the newest runs that have ended, at most `count`, in their order.
+    pub(super) fn newest_runs(&self, count: usize) -> Vec<RunId> {
+        let mut runs: Vec<_> = self.run_ends.iter().map(|(run, seq)| (*seq, run)).collect();
+        runs.sort_unstable();
+        let first = runs.len().saturating_sub(count);
+        runs.drain(first..).map(|(_, run)| run.clone()).collect()
+    }
+
     /// Returns the records that hold the value of a reference to a result, to arguments or to an answer.
     /// `last` is the session's last turn. Callers have refused the calls of the turn in progress (`SameTurn`).
     ///

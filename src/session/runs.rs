@@ -382,10 +382,16 @@ impl Session {
     fn limit_record(&self, run: &RunId, hit: LimitHit) -> SessionRecord {
         let LimitHit { limit, value, maximum, action, note } = hit;
         let (limit, action) = (limit.to_owned(), action.to_owned());
-        let event =
-            Event::LimitReached { limit: limit.clone(), value, maximum, action: action.clone() };
-        let record =
-            Record::LimitReached { limit, value, maximum, action, note, usage: Usage::default() };
+        let reason = None;
+        let event = Event::LimitReached {
+            limit: limit.clone(),
+            value,
+            maximum,
+            action: action.clone(),
+            reason,
+        };
+        let usage = Usage::default();
+        let record = Record::LimitReached { limit, value, maximum, action, reason, note, usage };
         self.run_record(run, record, vec![event])
     }
 
@@ -543,7 +549,10 @@ mod tests {
         assert!(session.handle_tools_read("list".into()));
         perform(&mut session, &rules, seconds(3));
         assert!(session.waits_for_summary());
-        let failed = SummaryReply::Failed { usage: Usage::default() };
+        let failed = SummaryReply::Failed {
+            usage: Usage::default(),
+            reason: crate::types::SummaryFailure::Failed,
+        };
         session.handle_summary(failed, &rules_of);
         perform(&mut session, &rules, seconds(7));
         assert!(session.run().unwrap().turn().is_some());

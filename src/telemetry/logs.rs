@@ -104,7 +104,11 @@ pub fn log(published: &PublishedEvent) {
             line!(debug, published, attempt, model, "attempt_voided");
         }
         Event::TurnEnded { summary } => turn_ended(published, summary),
-        Event::LimitReached { limit, value, maximum, action } => {
+        Event::LimitReached { limit, value, maximum, action, reason: Some(reason) } => {
+            let reason = reason.as_str();
+            line!(warn, published, limit, value, maximum, action, reason, "limit_reached");
+        }
+        Event::LimitReached { limit, value, maximum, action, reason: None } => {
             if value < maximum {
                 line!(info, published, limit, value, maximum, action, "limit_half_used");
             } else {

@@ -223,7 +223,7 @@ impl Metrics {
                 self.runs.model_fallbacks.increment(u64::from(*fallback));
             }
             Event::TurnEnded { summary } => self.turn_ended(summary),
-            Event::LimitReached { limit, value, maximum, action: _ } => {
+            Event::LimitReached { limit, value, maximum, action: _, reason: _ } => {
                 // The event is published at half of the limit too.
                 if value >= maximum {
                     let handle = self.limits.get_or_register(limit, |limit| {
@@ -779,6 +779,7 @@ mod tests {
                 value: 1,
                 maximum: 1,
                 action: String::new(),
+                reason: None,
             });
         }
         let page = telemetry.render();

@@ -190,7 +190,7 @@ impl<'a> Transcript<'a> {
                     run.stops.push(StopRequest { at, mode: *mode });
                 }
             }
-            Record::LimitReached { limit, value, maximum, action, note, usage } => {
+            Record::LimitReached { limit, value, maximum, action, reason: _, note, usage } => {
                 let (value, maximum, note, usage) = (*value, *maximum, note.as_deref(), *usage);
                 self.add_limit(ReachedLimit { at, limit, value, maximum, action, note, usage });
             }

@@ -260,6 +260,12 @@ impl Turn {
         if !self.is_out_of_tokens() && self.retry_without_tools(&error) {
             return;
         }
+        if !self.is_out_of_tokens()
+            && let Some(plan) = self.retry.with_shorter_answer(&error)
+        {
+            self.request_again(plan, error.message);
+            return;
+        }
         if self.reduction == ContextReduction::Unused
             && error.is_context_overflow()
             && !self.is_out_of_tokens()

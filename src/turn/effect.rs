@@ -272,6 +272,8 @@ pub struct AttemptPlan {
     pub wait: Duration,
     /// The tools that the request leaves out, to find those that the service refuses.
     pub left_out_tools: Vec<String>,
+    /// Maximum length of the answer in tokens, because a longer one does not fit into the window behind the request.
+    pub output_room: Option<u32>,
 }
 
 /// The host's answer to a request for a permit.

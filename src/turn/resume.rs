@@ -207,6 +207,10 @@ impl Turn {
             && !is_limit_recorded
             && !self.is_out_of_tokens()
         {
+            if let Some(plan) = self.retry.with_shorter_answer(error) {
+                self.request_again(plan, error.message.clone());
+                return;
+            }
             // The host stopped while the session made its context smaller.
             self.request_smaller_context(error.clone(), recorded.is_displayed);
             return;

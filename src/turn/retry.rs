@@ -72,6 +72,8 @@ pub(crate) struct RetryPolicy {
     unparsable_output: Option<String>,
     /// The number of refused requests of the current model that were changed and sent again.
     changed_requests: u32,
+    /// Maximum length of the answer of the current model, because the service refused a longer one.
+    output_room: Option<u32>,
 }
 
 impl RetryPolicy {
@@ -87,6 +89,7 @@ impl RetryPolicy {
             broken_streams: 0,
             unparsable_output: None,
             changed_requests: 0,
+            output_room: None,
         }
     }
 
@@ -108,6 +111,7 @@ impl RetryPolicy {
             streamed: self.model().streamed && self.broken_streams < BROKEN_STREAMS_MAX,
             wait: Duration::ZERO,
             left_out_tools: Vec::new(),
+            output_room: self.output_room,
         }
     }
 
@@ -126,6 +130,18 @@ impl RetryPolicy {
     pub(super) fn plan_changed_request(&mut self) -> AttemptPlan {
         self.attempts += 1;
         self.current()
+    }
+
+    /// Plans an attempt with the same model that asks for a shorter answer, because the service refused the length of
+    /// the requested one. Returns `None` if the error is another one, or if the answer was to be as short already.
+    pub(crate) fn with_shorter_answer(&mut self, error: &ProviderError) -> Option<AttemptPlan> {
+        let room = error.overflow?.output_room?;
+        if self.output_room.is_some_and(|before| before <= room) {
+            return None;
+        }
+        self.output_room = Some(room);
+        self.attempts_with_model = self.attempts_with_model.saturating_sub(1);
+        Some(self.next_attempt(Duration::ZERO))
     }
 
     /// Plans the attempt after one that failed with `error`. Returns `None` if no attempt is left.
@@ -186,7 +202,7 @@ impl RetryPolicy {
         self.model_index += 1;
         (self.attempts_with_model, self.consecutive_refusals, self.broken_streams) = (0, 0, 0);
         self.changed_requests = 0;
-        self.breaker_wait = Duration::ZERO;
+        (self.breaker_wait, self.output_room) = (Duration::ZERO, None);
         self.unparsable_output = None;
         Some(self.next_attempt(Duration::ZERO))
     }

@@ -148,10 +148,11 @@ impl Turn {
             value,
             maximum,
             action: action.to_owned(),
+            reason: None,
             note: None,
             usage: Usage::default(),
         });
         let (limit, action) = (limit.to_owned(), action.to_owned());
-        self.emit(Event::LimitReached { limit, value, maximum, action });
+        self.emit(Event::LimitReached { limit, value, maximum, action, reason: None });
     }
 }

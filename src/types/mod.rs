@@ -47,7 +47,7 @@ pub use call::{
     CALLS_MAX, CallKey, FailureKind, InvalidCallKey, ResultNotes, ToolCall, ToolOutcome,
     ToolResult, ToolStatus, metadata,
 };
-pub use compaction::{COMPACT_AT, CompactionKind};
+pub use compaction::{COMPACT_AT, CompactionKind, SummaryFailure};
 pub use content::{Content, ContentPart, Image, InvalidContent};
 pub use context_part::{ContextPart, PartTokens};
 pub use hook::{HookDecision, HookPoint, HookVerdict};

@@ -197,6 +197,10 @@ pub struct ContextOverflow {
     /// The tokens of the request, if the service named them.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub request_tokens: Option<u64>,
+    /// The length of an answer, in tokens, that the window has room for behind the input. Set if the service counts the
+    /// requested length of the answer, and the input alone is below the window.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub output_room: Option<u32>,
     /// True if the error says nothing about the window: the service refused the size of the request's body in bytes,
     /// or it answered 400 without a reason, which some services do if a request is too long.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
@@ -207,7 +211,7 @@ impl ContextOverflow {
     /// Creates an overflow of the window, with the numbers that the service named.
     #[must_use]
     pub fn of_window(window: Option<u64>, request_tokens: Option<u64>) -> Self {
-        Self { window, request_tokens, of_body: false }
+        Self { window, request_tokens, output_room: None, of_body: false }
     }
 
     /// Creates an overflow that says nothing about the window: see the field of this name.

@@ -90,6 +90,17 @@ impl ModelRequest {
         }
     }
 
+    /// Returns the request with at most this maximum length of the answer, also in `extra_body`. A thinking budget stays
+    /// below it, because Anthropic refuses any other.
+    pub(crate) fn with_output_room(mut self, room: u32) -> Self {
+        self.max_output_tokens =
+            Some(self.max_output_tokens.map_or(room, |maximum| maximum.min(room)));
+        if !self.extra_body.is_empty() {
+            limit_output(&mut self.extra_body, room);
+        }
+        self
+    }
+
     /// Returns true if the model, the tools, the system text, the members that may replace them, the request to
     /// cache the prompt and the rule for reasoning are the same.
     pub(super) fn has_same_prompt_members(&self, other: &Self) -> bool {
@@ -159,6 +170,40 @@ impl ModelRequest {
     }
 }
 
+/// Members of bodies that hold the maximum length of the answer.
+const OUTPUT_LIMITS: [&str; 6] = [
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "maxOutputTokens",
+    "max_new_tokens",
+    "num_predict",
+];
+/// The least thinking budget that Anthropic accepts, in tokens.
+const THINKING_BUDGET_MIN: u32 = 1_024;
+
+/// Lowers the maximum length of the answer in the members of a body, and in the objects among them.
+fn limit_output(members: &mut Map<String, Value>, room: u32) {
+    for (name, value) in members {
+        // Ollama's `num_predict` of -1 means that there is no limit.
+        let is_above = value.as_i64().is_some_and(|number| number > room.into() || number < 0);
+        if OUTPUT_LIMITS.contains(&&**name) && is_above {
+            *value = room.into();
+        } else if name == "thinking"
+            && value.get("budget_tokens").and_then(Value::as_u64) >= Some(room.into())
+        {
+            *value = match room / 2 {
+                budget if budget >= THINKING_BUDGET_MIN => {
+                    json!({"type": "enabled", "budget_tokens": budget})
+                }
+                _ => json!({"type": "disabled"}),
+            };
+        } else if let Value::Object(members) = value {
+            limit_output(members, room);
+        }
+    }
+}
+
 /// The reason why the prompt of a request does not begin with that of the session's previous request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PromptChange {
@@ -192,6 +237,7 @@ impl PromptChange {
         Self::Compacted(CompactionKind::Cleared),
         Self::Compacted(CompactionKind::Formatted),
         Self::Compacted(CompactionKind::Summarised),
+        Self::Compacted(CompactionKind::Dropped),
         Self::RunOverride,
         Self::Output,
         Self::ClientTools,
@@ -337,6 +383,37 @@ crate::types::impl_with!(ModelRequest);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_length_of_an_answer_is_lowered_where_each_wire_has_it() {
+        let object = |value: Value| value.as_object().cloned().unwrap_or_default();
+        let lowered = |maximum: Option<u32>, extra: Value| {
+            let request = ModelRequest::new("m", [].into());
+            let request =
+                ModelRequest { max_output_tokens: maximum, extra_body: object(extra), ..request };
+            let request = request.with_output_room(900);
+            (request.max_output_tokens, Value::Object(request.extra_body))
+        };
+        assert_eq!(lowered(None, json!({})), (Some(900), json!({})));
+        assert_eq!(lowered(Some(1_000), json!({})), (Some(900), json!({})));
+        assert_eq!(lowered(Some(40), json!({})), (Some(40), json!({})));
+        for (extra, expected) in [
+            (json!({"max_tokens": 4096, "top_k": 4096}), json!({"max_tokens": 900, "top_k": 4096})),
+            (json!({"max_completion_tokens": 4096}), json!({"max_completion_tokens": 900})),
+            (json!({"max_output_tokens": 100}), json!({"max_output_tokens": 100})),
+            (
+                json!({"generationConfig": {"maxOutputTokens": 4096}}),
+                json!({"generationConfig": {"maxOutputTokens": 900}}),
+            ),
+            (json!({"options": {"num_predict": -1}}), json!({"options": {"num_predict": 900}})),
+            (
+                json!({"thinking": {"type": "enabled", "budget_tokens": 4096}}),
+                json!({"thinking": {"type": "disabled"}}),
+            ),
+        ] {
+            assert_eq!(lowered(None, extra), (Some(900), expected));
+        }
+    }
 
     #[test]
     fn a_schema_of_arguments_is_one_of_an_object() {

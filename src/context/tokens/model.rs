@@ -25,11 +25,19 @@ pub struct ModelTokens {
     accepted: u64,
     /// The service's tokens for each 1,000 estimated ones.
     ratio_milli: u64,
+    /// True if a refusal has shown that the service counts the requested length of the answer too.
+    counts_output: bool,
 }
 
 impl Default for ModelTokens {
     fn default() -> Self {
-        Self { window: None, is_window_named: false, accepted: 0, ratio_milli: INITIAL_RATIO_MILLI }
+        Self {
+            window: None,
+            is_window_named: false,
+            accepted: 0,
+            ratio_milli: INITIAL_RATIO_MILLI,
+            counts_output: false,
+        }
     }
 }
 
@@ -38,6 +46,13 @@ impl ModelTokens {
     #[must_use]
     pub fn window(&self) -> Option<u64> {
         self.window
+    }
+
+    /// Returns whether the service refuses a request whose input and requested length of the answer are together above
+    /// the window.
+    #[must_use]
+    pub fn counts_output(&self) -> bool {
+        self.counts_output
     }
 
     /// Returns the service's tokens for each 1,000 estimated ones.
@@ -74,6 +89,7 @@ impl ModelTokens {
         if overflow.of_body {
             return;
         }
+        self.handle_answer_refusal(overflow);
         let nine_tenths = |tokens: u64| tokens / 10 * 9;
         // The window of a service may have become smaller since the largest request.
         let below = nine_tenths(overflow.request_tokens.unwrap_or(request_tokens));
@@ -85,11 +101,21 @@ impl ModelTokens {
         self.accepted = accepted.min(self.window.unwrap_or(accepted));
     }
 
+    /// Learns from a refusal of a request whose input fits into the window, and whose answer was to be too long.
+    pub fn handle_answer_refusal(&mut self, overflow: ContextOverflow) {
+        if overflow.output_room.is_some() {
+            self.counts_output = true;
+            self.window = overflow.window.or(self.window);
+            self.is_window_named |= overflow.window.is_some();
+        }
+    }
+
     /// Returns whether the numbers differ so much from the stored ones that they are stored again.
     #[must_use]
     pub fn differs_from(&self, stored: &Self) -> bool {
         let (ratio, old) = (self.ratio_milli(), stored.ratio_milli());
-        (self.window, self.is_window_named) != (stored.window, stored.is_window_named)
+        (self.window, self.is_window_named, self.counts_output)
+            != (stored.window, stored.is_window_named, stored.counts_output)
             || ratio.abs_diff(old) > old / 10
     }
 }

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::types::{
     CallKey, Execution, FinishKind, Metadata, Question, READ_VAR, Reference, ResultPart, RunEnd,
-    RunError, RunId, SessionId, ToolResult, ToolStatus, Usage, WaitPhase, millis,
+    RunError, RunId, SessionId, SummaryFailure, ToolResult, ToolStatus, Usage, WaitPhase, millis,
 };
 use summary::{input_summary, summary};
 
@@ -110,9 +110,15 @@ impl PublishedEvent {
             Event::AttemptVoided { attempt, model, streamed, reason } => {
                 self.attempt(&AttemptView::new(*attempt, model, *streamed, reason, 0))
             }
-            Event::LimitReached { limit, value, maximum, action } => self.single(
+            Event::LimitReached { limit, value, maximum, action, reason } => self.single(
                 "limit_reached",
-                &LimitView { limit, value: *value, maximum: *maximum, action },
+                &LimitView {
+                    limit,
+                    value: *value,
+                    maximum: *maximum,
+                    action,
+                    reason: reason.map(SummaryFailure::as_str),
+                },
                 limit.len() + action.len(),
             ),
             Event::ContextCompacted { kind, tokens_before, tokens_after, upto } => self.single(
@@ -449,6 +455,8 @@ struct LimitView<'a> {
     value: u64,
     maximum: u64,
     action: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
 }
 
 #[derive(Serialize)]

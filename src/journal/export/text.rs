@@ -85,8 +85,17 @@ fn describe_misplaced(entry: &JournalEntry) -> RecordDescription {
 fn compaction_lines(compaction: &RecordedCompaction<'_>) -> Vec<String> {
     let RecordedCompaction { change, tokens_before, tokens_after, .. } = compaction;
     let (what, text) = match change {
-        Compaction::Cleared { calls, .. } => {
-            (format!("{} cleared", count_with_noun(calls.len(), "result")), None)
+        Compaction::Cleared { calls, cut, .. } => {
+            let cleared = format!("{} cleared", count_with_noun(calls.len(), "result"));
+            let cut = format!("{} cut", count_with_noun(cut.len(), "result"));
+            match (calls.is_empty(), cut.starts_with('0')) {
+                (_, true) => (cleared, None),
+                (true, false) => (cut, None),
+                (false, false) => (format!("{cleared}, {cut}"), None),
+            }
+        }
+        Compaction::Dropped { messages, .. } => {
+            (format!("{} dropped", count_with_noun(*messages, "message")), None)
         }
         Compaction::Formatted { text, .. } => ("the run is one message".to_owned(), Some(text)),
         Compaction::Summarised { text, messages, .. } => {

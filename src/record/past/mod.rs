@@ -224,12 +224,13 @@ impl PastEvents {
                 self.turn = *turn;
                 Event::TurnEnded { summary: summary.clone() }
             }
-            Record::LimitReached { limit, value, maximum, action, note: _, usage: _ } => {
+            Record::LimitReached { limit, value, maximum, action, reason, note: _, usage: _ } => {
                 Event::LimitReached {
                     limit: limit.clone(),
                     value: *value,
                     maximum: *maximum,
                     action: action.clone(),
+                    reason: *reason,
                 }
             }
             Record::Compacted { change, upto, tokens_before, tokens_after, usage: _ } => {

@@ -184,7 +184,7 @@ fn a_void_attempt_has_events_and_no_text() {
 }
 
 fn compacted() -> (u64, Record) {
-    let change = Compaction::Cleared { calls: Vec::new(), references: false };
+    let change = Compaction::Cleared { calls: Vec::new(), cut: Vec::new(), references: false };
     let (tokens_before, tokens_after, usage) = (9, 5, Usage::default());
     let change = Box::new(change);
     (0, Record::Compacted { change, upto: 0, tokens_before, tokens_after, usage })
@@ -193,7 +193,7 @@ fn compacted() -> (u64, Record) {
 fn limit_reached(limit: &str) -> (u64, Record) {
     let (limit, action) = (limit.to_owned(), "a".to_owned());
     let (value, maximum, note, usage) = (2, 1, None, Usage::default());
-    (0, Record::LimitReached { limit, value, maximum, action, note, usage })
+    (0, Record::LimitReached { limit, value, maximum, action, reason: None, note, usage })
 }
 
 #[test]

@@ -606,11 +606,31 @@ impl SessionActor {
         let prompt_change = self.session.handle_request(hash, has_sources);
         let has_form = self.agents.note_form(kind);
         let prompt_change = prompt_change.or(has_form.then_some(PromptChange::Output));
-        Arc::new(ModelRequest {
+        let agent = Arc::clone(self.agents.current());
+        let request = ModelRequest {
             prompt_cache_key: Some(Arc::clone(&self.prompt_cache_key)),
             prompt_change,
-            ..self.agents.current().request(messages, kind)
+            ..agent.request(messages, kind)
+        };
+        Arc::new(match self.output_room(&agent) {
+            Some(room) => request.with_output_room(room),
+            None => request,
         })
+    }
+
+    /// Returns the length of an answer that fits into the window of the first model behind the next request, if its
+    /// service refuses a longer one and such a length may be asked for.
+    fn output_room(&mut self, agent: &crate::runtime::agent::Agent) -> Option<u32> {
+        let model = agent.models.first();
+        if !model.learnt.get().counts_output() {
+            return None;
+        }
+        let window = self.session.window(&agent.rules)?;
+        let tokens = self.session.request_tokens(&agent.rules);
+        // The count is an estimate, and a refusal costs more than a part of the room.
+        let margin = (tokens / OUTPUT_MARGIN_DIVISOR).min(OUTPUT_MARGIN_MAX);
+        let room = window.saturating_sub(tokens.saturating_add(margin));
+        u32::try_from(room.max(OUTPUT_ROOM_MIN)).ok()
     }
 
     /// Returns the input of the machine of the current turn.
@@ -620,6 +640,12 @@ impl SessionActor {
         Some(with_seed(spec, &self.id))
     }
 }
+
+/// The least length of an answer that is asked for, in tokens.
+const OUTPUT_ROOM_MIN: u64 = 64;
+/// An eighth of a request, at most this number of tokens, is left free between its input and the answer.
+const OUTPUT_MARGIN_DIVISOR: u64 = 8;
+const OUTPUT_MARGIN_MAX: u64 = 2_048;
 
 /// Checks the name of the variable that gets the answer of a run.
 fn check_variable_name(name: &str) -> Result<(), HostError> {

@@ -26,8 +26,12 @@ use crate::runtime::task::OwnedTask;
 use crate::session::{SummaryReply, SummaryRequest};
 use crate::turn::{AttemptPlan, CommittedTurn, RetryPolicy};
 use crate::types::{
-    ContextOverflow, ProviderError, ProviderErrorKind, ReasoningRule, RunId, Usage,
+    ContextOverflow, ProviderError, ProviderErrorKind, ReasoningRule, RunId, SummaryFailure, Usage,
 };
+
+/// The least maximum length of a summary, in tokens, if the window has room for it. The model's own maximum counts if
+/// it is larger.
+const SUMMARY_OUTPUT_TOKENS: u32 = 4_096;
 
 /// The summary that a session waits for.
 #[derive(Default)]
@@ -62,7 +66,7 @@ impl SessionActor {
         request: SummaryRequest,
         myself: &ActorRef<SessionMessage>,
     ) {
-        let SummaryRequest { run_id, overrides, messages } = request;
+        let SummaryRequest { run_id, overrides, messages, output_room } = request;
         self.agents.use_for(&overrides);
         let agent = Arc::clone(self.agents.current());
         let summariser = Summariser {
@@ -75,6 +79,7 @@ impl SessionActor {
             run: run_id,
             turn: self.session.turn(),
             seed: ids::turn_seed(&self.id, self.session.turn()),
+            output_room,
             publisher: self.publisher.clone(),
             journal: Arc::clone(&self.host_ref.shared.journal),
         };
@@ -96,11 +101,10 @@ impl SessionActor {
         }
         let agents = &self.agents;
         let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
-        let failed = matches!(reply, SummaryReply::Failed { .. });
-        self.session.handle_summary(reply, &rules_of);
+        let failure = self.session.handle_summary(reply, &rules_of);
         self.summary.task = None;
-        if failed {
-            self.fail_compact_callers(|| HostError::SummaryFailed);
+        if let Some(reason) = failure {
+            self.fail_compact_callers(|| HostError::SummaryFailed(reason));
         }
     }
 
@@ -110,7 +114,7 @@ impl SessionActor {
             return;
         }
         self.summary.task = None;
-        // The summary had no effect, or a run has begun before it was made.
+        // A run has begun before the summary was made.
         self.fail_compact_callers(|| HostError::NothingToCompact);
     }
 
@@ -179,9 +183,17 @@ impl SessionActor {
             model.learnt.update(|learnt| learnt.handle_overflow(overflow, tokens, counted));
             model.learnt.store_soon(&self.host_ref.shared.journal);
         }
+        let window = model.window();
+        self.give_model_tokens();
+        let input =
+            error.overflow.and_then(|overflow| match (overflow.window, overflow.output_room) {
+                // The service's count has the length of the answer too.
+                (Some(window), Some(room)) => window.checked_sub(room.into()),
+                (_, _) => overflow.request_tokens,
+            });
         let agents = &self.agents;
         let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
-        self.session.handle_overflow(&rules_of);
+        self.session.handle_overflow(window, input, &rules_of);
     }
 
     /// Returns whether the newest response of the history is of this model, so that the last count is its count too.
@@ -220,6 +232,8 @@ struct Summariser {
     run: Option<RunId>,
     turn: u32,
     seed: u64,
+    /// The tokens that the window of the first model has room for behind the request.
+    output_room: Option<u64>,
     publisher: Publisher,
     journal: Arc<dyn Journal>,
 }
@@ -234,24 +248,28 @@ impl Summariser {
                 tokio::time::sleep(plan.wait).await;
             }
             match self.attempt(&plan, &mut usage).await {
-                Ok(text) if !text.trim().is_empty() => {
-                    return SummaryReply::Text { text: text.trim().to_owned(), usage };
+                Ok(Ok(text)) => return SummaryReply::Text { text, usage },
+                Ok(Err(reason)) => return SummaryReply::Failed { usage, reason },
+                Err(error) => {
+                    let next = retry.with_shorter_answer(&error);
+                    match next.or_else(|| retry.after_error(&error, plan.streamed)) {
+                        Some(next) => plan = next,
+                        None => {
+                            let reason = SummaryFailure::Failed;
+                            return SummaryReply::Failed { usage, reason };
+                        }
+                    }
                 }
-                Ok(_) => return SummaryReply::Failed { usage },
-                Err(error) => match retry.after_error(&error, plan.streamed) {
-                    Some(next) => plan = next,
-                    None => return SummaryReply::Failed { usage },
-                },
             }
         }
     }
 
-    /// Returns the summary, which is empty if the response did not end well.
+    /// Returns the summary, or the reason why the response is none.
     async fn attempt(
         &self,
         plan: &AttemptPlan,
         usage: &mut Usage,
-    ) -> Result<String, ProviderError> {
+    ) -> Result<Result<String, SummaryFailure>, ProviderError> {
         let model = self.agent.models.at(plan.model_index);
         let admission = model.limiter.acquire(self.session, |_| ()).await?;
         let (began, mut first_chunk) = (Instant::now(), None);
@@ -297,13 +315,16 @@ impl Summariser {
             self.publisher.publish(run, self.turn, event);
         }
         ended.map(|ending| match ending {
-            ResponseEnding::Complete => response.text().to_owned(),
+            ResponseEnding::Complete => {
+                let text = Some(response.text().trim().to_owned()).filter(|text| !text.is_empty());
+                text.ok_or(SummaryFailure::Failed)
+            }
             // A part of a summary would replace more than it says.
-            ResponseEnding::Length
-            | ResponseEnding::Refused
-            | ResponseEnding::BrokenKept
+            ResponseEnding::Length => Err(SummaryFailure::CutOff),
+            ResponseEnding::Refused => Err(SummaryFailure::Refused),
+            ResponseEnding::BrokenKept
             | ResponseEnding::TooManyCalls
-            | ResponseEnding::Cancelled => String::new(),
+            | ResponseEnding::Cancelled => Err(SummaryFailure::Failed),
         })
     }
 
@@ -313,8 +334,22 @@ impl Summariser {
         plan: &AttemptPlan,
         reasoning: ReasoningRule,
     ) -> crate::runtime::model::ModelExchange {
-        let adapted = model.adapt(self.request.clone(), plan.streamed);
-        let request = ModelRequest { reasoning, ..adapted };
+        let mut request = model.adapt(self.request.clone(), plan.streamed);
+        request.reasoning = reasoning;
+        // A summary is longer than the answers that a small maximum is for.
+        let own = request.max_output_tokens.map(|maximum| maximum.max(SUMMARY_OUTPUT_TOKENS));
+        let room = self.output_room.filter(|_| plan.model_index == 0);
+        let room = room.map(|room| u32::try_from(room.max(1)).unwrap_or(u32::MAX));
+        request.max_output_tokens = match (own, room) {
+            (Some(own), Some(room)) => Some(own.min(room)),
+            // In a small window a model that does not end is stopped. A larger one has room for thinking.
+            (None, Some(room)) => Some(room).filter(|room| *room <= SUMMARY_OUTPUT_TOKENS),
+            (own, None) => own,
+        };
+        let request = match plan.output_room {
+            Some(room) => request.with_output_room(room),
+            None => request,
+        };
         let reduced = model.set_aside.without_refused(&request, &[]);
         let request = reduced.as_ref().unwrap_or(&request);
         model.service.next_exchange(request, &mut ExchangeCache::default(), None, &model.secrets)

@@ -11,8 +11,8 @@ use crate::session::machine::Lifecycle;
 use crate::session::{InputLimits, RunAdmission, RunSpec, SessionRefusal, SummaryReply};
 use crate::turn::CancelReason;
 use crate::types::{
-    ApprovalVerdict, CallKey, Content, ResultNotes, RunId, SessionId, ToolCall, ToolOutcome,
-    ToolResult, TraceContext, Usage, WaitPhase, WriteSet,
+    ApprovalVerdict, CallKey, Content, ResultNotes, RunId, SessionId, SummaryFailure, ToolCall,
+    ToolOutcome, ToolResult, TraceContext, Usage, WaitPhase, WriteSet,
 };
 
 /// An action. The explorer tries all that are possible in a state.
@@ -280,7 +280,11 @@ impl World {
             Action::Summarise(is_made) => {
                 let (text, usage) = ("s".to_owned(), usage());
                 let made = SummaryReply::Text { text, usage };
-                let reply = if is_made { made } else { SummaryReply::Failed { usage } };
+                let reply = if is_made {
+                    made
+                } else {
+                    SummaryReply::Failed { usage, reason: SummaryFailure::Failed }
+                };
                 let rules = self.rules();
                 self.session.handle_summary(reply, &|_| Arc::clone(&rules));
             }

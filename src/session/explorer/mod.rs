@@ -12,7 +12,7 @@ mod world;
 use std::collections::{HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use world::{Scenario, World};
+use world::{SUMMARY_WINDOW, Scenario, World};
 
 /// A scenario with more states takes too long.
 const STATES_MAX: usize = 400_000;
@@ -178,9 +178,13 @@ fn small_windows() {
     let two = Scenario { starts: 2, window: 20, max_turns: 1, ..Scenario::default() };
     let scenario = Scenario { compactions: 1, crashes: 1, hibernations: 1, ..two };
     explore("a small window, a request to compact, a crash, hibernation", &scenario);
+    // There is room for a summary, and it is asked for early.
+    let scenario = Scenario { window: SUMMARY_WINDOW, ..scenario };
+    explore("a window with room for a summary, a request to compact, a crash", &scenario);
     explore("a small window, a fork, deletion", &Scenario { forks: 1, closes: 1, ..two });
-    let scenario = Scenario { timeouts_before_turn: 1, stops: 1, crashes: 1, ..one };
-    explore("a small window, a summary that comes too late, a stop, a crash", &scenario);
+    let scenario =
+        Scenario { timeouts_before_turn: 1, stops: 1, crashes: 1, window: SUMMARY_WINDOW, ..two };
+    explore("a summary that comes too late, a stop, a crash", &scenario);
     let scenario = Scenario { max_tokens: Some(6), max_turns: 3, crashes: 1, ..one };
     explore("a small window, few tokens, a crash", &scenario);
     let scenario =

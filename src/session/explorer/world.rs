@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{ContextPolicy, HistoryForm, Limits, RunOverrides};
+use crate::config::{ContextPolicy, HistoryForm, Limits, RunOverrides, Share};
 use crate::context::repair_pairing;
 use crate::event::Event;
 use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
@@ -153,7 +153,14 @@ pub(super) fn rules_with(scenario: &Scenario) -> Arc<RunRules> {
             ..Limits::default()
         };
         let history = if window > 0 { HistoryForm::Compact } else { HistoryForm::Full };
-        let policy = ContextPolicy { history, keep_turns: 1, ..ContextPolicy::default() };
+        let default = ContextPolicy { history, keep_turns: 1, ..ContextPolicy::default() };
+        let policy = match window {
+            SUMMARY_WINDOW => {
+                let compact_at = Share::of(0.02).unwrap();
+                ContextPolicy { compact_at, keep_turns: 0, ..default }
+            }
+            _ => default,
+        };
         let context_window = Some(window).filter(|window| *window > 0);
         let model = ModelPlan { context_window, ..model("m", 3) };
         Arc::new(RunRules {
@@ -170,6 +177,9 @@ pub(super) fn rules_with(scenario: &Scenario) -> Arc<RunRules> {
         Arc::clone(rules.entry(key).or_insert_with(make))
     })
 }
+
+/// A window with room for the request for a summary, in tokens.
+pub(super) const SUMMARY_WINDOW: u64 = 600;
 
 /// Returns the rules of an answer that no model gives: it is asked for once.
 fn output_rules() -> OutputRules {

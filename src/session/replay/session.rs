@@ -271,7 +271,9 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
                 if self.is_given_up(next) {
                     return self.give_up(next, Some(&record));
                 }
-                self.commit(&record, next)
+                // A change of the context behind the commit concerns the results of the turn too.
+                let change = (self.at..next).find(|at| self.is_change(*at));
+                self.commit(&record, change.unwrap_or(next))
             }
             ReplayEnd::GivenUp => self.give_up(end, None),
             ReplayEnd::Unfinished => {
@@ -336,15 +338,19 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             return false;
         }
         let next = self.recording.next_made(self.at);
-        let is_limit = |at: usize, of: &str| {
-            let record = self.recording.record(at);
-            matches!(record, Some(Record::LimitReached { limit, .. }) if limit == of)
-        };
-        let is_change = |at: usize| {
-            matches!(self.recording.record(at), Some(Record::Compacted { .. }))
-                || is_limit(at, COMPACT_AT)
-        };
-        is_limit(next, RUN_TIMEOUT_KEY) || (self.at..next).any(is_change)
+        self.is_limit(next, RUN_TIMEOUT_KEY) || (self.at..next).any(|at| self.is_change(at))
+    }
+
+    /// Returns true if the record says that this limit was reached.
+    fn is_limit(&self, at: usize, of: &str) -> bool {
+        let record = self.recording.record(at);
+        matches!(record, Some(Record::LimitReached { limit, .. }) if limit == of)
+    }
+
+    /// Returns true if the record changes the context, or says that a summary failed.
+    fn is_change(&self, at: usize) -> bool {
+        matches!(self.recording.record(at), Some(Record::Compacted { .. }))
+            || self.is_limit(at, COMPACT_AT)
     }
 
     /// Returns true if the next queued run is interrupted before its first turn. The records do

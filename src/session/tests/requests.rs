@@ -15,7 +15,7 @@ use crate::session::{
 };
 use crate::turn::fixtures::{model, rules};
 use crate::turn::{CancelReason, CommittedTurn, ModelPlan, ModelPlans, RunRules};
-use crate::types::{Execution, RequestKind, RunId, ToolChoice, Usage};
+use crate::types::{Execution, RequestKind, RunId, SummaryFailure, ToolChoice, Usage};
 use crate::wire::PromptChange;
 
 /// A session whose runs may take ten seconds, with its journal.
@@ -253,7 +253,7 @@ fn a_turn_that_lost_its_owner_asks_again_for_a_smaller_context() {
     recorded.start("more", 2).unwrap();
     let rules = Arc::clone(&recorded.rules);
     for summaries in [1, 2] {
-        recorded.session.handle_overflow(&|_| Arc::clone(&rules));
+        recorded.session.handle_overflow(None, None, &|_| Arc::clone(&rules));
         recorded.perform(Duration::ZERO);
         assert_eq!((recorded.summaries, recorded.session.waits_for_summary()), (summaries, true));
         recorded.session.handle_turn_lost(Duration::ZERO);
@@ -314,7 +314,11 @@ fn two_requests_for_a_smaller_context_ask_for_one_summary() {
     assert_eq!(recorded.summaries, 1);
     let rules = Arc::clone(&recorded.rules);
     let usage = Usage { input_tokens: 7, ..Usage::default() };
-    recorded.session.handle_summary(SummaryReply::Failed { usage }, &|_| Arc::clone(&rules));
+    recorded
+        .session
+        .handle_summary(SummaryReply::Failed { usage, reason: SummaryFailure::Failed }, &|_| {
+            Arc::clone(&rules)
+        });
     recorded.perform(Duration::ZERO);
     assert_eq!(recorded.summaries, 1, "nothing else asks for one");
     // The tokens of the failed summary are those of the session, also of the stored one.

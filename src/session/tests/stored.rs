@@ -131,6 +131,7 @@ fn a_fold_gives_the_history_that_was_written_live() {
             value: 1,
             maximum: 2,
             action: String::new(),
+            reason: None,
             note,
             usage: Usage::default(),
         });

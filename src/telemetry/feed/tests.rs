@@ -24,7 +24,13 @@ fn publish_recorded(feed: &Feed, event: Event, seq: u64, displayed_bytes: u64) {
 }
 
 fn limit() -> Event {
-    Event::LimitReached { limit: "l".into(), value: 1, maximum: 2, action: "a".into() }
+    Event::LimitReached {
+        limit: "l".into(),
+        value: 1,
+        maximum: 2,
+        action: "a".into(),
+        reason: None,
+    }
 }
 
 fn format_item(item: &FeedItem) -> String {

@@ -278,6 +278,7 @@ fn a_cancelled_run_starts_no_call_after_a_crash() {
         value: 1,
         maximum: 1,
         action: "ended".into(),
+        reason: None,
         note: None,
         usage: crate::types::Usage::default(),
     };

@@ -305,7 +305,7 @@ impl Driver {
 
     fn reached_limits(&self) -> Vec<(String, u64, u64, String)> {
         let limits = self.events.iter().filter_map(|event| match event {
-            Event::LimitReached { limit, value, maximum, action } => {
+            Event::LimitReached { limit, value, maximum, action, reason: _ } => {
                 Some((limit.clone(), *value, *maximum, action.clone()))
             }
             _ => None,

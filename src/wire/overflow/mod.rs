@@ -434,8 +434,9 @@ fn with_numbers(
         values.into_iter().find(|number| *number > 0)
     };
     let found = numbers::find(text, error.code.as_deref(), error.status);
-    ContextOverflow::of_window(
-        member(&WINDOW_KEYS).or(found.window),
-        member(&REQUEST_KEYS).or(found.request),
-    )
+    let window = member(&WINDOW_KEYS).or(found.window);
+    ContextOverflow {
+        output_room: window.and_then(|window| numbers::output_room(text, window)),
+        ..ContextOverflow::of_window(window, member(&REQUEST_KEYS).or(found.request))
+    }
 }

@@ -34,11 +34,121 @@ const OF_REQUEST: [&str; 16] = [
     "your",
 ];
 
+/// Words which say that a number is the length of the answer that was requested.
+const OF_OUTPUT: [&str; 17] = [
+    "completion",
+    "completions",
+    "output",
+    "outputs",
+    "generation",
+    "generated",
+    "prediction",
+    "answer",
+    "response",
+    "max_tokens",
+    "max-tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "max_new_tokens",
+    "max_gen_len",
+    "maxoutputtokens",
+    "num_predict",
+];
+
+/// Words which say that a number is a part of the input.
+const OF_INPUT: [&str; 10] = [
+    "prompt",
+    "prompts",
+    "input",
+    "inputs",
+    "message",
+    "messages",
+    "text",
+    "tools",
+    "functions",
+    "history",
+];
+
+/// The least part of the window, or number of tokens, that is worth an answer. With less room the context has to
+/// become smaller.
+const OUTPUT_ROOM_DIVISOR: u64 = 20;
+const OUTPUT_ROOM_MIN: u64 = 1_024;
+
 /// The numbers found in the text of an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Numbers {
     pub(super) window: Option<u64>,
     pub(super) request: Option<u64>,
+}
+
+/// Returns the length of an answer that fits into the window behind the input, if a text in lower case names the
+/// shares of input and output in a request that exceeds the window. Returns `None` if the shares do not add up to
+/// that, or if there is hardly any room.
+pub(super) fn output_room(text: &str, window: u64) -> Option<u32> {
+    text.split(super::SEPARATOR).find_map(|sentence| {
+        let (input, output) = shares(&lexemes(sentence), window)?;
+        let room = window.checked_sub(input).filter(|room| output > *room)?;
+        let is_worthwhile = room >= OUTPUT_ROOM_MIN.min(window / OUTPUT_ROOM_DIVISOR).max(1);
+        u32::try_from(room).ok().filter(|_| is_worthwhile)
+    })
+}
+
+/// Returns the tokens of the input and those of the requested answer.
+fn shares(lexemes: &[Lexeme<'_>], window: u64) -> Option<(u64, u64)> {
+    let (mut input, mut output) = (None, None);
+    for (at, lexeme) in lexemes.iter().enumerate() {
+        let Lexeme::Number(number) = *lexeme else { continue };
+        let (before, rest) = lexemes.split_at_checked(at).unwrap_or_default();
+        let after = rest.get(1..).unwrap_or_default();
+        // `188240 + 21333 > 200000`
+        if let [Lexeme::Symbol('+'), Lexeme::Number(answer), Lexeme::Symbol('>'), ..] = after {
+            return Some((number, *answer));
+        }
+        // The window may be as large as the requested answer.
+        match share(before, after) {
+            Some(RequestShare::Output) if output.is_none() => output = Some(number),
+            Some(RequestShare::Input)
+                if number != window && meaning(before, after) != Meaning::Window =>
+            {
+                input = Some(input.unwrap_or(0_u64).saturating_add(number));
+            }
+            Some(RequestShare::Output | RequestShare::Input) | None => {}
+        }
+    }
+    input.zip(output)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RequestShare {
+    Input,
+    Output,
+}
+
+/// Returns the part of the request that a number is the size of: by the words after it in the same phrase
+/// (`4000 for the completion`), else by those before it (`max_tokens (1000)`).
+fn share(before: &[Lexeme<'_>], after: &[Lexeme<'_>]) -> Option<RequestShare> {
+    let of_word = |lexeme: &Lexeme<'_>| match lexeme {
+        Lexeme::Word(word) => {
+            let word = word.trim_matches('\'');
+            let output = OF_OUTPUT.contains(&word).then_some(RequestShare::Output);
+            output.or_else(|| OF_INPUT.contains(&word).then_some(RequestShare::Input))
+        }
+        Lexeme::Number(_) | Lexeme::Symbol(_) => None,
+    };
+    let is_in_phrase = |lexeme: &&Lexeme<'_>| match lexeme {
+        Lexeme::Word(word) => *word != "and" && *word != "plus",
+        Lexeme::Symbol(symbol) => matches!(symbol, '`' | '\'' | '"' | '-'),
+        Lexeme::Number(_) => false,
+    };
+    let next = after.iter().take_while(is_in_phrase).find_map(of_word);
+    next.or_else(|| {
+        let is_in_phrase = |lexeme: &&Lexeme<'_>| match lexeme {
+            Lexeme::Word(word) => *word != "and" && *word != "plus",
+            Lexeme::Symbol(symbol) => !matches!(symbol, '.' | ';' | ',' | '>' | '+' | ')'),
+            Lexeme::Number(_) => false,
+        };
+        before.iter().rev().take_while(is_in_phrase).find_map(of_word)
+    })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -327,6 +327,91 @@ fn the_wordings_of_services_are_recognised() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
+/// Refusals of the length of the answer: the sentence, and the length that fits.
+const ANSWERS: [(&str, Option<u32>); 17] = [
+    (
+        "This endpoint's maximum context length is 262144 tokens. However, you requested about 284283 tokens (8963 of text input, 13176 of tool input, 262144 in the output). Please reduce the length of either one.",
+        Some(240_005),
+    ),
+    (
+        "This model's maximum context length is 4097 tokens, however you requested 5222 tokens (1222 in your prompt; 4000 for the completion). Please reduce your prompt; or completion length.",
+        Some(2_875),
+    ),
+    (
+        "This model's maximum context length is 65536 tokens. However, you requested 69648 tokens (3648 in the messages, 66000 in the completion). Please reduce the length of the messages or completion.",
+        Some(61_888),
+    ),
+    (
+        "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens (1000 in the messages, 200 in the functions, and 7800 in the completion).",
+        Some(6_992),
+    ),
+    (
+        "input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000, decrease input length or `max_tokens` and try again",
+        Some(11_760),
+    ),
+    (
+        "This model's maximum context length is 262144 tokens. However, you requested 200000 output tokens and your prompt contains at least 134145 input tokens, for a total of at least 334145 tokens. Please reduce the length of the input prompt or the number of requested output tokens. (parameter=input_tokens, value=134145)",
+        Some(127_999),
+    ),
+    (
+        "You passed 1000 input tokens and requested 8000 output tokens. However, the model's context length is only 8192 tokens, resulting in a maximum input length of 192 tokens. Please reduce the length of the input prompt.",
+        Some(7_192),
+    ),
+    (
+        "'max_tokens' or 'max_completion_tokens' is too large: 2000. This model's maximum context length is 4096 tokens and your request has 2104 input tokens (2000 > 4096 - 2104).",
+        Some(1_992),
+    ),
+    (
+        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 3474 `inputs` tokens and 1024 `max_new_tokens`",
+        Some(622),
+    ),
+    (
+        "Requested token count exceeds the model's maximum context length of 131072 tokens. You requested a total of 140000 tokens: 70000 tokens from the input messages and 70000 tokens for the completion.",
+        Some(61_072),
+    ),
+    (
+        "The sum of prompt length (4000) and max_tokens (5000) should not exceed max_seq_len (8192)",
+        Some(4_192),
+    ),
+    (
+        "The number of tokens in the prompt (3000) plus max_tokens (6000) exceeds the model's context length of 8192",
+        Some(5_192),
+    ),
+    // The input alone is too large, or hardly any room is left.
+    (
+        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. Given: 3474 `inputs` tokens and 60 `max_new_tokens`",
+        None,
+    ),
+    (
+        "This model's maximum context length is 65536 tokens. However, you requested 69648 tokens (69648 in the messages, 0 in the completion).",
+        None,
+    ),
+    (
+        "input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000, decrease input length or `max_tokens` and try again",
+        None,
+    ),
+    ("prompt is too long: 213462 tokens > 200000 maximum", None),
+    ("The input (5000 tokens) is longer than the model's context length (4096 tokens).", None),
+];
+
+#[test]
+fn a_refusal_of_the_answers_length_says_which_length_fits() {
+    let mut wrong = String::new();
+    for (message, room) in ANSWERS {
+        let nested =
+            serde_json::json!({"error": {"message": "Provider returned error", "code": 400,
+            "metadata": {"raw": body(message, "")}}})
+            .to_string();
+        for body in [body(message, "context_length_exceeded"), message.to_owned(), nested] {
+            let found = overflow_of(400, &body);
+            if found.map(|found| found.output_room) != Some(room) {
+                wrong += &format!("{found:?} instead of {room:?}: {body}\n");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
 #[test]
 fn the_codes_of_services_are_recognised() {
     for code in [
