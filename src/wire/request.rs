@@ -233,7 +233,7 @@ pub enum PromptChange {
 
 impl PromptChange {
     /// All reasons.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Compacted(CompactionKind::Cleared),
         Self::Compacted(CompactionKind::Formatted),
         Self::Compacted(CompactionKind::Summarised),
