@@ -897,7 +897,7 @@ impl Tool for Logging {
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let arguments: Value = context.input()?;
         self.control.note(format!("{} {arguments}", self.spec.name));
-        Ok(ToolOutput::text("done"))
+        Ok("done".into())
     }
 }
 
@@ -1035,7 +1035,7 @@ async fn names_that_a_service_refuses_are_mapped_on_the_way_out_and_back() {
         let report = world.run("go").await;
         assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "ok"), "{wire}");
         assert_eq!(control.log(), [r#"3d_view {"$filter[a b]":"x"}"#]);
-        assert_eq!(&*report.calls[0].name, "3d_view");
+        assert_eq!(&*report.calls[0].tool_name, "3d_view");
         // The history shows the call as the model made it.
         let requests = service.requests.lock().clone();
         let sent = definitions(&requests[0]).remove(0);

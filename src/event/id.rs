@@ -97,7 +97,8 @@ impl PublicEvent {
     pub fn has_id(&self) -> bool {
         !matches!(
             self.kind,
-            "tool_use"
+            "tool_set_aside"
+                | "tool_use"
                 | "tool_progress"
                 | "run_waiting"
                 | "tools_changed"

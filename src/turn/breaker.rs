@@ -205,8 +205,8 @@ impl ServiceSignal {
     #[must_use]
     pub fn from_error(error: Option<&ProviderError>) -> Self {
         let Some(error) = error else { return Self::Works };
-        // The service has answered: its model wrote what it cannot read.
-        if error.kind == ProviderErrorKind::UnparsableOutput {
+        // The service has answered: its model wrote what it cannot read, or it refuses a tool.
+        if error.kind == ProviderErrorKind::UnparsableOutput || error.tool_refusal.is_some() {
             return Self::Works;
         }
         match error.status {

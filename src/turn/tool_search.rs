@@ -43,6 +43,8 @@ struct ToolSearch {
     unknown: Vec<String>,
     /// Tools that are refused for certain.
     found: Vec<String>,
+    /// The tools without which a request was accepted last.
+    accepted_without: Vec<String>,
     step: SearchStep,
 }
 
@@ -73,6 +75,7 @@ impl ToolSearch {
             group: suspects,
             unknown: Vec::new(),
             found: Vec::new(),
+            accepted_without: Vec::new(),
             step: SearchStep::WithoutFound,
         };
         search.plan();
@@ -111,6 +114,12 @@ impl ToolSearch {
                 let rest = self.group.split_off(included.min(self.group.len()));
                 self.unknown.extend(rest);
             }
+            SearchStep::WithoutFound if self.unknown.is_empty() => {
+                // No tool alone is refused, but all of them together.
+                self.group = std::mem::take(&mut self.accepted_without);
+                self.group.retain(|tool| !self.found.contains(tool));
+                self.requests_left = self.requests_left.min(2);
+            }
             SearchStep::WithoutFound => self.group = std::mem::take(&mut self.unknown),
             SearchStep::WithoutAll => return false,
         }
@@ -127,6 +136,7 @@ impl ToolSearch {
         match self.step {
             SearchStep::Half(included) => {
                 self.group.drain(..included.min(self.group.len()));
+                self.accepted_without.clone_from(&before);
             }
             SearchStep::WithoutFound => return true,
             SearchStep::WithoutAll => {
@@ -176,8 +186,10 @@ impl Turn {
                     self.tool_refusals.search = Some(search);
                 }
             },
-            // The search has handled it.
-            Some(ToolRefusal::Accepted) => {}
+            Some(ToolRefusal::Accepted) => {
+                let Some(search) = &mut self.tool_refusals.search else { return false };
+                search.handle_accepted();
+            }
         }
         let plan = self.retry.plan_changed_request();
         self.request_again(plan, error.message.clone());
@@ -187,14 +199,15 @@ impl Turn {
     /// Handles that the service accepts the request of the current attempt. Returns true if the attempt is void,
     /// because it was sent to find refused tools.
     pub(super) fn handle_accepted_request(&mut self) -> bool {
-        let Some(search) = &mut self.tool_refusals.search else { return false };
+        let Some(search) = &self.tool_refusals.search else { return false };
         if self.stage != TurnStage::AwaitingResponse {
             return false;
         }
-        if search.handle_accepted() {
-            let (found, reason) = (search.found.clone(), search.reason.clone());
+        // A replay has only the record of the attempt, so that its error moves the search on.
+        let mut next = search.clone();
+        if next.handle_accepted() {
             self.tool_refusals.search = None;
-            self.set_tools_aside(found, &reason);
+            self.set_tools_aside(next.found, &next.reason);
             return false;
         }
         let message = "the service accepts the request without some tools; the search for those that it refuses goes on";
@@ -267,6 +280,20 @@ mod tests {
             }
         }
         assert_eq!(search(4, &[1, 2]).0, ["t1", "t2"]);
+    }
+
+    #[test]
+    fn tools_that_are_refused_only_together_are_left_out_until_the_request_is_accepted() {
+        for (tools, accepted) in [(64, 58), (40, 12), (8, 7), (3, 1)] {
+            let all: Vec<String> = (0..tools).map(|number| format!("t{number}")).collect();
+            let mut search = ToolSearch::new(0, String::new(), all);
+            let requests = (2..).find(|_| {
+                let is_accepted = tools - search.left_out().len() <= accepted;
+                if is_accepted { search.handle_accepted() } else { !search.handle_refused() }
+            });
+            assert!(tools - search.found.len() <= accepted, "{:?} of {tools}", search.found);
+            assert!(requests.is_some_and(|requests| requests <= REQUESTS_MAX), "{requests:?}");
+        }
     }
 
     #[test]

@@ -159,7 +159,7 @@ const UNPARSABLE_CODES: [&str; 4] =
     ["tool_use_failed", "json_validate_failed", "output_parse_failed", "tool_call_parse_failed"];
 
 /// Parts of such errors in lower case, from reports about the services.
-const UNPARSABLE_TEXTS: [&str; 29] = [
+const UNPARSABLE_TEXTS: [&str; 32] = [
     // Groq, also within the text of a gateway's error.
     "tool_use_failed",
     "output_parse_failed",
@@ -178,6 +178,9 @@ const UNPARSABLE_TEXTS: [&str; 29] = [
     "xml syntax error",
     "failed to parse xml",
     "no reverse mapping found for function name",
+    "after object key:value pair",
+    "after top-level value",
+    "looking for beginning of object key string",
     // vLLM and SGLang, and the parser of gpt-oss that both use.
     "error in extracting tool call",
     "error extracting tool call",

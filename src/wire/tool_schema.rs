@@ -27,14 +27,24 @@ use super::portable_pattern::{is_common_pattern, portable_pattern};
 use super::request::object_schema;
 use crate::types::excerpt;
 
-/// The greatest `minLength` and `maxLength` for llama.cpp, whose grammars repeat at most 2,000 times.
-const LENGTH_MAX: u64 = 1000;
+/// The greatest `minLength` and `maxLength` for llama.cpp. Its grammars repeat at most 2,000 times, and the
+/// repetitions of nested schemas multiply.
+const LENGTH_MAX: u64 = 128;
 
 /// The greatest `minItems` and `maxItems` for llama.cpp: each of the items may be large.
-const ITEMS_MAX: u64 = 256;
+const ITEMS_MAX: u64 = 16;
+
+/// Keywords that repeat a part of a grammar, with their greatest value for llama.cpp, and how they are described where
+/// they are not sent.
+const REPETITIONS: [(&str, u64, &str, &str); 4] = [
+    ("minLength", LENGTH_MAX, "at least", "characters"),
+    ("maxLength", LENGTH_MAX, "at most", "characters"),
+    ("minItems", ITEMS_MAX, "at least", "items"),
+    ("maxItems", ITEMS_MAX, "at most", "items"),
+];
 
 /// Maximum length of a pattern that is described where it cannot be sent, in characters.
-const DESCRIBED_PATTERN_CHARS: usize = 120;
+const PATTERN_CHARS: usize = 120;
 
 /// The types of JSON Schema.
 const TYPES: [&str; 7] = ["string", "number", "integer", "boolean", "array", "object", "null"];
@@ -114,12 +124,13 @@ impl ToolForm {
         }
         self.widen_patterns(schema);
         if self.is_grammar {
-            let is_above = |value: &Value, limit| value.as_u64().is_some_and(|n| n > limit);
-            schema.retain(|keyword, value| match keyword.as_str() {
-                "minLength" | "maxLength" => !is_above(value, LENGTH_MAX),
-                "minItems" | "maxItems" => !is_above(value, ITEMS_MAX),
-                _ => true,
-            });
+            for (keyword, limit, relation, of) in REPETITIONS {
+                let count = schema.get(keyword).and_then(Value::as_u64);
+                if let Some(count) = count.filter(|count| *count > limit) {
+                    schema.remove(keyword);
+                    describe(schema, &format!("({relation} {count} {of})"));
+                }
+            }
         }
     }
 
@@ -134,8 +145,9 @@ impl ToolForm {
                 Some(sent) => schema.insert("pattern".to_owned(), sent.into()),
                 None => schema.remove("pattern"),
             };
-            if !schema.contains_key("pattern") {
-                describe_pattern(schema, &pattern);
+            // The model sees the pattern all the same.
+            if !schema.contains_key("pattern") && pattern.chars().count() <= PATTERN_CHARS {
+                describe(schema, &format!("(matches {pattern})"));
             }
         }
         if self.drops_pattern_properties {
@@ -146,13 +158,10 @@ impl ToolForm {
     }
 }
 
-/// Says in the description of a schema which pattern its texts match, because the pattern itself is not sent.
-fn describe_pattern(schema: &mut Map<String, Value>, pattern: &str) {
-    if pattern.chars().count() > DESCRIBED_PATTERN_CHARS {
-        return;
-    }
+/// Appends to the description of a schema what its keywords do not say any more.
+fn describe(schema: &mut Map<String, Value>, text: &str) {
     let before = schema.get("description").and_then(Value::as_str).unwrap_or_default();
-    let text = format!("{before} (matches {pattern})");
+    let text = format!("{before} {text}");
     schema.insert("description".to_owned(), text.trim_start().into());
 }
 
@@ -403,8 +412,8 @@ mod tests {
         check(ToolForm::ANTHROPIC, text(r"\d"), text(r"\d"));
         check(
             ToolForm::OPENAI,
-            json!({"type": "string", "minLength": 1, "maxLength": 65_535, "maxItems": 10_000}),
-            json!({"type": "string", "minLength": 1}),
+            json!({"type": "string", "description": "Text.", "minLength": 1, "maxLength": 65_535}),
+            json!({"type": "string", "minLength": 1, "description": "Text. (at most 65535 characters)"}),
         );
         let open = json!({"type": "object", "patternProperties": {"^(.*)$": {}}});
         check(ToolForm::ANTHROPIC, open, json!({"type": "object"}));

@@ -11,7 +11,7 @@ use crate::response::{
 use crate::types::{
     CallKey, FinishReason, MessagePart, ModelOrigin, ProviderError, ToolCall, Usage,
 };
-use crate::wire::{Delta, ModelRequest, Wire};
+use crate::wire::{Delta, ModelRequest, ToolDefinition, Wire, original_properties, renamed};
 
 /// A whole response of a model.
 ///
@@ -109,11 +109,18 @@ pub struct RequestedCall {
 }
 
 impl RequestedCall {
-    fn new(call: &PartialCall) -> Self {
+    /// Returns a call of one of the tools of the request. Its properties have their names, not their aliases.
+    fn new(call: &PartialCall, tools: &[ToolDefinition]) -> Self {
+        let arguments = parse_arguments(&call.raw).object().cloned();
+        let tool = tools.iter().find(|tool| tool.name == *call.name);
+        let named = arguments
+            .as_ref()
+            .zip(tool)
+            .and_then(|(arguments, tool)| renamed(arguments, &original_properties(&tool.schema)));
         Self {
             id: call.provider_id.as_deref().map(str::to_owned),
             name: call.name.to_string(),
-            arguments: parse_arguments(&call.raw).object().cloned(),
+            arguments: named.or(arguments),
             arguments_raw: call.raw.clone(),
         }
     }
@@ -124,6 +131,7 @@ impl RequestedCall {
 pub(super) struct Collector {
     assembler: ResponseAssembler,
     origin: ModelOrigin,
+    tools: Arc<[ToolDefinition]>,
     one_call: bool,
 }
 
@@ -132,6 +140,7 @@ impl Collector {
         Self {
             assembler: ResponseAssembler::new(ResponseLimits::default()),
             origin: ModelOrigin { wire, model: request.model.clone() },
+            tools: Arc::clone(&request.tools),
             one_call: request.parallel_tool_calls == Some(false),
         }
     }
@@ -151,12 +160,13 @@ impl Collector {
         self.assembler.seal_all();
         let response = &self.assembler;
         classify_ending(response, end)?;
+        let requested = |call: &PartialCall| RequestedCall::new(call, &self.tools);
         Ok(ModelResponse {
             text: response.text().to_owned(),
             reasoning: response.reasoning().to_owned(),
             refusal: response.refusal().to_owned(),
-            calls: response.calls().iter().map(RequestedCall::new).collect(),
-            service_calls: response.service_calls().iter().map(RequestedCall::new).collect(),
+            calls: response.calls().iter().map(requested).collect(),
+            service_calls: response.service_calls().iter().map(requested).collect(),
             origin: Some(Arc::new(self.origin)),
             parts: response.parts().to_vec(),
             one_call: self.one_call,

@@ -264,3 +264,31 @@ async fn a_difference_caused_by_another_configuration_is_reported() {
     let gone = replay(entries, |_, _, _| Err("it is gone".to_owned())).expect_err("none");
     assert!(gone.to_string().contains("the run could not begin: it is gone"), "{gone}");
 }
+
+#[tokio::test]
+async fn a_replay_repeats_a_search_for_refused_tools() {
+    let names = ["a", "b", "c", "d", "e"];
+    for refused in [&["c"][..], &["b", "e"]] {
+        let provider = Provider::new(move |_, body| {
+            let tools = body["tools"].as_array().cloned().unwrap_or_default();
+            let has = |name: &&str| tools.iter().any(|tool| tool["function"]["name"] == **name);
+            if !refused.iter().any(has) {
+                return Reply::Sse(answer_with("done"));
+            }
+            let error = json!({"error": {"message": "failed to parse grammar", "code": 400}});
+            let (kind, body) = ("application/json", error.to_string());
+            Reply::Whole { status: 400, kind, body, retry_after: None }
+        })
+        .await;
+        let tools = names.map(|name| tool(spec(name), |_| async { Ok("ok".into()) }));
+        let host = host(&provider, registry(tools), |_| ()).await;
+        let session = session(&host).await;
+        for prompt in ["one", "two"] {
+            assert_eq!(session.run(prompt).await.unwrap().text, "done");
+        }
+        assert!(provider.count() <= 9, "{}", provider.count());
+        let last = provider.requests().pop().unwrap();
+        assert_eq!(last["tools"].as_array().unwrap().len(), names.len() - refused.len());
+        all(&host);
+    }
+}
