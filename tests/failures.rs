@@ -787,9 +787,13 @@ impl StrictService {
         (model.wire, model.stream) = (wire, false);
     }
 
-    /// Returns the names of the tools in each request.
+    /// Returns the names of the tools in each request, without the one that the host adds.
     fn tools(&self) -> Vec<Vec<String>> {
-        self.requests.lock().iter().map(tool_names).collect()
+        let names = |body: &Value| {
+            let names = tool_names(body).into_iter();
+            names.filter(|name| name != "read_var").collect()
+        };
+        self.requests.lock().iter().map(names).collect()
     }
 }
 

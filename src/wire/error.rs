@@ -44,7 +44,8 @@ pub fn http_error(status: u16, body: &str) -> ProviderError {
     };
     error.status = Some(status);
     if error.kind != ProviderErrorKind::UnparsableOutput {
-        error.overflow = find_overflow(&error, value, &error.message);
+        let message = value.map_or_else(|| error.message.clone(), error_message);
+        error.overflow = find_overflow(&error, value, &message);
         note_reasoning_refusal(&mut error, found.as_ref());
     }
     error.message = match error.message.as_str() {
@@ -125,7 +126,7 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
         }
     }
     if error.kind != ProviderErrorKind::UnparsableOutput {
-        error.overflow = find_overflow(&error, Some(value), &error.message);
+        error.overflow = find_overflow(&error, Some(value), &error_message(value));
         note_reasoning_refusal(&mut error, Some(value));
     }
     error
