@@ -141,12 +141,11 @@ impl<'a> ThinkingWriter<'a> {
     /// Returns whether a message has reasoning that is sent to the target. The author of a message with which the
     /// session was opened is known only if the reasoning is in a member.
     fn is_own(&self, message: &ResponseMessage) -> bool {
-        let is_known = message.origin.is_some()
-            || message.has_reasoning_part()
-            || self.rule.send == SendReasoning::All;
-        is_known
-            && !message.reasoning.is_empty()
+        !message.reasoning.is_empty()
             && message.has_reasoning_of(self.target_model, self.rule.is_fallback)
+            && (message.origin.is_some()
+                || message.has_reasoning_part()
+                || self.rule.send == SendReasoning::All)
     }
 
     /// Returns whether a message before `position` has reasoning.

@@ -294,7 +294,10 @@ impl<'a> ReasoningWriter<'a> {
                 let before = self.messages.get(..position).unwrap_or_default();
                 let mut sent = before.iter().rev().filter(|message| !is_empty_answer(message));
                 let shown = sent.find_map(|message| match &**message {
-                    Message::Assistant(message) if self.is_own(message) => {
+                    // Most messages of models that do not think have no parts, which is found out fastest.
+                    Message::Assistant(message)
+                        if !message.parts.is_empty() && self.is_own(message) =>
+                    {
                         shown_field(&message.reasoning_members())
                     }
                     Message::Assistant(_)
