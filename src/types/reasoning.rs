@@ -9,7 +9,8 @@ use super::Wire;
 /// The rule for sending the reasoning of a model's messages back to it.
 ///
 /// Set in [`ModelConfig::send_reasoning`](crate::config::ModelConfig). Applies to Chat Completions, to Ollama and to
-/// Anthropic Messages. Gemini and Responses always get the reasoning back that they sent.
+/// Anthropic Messages. Gemini and Responses always get the reasoning back that they sent; a service of the latter that
+/// demands it for every message gets that too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -181,7 +182,8 @@ impl LearntReasoning {
     /// A demand leads to the next of: messages with calls only (if the member was refused before), all messages, a
     /// space instead of an empty member. A refusal of the member goes the other way: all messages, messages with calls
     /// only (if the member was demanded before), none. Anthropic's own blocks are always sent as they came: there, a
-    /// refusal only ends the sending of blocks that the model has not written.
+    /// refusal only ends the sending of blocks that the model has not written. The same holds for the items of Responses,
+    /// where only a refusal that names the text counts: OpenAI's errors about the order of its items name the item.
     pub fn handle_refusal(
         &mut self,
         refusal: ReasoningRefusal,
@@ -191,7 +193,24 @@ impl LearntReasoning {
     ) -> bool {
         use SendReasoning::{All, Auto, Calls, Never};
         let is_auto = configured == Auto;
-        let is_anthropic = wire == Wire::AnthropicMessages;
+        // The model's own blocks and items are sent as they came, whatever the rule.
+        let is_fixed = match wire {
+            Wire::OpenaiChat | Wire::OllamaChat => false,
+            Wire::AnthropicMessages => true,
+            Wire::OpenaiResponses => {
+                let is_text = |field: ReasoningField| {
+                    matches!(
+                        field,
+                        ReasoningField::ReasoningText | ReasoningField::ReasoningContent
+                    )
+                };
+                if !refusal.field.is_some_and(is_text) {
+                    return false;
+                }
+                true
+            }
+            Wire::GeminiGenerate => return false,
+        };
         match refusal.kind {
             ReasoningRefusalKind::Missing if configured == Never => return false,
             ReasoningRefusalKind::Missing => {
@@ -203,7 +222,7 @@ impl LearntReasoning {
                 self.field = field.or(self.field);
                 match sent.send {
                     Auto | Calls if is_auto => self.send = Some(All),
-                    Never if is_auto => self.send = Some(if is_anthropic { All } else { Calls }),
+                    Never if is_auto => self.send = Some(if is_fixed { All } else { Calls }),
                     // Another field is tried before another value.
                     Auto | All | Calls | Never if is_new_field => {}
                     Auto | All | Calls | Never => self.refuses_empty = true,
@@ -211,8 +230,8 @@ impl LearntReasoning {
             }
             ReasoningRefusalKind::Unwanted if !is_auto => return false,
             ReasoningRefusalKind::Unwanted => match sent.send {
-                All if is_anthropic => self.send = None,
-                Auto | Calls | Never if is_anthropic => return false,
+                All if is_fixed => self.send = None,
+                Auto | Calls | Never if is_fixed => return false,
                 All => self.send = Some(Calls),
                 Auto | Calls | Never => self.send = Some(Never),
             },
@@ -285,6 +304,10 @@ mod tests {
         assert_eq!(of(&[refused]), []);
         assert_eq!(of(&[demanded, refused]), [(All, None, ""), (Auto, None, "")]);
         assert_eq!(of(&[demanded; 3]), [(All, None, ""), (All, None, " ")]);
+        let text = (Missing, ReasoningField::ReasoningText);
+        assert_eq!(learn(Wire::OpenaiResponses, Auto, &[text])[0].0, All);
+        assert_eq!(learn(Wire::OpenaiResponses, Auto, &[(Missing, Reasoning)]), []);
+        assert_eq!(learn(Wire::GeminiGenerate, Auto, &[text]), []);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::types::{
 /// Maximum number of bytes of an error that are searched.
 const SEARCHED_BYTES_MAX: usize = 8 << 10;
 /// Maximum depth of an error's values that are searched.
-const DEPTH_MAX: u32 = 6;
+const DEPTH_MAX: u32 = 10;
 /// Maximum number of items of a list that are searched.
 const ITEMS_MAX: usize = 16;
 
@@ -165,16 +165,15 @@ fn collect_texts(value: &Value, depth: u32, out: &mut String) {
         }
         Value::Object(members) => {
             for (key, value) in members.iter().filter(|(key, _)| SEARCHED_KEYS.contains(&&***key)) {
-                match value {
-                    Value::Array(path) if key == "loc" => {
-                        for step in path.iter().take(ITEMS_MAX).filter_map(Value::as_str) {
-                            out.push('.');
-                            out.push_str(step);
-                        }
-                        out.push('\n');
-                    }
-                    value => collect_texts(value, depth, out),
+                let Some(path) = value.as_array().filter(|_| key == "loc") else {
+                    collect_texts(value, depth, out);
+                    continue;
+                };
+                for step in path.iter().take(ITEMS_MAX).filter_map(Value::as_str) {
+                    out.push('.');
+                    out.push_str(step);
                 }
+                out.push('\n');
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => {}

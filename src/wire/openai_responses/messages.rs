@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::metadata::{ID_CHARS_MAX, ProviderItem, ReplayMode, replay_mode};
 use crate::message::{Message, RequestPart, ResponseMessage, ResultContent};
-use crate::types::{Content, ContentPart, ModelOrigin, ToolCall, Wire};
+use crate::types::{Content, ContentPart, ModelOrigin, SendReasoning, ToolCall, Wire};
 use crate::wire::ModelRequest;
 use crate::wire::call_ids::{sanitized, sanitized_tool_name};
 use crate::wire::lenient::Scalar;
@@ -35,6 +35,13 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
                     false => ReplayMode::Bare,
                 };
                 custom = Some(custom_ids(&parts));
+                let rule = request.reasoning;
+                if rule.send == SendReasoning::All && !has_reasoning(&parts, mode) {
+                    // DeepSeek demands it, also of messages without reasoning.
+                    let is_own = message.has_reasoning_of(&target_model, rule.is_fallback);
+                    let own = Some(&*message.reasoning).filter(|text| is_own && !text.is_empty());
+                    writer.write(&ReasoningItem::new(own.unwrap_or_else(|| rule.filler())));
+                }
                 write_response(writer, message, &parts, mode);
             }
             Message::Tool { call_id, content, .. } => {
@@ -90,6 +97,40 @@ fn custom_id<'a>(part: &RequestPart<'a>) -> Option<&'a str> {
         | RequestPart::Text { .. }
         | RequestPart::Reasoning { .. }
         | RequestPart::Raw(_) => None,
+    }
+}
+
+/// Returns whether a reasoning item of a message is written.
+fn has_reasoning(parts: &[RequestPart<'_>], mode: ReplayMode) -> bool {
+    let is_reasoning = |part: &RequestPart<'_>| match part {
+        RequestPart::Raw(json) => ProviderItem::read(json).is_reasoning(),
+        RequestPart::Text { .. } | RequestPart::Reasoning { .. } | RequestPart::Call { .. } => {
+            false
+        }
+    };
+    mode != ReplayMode::Bare && parts.iter().any(is_reasoning)
+}
+
+/// Reasoning that its service has not sent as an item.
+#[derive(Serialize)]
+struct ReasoningItem<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    summary: [(); 0],
+    content: [ReasoningText<'a>; 1],
+}
+
+#[derive(Serialize)]
+struct ReasoningText<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    text: &'a str,
+}
+
+impl<'a> ReasoningItem<'a> {
+    fn new(text: &'a str) -> Self {
+        let content = [ReasoningText { kind: "reasoning_text", text }];
+        Self { kind: "reasoning", summary: [], content }
     }
 }
 

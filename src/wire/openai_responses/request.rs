@@ -94,6 +94,7 @@ mod tests {
     use super::*;
     use crate::message::{Message, ResponseMessage};
     use crate::types::{CallKey, Content, MessagePart, ModelOrigin, ToolCall, Wire};
+    use crate::types::{ReasoningRule, SendReasoning};
 
     fn call(index: u32, id: &str, arguments: Value) -> ToolCall {
         ToolCall {
@@ -240,6 +241,25 @@ mod tests {
             let names: Vec<_> = items.filter_map(|item| item["name"].as_str()).collect();
             assert_eq!(names, ["multi_tool_use_parallel_41c06c9e", "add"]);
         }
+    }
+
+    #[test]
+    fn a_service_that_demands_reasoning_gets_an_item_for_each_message() {
+        let without = ResponseMessage { reasoning: String::new(), ..model_message(vec![]) };
+        for (message, text) in [(without, ""), (model_message(vec![]), "hm")] {
+            let reasoning = ReasoningRule { send: SendReasoning::All, ..ReasoningRule::default() };
+            let demanded =
+                ModelRequest { reasoning, ..ModelRequest::new("m", history(message.clone())) };
+            let item = json!({"type": "reasoning", "summary": [],
+                "content": [{"type": "reasoning_text", "text": text}]});
+            assert_eq!(sent(&demanded)["input"][1], item);
+            let other = sent(&ModelRequest::new("m", history(message)));
+            assert_eq!(other["input"][1]["role"], "assistant");
+        }
+        let reasoning = ReasoningRule { send: SendReasoning::All, ..ReasoningRule::default() };
+        let history = history(model_message(parts()));
+        let demanded = ModelRequest { reasoning, ..ModelRequest::new("m", history.clone()) };
+        assert_eq!(sent(&demanded), sent(&ModelRequest::new("m", history)));
     }
 
     #[test]

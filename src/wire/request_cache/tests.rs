@@ -457,11 +457,7 @@ fn a_learnt_rule_for_reasoning_explains_the_break_that_it_causes() {
         ModelRequest { reasoning, ..request(messages) }
     };
     for wire in WIRES {
-        let is_sent = match wire {
-            Wire::OpenaiChat | Wire::AnthropicMessages | Wire::OllamaChat => true,
-            Wire::OpenaiResponses | Wire::GeminiGenerate => false,
-        };
-        let reason = Some(PromptChange::Reasoning).filter(|_| is_sent);
+        let reason = Some(PromptChange::Reasoning).filter(|_| wire != Wire::GeminiGenerate);
         let sent = [request(turns(2)), learnt(turns(2)), learnt(turns(3)), request(turns(3))];
         let breaks = breaks_of(&sent.map(|request| (wire, request)));
         assert_eq!(breaks, [reason, None, reason], "{wire}");
