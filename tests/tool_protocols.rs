@@ -288,3 +288,99 @@ async fn calls_that_are_broken_are_repaired_or_answered() {
     }
     assert!(!texts_with(&world.requests()[2], "not run: the response was cut off").is_empty());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_in_other_forms_that_can_mean_nothing_else_run() {
+    let object = "{\"name\": \"quick\", \"arguments\": {\"id\": \"a\"}}";
+    let tagged = [
+        format!("{object}</tool_call>"),
+        format!("<think>\nI look.\n</think>\n\n{object}\n</tool_call>"),
+        format!("<tools>\n{object}\n</tools>"),
+    ];
+    let whole = [
+        object.to_owned(),
+        format!("```json\n{object}\n```"),
+        format!("<think>I look.</think>{object}"),
+        "<|tool_call>call:quick{id:<|\"|>a<|\"|>}<tool_call|>".to_owned(),
+    ];
+    for (protocol, _) in CALLS {
+        let has_tags = matches!(protocol, ToolProtocol::Hermes | ToolProtocol::Xml);
+        for call in whole.iter().chain(tagged.iter().filter(|_| has_tags)) {
+            for (wire, stream) in [
+                (Wire::OpenaiChat, true),
+                (Wire::OllamaChat, true),
+                (Wire::AnthropicMessages, false),
+            ] {
+                let script = Script::new([in_pieces(call), in_pieces("It is done.")]);
+                let tools = registry(&CallControl::new());
+                let world = world_of(wire, script, tools, |config| {
+                    with_protocol(protocol)(config);
+                    config.models.values_mut().for_each(|model| model.stream = stream);
+                })
+                .await;
+                check_answered(&world.run("go").await, "It is done.", &["a"]);
+                world.assert_paired();
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn objects_in_quotations_and_prose_stay_text() {
+    let object = "{\"name\": \"quick\", \"arguments\": {\"id\": \"a\"}}";
+    for text in [
+        format!("It would be\n```json\n{object}\n```\nin the end."),
+        format!("> {object}</tool_call>"),
+        format!("The object {object} names it."),
+        "{\"name\": \"Ada\", \"age\": 36}".to_owned(),
+    ] {
+        let tools = registry(&CallControl::new());
+        let world = world_of(
+            Wire::OpenaiChat,
+            Script::new([in_pieces(&text)]),
+            tools,
+            with_protocol(ToolProtocol::Hermes),
+        )
+        .await;
+        check_answered(&world.run("go").await, &text, &[]);
+    }
+}
+
+#[tokio::test]
+async fn a_second_call_in_the_protocol_arrow_is_counted_as_dropped() {
+    let script = Script::new([
+        in_pieces("=>#quick {\"id\":\"a\"}\n=>#quick {\"id\":\"b\"}"),
+        Response::text("Done."),
+    ]);
+    let tools = registry(&CallControl::new());
+    let world = world_of(Wire::OpenaiChat, script, tools, with_protocol(ToolProtocol::Arrow)).await;
+    check_answered(&world.run("go").await, "Done.", &["a"]);
+    let page = world.host.telemetry().render();
+    assert!(page.contains("\ncallsheet_tool_calls_dropped_total 1\n"), "{page}");
+}
+
+#[tokio::test]
+async fn a_grammar_holds_only_for_requests_that_may_call() {
+    let call = "<tool_call>{\"name\": \"quick\", \"arguments\": {\"id\": \"a\"}}</tool_call>";
+    for internal in [Some(json!({"seed": 4})), None] {
+        let script = Script::new([in_pieces(call), Response::text("It is done.")]);
+        let world = world_of(Wire::OpenaiChat, script, registry(&CallControl::new()), |config| {
+            with_protocol(ToolProtocol::Hermes)(config);
+            config.agents.get_mut("default").unwrap().limits.max_turns = Some(1);
+            let model = config.models.get_mut("rehearsal").unwrap();
+            model.extra_body.insert("grammar".into(), json!("root ::= \"a\""));
+            model.extra_body_internal =
+                internal.as_ref().and_then(|body| body.as_object().cloned());
+        })
+        .await;
+        assert_eq!(world.run("go").await.run_end, RunEnd::MaxTurns);
+        let requests = world.requests();
+        let sent = |at: usize| {
+            let body = &requests[at].body;
+            (body.get("grammar").is_some(), body.get("seed").is_some())
+        };
+        assert_eq!(sent(0), (true, false));
+        assert_eq!(sent(1), if internal.is_some() { (false, true) } else { (true, false) });
+        assert_eq!(world.prefix_breaks("unexplained"), 0.0);
+    }
+}

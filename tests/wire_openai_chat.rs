@@ -3,11 +3,11 @@
 
 mod support;
 
-use callsheet::rehearsal::{Call, Finish, Response, Script};
-use callsheet::types::RunEnd;
+use callsheet::rehearsal::{Call, Finish, ReceivedRequest, Response, Script};
+use callsheet::types::{RunEnd, Wire};
 use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
-use support::{parallel, world};
+use support::{events, parallel, world, world_of};
 
 /// Runs a turn with calls and the turn of the answer. Returns the message of the first turn as it
 /// was sent back.
@@ -91,4 +91,97 @@ async fn signatures_and_details_go_back_unchanged() {
     assert_eq!(asking["tool_calls"][1].get("extra_content"), None);
     let whole = detail(json!({"text": "hm", "signature": "s"}));
     assert_eq!(asking["reasoning_details"], whole["reasoning_details"]);
+}
+
+/// Returns the texts that clients were shown: as thinking, and as answer.
+fn shown(events: &[Value]) -> (String, String) {
+    let of_kind = |kind: &str| -> String {
+        events.iter().filter(|event| event["type"] == kind).map(text_of).collect()
+    };
+    (of_kind("thinking"), of_kind("content_delta"))
+}
+
+fn text_of(event: &Value) -> &str {
+    let text = event.get("text").or_else(|| event.get("content"));
+    text.and_then(Value::as_str).unwrap_or_else(|| panic!("{event}"))
+}
+
+/// Returns whether some text of a request contains a part.
+fn has_text(request: &ReceivedRequest, part: &str) -> bool {
+    fn any(value: &Value, part: &str) -> bool {
+        match value {
+            Value::String(text) => text.contains(part),
+            Value::Array(items) => items.iter().any(|item| any(item, part)),
+            Value::Object(members) => members.values().any(|value| any(value, part)),
+            Value::Null | Value::Bool(_) | Value::Number(_) => false,
+        }
+    }
+    any(&request.body, part)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reasoning_in_tags_is_thinking_and_goes_back_to_its_model_as_it_came() {
+    let raw = "<think>\nHm, so.\n</think>\n\nHello.";
+    for (_, wire) in Wire::NAMES {
+        for stream in [true, false] {
+            let chars: Vec<char> = raw.chars().collect();
+            let pieces = chars.chunks(4).map(|piece| piece.iter().collect()).collect();
+            let script = Script::new([
+                Response { text: pieces, ..Response::default() },
+                Response::text("Again."),
+                Response::text("Once more."),
+            ]);
+            let world = world_of(wire, script, registry(&CallControl::new()), |config| {
+                config.models.values_mut().for_each(|model| model.stream = stream);
+                let mut other = config.models["rehearsal"].clone();
+                other.model = "other".into();
+                config.models.insert("other".into(), other);
+            })
+            .await;
+            let subscription = world.session.subscribe().await.unwrap();
+            let collected = tokio::spawn(events(subscription));
+            let report = world.run("go").await;
+            assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "Hello."), "{wire}");
+            let expected = ("Hm, so.".to_owned(), "Hello.".to_owned());
+            assert_eq!(shown(&collected.await.unwrap()), expected, "{wire}");
+            assert_eq!(world.run("and now?").await.text, "Again.");
+            world.assert_paired();
+            assert!(has_text(&world.requests()[1], raw), "{wire}: {:?}", world.requests()[1].body);
+        }
+    }
+}
+
+#[tokio::test]
+async fn reasoning_details_alone_are_thinking() {
+    let detail = |text: &str, kind: &str, member: &str| json!({"reasoning_details": [{"type": kind, "index": 0, member: text}]});
+    let body = |chunks: Vec<Value>| {
+        let chunk = |delta: Value| {
+            let choice = json!({"index": 0, "delta": delta});
+            format!("data: {}\n\n", json!({"choices": [choice]}))
+        };
+        let mut chunks: Vec<String> = chunks.into_iter().map(chunk).collect();
+        let finish = json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]});
+        chunks.push(format!("data: {finish}\n\ndata: [DONE]\n\n"));
+        Response::raw("text/event-stream", chunks)
+    };
+    let text = |text: &str| json!({"content": text});
+    for (kind, member) in [("reasoning.text", "text"), ("reasoning.summary", "summary")] {
+        let pieces = ["I think", " of it", " well."].map(|piece| detail(piece, kind, member));
+        let snapshots = ["I think", "I think of it", "I think of it well."];
+        let snapshots = snapshots.map(|piece| detail(piece, kind, member));
+        let answers = ["Hello", "Hello there", "Hello there, you."].map(text);
+        for response in [
+            body(pieces.into_iter().chain([text("Hello there, you.")]).collect()),
+            body(snapshots.into_iter().chain(answers).collect()),
+        ] {
+            let script = Script::new([response]);
+            let world = world(script, registry(&CallControl::new()), |_| ()).await;
+            let subscription = world.session.subscribe().await.unwrap();
+            let collected = tokio::spawn(events(subscription));
+            let report = world.run("go").await;
+            assert_eq!(report.text, "Hello there, you.");
+            let expected = ("I think of it well.".to_owned(), "Hello there, you.".to_owned());
+            assert_eq!(shown(&collected.await.unwrap()), expected, "{kind}");
+        }
+    }
 }

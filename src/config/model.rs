@@ -81,6 +81,9 @@ pub struct ModelConfig {
     pub headers: BTreeMap<String, String>,
     /// Additional members of every request body. They replace most members of the host, or are merged with them.
     pub extra_body: serde_json::Map<String, serde_json::Value>,
+    /// The members instead of `extra_body` in the host's own requests: for a summary, and for a final answer, which may
+    /// not call tools. `None`: `extra_body`.
+    pub extra_body_internal: Option<serde_json::Map<String, serde_json::Value>>,
     /// Members that are removed from request bodies, such as those that the service rejects.
     pub omit_body: BTreeSet<String>,
     /// Decodes payloads that match a template without parsing them. Default: true. The environment can disable it.
@@ -128,6 +131,7 @@ impl ModelConfig {
             temperature: None,
             headers: BTreeMap::new(),
             extra_body: serde_json::Map::new(),
+            extra_body_internal: None,
             omit_body: BTreeSet::new(),
             fast_path: true,
         }

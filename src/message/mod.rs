@@ -131,7 +131,10 @@ impl ResponseMessage {
         match self.origin.as_ref().map(|origin| origin.wire) {
             Some(Wire::OpenaiChat) | None => {}
             Some(Wire::OllamaChat) => {
-                all.field = Some(ReasoningField::Thinking).filter(|_| !self.reasoning.is_empty());
+                let is_tagged =
+                    |part: &MessagePart| matches!(part, MessagePart::TaggedReasoning { .. });
+                let has_member = !self.reasoning.is_empty() && !self.parts.iter().any(is_tagged);
+                all.field = Some(ReasoningField::Thinking).filter(|_| has_member);
                 return all;
             }
             Some(Wire::OpenaiResponses | Wire::AnthropicMessages | Wire::GeminiGenerate) => {
@@ -150,7 +153,10 @@ impl ResponseMessage {
 
     /// Returns whether a part of it is reasoning.
     pub(crate) fn has_reasoning_part(&self) -> bool {
-        self.parts.iter().any(|part| matches!(part, MessagePart::Reasoning { .. }))
+        self.parts.iter().any(|part| match part {
+            MessagePart::Reasoning { .. } | MessagePart::TaggedReasoning { .. } => true,
+            MessagePart::Text { .. } | MessagePart::Call { .. } | MessagePart::Raw { .. } => false,
+        })
     }
 
     /// Removes the parts of calls that it does not hold.
@@ -158,9 +164,10 @@ impl ResponseMessage {
         let calls = &self.calls;
         self.parts.retain(|part| match part {
             MessagePart::Call { index, .. } => calls.iter().any(|call| call.key.index == *index),
-            MessagePart::Text { .. } | MessagePart::Reasoning { .. } | MessagePart::Raw { .. } => {
-                true
-            }
+            MessagePart::Text { .. }
+            | MessagePart::Reasoning { .. }
+            | MessagePart::TaggedReasoning { .. }
+            | MessagePart::Raw { .. } => true,
         });
     }
 

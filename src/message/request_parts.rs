@@ -1,5 +1,7 @@
 //! The parts of a model's message in the form in which they go into a request.
 
+use std::borrow::Cow;
+
 use super::ResponseMessage;
 use crate::types::{MessagePart, ModelOrigin, ToolCall};
 
@@ -40,6 +42,70 @@ impl ResponseMessage {
         self.origin.as_deref() == Some(model)
     }
 
+    /// Returns the message for a request to a model. If the model wrote it with reasoning in tags, that is in the text
+    /// again, as it came: the template of the model removes it where the model wants it removed. Reasoning without an
+    /// answer, or whose closing tag is missing, is left out.
+    #[must_use]
+    pub(crate) fn with_tagged_reasoning(
+        &self,
+        model: &ModelOrigin,
+        is_sent: bool,
+    ) -> Cow<'_, Self> {
+        let is_tagged = |part: &MessagePart| matches!(part, MessagePart::TaggedReasoning { .. });
+        let is_empty = self.text.is_empty() && self.calls.is_empty();
+        if is_empty || !self.parts.iter().any(is_tagged) || !self.is_from(model) {
+            return Cow::Borrowed(self);
+        }
+        let (mut text, mut reasoning) = (self.text.as_str(), self.reasoning.as_str());
+        let (mut new_text, mut new_reasoning) = (String::new(), String::new());
+        let mut parts: Vec<MessagePart> = Vec::with_capacity(self.parts.len());
+        for part in &self.parts {
+            let before = new_text.len();
+            let members = match part {
+                MessagePart::TaggedReasoning { bytes, open, close } => {
+                    let tagged = split_off(&mut reasoning, *bytes);
+                    if is_sent && !close.is_empty() {
+                        new_text.extend([&**open, tagged, &**close]);
+                    }
+                    &None
+                }
+                MessagePart::Text { bytes, members } => {
+                    new_text.push_str(split_off(&mut text, *bytes));
+                    members
+                }
+                MessagePart::Reasoning { bytes, .. } => {
+                    new_reasoning.push_str(split_off(&mut reasoning, *bytes));
+                    parts.push(part.clone());
+                    continue;
+                }
+                MessagePart::Call { .. } | MessagePart::Raw { .. } => {
+                    parts.push(part.clone());
+                    continue;
+                }
+            };
+            let more = new_text.len() - before;
+            match parts.last_mut() {
+                _ if more == 0 && members.is_none() => {}
+                Some(MessagePart::Text { bytes, members: None }) if members.is_none() => {
+                    *bytes += more;
+                }
+                Some(_) | None => {
+                    parts.push(MessagePart::Text { bytes: more, members: members.clone() });
+                }
+            }
+        }
+        new_text.push_str(text);
+        new_reasoning.push_str(reasoning);
+        Cow::Owned(Self {
+            text: new_text,
+            reasoning: new_reasoning,
+            calls: self.calls.clone(),
+            origin: self.origin.clone(),
+            parts,
+            hint_bytes: self.hint_bytes,
+        })
+    }
+
     /// Returns the parts of the message for a request to a model.
     ///
     /// The model that wrote the message gets all parts in order, with their members, and then the text and the calls
@@ -70,6 +136,10 @@ impl ResponseMessage {
                 MessagePart::Reasoning { bytes, members } => {
                     let text = split_off(&mut reasoning, *bytes);
                     RequestPart::Reasoning { text, members: members.as_deref() }
+                }
+                MessagePart::TaggedReasoning { bytes, .. } => {
+                    let text = split_off(&mut reasoning, *bytes);
+                    RequestPart::Reasoning { text, members: None }
                 }
                 MessagePart::Call { index, members } => {
                     let calls = self.calls.get(next_call..).unwrap_or_default();

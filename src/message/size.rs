@@ -29,6 +29,7 @@ impl ResponseMessage {
             MessagePart::Text { members, .. }
             | MessagePart::Reasoning { members, .. }
             | MessagePart::Call { members, .. } => members.as_ref().map_or(0, |text| text.len()),
+            MessagePart::TaggedReasoning { open, close, .. } => open.len() + close.len(),
             MessagePart::Raw { json } => json.len(),
         });
         self.text.len() + self.reasoning.len() + calls.chain(parts).sum::<usize>()

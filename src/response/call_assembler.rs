@@ -418,6 +418,8 @@ pub struct PartialCall {
     pub sealed: bool,
     /// True if the arguments were repaired.
     pub is_repaired: bool,
+    /// True if the protocol allows no such call: it is not kept.
+    pub is_surplus: bool,
     /// True if the arguments exceed the limit. `raw` holds only their beginning.
     pub oversize: bool,
     /// Number of calls with a name, of any kind, that were opened before its first piece.
@@ -447,6 +449,7 @@ impl PartialCall {
             self.wire_index = piece.index;
         }
         self.is_repaired |= piece.is_repaired;
+        self.is_surplus |= piece.is_surplus;
         if piece.kind != CallKind::Function {
             self.kind = piece.kind;
         }

@@ -62,6 +62,7 @@ impl ContentParts {
             ProviderMetadata::Text { members } | ProviderMetadata::Reasoning { members } => {
                 members.as_ref().map_or(0, |members| members.len())
             }
+            ProviderMetadata::ReasoningTags { open, close } => open.len() + close.len(),
             ProviderMetadata::Call { members: json, .. }
             | ProviderMetadata::LastCall { members: json }
             | ProviderMetadata::RawPart(json) => json.len(),
@@ -78,6 +79,9 @@ impl ContentParts {
             }
             ProviderMetadata::Reasoning { members } => {
                 self.complete(MessagePart::Reasoning { bytes: 0, members: shared(members) });
+            }
+            ProviderMetadata::ReasoningTags { open, close } => {
+                self.complete_tagged(open, close);
             }
             ProviderMetadata::Call { index, members } => {
                 let at = call_at(*index).and_then(|at| u32::try_from(at).ok());
@@ -108,6 +112,21 @@ impl ContentParts {
             ) => {}
             (_, part) => self.push(part),
         }
+        self.is_last_complete = true;
+    }
+
+    /// Completes the last part as reasoning in tags.
+    fn complete_tagged(&mut self, open: &str, close: &str) {
+        let bytes = match self.parts.last() {
+            Some(MessagePart::Reasoning { bytes, members: None }) if !self.is_last_complete => {
+                *bytes
+            }
+            Some(_) | None => 0,
+        };
+        if bytes > 0 {
+            self.parts.pop();
+        }
+        self.push(MessagePart::TaggedReasoning { bytes, open: open.into(), close: close.into() });
         self.is_last_complete = true;
     }
 

@@ -73,8 +73,8 @@ pub fn decode_body_with(
 /// Describes a response as one JSON object, in the form of `callsheet decode`.
 #[must_use]
 pub fn describe_response(response: &ResponseAssembler) -> Value {
-    let mut calls: Vec<&PartialCall> =
-        response.calls().iter().chain(response.service_calls()).collect();
+    let own = response.calls().iter().filter(|call| !call.is_surplus);
+    let mut calls: Vec<&PartialCall> = own.chain(response.service_calls()).collect();
     calls.sort_by_key(|call| call.arrival);
     // Distinct indexes of the wire are the order of the calls, also if their beginnings came in another order.
     let indexes: BTreeSet<_> = calls.iter().filter_map(|call| call.wire_index).collect();

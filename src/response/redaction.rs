@@ -135,7 +135,9 @@ impl DeltaRedactor {
             part_end @ Delta::Metadata(ProviderMetadata::Text { .. }) => {
                 self.push_part_end(DeltaTarget::Text, part_end, out);
             }
-            part_end @ Delta::Metadata(ProviderMetadata::Reasoning { .. }) => {
+            part_end @ Delta::Metadata(
+                ProviderMetadata::Reasoning { .. } | ProviderMetadata::ReasoningTags { .. },
+            ) => {
                 self.push_part_end(DeltaTarget::Reasoning, part_end, out);
             }
             mut whole @ (Delta::Seal { .. }
@@ -275,7 +277,8 @@ impl DeltaRedactor {
             | Delta::Seal { arguments: None, .. }
             | Delta::Metadata(
                 ProviderMetadata::Text { members: None }
-                | ProviderMetadata::Reasoning { members: None },
+                | ProviderMetadata::Reasoning { members: None }
+                | ProviderMetadata::ReasoningTags { .. },
             )
             | Delta::Done => {}
         }

@@ -673,7 +673,8 @@ impl Agent {
             Wire::AnthropicMessages | Wire::OllamaChat => ToolChoice::Auto,
             Wire::OpenaiChat | Wire::OpenaiResponses | Wire::GeminiGenerate => ToolChoice::None,
         };
-        ModelRequest { messages, tool_choice, ..self.request_template.clone() }
+        let is_internal = true;
+        ModelRequest { messages, tool_choice, is_internal, ..self.request_template.clone() }
     }
 
     /// Returns the hash of what precedes the messages in its requests.
@@ -691,7 +692,12 @@ impl Agent {
             RequestKind::Ordinary | RequestKind::ForcedCall => chosen.clone(),
             RequestKind::FinalAnswer | RequestKind::Output(_) => ToolChoice::None,
         };
-        let request = ModelRequest { messages, tool_choice, ..self.request_template.clone() };
+        let is_internal = match kind {
+            RequestKind::Ordinary | RequestKind::ForcedCall => false,
+            RequestKind::FinalAnswer | RequestKind::Output(_) => true,
+        };
+        let template = self.request_template.clone();
+        let request = ModelRequest { messages, tool_choice, is_internal, ..template };
         let Some(output) = &self.rules.output else { return request };
         match kind {
             RequestKind::Output(OutputMode::Native) => {

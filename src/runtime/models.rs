@@ -44,6 +44,8 @@ pub(super) struct Model {
     max_output_tokens: Option<u32>,
     temperature: Option<f64>,
     extra_body: Map<String, Value>,
+    /// The members instead of `extra_body` in the host's own requests.
+    extra_body_internal: Map<String, Value>,
     omit_body: BTreeSet<String>,
     prompt_cache: bool,
     send_reasoning: SendReasoning,
@@ -111,6 +113,11 @@ impl Model {
             max_output_tokens: config.max_output_tokens,
             temperature: config.temperature,
             extra_body: config.extra_body.clone(),
+            extra_body_internal: config
+                .extra_body_internal
+                .as_ref()
+                .unwrap_or(&config.extra_body)
+                .clone(),
             omit_body: config.omit_body.clone(),
             prompt_cache: config.sends_prompt_cache(),
             send_reasoning: config.send_reasoning,
@@ -176,12 +183,14 @@ impl Model {
 
     /// Returns the request with the fields of this model. Messages and tools stay shared.
     pub(super) fn adapt(&self, request: ModelRequest, streamed: bool) -> ModelRequest {
+        let extra_body =
+            if request.is_internal { &self.extra_body_internal } else { &self.extra_body };
         ModelRequest {
             model: self.plan.origin.model.clone(),
             stream: streamed,
             max_output_tokens: self.max_output_tokens,
             temperature: self.temperature,
-            extra_body: self.extra_body.clone(),
+            extra_body: extra_body.clone(),
             omit_body: self.omit_body.clone(),
             prompt_cache: self.prompt_cache,
             reasoning: self.reasoning_rule(false),

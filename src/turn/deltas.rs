@@ -86,7 +86,7 @@ impl Turn {
 
     fn handle_opened(&mut self, index: usize) {
         let Some(partial_call) = self.attempt.response.calls().get(index) else { return };
-        let name = partial_call.name.clone();
+        let (name, is_surplus) = (partial_call.name.clone(), partial_call.is_surplus);
         let key = CallKey {
             turn: self.spec.number,
             attempt: self.attempt.plan.attempt,
@@ -101,7 +101,10 @@ impl Turn {
             TurnStage::AwaitingResponse => {
                 let has_limit = self.spec.budget.calls_left.is_some();
                 let children = if has_limit { self.children_calls() } else { 0 };
-                admission::decide_retention(key.index, children, &self.spec)
+                match admission::decide_retention(key.index, children, &self.spec) {
+                    CallRetention::Keep if is_surplus => CallRetention::Drop,
+                    retention => retention,
+                }
             }
         };
         match retention {

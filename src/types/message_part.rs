@@ -40,6 +40,15 @@ pub enum MessagePart {
         #[serde(skip_serializing_if = "Option::is_none", default)]
         members: Option<Arc<str>>,
     },
+    /// The next bytes of the message's reasoning, which stood in tags in the text.
+    TaggedReasoning {
+        /// Number of bytes.
+        bytes: usize,
+        /// The opening tag with the white space around it. Empty if the prompt had it.
+        open: Arc<str>,
+        /// The closing tag with the white space around it. Empty if it is missing.
+        close: Arc<str>,
+    },
     /// The call with this index.
     Call {
         /// Its index in the response, from 0.

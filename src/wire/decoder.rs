@@ -8,6 +8,7 @@ use memchr::memchr;
 use serde_json::value::RawValue;
 
 use super::anthropic::AnthropicDialect;
+use super::cumulative::CumulativeTexts;
 use super::dialect::PayloadDecoder;
 use super::error::{malformed, parse_error_event};
 use super::fast_path::{PayloadTemplates, TemplateFields, TemplateSet};
@@ -15,6 +16,7 @@ use super::gemini::GeminiDialect;
 use super::ollama::OllamaDialect;
 use super::openai_chat::OpenaiChatDialect;
 use super::openai_responses::OpenaiResponsesDialect;
+use super::reasoning_tags::ReasoningTagReader;
 use super::repair::{Repaired, repair};
 use super::sse::{SseDecoder, SseEvent};
 use super::{Delta, Framing, Problem, Wire};
@@ -45,6 +47,8 @@ pub struct Decoder {
     dialect: AnyDialect,
     fast_path: bool,
     templates: PayloadTemplates,
+    cumulative: CumulativeTexts,
+    tags: ReasoningTagReader,
     failed: Option<ProviderError>,
 }
 
@@ -92,11 +96,24 @@ impl AnyDialect {
 struct PayloadReader<'a> {
     dialect: &'a mut dyn PayloadDecoder,
     templates: Option<&'a mut TemplateSet>,
+    cumulative: &'a mut CumulativeTexts,
 }
 
 impl PayloadReader<'_> {
     fn read(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
-        read_payload(self.dialect, self.templates.as_deref_mut(), event, text, out);
+        let templates = self.templates.as_deref_mut();
+        if self.cumulative.is_over() {
+            read_payload(self.dialect, templates, event, text, out);
+        } else if self.cumulative.needs_pieces() {
+            let mut new = Vec::new();
+            read_payload(self.dialect, templates, event, text, &mut new);
+            self.cumulative.read(&mut new, 0);
+            out.append(&mut new);
+        } else {
+            let before = out.len();
+            read_payload(self.dialect, templates, event, text, out);
+            self.cumulative.read(out, before);
+        }
     }
 
     fn read_event(&mut self, event: &SseEvent<'_>, out: &mut Vec<Delta>) {
@@ -166,7 +183,11 @@ impl Decoder {
             },
         };
         let dialect = AnyDialect::new(wire);
-        Self { buffer, dialect, fast_path, templates: templates.for_wire(wire), failed: None }
+        let is_plain = framing == Framing::Json;
+        let cumulative = CumulativeTexts::new(wire, !is_plain);
+        let tags = ReasoningTagReader::new(is_plain);
+        let templates = templates.for_wire(wire);
+        Self { buffer, dialect, fast_path, templates, cumulative, tags, failed: None }
     }
 
     /// Returns the templates, for the decoder of the next response.
@@ -180,7 +201,12 @@ impl Decoder {
     /// # Errors
     /// A size limit is exceeded. Every later call returns the same error.
     pub fn push(&mut self, bytes: &[u8], out: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        self.unless_failed(|this| this.decode(bytes, out))
+        let before = out.len();
+        let decoded = self.unless_failed(|this| this.decode(bytes, out));
+        if !self.tags.is_over() {
+            self.tags.read(out, before);
+        }
+        decoded
     }
 
     /// Handles the end of the body and appends the deltas of its last bytes to `out`.
@@ -188,11 +214,18 @@ impl Decoder {
     /// # Errors
     /// As [`Self::push`].
     pub fn finish(&mut self, out: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        self.unless_failed(|this| {
+        let before = out.len();
+        let decoded = self.unless_failed(|this| {
             this.decode_end(out)?;
+            this.cumulative.finish(out);
             this.dialect.decoder().end_of_body(out);
             Ok(())
-        })
+        });
+        if !self.tags.is_over() {
+            self.tags.read(out, before);
+            self.tags.finish(out);
+        }
+        decoded
     }
 
     fn unless_failed(
@@ -207,7 +240,8 @@ impl Decoder {
 
     fn decode(&mut self, mut bytes: &[u8], out: &mut Vec<Delta>) -> Result<(), ProviderError> {
         let templates = self.fast_path.then(|| self.templates.set_mut());
-        let mut reader = PayloadReader { dialect: self.dialect.decoder(), templates };
+        let (dialect, cumulative) = (self.dialect.decoder(), &mut self.cumulative);
+        let mut reader = PayloadReader { dialect, templates, cumulative };
         match &mut self.buffer {
             FramingBuffer::Sse(sse) => sse
                 .push(bytes, &mut |event| reader.read_event(&event, out))
@@ -230,7 +264,8 @@ impl Decoder {
 
     fn decode_end(&mut self, out: &mut Vec<Delta>) -> Result<(), ProviderError> {
         let templates = self.fast_path.then(|| self.templates.set_mut());
-        let mut reader = PayloadReader { dialect: self.dialect.decoder(), templates };
+        let (dialect, cumulative) = (self.dialect.decoder(), &mut self.cumulative);
+        let mut reader = PayloadReader { dialect, templates, cumulative };
         match &mut self.buffer {
             FramingBuffer::Sse(sse) => sse
                 .finish(&mut |event| reader.read_event(&event, out))

@@ -85,6 +85,14 @@ pub enum ProviderMetadata {
         /// `None` if only the end of the reasoning matters.
         members: Option<Box<str>>,
     },
+    /// Ends the reasoning before it, which stood in tags in the text. With the reasoning between them, the tags are
+    /// the text as it came.
+    ReasoningTags {
+        /// The opening tag with the white space around it. Empty if the prompt had it.
+        open: Box<str>,
+        /// The closing tag with the white space around it. Empty if it is missing.
+        close: Box<str>,
+    },
     /// These members belong to a call.
     Call {
         /// The [`CallDelta::index`] of the call.
@@ -125,6 +133,9 @@ pub struct CallDelta {
     /// The model did not write the arguments in the required form, and they were repaired.
     #[doc(hidden)]
     pub is_repaired: bool,
+    /// The protocol allows no such call. It is dropped, and counted.
+    #[doc(hidden)]
+    pub is_surplus: bool,
 }
 
 crate::types::impl_with!(CallDelta);
@@ -191,6 +202,7 @@ pub(super) fn append_call(call: CallDelta, arguments: Option<&str>, out: &mut Ve
             kind,
             is_marked_start,
             is_repaired: _,
+            is_surplus: _,
         } = last;
         let is_same = (*index, *kind, *is_marked_start)
             == (call.index, call.kind, call.is_marked_start)

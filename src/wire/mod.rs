@@ -20,6 +20,8 @@
 //! | `decoder` | bytes to payloads by framing, payloads to deltas by dialect; proxy prefixes, lists, `[DONE]`, errors |
 //! | `sse` | server-sent events (SSE), also cut at any byte |
 //! | `fast_path` | payloads that match a template and need no parse |
+//! | `cumulative` | texts whose pieces each repeat all of the text so far |
+//! | `reasoning_tags` | reasoning in `<think>` at the beginning of the text |
 //! | `lenient` | deserialisation that ignores values of unexpected types |
 //! | `repair` | repair of invalid JSON |
 //! | `answer_schema` | JSON schemas of answers in the forms that services accept |
@@ -60,6 +62,7 @@
 mod answer_schema;
 mod anthropic;
 mod call_ids;
+mod cumulative;
 mod decoder;
 mod delta;
 mod dialect;
@@ -74,6 +77,7 @@ mod openai_responses;
 mod overflow;
 mod portable_pattern;
 mod reasoning_refusal;
+mod reasoning_tags;
 mod refused_tools;
 mod repair;
 mod request;
@@ -184,6 +188,8 @@ impl Wire {
         request: &ModelRequest,
         mut writer: HistoryWriter,
     ) -> (Vec<u8>, ReusablePrefix) {
+        let with_tags = request.with_tagged_reasoning(self, writer.first_message());
+        let request = with_tags.as_ref().unwrap_or(request);
         dialect_of!(self, D => D::write_history(request, &mut writer));
         writer.finish(self.cache_key(request))
     }

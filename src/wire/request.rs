@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::tool_schema::ToolForm;
-use crate::message::MessageList;
+use crate::message::{Message, MessageList};
 pub use crate::types::ToolChoice;
-use crate::types::{CompactionKind, ReasoningRule, Wire};
+use crate::types::{CompactionKind, MessagePart, ModelOrigin, ReasoningRule, Wire};
 
 /// The members of bodies that belong to the prompt, other than the history.
 pub(super) const PROMPT_MEMBERS: [&str; 4] =
@@ -61,6 +61,9 @@ pub struct ModelRequest {
     /// The rule for the reasoning of the model's earlier messages.
     #[doc(hidden)]
     pub reasoning: ReasoningRule,
+    /// The host itself asks, for a summary or a final answer.
+    #[doc(hidden)]
+    pub is_internal: bool,
     /// The reason why the prompt may not begin with that of the session's previous request.
     #[doc(hidden)]
     pub prompt_change: Option<PromptChange>,
@@ -86,6 +89,7 @@ impl ModelRequest {
             prompt_cache: false,
             prompt_cache_key: None,
             reasoning: ReasoningRule::default(),
+            is_internal: false,
             prompt_change: None,
         }
     }
@@ -111,6 +115,33 @@ impl ModelRequest {
             && self.omit_body == other.omit_body
             && self.prompt_cache == other.prompt_cache
             && self.reasoning == other.reasoning
+    }
+
+    /// Returns the request with the reasoning that its model wrote in tags in the text again. Messages before `first`
+    /// stay as they are, because they are written already. Returns `None` if there is none.
+    pub(super) fn with_tagged_reasoning(&self, wire: Wire, first: usize) -> Option<Self> {
+        let is_tagged = |part: &MessagePart| matches!(part, MessagePart::TaggedReasoning { .. });
+        let mut new = self.messages.iter().skip(first);
+        new.find(|message| match &***message {
+            Message::Assistant(response) => response.parts.iter().any(is_tagged),
+            Message::User { .. } | Message::Summary { .. } | Message::Tool { .. } => false,
+        })?;
+        let target_model = ModelOrigin { wire, model: self.model.clone() };
+        let written = |(position, message): (usize, &Arc<Message>)| match &**message {
+            Message::Assistant(response) if position >= first => {
+                let is_sent = self.reasoning.includes(!response.calls.is_empty());
+                match response.with_tagged_reasoning(&target_model, is_sent) {
+                    Cow::Borrowed(_) => Arc::clone(message),
+                    Cow::Owned(response) => Arc::new(Message::Assistant(Arc::new(response))),
+                }
+            }
+            Message::Assistant(_)
+            | Message::User { .. }
+            | Message::Summary { .. }
+            | Message::Tool { .. } => Arc::clone(message),
+        };
+        let messages = self.messages.iter().enumerate().map(written).collect();
+        Some(Self { messages, ..self.clone() })
     }
 
     /// Returns the hash of the wire and of what precedes the messages: model, system text, tools, and members that
@@ -151,6 +182,8 @@ impl ModelRequest {
             // It follows the messages in a body.
             prompt_cache_key: _,
             reasoning,
+            // It only decides about `extra_body`.
+            is_internal: _,
             prompt_change: _,
         } = self;
         // Nearly always the tools are shared.

@@ -77,6 +77,7 @@ impl ModelConfig {
             temperature: section.read("temperature", temperature),
             headers: section.read("headers", headers).unwrap_or_default(),
             extra_body: section.read("extra_body", extra_body).unwrap_or_default(),
+            extra_body_internal: section.read("extra_body_internal", extra_body),
             omit_body: section
                 .list("omit_body", omit_body_member)
                 .unwrap_or_default()

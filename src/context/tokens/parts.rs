@@ -81,6 +81,7 @@ fn estimate_response(message: &ResponseMessage) -> u64 {
         MessagePart::Text { members, .. }
         | MessagePart::Reasoning { members, .. }
         | MessagePart::Call { members, .. } => members.as_ref().map_or(0, |text| text.len()),
+        MessagePart::TaggedReasoning { open, close, .. } => open.len() + close.len(),
         MessagePart::Raw { json } => json.len(),
     });
     let opaque = opaque.sum::<usize>() as u64 / OPAQUE_BYTES;

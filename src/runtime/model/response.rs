@@ -165,7 +165,7 @@ impl Collector {
             text: response.text().to_owned(),
             reasoning: response.reasoning().to_owned(),
             refusal: response.refusal().to_owned(),
-            calls: response.calls().iter().map(requested).collect(),
+            calls: response.calls().iter().filter(|call| !call.is_surplus).map(requested).collect(),
             service_calls: response.service_calls().iter().map(requested).collect(),
             origin: Some(Arc::new(self.origin)),
             parts: response.parts().to_vec(),
@@ -192,6 +192,7 @@ mod tests {
             kind,
             is_marked_start: true,
             is_repaired: false,
+            is_surplus: false,
         })
     }
 
@@ -247,6 +248,7 @@ mod tests {
                 kind: CallKind::Function,
                 is_marked_start: true,
                 is_repaired: false,
+                is_surplus: false,
             })
         };
         let reset = || ProviderError::new(ProviderErrorKind::Transport, "connection reset");

@@ -134,6 +134,7 @@ impl ModelReply {
             kind: CallKind::Function,
             is_marked_start: true,
             is_repaired: false,
+            is_surplus: false,
         }));
         self.calls += 1;
         self

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::recording::Recording;
 use crate::record::{ResponseEnding, ResponseMessage};
+use crate::response::parse_arguments;
 use crate::transcript::{AttemptResponse, AttemptTranscript, CallTranscript};
 use crate::turn::MAX_CALLS_KEY;
 use crate::types::{
@@ -116,6 +117,12 @@ impl StepMaker<'_, '_> {
                             .chain([Delta::Metadata(ProviderMetadata::Reasoning { members })]),
                     );
                 }
+                MessagePart::TaggedReasoning { bytes, open, close } => {
+                    let delta = Delta::Reasoning(split_prefix(&mut reasoning, *bytes));
+                    let (open, close) = ((&**open).into(), (&**close).into());
+                    let tags = Delta::Metadata(ProviderMetadata::ReasoningTags { open, close });
+                    self.push(Some(delta).filter(|_| *bytes > 0).into_iter().chain([tags]));
+                }
                 MessagePart::Raw { json } => {
                     self.push([Delta::Metadata(ProviderMetadata::RawPart((&**json).into()))])
                 }
@@ -183,8 +190,11 @@ impl StepMaker<'_, '_> {
     }
 
     fn dropped(&mut self, name: &str) {
-        let deltas = vec![self.open(None, name, Some("{}".to_owned()))];
-        self.steps.push(ReplayStep { deltas, seals: None, gap: None });
+        let mut delta = self.open(None, name, Some("{}".to_owned()));
+        if let Delta::Call(call) = &mut delta {
+            call.is_surplus = true;
+        }
+        self.steps.push(ReplayStep { deltas: vec![delta], seals: None, gap: None });
     }
 
     /// Adds the calls beyond the cap, which were only counted.
@@ -267,13 +277,13 @@ fn usage_delta(usage: Usage) -> Option<Delta> {
     (usage != Usage::default()).then_some(Delta::Usage { usage, raw })
 }
 
-/// Returns the original text of a call's arguments if the answer to the call quotes all of it.
+/// Returns the original text of a call's arguments if the answer to the call quotes all of it. An empty text and
+/// `null` stand for an empty object.
 fn quoted(answer: &str, call: &ToolCall) -> Option<String> {
     let marker = " Received: ";
     let texts = answer.match_indices(marker).filter_map(|(at, _)| answer.get(at + marker.len()..));
-    let is_same = |text: &&str| {
-        serde_json::from_str::<serde_json::Value>(text).is_ok_and(|value| value == *call.arguments)
-    };
+    let is_same =
+        |text: &&str| parse_arguments(text).object().is_some_and(|value| *value == *call.arguments);
     texts.into_iter().find(is_same).map(str::to_owned)
 }
 

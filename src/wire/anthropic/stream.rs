@@ -275,6 +275,7 @@ fn begin_call(
         kind,
         is_marked_start: true,
         is_repaired: false,
+        is_surplus: false,
     }));
     if is_ours
         && block.has_other_members

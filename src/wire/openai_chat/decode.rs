@@ -63,8 +63,11 @@ impl PayloadDecoder for OpenaiChatDialect {
                     |text: Option<&str>| text.filter(|text| !text.is_empty()).map(Into::into);
                 let (index, id, name) = (matched.index, some(matched.id), some(matched.name));
                 self.metadata.publish_before_call(out);
+                let labels = (matched.id.filter(|id| !id.is_empty()), name.as_deref());
+                let arguments = matched.text.as_deref();
+                let arguments = arguments.map(|text| self.arguments.read(index, labels, text));
                 let call = CallDelta { index, id, name, ..CallDelta::default() };
-                append_call(call, matched.text.as_deref(), out);
+                append_call(call, arguments.as_deref(), out);
             }
             (ChangeKind::Text, Some(text)) => append_text(Delta::Text, text, out),
             (ChangeKind::Refusal, Some(text)) => append_text(Delta::Refusal, text, out),
@@ -139,6 +142,9 @@ impl OpenaiChatDialect {
         }
         if let Some(details) = message.reasoning_details {
             self.metadata.add_details(details, is_complete);
+            if let Some(text) = self.metadata.details_text(details, is_complete) {
+                append_text(Delta::Reasoning, &text, out);
+            }
         }
         if let Some(opaque) = message.reasoning_opaque {
             self.metadata.set_opaque(opaque);
@@ -192,6 +198,15 @@ impl OpenaiChatDialect {
             piece.arguments = call.arguments.0.map(Cow::into_owned);
         }
         let (index, has_name) = (piece.index, piece.name.is_some());
+        if default_index.is_none()
+            && let Some(arguments) = piece.arguments.as_deref()
+        {
+            let labels = (piece.id.as_deref(), piece.name.as_deref());
+            let added = self.arguments.read(index, labels, arguments);
+            if added.len() != arguments.len() {
+                piece.arguments = Some(added.into_owned());
+            }
+        }
         self.metadata.publish_before_call(out);
         out.push(Delta::Call(piece));
         if !members.is_empty() {

@@ -13,11 +13,15 @@
 //!   (<https://ai.google.dev/gemini-api/docs/thought-signatures#openai>), and
 //!   `provider_specific_fields` or `thought_signature`, as gateways name them.
 
+use std::borrow::Cow;
+
+use serde::Deserialize;
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::types::{ReasoningField, ReasoningMembers};
+use crate::wire::cumulative::CumulativeText;
 use crate::wire::lenient::{ReadMembers, Scalar, read_object};
 use crate::wire::{Delta, ProviderMetadata};
 
@@ -33,6 +37,8 @@ pub(super) struct MetadataCollector {
     /// The first field in which reasoning came.
     field: Option<ReasoningField>,
     details: ReasoningDetails,
+    /// The item of the details whose text was shown last: whether it is a summary, and its index.
+    shown_item: Option<(bool, Option<u64>)>,
     /// The `reasoning_opaque`, which comes in one piece.
     opaque: Option<Box<str>>,
     /// The current metadata of the reasoning is published.
@@ -58,6 +64,28 @@ impl MetadataCollector {
         if size(&self.details) != before {
             self.is_published = false;
         }
+    }
+
+    /// Returns the text of `reasoning_details`, unless the reasoning comes in another member. Texts and summaries of
+    /// several items are paragraphs.
+    pub(super) fn details_text(&mut self, raw: &RawValue, is_complete: bool) -> Option<String> {
+        if self.field.is_some() {
+            return None;
+        }
+        let found: Vec<DetailText<'_>> = serde_json::from_str(raw.get()).ok()?;
+        let mut shown = String::new();
+        for DetailText { kind, index, text, summary } in found {
+            let texts = [text.as_text(), summary.as_text()];
+            for text in texts.into_iter().flatten().filter(|text| !text.is_empty()) {
+                let item = (kind.as_text() == Some("reasoning.summary"), index.as_number());
+                let last = self.shown_item.replace(item);
+                if last.is_some_and(|last| last != item || is_complete) {
+                    shown.push_str("\n\n");
+                }
+                shown.push_str(text);
+            }
+        }
+        Some(shown).filter(|shown| !shown.is_empty())
     }
 
     /// Records a `reasoning_opaque`.
@@ -112,6 +140,7 @@ impl MetadataCollector {
     }
 
     fn publish(&mut self, out: &mut Vec<Delta>) {
+        self.details.finish_text();
         let details = Some(&self.details.items).filter(|items| !items.is_empty());
         if self.field.is_none() && details.is_none() && self.opaque.is_none() {
             return;
@@ -136,8 +165,21 @@ impl MetadataCollector {
 struct ReasoningDetails {
     items: Vec<Map<String, Value>>,
     bytes: usize,
+    /// The text of the item at this position, whose pieces may be snapshots.
+    text: Option<(usize, CumulativeText)>,
     /// A limit was exceeded, so no details are kept.
     is_over_limit: bool,
+}
+
+/// The text of an item of `reasoning_details`.
+#[derive(Default, Deserialize)]
+#[serde(default, bound(deserialize = "'de: 'a"))]
+struct DetailText<'a> {
+    #[serde(rename = "type")]
+    kind: Scalar<'a>,
+    index: Scalar<'a>,
+    text: Scalar<'a>,
+    summary: Scalar<'a>,
 }
 
 /// The most frequent item of `reasoning_details`: one token of text.
@@ -196,15 +238,18 @@ impl ReasoningDetails {
         };
         let mut piece = ReasoningDetailsItem::default();
         let read = read_object(object, &mut piece).is_ok() && !piece.has_other_members;
-        let Some(last) = self.items.last_mut().filter(|_| read) else { return false };
+        let Some(last) = self.items.last().filter(|_| read) else { return false };
         let same_kind = last.get("type").and_then(Value::as_str) == piece.kind.as_text();
         let same_index = last.get("index").and_then(Value::as_u64) == piece.index.as_number();
         if !same_kind || !same_index || piece.kind.as_text() != Some("reasoning.text") {
             return false;
         }
-        match (last.get_mut("text"), piece.text.as_text()) {
+        let at = self.items.len() - 1;
+        let last = self.items.last_mut().and_then(|last| last.get_mut("text"));
+        match (last, piece.text.as_text()) {
             (Some(Value::String(text)), Some(more)) => {
-                text.push_str(more);
+                let more = read_piece(&mut self.text, at, more);
+                text.push_str(&more);
                 self.bytes = self.bytes.saturating_add(more.len());
                 true
             }
@@ -231,7 +276,14 @@ impl ReasoningDetails {
         } else {
             self.items.len().checked_sub(1).filter(|at| self.items.get(*at).is_some_and(is_same))
         };
-        let Some(old) = found.and_then(|at| self.items.get_mut(at)) else {
+        let Some((at, old)) = found.and_then(|at| Some((at, self.items.get_mut(at)?))) else {
+            self.finish_text();
+            let text = ["text", "summary"].iter().find_map(|key| item.get(*key)?.as_str());
+            if let Some(text) = text.filter(|_| is_text && !is_complete) {
+                let mut reader = CumulativeText::default();
+                let _ = reader.read(text, false);
+                self.text = Some((self.items.len(), reader));
+            }
             self.items.push(item);
             return;
         };
@@ -240,12 +292,39 @@ impl ReasoningDetails {
                 (Some(Value::String(text)), Value::String(more))
                     if key == "text" || key == "summary" =>
                 {
-                    text.push_str(&more);
+                    text.push_str(&read_piece(&mut self.text, at, &more));
                 }
                 (Some(_), Value::Null) => {}
                 (_, value) => drop(old.insert(key, value)),
             }
         }
+    }
+}
+
+impl ReasoningDetails {
+    /// Adds the text that is held back because it may be a snapshot.
+    fn finish_text(&mut self) {
+        let Some((at, mut reader)) = self.text.take() else { return };
+        let item = self.items.get_mut(at);
+        let text = item.and_then(|item| {
+            let key = if item.contains_key("text") { "text" } else { "summary" };
+            item.get_mut(key)
+        });
+        if let (Some(Value::String(text)), Some(held)) = (text, reader.finish()) {
+            text.push_str(&held);
+        }
+    }
+}
+
+/// Returns the text that a piece adds to the item at a position.
+fn read_piece<'p>(
+    reader: &mut Option<(usize, CumulativeText)>,
+    at: usize,
+    piece: &'p str,
+) -> Cow<'p, str> {
+    match reader {
+        Some((item, reader)) if *item == at => reader.read(piece, false),
+        Some(_) | None => Cow::Borrowed(piece),
     }
 }
 

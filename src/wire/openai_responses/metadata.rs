@@ -92,7 +92,9 @@ pub(super) fn replay_mode(
     let mut is_followed = false;
     for part in message.parts.iter().rev() {
         match part {
-            MessagePart::Reasoning { .. } | MessagePart::Text { bytes: 0, .. } => {}
+            MessagePart::Reasoning { .. }
+            | MessagePart::TaggedReasoning { .. }
+            | MessagePart::Text { bytes: 0, .. } => {}
             // A part without an id was cut off, because the id of its item is kept when the item is complete;
             // or its item had no id.
             MessagePart::Text { members, .. } => is_followed = has_id(members.as_deref()),

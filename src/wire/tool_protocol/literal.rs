@@ -9,6 +9,9 @@ use serde_json::{Map, Number, Value};
 /// Maximum depth of a value. The parser is recursive.
 const DEPTH_MAX: usize = 100;
 
+/// The marks that begin and end a text in the calls of Gemma ([`super::gemma`]).
+pub(super) const TEXT_MARKS: [&str; 2] = ["<|\"|>", "<escape>"];
+
 /// Parses a value. With `is_cut`, brackets that are missing at the end are added.
 pub(super) fn parse_value(text: &str, is_cut: bool) -> Option<Value> {
     let mut parser = Parser { rest: text.chars().peekable(), depth: 0, is_cut };
@@ -76,6 +79,7 @@ impl Parser<'_> {
             '[' => self.nested(|parser| parser.list(']')),
             '(' => self.nested(|parser| parser.list(')')),
             '"' | '\'' => self.strings().map(Value::String),
+            '<' => self.marked_text().map(Value::String),
             '0'..='9' | '-' | '+' | '.' => self.number(),
             _ => match self.word()?.as_str() {
                 "true" | "True" => Some(Value::Bool(true)),
@@ -104,6 +108,7 @@ impl Parser<'_> {
         while !self.closes('}') {
             let key = match *self.rest.peek()? {
                 '"' | '\'' => self.string()?,
+                '<' => self.marked_text()?,
                 _ => self.word()?,
             };
             let value = self.accept(':').then(|| self.value())??;
@@ -135,6 +140,24 @@ impl Parser<'_> {
                 Some('"' | '\'') => text.push_str(&self.string()?),
                 Some(_) | None => return Some(text),
             }
+        }
+    }
+
+    /// Reads a text between two of the same [`TEXT_MARKS`].
+    fn marked_text(&mut self) -> Option<String> {
+        let is_next = |parser: &Self, mark: &str| {
+            let mut rest = parser.rest.clone();
+            mark.chars().all(|c| rest.next() == Some(c))
+        };
+        let mark = TEXT_MARKS.into_iter().find(|mark| is_next(self, mark))?;
+        self.rest.nth(mark.chars().count() - 1);
+        let mut text = String::new();
+        loop {
+            if is_next(self, mark) {
+                self.rest.nth(mark.chars().count() - 1);
+                return Some(text);
+            }
+            text.push(self.rest.next()?);
         }
     }
 

@@ -86,6 +86,62 @@ impl ReadCall {
         arguments.pop();
         Self { name: Some(name.into()), arguments, is_repaired: false }
     }
+
+    /// Makes the call of an object with `name` and `arguments`.
+    pub(super) fn of(value: Value, is_repaired: bool) -> Self {
+        let Value::Object(mut members) = value else {
+            return Self { name: None, arguments: value.to_string(), is_repaired };
+        };
+        // Some models write the form of Chat Completions. Beside a name, `function` may be an argument.
+        let has_name = members.contains_key("name");
+        if let Some(Value::Object(function)) = members.get_mut("function")
+            && (!has_name || function.get("name").is_some_and(Value::is_string))
+        {
+            members = std::mem::take(function);
+        }
+        let name = ["name", "function"].iter().find_map(|key| match members.remove(*key) {
+            Some(Value::String(name)) => Some(name),
+            Some(other) => {
+                members.insert((*key).to_owned(), other);
+                None
+            }
+            None => None,
+        });
+        let given = ["arguments", "parameters"].iter().find_map(|key| members.remove(*key));
+        // Without this type, `type` and `id` may be arguments.
+        if members.get("type").is_some_and(|kind| kind == "function") {
+            members.remove("type");
+            members.remove("id");
+        }
+        let (arguments, is_flat) = match given {
+            Some(arguments) => (arguments, false),
+            // The arguments are members beside the name.
+            None => {
+                let is_flat = !members.is_empty();
+                (Value::Object(members), is_flat)
+            }
+        };
+        Self { name, arguments: arguments.to_string(), is_repaired: is_repaired || is_flat }
+    }
+
+    /// Makes the call of an object that cannot be parsed: its name, if there is one, and the text as it came.
+    pub(super) fn unreadable(text: &str) -> Self {
+        let members = ["\"arguments\"", "\"parameters\""];
+        let begin = members.iter().filter_map(|member| text.find(member)).min();
+        // The arguments may have a member of this name too.
+        let before = up_to(text, begin.unwrap_or(text.len())).split_once("\"name\"");
+        let name = before.or_else(|| text.rsplit_once("\"name\"")).and_then(|(_, rest)| {
+            let rest = rest.trim_start().strip_prefix(':')?.trim_start().strip_prefix('"')?;
+            let (name, _) = rest.split_once('"')?;
+            Some(name.to_owned()).filter(|name| name_length(name) == name.len())
+        });
+        let arguments = members.iter().find_map(|member| {
+            let (_, rest) = text.split_once(member)?;
+            rest.trim_start().strip_prefix(':').map(str::trim_start)
+        });
+        let arguments = arguments.unwrap_or(text).to_owned();
+        Self { name, arguments, is_repaired: false }
+    }
 }
 
 /// Returns the length of the name at the beginning of a text.
@@ -125,72 +181,29 @@ pub(super) fn read_arguments(name: &str, text: &str, is_cut: bool) -> ReadCall {
 
 /// Reads calls from an object with `name` and `arguments`, or from a list of such objects.
 pub(super) fn read_objects(text: &str, is_cut: bool) -> Vec<ReadCall> {
-    let (value, is_repaired) = match serde_json::from_str::<Value>(text) {
-        Ok(value) => (Some(value), false),
-        Err(_) => (literal::parse_value(text, is_cut), true),
-    };
-    match value {
-        Some(Value::Array(items)) => {
-            items.into_iter().map(|item| call_of(item, is_repaired)).collect()
+    match read_items(text, is_cut) {
+        Some((items, is_repaired)) => {
+            items.into_iter().map(|item| ReadCall::of(item, is_repaired)).collect()
         }
-        Some(value) => vec![call_of(value, is_repaired)],
-        None => vec![unreadable(text)],
+        None => vec![ReadCall::unreadable(text)],
     }
 }
 
-fn call_of(value: Value, is_repaired: bool) -> ReadCall {
-    let Value::Object(mut members) = value else {
-        return ReadCall { name: None, arguments: value.to_string(), is_repaired };
+/// Parses an object, or a list of objects, and returns whether the text was repaired. An object whose only member is
+/// the list `tool_calls` counts as that list.
+pub(super) fn read_items(text: &str, is_cut: bool) -> Option<(Vec<Value>, bool)> {
+    let (mut value, is_repaired) = match serde_json::from_str::<Value>(text) {
+        Ok(value) => (value, false),
+        Err(_) => (literal::parse_value(text, is_cut)?, true),
     };
-    // Some models write the form of Chat Completions. Beside a name, `function` may be an argument.
-    let has_name = members.contains_key("name");
-    if let Some(Value::Object(function)) = members.get_mut("function")
-        && (!has_name || function.get("name").is_some_and(Value::is_string))
+    if let Value::Object(members) = &mut value
+        && members.len() == 1
+        && let Some(calls @ Value::Array(_)) = members.get_mut("tool_calls")
     {
-        members = std::mem::take(function);
+        value = calls.take();
     }
-    let name = ["name", "function"].iter().find_map(|key| match members.remove(*key) {
-        Some(Value::String(name)) => Some(name),
-        Some(other) => {
-            members.insert((*key).to_owned(), other);
-            None
-        }
-        None => None,
-    });
-    let given = ["arguments", "parameters"].iter().find_map(|key| members.remove(*key));
-    // Without this type, `type` and `id` may be arguments.
-    if members.get("type").is_some_and(|kind| kind == "function") {
-        members.remove("type");
-        members.remove("id");
-    }
-    let (arguments, is_flat) = match given {
-        Some(arguments) => (arguments, false),
-        // The arguments are members beside the name.
-        None => {
-            let is_flat = !members.is_empty();
-            (Value::Object(members), is_flat)
-        }
-    };
-    ReadCall { name, arguments: arguments.to_string(), is_repaired: is_repaired || is_flat }
-}
-
-/// Returns the call of an object that cannot be parsed: its name, if there is one, and the text as it came.
-fn unreadable(text: &str) -> ReadCall {
-    let members = ["\"arguments\"", "\"parameters\""];
-    let begin = members.iter().filter_map(|member| text.find(member)).min();
-    // The arguments may have a member of this name too.
-    let before = up_to(text, begin.unwrap_or(text.len())).split_once("\"name\"");
-    let name = before.or_else(|| text.rsplit_once("\"name\"")).and_then(|(_, rest)| {
-        let rest = rest.trim_start().strip_prefix(':')?.trim_start().strip_prefix('"')?;
-        let (name, _) = rest.split_once('"')?;
-        Some(name.to_owned()).filter(|name| name_length(name) == name.len())
-    });
-    let arguments = members.iter().find_map(|member| {
-        let (_, rest) = text.split_once(member)?;
-        rest.trim_start().strip_prefix(':').map(str::trim_start)
-    });
-    let arguments = arguments.unwrap_or(text).to_owned();
-    ReadCall { name, arguments, is_repaired: false }
+    let items = if let Value::Array(items) = value { items } else { vec![value] };
+    Some((items, is_repaired))
 }
 
 #[cfg(test)]

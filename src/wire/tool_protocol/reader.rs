@@ -29,6 +29,9 @@ pub struct CallReader {
     buffer: String,
     /// Number of bytes at the buffer's start that were read and not removed yet. 0 between two deltas.
     read_bytes: usize,
+    /// Number of bytes at the buffer's start in which no object without a tag begins: they were searched for the end of
+    /// one that is no call.
+    searched_bytes: usize,
     state: ReaderState,
     /// The start of the line, and the code, quotes and reasoning in which nothing is a call.
     context: TextContext,
@@ -81,6 +84,7 @@ impl CallReader {
             tools,
             buffer: String::new(),
             read_bytes: 0,
+            searched_bytes: 0,
             state: ReaderState::Text,
             context: TextContext::default(),
             blanks: String::new(),
@@ -138,6 +142,7 @@ impl CallReader {
         self.read_buffer(end, out);
         // Once for all steps, because each removal moves the rest of the text.
         self.buffer.drain(..self.read_bytes);
+        self.searched_bytes = self.searched_bytes.saturating_sub(self.read_bytes);
         self.read_bytes = 0;
     }
 
@@ -209,6 +214,7 @@ impl CallReader {
             is_line_start: self.context.is_line_start(),
             is_response_start: !self.has_text && self.calls == 0,
             has_calls: self.calls > 0,
+            may_begin_object: at >= self.searched_bytes,
             tools: &self.tools,
         };
         find_trigger(self.protocol, position)
@@ -252,6 +258,9 @@ impl CallReader {
         let bytes = match step {
             ReadStep::More => return false,
             ReadStep::NotACall => {
+                if let CallBody::Object(object) = body {
+                    self.searched_bytes = start + object.examined_bytes(text);
+                }
                 let rest = from(&self.buffer, self.read_bytes);
                 let first = rest.chars().next().map_or(0, char::len_utf8);
                 let trigger = up_to(rest, first.max(*trigger_bytes)).to_owned();
@@ -300,11 +309,11 @@ impl CallReader {
 
     fn emit_call(&mut self, call: ReadCall, out: &mut Vec<Delta>) {
         let ReadCall { name, arguments, is_repaired } = call;
-        if self.protocol == ToolProtocol::Arrow && self.calls > 0 {
-            let detail = format!("{ARROW}{} {arguments}", name.unwrap_or_default());
+        let is_surplus = self.protocol == ToolProtocol::Arrow && self.calls > 0;
+        if is_surplus {
+            let detail = format!("{ARROW}{} {arguments}", name.as_deref().unwrap_or_default());
             let detail = excerpt(&detail, 200);
             out.push(Delta::Problem(Problem { code: "second_call", detail }));
-            return;
         }
         out.push(Delta::Call(CallDelta {
             index: Some(self.unsealed.end),
@@ -312,6 +321,7 @@ impl CallReader {
             arguments: Some(arguments),
             is_marked_start: true,
             is_repaired,
+            is_surplus,
             ..CallDelta::default()
         }));
         self.calls += 1;

@@ -21,6 +21,8 @@ pub(crate) struct PromptRenderer {
     prompt: Option<SystemPrompt>,
     /// The model of the last request. Messages of other models are rendered without their metadata.
     model: String,
+    /// Reasoning in tags goes back with the calls.
+    sends_reasoning: bool,
     /// Each rendered message with its sources: one message, or all results of a turn.
     rendered: Vec<(Vec<Arc<Message>>, Arc<Message>)>,
 }
@@ -37,8 +39,8 @@ struct SystemPrompt {
 impl PromptRenderer {
     pub(crate) fn new(protocol: ToolProtocol, wire: Wire) -> Self {
         let results = ResultWriter::new(protocol);
-        let model = String::new();
-        Self { protocol, wire, results, prompt: None, model, rendered: Vec::new() }
+        let (model, rendered) = (String::new(), Vec::new());
+        Self { protocol, wire, results, prompt: None, model, sends_reasoning: true, rendered }
     }
 
     /// Returns whether it renders for this protocol and wire format.
@@ -87,8 +89,10 @@ impl PromptRenderer {
 
     fn messages(&mut self, request: &ModelRequest) -> MessageList {
         let target_model = ModelOrigin { wire: self.wire, model: request.model.clone() };
-        if self.model != request.model {
+        let sends_reasoning = request.reasoning.includes(true);
+        if self.model != request.model || self.sends_reasoning != sends_reasoning {
             self.model.clone_from(&request.model);
+            self.sends_reasoning = sends_reasoning;
             self.rendered.clear();
         }
         let is_result = |message: &Arc<Message>| matches!(**message, Message::Tool { .. });
@@ -142,6 +146,7 @@ impl PromptRenderer {
         message: &ResponseMessage,
         target_model: &ModelOrigin,
     ) -> ResponseMessage {
+        let message = &*message.with_tagged_reasoning(target_model, self.sends_reasoning);
         let (mut text, mut reasoning) = (String::new(), String::new());
         let mut parts = Vec::new();
         let mut calls: Vec<&ToolCall> = Vec::new();
@@ -314,8 +319,7 @@ mod tests {
                 .iter()
                 .map(|call| (call.name.to_string(), Value::clone(&call.arguments)))
                 .collect();
-            let kept = if protocol == Arrow { 1 } else { 2 };
-            assert_eq!(calls, expected[..kept], "{protocol:?}");
+            assert_eq!(calls, expected, "{protocol:?}");
             let Message::User { content } = &*rendered.messages[2] else { panic!("the results") };
             let mut reader = CallReader::reading(protocol, Arc::clone(&request.tools));
             let inner = content.text().replace("<tool_response", "<").replace("Observation:", "");

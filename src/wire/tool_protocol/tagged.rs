@@ -10,6 +10,8 @@ use crate::types::floor_char_boundary;
 
 pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
+/// The closing tag of [`super::object`], which models mix with the other.
+pub(super) const TOOLS_CLOSE: &str = "</tools>";
 pub(super) const FUNCTION: &str = "<function=";
 const FUNCTION_CLOSE: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
@@ -109,8 +111,8 @@ impl TaggedBody {
 
     fn step_between(&mut self, body: BodyText<'_>) -> ReadStep {
         let (text, blanks) = body.trimmed();
-        if text.starts_with(CLOSE) {
-            return ReadStep::Seal { bytes: blanks + CLOSE.len(), is_over: true };
+        if let Some(close) = [CLOSE, TOOLS_CLOSE].iter().find(|close| text.starts_with(**close)) {
+            return ReadStep::Seal { bytes: blanks + close.len(), is_over: true };
         }
         if text.starts_with(OPEN) {
             return ReadStep::Seal { bytes: blanks, is_over: true };
@@ -122,7 +124,7 @@ impl TaggedBody {
         if text.starts_with([',', ';', '}', ']']) {
             return ReadStep::Skip(blanks + 1);
         }
-        body.wait_for(&[CLOSE, FUNCTION, OPEN]).unwrap_or(ReadStep::Over(0))
+        body.wait_for(&[CLOSE, TOOLS_CLOSE, FUNCTION, OPEN]).unwrap_or(ReadStep::Over(0))
     }
 }
 

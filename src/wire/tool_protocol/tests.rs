@@ -27,7 +27,7 @@ fn tools() -> Arc<[ToolDefinition]> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Read {
     text: String,
-    /// Name and arguments; `~` before the name: repaired, `?` behind the arguments: not sealed.
+    /// Name and arguments; `~` before the name: repaired, `!`: surplus, `?` behind the arguments: not sealed.
     calls: Vec<String>,
     problems: Vec<&'static str>,
     /// The order: `t` for text, `c` for a call, `s` for a seal.
@@ -57,6 +57,7 @@ fn read(protocol: ToolProtocol, pieces: &[&str], end: Option<FinishKind>) -> Rea
             Delta::Call(call) => {
                 assert!(call.is_marked_start && call.id.is_none());
                 let mark = if call.is_repaired { "~" } else { "" };
+                let mark = if call.is_surplus { "!" } else { mark };
                 let (name, arguments) = (call.name.unwrap_or_default(), call.arguments.unwrap());
                 read.calls.push(format!("{mark}{name} {arguments}?"));
                 indexes.push(call.index.unwrap());
@@ -147,6 +148,157 @@ fn hermes() {
         "",
         &["f {\"a\":1}"],
     );
+}
+
+#[test]
+fn an_object_before_a_closing_tag_alone_is_a_call() {
+    let f = "{\"name\": \"f\", \"arguments\": {\"a\": 1}}";
+    for protocol in [Hermes, Xml] {
+        check(protocol, &format!("{f}</tool_call>"), "", &["f {\"a\":1}"]);
+        check(
+            protocol,
+            &format!("I look.\n{f}\n</tool_call>\nx"),
+            "I look.\n\nx",
+            &["f {\"a\":1}"],
+        );
+        check(protocol, &format!("I look. {f}</tool_call>\n"), "I look. ", &["f {\"a\":1}"]);
+        check(protocol, &format!("{f}\n{f}</tool_call>"), "", &["f {\"a\":1}"; 2]);
+        check(protocol, &format!("{f}</tool_call>\n{f}</tool_call>"), "", &["f {\"a\":1}"; 2]);
+        check(protocol, &format!("{f}</tools>"), "", &["f {\"a\":1}"]);
+        let reasoning = "<think>\nHm.\n</think>\n\n";
+        check(protocol, &format!("{reasoning}{f}</tool_call>"), reasoning, &["f {\"a\":1}"]);
+        check(protocol, &format!("Hm.</think>{f}</tool_call>"), "Hm.</think>", &["f {\"a\":1}"]);
+        // Also to a tool that does not exist, and with mistakes.
+        check(protocol, "{\"name\": \"no\", \"arguments\": {}}</tool_call>", "", &["no {}"]);
+        let open = "{'name': 'f', 'arguments': {'a': 1}</tool_call>";
+        check(protocol, open, "", &["~f {\"a\":1}"]);
+        let broken = "{\"name\": \"f\", \"arguments\": {\"a\": b c}}</tool_call>";
+        check(protocol, broken, "", &["f {\"a\": b c}}"]);
+        let chat = "{\"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": {}}}</tool_call>";
+        check(protocol, chat, "", &["f {}"]);
+        for text in [
+            format!("`{f}</tool_call>`"),
+            format!("> {f}</tool_call>"),
+            format!("It ends so: {f} and then."),
+            format!("It was\n{f}\nand no more."),
+            "{\"name\": \"Bob\", \"age\": 3} is a record".to_owned(),
+        ] {
+            check_text(protocol, &text);
+        }
+    }
+    // In the middle of a sentence it is rather a quotation. The tag itself is none of the text.
+    check(
+        Hermes,
+        &format!("It ends with {f}</tool_call> there."),
+        &format!("It ends with {f} there."),
+        &[],
+    );
+}
+
+#[test]
+fn objects_in_tools_are_calls_but_no_definitions() {
+    let f = "{\"name\": \"f\", \"arguments\": {\"a\": 1}}";
+    let definition = "{\"type\": \"function\", \"function\": {\"name\": \"f\", \"description\": \"d\", \
+        \"parameters\": {\"type\": \"object\", \"properties\": {}}}}";
+    for protocol in [Hermes, Xml] {
+        check(protocol, &format!("<tools>\n{f}\n</tools>"), "", &["f {\"a\":1}"]);
+        check(protocol, &format!("So.\n<tools>{f}</tools>\nx"), "So.\n\nx", &["f {\"a\":1}"]);
+        check(protocol, &format!("<tools>{f}\n{f}</tools>"), "", &["f {\"a\":1}"; 2]);
+        check(protocol, &format!("<tools>[{f}]</tools>"), "", &["f {\"a\":1}"]);
+        check(protocol, &format!("<tools>{f}</tool_call>"), "", &["f {\"a\":1}"]);
+        check(protocol, &format!("<tools>{f}"), "", &["f {\"a\":1}?"]);
+        check(protocol, &format!("<tool_call>{f}</tools>"), "", &["f {\"a\":1}"]);
+        check(protocol, "<tools>{\"name\": \"no\", \"arguments\": {}}</tools>", "", &["no {}"]);
+        for text in [
+            format!("<tools>\n{definition}\n</tools>"),
+            "I have no <tools> here".to_owned(),
+            "<tools></tools>".to_owned(),
+            format!("`<tools>{f}</tools>`"),
+        ] {
+            check_text(protocol, &text);
+        }
+    }
+}
+
+#[test]
+fn an_object_that_is_the_whole_answer_is_a_call_to_an_offered_tool() {
+    let f = "{\"name\": \"f\", \"arguments\": {\"a\": 1}}";
+    let chat =
+        "{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {\"a\": 1}}}";
+    let list = format!("{{\"tool_calls\": [{f}]}}");
+    for protocol in [Hermes, Xml, React, Arrow] {
+        for answer in [
+            f.to_owned(),
+            format!("\n {f}\n"),
+            format!("```json\n{f}\n```"),
+            format!("```\n{f}\n```\n"),
+            format!("```json {f}```"),
+            format!("```tool_call\n{f}\n```"),
+            chat.to_owned(),
+            list.clone(),
+            format!("[{f}]"),
+        ] {
+            check(protocol, &answer, "", &["f {\"a\":1}?"]);
+        }
+        if protocol != Arrow {
+            check(protocol, &format!("{f}\n{f}"), "", &["f {\"a\":1}?"; 2]);
+        }
+        check(protocol, "{\"name\": \"clock\"}", "", &["clock {}?"]);
+        // Without the last bracket.
+        check(protocol, f.strip_suffix('}').unwrap(), "", &["~f {\"a\":1}?"]);
+        for text in [
+            "{\"name\": \"no\", \"arguments\": {}}".to_owned(),
+            "{\"name\": \"f\", \"price\": 3}".to_owned(),
+            "{\"name\": \"f\", \"description\": \"d\", \"parameters\": {}}".to_owned(),
+            "{\"name\": \"Bob\", \"age\": 3}".to_owned(),
+            "{\"name".to_owned(),
+            "[1, 2]".to_owned(),
+            format!("{f} is how it would be called"),
+            format!("It would be\n{f}"),
+            format!("```json\n{f}\n```\nis how it would be called"),
+            format!("So:\n```json\n{f}\n```"),
+            "```python\nx\n```".to_owned(),
+            "```json\n{\"a\": 1}\n```".to_owned(),
+        ] {
+            check_text(protocol, &text);
+        }
+        for cut in 0..f.len() {
+            let read = read_all_cuts(protocol, &f[..cut], Some(FinishKind::Length));
+            assert!(read.calls.iter().all(|call| call.ends_with('?')), "{read:?}");
+            assert!(cut < 12 || read.text.is_empty(), "{read:?} of {}", &f[..cut]);
+        }
+    }
+    check(Pythonic, &format!("```json\n{f}\n```"), "", &["f {\"a\":1}?"]);
+}
+
+#[test]
+fn the_form_of_gemma_is_read_in_every_protocol() {
+    let f = "<|tool_call>call:f{a:1,b:<|\"|>it's \"}{\" <b>\\n<|\"|>}<tool_call|>";
+    let arguments = json!({"a": 1, "b": "it's \"}{\" <b>\\n"});
+    for protocol in [Hermes, Xml, React, Pythonic, Arrow] {
+        check(protocol, f, "", &[&format!("f {arguments}")]);
+        check(protocol, &format!("So.\n{f}x"), "So.\nx", &[&format!("f {arguments}")]);
+        check(protocol, "<|tool_call>call:clock{}<tool_call|>", "", &["clock {}"]);
+        let nested =
+            "<|tool_call>call:no.x{o:{k:[1,true,null,<|\"|>a<|\"|>]},s:\"q}\\\"\"}<tool_call|>";
+        let arguments = json!({"o": {"k": [1, true, null, "a"]}, "s": "q}\""});
+        check(protocol, nested, "", &[&format!("no.x {arguments}")]);
+        let escape = "<start_function_call>call:g{text:<escape>Oslo<escape>}<end_function_call>";
+        check(protocol, escape, "", &["g {\"text\":\"Oslo\"}"]);
+        check(protocol, "<|tool_call>call:f{a:1<tool_call|>", "", &["~f {\"a\":1}"]);
+        check(protocol, "<|tool_call>call:f{a:1}", "", &["f {\"a\":1}?"]);
+        for text in
+            ["<|tool_call>: a token", "<|tool_call>call: x", "`<|tool_call>call:f{}<tool_call|>`"]
+        {
+            check_text(protocol, text);
+        }
+        for cut in 0..f.len() {
+            let read = read_all_cuts(protocol, &f[..cut], Some(FinishKind::Length));
+            assert!(read.text.len() <= 1, "{read:?} of {}", &f[..cut]);
+            assert!(read.calls.iter().all(|call| call.ends_with('?')), "{read:?}");
+        }
+    }
+    check(Hermes, &format!("{f}{f}"), "", &[&*format!("f {arguments}"); 2]);
 }
 
 #[test]
@@ -299,7 +451,10 @@ fn arrow() {
     );
     check(Arrow, "=>#no-tool {'a': 1}", "", &["~no-tool {\"a\":1}"]);
     let read = read_all_cuts(Arrow, "=>#f {}\n=>#g {}\nx", Some(FinishKind::Stop));
-    assert_eq!((&*read.text, &read.calls[..]), ("\nx", &["f {}".to_owned()][..]));
+    assert_eq!(
+        (&*read.text, &read.calls[..]),
+        ("\nx", &["f {}".to_owned(), "!g {}".to_owned()][..])
+    );
     assert_eq!(read.problems, ["second_call"]);
     for text in ["a =>#f {}", "=> #f {}", "=>#f [1]", "=>#{}", "=>#f", "    =>#f {}"] {
         check_text(Arrow, text);
@@ -486,6 +641,10 @@ fn a_long_text_takes_linear_time() {
         (Xml, "<function=f><parameter=a>1</parameter>", "x", 1),
         (Xml, "", "<function=", 0),
         (Pythonic, "", "[f(a=1)x", 0),
+        (Hermes, "", "{\"name\":", 0),
+        (Hermes, "", "{\"name\":\n{}", 0),
+        (Hermes, "", "<tools>{", 0),
+        (Hermes, "<|tool_call>call:f{b:<|\"|>", "x", 1),
     ] {
         let text = format!("{begin}{}\n.", repeated.repeat((1 << 19) / repeated.len()));
         let read = read(protocol, &[&text], Some(FinishKind::Stop));
@@ -547,6 +706,13 @@ fn pieces() -> impl Strategy<Value = String> {
         "1",
         "\u{2028}",
         "**Action:** f",
+        "<tools>",
+        "</tools>",
+        "```json\n",
+        "<|tool_call>call:f{",
+        "<|\"|>",
+        "<tool_call|>",
+        "{\"name\": \"g\", \"arguments\": {}}",
     ];
     proptest::collection::vec(proptest::sample::select(words.to_vec()), 0..14)
         .prop_map(|words| words.concat())

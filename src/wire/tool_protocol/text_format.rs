@@ -198,6 +198,8 @@ fn escaped_words(protocol: ToolProtocol) -> &'static [&'static str] {
             "</function",
             "<parameter=",
             "</parameter",
+            "<tools>",
+            "</tools>",
             "<tool_response",
             "</tool_response",
         ],

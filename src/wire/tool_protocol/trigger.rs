@@ -1,6 +1,8 @@
 //! Finds triggers: the beginnings of calls in a text.
 
 use super::arrow::{ARROW, ArrowBody};
+use super::gemma::{GemmaBody, find_gemma_call};
+use super::object::{ObjectBody, ObjectPosition, begins_with_member, find_object};
 use super::pythonic::{PythonicBody, offers};
 use super::react::{self, NeedsMoreText, ReactBody, action_name, after};
 use super::read_call::{
@@ -25,6 +27,8 @@ pub(super) enum CallBody {
     Pythonic(PythonicBody),
     React(ReactBody),
     Arrow(ArrowBody),
+    Gemma(GemmaBody),
+    Object(ObjectBody),
 }
 
 impl CallBody {
@@ -34,6 +38,8 @@ impl CallBody {
             Self::Pythonic(pythonic) => pythonic.step(body),
             Self::React(react) => react.step(body),
             Self::Arrow(arrow) => arrow.step(body),
+            Self::Gemma(gemma) => gemma.step(body),
+            Self::Object(object) => object.step(body),
         }
     }
 }
@@ -64,6 +70,8 @@ pub(super) struct Position<'t> {
     /// Nothing but white space came before.
     pub(super) is_response_start: bool,
     pub(super) has_calls: bool,
+    /// An object without a tag may begin here.
+    pub(super) may_begin_object: bool,
     pub(super) tools: &'t [ToolDefinition],
 }
 
@@ -80,6 +88,10 @@ pub(super) fn find_trigger(protocol: ToolProtocol, at: Position<'_>) -> Trigger 
         ToolProtocol::Pythonic => pythonic(at),
         ToolProtocol::Arrow => arrow(at),
     };
+    let found = match found {
+        Ok(Trigger::None) => any_protocol(protocol, at),
+        found => found,
+    };
     match found {
         Ok(trigger) => trigger,
         Err(NeedsMoreText) if at.is_end || !is_whole => Trigger::None,
@@ -87,8 +99,28 @@ pub(super) fn find_trigger(protocol: ToolProtocol, at: Position<'_>) -> Trigger 
     }
 }
 
+/// Finds the forms that are read in every protocol: Gemma's own, and objects without a tag.
+fn any_protocol(protocol: ToolProtocol, at: Position<'_>) -> Result<Trigger, NeedsMoreText> {
+    if protocol == ToolProtocol::Native {
+        return Ok(Trigger::None);
+    }
+    if let Some((body, bytes)) = find_gemma_call(at.text)? {
+        return Ok(Trigger::Call { body: CallBody::Gemma(body), bytes });
+    }
+    let position = ObjectPosition {
+        is_response_start: at.is_response_start,
+        is_line_start: at.is_line_start,
+        has_tags: matches!(protocol, ToolProtocol::Hermes | ToolProtocol::Xml),
+    };
+    let object = if at.may_begin_object { find_object(at.text, position)? } else { None };
+    Ok(object.map_or(Trigger::None, |object| {
+        let body = CallBody::Object(object);
+        Trigger::Call { body, bytes: 0 }
+    }))
+}
+
 /// Returns the length of the first of the words with which the text begins.
-fn one_of(text: &str, words: &[&str]) -> Result<Option<usize>, NeedsMoreText> {
+pub(super) fn one_of(text: &str, words: &[&str]) -> Result<Option<usize>, NeedsMoreText> {
     if let Some(word) = words.iter().find(|word| text.starts_with(**word)) {
         return Ok(Some(word.len()));
     }
@@ -166,7 +198,7 @@ fn pythonic(at: Position<'_>) -> Result<Trigger, NeedsMoreText> {
             }
             Ok(one_of(text, &PYTHON_ENDS)?.map_or(Trigger::None, Trigger::Mark))
         }
-        Some('{') if at.is_response_start && begins_call_object(text)? => {
+        Some('{') if at.is_response_start && begins_with_member(text, &["name"])? => {
             Ok(call(PythonicBody::json(), 0))
         }
         Some('[') => {
@@ -175,20 +207,14 @@ fn pythonic(at: Position<'_>) -> Result<Trigger, NeedsMoreText> {
                 return Ok(if is_call { call(PythonicBody::list(), 1) } else { Trigger::None });
             }
             let item = after(text, 1);
-            if at.is_response_start && item.starts_with('{') && begins_call_object(item)? {
+            if at.is_response_start && item.starts_with('{') && begins_with_member(item, &["name"])?
+            {
                 return Ok(call(PythonicBody::json(), 0));
             }
             Ok(Trigger::None)
         }
         Some(_) | None => Ok(Trigger::None),
     }
-}
-
-/// Returns whether the first member of an object is `name`.
-fn begins_call_object(text: &str) -> Result<bool, NeedsMoreText> {
-    let member = after(text, 1);
-    let Some(bytes) = one_of(member, &["\"name\""])? else { return Ok(false) };
-    Ok(one_of(after(member, bytes), &[":"])?.is_some())
 }
 
 /// Returns the name of the call with which a list begins: `f()`, `f(a=` or `f(**`.
