@@ -140,6 +140,14 @@ const REASONS: &[Reason] = &[
                     body.matches("<parameter=").count() != body.matches("</parameter>").count()
                 }))
     }),
+    ("an object without a tag is a call where it can mean nothing else", |of| {
+        let answer = of.text.trim_start().trim_start_matches("```").trim_start_matches("json");
+        let is_whole = answer.trim_start().starts_with(['{', '[']);
+        let is_tagged_otherwise = is_tagged(of.peer)
+            && ["</tool_call>", "<tools>", "</tools>"].iter().any(|tag| of.text.contains(tag));
+        (is_whole || is_tagged_otherwise) && of.ours.calls.len() > of.theirs.calls.len()
+    }),
+    ("the form of Gemma is read", |of| of.text.contains("<|tool_call>call:")),
     ("several forms of calls are read", |of| match of.peer {
         Peer::ParserQwen | Peer::DynamoHermes => of.text.contains("<function="),
         Peer::ParserQwenXml | Peer::DynamoQwenCoder => has_json_call(of.text),

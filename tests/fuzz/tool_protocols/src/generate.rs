@@ -481,6 +481,8 @@ pub(crate) fn protected(random: &mut Random, text: &str) -> Option<String> {
     let ticks = "`".repeat(longest_run(text, '`').max(2) + 1);
     let tildes = "~".repeat(longest_run(text, '~').max(2) + 1);
     match random.below(6) {
+        // A block of code with an object that is the whole answer is a call.
+        0 if text.trim_start().starts_with(['{', '[']) => None,
         0 => {
             let language = random.pick(&["", "json", "xml", "python"]);
             Some(format!("{ticks}{language}\n{text}\n{ticks}\n"))

@@ -56,12 +56,14 @@ pub(crate) fn read(
     deltas.extend(reader.read(vec![reason.clone()]).into_iter().filter(|delta| *delta != reason));
     deltas.extend(reader.finish());
     let mut reading = Reading { texts: vec![String::new()], calls: vec![], problems: vec![] };
-    let mut indexes = Vec::new();
+    let (mut indexes, mut surplus) = (Vec::new(), Vec::new());
     for delta in deltas {
         match delta {
             Delta::Text(text) => reading.texts.last_mut().expect("one text").push_str(&text),
+            // The protocol allows only one.
+            Delta::Call(call) if call.is_surplus => surplus.extend(call.index),
             Delta::Call(call) => {
-                assert!(call.begins, "a call comes whole");
+                assert!(call.is_marked_start, "a call comes whole");
                 indexes.push(call.index.expect("an index"));
                 reading.texts.push(String::new());
                 reading.calls.push(CallRead {
@@ -71,6 +73,7 @@ pub(crate) fn read(
                     is_sealed: false,
                 });
             }
+            Delta::Seal { index, .. } if surplus.contains(&index) => {}
             Delta::Seal { index, .. } => {
                 let at = indexes.iter().position(|known| *known == index).expect("a known call");
                 let is_sealed = &mut reading.calls[at].is_sealed;
