@@ -175,9 +175,11 @@ impl CumulativeTexts {
     /// Reads the deltas of one payload, which begin at a position.
     pub(super) fn read(&mut self, deltas: &mut Vec<Delta>, from: usize) {
         let new = deltas.get(from..).unwrap_or_default();
-        if !new.iter().any(|delta| matches!(delta, Delta::Text(_) | Delta::Reasoning(_)))
-            && !self.needs_pieces()
-        {
+        let is_undecided = new.iter().any(|delta| {
+            matches!(delta, Delta::Text(_)) && !self.text.is_decided()
+                || matches!(delta, Delta::Reasoning(_)) && !self.reasoning.is_decided()
+        });
+        if !is_undecided && !self.needs_pieces() {
             return;
         }
         for delta in deltas.split_off(from.min(deltas.len())) {

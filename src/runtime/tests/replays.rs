@@ -160,6 +160,53 @@ async fn a_replay_accepts_an_early_call_that_ends_after_its_response() {
     assert_eq!(replayed.calls, 3);
 }
 
+#[tokio::test]
+async fn a_replay_accepts_empty_arguments_that_the_schema_refuses() {
+    let provider = Provider::new(|n, _| {
+        let arguments = ["", "null", " ", "{}", "\"\""];
+        let calls = arguments.map(|arguments| ("need", arguments));
+        let answer = "<think>Nothing went. </think>That is all";
+        Reply::Sse(if n == 0 { calls_to(&calls) } else { answer_with(answer) })
+    })
+    .await;
+    let schema =
+        json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
+    let schema = crate::tool::ParsedSchema::parse(schema).unwrap();
+    let need = tool(ToolSpec { input: schema, ..spec("need") }, |_| async { Ok("1".into()) });
+    let host = host(&provider, registry([need]), |_| ()).await;
+    let session = session(&host).await;
+    let report = session.run("go").await.unwrap();
+    assert_eq!((report.text.as_str(), report.calls.len()), ("That is all", 5));
+    let entries = entries(&*host.inner.host_ref.shared.journal, session.id());
+    let replayed = replayed(&host, &entries).unwrap_or_else(|d| panic!("{d}"));
+    assert_eq!(replayed.calls, 5);
+}
+
+#[tokio::test]
+async fn a_replay_drops_a_second_call_that_the_protocol_does_not_allow() {
+    let provider = Provider::new(|n, _| {
+        let two = "=>#count {\"n\": 1}\n=>#count {\"n\": 2}";
+        Reply::Sse(answer_with(if n == 0 { two } else { "that is all" }))
+    })
+    .await;
+    let count = tool(spec("count"), |_| async { Ok("1".into()) });
+    let host = host(&provider, registry([count]), |config| {
+        let mut models = config.models.values_mut();
+        models.for_each(|model| model.tool_protocol = crate::types::ToolProtocol::Arrow);
+    })
+    .await;
+    let session = session(&host).await;
+    session.run("go").await.unwrap();
+    let entries = entries(&*host.inner.host_ref.shared.journal, session.id());
+    let dropped = |entry: &JournalEntry| match &entry.record {
+        Record::ResponseEnded { dropped_calls, .. } => dropped_calls.len(),
+        _ => 0,
+    };
+    assert_eq!(entries.iter().map(dropped).sum::<usize>(), 1);
+    let replayed = replayed(&host, &entries).unwrap_or_else(|d| panic!("{d}"));
+    assert_eq!(replayed.calls, 1);
+}
+
 /// Changes the first record that `change` accepts, and replays the session. Returns true if the
 /// first difference is at that record, and the text of the difference.
 #[track_caller]

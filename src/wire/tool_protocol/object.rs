@@ -16,8 +16,21 @@ use super::tagged::{CLOSE, OPEN, TOOLS_CLOSE};
 use super::trigger::one_of;
 use crate::wire::ToolDefinition;
 
-const TOOLS: &str = "<tools>";
-const CLOSING_TAGS: [&str; 2] = [CLOSE, TOOLS_CLOSE];
+/// Tags that models write instead of `<tool_call>`.
+const OPENING_TAGS: [&str; 5] =
+    ["<tools>", "<tool_calls>", "<toolcall>", "<function_call>", "<|tool_call|>"];
+const CLOSING_TAGS: [&str; 6] =
+    [CLOSE, TOOLS_CLOSE, "</tool_calls>", "</toolcall>", "</function_call>", "<|/tool_call|>"];
+/// The texts that end a value whose brackets are missing.
+const STOPS: [&str; 7] = [
+    OPEN,
+    CLOSE,
+    TOOLS_CLOSE,
+    "</tool_calls>",
+    "</toolcall>",
+    "</function_call>",
+    "<|/tool_call|>",
+];
 const FENCE: &str = "```";
 
 /// The words after an opening fence whose block may hold a call.
@@ -33,8 +46,8 @@ pub(super) enum ObjectForm {
     Bare,
     /// In a block of code.
     Fenced,
-    /// In `<tools>`.
-    Tools,
+    /// In one of the [`OPENING_TAGS`].
+    Tagged,
 }
 
 /// Reads the text from the first object, the fence or the tag on.
@@ -73,8 +86,8 @@ pub(super) fn find_object(
     let (form, begin) = match text.chars().next() {
         Some('{') if has_tags || is_response_start => (ObjectForm::Bare, 0),
         Some('[') if is_response_start => (ObjectForm::Bare, 0),
-        Some('<') if has_tags => match one_of(text, &[TOOLS])? {
-            Some(bytes) => (ObjectForm::Tools, bytes),
+        Some('<') if has_tags => match one_of(text, &OPENING_TAGS)? {
+            Some(bytes) => (ObjectForm::Tagged, bytes),
             None => return Ok(None),
         },
         Some('`') if is_response_start && is_line_start => match one_of(text, &[FENCE])? {
@@ -103,7 +116,7 @@ pub(super) fn find_object(
         return Err(NeedsMoreText);
     }
     let is_call = object.starts_with('{')
-        && (form == ObjectForm::Tools || begins_with_member(object, &FIRST_MEMBERS)?);
+        && (form == ObjectForm::Tagged || begins_with_member(object, &FIRST_MEMBERS)?);
     let at = text.len() - value.len();
     Ok(is_call.then(|| ObjectBody {
         form,
@@ -179,7 +192,7 @@ impl ObjectBody {
     fn read_value(&mut self, body: BodyText<'_>) -> Option<ReadStep> {
         let (begin, scan) = self.open.as_mut()?;
         let begin = *begin;
-        let end = match scan.scan(body.text, &[OPEN, CLOSE, TOOLS_CLOSE]) {
+        let end = match scan.scan(body.text, &STOPS) {
             ScanEnd::Closed(end) => end,
             ScanEnd::Stopped(end) if from(body.text, end).starts_with(OPEN) => {
                 (self.open, self.at) = (None, end);
@@ -222,11 +235,11 @@ impl ObjectBody {
     /// Reads the calls of a text that ends after the values. If it was cut off, a value without its end is kept as it
     /// is, so that its call counts as cut off.
     fn end(&mut self, body: BodyText<'_>) -> ReadStep {
-        let is_tools = self.form == ObjectForm::Tools;
-        if !is_tools && !self.is_response_start {
+        let is_tagged = self.form == ObjectForm::Tagged;
+        if !is_tagged && !self.is_response_start {
             return ReadStep::NotACall;
         }
-        let tools = (!is_tools).then_some(body.tools);
+        let tools = (!is_tagged).then_some(body.tools);
         let is_offered = |call: &ReadCall| match (tools, call.name.as_deref()) {
             (Some(tools), Some(name)) => offers(tools, name),
             (Some(_), None) => false,

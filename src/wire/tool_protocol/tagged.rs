@@ -5,7 +5,9 @@ use serde_json::{Map, Value};
 
 use super::bracket_scan::{BracketScan, ScanEnd};
 use super::parameter_type::typed_value;
-use super::read_call::{BodyText, NAME_BYTES_MAX, ReadCall, ReadStep, from, read_objects, up_to};
+use super::read_call::{
+    BodyText, NAME_BYTES_MAX, ReadCall, ReadStep, from, read_arguments, read_objects, up_to,
+};
 use crate::types::floor_char_boundary;
 
 pub(super) const OPEN: &str = "<tool_call>";
@@ -45,6 +47,8 @@ enum FunctionState {
     None,
     /// Before a parameter's name.
     Name,
+    /// In arguments that are one JSON object, as Llama writes them.
+    Object(BracketScan),
     /// In a value. Its first `searched` bytes hold no end.
     Value { name: String, searched: usize },
 }
@@ -111,6 +115,9 @@ impl TaggedBody {
 
     fn step_between(&mut self, body: BodyText<'_>) -> ReadStep {
         let (text, blanks) = body.trimmed();
+        if text.starts_with(FUNCTION_CLOSE) {
+            return ReadStep::Skip(blanks + FUNCTION_CLOSE.len());
+        }
         if let Some(close) = [CLOSE, TOOLS_CLOSE].iter().find(|close| text.starts_with(**close)) {
             return ReadStep::Seal { bytes: blanks + close.len(), is_over: true };
         }
@@ -124,7 +131,8 @@ impl TaggedBody {
         if text.starts_with([',', ';', '}', ']']) {
             return ReadStep::Skip(blanks + 1);
         }
-        body.wait_for(&[CLOSE, TOOLS_CLOSE, FUNCTION, OPEN]).unwrap_or(ReadStep::Over(0))
+        body.wait_for(&[CLOSE, TOOLS_CLOSE, FUNCTION_CLOSE, FUNCTION, OPEN])
+            .unwrap_or(ReadStep::Over(0))
     }
 }
 
@@ -145,7 +153,30 @@ impl Function {
                     ReadStep::Skip(bytes)
                 }
             },
+            FunctionState::Object(scan) => self.step_object(scan, body),
             FunctionState::Value { name, searched } => self.step_value(name, searched, body),
+        }
+    }
+
+    fn step_object(&mut self, mut scan: BracketScan, body: BodyText<'_>) -> ReadStep {
+        let (bytes, is_cut) = match scan.scan(body.text, &[FUNCTION_CLOSE, CLOSE]) {
+            ScanEnd::Closed(bytes) => (bytes, false),
+            ScanEnd::Stopped(bytes) => (bytes, true),
+            ScanEnd::Open if !body.is_end => {
+                self.parameter = FunctionState::Object(scan);
+                return ReadStep::More;
+            }
+            ScanEnd::Open => (body.text.len(), false),
+        };
+        let text = up_to(body.text, bytes);
+        let call = read_arguments(&self.name, text, is_cut);
+        match serde_json::from_str(&call.arguments) {
+            Ok(arguments) if !call.is_repaired => {
+                self.arguments = arguments;
+                ReadStep::Skip(bytes)
+            }
+            // The closing tag, if there is one, follows the call.
+            Ok(_) | Err(_) => ReadStep::call(call, bytes, false),
         }
     }
 
@@ -154,6 +185,10 @@ impl Function {
         if text.starts_with(PARAMETER) {
             self.parameter = FunctionState::Name;
             return ReadStep::Skip(blanks + PARAMETER.len());
+        }
+        if text.starts_with('{') && self.arguments.is_empty() {
+            self.parameter = FunctionState::Object(BracketScan::new(0));
+            return ReadStep::Skip(blanks);
         }
         if text.starts_with(FUNCTION_CLOSE) {
             return self.end(blanks + FUNCTION_CLOSE.len(), true);
@@ -265,11 +300,19 @@ fn tag_name(body: BodyText<'_>) -> TagName {
     }
 }
 
-/// Reads the name of a function, if a parameter, the end of the function or call, or nothing follows.
+/// Reads the name of a function, if a parameter, an object, the end of the function or call, or nothing follows.
 fn function_name(body: BodyText<'_>) -> TagName {
     let TagName::Read { name, bytes } = tag_name(body) else { return tag_name(body) };
     let rest = BodyText { text: from(body.text, bytes), ..body };
     let (text, _) = rest.trimmed();
+    if let Some(object) = text.strip_prefix('{') {
+        return match object.trim_start().chars().next() {
+            Some('"' | '}') => TagName::Read { name, bytes },
+            Some(_) => TagName::None,
+            None if rest.is_end => TagName::Read { name, bytes },
+            None => TagName::More,
+        };
+    }
     let followers = [PARAMETER, FUNCTION_CLOSE, CLOSE];
     match rest.wait_for(&followers) {
         Some(ReadStep::More) => TagName::More,

@@ -186,6 +186,20 @@ fn an_object_before_a_closing_tag_alone_is_a_call() {
             check_text(protocol, &text);
         }
     }
+    for tag in ["tool_calls", "toolcall", "function_call"] {
+        check(Hermes, &format!("<{tag}>{f}</{tag}>"), "", &["f {\"a\":1}"]);
+        check(Hermes, &format!("{f}</{tag}>"), "", &["f {\"a\":1}"]);
+    }
+    check(Hermes, &format!("<|tool_call|>[{f}]<|/tool_call|>"), "", &["f {\"a\":1}"]);
+    for protocol in [Hermes, Xml] {
+        let llama = "<function=f>{\"a\": 1}</function>";
+        check(protocol, llama, "", &["f {\"a\":1}"]);
+        check(protocol, &format!("{llama}\n{llama}"), "", &["f {\"a\":1}"; 2]);
+        check(protocol, &format!("<tool_call>{llama}</tool_call> x"), " x", &["f {\"a\":1}"]);
+        check(protocol, "<function=f>{\"a\": 1</function>", "", &["~f {\"a\":1}?"]);
+        check(protocol, "<function=f>{\"a\": 1", "", &["f {\"a\": 1?"]);
+        check_text(protocol, "<function=f>{ x }</function>");
+    }
     // In the middle of a sentence it is rather a quotation. The tag itself is none of the text.
     check(
         Hermes,

@@ -83,7 +83,7 @@ pub(super) fn find_trigger(protocol: ToolProtocol, at: Position<'_>) -> Trigger 
     let at = Position { text: up_to(at.text, bytes), is_end: at.is_end && is_whole, ..at };
     let found = match protocol {
         ToolProtocol::Native => Ok(Trigger::None),
-        ToolProtocol::Hermes | ToolProtocol::Xml => tagged(at, protocol == ToolProtocol::Xml),
+        ToolProtocol::Hermes | ToolProtocol::Xml => tagged(at),
         ToolProtocol::React => react(at),
         ToolProtocol::Pythonic => pythonic(at),
         ToolProtocol::Arrow => arrow(at),
@@ -128,7 +128,7 @@ pub(super) fn one_of(text: &str, words: &[&str]) -> Result<Option<usize>, NeedsM
     if is_begun { Err(NeedsMoreText) } else { Ok(None) }
 }
 
-fn tagged(at: Position<'_>, reads_functions: bool) -> Result<Trigger, NeedsMoreText> {
+fn tagged(at: Position<'_>) -> Result<Trigger, NeedsMoreText> {
     if !at.text.starts_with('<') {
         return Ok(Trigger::None);
     }
@@ -136,7 +136,7 @@ fn tagged(at: Position<'_>, reads_functions: bool) -> Result<Trigger, NeedsMoreT
     if let Some(bytes) = one_of(at.text, &[tagged::OPEN])? {
         return Ok(Trigger::Call { body, bytes });
     }
-    if reads_functions && one_of(at.text, &[tagged::FUNCTION])?.is_some() {
+    if one_of(at.text, &[tagged::FUNCTION])?.is_some() {
         return Ok(Trigger::Call { body, bytes: 0 });
     }
     Ok(one_of(at.text, &[tagged::CLOSE])?.map_or(Trigger::None, Trigger::Mark))
