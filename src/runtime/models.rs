@@ -181,16 +181,20 @@ impl Model {
         self.limiter.report(&self.name, *wire, model)
     }
 
+    /// Returns the additional members of a request's body.
+    pub(super) fn extra_body_of(&self, request: &ModelRequest) -> &Map<String, Value> {
+        if request.is_internal { &self.extra_body_internal } else { &self.extra_body }
+    }
+
     /// Returns the request with the fields of this model. Messages and tools stay shared.
     pub(super) fn adapt(&self, request: ModelRequest, streamed: bool) -> ModelRequest {
-        let extra_body =
-            if request.is_internal { &self.extra_body_internal } else { &self.extra_body };
+        let extra_body = self.extra_body_of(&request).clone();
         ModelRequest {
             model: self.plan.origin.model.clone(),
             stream: streamed,
             max_output_tokens: self.max_output_tokens,
             temperature: self.temperature,
-            extra_body: extra_body.clone(),
+            extra_body,
             omit_body: self.omit_body.clone(),
             prompt_cache: self.prompt_cache,
             reasoning: self.reasoning_rule(false),

@@ -162,7 +162,8 @@ impl ReadLoop {
     }
 
     /// Creates the exchange of an attempt. The turn's request is for its first model and that model's
-    /// configured streaming, and is adapted to any other. `reasoning` is the model's current rule.
+    /// configured streaming, and is adapted to any other. A request of the host itself has other members. `reasoning`
+    /// is the model's current rule.
     fn exchange(
         &self,
         plan: &AttemptPlan,
@@ -178,6 +179,10 @@ impl ReadLoop {
             (Some(request), Some(room)) => Some(request.with_output_room(room)),
             (adapted, _) => adapted,
         };
+        if request.is_internal && plan.model_index == 0 {
+            let request = adapted.get_or_insert_with(|| ModelRequest::clone(request));
+            request.extra_body = self.model.extra_body_of(request).clone();
+        }
         if adapted.as_ref().unwrap_or(request).reasoning != reasoning {
             adapted.get_or_insert_with(|| ModelRequest::clone(request)).reasoning = reasoning;
         }
