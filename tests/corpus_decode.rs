@@ -139,6 +139,14 @@ fn found_calls(found: &Value, expected: &[Value]) -> Vec<Value> {
         .collect()
 }
 
+/// Returns whether the reasoning has a text, and that only in `reasoning_details`. The clients that made the manifest
+/// do not read it.
+fn has_details_alone(body: &[u8]) -> bool {
+    let body = String::from_utf8_lossy(body);
+    let has = |part: &str| body.contains(part);
+    (has("\"reasoning.text\"") || has("\"reasoning.summary\"")) && !has("\"reasoning\":\"")
+}
+
 #[track_caller]
 fn compare(recording: &Recording, response: &ResponseAssembler, how: &str) {
     let Recording { file, expected, .. } = recording;
@@ -146,6 +154,10 @@ fn compare(recording: &Recording, response: &ResponseAssembler, how: &str) {
     for key in ["text", "reasoning", "refusal"] {
         let text = found[key].as_str().unwrap();
         let chars = expected[format!("{key}_len")].as_u64().unwrap_or(0);
+        if key == "reasoning" && chars == 0 && has_details_alone(&recording.body) {
+            assert!(!text.is_empty(), "{file} {how}");
+            continue;
+        }
         assert_eq!(text.chars().count() as u64, chars, "{file} {how} {key}");
         if let Some(hash) = expected[format!("{key}_sha256")].as_str() {
             assert_eq!(hex(&Sha256::digest(text)), hash, "{file} {how} {key}");

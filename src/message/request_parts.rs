@@ -59,8 +59,10 @@ impl ResponseMessage {
         let (mut text, mut reasoning) = (self.text.as_str(), self.reasoning.as_str());
         let (mut new_text, mut new_reasoning) = (String::new(), String::new());
         let mut parts: Vec<MessagePart> = Vec::with_capacity(self.parts.len());
+        let mut is_behind_tag = false;
         for part in &self.parts {
             let before = new_text.len();
+            let was_behind_tag = std::mem::replace(&mut is_behind_tag, is_tagged(part));
             let members = match part {
                 MessagePart::TaggedReasoning { bytes, open, close } => {
                     let tagged = split_off(&mut reasoning, *bytes);
@@ -86,8 +88,12 @@ impl ResponseMessage {
             let more = new_text.len() - before;
             match parts.last_mut() {
                 _ if more == 0 && members.is_none() => {}
-                Some(MessagePart::Text { bytes, members: None }) if members.is_none() => {
+                // The tagged text and the text behind it came as one.
+                Some(MessagePart::Text { bytes, members: last @ None })
+                    if members.is_none() || was_behind_tag =>
+                {
                     *bytes += more;
+                    last.clone_from(members);
                 }
                 Some(_) | None => {
                     parts.push(MessagePart::Text { bytes: more, members: members.clone() });
