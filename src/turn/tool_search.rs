@@ -4,15 +4,15 @@
 //! aside for this model, and the request is sent again without them. If it names none, as an engine that cannot compile
 //! its grammar, the refused tools are found by halving those that may be the reason: requests with some of them show
 //! which part is refused. A request that is accepted before the search is over is dropped at the first delta, and its
-//! response is void. At most [`REQUESTS_MAX`] requests are sent, the refused one included; the last one leaves out all
-//! tools that are still in question. These attempts use up none of the model's `max_attempts`.
+//! response is void. At most [`REQUESTS_MAX`] requests follow the refused one; the last one leaves out all tools that
+//! are still in question, and the next turn searches on. These attempts use up none of the model's `max_attempts`.
 
 use super::effect::TurnAction;
 use super::{Turn, TurnStage};
 use crate::event::Event;
 use crate::types::{ProviderError, ProviderErrorKind, ToolRefusal, excerpt};
 
-/// The number of requests of a search, the refused one included.
+/// The number of requests of a search.
 const REQUESTS_MAX: u32 = 8;
 
 /// The number of refusals of one turn that name tools.
@@ -71,7 +71,7 @@ impl ToolSearch {
         let mut search = Self {
             model_index,
             reason,
-            requests_left: REQUESTS_MAX - 1,
+            requests_left: REQUESTS_MAX,
             group: suspects,
             unknown: Vec::new(),
             found: Vec::new(),
@@ -87,9 +87,10 @@ impl ToolSearch {
         if self.group.len() == 1 {
             self.found.append(&mut self.group);
         }
+        let is_open = !(self.group.is_empty() && self.unknown.is_empty());
         self.step = match self.group.len() {
+            _ if self.requests_left <= 1 && is_open => SearchStep::WithoutAll,
             0 => SearchStep::WithoutFound,
-            _ if self.requests_left <= 1 => SearchStep::WithoutAll,
             tools => SearchStep::Half(tools / 2),
         };
     }
@@ -140,7 +141,13 @@ impl ToolSearch {
             }
             SearchStep::WithoutFound => return true,
             SearchStep::WithoutAll => {
-                self.found = before;
+                // What is certain is remembered. Otherwise each turn would begin with the same search.
+                if self.found.is_empty() {
+                    self.found = std::mem::take(&mut self.group);
+                }
+                if self.found.is_empty() {
+                    self.found = before;
+                }
                 return true;
             }
         }
@@ -235,72 +242,72 @@ impl Turn {
 mod tests {
     use super::*;
 
-    /// Runs a search against a service that refuses these tools. Returns the tools that it finds, and the number of
-    /// requests, the refused one included.
-    fn search(tools: u32, refused: &[u32]) -> (Vec<String>, u32) {
-        let name = |number: u32| format!("t{number}");
-        let refused: Vec<String> = refused.iter().map(|number| name(*number)).collect();
-        let all: Vec<String> = (0..tools).map(name).collect();
-        let mut search = ToolSearch::new(0, String::new(), all);
-        for requests in 2.. {
-            let left_out = search.left_out();
-            if refused.iter().all(|tool| left_out.contains(tool)) {
-                if search.handle_accepted() {
-                    assert_eq!(search.found, left_out);
-                    return (search.found, requests);
-                }
-            } else if !search.handle_refused() {
-                return (Vec::new(), requests);
+    /// Searches in one turn after another against a service that refuses requests by the tools that they leave out.
+    /// Returns the tools that are set aside when the first request of a turn is accepted.
+    fn search(tools: usize, is_refused: impl Fn(&[String]) -> bool) -> Vec<String> {
+        let mut set_aside: Vec<String> = Vec::new();
+        for _ in 0..tools + 2 {
+            if !is_refused(&set_aside) {
+                return set_aside;
             }
+            let all = (0..tools).map(|number| format!("t{number}"));
+            let suspects = all.filter(|tool| !set_aside.contains(tool)).collect();
+            let mut search = ToolSearch::new(0, String::new(), suspects);
+            let requests = (1..).find(|_| {
+                let left_out = [set_aside.clone(), search.left_out()].concat();
+                match is_refused(&left_out) {
+                    true => {
+                        assert!(search.handle_refused(), "the turn fails: {search:?}");
+                        false
+                    }
+                    false => search.handle_accepted(),
+                }
+            });
+            assert!(requests.is_some_and(|requests| requests <= REQUESTS_MAX), "{requests:?}");
+            assert!(!search.found.is_empty(), "{search:?}");
+            set_aside.append(&mut search.found);
         }
-        unreachable!("the search ends")
+        panic!("no request is accepted: {set_aside:?}")
     }
 
     #[test]
     fn one_refused_tool_is_found_by_halving() {
         for tools in [1, 2, 3, 7, 30, 64] {
             for refused in 0..tools {
-                let (found, requests) = search(tools, &[refused]);
-                assert_eq!(found, [format!("t{refused}")], "{refused} of {tools}");
-                assert!(requests <= REQUESTS_MAX, "{requests} requests, {refused} of {tools}");
+                let bad = format!("t{refused}");
+                assert_eq!(search(tools, |left_out| !left_out.contains(&bad)), [bad.clone()]);
             }
         }
     }
 
     #[test]
-    fn of_several_refused_tools_none_is_left_and_the_number_of_requests_is_limited() {
-        for tools in [2, 5, 40, 200] {
+    fn several_refused_tools_are_all_found() {
+        for tools in [2, 5, 40] {
             for one in 0..tools {
                 for other in 0..one {
-                    let (found, requests) = search(tools, &[one, other]);
-                    let has = |tool: u32| found.contains(&format!("t{tool}"));
-                    assert!(has(one) && has(other), "{one} {other} of {tools}: {found:?}");
-                    assert!(requests <= REQUESTS_MAX, "{requests} requests");
+                    let bad = [format!("t{one}"), format!("t{other}")];
+                    let is_refused =
+                        |left_out: &[String]| bad.iter().any(|bad| !left_out.contains(bad));
+                    let found = search(tools, is_refused);
+                    assert!(bad.iter().all(|bad| found.contains(bad)), "{bad:?}: {found:?}");
                 }
             }
         }
-        assert_eq!(search(4, &[1, 2]).0, ["t1", "t2"]);
     }
 
     #[test]
     fn tools_that_are_refused_only_together_are_left_out_until_the_request_is_accepted() {
         for (tools, accepted) in [(64, 58), (40, 12), (8, 7), (3, 1)] {
-            let all: Vec<String> = (0..tools).map(|number| format!("t{number}")).collect();
-            let mut search = ToolSearch::new(0, String::new(), all);
-            let requests = (2..).find(|_| {
-                let is_accepted = tools - search.left_out().len() <= accepted;
-                if is_accepted { search.handle_accepted() } else { !search.handle_refused() }
-            });
-            assert!(tools - search.found.len() <= accepted, "{:?} of {tools}", search.found);
-            assert!(requests.is_some_and(|requests| requests <= REQUESTS_MAX), "{requests:?}");
+            let found = search(tools, |left_out| tools - left_out.len() > accepted);
+            assert!(tools - found.len() <= accepted, "{found:?} of {tools}");
         }
     }
 
     #[test]
     fn a_service_that_refuses_the_request_without_the_tools_too_ends_the_search() {
-        let mut search =
-            ToolSearch::new(0, String::new(), vec!["a".into(), "b".into(), "c".into()]);
-        let requests = (2..).find(|_| !search.handle_refused());
+        let suspects = ["a", "b", "c"].map(str::to_owned).into();
+        let mut search = ToolSearch::new(0, String::new(), suspects);
+        let requests = (1..).find(|_| !search.handle_refused());
         assert!(requests.is_some_and(|requests| requests <= REQUESTS_MAX), "{requests:?}");
     }
 }

@@ -109,8 +109,17 @@ pub(crate) fn find_refused_tools(
     let mut named: Vec<usize> = positions(&lower);
     named.retain(|position| *position < tools.len());
     if named.is_empty() && has(&DEFINITION_WORDS) && !has(&OTHER_WORDS) {
-        let is_named = |(_, tool): &(usize, &ToolDefinition)| names_tool(text, &tool.name);
-        named = tools.iter().enumerate().filter(is_named).map(|(at, _)| at).collect();
+        let mentions = |wanted: ToolMention| {
+            let is_wanted = move |(_, tool): &(usize, &ToolDefinition)| {
+                tool_mention(text, &tool.name) == Some(wanted)
+            };
+            tools.iter().enumerate().filter(is_wanted).map(|(at, _)| at).collect::<Vec<_>>()
+        };
+        named = mentions(ToolMention::Called);
+        if named.is_empty() {
+            // The quoted name may also be that of a property.
+            named = mentions(ToolMention::Quoted);
+        }
     }
     let name = |at: &usize| tools.get(*at).map(|tool| tool.name.clone());
     if !named.is_empty() {
@@ -163,22 +172,37 @@ fn positions(lower: &str) -> Vec<usize> {
         .collect()
 }
 
-/// Returns whether a text names a tool: in quotes, or behind a word for it.
-fn names_tool(text: &str, name: &str) -> bool {
+/// The form in which a text has the name of a tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum ToolMention {
+    /// In quotes.
+    Quoted,
+    /// Behind a word for a tool.
+    Called,
+}
+
+/// Returns how a text names a tool, if it does.
+fn tool_mention(text: &str, name: &str) -> Option<ToolMention> {
     let is_word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
-    !name.is_empty()
-        && text.match_indices(name).any(|(at, _)| {
-            let before = text.get(..at).unwrap_or_default();
-            let after = text.get(at + name.len()..).unwrap_or_default();
-            if before.ends_with(is_word) || after.starts_with(is_word) {
-                return false;
-            }
-            let is_quoted = before.ends_with(['\'', '"', '`', '‘', '“', '[', '(']);
-            let last = before.trim_end_matches([' ', ':']).rsplit(' ').next().unwrap_or_default();
-            let word = last.to_ascii_lowercase();
-            is_quoted
-                || matches!(word.as_str(), "function" | "tool" | "function_name" | "tool_name")
-        })
+    if name.is_empty() {
+        return None;
+    }
+    let mentions = text.match_indices(name).filter_map(|(at, _)| {
+        let before = text.get(..at).unwrap_or_default();
+        let after = text.get(at + name.len()..).unwrap_or_default();
+        if before.ends_with(is_word) || after.starts_with(is_word) {
+            return None;
+        }
+        let quotes = ['\'', '"', '`', '‘', '“', '[', '('];
+        let unquoted = before.trim_end_matches(quotes);
+        let last = unquoted.trim_end_matches([' ', ':']).rsplit(' ').next().unwrap_or_default();
+        let word = last.to_ascii_lowercase();
+        if matches!(word.as_str(), "function" | "tool" | "name" | "function_name" | "tool_name") {
+            return Some(ToolMention::Called);
+        }
+        (unquoted.len() < before.len()).then_some(ToolMention::Quoted)
+    });
+    mentions.max()
 }
 
 /// Returns whether a schema has keywords that an engine may not support, at any depth.

@@ -405,11 +405,11 @@ fn an_accepted_request_of_a_search_for_refused_tools_is_void_until_the_search_is
     assert_eq!(driver.disconnects, 1);
     // It has a, b and c.
     refuse_tools(&mut driver, suspected());
-    assert_eq!(driver.set_aside, ["c"]);
     // It has all but c.
     driver.receive([text("Here."), finish(FinishKind::Stop)]).close_stream();
     driver.assert_end(&TurnEnd::Finished);
     assert_eq!(driver.requests.len(), 4);
+    assert_eq!(driver.set_aside, ["c"]);
     let shown = driver.events.iter().filter_map(|event| match event {
         Event::TextReceived { text } => Some(text.as_str()),
         _ => None,
