@@ -907,8 +907,7 @@ mod tests {
         }
         let of_turn: u64 = messages[2..4].iter().map(|message| estimate_message(message)).sum();
         let input = estimate_message(&messages[1]);
-        let all: u64 = messages.iter().map(|message| estimate_message(message)).sum();
-        for tokens_max in 0..all {
+        for tokens_max in 0..6 * of_turn + input {
             let plan = plan_drop(&messages, tokens_max, 0).unwrap();
             let change = Compaction::Dropped {
                 messages: plan.replaced_messages,

@@ -203,7 +203,7 @@ fn inputs_that_wait_for_the_next_turn_count_while_it_waits_for_tools() {
 
 #[test]
 fn a_message_of_the_host_does_not_count_among_the_inputs_that_wait() {
-    let models = ModelPlan { context_window: Some(50), ..model("m", 3) };
+    let models = ModelPlan { context_window: Some(8_000), ..model("m", 3) };
     let rules = RunRules {
         context: ContextPolicy { keep_turns: 0, ..ContextPolicy::default() },
         models: Arc::new(ModelPlans::new(models, Vec::new())),
@@ -213,7 +213,7 @@ fn a_message_of_the_host_does_not_count_among_the_inputs_that_wait() {
     let mut recorded = Recorded::with(rules, None);
     recorded.start("go", 1).unwrap();
     // The model must call a tool, and does not. Before it is asked again, a summary is needed.
-    let answer = ResponseMessage { text: "word ".repeat(100), ..ResponseMessage::default() };
+    let answer = ResponseMessage { text: "word ".repeat(6_900), ..ResponseMessage::default() };
     recorded.commit(Some(Arc::new(answer)), Duration::ZERO);
     recorded.perform(Duration::ZERO);
     let last = recorded.log.last().map(|entry| &entry.record);
@@ -250,6 +250,14 @@ fn an_input_that_waits_for_initial_calls_does_not_count_among_the_inputs_that_wa
 #[test]
 fn a_turn_that_lost_its_owner_asks_again_for_a_smaller_context() {
     let mut recorded = Recorded::answered(None);
+    // A request for a summary has room for some of these runs.
+    for id in ["a", "b", "c", "d", "e", "f"] {
+        recorded.start(id, 2).unwrap();
+        let text = "word ".repeat(500);
+        let answer = ResponseMessage { text, ..ResponseMessage::default() };
+        recorded.commit(Some(Arc::new(answer)), Duration::ZERO);
+        recorded.perform(Duration::ZERO);
+    }
     recorded.start("more", 2).unwrap();
     let rules = Arc::clone(&recorded.rules);
     for summaries in [1, 2] {

@@ -104,15 +104,16 @@ fn shares(lexemes: &[Lexeme<'_>], window: u64) -> Option<(u64, u64)> {
         if let [Lexeme::Symbol('+'), Lexeme::Number(answer), Lexeme::Symbol('>'), ..] = after {
             return Some((number, *answer));
         }
+        if meaning(before, after) == Meaning::Window {
+            continue;
+        }
         // The window may be as large as the requested answer.
         match share(before, after) {
-            Some(RequestShare::Output) if output.is_none() => output = Some(number),
-            Some(RequestShare::Input)
-                if number != window && meaning(before, after) != Meaning::Window =>
-            {
+            Some(RequestShare::Output) => output = output.or(Some(number)),
+            Some(RequestShare::Input) if number != window => {
                 input = Some(input.unwrap_or(0_u64).saturating_add(number));
             }
-            Some(RequestShare::Output | RequestShare::Input) | None => {}
+            Some(RequestShare::Input) | None => {}
         }
     }
     input.zip(output)
