@@ -207,7 +207,7 @@ enum SourceExchangeState {
     Unsent(Box<ModelRequest>),
     Response {
         stream: ModelStream,
-        deadline: ResponseDeadline,
+        deadline: Box<ResponseDeadline>,
         /// The time of the last batch. The source is not polled until the caller requests the next one.
         paused_at: Instant,
     },
@@ -234,6 +234,7 @@ impl SourceExchange {
                 SourceExchangeState::Unsent(request) => {
                     let (source, clock) = (Arc::clone(&self.source), self.lag_clock.clone());
                     let deadline = ResponseDeadline::new(self.limits, self.streamed, clock);
+                    let deadline = Box::new(deadline);
                     match std::panic::catch_unwind(AssertUnwindSafe(|| source.respond(*request))) {
                         Ok(stream) => (stream, deadline),
                         Err(_) => return Some(Err(panicked())),
