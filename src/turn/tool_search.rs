@@ -183,8 +183,18 @@ impl Turn {
             Some(ToolRefusal::Suspected(suspects)) => match &mut self.tool_refusals.search {
                 Some(search) => {
                     if !search.handle_refused() {
+                        // The tools without suspect keywords may be the reason.
+                        let requests_left = search.requests_left;
+                        let is_new = |tool: &String| !search.found.contains(tool);
+                        let may_go_on = requests_left > 1 && suspects.iter().all(is_new);
                         self.tool_refusals.search = None;
-                        return false;
+                        if !may_go_on || suspects.is_empty() {
+                            return false;
+                        }
+                        let mut next =
+                            ToolSearch::new(model_index, error.message.clone(), suspects);
+                        next.requests_left = requests_left;
+                        self.tool_refusals.search = Some(next);
                     }
                 }
                 None if suspects.is_empty() => return false,
