@@ -2,7 +2,7 @@
 //!
 //! The wordings are those of public reports: DeepSeek ("The `reasoning_content` in the thinking mode must be passed
 //! back to the API.", "Missing `reasoning_content` field in the assistant message at message index 2"), Kimi ("thinking
-//! is enabled but reasoning_content is missing in assistant tool call message at index 2"), Cerebras ("property
+//! is enabled but reasoning_content is missing in assistant tool call message at index 2"), Groq and Cerebras ("property
 //! 'messages.2.assistant.reasoning_content' is unsupported"), Mistral and other services that check with Pydantic
 //! ("Extra inputs are not permitted", the member in `loc`), Anthropic ("Expected `thinking` or `redacted_thinking`, but
 //! found `tool_use`"), and DeepSeek's endpoint of the same wire ("The `content[].thinking` in the thinking mode must be
@@ -200,8 +200,10 @@ fn named_field(text: &str) -> Option<ReasoningField> {
     })
 }
 
-/// Returns what a text in lower case says about the member: the first known word decides.
+/// Returns what a text in lower case says about the member: the first known word decides. The words with which Groq
+/// begins each list of faults are no demand.
 fn direction(text: &str) -> Option<ReasoningRefusalKind> {
+    let text = &*text.replace("the following must be satisfied", "");
     if DEMANDS_OF_A_VALUE.iter().any(|words| text.contains(words)) {
         return Some(ReasoningRefusalKind::Missing);
     }
@@ -263,6 +265,7 @@ mod tests {
     fn refusals_of_the_member_are_recognised() {
         for message in [
             "messages.2.assistant.reasoning_content: property 'messages.2.assistant.reasoning_content' is unsupported",
+            "'messages.1' : for 'role:assistant' the following must be satisfied[('messages.1' : property 'reasoning_content' is unsupported)]",
             "Unknown parameter: 'messages[1].reasoning_content'.",
             "Unrecognized key(s) in object: 'reasoning_content'",
             "The reasoning_content field must not be in the input messages",
