@@ -191,7 +191,7 @@ async fn a_replay_drops_a_second_call_that_the_protocol_does_not_allow() {
     .await;
     let count = tool(spec("count"), |_| async { Ok("1".into()) });
     let host = host(&provider, registry([count]), |config| {
-        let mut models = config.models.values_mut();
+        let models = config.models.values_mut();
         models.for_each(|model| model.tool_protocol = crate::types::ToolProtocol::Arrow);
     })
     .await;

@@ -73,7 +73,9 @@ impl StepMaker<'_, '_> {
         let ends_response = ending == ResponseEnding::TooManyCalls || is_over_budget;
         let split = dropped_calls.len().saturating_sub(usize::from(ends_response));
         let (before, last) = dropped_calls.split_at(split);
-        before.iter().for_each(|name| self.dropped(name));
+        // A protocol that allows one call keeps the first. Otherwise the machine itself has to drop the calls.
+        let is_surplus = message.calls.len() == 1;
+        before.iter().for_each(|name| self.dropped(name, is_surplus));
         self.uncounted_calls();
         let mut end = Vec::new();
         end.extend(error.filter(|_| finish_reason.is_some()).cloned().map(Delta::Error));
@@ -82,7 +84,7 @@ impl StepMaker<'_, '_> {
         let is_complete = matches!(ending, ResponseEnding::Complete | ResponseEnding::Refused);
         end.extend((finish_reason.is_none() && is_complete).then_some(Delta::Done));
         self.push(end);
-        last.iter().for_each(|name| self.dropped(name));
+        last.iter().for_each(|name| self.dropped(name, false));
     }
 
     /// Adds text, thinking, calls and provider metadata, in their order.
@@ -189,10 +191,10 @@ impl StepMaker<'_, '_> {
         self.steps.push(ReplayStep { deltas, seals, gap: None });
     }
 
-    fn dropped(&mut self, name: &str) {
+    fn dropped(&mut self, name: &str, is_surplus: bool) {
         let mut delta = self.open(None, name, Some("{}".to_owned()));
         if let Delta::Call(call) = &mut delta {
-            call.is_surplus = true;
+            call.is_surplus = is_surplus;
         }
         self.steps.push(ReplayStep { deltas: vec![delta], seals: None, gap: None });
     }
@@ -203,7 +205,7 @@ impl StepMaker<'_, '_> {
         let beyond = self.limits.iter().find(|(.., maximum)| *maximum == cap);
         let beyond = beyond.filter(|_| u64::from(self.opened) == cap);
         for _ in 0..beyond.map_or(0, |(_, value, _)| value.saturating_sub(cap)) {
-            self.dropped("(unknown)");
+            self.dropped("(unknown)", false);
         }
     }
 
