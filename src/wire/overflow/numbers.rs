@@ -104,6 +104,18 @@ fn shares(lexemes: &[Lexeme<'_>], window: u64) -> Option<(u64, u64)> {
         if let [Lexeme::Symbol('+'), Lexeme::Number(answer), Lexeme::Symbol('>'), ..] = after {
             return Some((number, *answer));
         }
+        // `2000 > 4096 - 2104`
+        if let [
+            Lexeme::Symbol('>'),
+            Lexeme::Number(whole),
+            Lexeme::Symbol('-'),
+            Lexeme::Number(part),
+            ..,
+        ] = after
+            && *whole == window
+        {
+            return Some((*part, number));
+        }
         if meaning(before, after) == Meaning::Window {
             continue;
         }
