@@ -151,7 +151,7 @@ pub mod model {
         RequestedCall,
     };
     pub use crate::types::{
-        FinishKind, FinishReason, ProviderError, ProviderErrorKind, ToolCall, Usage,
+        FinishKind, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails, ToolCall, Usage,
     };
     #[doc(hidden)]
     pub use crate::wire::CallKind;

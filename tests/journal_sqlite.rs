@@ -871,6 +871,7 @@ fn record(kind: u8) -> Record {
             into: None,
             stats: Default::default(),
             waiting: 0,
+            finish_reason: None,
         },
         _ => Record::StopAsked { mode: StopMode::Now },
     }

@@ -1,15 +1,22 @@
-//! Limits of a run (turns, calls, tokens, sizes) and loop detection, over real HTTP.
+//! Limits of a run (turns, calls, tokens, sizes), loop detection, and the ends of responses that are no whole answer:
+//! empty, refused and cut off. Over real HTTP.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod support;
 
-use callsheet::config::{Limits, RunOverrides};
-use callsheet::rehearsal::{AnswerState, Call, Response, Script};
+use callsheet::config::{Config, Limits, ModelConfig, OnRefusal, RunOverrides};
+use callsheet::journal::verify;
+use callsheet::record::StopMode;
+use callsheet::rehearsal::{
+    AnswerState, Call, Finish, ReceivedRequest, Response, Script, ScriptPosition, When,
+};
 use callsheet::runtime::{RunReport, RunRequest};
-use callsheet::types::{RunEnd, ToolStatus};
+use callsheet::session::StoredSession;
+use callsheet::tool::ToolRegistry;
+use callsheet::types::{FinishKind, RunEnd, Seq, ToolStatus, Wire};
 use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
-use support::{World, events, results, within, world};
+use support::{World, events, results, within, world, world_of};
 
 const NOT_STARTED: &str = "Error: not started: the run was ended before";
 
@@ -266,15 +273,456 @@ async fn calls_with_too_large_arguments_are_refused() {
     assert_eq!(control.log(), ["start a", "end a"]);
 }
 
-#[tokio::test]
-async fn an_empty_answer_is_followed_by_one_request_without_tools() {
-    let responses =
-        [Response::calls([call("quick", "a")]), Response::text(""), Response::text("So.")];
-    let (world, _) = limited(responses, |limits| limits.max_turns = Some(2)).await;
-    let (report, _) = run(&world).await;
-    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "So."));
-    let choices: Vec<_> = world.requests().iter().map(|r| r.body["tool_choice"].clone()).collect();
-    assert_eq!(choices.last(), Some(&json!("none")));
-    assert_ne!(choices[1], "none");
+const WIRES: [Wire; 5] = [
+    Wire::OpenaiChat,
+    Wire::OpenaiResponses,
+    Wire::AnthropicMessages,
+    Wire::GeminiGenerate,
+    Wire::OllamaChat,
+];
+
+/// The name of the second model at its service.
+const SECOND: &str = "second";
+
+/// Starts a host of one wire whose agent falls back to a second model.
+async fn with_fallback(
+    wire: Wire,
+    stream: bool,
+    responses: impl IntoIterator<Item = Response>,
+    change: impl FnOnce(&mut Limits),
+) -> World {
+    let script = Script::new(responses).then_done();
+    world_of(wire, script, registry(&CallControl::new()), |config| {
+        let mut second = config.models["rehearsal"].clone();
+        second.model = SECOND.into();
+        config.models.insert(SECOND.into(), second);
+        config.models.values_mut().for_each(|model| model.stream = stream);
+        let agent = config.agents.get_mut("default").expect("the agent");
+        agent.fallback_models = vec![SECOND.into()];
+        change(&mut agent.limits);
+    })
+    .await
+}
+
+fn of_second(response: Response) -> Response {
+    let when = When { model: Some(SECOND.into()), ..When::default() };
+    Response { when, ..response }
+}
+
+/// Returns an answer without text: nothing, white space, or thinking alone.
+fn empty(number: usize) -> Response {
+    match number % 3 {
+        0 => Response::text(""),
+        1 => Response::text(" \n"),
+        _ => Response { reasoning: vec!["I look at it.".into()], ..Response::text("") },
+    }
+}
+
+fn always(response: Response) -> Response {
+    Response { repeat: true, ..response }
+}
+
+const ASKS_FOR_TEXT: &str = "Give your final answer now";
+
+/// Returns whether a request asks for the final text with a message of the host.
+fn asks_for_text(request: &ReceivedRequest) -> bool {
+    request.body.to_string().contains(ASKS_FOR_TEXT)
+}
+
+/// Checks the records of a session, and that a replay makes the same.
+async fn check_records(world: &World) {
+    let entries = world.session.records(Seq(0)).await.expect("the records");
+    let breaches = verify(world.session.id(), &entries);
+    assert!(breaches.is_empty(), "{breaches:?}");
     world.assert_paired();
+}
+
+#[tokio::test]
+async fn an_empty_answer_is_asked_for_again_unchanged_and_may_then_call_tools() {
+    for (number, wire) in WIRES.into_iter().enumerate() {
+        for stream in [true, false] {
+            let responses = [
+                Response::calls([call("quick", "a")]),
+                empty(number + usize::from(stream)),
+                Response::calls([call("quick", "b")]),
+                Response::text("So."),
+            ];
+            let world = with_fallback(wire, stream, responses, |_| ()).await;
+            let (report, _) = run(&world).await;
+            assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "So."), "{wire}");
+            assert_eq!((report.turns, report.calls.len()), (3, 2), "{wire}");
+            let requests = world.requests();
+            assert_eq!(requests.len(), 4, "{wire}");
+            assert_eq!(requests[1].body, requests[2].body, "{wire}: it is unchanged");
+            check_records(&world).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn after_two_empty_answers_the_final_text_is_asked_for_without_tools() {
+    for (number, wire) in WIRES.into_iter().enumerate() {
+        let responses = [
+            Response::calls([call("quick", "a")]),
+            empty(number),
+            empty(number + 1),
+            Response::text("So."),
+            Response::text("Yes."),
+        ];
+        let world = with_fallback(wire, number % 2 == 0, responses, |_| ()).await;
+        let (report, _) = run(&world).await;
+        assert_eq!((report.run_end, &*report.text, report.turns), (RunEnd::Answered, "So.", 2));
+        let requests = world.requests();
+        assert_eq!(requests.len(), 4, "{wire}");
+        let asked: Vec<_> = requests.iter().map(asks_for_text).collect();
+        assert_eq!(asked, [false, false, false, true], "{wire}");
+        if wire == Wire::OpenaiChat {
+            assert_eq!(requests[3].body["tool_choice"], "none");
+        }
+        // The next run goes on from there.
+        assert_eq!(run(&world).await.0.text, "Yes.", "{wire}");
+        check_records(&world).await;
+    }
+}
+
+#[tokio::test]
+async fn the_fallback_model_is_asked_after_three_empty_answers() {
+    for (number, wire) in WIRES.into_iter().enumerate() {
+        for stream in [true, false] {
+            let responses = [
+                Response::calls([call("quick", "a")]),
+                of_second(Response::text("So.")),
+                always(empty(number)),
+            ];
+            let world = with_fallback(wire, stream, responses, |_| ()).await;
+            let (report, _) = run(&world).await;
+            assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "So."), "{wire}");
+            assert_eq!(world.requests().len(), 5, "{wire}");
+            check_records(&world).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_run_of_empty_answers_fails_and_says_how_many_calls_have_run() {
+    for (number, wire) in WIRES.into_iter().enumerate() {
+        for stream in [true, false] {
+            let responses = [
+                Response::calls([call("quick", "a")]),
+                always(empty(number + usize::from(stream))),
+            ];
+            let world = with_fallback(wire, stream, responses, |_| ()).await;
+            let (report, _) = run(&world).await;
+            assert_eq!(report.run_end, RunEnd::Failed, "{wire}");
+            let error = report.error.expect("an error");
+            assert_eq!((&*error.code, error.transient), ("EMPTY_ANSWER", false), "{wire}");
+            assert!(error.message.contains("1 tool call has run"), "{}", error.message);
+            // One with a call, two unchanged, one for the text of each model.
+            assert_eq!(world.requests().len(), 5, "{wire}");
+            check_records(&world).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn out_of_turns_an_empty_final_answer_is_no_answer_either() {
+    let max_turns = |limits: &mut Limits| limits.max_turns = Some(1);
+    let calls = || Response::calls([call("quick", "a")]);
+    let responses = [calls(), empty(0), empty(1), Response::text("So far.")];
+    let world = with_fallback(Wire::OpenaiChat, true, responses, max_turns).await;
+    let (report, _) = run(&world).await;
+    assert_eq!((report.run_end, &*report.text), (RunEnd::MaxTurns, "So far."));
+    let choices: Vec<_> = world.requests().iter().map(|r| r.body["tool_choice"].clone()).collect();
+    assert_eq!(choices[1..], ["none", "none", "none"]);
+    check_records(&world).await;
+    let world = with_fallback(Wire::OpenaiChat, true, [calls(), always(empty(2))], max_turns).await;
+    let (report, _) = run(&world).await;
+    assert_eq!(report.run_end, RunEnd::Failed);
+    assert_eq!(report.error.map(|error| error.code), Some("EMPTY_ANSWER".to_owned()));
+    assert_eq!(world.requests().len(), 5);
+    check_records(&world).await;
+}
+
+fn model(config: &mut Config) -> &mut ModelConfig {
+    config.models.get_mut("rehearsal").expect("the offline model")
+}
+
+const PART: &str = "I will lo";
+const QUESTION: &str = "the refused question";
+
+/// Returns a streamed answer that its service refuses after a few words.
+fn refused(wire: Wire) -> Response {
+    let events = |events: Vec<Value>| {
+        let chunks = events.into_iter().map(|event| {
+            let kind = event["type"].as_str().map(|kind| format!("event: {kind}\n"));
+            format!("{}data: {event}\n\n", kind.unwrap_or_default())
+        });
+        Response::raw("text/event-stream", chunks)
+    };
+    match wire {
+        Wire::OpenaiChat => events(vec![
+            json!({"choices": [{"index": 0, "delta": {"role": "assistant", "content": PART}}]}),
+            json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "content_filter",
+                "content_filter_results": {"violence": {"filtered": true}}}]}),
+        ]),
+        Wire::OpenaiResponses => events(vec![
+            json!({"type": "response.output_text.delta", "output_index": 0, "delta": PART}),
+            json!({"type": "response.incomplete", "response": {"status": "incomplete",
+                "incomplete_details": {"reason": "content_filter"}, "content_filters": [
+                {"blocked": true, "content_filter_results": {"violence": {"filtered": true}}}]}}),
+        ]),
+        Wire::AnthropicMessages => events(vec![
+            json!({"type": "message_start", "message": {"role": "assistant", "content": []}}),
+            json!({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
+            json!({"type": "content_block_delta", "index": 0,
+                "delta": {"type": "text_delta", "text": PART}}),
+            json!({"type": "content_block_stop", "index": 0}),
+            json!({"type": "message_delta", "delta": {"stop_reason": "refusal", "stop_details":
+                {"type": "refusal", "category": "violence", "explanation": "It is declined."}}}),
+            json!({"type": "message_stop"}),
+        ]),
+        Wire::GeminiGenerate => events(vec![
+            json!({"candidates": [{"content": {"role": "model", "parts": [{"text": PART}]}}]}),
+            json!({"candidates": [{"finishReason": "SAFETY", "safetyRatings":
+                [{"category": "violence", "blocked": true}]}]}),
+        ]),
+        Wire::OllamaChat => Response::raw(
+            "application/x-ndjson",
+            [
+                json!({"message": {"role": "assistant", "content": PART}, "done": false}),
+                json!({"message": {"role": "assistant", "content": ""}, "done": true,
+                    "done_reason": "content_filter"}),
+            ]
+            .map(|line| format!("{line}\n")),
+        ),
+    }
+}
+
+/// Starts a host of one wire whose agent falls back to a second model.
+async fn with_second_model(
+    wire: Wire,
+    on_refusal: OnRefusal,
+    responses: impl IntoIterator<Item = Response>,
+) -> (World, CallControl) {
+    let control = CallControl::new();
+    let script = Script::new(responses).then_done();
+    let world = world_of(wire, script, registry(&control), |config| {
+        let mut second = config.models["rehearsal"].clone();
+        second.model = "second".into();
+        config.models.insert("second".into(), second);
+        let agent = config.agents.get_mut("default").expect("the agent");
+        agent.fallback_models = vec!["second".into()];
+        agent.on_refusal = on_refusal;
+    })
+    .await;
+    (world, control)
+}
+
+fn last_event<'a>(events: &'a [Value], kind: &str) -> &'a Value {
+    events.iter().rfind(|event| event["type"] == kind).expect("the event")
+}
+
+/// Runs to the end, and returns the events too.
+async fn run_with_events(world: &World, input: &str) -> (RunReport, Vec<Value>) {
+    let started = world.session.start_run(input).await.expect("a run");
+    let events = events(started.events).await;
+    (within(started.report).await.expect("a report"), events)
+}
+
+/// Checks the records of the session, and that a session that is read from them has the same messages.
+async fn check_stored(world: &World) {
+    let entries = world.session.records(Seq(0)).await.expect("the records");
+    let breaches = verify(world.session.id(), &entries);
+    assert!(breaches.is_empty(), "{breaches:?}");
+    let stored = StoredSession::read(&entries, &|_| Default::default()).expect("a session");
+    let messages = serde_json::to_value(stored.session.history().display_messages());
+    let messages = messages.expect("JSON").to_string();
+    assert!(!messages.contains(QUESTION) && !messages.contains(PART), "{messages}");
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn a_refused_run_names_the_reason_and_is_left_out_of_later_requests() {
+    for wire in WIRES {
+        let responses = [Response::text("Hello."), refused(wire), Response::text("Well.")];
+        let (world, _) = with_second_model(wire, OnRefusal::End, responses).await;
+        assert_eq!(world.run("hello").await.run_end, RunEnd::Answered);
+        let (report, events) = run_with_events(&world, QUESTION).await;
+        assert_eq!((report.run_end, &*report.text), (RunEnd::Refused, PART), "{wire}");
+        assert_eq!(report.error.as_ref().map(|error| &*error.code), Some("CONTENT_REFUSED"));
+        let category = (wire != Wire::OllamaChat).then_some("violence");
+        let refusal = report.refusal.clone().expect("a refusal");
+        assert_eq!(refusal.category.as_deref(), category, "{wire}");
+        let said = (wire == Wire::AnthropicMessages).then_some("It is declined.");
+        assert_eq!(refusal.explanation.as_deref(), said, "{wire}");
+        for kind in ["turn_end", "stream_end"] {
+            assert_eq!(last_event(&events, kind)["refusal"], json!(refusal), "{wire} {kind}");
+            assert_eq!(last_event(&events, kind)["finish_reason"], "content_filter");
+        }
+        // The report has the whole run, and later requests nothing of it.
+        assert_eq!(report.run_messages().len(), 2, "{wire}");
+        assert_eq!(world.run("and now?").await.text, "Well.", "{wire}");
+        let requests = world.requests();
+        assert_eq!(requests.len(), 3, "{wire}");
+        let last = requests[2].body.to_string();
+        assert!(!last.contains(QUESTION) && !last.contains(PART), "{wire}: {last}");
+        assert!(last.contains("hello") && last.contains("and now?"), "{wire}: {last}");
+        let page = world.host.telemetry().render();
+        let series = "callsheet_prompt_prefix_breaks_total{reason=\"excluded\"} 1";
+        assert!(page.contains(series), "{wire}: {page}");
+        check_stored(&world).await;
+    }
+}
+
+#[tokio::test]
+async fn on_refusal_fallback_the_next_model_answers_and_the_shown_text_is_void() {
+    for wire in WIRES {
+        let when = When { model: Some("second".into()), ..When::default() };
+        let second = Response { when, ..Response::text("Gladly.") };
+        let responses = [second, refused(wire), Response::text("Well.")];
+        let (world, _) = with_second_model(wire, OnRefusal::Fallback, responses).await;
+        let (report, events) = run_with_events(&world, "a question").await;
+        assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "Gladly."), "{wire}");
+        assert_eq!((report.error, report.refusal), (None, None), "{wire}");
+        let attempt = last_event(&events, "attempt");
+        assert_eq!(attempt["model"], "second");
+        let reason = attempt["reason"].as_str().expect("a reason");
+        assert!(reason.starts_with("the model or its service refused to answer"), "{reason}");
+        assert_eq!(world.requests().len(), 2, "{wire}");
+        assert_eq!(world.run("and now?").await.text, "Well.", "{wire}");
+        check_stored(&world).await;
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_by_the_last_model_ends_the_run() {
+    let responses = [Response { repeat: true, ..refused(Wire::OpenaiChat) }];
+    let (world, _) = with_second_model(Wire::OpenaiChat, OnRefusal::Fallback, responses).await;
+    let report = world.run(QUESTION).await;
+    assert_eq!((report.run_end, &*report.text), (RunEnd::Refused, PART));
+    assert_eq!(world.requests().len(), 2);
+    check_stored(&world).await;
+}
+
+#[tokio::test]
+async fn an_error_by_which_the_service_refuses_the_prompt_is_a_refusal() {
+    let error = json!({"error": {"code": "content_filter", "message": "It was filtered.",
+        "innererror": {"content_filter_result": {"jailbreak": {"filtered": true}}}}});
+    for (on_refusal, requests) in [(OnRefusal::End, 1), (OnRefusal::Fallback, 2)] {
+        let filtered = Response { error: Some(error.clone()), ..Response::status(400) };
+        let responses = vec![filtered; requests].into_iter().chain([Response::text("Well.")]);
+        let (world, _) = with_second_model(Wire::OpenaiChat, on_refusal, responses).await;
+        let report = world.run(QUESTION).await;
+        assert_eq!((report.run_end, &*report.text), (RunEnd::Refused, ""));
+        let refusal = report.refusal.expect("a refusal");
+        assert_eq!(refusal.category.as_deref(), Some("jailbreak"));
+        assert!(refusal.explanation.expect("a text").contains("It was filtered."));
+        assert_eq!(world.requests().len(), requests);
+        assert_eq!(world.run("and now?").await.text, "Well.");
+        assert!(
+            !world.last_messages().iter().any(|message| message.to_string().contains(QUESTION))
+        );
+        let entries = world.session.records(Seq(0)).await.expect("the records");
+        assert!(verify(world.session.id(), &entries).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn the_calls_of_a_refused_run_stay_with_their_results() {
+    for wire in WIRES {
+        let responses =
+            [Response::calls([call("writes", "a")]), refused(wire), Response::text("Well.")];
+        let (world, control) = with_second_model(wire, OnRefusal::End, responses).await;
+        assert_eq!(world.run(QUESTION).await.run_end, RunEnd::Refused, "{wire}");
+        assert_eq!(control.log(), ["start a", "end a"]);
+        assert_eq!(world.run("and now?").await.text, "Well.", "{wire}");
+        let last = world.requests()[2].body.to_string();
+        assert!(!last.contains(QUESTION) && !last.contains(PART), "{wire}: {last}");
+        assert!(
+            last.contains("done a") && last.contains("The input is left out"),
+            "{wire}: {last}"
+        );
+        check_stored(&world).await;
+    }
+}
+
+#[tokio::test]
+async fn a_cut_answer_says_so() {
+    for (wire, word) in [
+        (Wire::OpenaiChat, "length"),
+        (Wire::OpenaiChat, "max_tokens"),
+        (Wire::OpenaiChat, "model_context_window_exceeded"),
+        (Wire::OpenaiResponses, "incomplete"),
+        (Wire::AnthropicMessages, "max_tokens"),
+        (Wire::AnthropicMessages, "model_context_window_exceeded"),
+        (Wire::GeminiGenerate, "MAX_TOKENS"),
+        (Wire::OllamaChat, "length"),
+    ] {
+        for stream in [true, false] {
+            let finish_reason = Finish::Word(word.into());
+            let cut = Response { finish_reason, ..Response::text("Half a sen") };
+            let script = Script::new([cut]).then_done();
+            let world = world_of(wire, script, ToolRegistry::new(), |config| {
+                model(config).stream = stream;
+            })
+            .await;
+            let (report, events) = run_with_events(&world, "go").await;
+            assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "Half a sen"), "{wire}");
+            assert!(report.truncated, "{wire} {word}");
+            assert_eq!(report.finish_reason, Some(FinishKind::Length), "{wire} {word}");
+            let end = last_event(&events, "stream_end");
+            assert_eq!(
+                (&end["truncated"], &end["finish_reason"]),
+                (&json!(true), &json!("length"))
+            );
+            let (report, events) = run_with_events(&world, "go on").await;
+            assert!(!report.truncated, "{wire}");
+            let end = last_event(&events, "stream_end");
+            assert_eq!((&end["truncated"], &end["finish_reason"]), (&json!(false), &json!("stop")));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_completed_response_with_all_the_tokens_that_it_was_allowed_is_cut_off() {
+    for stream in [true, false] {
+        let usage = |tokens| Some(json!({"input_tokens": 9, "output_tokens": tokens}));
+        let responses = [
+            Response { usage: usage(40), ..Response::text("Half a sen") },
+            Response { usage: usage(39), ..Response::text("Whole.") },
+        ];
+        let script = Script::new(responses);
+        let world = world_of(Wire::OpenaiResponses, script, ToolRegistry::new(), |config| {
+            model(config).stream = stream;
+            model(config).max_output_tokens = Some(40);
+        })
+        .await;
+        assert!(world.run("go").await.truncated);
+        assert!(!world.run("go on").await.truncated);
+    }
+}
+
+#[tokio::test]
+async fn an_input_without_an_answer_is_joined_only_where_roles_must_alternate_and_counted() {
+    for wire in WIRES {
+        let held = Response::text("Never.").hold(ScriptPosition::Headers, "stop");
+        let script = Script::new([Response::text("Hello."), held, Response::text("Well.")]);
+        let world = world_of(wire, script, ToolRegistry::new(), |_| ()).await;
+        world.run("hello").await;
+        let started = world.session.start_run("first").await.expect("a run");
+        within(world.model.wait_for_gate("stop")).await;
+        world.session.stop(StopMode::Now).await.expect("a stop");
+        assert_eq!(within(started.report).await.expect("a report").run_end, RunEnd::Stopped);
+        world.model.open_gate("stop");
+        assert_eq!(world.run("second").await.run_end, RunEnd::Answered);
+        let page = world.host.telemetry().render();
+        let breaks = |reason: &str| {
+            let series = format!("callsheet_prompt_prefix_breaks_total{{reason=\"{reason}\"}} ");
+            let value = page.lines().find_map(|line| line.strip_prefix(&series));
+            value.map(str::to_owned).unwrap_or_default()
+        };
+        let joined = if wire == Wire::OpenaiChat { "1" } else { "0" };
+        assert_eq!((&*breaks("inputs_joined"), &*breaks("unexplained")), (joined, "0"), "{wire}");
+        world.assert_paired();
+    }
 }

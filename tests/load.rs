@@ -121,7 +121,7 @@ async fn wrong_answers_are_errors_of_their_kinds() {
         (script(2), &["--expect-text", "No."], "wrong_text", "\"It is done.\" instead of \"No.\""),
         (always(Response::status(500)), &[], "provider_error", "500"),
         (always(cut), &[], "provider_error", ""),
-        (always(Response::default()), &[], "empty_answer", "without a text"),
+        (always(Response::default()), &[], "EMPTY_ANSWER", "every answer of the models was empty"),
         (tool("other", json!({"i": 1})), &[], "tool_error", "t1a1c0 of other"),
         (tool("work", json!({"i": "one"})), &[], "tool_error", "t1a1c0 of work"),
     ] {

@@ -148,6 +148,7 @@ fn events() -> Vec<Event> {
         output: None,
         error,
         stats: Box::new(RunStats::default()),
+        finish_reason: None,
     };
     let failed = serde_json::json!({ "code": "provider_error", "message": "it broke" });
     let failed: RunError = serde_json::from_value(failed).unwrap();

@@ -789,6 +789,7 @@ mod tests {
                 output: None,
                 error: None,
                 stats: Box::new(stats),
+                finish_reason: None,
             };
             line_of(progress.handle_event(Duration::ZERO, &ended))
         };

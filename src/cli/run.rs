@@ -86,6 +86,9 @@ pub(super) struct RunArgs {
     /// The variable of the session that gets the answer
     #[arg(long, value_name = "NAME")]
     into: Option<String>,
+    /// Exit with status 0 also if the answer was cut off at its maximum length (otherwise 3)
+    #[arg(long)]
+    allow_truncated: bool,
     /// Print events as JSON, one per line.
     #[arg(long)]
     json: bool,
@@ -144,8 +147,13 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
     {
         output::error(&args.config.with_flag_hint(&error.message));
     }
-    Ok(ExitCode::from(match (report.run_end, is_choice_unmet) {
-        (RunEnd::Answered, true) => LIMIT_STATUS,
+    let is_cut_off = report.truncated && report.run_end == RunEnd::Answered;
+    if is_cut_off && args.json {
+        output::to_stderr("callsheet: the answer was cut off at its maximum length\n");
+    }
+    let is_as_asked = !is_choice_unmet && (!is_cut_off || args.allow_truncated);
+    Ok(ExitCode::from(match (report.run_end, is_as_asked) {
+        (RunEnd::Answered, false) => LIMIT_STATUS,
         (end, _) => exit_status(end),
     }))
 }

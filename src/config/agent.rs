@@ -46,6 +46,8 @@ pub struct AgentConfig {
     /// True if calls of pure tools, and of tools with `start = "on_seal"`, may start before the end of their
     /// response.
     pub early_start: bool,
+    /// The consequence of a refused answer.
+    pub on_refusal: OnRefusal,
     /// True if a run's overrides may exceed the agent's configuration.
     pub allow_overrides: bool,
     /// The limits of its runs and turns.
@@ -79,6 +81,24 @@ pub enum ToolLoading {
     Auto,
 }
 
+/// The consequence of an answer that the model or its service refused.
+///
+/// ```
+/// use callsheet::config::{AgentConfig, OnRefusal};
+///
+/// let agent = AgentConfig::new("main").with(|agent| agent.on_refusal = OnRefusal::Fallback);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnRefusal {
+    /// The run ends as `refused`.
+    #[default]
+    End,
+    /// The next fallback model is asked, unless a call with effects has started. Text that was shown is void. The run
+    /// ends as `refused` if no model is left.
+    Fallback,
+}
+
 impl AgentConfig {
     /// Creates an agent without tools and system prompt that uses `model`.
     #[must_use]
@@ -92,6 +112,7 @@ impl AgentConfig {
             multi_tool_calls: true,
             execution: Execution::Sequential,
             early_start: true,
+            on_refusal: OnRefusal::End,
             allow_overrides: false,
             limits: Limits::default(),
             context: ContextPolicy::default(),

@@ -44,7 +44,7 @@ pub use crate::types::{Execution, SendReasoning, ToolChoice, ToolProtocol, Wire}
 pub use crate::types::{OutputMode, UnknownWire};
 pub use agent::AgentConfig;
 #[doc(hidden)]
-pub use agent::{ToolLoading, ToolPattern};
+pub use agent::{OnRefusal, ToolLoading, ToolPattern};
 #[doc(hidden)]
 pub use agent_tool::{AgentEvents, AgentToolConfig};
 pub use client_tools::ClientTool;

@@ -23,7 +23,8 @@ use super::tokens::{add_messages, estimate_message};
 use crate::message::{Message, ResponseMessage, ResultContent};
 use crate::record::{Compaction, CutResult};
 use crate::types::{
-    CallKey, Content, FailureKind, PartTokens, READ_VAR, Reference, RunId, ToolCall, one_line,
+    CallKey, Content, FailureKind, MessagePart, PartTokens, READ_VAR, Reference, RunId, ToolCall,
+    one_line,
 };
 
 /// The beginning of each log block of a formatted run.
@@ -53,6 +54,10 @@ What was decided, and why.
 Files, addresses, and results of tools with their references ($VAR_REF{{...}}), with one line about each.
 ## Next step
 What to do next.";
+
+/// Stands for the inputs of a run that the model or its service refused to answer.
+const REFUSED_INPUT: &str =
+    "[callsheet: The input is left out, because the model or its service refused to answer it.]";
 
 /// The text before a summary in the context.
 const SUMMARY_BEGINNING: &str = "[The conversation before this point was summarised:]\n\n";
@@ -469,6 +474,51 @@ fn dropped_line(count: usize, results: &[CallKey], runs: &[RunId]) -> String {
     format!(
         "[{count} earlier {noun} were dropped by the host, because the context window is full.{note}]"
     )
+}
+
+/// Returns the messages without a run whose last response is refused: its messages begin at `first` and end before
+/// `end`. Its inputs and the text of the refused response are left out, and so are its other messages, unless it has
+/// calls. Then one line stands for the inputs, because what was done must stay known, and messages of a model must
+/// follow one of a user.
+#[must_use]
+pub fn without_refused_run(
+    messages: &[Arc<Message>],
+    first: usize,
+    end: usize,
+) -> (Vec<Arc<Message>>, PartTokens) {
+    let (earlier, later) = messages.split_at_checked(end).unwrap_or((messages, &[]));
+    let (before, run) = earlier.split_at_checked(first).unwrap_or((earlier, &[]));
+    let has_calls = |message: &Arc<Message>| {
+        as_response(message).is_some_and(|response| !response.calls.is_empty())
+    };
+    let mut kept: Vec<_> = before.to_vec();
+    if run.iter().any(has_calls) {
+        kept.push(Arc::new(Message::user(REFUSED_INPUT)));
+        let refused = run.iter().rposition(|message| as_response(message).is_some());
+        let run = run.iter().enumerate().filter(|(_, message)| !is_input(message));
+        kept.extend(run.filter_map(|(at, message)| match as_response(message) {
+            Some(response) if Some(at) == refused => without_content(response),
+            Some(_) | None => Some(Arc::clone(message)),
+        }));
+    } else {
+        kept.extend(run.iter().filter(|message| is_summary(message)).cloned());
+    }
+    kept.extend(later.iter().cloned());
+    let mut tokens = PartTokens::default();
+    add_messages(&mut tokens, &kept);
+    (kept, tokens)
+}
+
+/// Returns the message with its calls alone, or `None` if it has none.
+fn without_content(response: &ResponseMessage) -> Option<Arc<Message>> {
+    let is_call = |part: &&MessagePart| matches!(part, MessagePart::Call { .. });
+    let message = ResponseMessage {
+        calls: response.calls.clone(),
+        origin: response.origin.clone(),
+        parts: response.parts.iter().filter(is_call).cloned().collect(),
+        ..ResponseMessage::default()
+    };
+    (!message.calls.is_empty()).then(|| Arc::new(Message::Assistant(Arc::new(message))))
 }
 
 /// Returns the index of each result, with its call. Leaves out results of initial messages, whose calls

@@ -336,6 +336,8 @@ pub enum Event {
         output: Option<Arc<serde_json::Value>>,
         /// The error, if any.
         error: Option<RunError>,
+        /// The finish reason of the last response.
+        finish_reason: Option<FinishReason>,
         /// The statistics.
         stats: Box<RunStats>,
     },

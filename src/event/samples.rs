@@ -71,7 +71,7 @@ pub(crate) fn summary() -> TurnSummary {
     TurnSummary {
         tool_names: vec!["clock".into(), "calculator".into()],
         dropped_calls: 1,
-        finish_reason: Some(FinishReason { kind: FinishKind::ToolCalls, raw: "tool_use".into() }),
+        finish_reason: Some(FinishReason::new(FinishKind::ToolCalls, "tool_use")),
         usage: Usage { input_tokens: 10, output_tokens: 5, cached_tokens: 2, reasoning_tokens: 1 },
         parallel: true,
         times: TurnTimes {
@@ -122,6 +122,7 @@ pub(crate) fn run_ended(end: RunEnd, error: Option<RunError>) -> Event {
         text: "It is noon.".into(),
         output: None,
         error,
+        finish_reason: Some(FinishReason::new(FinishKind::Stop, "stop")),
         stats: Box::new(stats()),
     }
 }

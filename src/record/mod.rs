@@ -432,6 +432,9 @@ pub enum Record {
         /// The variable that gets the answer.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         into: Option<VariableName>,
+        /// The finish reason of the last response.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        finish_reason: Option<FinishReason>,
         /// The statistics.
         stats: StatsReport,
         /// Number of queued inputs.

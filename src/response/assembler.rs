@@ -2,9 +2,14 @@
 //! (`ResponseLimits` of `call_assembler`). Later token counts and finish reasons replace earlier ones; the first
 //! error stays.
 
+use std::sync::Arc;
+
 use super::call_assembler::{CallAssembler, CallChange, CallChanges, PartialCall, ResponseLimits};
 use super::content_parts::ContentParts;
-use crate::types::{FinishReason, MessagePart, ProviderError, ProviderErrorKind, Usage, excerpt};
+use crate::types::{
+    FinishKind, FinishReason, MessagePart, ProviderError, ProviderErrorKind, RefusalDetails, Usage,
+    excerpt,
+};
 use crate::wire::{CallDelta, CallKind, Delta, Problem};
 
 /// Maximum number of problems of one response that are kept.
@@ -184,6 +189,21 @@ impl ResponseAssembler {
         self.finish.as_ref()
     }
 
+    /// Returns the finish reason of a refused response, with the details of the refusal. `None` if there is neither a
+    /// finish reason nor a refusal.
+    #[must_use]
+    pub fn refusal_reason(&self) -> Option<FinishReason> {
+        if self.finish.is_none() && self.refusal.is_empty() {
+            return None;
+        }
+        let unnamed = || FinishReason::new(FinishKind::ContentFilter, "");
+        let mut reason = self.finish.clone().unwrap_or_else(unnamed);
+        let named = reason.refusal.as_deref().cloned().unwrap_or_default();
+        let explanation = named.explanation.or_else(|| Some(self.refusal.clone()));
+        reason.refusal = Some(Arc::new(RefusalDetails::new(named.category, explanation)));
+        Some(reason)
+    }
+
     /// Returns the last token counts, or zeros if none came.
     #[must_use]
     pub fn usage(&self) -> Usage {
@@ -340,7 +360,7 @@ mod tests {
     }
 
     fn finish(kind: FinishKind) -> Delta {
-        Delta::Finish(FinishReason { kind, raw: format!("{kind:?}").into() })
+        Delta::Finish(FinishReason::new(kind, format!("{kind:?}")))
     }
 
     fn call(index: u64) -> Delta {

@@ -150,6 +150,7 @@ fn describe_error(error: &ProviderError) -> Value {
         overflow: _,
         tool_refusal: _,
         reasoning: _,
+        refusal: _,
     } = error;
     let kind: &ProviderErrorKind = kind;
     json!({ "message": message, "code": code, "status": status, "kind": kind })

@@ -19,5 +19,5 @@ pub(crate) fn text(text: &str) -> Delta {
 }
 
 pub(crate) fn finish(kind: FinishKind) -> Delta {
-    Delta::Finish(FinishReason { kind, raw: format!("{kind:?}").into() })
+    Delta::Finish(FinishReason::new(kind, format!("{kind:?}")))
 }

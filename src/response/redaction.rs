@@ -12,8 +12,9 @@
 //! until a delta comes that must follow it.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
-use crate::types::{ProviderError, Secrets};
+use crate::types::{ProviderError, RefusalDetails, Secrets};
 use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
 
 /// Minimum length of the beginning of a secret that a delta of another text does not release. A shorter one is
@@ -108,6 +109,14 @@ impl DeltaRedactor {
         error.message = self.secrets.redact_excerpts(&error.message);
         if let Some(code) = &mut error.code {
             self.secrets.redact_in_place(code);
+        }
+        self.redact_refusal(&mut error.refusal);
+    }
+
+    fn redact_refusal(&self, refusal: &mut Option<Arc<RefusalDetails>>) {
+        let Some(refusal) = refusal.as_mut().map(Arc::make_mut) else { return };
+        for text in [&mut refusal.category, &mut refusal.explanation].into_iter().flatten() {
+            *text = self.secrets.redact_excerpts(text);
         }
     }
 
@@ -265,7 +274,10 @@ impl DeltaRedactor {
                 | ProviderMetadata::LastCall { members: json }
                 | ProviderMetadata::RawPart(json),
             ) => *json = self.secrets.redact(json).into(),
-            Delta::Finish(reason) => reason.raw = self.secrets.redact(&reason.raw).into(),
+            Delta::Finish(reason) => {
+                reason.raw = self.secrets.redact(&reason.raw).into();
+                self.redact_refusal(&mut reason.refusal);
+            }
             Delta::Usage { raw, .. } => *raw = self.secrets.redact(raw).into(),
             Delta::Error(error) => self.redact_error(error),
             Delta::Problem(problem) => {
@@ -402,8 +414,7 @@ mod tests {
                 Delta::Call(CallDelta { index, arguments, ..CallDelta::default() })
             }));
         }
-        let (kind, raw) = (FinishKind::ToolCalls, "tool_calls".into());
-        deltas.push(Delta::Finish(FinishReason { kind, raw }));
+        deltas.push(Delta::Finish(FinishReason::new(FinishKind::ToolCalls, "tool_calls")));
         deltas.push(Delta::Done);
         deltas
     }
@@ -588,7 +599,7 @@ mod tests {
     #[test]
     fn text_that_is_held_back_comes_before_what_must_follow_it() {
         let call = CallDelta { name: Some("f".into()), ..CallDelta::default() };
-        let reason = FinishReason { kind: FinishKind::Stop, raw: "stop".into() };
+        let reason = FinishReason::new(FinishKind::Stop, "stop");
         for next in [
             Delta::Reasoning("hm".into()),
             Delta::Refusal("no".into()),
@@ -635,7 +646,7 @@ mod tests {
         let word = [text("class"), hm.clone(), text("es!")];
         assert_eq!(redact(word), [text("clas"), text("s"), hm.clone(), text("es!")]);
         // A beginning that is no secret is released before the end of the response.
-        let reason = FinishReason { kind: FinishKind::Stop, raw: "stop".into() };
+        let reason = FinishReason::new(FinishKind::Stop, "stop");
         let stop = Delta::Finish(reason);
         let ended = [text("sk-live"), hm.clone(), stop.clone()];
         assert_eq!(redact(ended), [hm.clone(), text("sk-live"), stop]);

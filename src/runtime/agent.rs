@@ -128,6 +128,7 @@ impl Agent {
             execution: agent.execution,
             multi_tool_calls: agent.multi_tool_calls,
             early_start: agent.early_start,
+            on_refusal: agent.on_refusal,
             has_servers: registry
                 .servers()
                 .iter()
@@ -690,11 +691,13 @@ impl Agent {
         let tool_choice = match kind {
             RequestKind::Ordinary if chosen.forces_call() => ToolChoice::Auto,
             RequestKind::Ordinary | RequestKind::ForcedCall => chosen.clone(),
-            RequestKind::FinalAnswer | RequestKind::Output(_) => ToolChoice::None,
+            RequestKind::FinalAnswer | RequestKind::FinalText | RequestKind::Output(_) => {
+                ToolChoice::None
+            }
         };
         let is_internal = match kind {
             RequestKind::Ordinary | RequestKind::ForcedCall => false,
-            RequestKind::FinalAnswer | RequestKind::Output(_) => true,
+            RequestKind::FinalAnswer | RequestKind::FinalText | RequestKind::Output(_) => true,
         };
         let template = self.request_template.clone();
         let request = ModelRequest { messages, tool_choice, is_internal, ..template };
@@ -712,6 +715,7 @@ impl Agent {
             RequestKind::Ordinary
             | RequestKind::ForcedCall
             | RequestKind::FinalAnswer
+            | RequestKind::FinalText
             | RequestKind::Output(_) => request,
         }
     }

@@ -14,7 +14,7 @@
 //! outcome of the call (`turn::agent_calls`). Stopping a child stops its own children in the same way.
 //!
 //! The result of the call is the child's answer. If the run ended with `max_turns`, its text so far counts as the
-//! answer. Any other end of the run is a permanent error with the reason and the text so far (`result`).
+//! answer. An answer that was cut off says so at its end. Any other end of the run is a permanent error with the reason and the text so far (`result`).
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -50,6 +50,9 @@ use crate::types::{
 
 /// The time for which a call waits for the last events of its child, which has ended.
 const LAST_EVENTS_MAX: Duration = Duration::from_secs(2);
+
+/// Follows the answer of a child that was cut off at its maximum length.
+const CUT_OFF: &str = "\n\n[callsheet: the answer of the agent was cut off at its maximum length]";
 
 /// The child of a call, once it has a run.
 pub(super) type ChildSlot = Arc<Mutex<Option<ChildUse>>>;
@@ -528,6 +531,7 @@ fn result(agent: &str, report: &RunReport) -> Result<ToolOutput, ToolError> {
     if has_answer {
         return Ok(match &report.output {
             Some(value) => ToolOutput::default().with_structured((**value).clone()),
+            None if report.truncated => format!("{}{CUT_OFF}", report.text).into(),
             None => report.text.clone().into(),
         });
     }

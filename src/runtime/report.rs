@@ -9,8 +9,8 @@ use super::error::HostError;
 use crate::event::{RunStats, StatsReport};
 use crate::message::{Message, MessageList};
 use crate::types::{
-    ApprovalVerdict, ChildUse, ResultNotes, ResultPart, RunEnd, RunError, RunId, ToolResult,
-    ToolStatus, Usage, VerdictWithMessage, millis,
+    ApprovalVerdict, ChildUse, FinishKind, RefusalDetails, ResultNotes, ResultPart, RunEnd,
+    RunError, RunId, ToolResult, ToolStatus, Usage, VerdictWithMessage, millis,
 };
 
 /// The parts of a context and their sizes.
@@ -82,6 +82,13 @@ pub struct RunReport {
     pub text: String,
     /// The typed answer, if the run has an output schema.
     pub output: Option<Arc<Value>>,
+    /// The reason why the last response ended.
+    pub finish_reason: Option<FinishKind>,
+    /// True if the last response was cut off: at its maximum length, or at the end of the model's window.
+    pub truncated: bool,
+    /// Set if the model or its service refused to answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<Arc<RefusalDetails>>,
     /// The error, if there is one.
     pub error: Option<RunError>,
     /// The time of the run's start: Unix time in milliseconds.

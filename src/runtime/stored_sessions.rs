@@ -23,7 +23,7 @@ use crate::record::{JournalEntry, Record, Seq};
 use crate::session::{PastRun, StoredSession, past_run};
 use crate::telemetry::FeedItem;
 use crate::turn::{ApprovalDecision, check_repeated_decision};
-use crate::types::{CallKey, RunId, SessionId, SessionState};
+use crate::types::{CallKey, FinishReason, RunId, SessionId, SessionState};
 
 /// Size from which a page of records ends.
 const PAGE_BYTES: u64 = 1 << 20;
@@ -184,6 +184,7 @@ fn run_report(past: PastRun) -> RunReport {
         started_at,
         ended_at,
         error,
+        finish_reason,
         stats,
         calls,
         first_message,
@@ -198,6 +199,9 @@ fn run_report(past: PastRun) -> RunReport {
         run_end: end,
         text,
         output,
+        finish_reason: finish_reason.as_ref().map(|finish| finish.kind),
+        truncated: finish_reason.as_ref().is_some_and(FinishReason::is_truncated),
+        refusal: finish_reason.and_then(|finish| finish.refusal),
         error,
         started_at,
         ended_at,

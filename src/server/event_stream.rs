@@ -343,6 +343,7 @@ mod tests {
             output: None,
             error: None,
             stats: Box::new(RunStats::default()),
+            finish_reason: None,
         })
     }
 

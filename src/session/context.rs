@@ -179,7 +179,10 @@ impl Session {
             Some(_) | None => PromptChange::RunOverride,
         });
         if before == hash {
-            return change.filter(|change| matches!(change, PromptChange::Compacted(_)));
+            let changes_messages = |of: &PromptChange| {
+                matches!(of, PromptChange::Compacted(_) | PromptChange::Excluded)
+            };
+            return change.filter(changes_messages);
         }
         if overridden.is_some() {
             return overridden;
@@ -584,6 +587,26 @@ impl Session {
             Compaction::Summarised { .. } => self.context.failed_summaries = 0,
             Compaction::Cleared { .. } | Compaction::Dropped { .. } => {}
         }
+    }
+
+    /// Leaves the run in progress, whose last response is refused, out of later requests. The last
+    /// `unanswered_inputs` messages arrived after the request and stay. The records hold what is left out.
+    pub(super) fn exclude_refused_run(&mut self, unanswered_inputs: usize) {
+        let Some(run) = self.run.as_deref_mut().filter(|_| !self.context.keeps_all_messages) else {
+            return;
+        };
+        run.is_compacted = true;
+        let first = run.first_message;
+        let estimated = self.history.estimated_tokens();
+        let messages = self.history.messages();
+        let (messages, tokens) = compaction::without_refused_run(
+            messages,
+            first,
+            messages.len() - unanswered_inputs.min(messages.len()),
+        );
+        self.history.replace(messages.into(), tokens);
+        self.context.token_meter.handle_removal(estimated.saturating_sub(tokens.total()));
+        self.context.prompt_change = Some(PromptChange::Excluded);
     }
 
     /// Returns the state that records hold.

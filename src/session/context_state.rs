@@ -27,6 +27,8 @@ pub(super) struct ContextState {
     pub(super) summary_requested_after: Option<u32>,
     /// Changes come from records, and none is decided.
     pub(super) is_replayed: bool,
+    /// The history keeps the messages that are left out of requests, so that it has everything that was said.
+    pub(super) keeps_all_messages: bool,
     /// A client asked for a smaller context, and nothing has been done yet. Not durable.
     pub(super) compact_requested: bool,
     /// The last request that was made.

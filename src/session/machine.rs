@@ -19,8 +19,8 @@ use crate::message::{MessageList, content_bytes};
 use crate::record::{Record, Seq, StopMode};
 use crate::turn::{CancelReason, CommittedTurn, TurnSpec};
 use crate::types::{
-    COMPACT_AT, Content, Metadata, ParentCall, Reference, ReferenceError, RunEnd, RunError, RunId,
-    SummaryFailure, Usage, VariableName, WriteSet,
+    COMPACT_AT, Content, FinishReason, Metadata, ParentCall, Reference, ReferenceError, RunEnd,
+    RunError, RunId, SummaryFailure, Usage, VariableName, WriteSet,
 };
 use crate::wire::PromptChange;
 
@@ -436,8 +436,12 @@ impl Session {
         if message.is_some() {
             self.context.unsent_change = None;
         }
-        let steered = self.history.pending_inputs() > 0;
+        let pending_inputs = self.history.pending_inputs();
+        let steered = pending_inputs > 0;
         self.history.commit(turn.number, message, &turn.results, cut);
+        if turn.is_left_out() {
+            self.exclude_refused_run(pending_inputs);
+        }
         turn.results.iter().for_each(|result| self.variables.apply(&result.writes));
         self.usage += turn.usage;
         if let Some(run) = &mut self.run {
@@ -712,6 +716,8 @@ pub struct RunResult {
     pub error: Option<RunError>,
     /// The typed answer.
     pub output: Option<Arc<Value>>,
+    /// The finish reason of the last response.
+    pub finish_reason: Option<FinishReason>,
     /// The run's sums.
     pub stats: RunStats,
     /// The time of the run's start: Unix time in milliseconds.

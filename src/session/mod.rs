@@ -62,6 +62,8 @@ pub use open_run::{OpenRun, OpenTurn, RecordedAt, RunSpec, RunStage, SessionRunR
 pub use past_run::{PastRun, past_run};
 pub use reference_index::RecordRange;
 pub use replay::{Replayed, replay};
-pub use run_machine::{FollowUp, Instruction, OUTPUT_INVALID, RunAnswer, RunMachine, RunNext};
+pub use run_machine::{
+    EMPTY_ANSWER, FollowUp, Instruction, OUTPUT_INVALID, RunAnswer, RunMachine, RunNext,
+};
 pub use runs::RulesOf;
 pub use stored::{RebuildError, StoredSession};

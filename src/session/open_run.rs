@@ -336,9 +336,14 @@ impl OpenRun {
 
     /// Handles an input that arrived before the next turn began.
     pub(super) fn steer(&mut self) {
-        if matches!(self.stage, RunStage::Ready(_))
-            && let Some(follow_up) = self.machine.handle_steer()
-        {
+        let is_before_turn = match &self.stage {
+            RunStage::Ready(_) => true,
+            RunStage::FollowUp(FollowUp { next: RunNext::Instruct(instruction), .. }) => {
+                instruction.request_kind == RequestKind::FinalText
+            }
+            RunStage::FollowUp(_) | RunStage::Turn(_) => false,
+        };
+        if is_before_turn && let Some(follow_up) = self.machine.handle_steer() {
             self.stage = RunStage::FollowUp(follow_up);
             self.skip_empty_follow_up();
         }

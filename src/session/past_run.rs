@@ -9,7 +9,7 @@ use super::stored::{RebuildError, SessionReader};
 use crate::event::StatsReport;
 use crate::message::MessageList;
 use crate::record::{JournalEntry, Record, Seq};
-use crate::types::{RunEnd, RunError, RunId, ToolResult, Usage};
+use crate::types::{FinishReason, RunEnd, RunError, RunId, ToolResult, Usage};
 
 /// A run that has ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +30,8 @@ pub struct PastRun {
     pub ended_at: u64,
     /// The error, if the run failed.
     pub error: Option<RunError>,
+    /// The finish reason of the last response.
+    pub finish_reason: Option<FinishReason>,
     /// The run's sums.
     pub stats: StatsReport,
     /// The results of all calls in call order, each with the usage of its turn.
@@ -60,8 +62,10 @@ pub fn past_run(
             let of_run = results.filter(|_| first_message.is_some());
             calls.extend(of_run.map(|result| (turn.usage, result)));
         }
-        if let (Record::RunEnded { end, text, output, error, stats, .. }, Some(started)) =
-            (&entry.record, started)
+        if let (
+            Record::RunEnded { end, text, output, error, finish_reason, stats, .. },
+            Some(started),
+        ) = (&entry.record, started)
         {
             return Ok(Some(PastRun {
                 id: id.clone(),
@@ -72,6 +76,7 @@ pub fn past_run(
                 started_at: started.1,
                 ended_at: entry.time,
                 error: error.clone(),
+                finish_reason: finish_reason.clone(),
                 stats: *stats,
                 calls,
                 first_message: started.0,

@@ -4,8 +4,9 @@
 //!   stop after the turn, `max_tokens_per_run`, `max_failed_turns`, loop detection (`repeat_limit`), `max_turns`. The
 //!   last one leads to one more request, for an answer without calls (`continue_or_end_run`). Only the first two
 //!   concern a turn of initial calls.
-//! - Any other response with text is the answer, also one that was cut off at its maximum length. One without text
-//!   leads to one more request for an answer (`follow_up_turn`).
+//! - Any other response with text is the answer, also one that was cut off at its maximum length. One without text was
+//!   requested twice (`turn::attempt`), and leads to one more request, which asks for the final text
+//!   (`request_final_text`). If that answer is empty too, the run fails (`EMPTY_ANSWER`).
 //! - `tool_choice`: the first request forces a call, and so does a second one if the response has none
 //!   (`FORCED_REQUESTS_MAX`).
 //! - Typed answer: an answer that does not match its schema is asked for in that form once, and again at most
@@ -19,11 +20,12 @@ use super::limit_meter::LimitMeter;
 use super::loop_detection::{LoopDetector, LoopVerdict};
 use crate::config::Limits;
 use crate::turn::{
-    Budget, CancelReason, ChildrenUse, CommittedTurn, LimitHit, MAX_CALLS_KEY, MAX_TOKENS_KEY,
-    OutputRules, PROVIDER_ERROR, TurnEnd,
+    Budget, CONTENT_REFUSED, CancelReason, ChildrenUse, CommittedTurn, LimitHit, MAX_CALLS_KEY,
+    MAX_TOKENS_KEY, OutputRules, PROVIDER_ERROR, TurnEnd, refusal_message,
 };
 use crate::types::{
-    OutputMode, RequestKind, RunEnd, RunError, ToolChoice, ToolResult, ToolStatus, Usage,
+    FinishReason, OutputMode, RequestKind, RunEnd, RunError, ToolChoice, ToolResult, ToolStatus,
+    Usage,
 };
 
 /// The final text of a run that `max_failed_turns` has ended.
@@ -34,6 +36,12 @@ const FORCED_REQUESTS_MAX: u32 = 2;
 
 /// The code of the error of a run whose answer does not match its output schema.
 pub const OUTPUT_INVALID: &str = "OUTPUT_INVALID";
+
+/// The code of the error of a run whose models gave only empty answers.
+pub const EMPTY_ANSWER: &str = "EMPTY_ANSWER";
+
+/// The message of the host after answers that were empty.
+const FINAL_TEXT: &str = "[callsheet: Your last answer was empty. Give your final answer now, as text and without tool calls.]";
 
 /// The machine of a run, from one user input to its end. [`handle_turn`](Self::handle_turn) decides after
 /// each committed turn whether another turn follows or the run ends. The data of the run are in
@@ -47,6 +55,8 @@ pub struct RunMachine {
     calls: LimitMeter,
     /// Tokens of committed turns, of their children and of summaries.
     tokens: LimitMeter,
+    /// Calls of committed turns that have started.
+    started_calls: u64,
     loops: LoopDetector,
     max_failed_turns: Option<u32>,
     /// Consecutive turns in which every call failed.
@@ -92,6 +102,8 @@ pub struct RunAnswer {
     pub text: String,
     /// The typed answer.
     pub output: Option<Arc<Value>>,
+    /// The finish reason of the last response.
+    pub finish_reason: Option<FinishReason>,
 }
 
 /// The consequences of a committed turn.
@@ -133,6 +145,7 @@ impl RunMachine {
                 limits.max_tool_calls_per_run.map(u64::from),
             ),
             tokens: LimitMeter::new(MAX_TOKENS_KEY, "tokens", limits.max_tokens_per_run),
+            started_calls: 0,
             loops: LoopDetector::new(limits.repeat_limit),
             max_failed_turns: limits.max_failed_turns,
             failed_turns: 0,
@@ -182,7 +195,7 @@ impl RunMachine {
     /// Notes that a message of the host is recorded, and that a request of this kind follows it.
     pub fn handle_instructed(&mut self, kind: RequestKind) {
         self.request_kind = kind;
-        if matches!(kind, RequestKind::Output(_)) {
+        if matches!(kind, RequestKind::Output(_) | RequestKind::FinalText) {
             self.end_after_final_answer.get_or_insert(RunEnd::Answered);
         }
     }
@@ -195,7 +208,7 @@ impl RunMachine {
     /// Handles an input before the next turn. Returns what follows instead, if that turn was to ask again for an
     /// answer that was empty.
     pub fn handle_steer(&mut self) -> Option<FollowUp> {
-        let asks_again = self.request_kind == RequestKind::FinalAnswer
+        let asks_again = self.request_kind == RequestKind::FinalText
             && self.end_after_final_answer == Some(RunEnd::Answered);
         if !asks_again {
             return None;
@@ -241,8 +254,13 @@ impl RunMachine {
         if self.turns.used() > 0 {
             self.calls.add(turn.results.len() as u64 + u64::from(children.calls));
         }
+        let started = turn.results.iter().filter(|result| result.started.is_some()).count();
+        self.started_calls += started as u64;
         let text = turn.message.as_ref().map(|message| message.text.clone()).unwrap_or_default();
         let mut follow_up = self.follow_up(turn, text, steered);
+        if let RunNext::End { answer, .. } = &mut follow_up.next {
+            answer.finish_reason.clone_from(&turn.finish_reason);
+        }
         if let Some(output) = self.output.as_mut().filter(|output| output.made > 0) {
             let message = turn.message.as_ref();
             if let Some(message) = message.filter(|message| !message.text.trim().is_empty()) {
@@ -265,7 +283,16 @@ impl RunMachine {
             TurnEnd::Cancelled(CancelReason::Shutdown) => end(RunEnd::Interrupted, text),
             // The limit is recorded already.
             TurnEnd::Cancelled(CancelReason::Budget) => end(RunEnd::Budget, text),
-            TurnEnd::Refused => end(RunEnd::Refused, text),
+            TurnEnd::Refused => {
+                let finish = turn.finish_reason.as_ref();
+                let refusal = finish.and_then(|finish| finish.refusal.as_deref());
+                let error = RunError {
+                    code: CONTENT_REFUSED.to_owned(),
+                    message: refusal_message(refusal),
+                    transient: false,
+                };
+                ended_with(RunEnd::Refused, text, error)
+            }
             TurnEnd::RefusedByHook(error) => ended_with(RunEnd::Refused, text, error.clone()),
             TurnEnd::Failed(error) if self.may_prompt_after(error) => {
                 if let Some(output) = &mut self.output {
@@ -334,14 +361,11 @@ impl RunMachine {
 
     /// Follows up a turn. `needs_turn` means that the model is requested again whatever the text is.
     fn follow_up_turn(&mut self, turn: &CommittedTurn, text: String, needs_turn: bool) -> FollowUp {
-        if !needs_turn && !text.is_empty() {
+        if !needs_turn && !text.trim().is_empty() {
             return self.conclude(RunEnd::Answered, turn, text);
         }
-        if self.stop_after_turn {
-            return end(RunEnd::Stopped, text);
-        }
-        if let Some(hit) = self.tokens.used_up("ended") {
-            return FollowUp { limits: vec![hit], ..end(RunEnd::Budget, text) };
+        if let Some(follow_up) = self.end_without_request(&text) {
+            return follow_up;
         }
         // The turn was that of the initial calls.
         if self.turns.used() == 0 {
@@ -350,31 +374,58 @@ impl RunMachine {
         if needs_turn {
             self.continue_or_end_run(&turn.results, text)
         } else {
-            self.request_final_answer(RunEnd::Answered)
+            self.request_final_text(RunEnd::Answered)
         }
+    }
+
+    /// Ends the run if it may make no further request: it is to stop after the turn, or its tokens are used up.
+    fn end_without_request(&self, text: &str) -> Option<FollowUp> {
+        if self.stop_after_turn {
+            return Some(end(RunEnd::Stopped, text.to_owned()));
+        }
+        let hit = self.tokens.used_up("ended")?;
+        Some(FollowUp { limits: vec![hit], ..end(RunEnd::Budget, text.to_owned()) })
     }
 
     /// Ends the run with an answer, also if the tokens are used up. An answer that does not match the output schema
     /// is refused.
     fn conclude(&mut self, run_end: RunEnd, turn: &CommittedTurn, text: String) -> FollowUp {
+        if self.output.is_none() && text.trim().is_empty() {
+            return self.follow_up_empty_answer(run_end, text);
+        }
         let output = match self.output.as_ref().map(|output| output.rules.value_of(turn)) {
             None => None,
             Some(Ok(value)) => Some(value),
             Some(Err(violation)) => return self.refuse_answer(run_end, text, &violation),
         };
         let limits = self.tokens.used_up("answer_kept").into_iter().collect();
-        let answer = RunAnswer { text, output };
+        let answer = RunAnswer { text, output, finish_reason: None };
         FollowUp { limits, next: RunNext::End { end: run_end, answer, error: None } }
+    }
+
+    /// Asks for the final text after an empty answer, or ends the run.
+    fn follow_up_empty_answer(&mut self, run_end: RunEnd, text: String) -> FollowUp {
+        if self.request_kind == RequestKind::FinalText {
+            return failed(text, self.empty_answer_error());
+        }
+        self.end_without_request(&text).unwrap_or_else(|| self.request_final_text(run_end))
+    }
+
+    fn empty_answer_error(&self) -> RunError {
+        let calls = match self.started_calls {
+            0 => "no tool call has run".to_owned(),
+            1 => "1 tool call has run, and a new run may repeat its effects".to_owned(),
+            calls => format!("{calls} tool calls have run, and a new run may repeat their effects"),
+        };
+        let message = format!("every answer of the models was empty; {calls}");
+        RunError { code: EMPTY_ANSWER.to_owned(), message, transient: false }
     }
 
     /// Asks for an answer in the form of the output schema, because the one before does not match it, or ends the
     /// run.
     fn refuse_answer(&mut self, run_end: RunEnd, text: String, violation: &str) -> FollowUp {
-        if self.stop_after_turn {
-            return end(RunEnd::Stopped, text);
-        }
-        if let Some(hit) = self.tokens.used_up("ended") {
-            return FollowUp { limits: vec![hit], ..end(RunEnd::Budget, text) };
+        if let Some(follow_up) = self.end_without_request(&text) {
+            return follow_up;
         }
         let (made, retries) = match &self.output {
             Some(output) => (output.made, output.rules.retries),
@@ -382,6 +433,11 @@ impl RunMachine {
         };
         if made <= retries {
             return self.request_output(run_end, Some(violation).filter(|_| made > 0));
+        }
+        let is_empty = text.trim().is_empty()
+            && self.output.as_ref().is_none_or(|output| output.last_text.is_empty());
+        if is_empty {
+            return failed(text, self.empty_answer_error());
         }
         let error = RunError {
             code: OUTPUT_INVALID.to_owned(),
@@ -476,6 +532,16 @@ impl RunMachine {
         self.request_kind = RequestKind::FinalAnswer;
         FollowUp { limits: Vec::new(), next: RunNext::Turn(self.request_kind) }
     }
+
+    /// Asks for the final text, because the answer before was empty.
+    fn request_final_text(&mut self, end: RunEnd) -> FollowUp {
+        if self.output.is_some() {
+            return self.request_output(end, None);
+        }
+        self.end_after_final_answer = Some(end);
+        self.request_kind = RequestKind::FinalText;
+        instruct(self.request_kind, FINAL_TEXT.to_owned())
+    }
 }
 
 fn instruct(request_kind: RequestKind, text: String) -> FollowUp {
@@ -484,7 +550,7 @@ fn instruct(request_kind: RequestKind, text: String) -> FollowUp {
 }
 
 fn end(run_end: RunEnd, text: String) -> FollowUp {
-    let answer = RunAnswer { text, output: None };
+    let answer = RunAnswer { text, ..RunAnswer::default() };
     FollowUp { limits: Vec::new(), next: RunNext::End { end: run_end, answer, error: None } }
 }
 
@@ -493,7 +559,7 @@ fn failed(text: String, error: RunError) -> FollowUp {
 }
 
 fn ended_with(end: RunEnd, text: String, error: RunError) -> FollowUp {
-    let answer = RunAnswer { text, output: None };
+    let answer = RunAnswer { text, ..RunAnswer::default() };
     let next = RunNext::End { end, answer, error: Some(error) };
     FollowUp { limits: Vec::new(), next }
 }
@@ -560,6 +626,16 @@ mod tests {
         FollowUp { limits: Vec::new(), next: RunNext::Turn(kind) }
     }
 
+    fn final_text() -> FollowUp {
+        instruct(RequestKind::FinalText, FINAL_TEXT.into())
+    }
+
+    fn empty_answer(text: &str, calls: &str) -> FollowUp {
+        let message = format!("every answer of the models was empty; {calls}");
+        let error = RunError { code: EMPTY_ANSWER.into(), message, transient: false };
+        super::failed(text.into(), error)
+    }
+
     fn hit(limit: &'static str, value: u64, maximum: u64, action: &'static str) -> LimitHit {
         LimitHit { limit, value, maximum, action, note: None }
     }
@@ -611,10 +687,48 @@ mod tests {
     }
 
     #[test]
-    fn after_an_empty_answer_the_model_is_asked_once_more() {
-        let mut run = run(2);
-        assert_eq!(run.handle_turn(&turn("", 0), false), another(true));
-        assert_eq!(run.handle_turn(&turn("", 0), false), ended(RunEnd::Answered, ""));
+    fn after_an_empty_answer_the_final_text_is_asked_for_and_then_the_run_fails() {
+        for empty in ["", " \n"] {
+            let mut run = run(2);
+            assert_eq!(run.handle_turn(&turn(empty, 0), false), final_text());
+            let mut answered = run.clone();
+            assert_eq!(
+                answered.handle_turn(&turn("noon", 0), false),
+                ended(RunEnd::Answered, "noon")
+            );
+            let calls = "no tool call has run";
+            assert_eq!(run.handle_turn(&turn(empty, 0), false), empty_answer(empty, calls));
+        }
+    }
+
+    #[test]
+    fn the_error_of_empty_answers_says_how_many_calls_have_run() {
+        for (count, calls) in [
+            (1, "1 tool call has run, and a new run may repeat its effects"),
+            (2, "2 tool calls have run, and a new run may repeat their effects"),
+        ] {
+            let mut run = run(5);
+            let mut called = turn("", count + 1);
+            let started = called.results.iter_mut().take(count as usize);
+            started.for_each(|result| result.started = Some(Duration::ZERO));
+            assert_eq!(run.handle_turn(&called, false), another(false));
+            assert_eq!(run.handle_turn(&turn("", 0), false), final_text());
+            assert_eq!(run.handle_turn(&turn("", 0), false), empty_answer("", calls));
+        }
+    }
+
+    #[test]
+    fn out_of_turns_an_empty_final_answer_is_asked_for_as_text() {
+        let mut run = run(1);
+        let limits = vec![hit("max_turns", 1, 1, "final_answer")];
+        assert_eq!(run.handle_turn(&turn("", 1), false), FollowUp { limits, ..another(true) });
+        assert_eq!(run.handle_turn(&turn("", 0), false), final_text());
+        let mut answered = run.clone();
+        let text = answered.handle_turn(&turn("so far", 0), false);
+        assert_eq!(text, ended(RunEnd::MaxTurns, "so far"));
+        let failed = empty_answer("", "no tool call has run");
+        assert_eq!(run.handle_turn(&turn("", 0), false), failed);
+        assert_eq!(run.turns(), 1);
     }
 
     #[test]
@@ -770,7 +884,7 @@ mod tests {
 
     /// Returns a turn that its service paused.
     fn paused(turn: CommittedTurn) -> CommittedTurn {
-        let reason = FinishReason { kind: FinishKind::Pause, raw: "pause_turn".into() };
+        let reason = FinishReason::new(FinishKind::Pause, "pause_turn");
         CommittedTurn { finish_reason: Some(reason), ..turn }
     }
 
@@ -792,7 +906,7 @@ mod tests {
     #[test]
     fn a_paused_response_without_text_is_an_empty_answer() {
         for record in [turn("", 0), CommittedTurn { message: None, ..turn("", 0) }] {
-            assert_eq!(run(3).handle_turn(&paused(record), false), another(true));
+            assert_eq!(run(3).handle_turn(&paused(record), false), final_text());
         }
     }
 
@@ -802,15 +916,24 @@ mod tests {
         let mut out_of_turns = run(1);
         let limits = vec![hit("max_turns", 1, 1, "final_answer")];
         assert_eq!(out_of_turns.handle_turn(&part(), false), FollowUp { limits, ..another(true) });
-        assert_eq!(out_of_turns.handle_turn(&part(), false), ended(RunEnd::MaxTurns, "part"));
+        let ended = |run_end| {
+            let answer = RunAnswer {
+                text: "part".to_owned(),
+                output: None,
+                finish_reason: part().finish_reason,
+            };
+            let next = RunNext::End { end: run_end, answer, error: None };
+            FollowUp { limits: Vec::new(), next }
+        };
+        assert_eq!(out_of_turns.handle_turn(&part(), false), ended(RunEnd::MaxTurns));
         let mut stopped = run(5);
         stopped.handle_stop_after_turn();
-        assert_eq!(stopped.handle_turn(&part(), false), ended(RunEnd::Stopped, "part"));
+        assert_eq!(stopped.handle_turn(&part(), false), ended(RunEnd::Stopped));
         let limits = Limits { max_tokens_per_run: Some(100), ..Limits::default() };
         let mut over_budget = RunMachine::new(&limits);
         over_budget.begin();
         let limits = vec![hit(MAX_TOKENS_KEY, 100, 100, "ended")];
-        let over = FollowUp { limits, ..ended(RunEnd::Budget, "part") };
+        let over = FollowUp { limits, ..ended(RunEnd::Budget) };
         assert_eq!(over_budget.handle_turn(&costing(part(), 100), false), over);
     }
 
@@ -827,10 +950,11 @@ mod tests {
     #[test]
     fn steering_during_the_request_after_an_empty_answer_takes_another_turn() {
         let mut run = run(3);
-        assert_eq!(run.handle_turn(&turn("", 0), false), another(true));
+        assert_eq!(run.handle_turn(&turn("", 0), false), final_text());
         assert_eq!(run.handle_turn(&turn("noon", 0), true), another(false));
-        assert_eq!(run.handle_turn(&turn("", 0), false), another(true));
-        assert_eq!(run.handle_turn(&turn("", 0), false), ended(RunEnd::Answered, ""));
+        assert_eq!(run.handle_turn(&turn("", 0), false), final_text());
+        let failed = empty_answer("", "no tool call has run");
+        assert_eq!(run.handle_turn(&turn("", 0), false), failed);
         assert_eq!(run.turns(), 2);
     }
 
@@ -843,7 +967,11 @@ mod tests {
             assert_eq!(stopped.handle_turn(&record, true), ended(RunEnd::Stopped, &text));
         }
         let refused = CommittedTurn { end: TurnEnd::Refused, ..turn("no", 0) };
-        assert_eq!(run(5).handle_turn(&refused, true), ended(RunEnd::Refused, "no"));
+        let RunNext::End { end, answer, error } = run(5).handle_turn(&refused, true).next else {
+            panic!("the run goes on");
+        };
+        assert_eq!((end, &*answer.text), (RunEnd::Refused, "no"));
+        assert_eq!(error.map(|error| error.code), Some(CONTENT_REFUSED.to_owned()));
         let mut failing = run(5);
         for _ in 0..2 {
             assert_eq!(failing.handle_turn(&failed(1), true), another(false));

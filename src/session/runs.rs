@@ -120,7 +120,8 @@ impl Session {
                     if let Some(run) = &mut self.run {
                         run.machine.withdraw_turn(kind);
                     }
-                    let answer = RunAnswer { text: self.history.last_text(), output: None };
+                    let answer =
+                        RunAnswer { text: self.history.last_text(), ..RunAnswer::default() };
                     return self.record_run_end(now, Vec::new(), RunEnd::Stopped, answer, None);
                 } else if self.shrink_before_turn(&rules) {
                     return;
@@ -241,6 +242,7 @@ impl Session {
             error: None,
             output: None,
             into: None,
+            finish_reason: None,
             stats: (&stats).into(),
             waiting: self.queue.len().saturating_sub(1) as u64,
         };
@@ -426,6 +428,7 @@ impl Session {
             text: answer.text.clone(),
             output: answer.output.clone(),
             error: error.clone(),
+            finish_reason: answer.finish_reason.clone(),
             stats,
             began: run.began,
             first_message: run.first_message,
@@ -438,6 +441,7 @@ impl Session {
             error: error.clone(),
             output: answer.output.clone(),
             into,
+            finish_reason: answer.finish_reason.clone(),
             stats: (&stats).into(),
             waiting: self.queue.len() as u64,
         };
@@ -476,8 +480,8 @@ impl Session {
         stats: RunStats,
     ) -> Event {
         let (agent, stats) = (self.agent.clone(), Box::new(stats));
-        let RunAnswer { text, output } = answer;
-        Event::RunEnded { agent, end, text, output, error, stats }
+        let RunAnswer { text, output, finish_reason } = answer;
+        Event::RunEnded { agent, end, text, output, error, finish_reason, stats }
     }
 }
 

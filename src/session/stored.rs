@@ -123,8 +123,10 @@ impl<'a> SessionReader<'a> {
     }
 
     /// Keeps the messages that records replace, so that the history has everything that was said.
-    pub(super) fn with_all_messages(self) -> Self {
-        Self { has_all_messages: true, ..self }
+    pub(super) fn with_all_messages(mut self) -> Self {
+        self.has_all_messages = true;
+        self.session.context.keeps_all_messages = true;
+        self
     }
 
     fn read_all(

@@ -262,5 +262,7 @@ pub(super) fn error_type(kind: ProviderErrorKind) -> &'static str {
         ProviderErrorKind::TooLarge => "too_large",
         ProviderErrorKind::UnparsableOutput => "unparsable_output",
         ProviderErrorKind::BreakerOpen => "unavailable",
+        ProviderErrorKind::EmptyAnswer => "empty_answer",
+        ProviderErrorKind::Refused => "refused",
     }
 }

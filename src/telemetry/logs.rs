@@ -58,7 +58,7 @@ pub fn log(published: &PublishedEvent) {
                 line!(info, published, agent, model, %execution, metadata, "run_started");
             }
         }
-        Event::RunEnded { agent: _, end, text, output: _, error, stats } => {
+        Event::RunEnded { agent: _, end, text, output: _, error, finish_reason: _, stats } => {
             run_ended(published, *end, text, error.as_ref(), stats);
         }
         Event::RunWaiting { waiting_for: _, servers } => {
@@ -700,6 +700,7 @@ mod tests {
                 output: None,
                 error: None,
                 stats: Box::new(samples::stats()),
+                finish_reason: None,
             },
         ];
         assert!(!log_of(LogFormat::Text, "debug", &events).contains(secret));

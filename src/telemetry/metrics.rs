@@ -59,7 +59,7 @@ pub struct Metrics {
     context_tokens: [Histogram; ContextPart::ALL.len()],
 }
 
-const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 10] = [
+const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 12] = [
     None,
     Some(ProviderErrorKind::Connect),
     Some(ProviderErrorKind::Timeout),
@@ -70,6 +70,8 @@ const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 10] = [
     Some(ProviderErrorKind::TooLarge),
     Some(ProviderErrorKind::UnparsableOutput),
     Some(ProviderErrorKind::BreakerOpen),
+    Some(ProviderErrorKind::EmptyAnswer),
+    Some(ProviderErrorKind::Refused),
 ];
 
 const ANOMALIES: [ArgumentsAnomaly; 5] = [
@@ -242,7 +244,7 @@ impl Metrics {
             Event::HistoryRepaired { repairs } => {
                 self.runs.history_repairs.increment(u64::from(*repairs))
             }
-            Event::RunEnded { agent, end, error, stats, text: _, output: _ } => {
+            Event::RunEnded { agent, end, error, stats, text: _, output: _, finish_reason: _ } => {
                 self.run_ended(agent, *end, error.as_ref(), stats);
             }
         }

@@ -199,7 +199,17 @@ impl<'a> Transcript<'a> {
                     run.instructions.push(RecordedInstruction { at, request: *request, text });
                 }
             }
-            Record::RunEnded { run_id: id, end, text, error, output, into: _, stats, waiting } => {
+            Record::RunEnded {
+                run_id: id,
+                end,
+                text,
+                error,
+                output,
+                into: _,
+                finish_reason: _,
+                stats,
+                waiting,
+            } => {
                 let (end, error, waiting) = (*end, error.as_ref(), *waiting);
                 let output = output.as_deref();
                 let run_end = RecordedRunEnd { at, id, end, text, output, error, stats, waiting };

@@ -10,21 +10,30 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::call::TurnCall;
 use super::effect::{AttemptPlan, PermitReply, TurnAction, TurnEnd};
 use super::spec::RunRules;
 use super::turn_hooks::HookStage;
 use super::{Turn, TurnStage};
+use crate::config::OnRefusal;
 use crate::event::Event;
 use crate::record::{Record, ResponseEnding};
-use crate::response::{DisplayOrder, ResponseAssembler, ResponseLimits};
-use crate::types::{
-    ContextOverflow, FinishReason, ProviderError, ProviderErrorKind, RunError, ToolStatus,
+use crate::response::{
+    DisplayOrder, ExchangeEnd, ResponseAssembler, ResponseLimits, classify_ending,
 };
+use crate::types::{
+    ContextOverflow, FinishKind, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails,
+    RequestKind, RunError, ToolStatus,
+};
+use crate::wire::Delta;
 
 /// The code of the error of a run whose context is larger than the window of its models.
 const CONTEXT_OVERFLOW: &str = "CONTEXT_OVERFLOW";
 /// The code of the error of a run whose models gave no response.
 pub(crate) const PROVIDER_ERROR: &str = "provider_error";
+
+/// The code of the error of a run whose answer the model or its service refused.
+pub(crate) const CONTENT_REFUSED: &str = "CONTENT_REFUSED";
 
 /// Anthropic's finish reason of a response that the end of the window has cut off.
 const WINDOW_EXCEEDED: &str = "model_context_window_exceeded";
@@ -233,6 +242,74 @@ impl Turn {
         Err(error)
     }
 
+    /// Returns the end of a response, or an error if it broke. An error by which the service refuses to answer is the end
+    /// of a response that is refused.
+    pub(super) fn classify_response(
+        &mut self,
+        end: ExchangeEnd,
+    ) -> Result<ResponseEnding, ProviderError> {
+        let response = &mut self.attempt.response;
+        let error = match &end {
+            ExchangeEnd::Failed(error) => {
+                Some(error).filter(|_| response.finish_reason().is_none())
+            }
+            ExchangeEnd::Closed => response.fatal_error(),
+        };
+        if let Some(reason) = error.and_then(ProviderError::refusal_reason) {
+            response.push(&Delta::Finish(reason));
+            return Ok(ResponseEnding::Refused);
+        }
+        classify_ending(response, end)
+    }
+
+    /// Returns the end of a response, or an error if the response is complete and another attempt takes its place: its
+    /// answer is empty, or it was refused and another model is to be asked.
+    pub(super) fn check_answer(
+        &self,
+        ending: ResponseEnding,
+    ) -> Result<ResponseEnding, ProviderError> {
+        let is_void = match ending {
+            ResponseEnding::Complete | ResponseEnding::Length => {
+                self.is_answer_empty() && self.retry.may_follow_empty_answer()
+            }
+            ResponseEnding::Refused => {
+                let asks_next = self.spec.rules.on_refusal == OnRefusal::Fallback;
+                asks_next && self.retry.has_fallback() && !self.has_started_effects()
+            }
+            ResponseEnding::BrokenKept
+            | ResponseEnding::TooManyCalls
+            | ResponseEnding::Cancelled => false,
+        };
+        if !is_void || self.is_out_of_tokens() {
+            return Ok(ending);
+        }
+        let reason = self.attempt.response.refusal_reason();
+        let Some(reason) = reason.filter(|_| ending == ResponseEnding::Refused) else {
+            let message = "the answer is empty: it has neither text nor calls";
+            return Err(ProviderError::new(ProviderErrorKind::EmptyAnswer, message));
+        };
+        let mut error = ProviderError::new(
+            ProviderErrorKind::Refused,
+            refusal_message(reason.refusal.as_deref()),
+        );
+        error.code = Some((*reason.raw).to_owned()).filter(|code| !code.is_empty());
+        error.refusal = reason.refusal;
+        Err(error)
+    }
+
+    /// Returns whether the response has neither text nor calls. One that its service paused, or whose calls were
+    /// dropped, is not repeated: the same request would lead to the same response.
+    fn is_answer_empty(&self) -> bool {
+        let Attempt { response, dropped_calls, .. } = &self.attempt;
+        let is_paused =
+            response.finish_reason().is_some_and(|finish| finish.kind == FinishKind::Pause);
+        let is_final = self.spec.request_kind == RequestKind::FinalText;
+        response.text().trim().is_empty()
+            && !self.calls.iter().any(TurnCall::is_kept)
+            && (dropped_calls.is_empty() || is_final)
+            && !(is_paused && !response.parts().is_empty())
+    }
+
     /// Returns whether a call with effects has started in this attempt.
     fn has_started_effects(&self) -> bool {
         self.calls.iter().any(|call| call.has_effects() && call.has_started())
@@ -377,4 +454,13 @@ impl Turn {
         self.calls.clear();
         self.attempt = Attempt::new(self.attempt.plan.clone(), &self.spec.rules);
     }
+}
+
+/// Returns the message of an error about a refused answer.
+pub(crate) fn refusal_message(refusal: Option<&RefusalDetails>) -> String {
+    let of = refusal.and_then(|refusal| refusal.category.as_deref());
+    let of = of.map(|category| format!(" ({category})")).unwrap_or_default();
+    let explanation = refusal.and_then(|refusal| refusal.explanation.as_deref());
+    let explanation = explanation.map(|text| format!(": {text}")).unwrap_or_default();
+    format!("the model or its service refused to answer{of}{explanation}")
 }

@@ -223,7 +223,9 @@ impl ServiceSignal {
                 // A response that is too large is not a sign of a failing service.
                 ProviderErrorKind::Status
                 | ProviderErrorKind::TooLarge
-                | ProviderErrorKind::BreakerOpen => Self::Unknown,
+                | ProviderErrorKind::BreakerOpen
+                | ProviderErrorKind::EmptyAnswer
+                | ProviderErrorKind::Refused => Self::Unknown,
             },
         }
     }

@@ -41,6 +41,14 @@ impl CommittedTurn {
             && self.message.as_ref().is_some_and(|message| !message.is_blank())
     }
 
+    /// Returns whether its run is left out of later requests, because the model or its service refused to answer. The
+    /// runs in journals of earlier versions, which have no details of refusals, stay.
+    #[must_use]
+    pub fn is_left_out(&self) -> bool {
+        let is_refusal = |finish: &FinishReason| finish.refusal.is_some();
+        self.end == TurnEnd::Refused && self.finish_reason.as_ref().is_some_and(is_refusal)
+    }
+
     /// Returns the first committed turn in these records. Its times are in whole milliseconds.
     /// Returns `None` if no turn is committed or a call has no outcome.
     pub fn from_records<'a>(records: impl IntoIterator<Item = &'a Record>) -> Option<Self> {

@@ -94,6 +94,7 @@ pub(crate) fn rules(execution: Execution) -> RunRules {
         execution,
         multi_tool_calls: true,
         early_start: true,
+        on_refusal: crate::config::OnRefusal::End,
         uses_tool_search: false,
         search_only_tools: Arc::default(),
         has_servers: false,

@@ -31,6 +31,7 @@
 //! | request larger than the context window (`CONTEXT_OVERFLOW`), refused or not, once made smaller | `attempt` |
 //! | tools that a service refuses: requests without them, the search for those that an error does not name | `tool_search` |
 //! | retry, number of attempts (`max_attempts`), backoff, jitter, `Retry-After`, fallback model, requests without streaming after broken streams | `retry` |
+//! | empty answers, refused answers (`on_refusal`): another attempt, or the response of the turn | `attempt` (`check_answer`), `retry` |
 //! | circuit breaker, probe | `breaker` |
 //! | end of a response without a finish reason | `response::finish_reason` |
 //! | partial response: calls (also partial ones) and text that are kept after each kind of end, cancellation | `response_end` |
@@ -98,7 +99,7 @@ use std::time::Duration;
 
 pub(crate) use agent_calls::ChildrenUse;
 pub(crate) use approval::check_repeated_decision;
-pub(crate) use attempt::PROVIDER_ERROR;
+pub(crate) use attempt::{CONTENT_REFUSED, PROVIDER_ERROR, refusal_message};
 pub use breaker::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState,
     ServiceSignal,
@@ -121,7 +122,7 @@ pub use started_calls::{
 
 use crate::event::{CallLabel, Event};
 use crate::record::{ResponseEnding, ResponseMessage};
-use crate::response::{ARGUMENTS_LOST, ExchangeEnd, ResponseAssembler, classify_ending};
+use crate::response::{ARGUMENTS_LOST, ExchangeEnd, ResponseAssembler};
 use crate::types::{CallKey, ToolOutcome, Usage};
 use crate::wire::Delta;
 use approval::Approvals;
@@ -185,7 +186,8 @@ impl Turn {
     /// Starts a turn. Its first effects request the response, or ask the hooks about the request.
     #[must_use]
     pub fn new(spec: TurnSpec) -> Self {
-        let retry = RetryPolicy::new(Arc::clone(&spec.rules.models), spec.seed);
+        let retry = RetryPolicy::new(Arc::clone(&spec.rules.models), spec.seed)
+            .for_request(spec.request_kind);
         let mut turn = Self::blank(spec, retry);
         turn.request_first();
         turn
@@ -247,9 +249,12 @@ impl Turn {
             return;
         }
         self.attempt.response.drop_nameless_call();
-        let ended = classify_ending(&self.attempt.response, end);
-        match ended.and_then(|ending| self.check_silent_overflow(ending)) {
-            Ok(_) if self.handle_accepted_request() => {}
+        let ended = self.classify_response(end);
+        let ended = ended.and_then(|ending| self.check_silent_overflow(ending));
+        if ended.is_ok() && self.handle_accepted_request() {
+            return self.advance();
+        }
+        match ended.and_then(|ending| self.check_answer(ending)) {
             Ok(ending) => {
                 if ending == ResponseEnding::Complete {
                     let changes = self.attempt.response.seal_all();

@@ -42,7 +42,14 @@ impl Turn {
             self.record_call_limit(maximum.saturating_add(excess as u64), maximum, "truncated");
         }
         let message = Arc::new(self.kept_message(ending));
-        self.attempt.finish_reason = self.attempt.response.finish_reason().cloned();
+        self.attempt.finish_reason = match ending {
+            ResponseEnding::Refused => self.attempt.response.refusal_reason(),
+            ResponseEnding::Complete
+            | ResponseEnding::Length
+            | ResponseEnding::BrokenKept
+            | ResponseEnding::TooManyCalls
+            | ResponseEnding::Cancelled => self.attempt.response.finish_reason().cloned(),
+        };
         self.record(Record::ResponseEnded {
             turn: self.spec.number,
             attempt: self.attempt.plan.attempt,

@@ -84,7 +84,12 @@ impl Turn {
         let recorded = RecordedTurn { attempt, cancelled, started, is_displayed };
         let model = attempt.start.map_or("", |start| start.model);
         let retry = RetryPolicy::new(Arc::clone(&spec.rules.models), spec.seed);
-        let mut resumed = Self::blank(spec, retry.resumed(recorded.attempt_number(), model));
+        let retry = retry.for_request(spec.request_kind).resumed(
+            recorded.attempt_number(),
+            model,
+            turn.map_or(0, empty_answers),
+        );
+        let mut resumed = Self::blank(spec, retry);
         resumed.usage = turn.map(TurnTranscript::usage).unwrap_or_default();
         let before_request = turn.and_then(TurnTranscript::request_decision);
         let after_turn = turn.and_then(|turn| turn.hook_decision(HookPoint::AfterTurn));
@@ -233,7 +238,7 @@ impl Turn {
             self.end_out_of_tokens(is_limit_recorded);
             return;
         }
-        let plan = self.retry.plan_first_attempt();
+        let plan = self.retry.plan_after_resume(&error);
         self.request_again(plan, error.message);
     }
 
@@ -389,6 +394,13 @@ impl Turn {
             }
         }
     }
+}
+
+/// Returns the number of attempts of a turn whose answer was empty.
+fn empty_answers(turn: &TurnTranscript<'_>) -> u32 {
+    let failures = turn.attempts.iter().filter_map(|attempt| attempt.failure);
+    let empty = failures.filter(|failure| failure.error.kind == ProviderErrorKind::EmptyAnswer);
+    u32::try_from(empty.count()).unwrap_or(u32::MAX)
 }
 
 impl TurnCall {

@@ -24,6 +24,10 @@
 //! - `Retry-After`: read from the response by `runtime::model::error` (headers) and `wire::error`
 //!   (body). One that is longer than 120 s ([`SERVICE_WAIT_MAX`]) leads to the next model.
 //!
+//! An empty answer is asked for again once, unchanged. Where the request already asks for the final text or for a typed
+//! answer, the next model is asked instead. A refused answer leads to the next model if `on_refusal` says so. Both are
+//! decided in [`attempt`](super::attempt) (`check_answer`).
+//!
 //! A request that the circuit breaker of the model refuses uses up no attempt. If another model is
 //! left, the turn requests that one at once. Otherwise the turn waits until the breaker may let a request
 //! through. Each such wait is limited to 120 s too, and their sum to 120 s multiplied by the model's
@@ -34,7 +38,7 @@ use std::time::Duration;
 
 use super::effect::AttemptPlan;
 use super::spec::{ModelPlan, ModelPlans};
-use crate::types::{ProviderError, ProviderErrorKind};
+use crate::types::{ProviderError, ProviderErrorKind, RequestKind};
 
 /// The full backoff after the first attempt. It doubles with each further attempt.
 const BACKOFF_FIRST: Duration = Duration::from_millis(500);
@@ -74,6 +78,12 @@ pub(crate) struct RetryPolicy {
     changed_requests: u32,
     /// Maximum length of the answer of the current model, because the service refused a longer one.
     output_room: Option<u32>,
+    /// The kind of the turn's request.
+    request_kind: RequestKind,
+    /// The number of empty answers of the turn.
+    empty_answers: u32,
+    /// True if an empty answer stays the answer, because its record says so.
+    keeps_empty_answer: bool,
 }
 
 impl RetryPolicy {
@@ -90,14 +100,27 @@ impl RetryPolicy {
             unparsable_output: None,
             changed_requests: 0,
             output_room: None,
+            request_kind: RequestKind::Ordinary,
+            empty_answers: 0,
+            keeps_empty_answer: false,
         }
+    }
+
+    /// Keeps an empty answer. Used by the replay of a turn whose records have it.
+    pub(super) fn keep_empty_answer(&mut self) {
+        self.keeps_empty_answer = true;
+    }
+
+    /// Sets the kind of the turn's request.
+    pub(super) fn for_request(self, request_kind: RequestKind) -> Self {
+        Self { request_kind, ..self }
     }
 
     /// Continues in a resumed turn with the model that was requested last. The model has all its attempts
     /// again, because the interruption was not its failure. Of several models with the same name
     /// at their services, it is the first one: the record of an attempt has only this name.
-    pub(super) fn resumed(mut self, attempts: u32, model: &str) -> Self {
-        self.attempts = attempts;
+    pub(super) fn resumed(mut self, attempts: u32, model: &str, empty_answers: u32) -> Self {
+        (self.attempts, self.empty_answers) = (attempts, empty_answers);
         let index = self.models.iter().position(|plan| plan.origin.model == model);
         self.model_index = index.unwrap_or_default();
         self
@@ -118,6 +141,26 @@ impl RetryPolicy {
     /// Plans the first attempt of the turn, or the first one after a resume.
     pub(crate) fn plan_first_attempt(&mut self) -> AttemptPlan {
         self.next_attempt(Duration::ZERO)
+    }
+
+    /// Plans the first attempt after a resume behind an attempt that failed with `error`. An empty or refused answer may
+    /// lead to the next model.
+    pub(super) fn plan_after_resume(&mut self, error: &ProviderError) -> AttemptPlan {
+        let leaves_model = match error.kind {
+            ProviderErrorKind::Refused => true,
+            ProviderErrorKind::EmptyAnswer => !self.repeats_empty_answer(),
+            ProviderErrorKind::Connect
+            | ProviderErrorKind::Timeout
+            | ProviderErrorKind::Transport
+            | ProviderErrorKind::Status
+            | ProviderErrorKind::InStream
+            | ProviderErrorKind::Malformed
+            | ProviderErrorKind::TooLarge
+            | ProviderErrorKind::UnparsableOutput
+            | ProviderErrorKind::BreakerOpen => false,
+        };
+        let next = if leaves_model { self.fall_back() } else { None };
+        next.unwrap_or_else(|| self.plan_first_attempt())
     }
 
     /// Plans an attempt with the same model and a changed request, such as one with a smaller context.
@@ -151,8 +194,18 @@ impl RetryPolicy {
         was_streamed: bool,
     ) -> Option<AttemptPlan> {
         let retry_after = error.retry_after.unwrap_or_default();
-        if error.kind == ProviderErrorKind::BreakerOpen {
-            return self.after_breaker_refusal(retry_after);
+        match error.kind {
+            ProviderErrorKind::BreakerOpen => return self.after_breaker_refusal(retry_after),
+            ProviderErrorKind::EmptyAnswer => return self.after_empty_answer(),
+            ProviderErrorKind::Refused => return self.fall_back(),
+            ProviderErrorKind::Connect
+            | ProviderErrorKind::Timeout
+            | ProviderErrorKind::Transport
+            | ProviderErrorKind::Status
+            | ProviderErrorKind::InStream
+            | ProviderErrorKind::Malformed
+            | ProviderErrorKind::UnparsableOutput
+            | ProviderErrorKind::TooLarge => {}
         }
         self.consecutive_refusals = 0;
         if error.reasoning.is_some() && self.changed_requests < CHANGED_REQUESTS_MAX {
@@ -196,9 +249,47 @@ impl RetryPolicy {
         may_wait.then(|| self.next_attempt(wait))
     }
 
+    /// Returns whether another attempt of the turn follows an empty answer.
+    pub(super) fn may_follow_empty_answer(&self) -> bool {
+        let is_followed = match self.repeats_empty_answer() {
+            true => self.empty_answers == 0,
+            false => self.has_fallback(),
+        };
+        is_followed && !self.keeps_empty_answer
+    }
+
+    /// Returns whether an empty answer to this kind of request is asked for again, once and unchanged. The other kinds
+    /// already ask for an answer in another form, so that the next model is asked.
+    fn repeats_empty_answer(&self) -> bool {
+        match self.request_kind {
+            RequestKind::Ordinary | RequestKind::ForcedCall | RequestKind::FinalAnswer => true,
+            RequestKind::FinalText | RequestKind::Output(_) => false,
+        }
+    }
+
+    fn after_empty_answer(&mut self) -> Option<AttemptPlan> {
+        if !self.may_follow_empty_answer() {
+            return None;
+        }
+        self.empty_answers += 1;
+        if !self.repeats_empty_answer() {
+            return self.fall_back();
+        }
+        // The service works, so that the model has all its attempts again.
+        (self.attempts_with_model, self.broken_streams) = (0, 0);
+        Some(self.next_attempt(Duration::ZERO))
+    }
+
+    /// Returns whether another model is left.
+    pub(super) fn has_fallback(&self) -> bool {
+        self.models.iter().nth(self.model_index + 1).is_some()
+    }
+
     /// Plans the first attempt with the next model. Returns `None` if there is no other model.
     fn fall_back(&mut self) -> Option<AttemptPlan> {
-        self.models.iter().nth(self.model_index + 1)?;
+        if !self.has_fallback() {
+            return None;
+        }
         self.model_index += 1;
         (self.attempts_with_model, self.consecutive_refusals, self.broken_streams) = (0, 0, 0);
         self.changed_requests = 0;
@@ -245,7 +336,9 @@ fn is_broken_stream(error: &ProviderError) -> bool {
         | ProviderErrorKind::Status
         | ProviderErrorKind::TooLarge
         | ProviderErrorKind::UnparsableOutput
-        | ProviderErrorKind::BreakerOpen => false,
+        | ProviderErrorKind::BreakerOpen
+        | ProviderErrorKind::EmptyAnswer
+        | ProviderErrorKind::Refused => false,
     }
 }
 
@@ -528,15 +621,58 @@ mod tests {
         }
     }
 
+    fn empty() -> ProviderError {
+        error(ProviderErrorKind::EmptyAnswer)
+    }
+
+    #[test]
+    fn an_empty_answer_is_asked_for_once_more_from_the_same_model() {
+        let mut retry = with_fallbacks();
+        retry.plan_first_attempt();
+        let broken = error(ProviderErrorKind::Transport);
+        assert_eq!(summary(&retry.after_error(&broken, true).unwrap()), (2, 0, true));
+        let plan = retry.after_error(&empty(), true).unwrap();
+        assert_eq!((summary(&plan), plan.wait), ((3, 0, true), Duration::ZERO));
+        // The model has all its attempts again.
+        assert_eq!(summary(&retry.after_error(&broken, true).unwrap()), (4, 0, true));
+        assert!(!retry.may_follow_empty_answer());
+        assert_eq!(retry.after_error(&empty(), true), None);
+    }
+
+    #[test]
+    fn an_empty_final_text_or_a_refusal_leads_to_the_next_model() {
+        let mut retry = with_fallbacks().for_request(RequestKind::FinalText);
+        retry.plan_first_attempt();
+        assert_eq!(summary(&retry.after_error(&empty(), true).unwrap()), (2, 1, false));
+        let refused = error(ProviderErrorKind::Refused);
+        assert_eq!(summary(&retry.after_error(&refused, false).unwrap()), (3, 2, true));
+        assert_eq!(retry.after_error(&refused, true), None);
+        assert_eq!(retry.after_error(&empty(), true), None);
+    }
+
+    #[test]
+    fn after_a_crash_the_number_of_empty_answers_is_kept() {
+        let mut retry = with_fallbacks().resumed(1, "a", 1);
+        assert_eq!(summary(&retry.plan_after_resume(&empty())), (2, 0, true));
+        assert!(!retry.may_follow_empty_answer());
+        let mut retry = with_fallbacks().for_request(RequestKind::FinalText).resumed(1, "a", 1);
+        assert_eq!(summary(&retry.plan_after_resume(&empty())), (2, 1, false));
+        let refused = error(ProviderErrorKind::Refused);
+        assert_eq!(
+            summary(&with_fallbacks().resumed(1, "a", 0).plan_after_resume(&refused)),
+            (2, 1, false)
+        );
+    }
+
     #[test]
     fn after_a_crash_the_last_model_has_all_its_attempts_again() {
-        let mut retry = with_fallbacks().resumed(3, "b");
+        let mut retry = with_fallbacks().resumed(3, "b", 0);
         assert_eq!(summary(&retry.plan_first_attempt()), (4, 1, false));
         let broken = error(ProviderErrorKind::Connect);
         assert_eq!(summary(&retry.after_error(&broken, false).unwrap()), (5, 1, false));
         assert_eq!(summary(&retry.after_error(&broken, false).unwrap()), (6, 2, true));
         assert_eq!(
-            summary(&with_fallbacks().resumed(3, "gone").plan_first_attempt()),
+            summary(&with_fallbacks().resumed(3, "gone", 0).plan_first_attempt()),
             (4, 0, true)
         );
     }

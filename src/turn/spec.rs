@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::output::OutputRules;
-use crate::config::{ContextPolicy, Limits, ToolPattern};
+use crate::config::{ContextPolicy, Limits, OnRefusal, ToolPattern};
 use crate::context::Variables;
 use crate::tool::ToolSpec;
 use crate::types::{
@@ -109,6 +109,8 @@ pub struct RunRules {
     pub multi_tool_calls: bool,
     /// True if calls may start before the response has ended.
     pub early_start: bool,
+    /// The consequence of a refused answer.
+    pub on_refusal: OnRefusal,
     /// True if servers may offer some of the tools. Their lists are frozen before the session's first turn.
     pub has_servers: bool,
     /// The tokens of tools and system text in each request, by estimate.

@@ -65,7 +65,8 @@ pub use reference::{
 };
 pub use request_kind::{FINAL_ANSWER, OutputMode, RequestKind, ToolChoice};
 pub use response::{
-    ContextOverflow, FinishKind, FinishReason, ProviderError, ProviderErrorKind, ToolRefusal, Usage,
+    ContextOverflow, FinishKind, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails,
+    ToolRefusal, Usage,
 };
 #[cfg(all(feature = "mcp", target_os = "linux"))]
 pub(crate) use secrets::CUT_MARK;

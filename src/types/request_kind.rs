@@ -98,8 +98,11 @@ pub enum RequestKind {
     Ordinary,
     /// Uses the run's tool choice, which forces a call.
     ForcedCall,
-    /// Asks for a final answer. Calls are dropped.
+    /// Asks for a final answer, because the turns of the run are used up. Calls are dropped.
     FinalAnswer,
+    /// Asks for the final text after answers that were empty. Calls are dropped. If this answer is empty too, the
+    /// fallback models are asked.
+    FinalText,
     /// Asks for the answer in the form of the run's output schema. The mode is not `Auto`.
     Output(OutputMode),
 }
@@ -111,6 +114,7 @@ impl RequestKind {
         match self {
             Self::Ordinary | Self::ForcedCall | Self::Output(OutputMode::Tool) => false,
             Self::FinalAnswer
+            | Self::FinalText
             | Self::Output(OutputMode::Auto | OutputMode::Native | OutputMode::Prompt) => true,
         }
     }

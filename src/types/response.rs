@@ -40,6 +40,39 @@ pub struct FinishReason {
     pub kind: FinishKind,
     /// The provider's word, unchanged.
     pub raw: Arc<str>,
+    /// Set if the model or its service refused to answer.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub refusal: Option<Arc<RefusalDetails>>,
+}
+
+/// The details of a refusal, as far as the service names them.
+///
+/// A field of [`FinishReason`](crate::model::FinishReason) and of [`RunReport`](crate::RunReport).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct RefusalDetails {
+    /// The service's word for what it refused, such as `cyber` or `HARM_CATEGORY_HARASSMENT`. Several words are
+    /// separated by a comma and a space.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub category: Option<String>,
+    /// The service's explanation, or the refusal in the model's words.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub explanation: Option<String>,
+}
+
+impl RefusalDetails {
+    /// Makes the details of a refusal. A text that is blank counts as none.
+    #[must_use]
+    pub fn new(category: Option<String>, explanation: Option<String>) -> Self {
+        let given = |text: &String| !text.trim().is_empty();
+        Self { category: category.filter(given), explanation: explanation.filter(given) }
+    }
+
+    /// Returns whether the service has named neither category nor explanation.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.category.is_none() && self.explanation.is_none()
+    }
 }
 
 /// Token counts of one response (or a sum of them).
@@ -67,7 +100,20 @@ pub struct Usage {
 impl FinishReason {
     /// Makes a finish reason.
     pub fn new(kind: FinishKind, raw: impl Into<Arc<str>>) -> Self {
-        Self { kind, raw: raw.into() }
+        Self { kind, raw: raw.into(), refusal: None }
+    }
+
+    /// Makes the finish reason of a response that its service refused.
+    #[must_use]
+    pub(crate) fn refused(raw: impl Into<Arc<str>>, refusal: RefusalDetails) -> Self {
+        let refusal = Some(Arc::new(refusal)).filter(|refusal| !refusal.is_empty());
+        Self { kind: FinishKind::ContentFilter, raw: raw.into(), refusal }
+    }
+
+    /// Returns whether the response was cut off: at its maximum length, or at the end of the window.
+    #[must_use]
+    pub fn is_truncated(&self) -> bool {
+        self.kind == FinishKind::Length
     }
 
     /// Returns whether the service ended the response because it could not read its model's calls: Gemini's
@@ -136,6 +182,10 @@ pub enum ProviderErrorKind {
     /// No request was sent, because the model's circuit breaker is open.
     #[serde(rename = "unavailable")]
     BreakerOpen,
+    /// The response is complete, but has neither text nor calls.
+    EmptyAnswer,
+    /// The model or its service refused to answer, and another model is asked.
+    Refused,
 }
 
 /// The error of a failed attempt.
@@ -172,6 +222,10 @@ pub struct ProviderError {
     #[doc(hidden)]
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reasoning: Option<ReasoningRefusal>,
+    /// Set if the error is a refusal to answer, such as that of a content filter.
+    #[doc(hidden)]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub refusal: Option<Arc<RefusalDetails>>,
 }
 
 /// The tools because of which a service refused a request, by name, in the order of the request.
@@ -235,7 +289,15 @@ impl ProviderError {
             overflow: None,
             tool_refusal: None,
             reasoning: None,
+            refusal: None,
         }
+    }
+
+    /// Returns the finish reason of the response that this error stands for, if it is a refusal to answer.
+    pub(crate) fn refusal_reason(&self) -> Option<FinishReason> {
+        let refusal = Some(Arc::clone(self.refusal.as_ref()?));
+        let raw = self.code.as_deref().unwrap_or_default().into();
+        Some(FinishReason { kind: FinishKind::ContentFilter, raw, refusal })
     }
 
     /// Returns whether the request was too large: for the context window of the model, or for its service.
@@ -276,7 +338,10 @@ impl ProviderError {
                 | ProviderErrorKind::Malformed
                 | ProviderErrorKind::UnparsableOutput
                 | ProviderErrorKind::BreakerOpen => true,
-                ProviderErrorKind::Status | ProviderErrorKind::TooLarge => false,
+                ProviderErrorKind::Status
+                | ProviderErrorKind::TooLarge
+                | ProviderErrorKind::EmptyAnswer
+                | ProviderErrorKind::Refused => false,
             },
         }
     }

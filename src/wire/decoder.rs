@@ -22,13 +22,15 @@ use super::sse::{SseDecoder, SseEvent};
 use super::{Delta, Framing, Problem, Wire};
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 
-/// The limits of a decoder, and the switch of the fast path.
+/// The limits of a decoder, what it must know of the request, and the switch of the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DecoderOptions {
     /// Maximum bytes of one server-sent event or of one line.
     pub event_bytes_max: usize,
     /// Maximum bytes of a body that is not a stream.
     pub body_bytes_max: usize,
+    /// The maximum number of output tokens that the request asked for.
+    pub output_tokens_max: Option<u64>,
     /// Decodes payloads that match a template without parsing them. The deltas are the same
     /// without it, but decoding takes longer.
     pub fast_path: bool,
@@ -36,7 +38,12 @@ pub struct DecoderOptions {
 
 impl Default for DecoderOptions {
     fn default() -> Self {
-        Self { event_bytes_max: 16 << 20, body_bytes_max: 64 << 20, fast_path: true }
+        Self {
+            event_bytes_max: 16 << 20,
+            body_bytes_max: 64 << 20,
+            output_tokens_max: None,
+            fast_path: true,
+        }
     }
 }
 
@@ -71,10 +78,12 @@ enum AnyDialect {
 }
 
 impl AnyDialect {
-    fn new(wire: Wire) -> Self {
+    fn new(wire: Wire, output_tokens_max: Option<u64>) -> Self {
         match wire {
             Wire::OpenaiChat => Self::OpenaiChat(OpenaiChatDialect::default()),
-            Wire::OpenaiResponses => Self::OpenaiResponses(OpenaiResponsesDialect::default()),
+            Wire::OpenaiResponses => {
+                Self::OpenaiResponses(OpenaiResponsesDialect::new(output_tokens_max))
+            }
             Wire::AnthropicMessages => Self::Anthropic(AnthropicDialect::default()),
             Wire::GeminiGenerate => Self::Gemini(GeminiDialect::default()),
             Wire::OllamaChat => Self::Ollama(OllamaDialect::default()),
@@ -170,7 +179,8 @@ impl Decoder {
         options: DecoderOptions,
         templates: PayloadTemplates,
     ) -> Self {
-        let DecoderOptions { event_bytes_max, body_bytes_max, fast_path } = options;
+        let DecoderOptions { event_bytes_max, body_bytes_max, output_tokens_max, fast_path } =
+            options;
         let buffer = match framing {
             Framing::Sse => FramingBuffer::Sse(SseDecoder::new(event_bytes_max)),
             Framing::JsonLines => {
@@ -182,7 +192,7 @@ impl Decoder {
                 event_bytes_max,
             },
         };
-        let dialect = AnyDialect::new(wire);
+        let dialect = AnyDialect::new(wire, output_tokens_max);
         let is_plain = framing == Framing::Json;
         let cumulative = CumulativeTexts::new(wire, !is_plain);
         let tags = ReasoningTagReader::new(is_plain);

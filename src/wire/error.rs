@@ -3,6 +3,7 @@
 //! The forms are those of the API references of OpenAI, Anthropic, Google and Ollama, and of recorded
 //! answers of other services and gateways.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -10,6 +11,7 @@ use serde_json::{Map, Value};
 use super::Delta;
 use super::overflow::find_overflow;
 use super::reasoning_refusal::note_reasoning_refusal;
+use super::refusal::refusal_of_error;
 use super::repair::parse_value;
 use crate::types::{ProviderError, ProviderErrorKind, excerpt, one_line};
 
@@ -47,6 +49,9 @@ pub fn http_error(status: u16, body: &str) -> ProviderError {
         let message = value.map_or_else(|| error.message.clone(), error_message);
         error.overflow = find_overflow(&error, value, &message);
         note_reasoning_refusal(&mut error, found.as_ref());
+        if value.is_none() && status < 500 {
+            error.refusal = refusal_of_error(&Value::Null, &error.message).map(Arc::new);
+        }
     }
     error.message = match error.message.as_str() {
         "" => format!("HTTP status {status}"),
@@ -128,6 +133,7 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
     if error.kind != ProviderErrorKind::UnparsableOutput {
         error.overflow = find_overflow(&error, Some(value), &error_message(value));
         note_reasoning_refusal(&mut error, Some(value));
+        error.refusal = refusal_of_error(value, &error.message).map(Arc::new);
     }
     error
 }

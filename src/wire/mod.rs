@@ -78,6 +78,7 @@ mod overflow;
 mod portable_pattern;
 mod reasoning_refusal;
 mod reasoning_tags;
+mod refusal;
 mod refused_tools;
 mod repair;
 mod request;

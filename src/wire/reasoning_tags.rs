@@ -308,7 +308,7 @@ mod tests {
             reader.read(&mut deltas, before);
         }
         let before = deltas.len();
-        let reason = FinishReason { kind: FinishKind::Stop, raw: "stop".into() };
+        let reason = FinishReason::new(FinishKind::Stop, "stop");
         deltas.push(Delta::Finish(reason.clone()));
         reader.read(&mut deltas, before);
         assert_eq!(deltas.pop(), Some(Delta::Finish(reason)), "nothing is held back at the end");

@@ -98,7 +98,9 @@ pub(crate) fn find_refused_tools(
         | ProviderErrorKind::Malformed
         | ProviderErrorKind::TooLarge
         | ProviderErrorKind::UnparsableOutput
-        | ProviderErrorKind::BreakerOpen => false,
+        | ProviderErrorKind::BreakerOpen
+        | ProviderErrorKind::EmptyAnswer
+        | ProviderErrorKind::Refused => false,
     };
     if !is_refusal || tools.is_empty() {
         return None;

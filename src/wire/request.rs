@@ -260,13 +260,17 @@ pub enum PromptChange {
     ToolSetAside,
     /// A refusal of the service changed what is sent of the model's reasoning.
     Reasoning,
+    /// Messages were left out, because the service refused to answer them.
+    Excluded,
+    /// An input was joined to the input before it, which had no answer.
+    InputsJoined,
     /// No reason is known. This is a bug of the host.
     Unexplained,
 }
 
 impl PromptChange {
     /// All reasons.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Compacted(CompactionKind::Cleared),
         Self::Compacted(CompactionKind::Formatted),
         Self::Compacted(CompactionKind::Summarised),
@@ -280,6 +284,8 @@ impl PromptChange {
         Self::ToolsRefreshed,
         Self::ToolSetAside,
         Self::Reasoning,
+        Self::Excluded,
+        Self::InputsJoined,
         Self::Unexplained,
     ];
 
@@ -297,6 +303,8 @@ impl PromptChange {
             Self::ToolsRefreshed => "tools_refreshed",
             Self::ToolSetAside => "tool_set_aside",
             Self::Reasoning => "reasoning",
+            Self::Excluded => "excluded",
+            Self::InputsJoined => "inputs_joined",
             Self::Unexplained => "unexplained",
         }
     }

@@ -13,7 +13,12 @@ const FRAMINGS: [Framing; 4] =
 
 /// Small limits, so that fuzzed bytes reach them.
 const LIMITS: (DecoderOptions, ResponseLimits) = (
-    DecoderOptions { event_bytes_max: 1 << 16, body_bytes_max: 1 << 18, fast_path: true },
+    DecoderOptions {
+        event_bytes_max: 1 << 16,
+        body_bytes_max: 1 << 18,
+        output_tokens_max: None,
+        fast_path: true,
+    },
     ResponseLimits { arguments_bytes_max: 1 << 12, calls_max: 64, text_bytes_max: 1 << 16 },
 );
 

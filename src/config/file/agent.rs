@@ -10,7 +10,8 @@ use super::source::Section;
 use super::values::{self, Parsed};
 use crate::config::error::did_you_mean;
 use crate::config::{
-    AgentConfig, ContextPolicy, Execution, Limits, ModelConfig, REHEARSAL, ToolLoading, ToolPattern,
+    AgentConfig, ContextPolicy, Execution, Limits, ModelConfig, OnRefusal, REHEARSAL, ToolLoading,
+    ToolPattern,
 };
 
 /// Maximum of `output_retries`.
@@ -18,6 +19,9 @@ const OUTPUT_RETRIES_MAX: u32 = 10;
 
 const TOOL_LOADINGS: [(&str, ToolLoading); 3] =
     [("all", ToolLoading::All), ("search", ToolLoading::Search), ("auto", ToolLoading::Auto)];
+
+const ON_REFUSAL: [(&str, OnRefusal); 2] =
+    [("end", OnRefusal::End), ("fallback", OnRefusal::Fallback)];
 
 impl AgentConfig {
     /// Returns the agent of a file without agents. It uses the only model of the file, or the rehearsal model if
@@ -55,6 +59,9 @@ impl AgentConfig {
             early_start: section
                 .read("early_start", values::boolean)
                 .unwrap_or(default.early_start),
+            on_refusal: section
+                .read("on_refusal", |value| values::one_of(value, &ON_REFUSAL))
+                .unwrap_or(default.on_refusal),
             allow_overrides: section
                 .read("allow_overrides", values::boolean)
                 .unwrap_or(default.allow_overrides),

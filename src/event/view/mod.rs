@@ -17,8 +17,9 @@ use super::{
     ServiceCallStatus, TurnSummary, WaitingFor,
 };
 use crate::types::{
-    CallKey, Execution, FinishKind, Metadata, Question, READ_VAR, Reference, ResultPart, RunEnd,
-    RunError, RunId, SessionId, SummaryFailure, ToolResult, ToolStatus, Usage, WaitPhase, millis,
+    CallKey, Execution, FinishKind, FinishReason, Metadata, Question, READ_VAR, Reference,
+    RefusalDetails, ResultPart, RunEnd, RunError, RunId, SessionId, SummaryFailure, ToolResult,
+    ToolStatus, Usage, WaitPhase, millis,
 };
 use summary::{input_summary, summary};
 
@@ -131,8 +132,9 @@ impl PublishedEvent {
                 },
                 96,
             ),
-            Event::RunEnded { agent: _, end, text, output, error, stats } => {
-                self.run_ended(*end, (text, output.as_deref()), error.as_ref(), stats)
+            Event::RunEnded { agent: _, end, text, output, error, finish_reason, stats } => {
+                let finish = finish_reason.as_ref();
+                self.run_ended(*end, (text, output.as_deref()), error.as_ref(), finish, stats)
             }
             Event::ApprovalAsked { request } => {
                 self.single("tool_approval", &ToolApprovalView::new(request), 512)
@@ -201,11 +203,20 @@ impl PublishedEvent {
         end: RunEnd,
         (text, output): (&str, Option<&Value>),
         error: Option<&RunError>,
+        finish: Option<&FinishReason>,
         stats: &RunStats,
     ) -> EventViews {
         let error_view = error.map(|error| self.view("error", error, error.message.len()));
         let error = error.map(|RunError { code, message, .. }| ErrorView { code, message });
-        let stream_end = StreamEndView { run_end: end, text, output, error };
+        let stream_end = StreamEndView {
+            run_end: end,
+            text,
+            output,
+            finish_reason: finish.map(|finish| finish.kind),
+            truncated: finish.is_some_and(FinishReason::is_truncated),
+            refusal: finish.and_then(|finish| finish.refusal.as_deref()),
+            error,
+        };
         [
             Some(self.view("session_stats", &StatsReport::from(stats), 192)),
             error_view,
@@ -419,6 +430,8 @@ struct TurnEndView<'a> {
     tool_names: &'a [Arc<str>],
     dropped_calls: u32,
     finish_reason: Option<FinishKind>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refusal: Option<&'a RefusalDetails>,
     usage: Usage,
 }
 
@@ -429,6 +442,7 @@ impl<'a> TurnEndView<'a> {
             tool_names: &turn.tool_names,
             dropped_calls: turn.dropped_calls,
             finish_reason: turn.finish_reason.as_ref().map(|reason| reason.kind),
+            refusal: turn.finish_reason.as_ref().and_then(|reason| reason.refusal.as_deref()),
             usage: turn.usage,
         }
     }
@@ -480,6 +494,10 @@ struct StreamEndView<'a> {
     text: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     output: Option<&'a Value>,
+    finish_reason: Option<FinishKind>,
+    truncated: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refusal: Option<&'a RefusalDetails>,
     error: Option<ErrorView<'a>>,
 }
 
@@ -696,13 +714,25 @@ mod tests {
         });
         next(&[
             ("session_stats", stats.clone()),
-            ("stream_end", json!({"run_end": "answered", "text": "It is noon.", "error": null})),
+            (
+                "stream_end",
+                json!({
+                    "run_end": "answered", "text": "It is noon.", "finish_reason": "stop",
+                    "truncated": false, "error": null,
+                }),
+            ),
         ]);
         let broke = json!({"code": "provider_error", "message": "it broke"});
         next(&[
             ("session_stats", stats),
             ("error", json!({"code": "provider_error", "message": "it broke", "transient": true})),
-            ("stream_end", json!({"run_end": "failed", "text": "It is noon.", "error": broke})),
+            (
+                "stream_end",
+                json!({
+                    "run_end": "failed", "text": "It is noon.", "finish_reason": "stop",
+                    "truncated": false, "error": broke,
+                }),
+            ),
         ]);
         assert_eq!(events.next(), None);
     }

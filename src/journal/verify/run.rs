@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Verifier;
 use crate::record::TurnEnd;
-use crate::session::OUTPUT_INVALID;
+use crate::session::{EMPTY_ANSWER, OUTPUT_INVALID};
 use crate::transcript::{
     Invariant, RecordLocation, RecordedRunEnd, RunTranscript, TurnCommit, TurnTranscript,
 };
@@ -128,7 +128,11 @@ impl<'a> Verifier<'_, 'a> {
             }
             RunEnd::TimedOut | RunEnd::Interrupted => matches!(last, TurnEnd::Cancelled(_)),
             RunEnd::Refused => matches!(last, TurnEnd::Refused | TurnEnd::RefusedByHook(_)),
-            RunEnd::Failed if end.error.is_some_and(|error| error.code == OUTPUT_INVALID) => {
+            RunEnd::Failed
+                if end.error.is_some_and(|error| {
+                    [OUTPUT_INVALID, EMPTY_ANSWER].contains(&error.code.as_str())
+                }) =>
+            {
                 *last == TurnEnd::Finished
             }
             RunEnd::Failed => matches!(last, TurnEnd::Failed(_)),

@@ -248,6 +248,7 @@ impl PastEvents {
                 error,
                 output,
                 into: _,
+                finish_reason,
                 stats,
                 waiting: _,
             } => {
@@ -258,6 +259,7 @@ impl PastEvents {
                     text: text.clone(),
                     output: output.clone(),
                     error: error.clone(),
+                    finish_reason: finish_reason.clone(),
                     stats: Box::new(stats.into()),
                 }
             }

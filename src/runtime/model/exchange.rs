@@ -197,6 +197,8 @@ pub(super) struct Exchange {
     client: Arc<ClientInner>,
     streamed: bool,
     trace: Option<TraceContext>,
+    /// The maximum number of output tokens that the request asks for.
+    output_tokens_max: Option<u64>,
     templates: PayloadTemplates,
     tools: SentTools,
     state: ExchangeState,
@@ -244,6 +246,7 @@ enum ExchangeState {
 struct ResponseBody {
     response: reqwest::Response,
     decoder: Option<Decoder>,
+    output_tokens_max: Option<u64>,
     /// True if the body has no separate events.
     is_single_document: bool,
     deadline: ResponseDeadline,
@@ -266,7 +269,13 @@ impl Exchange {
         templates: PayloadTemplates,
     ) -> Self {
         let (tools, state) = (SentTools::default(), ExchangeState::Unsent { body });
-        Self { client, streamed, trace: None, templates, tools, state }
+        let (trace, output_tokens_max) = (None, None);
+        Self { client, streamed, trace, output_tokens_max, templates, tools, state }
+    }
+
+    /// Sets the maximum number of output tokens that the request asks for.
+    pub(super) fn with_output_tokens_max(self, output_tokens_max: Option<u64>) -> Self {
+        Self { output_tokens_max, ..self }
     }
 
     /// Returns the body of a request that was not sent yet.
@@ -350,7 +359,8 @@ impl Exchange {
             return Err(read_http_error(response, deadline.at()).await);
         }
         error::check_encoding(response.headers())?;
-        Ok(ResponseBody::new(client, response, deadline))
+        let body = ResponseBody::new(client, response, deadline);
+        Ok(ResponseBody { output_tokens_max: self.output_tokens_max, ..body })
     }
 
     /// Returns the request, to be sent with this HTTP client.
@@ -392,6 +402,7 @@ impl ResponseBody {
         Self {
             response,
             decoder: None,
+            output_tokens_max: None,
             is_single_document: false,
             alarm: Box::pin(sleep_until(deadline.at())),
             deadline,
@@ -433,6 +444,7 @@ impl ResponseBody {
                     let options = DecoderOptions {
                         // `bytes_left` limits the body.
                         body_bytes_max: usize::MAX,
+                        output_tokens_max: self.output_tokens_max,
                         fast_path: client.fast_path,
                         ..DecoderOptions::default()
                     };

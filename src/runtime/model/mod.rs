@@ -351,6 +351,7 @@ impl ModelClient {
         let body = cache.request_cache.encode_body(*wire, request, head);
         let templates = std::mem::take(&mut cache.templates);
         Exchange::new(Arc::clone(&self.inner), request.stream, body, templates)
+            .with_output_tokens_max(request.max_output_tokens.map(u64::from))
     }
 }
 

@@ -198,7 +198,7 @@ mod tests {
 
     fn response(request: &ModelRequest) -> ModelResponse {
         let mut collector = Collector::new(Wire::OpenaiChat, request);
-        let reason = FinishReason { kind: FinishKind::ToolCalls, raw: "tool_calls".into() };
+        let reason = FinishReason::new(FinishKind::ToolCalls, "tool_calls");
         let deltas = vec![
             Delta::Reasoning("hm".into()),
             Delta::Metadata(ProviderMetadata::Reasoning { members: Some("{\"s\":1}".into()) }),
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_response_is_accepted_by_the_rules_of_a_turn() {
         let text = || Delta::Text("a".into());
-        let finish = |kind| Delta::Finish(FinishReason { kind, raw: "raw".into() });
+        let finish = |kind| Delta::Finish(FinishReason::new(kind, "raw"));
         let whole = || call(0, None, "clock", CallKind::Function);
         let cut_off = || {
             Delta::Call(CallDelta {

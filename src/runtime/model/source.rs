@@ -167,10 +167,8 @@ impl ModelReply {
             return Err(error);
         }
         let kind = if self.calls > 0 { FinishKind::ToolCalls } else { FinishKind::Stop };
-        self.deltas.push(Delta::Finish(FinishReason {
-            kind,
-            raw: if self.calls > 0 { "tool_calls" } else { "stop" }.into(),
-        }));
+        let raw = if self.calls > 0 { "tool_calls" } else { "stop" };
+        self.deltas.push(Delta::Finish(FinishReason::new(kind, raw)));
         Ok(self.deltas)
     }
 }

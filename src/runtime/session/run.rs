@@ -37,7 +37,8 @@ use crate::telemetry::TracedRun;
 use crate::tool::{Extensions, ToolSourceContext};
 use crate::turn::{CommittedTurn, RunRules};
 use crate::types::{
-    Content, HookPoint, ParentCall, RequestKind, RunId, RunTrace, SessionId, TraceContext,
+    Content, FinishReason, HookPoint, ParentCall, RequestKind, RunId, RunTrace, SessionId,
+    TraceContext,
 };
 
 /// The caller of a run that has not started.
@@ -88,7 +89,10 @@ impl RunAgents {
     /// Notes the form of a request. Returns true if it, or the request before, may offer other tools than the
     /// agent, because of the answer that it asks for.
     pub(super) fn note_form(&mut self, kind: RequestKind) -> bool {
-        let has_other_form = matches!(kind, RequestKind::FinalAnswer | RequestKind::Output(_));
+        let has_other_form = matches!(
+            kind,
+            RequestKind::FinalAnswer | RequestKind::FinalText | RequestKind::Output(_)
+        );
         std::mem::replace(&mut self.had_other_form, has_other_form) || has_other_form
     }
 
@@ -439,6 +443,7 @@ impl SessionActor {
             text,
             output,
             error,
+            finish_reason,
             stats,
             began,
             first_message,
@@ -456,6 +461,9 @@ impl SessionActor {
             run_end: end,
             text,
             output,
+            finish_reason: finish_reason.as_ref().map(|finish| finish.kind),
+            truncated: finish_reason.as_ref().is_some_and(FinishReason::is_truncated),
+            refusal: finish_reason.and_then(|finish| finish.refusal),
             error,
             started_at: began,
             ended_at: self.last_run_end,

@@ -213,6 +213,7 @@ impl Life {
                     started_at: summary.began,
                     ended_at: 0,
                     error: summary.error,
+                    finish_reason: summary.finish_reason.clone(),
                     stats: (&summary.stats).into(),
                     calls: std::mem::take(&mut self.calls),
                     first_message: summary.first_message,

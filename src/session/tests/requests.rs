@@ -379,7 +379,7 @@ fn an_input_before_the_request_for_a_final_answer_makes_it_an_ordinary_one() {
     // Without an input, it stays one, and does not count.
     recorded.commit(None, Duration::ZERO);
     recorded.perform(Duration::ZERO);
-    assert_eq!(request(&recorded), RequestKind::FinalAnswer);
+    assert_eq!(request(&recorded), RequestKind::FinalText);
     assert_eq!(recorded.session.run().unwrap().machine.turns(), 2);
 }
 

@@ -12,8 +12,8 @@ use crate::record::{ResponseMessage, TurnEnd};
 use crate::session::{RunMachine, RunNext};
 use crate::turn::{CancelReason, CommittedTurn};
 use crate::types::{
-    CallKey, FailureKind, FinishKind, FinishReason, ResultNotes, RunEnd, ToolCall, ToolOutcome,
-    ToolResult, ToolStatus, Usage,
+    CallKey, FailureKind, FinishKind, FinishReason, RequestKind, ResultNotes, RunEnd, ToolCall,
+    ToolOutcome, ToolResult, ToolStatus, Usage,
 };
 
 /// The properties of a turn that a run decides by.
@@ -61,9 +61,7 @@ impl Brief {
             message: Some(ResponseMessage { text, ..ResponseMessage::default() }.into()),
             results: results.collect(),
             dropped_calls: Vec::new(),
-            finish_reason: self
-                .paused
-                .then(|| FinishReason { kind: FinishKind::Pause, raw: "pause_turn".into() }),
+            finish_reason: self.paused.then(|| FinishReason::new(FinishKind::Pause, "pause_turn")),
             usage: Usage { output_tokens: self.tokens, ..Usage::default() },
             request_tokens: 0,
             times: TurnTimes::default(),
@@ -126,7 +124,7 @@ proptest! {
             match step.next {
                 RunNext::Turn(kind) => {
                     requests += 1;
-                    final_requests += u32::from(kind == crate::types::RequestKind::FinalAnswer);
+                    final_requests += u32::from(kind == RequestKind::FinalAnswer);
                     let left = run.budget().tokens_left;
                     prop_assert_eq!(left, limits.max_tokens_per_run.map(|max| max - tokens));
                     prop_assert!(left != Some(0), "a request that nothing is left for");
@@ -135,15 +133,19 @@ proptest! {
                         prop_assert!(limits.max_failed_turns.is_none_or(|max| failed < max));
                     }
                 }
-                RunNext::Instruct(_) => prop_assert!(false, "the run has no typed answer"),
+                RunNext::Instruct(instruction) => {
+                    prop_assert_eq!(instruction.request_kind, RequestKind::FinalText);
+                    (requests, final_requests) = (requests + 1, final_requests + 1);
+                }
                 RunNext::End { end, .. } => {
                     ended = Some((end, step.limits, record));
                     break;
                 }
             }
         }
-        prop_assert!(final_requests <= 1 && run.turns() == requests - final_requests);
-        prop_assert!(limits.max_turns.is_none_or(|max| requests <= max + 1));
+        // One when the turns are used up, and one after an empty answer.
+        prop_assert!(final_requests <= 2 && run.turns() == requests - final_requests);
+        prop_assert!(limits.max_turns.is_none_or(|max| requests <= max + 2));
         for ((limit, action), times) in counts {
             let again = limit == "repeat_limit" && action == "told";
             prop_assert!(again || times == 1, "{limit} {action}: {times} times");
@@ -165,9 +167,12 @@ proptest! {
                 let kept = [("max_tokens_per_run", "answer_kept")];
                 prop_assert_eq!(actions, &kept[..usize::from(over)]);
             }
+            RunEnd::Failed => {
+                let text = record.message.as_ref().map_or("", |message| &message.text);
+                prop_assert!(text.is_empty() && final_requests > 0, "only empty answers fail");
+            }
             RunEnd::Stopped
             | RunEnd::Refused
-            | RunEnd::Failed
             | RunEnd::TimedOut
             | RunEnd::Interrupted => prop_assert!(false, "{end:?}"),
         }

@@ -206,6 +206,7 @@ impl LiveAndRecorded {
             into: None,
             stats: crate::event::StatsReport::default(),
             waiting: 0,
+            finish_reason: None,
         });
         self.live.end_run();
     }
@@ -360,6 +361,7 @@ fn a_record_that_contradicts_those_before_it_is_named() {
         into: None,
         stats: crate::event::StatsReport::default(),
         waiting: 0,
+        finish_reason: None,
     };
     let begun = || vec![opened(), started("go".into())];
     let one_call = || ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() };

@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use crate::event::{StatsReport, TurnTimes};
 use crate::record::{Record, Seq};
-use crate::types::excerpt;
+use crate::turn::CONTENT_REFUSED;
+use crate::types::{FinishReason, excerpt};
 
 /// The number of characters of a record that a report quotes.
 const QUOTED_CHARS: usize = 600;
@@ -55,7 +56,10 @@ pub(super) fn timeless(record: &Record) -> Record {
         }
         // Journals of earlier versions have another text.
         Record::AttemptFailed { error, host_stopped: true, .. } => error.message.clear(),
-        Record::ResponseEnded { displayed_segments, .. } => displayed_segments.clear(),
+        Record::ResponseEnded { displayed_segments, finish_reason, .. } => {
+            displayed_segments.clear();
+            clear_refusal(finish_reason);
+        }
         Record::CallEnded { started_ms, wait_ms, duration_ms, early, .. } => {
             *early = false;
             if let Some(started) = started_ms {
@@ -63,8 +67,16 @@ pub(super) fn timeless(record: &Record) -> Record {
             }
             (*wait_ms, *duration_ms) = (0, 0);
         }
-        Record::TurnCommitted { summary, .. } => summary.times = TurnTimes::default(),
-        Record::RunEnded { stats, .. } => {
+        Record::TurnCommitted { summary, .. } => {
+            summary.times = TurnTimes::default();
+            clear_refusal(&mut summary.finish_reason);
+        }
+        Record::RunEnded { stats, error, finish_reason, .. } => {
+            // Journals of earlier versions have neither.
+            *finish_reason = None;
+            if error.as_ref().is_some_and(|error| error.code == CONTENT_REFUSED) {
+                *error = None;
+            }
             let StatsReport { turns, tool_calls, input_tokens, output_tokens, .. } = *stats;
             *stats = StatsReport {
                 turns,
@@ -124,6 +136,13 @@ impl fmt::Display for Difference {
             None if recorded.is_some() => f.write_str("\n  now:      nothing of the kind"),
             None => Ok(()),
         }
+    }
+}
+
+/// Removes the details of a refusal. Journals of earlier versions have none.
+fn clear_refusal(finish_reason: &mut Option<FinishReason>) {
+    if let Some(finish_reason) = finish_reason {
+        finish_reason.refusal = None;
     }
 }
 

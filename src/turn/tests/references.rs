@@ -31,6 +31,7 @@ fn run_records(answer: &str) -> Vec<Record> {
         into: None,
         stats: StatsReport::default(),
         waiting: 0,
+        finish_reason: None,
     };
     vec![started, ended]
 }

@@ -14,6 +14,7 @@ use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{parse_error_event, payload_error, unkeyed_error};
 use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
 use crate::wire::lenient::{ReadMembers, read_object};
+use crate::wire::refusal::stop_details;
 use crate::wire::repair::parse_value;
 
 /// Maximum number of blocks that are read of a message's `content`. The rest is ignored.
@@ -97,14 +98,15 @@ impl AnthropicDialect {
 
     fn message_delta(&mut self, event: &mut EventPayload<'_>, out: &mut Vec<Delta>) {
         let outer = take(&mut event.stop_reason).into_text();
-        self.finish(take(&mut event.delta.stop_reason).into_text().or(outer), out);
+        let details = event.delta.stop_details.or(event.stop_details);
+        self.finish(take(&mut event.delta.stop_reason).into_text().or(outer), details, out);
         out.extend(self.counts.merge(event.usage));
     }
 
     fn message_stop(&mut self, event: &EventPayload<'_>, out: &mut Vec<Delta>) {
         if self.finish.is_none() {
             let word = self.initial_finish_reason.take();
-            self.finish(word, out);
+            self.finish(word, event.stop_details, out);
         }
         self.close(out);
         out.extend(self.counts.merge(event.usage));
@@ -127,7 +129,7 @@ impl AnthropicDialect {
     /// Decodes a complete message.
     fn message(&mut self, message: &mut EventPayload<'_>, out: &mut Vec<Delta>) {
         self.read_blocks(message.content, out);
-        self.finish(take(&mut message.stop_reason).into_text(), out);
+        self.finish(take(&mut message.stop_reason).into_text(), message.stop_details, out);
         out.extend(self.counts.merge(message.usage));
     }
 
@@ -146,11 +148,21 @@ impl AnthropicDialect {
         }
     }
 
-    fn finish(&mut self, word: Option<String>, out: &mut Vec<Delta>) {
+    fn finish(&mut self, word: Option<String>, details: Option<&RawValue>, out: &mut Vec<Delta>) {
         let Some(raw) = word else { return };
         let kind = finish_kind(&raw);
         self.finish = Some(kind);
-        out.push(Delta::Finish(FinishReason { kind, raw: raw.into() }));
+        out.push(Delta::Finish(match kind {
+            FinishKind::ContentFilter => {
+                FinishReason::refused(raw, details.map(stop_details).unwrap_or_default())
+            }
+            FinishKind::Stop
+            | FinishKind::ToolCalls
+            | FinishKind::Length
+            | FinishKind::Pause
+            | FinishKind::Error
+            | FinishKind::Other => FinishReason::new(kind, raw),
+        }));
     }
 }
 
@@ -177,7 +189,11 @@ fn finish_kind(word: &str) -> FinishKind {
         "end_turn" | "stop_sequence" => FinishKind::Stop,
         "tool_use" => FinishKind::ToolCalls,
         "max_tokens" | "model_context_window_exceeded" => FinishKind::Length,
-        "refusal" => FinishKind::ContentFilter,
+        "refusal"
+        | "sensitive"
+        | "content_filter"
+        | "content_filtered"
+        | "guardrail_intervened" => FinishKind::ContentFilter,
         "pause_turn" => FinishKind::Pause,
         // Bedrock's words for calls that it cannot read.
         "error" | "malformed_model_output" | "malformed_tool_use" => FinishKind::Error,

@@ -16,6 +16,7 @@ pub(super) struct EventPayload<'a> {
     pub(super) message: Option<&'a RawValue>,
     pub(super) content: Option<&'a RawValue>,
     pub(super) stop_reason: Scalar<'a>,
+    pub(super) stop_details: Option<&'a RawValue>,
     pub(super) usage: Option<&'a RawValue>,
     pub(super) error: Option<&'a RawValue>,
 }
@@ -30,6 +31,7 @@ impl<'de> ReadMembers<'de> for EventPayload<'de> {
             "message" => self.message = map.next_value()?,
             "content" => self.content = map.next_value()?,
             "stop_reason" => self.stop_reason = map.next_value()?,
+            "stop_details" => self.stop_details = map.next_value()?,
             "usage" => self.usage = map.next_value()?,
             "error" => self.error = map.next_value()?,
             _ => return Ok(false),
@@ -48,6 +50,7 @@ pub(super) struct DeltaPayload<'a> {
     pub(super) partial_json: JsonText<'a>,
     pub(super) citation: Option<&'a RawValue>,
     pub(super) stop_reason: Scalar<'a>,
+    pub(super) stop_details: Option<&'a RawValue>,
 }
 
 impl<'de> ReadMembers<'de> for DeltaPayload<'de> {
@@ -60,6 +63,7 @@ impl<'de> ReadMembers<'de> for DeltaPayload<'de> {
             "partial_json" => self.partial_json = map.next_value()?,
             "citation" => self.citation = map.next_value()?,
             "stop_reason" => self.stop_reason = map.next_value()?,
+            "stop_details" => self.stop_details = map.next_value()?,
             _ => return Ok(false),
         }
         Ok(true)

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::types::{FinishReason, ProviderError, ProviderErrorKind};
+use crate::types::{FinishReason, ProviderError, ProviderErrorKind, RefusalDetails};
 use crate::wire::dialect::RequestFormat;
 use crate::wire::{CallDelta, Delta, ProviderMetadata};
 
@@ -87,9 +87,26 @@ fn finish_reasons_have_a_kind_and_keep_their_text() {
         ("pause_turn", FinishKind::Pause),
         ("compaction", FinishKind::Other),
     ] {
-        let expected = Delta::Finish(FinishReason { kind, raw: word.into() });
+        let expected = Delta::Finish(FinishReason::new(kind, word));
         assert_eq!(deltas(&[&finish(word), END]), [expected, Delta::Done]);
     }
+    let details = r#"{"type":"refusal","category":"cyber","explanation":"It is declined."}"#;
+    let refused = Delta::Finish(FinishReason::refused(
+        "refusal",
+        RefusalDetails::new(Some("cyber".into()), Some("It is declined.".into())),
+    ));
+    let inner = format!(
+        r#"{{"type":"message_delta","delta":{{"stop_reason":"refusal","stop_details":{details}}}}}"#
+    );
+    let plain = format!(
+        r#"{{"type":"message","content":[],"stop_reason":"refusal","stop_details":{details}}}"#
+    );
+    for payload in [inner, plain] {
+        assert_eq!(deltas(&[&payload]), [refused.clone()], "{payload}");
+    }
+    let none = r#"{"type":"message","content":[],"stop_reason":"refusal","stop_details":null}"#;
+    let expected = Delta::Finish(FinishReason::new(FinishKind::ContentFilter, "refusal"));
+    assert_eq!(deltas(&[none]), [expected]);
     assert_eq!(deltas(&[r#"{"type":"message_delta","delta":{"stop_reason":null}}"#]), []);
     assert_eq!(deltas(&[END]), [Delta::Done]);
 }
@@ -108,6 +125,7 @@ fn check_error(event: &str, payload: &str, message: &str, status: Option<u16>, c
         overflow: None,
         tool_refusal: None,
         reasoning: None,
+        refusal: None,
     });
     assert_eq!(out, [expected], "{payload}");
 }

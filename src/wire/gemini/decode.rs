@@ -1,18 +1,20 @@
 //! Decoding: chunks and plain bodies to deltas.
 
 use std::mem::take;
-use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::GeminiDialect;
 use super::payload::{CandidatePayload, ChunkPayload, PartPayload};
 use super::usage::read_usage;
-use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, one_line};
+use crate::types::{
+    FinishKind, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails, one_line,
+};
 use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{payload_error, unkeyed_error};
 use crate::wire::fast_path::TemplateFields;
 use crate::wire::lenient::read_object;
+use crate::wire::refusal::blocked_categories;
 use crate::wire::repair::parse_value;
 use crate::wire::{Delta, ProviderMetadata};
 
@@ -38,12 +40,10 @@ impl PayloadDecoder for GeminiDialect {
             }
         }
         let feedback = chunk.feedback.and_then(|raw| parse_value(raw.get()));
-        if !has_candidates && !self.finished && feedback.as_ref().is_some_and(is_blocked) {
+        let blocked = feedback.as_ref().and_then(blocked_prompt);
+        if let Some(reason) = blocked.filter(|_| !has_candidates && !self.finished) {
             // The prompt was refused, so there is no candidate with a finish reason.
-            out.push(Delta::Finish(FinishReason {
-                kind: FinishKind::ContentFilter,
-                raw: Arc::default(),
-            }));
+            out.push(Delta::Finish(reason));
         }
         if let Some(raw) = chunk.usage.filter(|raw| raw.get() != self.last_usage) {
             raw.get().clone_into(&mut self.last_usage);
@@ -77,7 +77,20 @@ impl GeminiDialect {
             self.ended_well = raw.eq_ignore_ascii_case("STOP");
             let kind = self.finish_kind(&raw);
             let message = take(&mut candidate.finish_message).into_text();
-            let finish = FinishReason { kind, raw: raw.into() };
+            let finish = match kind {
+                FinishKind::ContentFilter => {
+                    let ratings = candidate.safety_ratings.and_then(|raw| parse_value(raw.get()));
+                    let category = ratings.as_ref().and_then(blocked_categories);
+                    let category = category.or_else(|| Some(raw.clone()));
+                    FinishReason::refused(raw, RefusalDetails::new(category, message.clone()))
+                }
+                FinishKind::Stop
+                | FinishKind::ToolCalls
+                | FinishKind::Length
+                | FinishKind::Pause
+                | FinishKind::Error
+                | FinishKind::Other => FinishReason::new(kind, raw),
+            };
             // The message quotes the call, which tells two such responses apart.
             if let Some(message) = message.filter(|_| finish.is_unparsable_output()) {
                 let message = format!("{}: {}", finish.raw, one_line(&message, MESSAGE_CHARS));
@@ -147,10 +160,22 @@ impl GeminiDialect {
     }
 }
 
-/// Returns whether the service refused the prompt. The message may come without the reason.
-fn is_blocked(feedback: &Value) -> bool {
-    ["blockReason", "block_reason", "blockReasonMessage", "block_reason_message"]
-        .iter()
-        .filter_map(|key| feedback.get(key)?.as_str())
-        .any(|text| !text.is_empty() && !text.eq_ignore_ascii_case("BLOCK_REASON_UNSPECIFIED"))
+/// Returns the finish reason if the service refused the prompt. The message may come without the reason.
+fn blocked_prompt(feedback: &Value) -> Option<FinishReason> {
+    let text = |keys: [&str; 2]| {
+        let mut texts = keys.iter().filter_map(|key| feedback.get(*key)?.as_str());
+        let is_given = |text: &&str| {
+            !text.is_empty() && !text.eq_ignore_ascii_case("BLOCK_REASON_UNSPECIFIED")
+        };
+        texts.find(is_given).map(str::to_owned)
+    };
+    let reason = text(["blockReason", "block_reason"]);
+    let message = text(["blockReasonMessage", "block_reason_message"]);
+    if reason.is_none() && message.is_none() {
+        return None;
+    }
+    let ratings = feedback.get("safetyRatings").or_else(|| feedback.get("safety_ratings"));
+    let category = ratings.and_then(blocked_categories).or(reason);
+    let refusal = RefusalDetails::new(category, message);
+    Some(FinishReason::refused("", refusal))
 }

@@ -43,6 +43,7 @@ pub(super) struct CandidatePayload<'a> {
     pub(super) finish_reason: Scalar<'a>,
     /// Says more about the finish reason.
     pub(super) finish_message: Scalar<'a>,
+    pub(super) safety_ratings: Option<&'a RawValue>,
 }
 
 impl<'de> ReadMembers<'de> for CandidatePayload<'de> {
@@ -52,6 +53,7 @@ impl<'de> ReadMembers<'de> for CandidatePayload<'de> {
             "content" => drop(map.next_value_seed(ObjectSeed(&mut self.content))?),
             "finishReason" | "finish_reason" => self.finish_reason = map.next_value()?,
             "finishMessage" | "finish_message" => self.finish_message = map.next_value()?,
+            "safetyRatings" | "safety_ratings" => self.safety_ratings = map.next_value()?,
             _ => return Ok(false),
         }
         Ok(true)

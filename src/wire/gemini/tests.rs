@@ -1,5 +1,7 @@
 use super::*;
-use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
+use crate::types::{
+    FinishKind, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails, Usage,
+};
 use crate::wire::{CallDelta, Delta, ProviderMetadata};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
@@ -11,7 +13,12 @@ fn text(text: &str) -> Delta {
 }
 
 fn finish(raw: &str, kind: FinishKind) -> Delta {
-    Delta::Finish(FinishReason { kind, raw: raw.into() })
+    Delta::Finish(FinishReason::new(kind, raw))
+}
+
+fn refused(raw: &str, category: Option<&str>, explanation: Option<&str>) -> Delta {
+    let refusal = RefusalDetails::new(category.map(str::to_owned), explanation.map(str::to_owned));
+    Delta::Finish(FinishReason::refused(raw, refusal))
 }
 
 fn begins(index: u64, id: Option<&str>, name: &str, arguments: &str) -> Delta {
@@ -304,7 +311,11 @@ fn finish_reasons_have_a_kind_and_keep_their_text() {
         ("FINISH_REASON_UNSPECIFIED", FinishKind::Other),
     ] {
         let chunk = format!(r#"{{"candidates":[{{"finishReason":"{word}"}}]}}"#);
-        assert_eq!(deltas(&[&chunk]), [finish(word, kind)]);
+        let expected = match kind {
+            FinishKind::ContentFilter => refused(word, Some(word), None),
+            _ => finish(word, kind),
+        };
+        assert_eq!(deltas(&[&chunk]), [expected]);
     }
     let call = chunk(r#"{"functionCall":{"name":"f"}}"#);
     let end = r#"{"candidates":[{"finish_reason":"STOP"}]}"#;
@@ -314,11 +325,18 @@ fn finish_reasons_have_a_kind_and_keep_their_text() {
 #[test]
 fn a_blocked_prompt_is_a_content_filter_finish_without_text() {
     let blocked = r#"{"promptFeedback":{"blockReason":"SAFETY","safetyRatings":[]}}"#;
-    assert_eq!(deltas(&[blocked]), [finish("", FinishKind::ContentFilter)]);
+    assert_eq!(deltas(&[blocked]), [refused("", Some("SAFETY"), None)]);
     let payload = r#"{"candidates":[],"promptFeedback":{"blockReasonMessage":"m"}}"#;
-    assert_eq!(deltas(&[payload]), [finish("", FinishKind::ContentFilter)]);
+    assert_eq!(deltas(&[payload]), [refused("", None, Some("m"))]);
     let ended = r#"{"candidates":[{"finishReason":"SAFETY"}]}"#;
-    assert_eq!(deltas(&[ended, blocked]), [finish("SAFETY", FinishKind::ContentFilter)]);
+    assert_eq!(deltas(&[ended, blocked]), [refused("SAFETY", Some("SAFETY"), None)]);
+    let ratings = r#"[{"category":"HARM_CATEGORY_HARASSMENT","blocked":true},
+        {"category":"HARM_CATEGORY_HATE_SPEECH"}]"#;
+    let rated = format!(
+        r#"{{"candidates":[{{"finishReason":"SAFETY","finishMessage":"no","safetyRatings":{ratings}}}]}}"#
+    );
+    let category = Some("HARM_CATEGORY_HARASSMENT");
+    assert_eq!(deltas(&[&rated]), [refused("SAFETY", category, Some("no"))]);
     for fine in [
         r#"{"promptFeedback":{"safetyRatings":[]}}"#,
         r#"{"promptFeedback":{"blockReason":"BLOCK_REASON_UNSPECIFIED"}}"#,

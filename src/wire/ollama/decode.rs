@@ -30,7 +30,7 @@ impl PayloadDecoder for OllamaDialect {
             self.decode_call(take(&mut **call), out);
         }
         if let Some(raw) = take(&mut chunk.done_reason).into_text() {
-            out.push(Delta::Finish(FinishReason { kind: finish_kind(&raw), raw: raw.into() }));
+            out.push(Delta::Finish(FinishReason::new(finish_kind(&raw), raw)));
         }
         out.extend(read_usage(chunk.prompt_eval_count, chunk.eval_count));
         if let Some(mut error) = chunk.error.and_then(|raw| payload_error(raw.get(), text)) {
@@ -86,6 +86,7 @@ fn finish_kind(word: &str) -> FinishKind {
         "length" => FinishKind::Length,
         // Ollama itself sends `stop` for responses with calls too. Compatible services may not.
         "tool_calls" => FinishKind::ToolCalls,
+        "content_filter" | "refusal" | "safety" => FinishKind::ContentFilter,
         "error" => FinishKind::Error,
         _ => FinishKind::Other,
     }

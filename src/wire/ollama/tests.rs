@@ -16,7 +16,7 @@ fn reasoning(text: &str) -> Delta {
 }
 
 fn finish(raw: &str, kind: FinishKind) -> Delta {
-    Delta::Finish(FinishReason { kind, raw: raw.into() })
+    Delta::Finish(FinishReason::new(kind, raw))
 }
 
 fn call(index: u64, id: &str, name: &str, arguments: Option<&str>) -> [Delta; 2] {
@@ -157,6 +157,7 @@ fn check_error(line: &str, message: &str, status: Option<u16>, code: Option<&str
         overflow: None,
         tool_refusal: None,
         reasoning: None,
+        refusal: None,
     });
     assert_eq!(deltas(&[line]).last(), Some(&expected), "{line}");
 }

@@ -9,12 +9,14 @@ use std::mem::take;
 use super::OpenaiChatDialect;
 use super::payload::{CallPayload, ChoicePayload, ChunkPayload, MessagePayload};
 use super::usage::read_usage;
-use crate::types::{FinishKind, FinishReason, ReasoningField};
+use crate::types::{FinishKind, FinishReason, ReasoningField, RefusalDetails};
 use crate::wire::delta::{append_call, append_text};
 use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{keyed_error, payload_error, unkeyed_error};
 use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
 use crate::wire::lenient::{Lenient, TextContent, read_object};
+use crate::wire::refusal::{filtered_categories, stop_details};
+use crate::wire::repair::parse_value;
 use crate::wire::{CallDelta, CallKind, Delta};
 
 impl PayloadDecoder for OpenaiChatDialect {
@@ -111,13 +113,18 @@ impl OpenaiChatDialect {
         }
         if let Some(raw) = take(&mut choice.finish_reason).into_text() {
             self.push_finish(&raw, out);
+            if let Some(Delta::Finish(reason)) = out.last_mut()
+                && reason.kind == FinishKind::ContentFilter
+            {
+                *reason = FinishReason::refused(&*raw, refusal(choice, &raw));
+            }
         }
         out.extend(choice.error.and_then(|raw| keyed_error(raw.get())).map(Delta::Error));
     }
 
     fn push_finish(&mut self, raw: &str, out: &mut Vec<Delta>) {
         self.metadata.finish(out);
-        out.push(Delta::Finish(FinishReason { kind: finish_kind(raw), raw: raw.into() }));
+        out.push(Delta::Finish(FinishReason::new(finish_kind(raw), raw)));
     }
 
     /// Decodes a `delta` or, if `is_complete`, a `message`.
@@ -215,12 +222,25 @@ impl OpenaiChatDialect {
     }
 }
 
+/// Returns the details of a refused choice.
+fn refusal(choice: &mut ChoicePayload<'_>, finish: &str) -> RefusalDetails {
+    let details = choice.stop_details.map(stop_details).unwrap_or_default();
+    let results = choice.filter_results.and_then(|raw| parse_value(raw.get()));
+    let filtered = results.as_ref().and_then(filtered_categories);
+    // Gemini's endpoint and gateways name the word of the service behind them.
+    let native = take(&mut choice.native_finish_reason).into_text();
+    let native = native.filter(|word| !word.eq_ignore_ascii_case(finish));
+    let own = finish.split_once(':').map(|(_, word)| word.trim().to_owned());
+    let category = details.category.or(filtered).or(own).or(native);
+    RefusalDetails::new(category, details.explanation)
+}
+
 /// Returns the meaning of a finish reason: the words of services of this family, and words of
 /// other APIs that gateways pass on unchanged.
 ///
 /// Gemini's endpoint adds the word of its own API: `content_filter: PROHIBITED_CONTENT`,
 /// `function_call_filter: MALFORMED_FUNCTION_CALL`.
-fn finish_kind(reason: &str) -> FinishKind {
+pub(super) fn finish_kind(reason: &str) -> FinishKind {
     let word = reason.split_once(':').map_or(reason, |(word, _)| word).trim_end();
     match word.to_ascii_lowercase().replace('-', "_").as_str() {
         "stop" | "eos" | "eos_token" | "end_turn" | "stop_sequence" | "complete" | "completed" => {

@@ -5,6 +5,8 @@ use serde::de::MapAccess;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use super::decode::finish_kind;
+use crate::types::FinishKind;
 use crate::wire::fast_path::{ChangeKind, FieldRole, TemplateFields};
 use crate::wire::lenient::{
     JsonText, Lenient, LenientList, Number, ObjectListSeed, ObjectSeed, ReadMembers, Scalar,
@@ -60,6 +62,12 @@ pub(super) struct ChoicePayload<'a> {
     pub(super) delta: MessagePayload<'a>,
     pub(super) message: Option<Box<MessagePayload<'a>>>,
     pub(super) finish_reason: Scalar<'a>,
+    /// The word of the service behind a gateway.
+    pub(super) native_finish_reason: Scalar<'a>,
+    /// Anthropic's details of a refusal, which gateways pass on.
+    pub(super) stop_details: Option<&'a RawValue>,
+    /// Azure's judgement of the content.
+    pub(super) filter_results: Option<&'a RawValue>,
     pub(super) usage: Option<&'a RawValue>,
     pub(super) error: Option<&'a RawValue>,
 }
@@ -74,6 +82,11 @@ impl<'de> ReadMembers<'de> for ChoicePayload<'de> {
                 map.next_value_seed(ObjectSeed(&mut **message))?;
             }
             "finish_reason" => self.finish_reason = map.next_value()?,
+            "native_finish_reason" => self.native_finish_reason = map.next_value()?,
+            "stop_details" => self.stop_details = map.next_value()?,
+            "content_filter_results" | "content_filter_result" => {
+                self.filter_results = map.next_value()?;
+            }
             "usage" => self.usage = map.next_value()?,
             "error" => self.error = map.next_value()?,
             _ => return Ok(false),
@@ -161,7 +174,7 @@ impl<'a> ChunkPayload<'a> {
 
 impl<'a> ChoicePayload<'a> {
     fn template_fields(&self) -> Option<TemplateFields<'a>> {
-        let Self { index: _, delta, message, finish_reason, usage, error } = self;
+        let Self { index: _, delta, message, finish_reason, usage, error, .. } = self;
         let has_more = message.is_some() || usage.is_some() || error.is_some();
         if has_more {
             return None;
@@ -171,7 +184,11 @@ impl<'a> ChoicePayload<'a> {
         }
         let ends =
             TemplateFields::new(ChangeKind::Finish).scalar(FieldRole::Text, finish_reason)?;
-        delta.is_blank().then_some(ends)
+        // The details of a refusal are read each time.
+        let is_refused = finish_reason
+            .as_text()
+            .is_some_and(|word| finish_kind(word) == FinishKind::ContentFilter);
+        (delta.is_blank() && !is_refused).then_some(ends)
     }
 }
 

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind};
+use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails};
 use crate::wire::dialect::PayloadDecoder;
 use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
 
@@ -18,7 +18,7 @@ fn reasoning(text: &str) -> Delta {
 }
 
 fn finish(raw: &str, kind: FinishKind) -> Delta {
-    Delta::Finish(FinishReason { kind, raw: raw.into() })
+    Delta::Finish(FinishReason::new(kind, raw))
 }
 
 fn piece(index: Option<u64>, id: &str, name: &str, arguments: Option<&str>) -> Delta {
@@ -407,7 +407,14 @@ fn finish_reasons_have_a_kind_and_keep_their_text() {
         ("anything: SAFETY", FinishKind::Other),
     ] {
         let chunk = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{word}"}}]}}"#);
-        assert_eq!(deltas(&[&chunk]), [finish(word, kind)]);
+        let own = word.split_once(':').map(|(_, word)| word.trim().to_owned());
+        let expected = match kind {
+            FinishKind::ContentFilter => {
+                Delta::Finish(FinishReason::refused(word, RefusalDetails::new(own, None)))
+            }
+            _ => finish(word, kind),
+        };
+        assert_eq!(deltas(&[&chunk]), [expected]);
     }
 }
 
@@ -423,6 +430,7 @@ fn check_error(payload: &str, message: &str, status: Option<u16>, code: Option<&
         overflow: None,
         tool_refusal: None,
         reasoning: None,
+        refusal: None,
     });
     assert_eq!(deltas(&[payload]).last(), Some(&expected), "{payload}");
 }
@@ -570,5 +578,28 @@ fn usage_and_the_done_marker_are_read() {
         format!(r#"{{"choices":[],"usage":null,"x_groq":{{"usage":{usage}}}}}"#),
     ] {
         assert_eq!(deltas(&[&chunk, " [DONE] "]), [counts.clone(), Delta::Done], "{chunk}");
+    }
+}
+
+#[test]
+fn a_filtered_choice_names_its_categories() {
+    let results = r#"{"hate":{"filtered":true,"severity":"high"},"sexual":{"filtered":false}}"#;
+    for (members, category, explanation) in [
+        (format!(r#""content_filter_results":{results}"#), Some("hate"), None),
+        (r#""native_finish_reason":"SAFETY""#.to_owned(), Some("SAFETY"), None),
+        (r#""native_finish_reason":"content_filter""#.to_owned(), None, None),
+        (
+            r#""stop_details":{"category":"bio","explanation":"no"}"#.to_owned(),
+            Some("bio"),
+            Some("no"),
+        ),
+    ] {
+        let choice = format!(r#""delta":{{}},"finish_reason":"content_filter",{members}"#);
+        let chunk = format!(r#"{{"choices":[{{"index":0,{choice}}}]}}"#);
+        let refusal =
+            RefusalDetails::new(category.map(str::to_owned), explanation.map(str::to_owned));
+        let expected = Delta::Finish(FinishReason::refused("content_filter", refusal));
+        // The second one would match a template of the first.
+        assert_eq!(deltas(&[&chunk, &chunk]), [expected.clone(), expected], "{chunk}");
     }
 }

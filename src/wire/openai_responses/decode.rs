@@ -2,18 +2,20 @@
 
 use std::mem::take;
 
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::OpenaiResponsesDialect;
 use super::payload::{EventPayload, ResponsePayload};
 use super::stream::{ItemKind, ItemRef, TextKind};
-use crate::types::{FinishKind, FinishReason, ProviderError};
+use crate::types::{FinishKind, FinishReason, ProviderError, RefusalDetails};
 use crate::wire::delta::{append_call, append_text};
 use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{find_error, keyed_error, malformed, parse_error_event, provider_error};
 use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
 use crate::wire::lenient::{TextContent, read_object};
 use crate::wire::openai_chat::usage::read_usage;
+use crate::wire::refusal::filtered_categories;
 use crate::wire::repair::parse_value;
 use crate::wire::{CallDelta, CallKind, Delta};
 
@@ -264,12 +266,44 @@ impl OpenaiResponsesDialect {
         let details = response.incomplete_details.and_then(|raw| parse_value(raw.get()));
         let reason = details.as_ref().and_then(|details| details.get("reason"));
         let is_filtered = reason.is_some_and(|reason| reason == "content_filter");
-        let kind = finish_kind(status, is_filtered, has_calls);
+        let usage = response.usage.and_then(read_usage);
+        let is_at_limit = status == "completed" && self.is_at_limit(usage.as_ref());
+        let kind = match is_at_limit {
+            true => FinishKind::Length,
+            false => finish_kind(status, is_filtered, has_calls),
+        };
         out.extend(error.map(Delta::Error));
-        out.push(Delta::Finish(FinishReason { kind, raw: status.into() }));
-        out.extend(response.usage.and_then(read_usage));
+        out.push(Delta::Finish(match kind {
+            FinishKind::ContentFilter => {
+                let filters = response.content_filters.and_then(|raw| parse_value(raw.get()));
+                let category = filters.as_ref().and_then(blocked_filters);
+                FinishReason::refused(status, RefusalDetails::new(category, None))
+            }
+            FinishKind::Stop
+            | FinishKind::ToolCalls
+            | FinishKind::Length
+            | FinishKind::Pause
+            | FinishKind::Error
+            | FinishKind::Other => FinishReason::new(kind, status),
+        }));
+        out.extend(usage);
         out.push(Delta::Done);
     }
+}
+
+impl OpenaiResponsesDialect {
+    /// Returns whether a response has as many output tokens as the request allowed. llama.cpp says `completed` then.
+    fn is_at_limit(&self, usage: Option<&Delta>) -> bool {
+        let Some(Delta::Usage { usage, .. }) = usage else { return false };
+        self.output_tokens_max.is_some_and(|maximum| usage.output_tokens >= maximum)
+    }
+}
+
+/// Returns the categories for which one of Azure's filters has blocked the content.
+fn blocked_filters(filters: &Value) -> Option<String> {
+    let is_blocked = |filter: &&Value| filter.get("blocked") == Some(&Value::Bool(true));
+    let mut blocked = filters.as_array()?.iter().filter(is_blocked);
+    blocked.find_map(|filter| filtered_categories(filter.get("content_filter_results")?))
 }
 
 /// Returns the kind of the pieces that events of this type hold.

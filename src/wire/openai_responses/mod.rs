@@ -29,6 +29,15 @@ pub(super) struct OpenaiResponsesDialect {
     has_reasoning: bool,
     /// A reasoning item was lost, so nothing that it led to may go back as an item.
     lost_reasoning: bool,
+    /// The maximum number of output tokens that the request asked for.
+    output_tokens_max: Option<u64>,
+}
+
+impl OpenaiResponsesDialect {
+    /// Creates the dialect of the response to a request for at most this number of output tokens.
+    pub(super) fn new(output_tokens_max: Option<u64>) -> Self {
+        Self { output_tokens_max, ..Self::default() }
+    }
 }
 
 #[cfg(test)]

@@ -142,6 +142,8 @@ pub(super) struct ResponsePayload<'a> {
     pub(super) usage: Option<&'a RawValue>,
     pub(super) error: Option<&'a RawValue>,
     pub(super) incomplete_details: Option<&'a RawValue>,
+    /// Azure's judgements of the content: a list.
+    pub(super) content_filters: Option<&'a RawValue>,
 }
 
 impl<'de> ReadMembers<'de> for ResponsePayload<'de> {
@@ -152,6 +154,7 @@ impl<'de> ReadMembers<'de> for ResponsePayload<'de> {
             "usage" => self.usage = map.next_value()?,
             "error" => self.error = map.next_value()?,
             "incomplete_details" => self.incomplete_details = map.next_value()?,
+            "content_filters" => self.content_filters = map.next_value()?,
             _ => return Ok(false),
         }
         Ok(true)

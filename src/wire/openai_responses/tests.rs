@@ -60,7 +60,7 @@ fn part(json: &str) -> Delta {
 }
 
 fn finish(raw: &str, kind: FinishKind) -> Delta {
-    Delta::Finish(FinishReason { kind, raw: raw.into() })
+    Delta::Finish(FinishReason::new(kind, raw))
 }
 
 const ADDED: &str = r#""output_index":1,"item":{"type":"function_call","id":"fc_1","status":"in_progress","call_id":"c1","name":"f","arguments":""}"#;
@@ -761,4 +761,25 @@ fn many_items_take_bounded_time_and_memory() {
     let list = vec![r#"{"type":"message","content":"a"}"#; 20_000].join(",");
     let found = deltas(&[&format!(r#"{{"object":"response","output":[{list}]}}"#)]);
     assert_eq!(found.len(), 2048 + 2);
+}
+
+#[test]
+fn a_response_with_as_many_tokens_as_it_was_allowed_is_cut_off() {
+    let body = |tokens: u64| {
+        let usage = format!(r#""usage":{{"input_tokens":3,"output_tokens":{tokens}}}"#);
+        format!(r#"{{"object":"response","status":"completed","output":[],{usage}}}"#)
+    };
+    let kind = |allowed: Option<u64>, tokens: u64| {
+        let (mut dialect, mut out) = (OpenaiResponsesDialect::new(allowed), Vec::new());
+        crate::wire::decoder::parse_in_full(&mut dialect, "", &body(tokens), &mut out);
+        let finish = out.iter().find_map(|delta| match delta {
+            Delta::Finish(finish) => Some(finish.clone()),
+            _ => None,
+        });
+        finish.map(|finish| (finish.kind, finish.raw))
+    };
+    let completed = |kind| Some((kind, "completed".into()));
+    assert_eq!(kind(Some(40), 40), completed(FinishKind::Length));
+    assert_eq!(kind(Some(40), 39), completed(FinishKind::Stop));
+    assert_eq!(kind(None, 40), completed(FinishKind::Stop));
 }

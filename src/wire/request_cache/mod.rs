@@ -20,6 +20,7 @@ use super::{ModelRequest, PromptChange, Wire};
 use crate::message::{Message, MessageList};
 use crate::types::ReasoningRule;
 pub(super) use history_writer::{HistoryWriter, ReusablePrefix, head};
+use prefix::Continuation;
 
 /// The largest number of heads that are kept for one model.
 const HEADS_MAX: usize = 8;
@@ -157,20 +158,23 @@ impl PreviousPrompt {
         body: &[u8],
         written: ReusablePrefix,
     ) -> Option<PromptChange> {
-        let (before, change, continues) = match &self {
+        let (before, change, continuation) = match &self {
             Self::SharedPrefix { history_bytes, rest } => {
                 let start = written.head_end + history_bytes;
                 let after = body.get(start..written.history_end).unwrap_or_default();
-                ((wire, &*request.model), change, prefix::continues(rest, after))
+                ((wire, &*request.model), change, prefix::continuation(rest, after))
             }
             Self::Other { wire: before, model, reasoning, body: old } => {
-                let continues =
-                    *before == wire && prefix::body_continues(wire.history_member(), old, body);
+                let continuation = match *before == wire {
+                    true => prefix::body_continuation(wire.history_member(), old, body),
+                    false => Continuation::Breaks,
+                };
                 let learnt = (*reasoning != request.reasoning).then_some(PromptChange::Reasoning);
-                ((*before, &**model), change.or(learnt), continues)
+                ((*before, &**model), change.or(learnt), continuation)
             }
         };
-        (!continues).then(|| prefix::reason(before, (wire, &request.model), change))
+        (continuation != Continuation::Continues)
+            .then(|| prefix::reason(before, (wire, &request.model), continuation, change))
     }
 }
 

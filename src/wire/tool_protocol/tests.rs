@@ -35,7 +35,7 @@ struct Read {
 }
 
 fn finish(kind: FinishKind) -> Delta {
-    Delta::Finish(FinishReason { kind, raw: "x".into() })
+    Delta::Finish(FinishReason::new(kind, "x"))
 }
 
 fn read(protocol: ToolProtocol, pieces: &[&str], end: Option<FinishKind>) -> Read {
