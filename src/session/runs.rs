@@ -526,7 +526,7 @@ mod tests {
     #[test]
     fn the_time_before_a_turn_is_counted_by_what_the_run_waits_for() {
         let seconds = Duration::from_secs;
-        let narrow = ModelPlan { context_window: Some(50), ..model("m", 3) };
+        let narrow = ModelPlan { context_window: Some(100_000), ..model("m", 3) };
         let rules = Arc::new(RunRules {
             has_servers: true,
             context: ContextPolicy { keep_turns: 0, ..ContextPolicy::default() },
@@ -536,7 +536,7 @@ mod tests {
         let rules_of = |_: &RunOverrides| Arc::clone(&rules);
         let messages = vec![
             json!({"role": "user", "content": "go"}),
-            json!({"role": "assistant", "content": "word ".repeat(100)}),
+            json!({"role": "assistant", "content": "word ".repeat(90_000)}),
         ];
         let mut session = Session::open("a", messages, Metadata::default(), None, None);
         perform(&mut session, &rules, Duration::ZERO);

@@ -741,7 +741,7 @@ mod tests {
         };
         assert_eq!(ones(table::RUNS.name), 10);
         assert_eq!(ones(table::ARGUMENTS_ANOMALIES.name), 5);
-        assert_eq!(ones(table::ATTEMPTS.name), 10);
+        assert_eq!(ones(table::ATTEMPTS.name), ATTEMPT_OUTCOMES.len());
         assert_eq!(value(&page, "callsheet_sessions{state=\"idle\"}"), 3.0);
         assert_eq!(value(&page, "callsheet_queued_inputs"), 3.0);
         assert_eq!(value(&page, "callsheet_sessions{state=\"running\"}"), 2.0);

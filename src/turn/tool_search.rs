@@ -119,7 +119,9 @@ impl ToolSearch {
                 // No tool alone is refused, but all of them together.
                 self.group = std::mem::take(&mut self.accepted_without);
                 self.group.retain(|tool| !self.found.contains(tool));
-                self.requests_left = self.requests_left.min(2);
+                if !self.group.is_empty() {
+                    self.requests_left = self.requests_left.min(2);
+                }
             }
             SearchStep::WithoutFound => self.group = std::mem::take(&mut self.unknown),
             SearchStep::WithoutAll => return false,

@@ -89,11 +89,15 @@ impl<'a> Verifier<'_, 'a> {
         let last = run.committed().last();
         let by_hook = last.is_some_and(|(_, last)| matches!(last.end, TurnEnd::RefusedByHook(_)));
         let needs_error = end.end == RunEnd::Failed || (end.end == RunEnd::Refused && by_hook);
-        self.require(end.error.is_some() == needs_error, at, Invariant::Run, || {
+        // Earlier versions recorded no error for a refusal of the model.
+        let may_have_error = needs_error || end.end == RunEnd::Refused;
+        let has_error = end.error.is_some();
+        let is_valid = if has_error { may_have_error } else { !needs_error };
+        self.require(is_valid, at, Invariant::Run, || {
             let what = if needs_error {
                 "failed or was refused by a hook, and has no error"
             } else {
-                "has an error, and neither failed nor was refused by a hook"
+                "has an error, and neither failed nor was refused"
             };
             format!("{} {what}", end.id)
         });

@@ -456,7 +456,7 @@ fn a_session_that_is_cut_after_any_record_ends_with_the_same_messages() {
         let whole = Life::open(script).run();
         assert_eq!(whole.ended.len(), 2);
         let asks = |e: &&JournalEntry| matches!(e.record, Record::Instructed { .. });
-        assert_eq!(whole.log.iter().any(|e| asks(&e)), script.output.is_some());
+        assert!(script.output.is_none() || whole.log.iter().any(|e| asks(&e)));
         check_past_runs(&whole);
         check_replay(&whole, &format!("{script:?}"));
         let all: usize = whole.ended.iter().map(|run| run.calls.len()).sum();

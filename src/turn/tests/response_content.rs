@@ -190,7 +190,7 @@ fn a_call_that_the_service_runs_is_only_published() {
 fn service_calls_of_a_void_attempt_and_incomplete_service_calls_are_discarded() {
     let mut driver = Driver::with(rules(PARALLEL));
     driver.receive([search(0, true, "{}"), seal(0), search(1, true, "")]).break_off();
-    driver.receive([search(0, true, "{}"), seal(0), search(1, true, "{\"q")]);
+    driver.receive([text("so"), search(0, true, "{}"), seal(0), search(1, true, "{\"q")]);
     driver.receive([usage(9), finish(FinishKind::Length)]).close_stream();
     let changes = published(&driver);
     let changes: Vec<_> = changes.iter().map(|(id, status, _)| (id.as_str(), *status)).collect();
@@ -228,7 +228,7 @@ fn a_paused_response_is_kept_with_its_calls_and_is_paused_after_a_crash_too() {
     assert!(record.is_paused() && record.end == TurnEnd::Finished);
     let mut driver = Driver::with(rules(PARALLEL));
     driver.receive([thought("hm"), finish(FinishKind::Pause)]).close_stream();
-    assert!(!driver.commit.as_ref().unwrap().is_paused(), "the message is empty");
+    assert!(driver.commit.is_none(), "an empty answer is asked for again");
 }
 
 #[test]

@@ -375,7 +375,7 @@ fn breaks_of(requests: &[(Wire, ModelRequest)]) -> Vec<Option<PromptChange>> {
 
 #[test]
 fn what_is_appended_is_no_break_and_everything_else_is_one() {
-    use PromptChange::{Config, Fallback, RunOverride, ToolsRefreshed, Unexplained};
+    use PromptChange::{Config, Fallback, InputsJoined, RunOverride, ToolsRefreshed, Unexplained};
     let cleared = PromptChange::Compacted(CompactionKind::Cleared);
     for wire in WIRES {
         let base = request(turns(3));
@@ -405,7 +405,10 @@ fn what_is_appended_is_no_break_and_everything_else_is_one() {
             request.messages.push(user("And this."));
             request
         };
-        for same in [base.clone(), grown(1), grown(20), copied, final_answer.clone(), steered] {
+        // Chat Completions joins inputs that follow each other to one message.
+        let joined = (wire == Wire::OpenaiChat).then_some(InputsJoined);
+        assert_eq!(breaks_of(&[(wire, base.clone()), (wire, steered)]), [joined], "{wire}");
+        for same in [base.clone(), grown(1), grown(20), copied, final_answer.clone()] {
             let sent = [(wire, base.clone()), (wire, same), (wire, grown(21))];
             let breaks = breaks_of(&sent[..2]);
             assert_eq!(breaks, [None], "{wire}");
