@@ -27,7 +27,7 @@ use crate::record::{Record, StopMode};
 use crate::rehearsal::{Call, Finish, ReceivedRequest, Rehearsal, Response, Script};
 use crate::runtime::host_ref::ToolSources;
 use crate::tool::{ToolSource, ToolSourceContext};
-use crate::types::{ContentPart, Execution, Image, SessionState, Wire};
+use crate::types::{ContentPart, Execution, Image, RunEnd, SessionState, Wire};
 use crate::wire::PromptChange;
 
 /// The header with the number of the host that sends a request.
@@ -71,6 +71,8 @@ fn ledger(world: &World, is_dead: Arc<AtomicBool>) -> Arc<Engine> {
         for entry in &batch.entries {
             let change = match &entry.record {
                 Record::Compacted { .. } => Change::Context,
+                // The refused run is left out.
+                Record::RunEnded { end: RunEnd::Refused, .. } => Change::Context,
                 Record::ToolsFrozen { .. } => Change::ServerTools,
                 Record::RunStarted { overrides, .. } => {
                     Change::Run(serde_json::to_string(overrides).unwrap())
