@@ -47,11 +47,13 @@ struct RefusedTool {
     reason: String,
 }
 
+type ToolList = Arc<[ToolDefinition]>;
+
 /// The tool lists of recent requests, each with the tools that are sent. Empty if no tool is refused.
 #[derive(Debug, Default)]
 struct RemainingTools {
     is_any_refused: bool,
-    lists: Vec<(Arc<[ToolDefinition]>, Arc<[ToolDefinition]>)>,
+    lists: Vec<(ToolList, ToolList)>,
 }
 
 impl LearntValue for RefusedTools {

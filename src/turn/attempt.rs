@@ -301,13 +301,13 @@ impl Turn {
     /// dropped, is not repeated: the same request would lead to the same response.
     fn is_answer_empty(&self) -> bool {
         let Attempt { response, dropped_calls, .. } = &self.attempt;
-        let is_paused =
-            response.finish_reason().is_some_and(|finish| finish.kind == FinishKind::Pause);
+        let is_paused = !response.parts().is_empty()
+            && response.finish_reason().is_some_and(|finish| finish.kind == FinishKind::Pause);
         let is_final = self.spec.request_kind == RequestKind::FinalText;
         response.text().trim().is_empty()
             && !self.calls.iter().any(TurnCall::is_kept)
             && (dropped_calls.is_empty() || is_final)
-            && !(is_paused && !response.parts().is_empty())
+            && !is_paused
     }
 
     /// Returns whether a call with effects has started in this attempt.

@@ -101,10 +101,9 @@ impl Turn {
             TurnStage::AwaitingResponse => {
                 let has_limit = self.spec.budget.calls_left.is_some();
                 let children = if has_limit { self.children_calls() } else { 0 };
-                match admission::decide_retention(key.index, children, &self.spec) {
-                    CallRetention::Keep if is_surplus => CallRetention::Drop,
-                    retention => retention,
-                }
+                let retention = admission::decide_retention(key.index, children, &self.spec);
+                let is_dropped = is_surplus && retention == CallRetention::Keep;
+                if is_dropped { CallRetention::Drop } else { retention }
             }
         };
         match retention {

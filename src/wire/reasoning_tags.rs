@@ -71,9 +71,9 @@ impl ReasoningTagReader {
         let new = deltas.get(from..).unwrap_or_default();
         self.has_reasoning |= new.iter().any(|delta| matches!(delta, Delta::Reasoning(_)));
         if self.state == TagState::Start && self.held.is_empty() && self.close.is_empty() {
-            let mut texts = new.iter().filter_map(|delta| match delta {
-                Delta::Text(text) => Some(text.trim_start()),
-                _ => None,
+            let mut texts = new.iter().filter_map(|delta| {
+                let Delta::Text(text) = delta else { return None };
+                Some(text.trim_start())
             });
             match texts.next() {
                 None => return,
@@ -268,9 +268,7 @@ fn begun_bytes(text: &str, tag: &str) -> usize {
 /// lines, and not between blanks or quotes, as it would in a sentence about it.
 fn find_close_alone(text: &str) -> Option<(usize, &'static str)> {
     let (_, tag) = *TAGS.first()?;
-    if memchr::memmem::find(text.as_bytes(), tag.as_bytes()).is_none() {
-        return None;
-    }
+    memchr::memmem::find(text.as_bytes(), tag.as_bytes())?;
     let is_prose = |c: char| {
         c.is_ascii_punctuation() && c != '.' && c != '!' && c != '?' && c != ':' || c == ' '
     };
