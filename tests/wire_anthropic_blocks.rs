@@ -243,9 +243,10 @@ fn service_calls_are_listed_and_sent_back_in_order() {
         .iter()
         .filter_map(|part| match part {
             MessagePart::Raw { json } => serde_json::from_str(json).ok(),
-            MessagePart::Text { .. } | MessagePart::Reasoning { .. } | MessagePart::Call { .. } => {
-                None
-            }
+            MessagePart::Text { .. }
+            | MessagePart::Reasoning { .. }
+            | MessagePart::TaggedReasoning { .. }
+            | MessagePart::Call { .. } => None,
         })
         .collect();
     assert_eq!(
