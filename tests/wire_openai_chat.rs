@@ -1,5 +1,6 @@
 //! Metadata that goes back to a Chat Completions service, over HTTP.
 #![expect(clippy::unwrap_used, reason = "a test")]
+#![expect(clippy::disallowed_methods, reason = "the test watches events while the run continues")]
 
 mod support;
 
