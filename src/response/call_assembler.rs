@@ -508,7 +508,7 @@ impl PartialCall {
     }
 
     /// Returns whether arguments other than white space have arrived.
-    fn has_arguments(&self) -> bool {
+    pub(super) fn has_arguments(&self) -> bool {
         !self.raw.trim_ascii().is_empty()
     }
 

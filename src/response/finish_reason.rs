@@ -5,7 +5,8 @@
 //! left (`turn::retry`), unless a call with effects has started (`handle_broken` of `turn::attempt`).
 //!
 //! A response without a finish reason broke, unless all of these hold: there was no error, the wire's end mark came
-//! ([`Delta::Done`]), the response is not empty, and the arguments of all calls parse.
+//! ([`Delta::Done`]), the response is not empty, and the arguments of all calls came whole. A call without a byte of
+//! arguments may have lost them then, and would run with `{}`.
 //!
 //! A response that would be complete broke if arguments were lost ([`ARGUMENTS_LOST`]): a call would run without
 //! them. In a response that was cut off no further call runs anyway.
@@ -87,7 +88,7 @@ fn classify_by_finish_reason(
         }
         Some(FinishKind::Error) => Err(ended_with_error(response)),
         // Some services mark the end of a response but send no finish reason.
-        None if response.is_done() && !response.is_empty() && all_calls_parse(response) => {
+        None if response.is_done() && !response.is_empty() && all_calls_are_whole(response) => {
             Ok(if refused { ResponseEnding::Refused } else { ResponseEnding::Complete })
         }
         None if response.is_empty() => {
@@ -140,7 +141,7 @@ fn has_merged_arguments(response: &ResponseAssembler) -> bool {
     };
     let functions = || calls.iter().filter(|call| call.kind == CallKind::Function);
     functions().count() > 1
-        && functions().any(|call| call.raw.trim_ascii().is_empty())
+        && functions().any(|call| !call.has_arguments())
         && functions().any(is_invalid)
 }
 
@@ -148,11 +149,12 @@ fn has_nameless_calls(response: &ResponseAssembler) -> bool {
     response.problems().iter().any(|problem| problem.code == "call_without_name")
 }
 
-fn all_calls_parse(response: &ResponseAssembler) -> bool {
-    response
-        .calls()
-        .iter()
-        .all(|call| matches!(parse_arguments(&call.raw), ParsedArguments::Object { .. }))
+/// Returns whether each call has arguments that were sent and stand for an object.
+fn all_calls_are_whole(response: &ResponseAssembler) -> bool {
+    let is_whole = |call: &PartialCall| {
+        call.has_arguments() && matches!(parse_arguments(&call.raw), ParsedArguments::Object { .. })
+    };
+    response.calls().iter().all(is_whole)
 }
 
 #[cfg(test)]
@@ -185,6 +187,7 @@ mod tests {
     #[test]
     fn the_finish_reason_or_else_the_end_mark_classifies_a_response() {
         let error = || Delta::Error(malformed("m"));
+        let sealed = |index| Delta::Seal { index, arguments: None };
         for (deltas, ending) in [
             (vec![finish(FinishKind::Stop)], Some(ResponseEnding::Complete)),
             (vec![finish(FinishKind::ToolCalls)], Some(ResponseEnding::Complete)),
@@ -209,6 +212,14 @@ mod tests {
             (vec![text("a"), Delta::Done], Some(ResponseEnding::Complete)),
             (vec![call(0, "pure", "{}"), Delta::Done], Some(ResponseEnding::Complete)),
             (vec![call(0, "pure", "{"), Delta::Done], None),
+            (vec![call(0, "pure", ""), Delta::Done], None),
+            (vec![call(0, "pure", " "), Delta::Done], None),
+            (vec![call(0, "pure", "{}"), call(1, "pure", ""), Delta::Done], None),
+            (vec![text("a"), call(0, "pure", ""), sealed(0), Delta::Done], None),
+            (
+                vec![call(0, "pure", ""), finish(FinishKind::ToolCalls), Delta::Done],
+                Some(ResponseEnding::Complete),
+            ),
             (
                 vec![Delta::Metadata(ProviderMetadata::RawPart("{}".into())), Delta::Done],
                 Some(ResponseEnding::Complete),

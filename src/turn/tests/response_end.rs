@@ -92,6 +92,10 @@ fn a_stream_without_a_finish_reason_ends_well_only_with_the_end_marker_of_its_wi
     let mut driver = Driver::with(rules(PARALLEL));
     driver.receive([call(0, "effect", "{"), Delta::Done]).close_stream().assert_started(&[]);
     assert_eq!(driver.requests.len(), 2);
+    // Its arguments may be lost.
+    let mut driver = Driver::with(rules(PARALLEL));
+    driver.receive([call(0, "effect", ""), Delta::Done]).close_stream().assert_started(&[]);
+    assert_eq!(driver.requests.len(), 2);
 }
 
 #[test]
