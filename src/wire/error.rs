@@ -166,7 +166,7 @@ const UNPARSABLE_CODES: [&str; 4] =
     ["tool_use_failed", "json_validate_failed", "output_parse_failed", "tool_call_parse_failed"];
 
 /// Parts of such errors in lower case, from reports about the services.
-const UNPARSABLE_TEXTS: [&str; 32] = [
+const UNPARSABLE_TEXTS: [&str; 36] = [
     // Groq, also within the text of a gateway's error.
     "tool_use_failed",
     "output_parse_failed",
@@ -195,6 +195,10 @@ const UNPARSABLE_TEXTS: [&str; 32] = [
     "validation error for list[function-wrap",
     "harmonyerror",
     "unexpected tokens remaining in message header",
+    "could not parse header:",
+    "no channel value found in header",
+    "message header did not contain a role",
+    "expected message start token",
     "while expecting start token",
     // LM Studio.
     "failed to generate a tool call",
@@ -469,6 +473,12 @@ mod tests {
             (500, "XML syntax error on line 3: element <function> closed by </parameter>"),
             (400, "Failed to parse fc related info to json format!"),
             (500, "unexpected tokens remaining in message header: Some(\"to=functions.web\")"),
+            (
+                400,
+                "Could not parse header: too many tokens remaining after extracting content-type",
+            ),
+            (400, "channel marker present but no channel value found in header"),
+            (400, "Expected message start token but ran out of tokens"),
             (424, "The model produced invalid sequence as part of ToolUse. Refer to the guide."),
         ] {
             for body in [json!({"error": {"message": message}}), json!({"error": message})] {

@@ -9,7 +9,9 @@ use std::mem::take;
 use super::OpenaiChatDialect;
 use super::payload::{CallPayload, ChoicePayload, ChunkPayload, MessagePayload};
 use super::usage::read_usage;
-use crate::types::{FinishKind, FinishReason, ReasoningField, RefusalDetails};
+use crate::types::{
+    FinishKind, FinishReason, ProviderError, ProviderErrorKind, ReasoningField, RefusalDetails,
+};
 use crate::wire::delta::{append_call, append_text};
 use crate::wire::dialect::PayloadDecoder;
 use crate::wire::error::{keyed_error, payload_error, unkeyed_error};
@@ -18,6 +20,9 @@ use crate::wire::lenient::{Lenient, TextContent, read_object};
 use crate::wire::refusal::{filtered_categories, stop_details};
 use crate::wire::repair::parse_value;
 use crate::wire::{CallDelta, CallKind, Delta};
+
+/// The message of an error of which only a finish reason is known.
+const UNREADABLE: &str = "the service could not read the output of its model";
 
 impl PayloadDecoder for OpenaiChatDialect {
     fn parse_payload<'p>(
@@ -111,6 +116,16 @@ impl OpenaiChatDialect {
         if let Some(message) = choice.message.as_mut().filter(|_| !self.has_deltas) {
             self.decode_message(message, true, out);
         }
+        let error = choice.error.and_then(|raw| keyed_error(raw.get()));
+        if let Some(finish) = choice.native_error() {
+            // It precedes an error of the chunk, which is less specific.
+            let of_choice = error.map_or_else(|| UNREADABLE.to_owned(), |error| error.message);
+            let message = format!("{}: {of_choice}", finish.raw);
+            let kind = ProviderErrorKind::UnparsableOutput;
+            self.metadata.finish(out);
+            out.extend([Delta::Error(ProviderError::new(kind, message)), Delta::Finish(finish)]);
+            return;
+        }
         if let Some(raw) = take(&mut choice.finish_reason).into_text() {
             self.push_finish(&raw, out);
             if let Some(Delta::Finish(reason)) = out.last_mut()
@@ -119,7 +134,7 @@ impl OpenaiChatDialect {
                 *reason = FinishReason::refused(&*raw, refusal(choice, &raw));
             }
         }
-        out.extend(choice.error.and_then(|raw| keyed_error(raw.get())).map(Delta::Error));
+        out.extend(error.map(Delta::Error));
     }
 
     fn push_finish(&mut self, raw: &str, out: &mut Vec<Delta>) {

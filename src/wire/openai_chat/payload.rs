@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::decode::finish_kind;
-use crate::types::FinishKind;
+use crate::types::{FinishKind, FinishReason};
 use crate::wire::fast_path::{ChangeKind, FieldRole, TemplateFields};
 use crate::wire::lenient::{
     JsonText, Lenient, LenientList, Number, ObjectListSeed, ObjectSeed, ReadMembers, Scalar,
@@ -173,10 +173,18 @@ impl<'a> ChunkPayload<'a> {
 }
 
 impl<'a> ChoicePayload<'a> {
+    /// Returns the finish reason of the service behind a gateway if it could not read what its model wrote. The
+    /// gateway itself says `stop` or `error`.
+    pub(super) fn native_error(&self) -> Option<FinishReason> {
+        let word = self.native_finish_reason.as_text().filter(|word| !word.is_empty())?;
+        let finish = FinishReason::new(finish_kind(word), word);
+        Some(finish).filter(FinishReason::is_unparsable_output)
+    }
+
     fn template_fields(&self) -> Option<TemplateFields<'a>> {
         let Self { index: _, delta, message, finish_reason, usage, error, .. } = self;
         let has_more = message.is_some() || usage.is_some() || error.is_some();
-        if has_more {
+        if has_more || self.native_error().is_some() {
             return None;
         }
         if finish_reason.is_blank() {

@@ -582,6 +582,39 @@ fn usage_and_the_done_marker_are_read() {
 }
 
 #[test]
+fn a_native_finish_reason_says_that_the_output_is_unreadable() {
+    let chunk = |word: &str, native: &str, more: (&str, &str)| {
+        let choice = format!(r#""delta":{{}},"finish_reason":{word},"native_finish_reason":"#);
+        format!(r#"{{"choices":[{{{choice}"{native}"{}}}]{}}}"#, more.0, more.1)
+    };
+    let native = "MALFORMED_FUNCTION_CALL";
+    for (word, more, reason) in [
+        (r#""stop""#, ("", ""), "the service could not read the output of its model"),
+        (r#""error""#, (r#","error":{"code":502,"message":"m"}"#, ""), "m"),
+        (r#""error""#, ("", r#","error":{"code":502,"message":"m"}"#), "the service"),
+        ("null", ("", ""), "the service"),
+    ] {
+        let chunk = chunk(word, native, more);
+        // The second one would match a template of the first.
+        let found = deltas(&[&chunk, &chunk]);
+        let errors = found.iter().filter_map(|delta| match delta {
+            Delta::Error(error) if error.kind == ProviderErrorKind::UnparsableOutput => {
+                Some(error.message.as_str())
+            }
+            _ => None,
+        });
+        let errors: Vec<_> = errors.collect();
+        let expected = format!("{native}: {reason}");
+        assert!(matches!(found[0], Delta::Error(_)), "{found:?}");
+        assert_eq!(errors.len(), 2, "{found:?}");
+        assert!(errors.iter().all(|message| message.starts_with(&expected)), "{errors:?}");
+        assert!(found.contains(&finish(native, FinishKind::Error)), "{found:?}");
+    }
+    let well = chunk(r#""stop""#, "STOP", ("", ""));
+    assert_eq!(deltas(&[&well]), [finish("stop", FinishKind::Stop)]);
+}
+
+#[test]
 fn a_filtered_choice_names_its_categories() {
     let results = r#"{"hate":{"filtered":true,"severity":"high"},"sexual":{"filtered":false}}"#;
     for (members, category, explanation) in [
