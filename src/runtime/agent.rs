@@ -59,6 +59,8 @@ pub(super) struct Agent {
     /// The number of requests for a typed answer that may follow the first one.
     output_retries: u32,
     patterns: Arc<[ToolPattern]>,
+    /// The patterns that decide which of its tools a search finds, if there is one.
+    search_patterns: Arc<[ToolPattern]>,
     /// The hooks that are asked about its runs, in their order.
     pub(super) hooks: Arc<[RegisteredHook]>,
     /// A request to the first model, without messages.
@@ -110,8 +112,9 @@ impl Agent {
         let tools = matching_tools(registry.iter(), &agent.tools);
         let tools_max = tools_max(&models, agent.context.references);
         let uses_tool_search = needs_search(agent.tool_loading, &tools, &agent.tools, tools_max);
+        let search_patterns = search_patterns(agent.tools.as_slice().into(), tools_max);
         let host_tools = HostToolSet { uses_tool_search, references: agent.context.references };
-        let (tools, definitions) = offer(tools, &agent.tools, host_tools);
+        let (tools, definitions) = offer(tools, &search_patterns, host_tools);
         let plans = models.plans(None);
         let request_template = ModelRequest {
             system: Some(agent.system.clone()).filter(|system| !system.is_empty()),
@@ -123,7 +126,7 @@ impl Agent {
         let rules = RunRules {
             tools: specs(&tools),
             uses_tool_search,
-            search_only_tools: search_only_names(&tools, &agent.tools, uses_tool_search),
+            search_only_tools: search_only_names(&tools, &search_patterns, uses_tool_search),
             limits: agent.limits.clone(),
             execution: agent.execution,
             multi_tool_calls: agent.multi_tool_calls,
@@ -148,6 +151,7 @@ impl Agent {
             tools: Arc::new(tools),
             loading: agent.tool_loading,
             patterns: agent.tools.as_slice().into(),
+            search_patterns,
             hooks,
             configured: Arc::clone(configured),
             registry: Arc::clone(registry),
@@ -162,7 +166,7 @@ impl Agent {
     #[cfg(feature = "server")]
     pub(super) fn listed_tools(&self) -> Vec<ListedTool> {
         let is_searched =
-            |name: &str| self.rules.uses_tool_search && is_searched(name, &self.patterns);
+            |name: &str| self.rules.uses_tool_search && is_searched(name, &self.search_patterns);
         let of_host = self.tools.values().filter(|tool| tool.kind == RegisteredKind::Host);
         let use_tool = self.rules.uses_tool_search.then(use_tool_spec);
         let of_host = of_host.map(|tool| &*tool.spec).chain(&use_tool);
@@ -212,19 +216,22 @@ impl Agent {
         }
         // With `may_raise` the overrides may exceed the agent's limits.
         let (agent_rules, may_raise) = (&*self.rules, self.allow_overrides);
-        let patterns: Arc<[ToolPattern]> = match &overrides.tools {
-            None => Arc::clone(&self.patterns),
-            Some(names) => names.iter().map(ToolPattern::new).collect(),
+        let chosen: Option<Arc<[ToolPattern]>> =
+            overrides.tools.as_ref().map(|names| names.iter().map(ToolPattern::new).collect());
+        let tools_max = tools_max(&self.models, agent_rules.context.references);
+        let patterns = match &chosen {
+            None => Arc::clone(&self.search_patterns),
+            Some(chosen) => search_patterns(Arc::clone(chosen), tools_max),
         };
         let mut host_tools = HostToolSet::of(agent_rules);
-        let (tools, definitions, search_only_tools) = match &overrides.tools {
+        let (tools, definitions, search_only_tools) = match &chosen {
             None => {
                 let tools = Arc::clone(&self.tools);
                 let definitions = Arc::clone(&self.request_template.tools);
                 (tools, definitions, Arc::clone(&agent_rules.search_only_tools))
             }
-            Some(_) => {
-                let chosen = self.subset(&patterns)?;
+            Some(chosen) => {
+                let chosen = self.subset(chosen)?;
                 // A search that finds no tool of the run is not offered.
                 host_tools.uses_tool_search &=
                     chosen.keys().any(|name| is_searched(name, &patterns));
@@ -316,6 +323,7 @@ impl Agent {
             output_retries: self.output_retries,
             loading: self.loading,
             patterns: Arc::clone(&self.patterns),
+            search_patterns: Arc::clone(&self.search_patterns),
             hooks: Arc::clone(&self.hooks),
             request_template,
             prompt_hash: OnceLock::new(),
@@ -472,12 +480,12 @@ impl Agent {
             }
         }
         let host_tools = HostToolSet { uses_tool_search, ..HostToolSet::of(&self.rules) };
-        let (tools, definitions) = offer(offered, &self.patterns, host_tools);
+        let (tools, definitions) = offer(offered, &self.search_patterns, host_tools);
         let request_template = ModelRequest { tools: definitions, ..self.request_template.clone() };
         let rules = RunRules {
             tools: specs(&tools),
             uses_tool_search,
-            search_only_tools: search_only_names(&tools, &self.patterns, uses_tool_search),
+            search_only_tools: search_only_names(&tools, &self.search_patterns, uses_tool_search),
             fixed_tokens: fixed_tokens(&request_template),
             ..RunRules::clone(&self.rules)
         };
@@ -490,6 +498,7 @@ impl Agent {
             output_retries: self.output_retries,
             loading: self.loading,
             patterns: Arc::clone(&self.patterns),
+            search_patterns: Arc::clone(&self.search_patterns),
             hooks: Arc::clone(&self.hooks),
             request_template,
             prompt_hash: OnceLock::new(),
@@ -537,6 +546,7 @@ impl Agent {
             allow_overrides: false,
             output_retries: 0,
             patterns: Arc::new([]),
+            search_patterns: Arc::new([]),
             hooks: Arc::clone(&self.hooks),
             request_template,
             prompt_hash: OnceLock::new(),
@@ -814,20 +824,30 @@ fn tools_max(models: &ModelChain, references: bool) -> usize {
 }
 
 /// Returns whether the model finds tools with a search. A search finds only tools that a wildcard pattern
-/// matches, so at least one must exist.
+/// matches, so at least one must exist, unless a request cannot have them all.
 fn needs_search<T>(
     loading: ToolLoading,
     tools: &BTreeMap<String, T>,
     patterns: &[ToolPattern],
     tools_max: usize,
 ) -> bool {
+    // The services would refuse the request.
+    let is_forced = tools.len() > tools_max;
     let is_wanted = match loading {
-        // The services would refuse the request.
-        ToolLoading::All => tools.len() > tools_max,
+        ToolLoading::All => false,
         ToolLoading::Search => true,
         ToolLoading::Auto => tools.len() > TOOLS_WITHOUT_SEARCH,
     };
-    is_wanted && tools.keys().any(|name| is_searched(name, patterns))
+    is_forced || is_wanted && tools.keys().any(|name| is_searched(name, patterns))
+}
+
+/// Returns the patterns that decide which tools a search finds. If the tools that are named one by one are too many
+/// for a request with a search, it finds all tools.
+fn search_patterns(patterns: Arc<[ToolPattern]>, tools_max: usize) -> Arc<[ToolPattern]> {
+    let names = patterns.iter().filter(|pattern| pattern.is_name()).count();
+    // `find_tools` and `use_tool`.
+    let named_max = tools_max.saturating_sub(2);
+    if names > named_max { Arc::new([ToolPattern::new("*")]) } else { patterns }
 }
 
 /// Returns whether a tool is found by a search, if there is one: only wildcard patterns match it.

@@ -510,6 +510,42 @@ async fn with_many_tools_a_request_has_only_a_search_and_its_prefix_stays() {
 }
 
 #[tokio::test]
+async fn more_named_tools_than_a_request_may_have_are_searched() {
+    for (count, loading, is_searched) in [
+        // With `own` and `read_var` a request has 128.
+        (126, ToolLoading::All, false),
+        (126, ToolLoading::Auto, false),
+        (127, ToolLoading::All, true),
+        (127, ToolLoading::Auto, true),
+    ] {
+        let provider = Provider::answering("hello").await;
+        let names: Vec<String> = (0..count).map(|number| format!("tool_{number}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let server = FakeServer::new("big", ServerState::Up, &names);
+        let host = host(&provider, with_servers(&[&server]), |config| {
+            let named = names.iter().map(|name| format!("big__{name}"));
+            let named: Vec<_> = named.chain(["own".to_owned()]).collect();
+            naming(config, "big", &named.iter().map(String::as_str).collect::<Vec<_>>());
+            config.agents.get_mut("default").unwrap().tool_loading = loading;
+        })
+        .await;
+        let session = session(&host).await;
+        session.run("go").await.unwrap();
+        // A run that names a few of them needs no search.
+        let mut request = RunRequest::from("go");
+        request.overrides.tools = Some(vec!["big__tool_7".to_owned(), "own".to_owned()]);
+        session.run(request).await.unwrap();
+        let offered = offered(&provider);
+        match is_searched {
+            true => assert_eq!(offered[0], ["find_tools", "use_tool"]),
+            false => assert_eq!(offered[0].len(), count + 1),
+        }
+        assert_eq!(offered[1], ["big__tool_7", "own"]);
+        nothing_left(&host).await;
+    }
+}
+
+#[tokio::test]
 async fn few_tools_are_all_in_the_request_unless_a_search_is_wanted() {
     for (loading, patterns, expected) in [
         (ToolLoading::Auto, vec!["own", "files__*"], vec!["files__read", "own"]),
