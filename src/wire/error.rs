@@ -124,7 +124,10 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
         if let Some(output) = map.get("failed_generation") {
             // The same words stand in each such error. What the model wrote tells two of them apart.
             let output = output.as_str().map_or_else(|| output.to_string(), str::to_owned);
-            error.message.push_str(&format!(" (it wrote: {})", one_line(&output, OUTPUT_CHARS)));
+            if !output.is_empty() {
+                let output = one_line(&output, OUTPUT_CHARS);
+                error.message.push_str(&format!(" (it wrote: {output})"));
+            }
             error.kind = ProviderErrorKind::UnparsableOutput;
         } else if error.code.as_ref().is_some_and(has_code) {
             error.kind = ProviderErrorKind::UnparsableOutput;
@@ -463,6 +466,8 @@ mod tests {
         let error = http_error(400, of_groq);
         assert_eq!((error.kind, error.status), (ProviderErrorKind::UnparsableOutput, Some(400)));
         assert!(error.is_transient() && error.message.contains("<function=clock>{"), "{error}");
+        let unknown = of_groq.replace(r#"<function=clock>{\"zone\": \"UTC\"}</function>"#, "");
+        assert!(!http_error(400, &unknown).message.contains("it wrote"), "{unknown}");
         let nested = "litellm.BadRequestError: GroqException - {\"error\":{\"message\":\"Failed to \
             call\",\"code\":\"tool_use_failed\"}}";
         for (status, message) in [
