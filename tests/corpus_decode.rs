@@ -3,6 +3,7 @@
 //!
 //! The recordings are not part of the crate. They are read from `$CALLSHEET_CORPUS`, or else from
 //! `../shared/corpus` beside the clone. Without them the tests pass, unless `CI=true`.
+#![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
 #![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -1,5 +1,10 @@
 //! Failures of calls and attempts stay contained, over real HTTP.
-#![expect(clippy::expect_used, clippy::wildcard_enum_match_arm, reason = "a test")]
+#![expect(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::wildcard_enum_match_arm,
+    reason = "a test"
+)]
 
 mod support;
 

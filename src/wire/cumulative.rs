@@ -246,9 +246,9 @@ mod tests {
             deltas.append(&mut new);
         }
         texts.finish(&mut deltas);
-        let text = |delta: &Delta| match delta {
-            Delta::Text(text) => text.clone(),
-            other => panic!("{other:?}"),
+        let text = |delta: &Delta| {
+            let Delta::Text(text) = delta else { panic!("{delta:?}") };
+            text.clone()
         };
         assert_eq!(deltas.iter().map(text).collect::<String>(), expected, "{pieces:?}");
     }

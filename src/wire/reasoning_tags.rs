@@ -312,6 +312,7 @@ mod tests {
         assert_eq!(deltas.pop(), Some(Delta::Finish(reason)), "nothing is held back at the end");
         let mut read = Read::default();
         for delta in deltas {
+            #[expect(clippy::wildcard_enum_match_arm, reason = "the test expects no other delta")]
             match delta {
                 Delta::Reasoning(text) => read.0.push_str(&text),
                 Delta::Text(text) => read.1.push_str(&text),

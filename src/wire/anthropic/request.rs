@@ -279,7 +279,7 @@ mod tests {
         let demanded = [unsigned(""), unsigned(""), unsigned("hm"), signed.clone()];
         assert_eq!(blocks(SendReasoning::All, false), demanded);
         assert_eq!(blocks(SendReasoning::All, true)[0], unsigned(" "));
-        let auto = [called.clone(), text("own"), text("own"), signed.clone()];
+        let auto = [called, text("own"), text("own"), signed];
         assert_eq!(blocks(SendReasoning::Auto, false), auto);
         assert_eq!(blocks(SendReasoning::Calls, false), auto);
         let never = blocks(SendReasoning::Never, false);

@@ -102,7 +102,7 @@ fn finish_reasons_have_a_kind_and_keep_their_text() {
         r#"{{"type":"message","content":[],"stop_reason":"refusal","stop_details":{details}}}"#
     );
     for payload in [inner, plain] {
-        assert_eq!(deltas(&[&payload]), [refused.clone()], "{payload}");
+        assert_eq!(deltas(&[&payload]), std::slice::from_ref(&refused), "{payload}");
     }
     let none = r#"{"type":"message","content":[],"stop_reason":"refusal","stop_details":null}"#;
     let expected = Delta::Finish(FinishReason::new(FinishKind::ContentFilter, "refusal"));

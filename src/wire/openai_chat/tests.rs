@@ -1,3 +1,4 @@
+#![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
 use serde_json::{Value, json};
 
 use super::*;

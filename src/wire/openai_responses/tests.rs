@@ -1,3 +1,4 @@
+#![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
 use proptest::prelude::*;
 
 use super::*;
