@@ -366,7 +366,7 @@ async fn a_refused_key_is_named_with_its_variable() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_is_not_complete_is_named_as_such() {
     for (finish, status, note, end) in [
-        ("length", 0, "! the answer was cut off at its maximum length", "answered: 1 turn, "),
+        ("length", 3, "! the answer was cut off at its maximum length", "answered: 1 turn, "),
         ("content_filter", 1, "! the service's content filter ended the answer", "refused: "),
     ] {
         let response = json!([{"text": ["It ", "is"], "finish_reason": finish}]);
