@@ -324,10 +324,15 @@ async fn only_the_chosen_model_needs_its_key() {
 
 /// Runs a prompt with a model that answers by a script. Returns the output of `callsheet run`.
 async fn run_with(name: &str, responses: Value) -> Output {
+    run_with_flags(name, responses, &[]).await
+}
+
+async fn run_with_flags(name: &str, responses: Value, flags: &[&str]) -> Output {
     let script: Script = serde_json::from_value(json!({ "responses": responses })).unwrap();
     let model = Rehearsal::with_script(script).await.unwrap();
     let url = model.base_url();
-    Folder::new(name).run(&["run", "--base-url", &url, "--model", "m", "x"])
+    let args = ["run", "--base-url", &url, "--model", "m"];
+    Folder::new(name).run(&[&args[..], flags, &["x"]].concat())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -377,6 +382,9 @@ async fn an_answer_that_is_not_complete_is_named_as_such() {
         assert_eq!(lines.next(), Some(note), "{printed}");
         assert!(lines.next().is_some_and(|line| line.starts_with(end)), "{printed}");
     }
+    let response = json!([{"text": ["It ", "is"], "finish_reason": "length"}]);
+    let output = run_with_flags("allowed", response, &["--allow-truncated"]).await;
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
