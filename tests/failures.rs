@@ -947,7 +947,7 @@ async fn a_tool_that_a_refusal_names_is_set_aside_for_the_model_and_stays_so_aft
                 Wire::GeminiGenerate => {
                     format!("* Request.tools[0].function_declarations[{at}].parameters: it is odd")
                 }
-                _ => "invalid tool definition for tool bad".to_owned(),
+                _ => "invalid tool definition for tool bad: it is odd".to_owned(),
             };
             Some((400, json!({"error": {"type": "invalid_request_error", "message": message}})))
         });
