@@ -287,7 +287,17 @@ impl Session {
     /// Returns true if the run was to stop after its turn, and the next turn only waits for a summary. The
     /// first counted turn is never withdrawn (`turns` includes the next one, if it counts).
     fn stops_before_turn(&self) -> bool {
-        let stops = |run: &super::OpenRun| run.stops_after_turn && run.machine.turns() > 1;
+        let stops = |run: &super::OpenRun| {
+            let is_uncounted = match run.stage {
+                RunStage::Ready(RequestKind::Ordinary | RequestKind::ForcedCall)
+                | RunStage::Turn(_)
+                | RunStage::FollowUp(_) => false,
+                RunStage::Ready(
+                    RequestKind::FinalAnswer | RequestKind::FinalText | RequestKind::Output(_),
+                ) => true,
+            };
+            run.stops_after_turn && (is_uncounted || run.machine.turns() > 1)
+        };
         self.waits_for_summary() && self.run.as_deref().is_some_and(stops)
     }
 
