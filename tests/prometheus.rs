@@ -36,7 +36,7 @@ const RATE_INTERVAL: &str = "1m";
 const RANGE: &str = "1h";
 
 /// Scenes: the user's input of a run and its run end. In some of them something fails.
-const SCENES: [(&str, &str); 12] = [
+const SCENES: [(&str, &str); 13] = [
     ("several quick calls", "answered"),
     ("a call that fails", "answered"),
     ("a call that panics", "answered"),
@@ -47,9 +47,17 @@ const SCENES: [(&str, &str); 12] = [
     ("the same again and again", "loop_detected"),
     ("two that conflict", "answered"),
     ("streams that break", "answered"),
+    ("arguments that are lost", "answered"),
     ("a cut off answer", "answered"),
     ("more than the window", "failed"),
 ];
+
+/// A whole call, and arguments under an index that no call has.
+const LOST_ARGUMENTS: &str = r#"data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"x","function":{"name":"quick","arguments":"{}"}},{"index":5,"function":{"arguments":"{}"}}]},"finish_reason":"tool_calls"}]}
+
+data: [DONE]
+
+"#;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_expression_has_data() {
@@ -160,6 +168,8 @@ fn script() -> Value {
         json!({"when": {"model": "flaky"}, "status": 500, "repeat": true}),
         json!({"when": {"last_user": "streams that break", "stream": true}, "repeat": true,
             "text": ["It ", "breaks."], "cut_after_chunks": 2}),
+        json!({"when": {"last_user": "arguments that are lost", "stream": true}, "repeat": true,
+            "content_type": "text/event-stream", "raw_chunks": [LOST_ARGUMENTS]}),
         json!({"when": {"last_user": "more than the window"}, "repeat": true, "status": 400,
             "error": {"error": {"message": "too long", "code": "context_length_exceeded"}}}),
         json!({"when": {"last_user": "a cut off answer", "turns": 0}, "repeat": true,

@@ -184,6 +184,7 @@ fn events() -> Vec<Event> {
             anomaly: ArgumentsAnomaly::Invalid,
             raw: "[".into(),
         },
+        Event::ArgumentsLost { model: "m".into(), reason: "they belong to no call".into() },
         Event::CallEnded { result: Box::new(result), parallel: false, early: false },
         attempt(None),
         attempt(Some(Box::new(overflow))),

@@ -98,10 +98,11 @@ async fn every_wire_forces_a_call_in_the_first_turn_only() {
 
 #[tokio::test]
 async fn a_run_without_the_required_call_asks_once_more_and_then_says_so() {
-    for (responses, requests, calls) in [
-        (vec![Response::text("5"), add(), Response::text("It is 5.")], 3, 1),
-        (vec![Response::text("5"), Response::text("It is 5.")], 2, 0),
-        (vec![Response::text(""), Response::text(""), Response::text("It is 5.")], 3, 0),
+    // An empty answer is asked for again unchanged first.
+    for (responses, requests, calls, asked_again) in [
+        (vec![Response::text("5"), add(), Response::text("It is 5.")], 3, 1, 1),
+        (vec![Response::text("5"), Response::text("It is 5.")], 2, 0, 1),
+        (vec![Response::text(""), Response::text(""), Response::text("It is 5.")], 3, 0, 2),
     ] {
         let world = world(Script::new(responses).then_done(), tools(), |config| {
             config.agents.get_mut("default").unwrap().limits.max_turns = Some(2);
@@ -112,9 +113,9 @@ async fn a_run_without_the_required_call_asks_once_more_and_then_says_so() {
         let report = within(started.report).await.unwrap();
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "It is 5."));
         assert_eq!((world.requests().len(), report.calls.len()), (requests, calls));
-        let second = &world.requests()[1].body;
-        assert_eq!(second["tool_choice"], "required");
-        assert!(second["messages"].to_string().contains("Call one of your tools"), "{second}");
+        let again = &world.requests()[asked_again].body;
+        assert_eq!(again["tool_choice"], "required");
+        assert!(again["messages"].to_string().contains("Call one of your tools"), "{again}");
         let limit = events.iter().find(|event| event["limit"] == "tool_choice");
         assert_eq!(limit.is_some(), calls == 0, "{events:#?}");
         if let Some(limit) = limit {
