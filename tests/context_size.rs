@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use support::{World, events, within, world};
 
 /// A window that three results of a tool that is kept fill to nine tenths, in tokens.
-const WINDOW: u64 = 1_600;
+const WINDOW: u64 = 1_720;
 
 /// Tools whose results are long. Each word is about one token.
 fn tools() -> ToolRegistry {
@@ -256,11 +256,11 @@ async fn a_summary_is_asked_for_with_the_same_beginning_and_replaces_the_first_m
 async fn two_summaries_without_effect_are_told_and_the_run_goes_on() {
     let long = "as long as before ".repeat(300);
     let responses = [
-        of_tokens(calls("kept"), 120),
-        of_tokens(calls("kept"), 530),
-        of_tokens(calls("kept"), 940),
+        of_tokens(calls("kept"), 240),
+        of_tokens(calls("kept"), 650),
+        of_tokens(calls("kept"), 1_060),
         of_tokens(Response::text(&long), 550),
-        of_tokens(calls("kept"), 1_350),
+        of_tokens(calls("kept"), 1_470),
         Response::status(500),
         of_tokens(Response::text("Done."), 560),
     ];
@@ -282,10 +282,10 @@ async fn two_summaries_without_effect_are_told_and_the_run_goes_on() {
     assert!(line.contains("$VAR_REF{{t3a1c0}}"), "{line}");
     assert!(left.last().unwrap()["content"].as_str().unwrap().starts_with("word"), "{left:?}");
     // The tokens of a summary without effect count, too.
-    assert_eq!(report.stats.input_tokens, 120 + 530 + 940 + 550 + 1_350 + 560);
+    assert_eq!(report.stats.input_tokens, 240 + 650 + 1_060 + 550 + 1_470 + 560);
     assert_eq!(
         world.session.snapshot().await.unwrap().usage.input_tokens,
-        120 + 530 + 940 + 550 + 1_350 + 560
+        240 + 650 + 1_060 + 550 + 1_470 + 560
     );
     check_records(&world).await;
     world.assert_paired();
@@ -307,8 +307,9 @@ async fn a_fresh_result_that_does_not_fit_is_cut_and_not_summarised_away() {
         let result = sent.last().unwrap()["content"].as_str().unwrap();
         assert!(result.starts_with("word word") && result.ends_with("word "), "{result}");
         assert!(result.contains("left out here; the whole result is $VAR_REF{{t1a1c0}}"));
+        let refused = world.requests().iter().filter(|request| request.status == 400).count();
+        assert_eq!(refused, usize::from(window == 0), "only the request by which it is learnt");
         check_records(&world).await;
-        world.assert_paired();
     }
 }
 
@@ -374,11 +375,11 @@ fn refusal(window: u64) -> Response {
 #[tokio::test]
 async fn a_failed_summary_is_asked_for_again_before_the_first_turn_of_the_next_input() {
     let responses = [
-        of_tokens(calls("kept"), 120),
-        of_tokens(calls("kept"), 530),
-        of_tokens(calls("kept"), 940),
+        of_tokens(calls("kept"), 240),
+        of_tokens(calls("kept"), 650),
+        of_tokens(calls("kept"), 1_060),
         Response::status(500),
-        of_tokens(Response::text("First."), 1_370),
+        of_tokens(Response::text("First."), 1_480),
         of_tokens(Response::text("## Goal\ngo"), 560),
         of_tokens(Response::text("Done."), 200),
     ];
@@ -394,6 +395,32 @@ async fn a_failed_summary_is_asked_for_again_before_the_first_turn_of_the_next_i
     assert_eq!(changes.len(), 1, "{changes:?}");
     assert_eq!(changes[0]["kind"], "summarised");
     check_records(&world).await;
+}
+
+#[tokio::test]
+async fn a_failed_summary_drops_nothing_as_long_as_the_request_fits() {
+    let responses = [
+        of_tokens(calls("kept"), 240),
+        of_tokens(calls("kept"), 650),
+        of_tokens(calls("kept"), 1_060),
+        Response::status(500),
+        of_tokens(Response::text("Done."), 1_470),
+    ];
+    // The last request leaves less than a tenth of the window.
+    let world = host(responses, 1_640, |config| {
+        config.agents.get_mut("default").unwrap().context.keep_turns = 0;
+    })
+    .await;
+    let (report, events) = run_with_events(&world).await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
+    assert_eq!(limits(&events), ["compact_at summary_failed"]);
+    let limit = events.iter().find(|event| event["type"] == "limit_reached").unwrap();
+    assert!(limit["value"].as_u64() > Some(1_476), "{limit}");
+    assert!(!events.iter().any(|event| event["type"] == "context_compacted"), "{events:?}");
+    assert_eq!(messages(&world, 4).len(), 7, "everything is sent");
+    check_valid(&world).await;
+    check_replay(&world, |_| ()).await;
+    world.assert_paired();
 }
 
 #[tokio::test]
@@ -477,9 +504,9 @@ async fn a_run_that_waits_for_a_summary_stops() {
     for mode in [StopMode::Now, StopMode::AfterTurn] {
         let asked = Response::text("## Goal").hold(ScriptPosition::Headers, "summary");
         let responses = [
-            of_tokens(calls("kept"), 120),
-            of_tokens(calls("kept"), 530),
-            of_tokens(calls("kept"), 940),
+            of_tokens(calls("kept"), 240),
+            of_tokens(calls("kept"), 650),
+            of_tokens(calls("kept"), 1_060),
             of_tokens(asked, 550),
         ];
         let world = host(responses, WINDOW, |config| {
@@ -502,9 +529,9 @@ async fn a_run_that_waits_for_a_summary_stops() {
 #[tokio::test]
 async fn a_run_that_waits_for_a_summary_ends_when_its_time_is_over() {
     let responses = [
-        of_tokens(calls("kept"), 120),
-        of_tokens(calls("kept"), 530),
-        of_tokens(calls("kept"), 940),
+        of_tokens(calls("kept"), 240),
+        of_tokens(calls("kept"), 650),
+        of_tokens(calls("kept"), 1_060),
         of_tokens(Response::text("## Goal").hold(ScriptPosition::Headers, "summary"), 550),
         of_tokens(Response::text("## Goal\ngo"), 560),
         of_tokens(Response::text("Done."), 200),
@@ -534,15 +561,15 @@ async fn a_summary_that_uses_up_the_tokens_of_its_run_ends_it() {
     let long = "as long as before ".repeat(300);
     for (summary, effect) in [("## Goal\ngo", None), (&*long, Some("summary_failed"))] {
         let responses = [
-            of_tokens(calls("kept"), 120),
-            of_tokens(calls("kept"), 530),
-            of_tokens(calls("kept"), 940),
-            of_tokens(Response::text(summary), 1_700),
+            of_tokens(calls("kept"), 240),
+            of_tokens(calls("kept"), 650),
+            of_tokens(calls("kept"), 1_060),
+            of_tokens(Response::text(summary), 2_000),
         ];
         let world = host(responses, WINDOW, |config| {
             let agent = config.agents.get_mut("default").unwrap();
             agent.context.keep_turns = 0;
-            agent.limits.max_tokens_per_run = Some(3_300);
+            agent.limits.max_tokens_per_run = Some(3_950);
         })
         .await;
         let (report, events) = run_with_events(&world).await;
@@ -552,11 +579,11 @@ async fn a_summary_that_uses_up_the_tokens_of_its_run_ends_it() {
         assert_eq!(limits(&events), summary.into_iter().chain(reached).collect::<Vec<_>>());
         let last = events.iter().rev().find(|event| event["type"] == "limit_reached").unwrap();
         // Five tokens are those of each response.
-        assert_eq!((&last["value"], &last["maximum"]), (&json!(3_310), &json!(3_300)));
-        assert_eq!(report.stats.input_tokens, 120 + 530 + 940 + 1_700);
+        assert_eq!((&last["value"], &last["maximum"]), (&json!(3_970), &json!(3_950)));
+        assert_eq!(report.stats.input_tokens, 240 + 650 + 1_060 + 2_000);
         assert_eq!(world.requests().len(), 4, "no further request is made");
         check_valid(&world).await;
-        check_replay(&world, |agent| agent.limits.max_tokens_per_run = Some(3_300)).await;
+        check_replay(&world, |agent| agent.limits.max_tokens_per_run = Some(3_950)).await;
     }
 }
 
