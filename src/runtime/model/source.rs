@@ -364,6 +364,7 @@ mod tests {
         assert!(error.message.contains("answer_timeout"), "{error}");
     }
 
+    #[expect(clippy::disallowed_methods, reason = "time goes on while the exchange waits")]
     #[tokio::test(start_paused = true)]
     async fn empty_batches_without_a_pause_end_too() {
         let source = |_: ModelRequest| -> ModelStream {
