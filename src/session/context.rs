@@ -334,10 +334,15 @@ impl Session {
             0 => most,
             _ => window - (window / LEAST_ROOM_DIVISOR).min(LEAST_ROOM_MAX),
         };
-        if tokens > largest {
-            return self.last_resort(rules, tokens, window).map_or(Step::Done, Step::Change);
+        if tokens <= largest {
+            return Step::Done;
         }
-        Step::Done
+        // Nothing is dropped if the request would not fit then either: the learnt window may be too small.
+        let change = self.last_resort(rules, tokens, window).filter(|change| {
+            let applied = self.applied(change);
+            self.sizes(rules, &applied).1 <= window
+        });
+        change.map_or(Step::Done, Step::Change)
     }
 
     /// Clears old results: all but the newest that may stay, or else all that are not fresh. `counts` says whether
