@@ -8,7 +8,7 @@
 //! | clear old results (`Cleared`) | before a turn whose request is above `clear_at` (0.6) of the window, if that saves `clear_at_least` (0.1) or makes a summary unnecessary | results of tools, each by one line, with its reference if the model can read references | the newest `keep_results` (8) results, at most three tenths of the window; fresh results; errors, results of tools with `keep`, results as short as the line, results of initial messages |
 //! | cut fresh results (`Cleared`, `cut`) | a request that would leave less than a tenth of the window for an answer, if a fourth of the window is left for the results | the middle of the largest results that no accepted request had | their beginnings and ends |
 //! | summarise (`Summarised`) | before a turn whose request is above `compact_at` (0.85), if it can save a third; on request of a client | the first messages, by a text that a model writes | the last `keep_turns` (3) turns, at most a fourth of the window; users' messages up to `keep_user_tokens` (20,000), at most a sixth, but always the newest; the references of the newest 20 results; the turn of fresh results |
-//! | drop (`Dropped`), the last resort | a request that would leave less than a tenth of the window for an answer (a twentieth after a failed summary), if nothing else helps | the oldest messages, by one line with references | as many of the newest messages as half of the window holds; the newest user's message |
+//! | drop (`Dropped`), the last resort | a request that would leave less than a tenth of the window for an answer (a twentieth after a failed summary), if nothing else helps and the window is no guess | the oldest messages, by one line with references | as many of the newest messages as half of the window holds; the newest user's message |
 //! | format compactly (`Formatted`) | once, when a run with calls or with several responses has ended, with `history = "compact"` | the messages of the run, by one with a log of its calls | the inputs of the run, summaries |
 //!
 //! Steps are decided in `step_before_turn`, `shrink_idle` (formatting, and summaries on request) and
@@ -334,10 +334,13 @@ impl Session {
             0 => most,
             _ => window - (window / LEAST_ROOM_DIVISOR).min(LEAST_ROOM_MAX),
         };
-        if tokens <= largest {
+        let is_guess =
+            rules.models.first().context_window.is_none() && !self.context.model.is_window_named();
+        // A guess may be too small. The service has to refuse the request before messages are dropped.
+        if tokens <= largest || is_guess {
             return Step::Done;
         }
-        // Nothing is dropped if the request would not fit then either: the learnt window may be too small.
+        // Nothing is dropped if the request would not fit then either.
         let change = self.last_resort(rules, tokens, window).filter(|change| {
             let applied = self.applied(change);
             self.sizes(rules, &applied).1 <= window

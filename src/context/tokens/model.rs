@@ -48,6 +48,12 @@ impl ModelTokens {
         self.window
     }
 
+    /// Returns whether a refusal has named the window. Otherwise it is a guess, and may be too small.
+    #[must_use]
+    pub fn is_window_named(&self) -> bool {
+        self.is_window_named
+    }
+
     /// Returns whether the service refuses a request whose input and requested length of the answer are together above
     /// the window.
     #[must_use]

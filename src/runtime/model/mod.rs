@@ -83,7 +83,7 @@ impl ExchangeCache {
             return Some(PromptChange::ToolSetAside);
         }
         let [before, last] = self.forms;
-        Some(if reason != PromptChange::Unexplained {
+        Some(if !matches!(reason, PromptChange::Unexplained | PromptChange::Reasoning) {
             reason
         } else if before.protocol != last.protocol {
             PromptChange::Fallback
