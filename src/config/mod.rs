@@ -42,9 +42,9 @@ use std::net::SocketAddr;
 pub use crate::types::{Execution, SendReasoning, ToolChoice, ToolProtocol, Wire};
 #[doc(hidden)]
 pub use crate::types::{OutputMode, UnknownWire};
-pub use agent::AgentConfig;
+pub use agent::{AgentConfig, OnRefusal};
 #[doc(hidden)]
-pub use agent::{OnRefusal, ToolLoading, ToolPattern};
+pub use agent::{ToolLoading, ToolPattern};
 #[doc(hidden)]
 pub use agent_tool::{AgentEvents, AgentToolConfig};
 pub use client_tools::ClientTool;
