@@ -135,7 +135,8 @@ pub use runtime::{ClientResultError, HostCounts, ModelStatus, StoredResult};
 pub use turn::ApprovalDecision;
 pub use types::{
     ApprovalVerdict, Content, ContentPart, Image, InvalidValue, Metadata, ResultPart,
-    ResultResource, RunEnd, RunError, RunId, Seq, SessionId, ToolStatus, TraceContext, WaitPhase,
+    ResultResource, RunEnd, RunError, RunId, Seq, SessionId, SummaryFailure, ToolStatus,
+    TraceContext, WaitPhase,
 };
 #[doc(hidden)]
 pub use types::{CallKey, VerdictWithMessage};

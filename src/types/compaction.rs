@@ -34,7 +34,7 @@ impl CompactionKind {
     }
 }
 
-/// The reason why a summary is not used.
+/// The reason why a summary is not used, in a [`HostError`](crate::HostError).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SummaryFailure {
