@@ -1,6 +1,6 @@
-//! What a host has learnt of its models: their windows and token ratios (`context::tokens::model`), the tools that
-//! their services refuse (`set_aside_tools`), and the reasoning that these want back (`types::reasoning`). All sessions
-//! share it, and the journal keeps it.
+//! Values that a host learns about its models: windows and token ratios (`context::tokens::model`), refused tools
+//! (`set_aside_tools`), and the reasoning that services want back (`types::reasoning`). All sessions share these values,
+//! and the journal stores them.
 
 use std::sync::Arc;
 

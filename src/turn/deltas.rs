@@ -227,8 +227,8 @@ impl Turn {
         }
     }
 
-    /// Returns whether a sealed call can be open again: it has not started and has no outcome, nobody was asked
-    /// about it, and no later call has its ticket.
+    /// Returns true if further arguments may open a sealed call again. The call must have no start, outcome, hook
+    /// decision or approval, and no later call may have a ticket.
     fn may_reopen(&self, index: usize) -> bool {
         let Some(call) = self.calls.get(index) else { return false };
         let is_untouched = call.hooks.before.is_none()

@@ -143,7 +143,7 @@ impl ToolSearch {
             }
             SearchStep::WithoutFound => return true,
             SearchStep::WithoutAll => {
-                // What is certain is remembered. Otherwise each turn would begin with the same search.
+                // Stores at least one tool as refused. Otherwise each turn would begin with the same search.
                 if self.found.is_empty() {
                     self.found = std::mem::take(&mut self.group);
                 }

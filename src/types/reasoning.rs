@@ -152,7 +152,7 @@ impl ReasoningRule {
     }
 }
 
-/// What the refusals of a service have taught about the reasoning of a model's messages. All sessions share it.
+/// The rules for a model's reasoning that the refusals of its service have shown. All sessions share them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LearntReasoning {

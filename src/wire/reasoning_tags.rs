@@ -294,7 +294,7 @@ mod tests {
     use super::*;
     use crate::types::{FinishKind, FinishReason};
 
-    /// What was read: reasoning, text, and the tags of each part.
+    /// The reasoning, the text, and the tags of each part.
     type Read = (String, String, Vec<(String, String)>);
 
     fn read(pieces: &[&str], is_plain: bool) -> Read {

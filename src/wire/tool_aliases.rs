@@ -399,7 +399,7 @@ mod tests {
             assert_eq!((&*call.name, &*call.arguments), (name, &expected));
             let Message::Tool { name: of_result, .. } = &*sent.messages[2] else { panic!() };
             assert_eq!(&**of_result, name);
-            // What the model sends under the aliases gets its names back.
+            // Arguments that the model sends under aliases get the original names.
             let back = renamed(&expected, &original_properties(&request.tools[0].schema));
             let Message::Assistant(original) = &*request.messages[1] else { panic!() };
             assert_eq!(back.as_ref(), Some(&*original.calls[0].arguments));

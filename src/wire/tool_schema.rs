@@ -49,7 +49,7 @@ const PATTERN_CHARS: usize = 120;
 /// The types of JSON Schema.
 const TYPES: [&str; 7] = ["string", "number", "integer", "boolean", "array", "object", "null"];
 
-/// What the services of one wire refuse in the definition of a tool.
+/// The form of a tool definition that the services of a wire accept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ToolForm {
     /// An array must have `items`, and no schema may be a boolean.

@@ -68,7 +68,7 @@ pub(super) struct ObjectBody {
     is_read: bool,
 }
 
-/// Where an object begins.
+/// The position of an object in the response.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ObjectPosition {
     pub(super) is_response_start: bool,
