@@ -202,7 +202,7 @@ impl<'a> Iterator for ReferenceParts<'a> {
     }
 }
 
-/// Returns the value of a reference to a result, to arguments or to an answer, from the records of a session.
+/// Returns the value of a reference to a result, to its structured value, to arguments or to an answer, from the records of a session.
 ///
 /// # Errors
 /// If the records do not hold it.
@@ -220,6 +220,15 @@ pub fn recorded_value(
             let structured = structured.filter(|value| !value.is_string());
             let json = structured.map(|value| value.clone().into());
             Ok(ReferencedValue { text: outcome.content.clone(), json })
+        }
+        Reference::Structured(key) => {
+            let result = recorded_result(records, *key);
+            let (_, outcome) =
+                result.ok_or_else(|| ReferenceError::NoSuchResult(reference.clone()))?;
+            let structured = outcome.full.as_ref().and_then(|full| full.structured.as_ref());
+            let value =
+                structured.ok_or_else(|| ReferenceError::NoStructuredValue(reference.clone()))?;
+            Ok(ReferencedValue::json(value.clone().into()))
         }
         Reference::Arguments(key) => {
             let call = recorded_call(records, *key);
@@ -241,7 +250,7 @@ pub fn recorded_value(
 #[must_use]
 pub fn may_affect_reference(record: &Record, reference: &Reference) -> bool {
     let key = match reference {
-        Reference::Result(key) | Reference::Arguments(key) => *key,
+        Reference::Result(key) | Reference::Structured(key) | Reference::Arguments(key) => *key,
         Reference::Answer(_) | Reference::Variable(_) => return true,
     };
     let is_unused = matches!(
@@ -388,6 +397,7 @@ mod tests {
         });
         prop_oneof![
             key.clone().prop_map(Reference::Result),
+            key.clone().prop_map(Reference::Structured),
             key.prop_map(Reference::Arguments),
             "run_[a-z0-9]{1,6}".prop_map(|id| Reference::Answer(RunId(id.into()))),
             "[a-z{} .:é]{1,6}"

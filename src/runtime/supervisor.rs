@@ -291,6 +291,7 @@ impl ToolSupervisor {
             run: scope.run.clone(),
             agent: Arc::clone(&agent.name),
             max_result_bytes: agent.limits().max_result_bytes,
+            references_offered: agent.tools.contains_key(READ_VAR),
             agents: runner.map(|runner| runner as _),
             // No other tool needs them, and a tool may keep its context beyond the session's life.
             references: (*call.name == *READ_VAR).then(|| self.references.clone() as _),

@@ -55,7 +55,7 @@ impl ReferenceIndex {
         last: u32,
     ) -> Result<RecordRange, ReferenceError> {
         match reference {
-            Reference::Result(key) | Reference::Arguments(key) => {
+            Reference::Result(key) | Reference::Structured(key) | Reference::Arguments(key) => {
                 let range = self.locate_call(*key, last);
                 range.ok_or_else(|| ReferenceError::NoSuchResult(reference.clone()))
             }

@@ -62,6 +62,8 @@ pub(crate) struct ToolContextParts {
     pub(crate) variables: SharedVariableView,
     /// The agent's maximum number of bytes of a result that the model sees.
     pub(crate) max_result_bytes: usize,
+    /// True if the agent offers `read_var`.
+    pub(crate) references_offered: bool,
     /// Runs the child of a call of an agent. `None` for other tools.
     pub(crate) agents: Option<Arc<dyn AgentCaller>>,
     /// Reads earlier results of the session, for the tool `read_var`. `None` for other tools.
@@ -365,16 +367,25 @@ impl ToolContext {
                 let value = value.map(|value| ReferencedValue::json(Arc::new(value)));
                 value.ok_or_else(|| ReferenceError::NoSuchVariable(reference.clone()))
             }
-            Reference::Result(key) | Reference::Arguments(key) if key.turn == self.key().turn => {
+            Reference::Result(key) | Reference::Structured(key) | Reference::Arguments(key)
+                if key.turn == self.key().turn =>
+            {
                 Err(ReferenceError::SameTurn(reference.clone()))
             }
-            Reference::Result(_) | Reference::Arguments(_) | Reference::Answer(_) => {
-                match &self.0.parts.references {
-                    Some(reader) => reader.read(reference).await,
-                    None => Err(ReferenceError::NoSuchResult(reference.clone())),
-                }
-            }
+            Reference::Result(_)
+            | Reference::Structured(_)
+            | Reference::Arguments(_)
+            | Reference::Answer(_) => match &self.0.parts.references {
+                Some(reader) => reader.read(reference).await,
+                None => Err(ReferenceError::NoSuchResult(reference.clone())),
+            },
         }
+    }
+
+    /// Returns the reference of the call's structured value, if the model can read it.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn structured_reference(&self) -> Option<Reference> {
+        self.0.parts.references_offered.then(|| Reference::Structured(self.key()))
     }
 
     /// Returns the agent's maximum number of bytes of a result that the model sees.

@@ -15,7 +15,7 @@ use crate::types::{FullResult, RESULT_BYTES_MAX, ResultPart, cut_text};
 /// The output of a call: a text for the model, or text, images and resources, and a value for programs.
 ///
 /// The model reads the content. If it has no image, no resource and at most blank text, the model reads the
-/// structured value as JSON. It never reads both. The journal keeps both, up to 16 MiB.
+/// structured value as JSON. It reads both only if the content repeats the value. The journal keeps both, up to 16 MiB.
 ///
 /// ```
 /// use callsheet::Image;
@@ -125,13 +125,21 @@ impl ToolOutput {
     /// Adds a note after what the model reads.
     #[cfg(feature = "tools")]
     pub(super) fn with_note(mut self, note: String) -> Self {
-        let full = self.full_mut();
         // With the note as content, the model would not read the structured value any more.
-        let reads_value = full.model_parts().next().is_none();
-        if let Some(value) = full.structured.as_ref().filter(|_| reads_value) {
-            full.content.push(value.to_string().into());
+        if !self.has_content() {
+            let full = self.full_mut();
+            full.content.extend(full.structured.as_ref().map(|value| value.to_string().into()));
         }
         self.with_part(note)
+    }
+
+    /// Returns whether the model reads content, and not the structured value.
+    #[cfg(feature = "tools")]
+    pub(super) fn has_content(&self) -> bool {
+        match &self.full {
+            Some(full) => full.model_parts().next().is_some(),
+            None => !self.text.trim().is_empty(),
+        }
     }
 
     /// Replaces secrets.

@@ -51,7 +51,7 @@ impl Tool for ReadVar {
             "properties": {
                 "id": {
                     "type": "string",
-                    "description": "t3a1c0 (a result), t3a1c0.arguments, run_ID (a run's answer) or var:NAME.",
+                    "description": "t3a1c0 (a result), t3a1c0.structured, t3a1c0.arguments, run_ID (a run's answer) or var:NAME.",
                 },
                 "offset": {"type": "integer", "minimum": 0, "description": "First byte. Default: 0."},
                 "limit": {"type": "integer", "minimum": 1, "description": "Bytes. Default: 8192."},

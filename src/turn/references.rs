@@ -147,16 +147,23 @@ fn unread_references(
         match &reference {
             Reference::Variable(name) if spec.variables.get(name).is_some() => {}
             Reference::Variable(_) => return Err(ReferenceError::NoSuchVariable(reference)),
-            Reference::Result(key) | Reference::Arguments(key) if key.turn == spec.number => {
+            Reference::Result(key) | Reference::Structured(key) | Reference::Arguments(key)
+                if key.turn == spec.number =>
+            {
                 return Err(ReferenceError::SameTurn(reference));
             }
-            Reference::Result(key) | Reference::Arguments(key) if key.turn > spec.number => {
+            Reference::Result(key) | Reference::Structured(key) | Reference::Arguments(key)
+                if key.turn > spec.number =>
+            {
                 return Err(ReferenceError::NoSuchResult(reference));
             }
             Reference::Answer(run) if *run == spec.run => {
                 return Err(ReferenceError::NoSuchRun(reference));
             }
-            Reference::Result(_) | Reference::Arguments(_) | Reference::Answer(_) => {
+            Reference::Result(_)
+            | Reference::Structured(_)
+            | Reference::Arguments(_)
+            | Reference::Answer(_) => {
                 unread.insert(reference);
             }
         }

@@ -29,6 +29,8 @@ const NAME_BYTES_MAX: usize = 128;
 pub enum Reference {
     /// The result of a call: `t3a1c0`.
     Result(CallKey),
+    /// The structured value of a call's result, if the result has one: `t3a1c0.structured`.
+    Structured(CallKey),
     /// The arguments of a call as the model made it: `t3a1c0.arguments`.
     Arguments(CallKey),
     /// The answer of a run: `run_ID`.
@@ -53,6 +55,7 @@ impl fmt::Display for ReferenceId<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Reference::Result(key) => write!(f, "{key}"),
+            Reference::Structured(key) => write!(f, "{key}.structured"),
             Reference::Arguments(key) => write!(f, "{key}.arguments"),
             Reference::Answer(run) => write!(f, "{run}"),
             Reference::Variable(name) => write!(f, "var:{name}"),
@@ -83,8 +86,10 @@ impl FromStr for Reference {
             return if fits { Ok(Self::Answer(RunId(id.into()))) } else { Err(InvalidReference) };
         }
         let key = |text: &str| text.parse::<CallKey>().map_err(|_| InvalidReference);
-        match id.strip_suffix(".arguments") {
-            Some(call) => key(call).map(Self::Arguments),
+        match id.split_once('.') {
+            Some((call, "arguments")) => key(call).map(Self::Arguments),
+            Some((call, "structured")) => key(call).map(Self::Structured),
+            Some(_) => Err(InvalidReference),
             None => key(id).map(Self::Result),
         }
     }
@@ -92,7 +97,9 @@ impl FromStr for Reference {
 
 /// The text is not a reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an id is t3a1c0 (a result), t3a1c0.arguments, run_ID (the answer of a run) or var:NAME")]
+#[error(
+    "an id is t3a1c0 (a result), t3a1c0.structured, t3a1c0.arguments, run_ID (the answer of a run) or var:NAME"
+)]
 pub struct InvalidReference;
 
 /// The value of a reference.
@@ -156,6 +163,9 @@ pub enum ReferenceError {
     /// No call of the session has this id, or its attempt was void.
     #[error("{0}: the session has no such result")]
     NoSuchResult(Reference),
+    /// The result of the call has no structured value.
+    #[error("{0}: the result has no structured value")]
+    NoStructuredValue(Reference),
     /// The call is one of the current turn.
     #[error("{0}: it belongs to this response; it can be read from the next response on")]
     SameTurn(Reference),
@@ -189,6 +199,7 @@ mod tests {
         let key = CallKey { turn: 3, attempt: 1, index: 0 };
         for (reference, id) in [
             (Reference::Result(key), "t3a1c0"),
+            (Reference::Structured(key), "t3a1c0.structured"),
             (Reference::Arguments(key), "t3a1c0.arguments"),
             (Reference::Answer(RunId("run_00ff".into())), "run_00ff"),
             (Reference::Variable("a name: {x}".into()), "var:a name: {x}"),

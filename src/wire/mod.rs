@@ -109,6 +109,8 @@ pub use error::http_error;
 pub use fast_path::PayloadTemplates;
 pub(crate) use fast_path::plain_bytes;
 pub(crate) use refused_tools::find_refused_tools;
+#[cfg(feature = "mcp")]
+pub(crate) use repair::repair_tokens;
 pub(crate) use repair::replace_lone_surrogates;
 pub use request::{ModelRequest, PromptChange, ToolChoice, ToolDefinition};
 pub(crate) use request_cache::{HeadCache, RequestCache};

@@ -15,7 +15,7 @@ pub(in crate::wire) enum Repaired<'a> {
 }
 
 /// Repairs a payload. Returns `None` if it finds nothing to correct. Nothing is lost, except that a
-/// lone surrogate becomes U+FFFD, `NaN` and `Infinity` become `null`, and only the last value of a
+/// lone surrogate becomes U+FFFD, `NaN`, `Infinity` and numbers out of range become `null`, and only the last value of a
 /// repeated key counts.
 #[cold]
 pub(in crate::wire) fn repair(text: &str) -> Option<Repaired<'_>> {
@@ -46,11 +46,12 @@ pub(in crate::wire) fn parse_value(text: &str) -> Option<Value> {
         .ok()
 }
 
-/// Replaces `NaN`, `Infinity` and `-Infinity` by `null`, and escapes control characters within
+/// Replaces `NaN`, `Infinity`, `-Infinity` and numbers out of range by `null`, and escapes control characters within
 /// strings.
-fn repair_tokens(text: &str) -> Cow<'_, str> {
+pub(crate) fn repair_tokens(text: &str) -> Cow<'_, str> {
     let mut repaired = String::new();
     let (mut copied, mut in_string, mut escaped) = (0, false, false);
+    let mut token_end = 0;
     for (at, byte) in text.bytes().enumerate() {
         let found = match byte {
             _ if escaped => {
@@ -66,10 +67,11 @@ fn repair_tokens(text: &str) -> Cow<'_, str> {
                 continue;
             }
             0..0x20 if in_string => Some((1, format!("\\u{byte:04x}"))),
-            b'N' | b'I' | b'-' if !in_string => ["NaN", "Infinity", "-Infinity"]
-                .iter()
-                .find(|word| at >= copied && text.get(at..).is_some_and(|t| t.starts_with(**word)))
-                .map(|word| (word.len(), "null".to_owned())),
+            b'N' | b'I' | b'-' | b'0'..=b'9' if !in_string && at >= token_end => {
+                let (length, is_finite) = number_token(text.get(at..).unwrap_or_default());
+                token_end = at + length;
+                (!is_finite).then(|| (length, "null".to_owned()))
+            }
             _ => None,
         };
         if let Some((length, replacement)) = found {
@@ -83,6 +85,20 @@ fn repair_tokens(text: &str) -> Cow<'_, str> {
     }
     repaired.push_str(text.get(copied..).unwrap_or_default());
     Cow::Owned(repaired)
+}
+
+/// Returns the length of the token at the beginning of a text, and whether it is a finite number. What is no number
+/// counts as finite.
+fn number_token(text: &str) -> (usize, bool) {
+    let words = ["NaN", "Infinity", "-Infinity"];
+    if let Some(word) = words.iter().find(|word| text.starts_with(**word)) {
+        return (word.len(), false);
+    }
+    let is_part = |byte: &u8| byte.is_ascii_digit() || b"+-.eE".contains(byte);
+    let length = text.bytes().take_while(|byte| is_part(byte)).count();
+    let token = text.get(..length).unwrap_or_default();
+    let is_infinite = token.parse::<f64>().is_ok_and(f64::is_infinite);
+    (length.max(1), !is_infinite)
 }
 
 /// Replaces every escaped surrogate that is not part of a pair by an escaped U+FFFD.
@@ -126,6 +142,10 @@ mod tests {
                 r#"{"a":null,"b":[null,null],"c":-1}"#,
             ),
             (r#"{"NaN":"\" -Infinity \\","a":NaN}"#, r#"{"NaN":"\" -Infinity \\","a":null}"#),
+            (
+                r#"[1e999,-2.5E+400,1e308,-0.5e-999,12,"1e999",-Infinity]"#,
+                r#"[null,null,1e308,-0.5e-999,12,"1e999",null]"#,
+            ),
             ("{\n\"a\":\"x\ty\0\"}", "{\n\"a\":\"x\\u0009y\\u0000\"}"),
             (r#"{"a":"é"}"#, r#"{"a":"é"}"#),
             ("\"\\", "\"\\"),

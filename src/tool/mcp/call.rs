@@ -127,7 +127,8 @@ impl McpTool {
             let Some(input) = InputRequired::read(&answer) else {
                 // The note about a value that does not match the schema cuts the value.
                 let answer = connection.secrets.redact_json(&answer).unwrap_or(answer);
-                return output(&answer, self.output_schema.as_ref());
+                let reference = context.structured_reference();
+                return output(&answer, self.output_schema.as_ref(), reference.as_ref());
             };
             if round + 1 == ROUNDS_MAX {
                 // The answers could not be sent any more.

@@ -21,6 +21,7 @@ use rmcp::transport::streamable_http_client::{
 
 use serde::Deserialize;
 
+use super::incoming::adapt_events;
 use super::questions::ELICIT;
 use super::shared::{LogicalConnection, OpenCalls};
 use super::transport_error::{TransportError, answered_text};
@@ -140,6 +141,7 @@ impl StreamableHttpClient for ObservedHttpClient {
                 StreamableHttpPostResponse::Json(answer, session)
             }
             (StreamableHttpPostResponse::Sse(stream, session), Some(call)) => {
+                let stream = adapt_events(stream);
                 let calls = Arc::clone(&self.calls);
                 let stream = match is_list_request {
                     true => store_tool_names_of(stream, calls, call),
@@ -196,7 +198,7 @@ impl StreamableHttpClient for ObservedHttpClient {
         if is_common_stream {
             self.has_no_common_stream.store(stream.is_err(), Ordering::Relaxed);
         }
-        self.check_after_error(stream)
+        self.check_after_error(stream).map(adapt_events)
     }
 }
 

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::Value;
 
+use super::incoming::needs_task;
 use super::naming::offered_name;
 use crate::config::ToolPattern;
 use crate::tool::{
@@ -16,6 +17,10 @@ use crate::types::excerpt;
 
 /// Maximum number of characters of a description that the model reads.
 const DESCRIPTION_CHARS_MAX: usize = 8_000;
+
+/// Maximum number of levels of a tool's definition. Of a message, more levels are read (`incoming.rs`), so that a deeper
+/// definition is seen whole or left out.
+const DEFINITION_DEPTH_MAX: usize = 100;
 
 /// Maximum number of characters of a tool's name in a message.
 const QUOTED_NAME_CHARS_MAX: usize = 64;
@@ -141,6 +146,14 @@ fn parse_definition(
     name: &str,
     tool: &Value,
 ) -> Result<ServerToolDefinition, String> {
+    if needs_task(tool) {
+        return Err("it can only run as a task, which the host does not offer".to_owned());
+    }
+    if is_deeper(tool, DEFINITION_DEPTH_MAX) {
+        let reason =
+            format!("its definition is nested more than {DEFINITION_DEPTH_MAX} levels deep");
+        return Err(reason);
+    }
     let input_schema = match tool.get("inputSchema") {
         Some(schema @ Value::Object(_)) => schema.clone(),
         Some(_) | None => return Err("it has no inputSchema, which is a JSON object".to_owned()),
@@ -162,6 +175,17 @@ fn parse_definition(
         output_schema: tool.get("outputSchema").filter(is_object).cloned(),
         annotations: tool.get("annotations").filter(is_object).cloned(),
     })
+}
+
+/// Returns whether a value has more than this number of levels of arrays and objects.
+fn is_deeper(value: &Value, levels: usize) -> bool {
+    match value {
+        Value::Array(items) => levels == 0 || items.iter().any(|item| is_deeper(item, levels - 1)),
+        Value::Object(members) => {
+            levels == 0 || members.values().any(|item| is_deeper(item, levels - 1))
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
 }
 
 #[cfg(test)]
@@ -200,6 +224,20 @@ mod tests {
         let left_out: Vec<_> = listing.left_out.iter().map(|(name, _)| &**name).collect();
         let expected = ["tool 1 of the list", "no_schema", "list", "broken", "network", "read"];
         assert_eq!(left_out, expected);
+    }
+
+    #[test]
+    fn a_definition_that_is_nested_too_deep_is_left_out() {
+        let nested = |levels| {
+            let leaf = json!({"type": "object"});
+            let schema = (0..levels).fold(leaf, |inner, _| json!({"not": inner}));
+            json!({"name": "deep", "inputSchema": schema})
+        };
+        let list = |levels| listing("a", &[nested(levels)], &filter(&["*"], &[]), None);
+        assert_eq!(list(DEFINITION_DEPTH_MAX - 2).tools.len(), 1);
+        let reason = "its definition is nested more than 100 levels deep";
+        let left_out = list(DEFINITION_DEPTH_MAX - 1).left_out;
+        assert_eq!(left_out, [("deep".to_owned(), reason.to_owned())]);
     }
 
     #[test]

@@ -20,12 +20,15 @@
 //! | `listing.rs` | the list of tools, from the results of `tools/list` |
 //! | `policy.rs` | the policy of a tool, from its annotations (`trust`, `readOnlyHint`, `destructiveHint`) |
 //! | `result.rs` | the result of `tools/call` as the output of a tool; `structuredContent` against `outputSchema` |
+//! | `value_in_text.rs` | whether the content of a result holds its structured value |
+//! | `incoming.rs` | reading a server's message, also one that is nearly JSON |
 //! | `reconnect.rs` | reconnect: backoff between attempts to connect |
 //! | `list_pause.rs` | the waits between readings of a list that changes |
 
 mod call;
 mod connection;
 mod http;
+mod incoming;
 mod list_pause;
 mod listing;
 mod naming;
@@ -37,6 +40,7 @@ mod server_call;
 mod shared;
 mod stdio;
 mod transport_error;
+mod value_in_text;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -5,20 +5,29 @@
 
 use serde_json::Value;
 
+use super::incoming::repair_note;
+use super::value_in_text::holds;
 use crate::tool::{ParsedSchema, ToolError, ToolOutput};
-use crate::types::{Image, ResultResource, excerpt};
+use crate::types::{Image, Reference, ResultResource, excerpt};
 
 /// Maximum number of characters of a violation of the schema in the note about it.
 const VIOLATION_CHARS_MAX: usize = 200;
 
-/// Converts a result. Content and structured value are both kept; the model reads the content if it has any, else the
-/// structured value. Of a successful call it also reads a note if that value does not match the tool's output schema.
+/// Maximum number of bytes of a structured value that the model reads beside the content. Of a longer one it reads the
+/// reference. It is what `read_var` reads by default.
+const VALUE_BYTES_MAX: usize = 8_192;
+
+/// Converts a result. Content and structured value are both kept. The model reads the content, and behind it a
+/// structured value that the content does not hold: the value itself, or if it is long, its `reference`. Without
+/// content it reads only the value. Of a successful call it also reads a note if that value does not match the tool's
+/// output schema. Without `reference` a long value is read whole.
 ///
 /// # Errors
 /// If it is not a complete result, or has neither content nor a structured value.
 pub(super) fn output(
     result: &Value,
     schema: Option<&ParsedSchema>,
+    reference: Option<&Reference>,
 ) -> Result<ToolOutput, ToolError> {
     match result.get("resultType").and_then(Value::as_str) {
         None | Some("complete") => {}
@@ -41,6 +50,9 @@ pub(super) fn output(
     };
     let is_error = result.get("isError").and_then(Value::as_bool).unwrap_or(false);
     if let Some(value) = structured {
+        if output.has_content() && !holds(&output.text(), content, value) {
+            output = with_value(output, value, reference);
+        }
         output = output.with_structured(value.clone());
         let violation =
             schema.filter(|_| !is_error).and_then(|schema| schema.first_violation(value));
@@ -50,7 +62,22 @@ pub(super) fn output(
             output = output.with_note(note);
         }
     }
+    if let Some(note) = repair_note(result) {
+        output = output.with_note(note);
+    }
     Ok(if is_error { output.into_error() } else { output })
+}
+
+/// Adds a structured value to the content: the value as JSON, or its reference if it is long.
+fn with_value(output: ToolOutput, value: &Value, reference: Option<&Reference>) -> ToolOutput {
+    let json = value.to_string();
+    match reference.filter(|_| json.len() > VALUE_BYTES_MAX) {
+        None => output.with_part(json),
+        Some(reference) => {
+            let bytes = json.len();
+            output.with_part(format!("[more as JSON, {bytes} bytes: {reference}]"))
+        }
+    }
 }
 
 fn with_block(output: ToolOutput, block: &Value) -> ToolOutput {
@@ -102,7 +129,7 @@ mod tests {
     use super::*;
 
     fn read(result: Value) -> ToolOutput {
-        output(&result, None).unwrap()
+        output(&result, None, None).unwrap()
     }
 
     #[test]
@@ -111,8 +138,8 @@ mod tests {
         assert_eq!(read(result), ToolOutput::from("hello"));
         let failed = json!({"content": [{"type": "text", "text": "no"}], "isError": true});
         assert!(read(failed).is_error());
-        assert!(output(&json!({}), None).is_err());
-        assert!(output(&json!({"resultType": "input_required"}), None).is_err());
+        assert!(output(&json!({}), None, None).is_err());
+        assert!(output(&json!({"resultType": "input_required"}), None, None).is_err());
         let complete = json!({"resultType": "complete", "content": []});
         assert_eq!(read(complete).text(), "");
     }
@@ -123,6 +150,27 @@ mod tests {
         assert_eq!(read(both).text(), "7 degrees");
         let only = json!({"content": [], "structuredContent": {"t": 7}});
         assert_eq!(read(only).text(), "{\"t\":7}");
+    }
+
+    #[test]
+    fn the_model_reads_a_value_that_the_content_does_not_hold_or_its_reference() {
+        let rows = |count: usize| {
+            let row = |at| json!({"name": format!("row {at}")});
+            json!({"rows": (0..count).map(row).collect::<Vec<_>>()})
+        };
+        let content = json!([{"type": "text", "text": "Search executed (2 results)."}]);
+        let result = |count| json!({"content": content, "structuredContent": rows(count)});
+        let reference: Reference = "t1a1c0.structured".parse().unwrap();
+        let text =
+            |count, reference| output(&result(count), None, reference).unwrap().text().into_owned();
+        let both = |count| format!("Search executed (2 results).\n{}", rows(count));
+        assert_eq!(text(2, Some(&reference)), both(2));
+        let noted = "Search executed (2 results).\n\
+                     [more as JSON, 18900 bytes: $VAR_REF{{t1a1c0.structured}}]";
+        assert_eq!(text(1_000, Some(&reference)), noted);
+        assert_eq!(text(1_000, None), both(1_000));
+        let parts = output(&result(1_000), None, Some(&reference)).unwrap().into_parts();
+        assert_eq!(parts.1.unwrap().structured, Some(rows(1_000)));
     }
 
     #[test]
@@ -145,7 +193,8 @@ mod tests {
     fn a_structured_value_that_does_not_match_its_schema_gets_a_note() {
         let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
         let schema = ParsedSchema::parse(schema).unwrap();
-        let text = |result: Value| output(&result, Some(&schema)).unwrap().text().into_owned();
+        let text =
+            |result: Value| output(&result, Some(&schema), None).unwrap().text().into_owned();
         let note = "[the result does not match the tool's output schema: /n: \"x\" is not of type \"integer\"]";
         assert_eq!(text(json!({"structuredContent": {"n": 1}})), "{\"n\":1}");
         let wrong = json!({"structuredContent": {"n": "x"}});
@@ -155,8 +204,8 @@ mod tests {
         assert_eq!(text(wrong), format!("{{\"n\":\"x\"}}\n{note}"));
         let content = json!([{"type": "text", "text": "seven"}]);
         let wrong = json!({"content": content, "structuredContent": {"n": "x"}});
-        assert_eq!(text(wrong), format!("seven\n{note}"));
+        assert_eq!(text(wrong), format!("seven\n{{\"n\":\"x\"}}\n{note}"));
         let failed = json!({"isError": true, "content": content, "structuredContent": {"n": "x"}});
-        assert_eq!(text(failed), "seven");
+        assert_eq!(text(failed), "seven\n{\"n\":\"x\"}");
     }
 }

@@ -17,6 +17,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
 
+use super::incoming::{adapted_message, read_message};
 use super::shared::OpenCalls;
 use crate::types::{Secrets, excerpt};
 
@@ -152,15 +153,15 @@ impl StdioTransport {
         }
     }
 
-    /// Reads a line as a message. An answer that cannot be read becomes an error. `None` if the line is no message.
+    /// Reads a line as a message, which is repaired if it is nearly JSON. An answer that cannot be read becomes an error. `None` if the line is no message.
     fn message(&self, line: &[u8]) -> Option<ServerJsonRpcMessage> {
         if line.trim_ascii().is_empty() {
             return None;
         }
-        if let Ok(message) = serde_json::from_slice(line) {
+        if let Some(message) = read_message(line) {
             return Some(message);
         }
-        let value = serde_json::from_slice::<Value>(line).ok();
+        let value = adapted_message(line).or_else(|| serde_json::from_slice(line).ok());
         if let Some(answer) = value.clone().and_then(without_null) {
             return Some(answer);
         }

@@ -1,0 +1,234 @@
+//! What MCP servers answer, and what the model reads of it. The process of a server is this test's own binary, which
+//! runs [`server_process`].
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "a test's helper may fail loudly")]
+
+#[path = "mcp/folder.rs"]
+mod folder;
+
+use std::io::{BufRead as _, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::post;
+use axum::{Json, Router};
+use callsheet::model::ModelReply;
+use callsheet::prelude::*;
+use callsheet::testing::FakeModel;
+use folder::{Folder, calling, result, wait_until};
+use serde_json::{Value, json};
+
+/// The process of a server, if the variable `TEST_FOLDER` is set. A call with the argument `habit` is answered when it
+/// is cancelled, as a library does it that has this habit.
+#[test]
+fn server_process() {
+    let Ok(folder) = std::env::var("TEST_FOLDER") else { return };
+    let (mut habit, mut running) = (String::new(), Value::Null);
+    for line in std::io::stdin().lock().lines() {
+        let message: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        let of_call = message["params"]["arguments"]["habit"].as_str();
+        let answer = match (message["method"].as_str().unwrap_or_default(), of_call) {
+            ("tools/call", Some(of_call)) => {
+                (habit, running) = (of_call.to_owned(), message["id"].clone());
+                std::fs::write(format!("{folder}/called"), "").unwrap();
+                while habit == "blocks" && !Path::new(&format!("{folder}/stopped")).exists() {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                None
+            }
+            ("notifications/cancelled", _) => {
+                assert_eq!(message["params"]["requestId"], running);
+                match &*habit {
+                    "error at once" => {
+                        let error = json!({"code": 0, "message": "Request cancelled"});
+                        Some(json!({"jsonrpc": "2.0", "id": running, "error": error}).to_string())
+                    }
+                    "late result" => {
+                        let result = json!({"content": [{"type": "text", "text": "late"}]});
+                        Some(json!({"jsonrpc": "2.0", "id": running, "result": result}).to_string())
+                    }
+                    _ => None,
+                }
+            }
+            _ => answer(&message),
+        };
+        if let Some(answer) = answer {
+            let mut out = std::io::stdout().lock();
+            writeln!(out, "{answer}").unwrap();
+            out.flush().unwrap();
+        }
+    }
+    std::process::exit(0);
+}
+
+/// Returns the text of the answer to a message. The argument `raw` of a call is the text of its result. Else the result
+/// says how long the argument `measure` is.
+fn answer(message: &Value) -> Option<String> {
+    let id = message.get("id")?;
+    let member = match message["method"].as_str().unwrap() {
+        "initialize" => format!(
+            r#""result": {}"#,
+            json!({
+                "protocolVersion": "2025-11-25", "capabilities": {"tools": {}},
+                "serverInfo": {"name": "test", "version": "1"},
+            })
+        ),
+        "tools/list" => format!(r#""result": {{"tools": [{}]}}"#, tools().join(",")),
+        "tools/call" => {
+            let arguments = &message["params"]["arguments"];
+            let measured = || {
+                let text = format!("{} bytes", arguments["measure"].to_string().len());
+                json!({"content": [{"type": "text", "text": text}]}).to_string()
+            };
+            let raw = arguments["raw"].as_str().map_or_else(measured, str::to_owned);
+            format!(r#""result": {raw}"#)
+        }
+        _ => r#""error": {"code": -32601, "message": "no"}"#.to_owned(),
+    };
+    Some(format!(r#"{{"jsonrpc": "2.0", "id": {id}, {member}}}"#))
+}
+
+fn tools() -> [String; 4] {
+    let deep = format!(r#"{}{{"type": "string"}}{}"#, r#"{"items": "#.repeat(300), "}".repeat(300));
+    [
+        r#"{"name": "act", "description": "Half: \ud83d", "inputSchema": {"type": "object", "default": NaN}}"#.to_owned(),
+        r#"{"name": "later", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}"#.to_owned(),
+        r#"{"name": "either", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "optional"}}"#.to_owned(),
+        format!(r#"{{"name": "deep", "inputSchema": {{"type": "object", "properties": {{"a": {deep}}}}}}}"#),
+    ]
+}
+
+/// Returns the table of the server that is a process.
+fn process(folder: &Folder) -> String {
+    let binary = std::env::current_exe().unwrap().display().to_string();
+    folder.server("odd", &[&binary, "--exact", "server_process", "--nocapture"], "")
+}
+
+/// Starts the server at a URL, and returns its table. With `events` it answers with event streams.
+async fn service(events: bool) -> String {
+    let respond = move |Json(message): Json<Value>| async move {
+        let Some(answer) = answer(&message) else {
+            return StatusCode::ACCEPTED.into_response();
+        };
+        let (media_type, body): (_, String) = match events {
+            true => ("text/event-stream", format!("data: {answer}\n\n")),
+            false => ("application/json", answer),
+        };
+        Response::builder().header("content-type", media_type).body(body.into()).unwrap()
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(
+        async move { axum::serve(listener, Router::new().route("/mcp", post(respond))).await },
+    );
+    format!("[mcp.odd]\nurl = \"http://{address}/mcp\"\n")
+}
+
+fn call(raw: &str) -> FakeModel {
+    calling([("odd__act", json!({"raw": raw}))])
+}
+
+const NEARLY_JSON: &str = r#"{"content": [{"type": "text", "text": "half \ud83d and 1e999"}],
+    "structuredContent": {"mean": NaN, "name": "half \ud83d and 1e999"}}"#;
+
+#[tokio::test]
+async fn an_answer_that_is_nearly_json_is_what_the_server_says() {
+    let expected = "half \u{fffd} and 1e999\n[the server's answer was not valid JSON: characters that are not valid \
+                    became U+FFFD; numbers that JSON does not have (NaN, too large) became null]";
+    let folder = Folder::new("nearly");
+    for table in [process(&folder), service(true).await] {
+        let model = call(&NEARLY_JSON.replace('\n', " "));
+        let host = folder.host(&table, &model).await;
+        let report = host.open_session("one").await.unwrap().run("go").await.unwrap();
+        assert_eq!(result(&report), ("success", expected), "{table}");
+        host.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tool_that_cannot_be_offered_takes_only_itself_away() {
+    let folder = Folder::new("left-out");
+    for table in [process(&folder), service(true).await] {
+        let (ok, printed) = folder.tools(&table, &["list"]);
+        assert!(ok, "{printed}");
+        assert!(printed.contains("odd__act") && printed.contains("odd__either"), "{printed}");
+        for line in [
+            "left out: later: it can only run as a task, which the host does not offer",
+            "left out: deep: its definition is nested more than 100 levels deep",
+        ] {
+            assert!(printed.contains(line), "{line}\n{printed}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_was_cancelled_is_cancelled_whatever_the_server_answers() {
+    for habit in ["no answer", "error at once", "late result", "blocks"] {
+        let folder = Folder::new("cancelled");
+        let next = r#"{"content": [{"type": "text", "text": "next"}]}"#;
+        // The first run ends before its second request.
+        let model = FakeModel::replies([
+            ModelReply::call("odd__act", json!({ "habit": habit })),
+            ModelReply::call("odd__act", json!({ "raw": next })),
+            ModelReply::text("done"),
+        ]);
+        let host = folder.host(&process(&folder), &model).await;
+        let session = host.open_session("one").await.unwrap();
+        let run = session.start_run("go").await.unwrap();
+        wait_until(|| folder.path.join("called").exists()).await;
+        session.stop(StopMode::Now).await.unwrap();
+        let report = run.report.await.unwrap();
+        assert_eq!(result(&report).0, "cancelled", "{habit}");
+        std::fs::write(folder.path.join("stopped"), "").unwrap();
+        // The same process answers the next call, and not with the answer of the first.
+        let report = session.run("go").await.unwrap();
+        assert_eq!(result(&report), ("success", "next"), "{habit}");
+        host.shutdown().await;
+        folder.empty().await;
+    }
+}
+
+#[tokio::test]
+async fn the_model_reads_a_value_that_the_text_does_not_hold() {
+    let rows: Vec<Value> = (0..1_000).map(|at| json!({"name": format!("row {at}")})).collect();
+    let raw = |rows: &[Value]| {
+        let content = json!([{"type": "text", "text": "Search executed."}]);
+        json!({"content": content, "structuredContent": {"rows": rows}}).to_string()
+    };
+    let folder = Folder::new("value");
+    let reference = "$VAR_REF{{t3a1c0.structured}}";
+    let model = calling([
+        ("odd__act", json!({"raw": raw(&rows[..2])})),
+        ("odd__act", json!({"raw": raw(&rows)})),
+        ("read_var", json!({"id": reference, "limit": 40})),
+        ("read_var", json!({"id": "t1a1c0.structured"})),
+        ("odd__act", json!({ "measure": reference })),
+        ("read_var", json!({"id": "t9a1c0.arguments"})),
+        ("read_var", json!({"id": "t5a1c0.structured"})),
+        ("read_var", json!({"id": "t77a1c0.structured"})),
+    ]);
+    let host = folder.host(&process(&folder), &model).await;
+    let session = host.open_session("one").await.unwrap();
+    let mut results = Vec::new();
+    for _ in 0..8 {
+        let report = session.run("go").await.unwrap();
+        let (_, text) = result(&report);
+        results.push(text.to_owned());
+    }
+    let both = r#"{"rows":[{"name":"row 0"},{"name":"row 1"}]}"#;
+    assert_eq!(results[0], format!("Search executed.\n{both}"));
+    assert_eq!(results[1], format!("Search executed.\n[more as JSON, 18900 bytes: {reference}]"));
+    let part = r#"{"rows":[{"name":"row 0"},{"name":"row 1"#;
+    let expected = format!("[{reference}: bytes 0 to 40 of 18900; next offset: 40]\n{part}");
+    assert_eq!(results[2], expected);
+    let expected = format!("[$VAR_REF{{{{t1a1c0.structured}}}}: bytes 0 to 44 of 44]\n{both}");
+    assert_eq!(results[3], expected);
+    assert_eq!(results[4], "18900 bytes");
+    let expected = "Error: $VAR_REF{{t5a1c0.structured}}: the result has no structured value";
+    assert_eq!(results[6], expected);
+    let expected = "Error: $VAR_REF{{t77a1c0.structured}}: the session has no such result";
+    assert_eq!(results[7], expected);
+    host.shutdown().await;
+}
