@@ -360,6 +360,33 @@ async fn an_empty_answer_is_asked_for_again_unchanged_and_may_then_call_tools() 
 }
 
 #[tokio::test]
+async fn a_text_that_announces_calls_which_do_not_come_is_asked_for_again_once() {
+    for (wire, finish) in [(Wire::OpenaiChat, "tool_calls"), (Wire::AnthropicMessages, "tool_use")]
+    {
+        let announcing = |text: &str| Response {
+            finish_reason: Finish::Word(finish.into()),
+            ..Response::text(text)
+        };
+        for stream in [true, false] {
+            let responses = [
+                announcing("I look at it."),
+                Response::calls([call("quick", "a")]),
+                announcing("I look again."),
+                announcing("So."),
+            ];
+            let world = with_fallback(wire, stream, responses, |_| ()).await;
+            let (report, _) = run(&world).await;
+            assert_eq!((report.run_end, &*report.text), (RunEnd::Answered, "So."), "{wire}");
+            assert_eq!((report.turns, report.calls.len()), (2, 1), "{wire}");
+            let requests = world.requests();
+            assert_eq!(requests.len(), 4, "{wire}");
+            assert_eq!(requests[0].body, requests[1].body, "{wire}: it is unchanged");
+            check_records(&world).await;
+        }
+    }
+}
+
+#[tokio::test]
 async fn after_two_empty_answers_the_final_text_is_asked_for_without_tools() {
     for (number, wire) in WIRES.into_iter().enumerate() {
         let responses = [

@@ -22,8 +22,8 @@ use crate::response::{
     DisplayOrder, ExchangeEnd, ResponseAssembler, ResponseLimits, classify_ending,
 };
 use crate::types::{
-    ContextOverflow, FinishKind, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails,
-    RequestKind, RunError, ToolStatus,
+    ContextOverflow, FinishKind, FinishReason, MessagePart, ProviderError, ProviderErrorKind,
+    RefusalDetails, RequestKind, RunError, ToolStatus,
 };
 use crate::wire::Delta;
 
@@ -263,7 +263,7 @@ impl Turn {
     }
 
     /// Returns the end of a response, or an error if the response is complete and another attempt takes its place: its
-    /// answer is empty, or it was refused and another model is to be asked.
+    /// answer is empty, it announces calls that did not come, or it was refused and another model is to be asked.
     pub(super) fn check_answer(
         &self,
         ending: ResponseEnding,
@@ -271,6 +271,7 @@ impl Turn {
         let is_void = match ending {
             ResponseEnding::Complete | ResponseEnding::Length => {
                 self.is_answer_empty() && self.retry.may_follow_empty_answer()
+                    || self.lacks_announced_calls() && self.retry.may_repeat_answer()
             }
             ResponseEnding::Refused => {
                 let asks_next = self.spec.rules.on_refusal == OnRefusal::Fallback;
@@ -285,7 +286,10 @@ impl Turn {
         }
         let reason = self.attempt.response.refusal_reason();
         let Some(reason) = reason.filter(|_| ending == ResponseEnding::Refused) else {
-            let message = "the answer is empty: it has neither text nor calls";
+            let message = match self.is_answer_empty() {
+                true => "the answer is empty: it has neither text nor calls",
+                false => "the finish reason announces tool calls, but none came",
+            };
             return Err(ProviderError::new(ProviderErrorKind::EmptyAnswer, message));
         };
         let mut error = ProviderError::new(
@@ -308,6 +312,18 @@ impl Turn {
             && !self.calls.iter().any(TurnCall::is_kept)
             && (dropped_calls.is_empty() || is_final)
             && !is_paused
+    }
+
+    /// Returns whether the finish reason says that the model calls tools, but no call of any kind came. Services that
+    /// lose calls answer so (vLLM, where its parser of calls does not know the model's form). Others have this finish
+    /// reason for texts too, so that the same answer is accepted the second time.
+    fn lacks_announced_calls(&self) -> bool {
+        let Attempt { response, dropped_calls, .. } = &self.attempt;
+        response.finish_reason().is_some_and(|finish| finish.kind == FinishKind::ToolCalls)
+            && response.calls().is_empty()
+            && dropped_calls.is_empty()
+            && !response.parts().iter().any(|part| matches!(part, MessagePart::Raw { .. }))
+            && !self.spec.rules.tools.is_empty()
     }
 
     /// Returns whether a call with effects has started in this attempt.

@@ -24,7 +24,7 @@
 //! - `Retry-After`: read from the response by `runtime::model::error` (headers) and `wire::error`
 //!   (body). One that is longer than 120 s ([`SERVICE_WAIT_MAX`]) leads to the next model.
 //!
-//! An empty answer is asked for again once, unchanged. Where the request already asks for the final text or for a typed
+//! An empty answer is asked for again once, unchanged, and so is one that announces calls but has none. Where the request already asks for the final text or for a typed
 //! answer, the next model is asked instead. A refused answer leads to the next model if `on_refusal` says so. Both are
 //! decided in [`attempt`](super::attempt) (`check_answer`).
 //!
@@ -251,11 +251,15 @@ impl RetryPolicy {
 
     /// Returns whether another attempt of the turn follows an empty answer.
     pub(super) fn may_follow_empty_answer(&self) -> bool {
-        let is_followed = match self.repeats_empty_answer() {
-            true => self.empty_answers == 0,
-            false => self.has_fallback(),
-        };
-        is_followed && !self.keeps_empty_answer
+        match self.repeats_empty_answer() {
+            true => self.may_repeat_answer(),
+            false => self.has_fallback() && !self.keeps_empty_answer,
+        }
+    }
+
+    /// Returns whether an answer in which something is missing is asked for again, once in a turn and unchanged.
+    pub(super) fn may_repeat_answer(&self) -> bool {
+        self.repeats_empty_answer() && self.empty_answers == 0 && !self.keeps_empty_answer
     }
 
     /// Returns whether an empty answer to this kind of request is asked for again, once and unchanged. The other kinds

@@ -182,7 +182,7 @@ pub enum ProviderErrorKind {
     /// No request was sent, because the model's circuit breaker is open.
     #[serde(rename = "unavailable")]
     BreakerOpen,
-    /// The response is complete, but has neither text nor calls.
+    /// The response is complete, but has neither text nor calls, or its finish reason announces calls and none came.
     EmptyAnswer,
     /// The model or its service refused to answer, and another model is asked.
     Refused,

@@ -22,7 +22,7 @@ use reqwest::header::CONTENT_TYPE;
 use reqwest::{Client, RequestBuilder};
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
-use super::connection::{self, RequestSendError};
+use super::connection::RequestSendError;
 use super::deadline::{Progress, ResponseDeadline};
 use super::error::RetryHints;
 use super::source::SourceExchange;
@@ -347,11 +347,12 @@ impl Exchange {
         let (limits, clock) = (client.time_limits, client.lag_clock.clone());
         let mut deadline = ResponseDeadline::new(limits, self.streamed, clock);
         let request = self.request(&client.http, body.clone());
-        let mut sent = send_until(&mut deadline, request).await?;
+        let mut sent = send_until(client, &mut deadline, request).await?;
         if let Err(RequestSendError::LostByReusedConnection(_)) = &sent {
             // The error is not logged: it may have the URL with a key.
             tracing::debug!("a reused connection lost a request, which is sent again");
-            sent = send_until(&mut deadline, self.request(&client.fresh_http, body)).await?;
+            let request = self.request(&client.fresh_http, body);
+            sent = send_until(client, &mut deadline, request).await?;
         }
         let response = sent.map_err(|error| client.transport_error(error.into()))?;
         client.has_answered.store(true, Ordering::Relaxed);
@@ -378,10 +379,11 @@ impl Exchange {
 
 /// Sends a request. Returns the outer error if no answer begins until the deadline.
 async fn send_until(
+    client: &ClientInner,
     deadline: &mut ResponseDeadline,
     request: RequestBuilder,
 ) -> Result<Result<reqwest::Response, RequestSendError>, ProviderError> {
-    let mut sent = std::pin::pin!(connection::send(request));
+    let mut sent = std::pin::pin!(client.used_connections.send(request));
     loop {
         if let Ok(sent) = timeout_at(deadline.at(), &mut sent).await {
             return Ok(sent);

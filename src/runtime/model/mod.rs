@@ -43,7 +43,7 @@ use crate::wire::{
     AliasRenderer, CallReader, Delta, Framing, HeadCache, KeyHeader, PayloadTemplates,
     PromptChange, PromptRenderer, RequestCache, ToolChoice, Wire,
 };
-use connection::RecordOpened;
+use connection::UsedConnections;
 pub(super) use deadline::HostLagClock;
 use deadline::TimeLimits;
 pub(super) use exchange::ModelExchange;
@@ -200,6 +200,7 @@ struct ClientInner {
     http: Client,
     /// Opens a connection for each request.
     fresh_http: Client,
+    used_connections: UsedConnections,
     /// True if the service has answered a request, so that it speaks the protocol of the base URL.
     has_answered: AtomicBool,
     streamed: Target,
@@ -239,7 +240,6 @@ impl ModelClient {
         let http = |idle_connections_max| {
             let settings = Client::builder()
                 .connect_timeout(config.connect_timeout)
-                .connector_layer(RecordOpened)
                 .pool_max_idle_per_host(idle_connections_max)
                 .tcp_nodelay(true)
                 // A redirect would send the key and the conversation to another address.
@@ -253,6 +253,7 @@ impl ModelClient {
             inner: Arc::new(ClientInner {
                 http: http(usize::MAX)?,
                 fresh_http: http(0)?,
+                used_connections: UsedConnections::default(),
                 has_answered: AtomicBool::new(false),
                 streamed,
                 plain,
