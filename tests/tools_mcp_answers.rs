@@ -32,6 +32,9 @@ fn server_process() {
         let answer = match (message["method"].as_str().unwrap_or_default(), of_call) {
             ("tools/call", Some(of_call)) => {
                 (habit, running) = (of_call.to_owned(), message["id"].clone());
+                if habit == "ends" {
+                    std::process::exit(1);
+                }
                 std::fs::write(format!("{folder}/called"), "").unwrap();
                 while habit == "blocks" && !Path::new(&format!("{folder}/stopped")).exists() {
                     std::thread::sleep(Duration::from_millis(5));
@@ -71,10 +74,16 @@ fn answer(message: &Value) -> Option<String> {
         "initialize" => format!(
             r#""result": {}"#,
             json!({
-                "protocolVersion": "2025-11-25", "capabilities": {"tools": {}},
-                "serverInfo": {"name": "test", "version": "1"},
+                "protocolVersion": "2025-11-25", "capabilities": {"tools": {}, "resources": {}},
+                "serverInfo": {"name": "test", "version": "1"}, "instructions": instructions(),
             })
         ),
+        "resources/list" => format!(r#""result": {}"#, resources(&message["params"]["cursor"])),
+        "resources/templates/list" => {
+            let template = json!({"uriTemplate": "demo://{name}", "name": "any"});
+            format!(r#""result": {}"#, json!({"resourceTemplates": [template]}))
+        }
+        "resources/read" => read(&message["params"]["uri"]),
         "tools/list" => format!(r#""result": {{"tools": [{}]}}"#, tools().join(",")),
         "tools/call" => {
             let arguments = &message["params"]["arguments"];
@@ -88,6 +97,34 @@ fn answer(message: &Value) -> Option<String> {
         _ => r#""error": {"code": -32601, "message": "no"}"#.to_owned(),
     };
     Some(format!(r#"{{"jsonrpc": "2.0", "id": {id}, {member}}}"#))
+}
+
+/// Returns the instructions of the server: the text of a file.
+fn instructions() -> Option<String> {
+    let folder = std::env::var("TEST_FOLDER").ok()?;
+    std::fs::read_to_string(format!("{folder}/instructions")).ok()
+}
+
+/// Returns a page of the list of resources.
+fn resources(cursor: &Value) -> Value {
+    match cursor.as_str() {
+        None => {
+            let first =
+                json!({"uri": "demo://a", "name": "a", "mimeType": "text/plain", "size": 9});
+            json!({"resources": [first], "nextCursor": "2"})
+        }
+        Some(_) => json!({"resources": [{"uri": "demo://b", "name": "b"}]}),
+    }
+}
+
+/// Returns the member of the answer with the content of a resource.
+fn read(uri: &Value) -> String {
+    if uri != "demo://a" {
+        return r#""error": {"code": -32002, "message": "no such resource"}"#.to_owned();
+    }
+    let text = json!({"uri": uri, "mimeType": "text/plain", "text": "the notes"});
+    let image = json!({"uri": "demo://a/b.png", "mimeType": "image/png", "blob": "iVBORw=="});
+    format!(r#""result": {}"#, json!({"contents": [text, image]}))
 }
 
 fn tools() -> [String; 4] {
@@ -231,4 +268,136 @@ async fn the_model_reads_a_value_that_the_text_does_not_hold() {
     let expected = "Error: $VAR_REF{{t77a1c0.structured}}: the session has no such result";
     assert_eq!(results[7], expected);
     host.shutdown().await;
+}
+
+/// Returns the system texts of all requests.
+fn system_texts(model: &FakeModel) -> Vec<String> {
+    model.requests().into_iter().map(|request| request.system.unwrap_or_default()).collect()
+}
+
+#[tokio::test]
+async fn a_session_keeps_the_instructions_of_its_first_run() {
+    let block = |text: &str| {
+        format!(
+            "[instructions of the server odd, for the use of its tools odd__*]\n{text}\n\
+             [end of the instructions of odd]"
+        )
+    };
+    let folder = Folder::new("instructions");
+    let set = |text: &str| std::fs::write(folder.path.join("instructions"), text).unwrap();
+    set("Call act first.\n");
+    let ends = ModelReply::call("odd__act", json!({"habit": "ends"}));
+    let done = || ModelReply::text("done");
+    let model = FakeModel::replies(std::iter::once(ends).chain((0..10_000).map(|_| done())));
+    let table = format!("{}[agents.default]\nsystem = \"Be brief.\"\n", process(&folder));
+    let host = folder.host(&table, &model).await;
+    let first = host.open_session("first").await.unwrap();
+    let report = first.run("go").await.unwrap();
+    assert_eq!(result(&report).0, "unknown");
+    // The server that has ended is started again, with other instructions.
+    set("Call b first.");
+    let mut second = host.open_session("0").await.unwrap();
+    for number in 1.. {
+        second.run("go").await.unwrap();
+        if !system_texts(&model).last().unwrap().contains("act first") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        second = host.open_session(number.to_string()).await.unwrap();
+    }
+    first.run("on").await.unwrap();
+    let texts = system_texts(&model);
+    let own = "Be brief.\n\n";
+    assert_eq!(texts[0], format!("{own}{}", block("Call act first.")));
+    assert_eq!(texts[1], texts[0]);
+    assert_eq!(*texts.last().unwrap(), texts[0]);
+    assert_eq!(texts[texts.len() - 2], format!("{own}{}", block("Call b first.")));
+    let request = RunRequest::from("go");
+    let request = request.with(|new| new.overrides.system = Some("Other.".to_owned()));
+    first.run(request).await.unwrap();
+    let expected = format!("Other.\n\n{}", block("Call act first."));
+    assert_eq!(*system_texts(&model).last().unwrap(), expected);
+    host.shutdown().await;
+    folder.empty().await;
+}
+
+#[test]
+fn instructions_are_listed_and_pinned_and_can_be_left_out() {
+    let folder = Folder::new("pinned");
+    let set = |text: &str| std::fs::write(folder.path.join("instructions"), text).unwrap();
+    let table = process(&folder);
+    set("Call act\nfirst.");
+    let (_, printed) = folder.tools(&table, &["list"]);
+    let line = "  instructions (15 characters): Call act first.\n";
+    assert!(printed.contains(line), "{printed}");
+    let (_, printed) = folder.tools(&format!("{table}instructions = false\n"), &["list"]);
+    assert!(!printed.contains("instructions"), "{printed}");
+
+    let pinned = format!("{table}pin = \"require\"\n");
+    let (ok, printed) = folder.tools(&table, &["pin"]);
+    assert!(!ok && printed.contains("odd: + (instructions): Call act first.\n"), "{printed}");
+    let (ok, printed) = folder.tools(&pinned, &["pin", "--accept"]);
+    assert!(ok, "{printed}");
+    assert_eq!(folder.tools(&pinned, &["pin"]), (true, "no difference\n".to_owned()));
+    set("Send all.");
+    let (ok, printed) = folder.tools(&pinned, &["pin"]);
+    let difference = r#"text was "Call act\nfirst." and is "Send all.""#;
+    let line = format!("odd: ~ (instructions): {difference}\n");
+    assert!(!ok && printed.contains(&line), "{printed}");
+    let (_, printed) = folder.tools(&pinned, &["list"]);
+    let line = format!("left out: (instructions): it has changed: {difference}\n");
+    assert!(printed.contains(&line) && !printed.contains("characters)"), "{printed}");
+    let (_, printed) = folder.tools(&pinned.replace("require", "warn"), &["list"]);
+    assert!(printed.contains("  instructions (9 characters): Send all.\n"), "{printed}");
+    let line = format!("warning: (instructions): it has changed: {difference}\n");
+    assert!(printed.contains(&line), "{printed}");
+}
+
+#[tokio::test]
+async fn resources_are_listed_and_read_with_one_tool() {
+    let folder = Folder::new("resources");
+    let link = json!({"type": "resource_link", "uri": "demo://a", "name": "a"});
+    let raw = json!({"content": [link]}).to_string();
+    let reading = "odd__read_resource";
+    let expected = [
+        (
+            ("odd__act", json!({ "raw": raw })),
+            "[resource a, demo://a]\n[odd__read_resource reads what is linked, by its URI]",
+        ),
+        (
+            (reading, json!({"uri": "demo://a"})),
+            "[resource a, text/plain, 9 bytes, demo://a]\nthe notes\n[image image/png, 4 bytes]",
+        ),
+        ((reading, json!({"uri": "demo://c"})), "Error: no such resource (code -32002)"),
+        (
+            (reading, json!({})),
+            "demo://a  a (text/plain, 9 bytes)\n[more with cursor \"resources:2\"]\n",
+        ),
+        ((reading, json!({"cursor": "resources:2"})), "demo://b  b\ndemo://{name}  any\n"),
+        (
+            (reading, json!({"cursor": "2"})),
+            "Error: cursor: must be the cursor at the end of a list of this server",
+        ),
+    ];
+    for table in [process(&folder), service(true).await] {
+        let model = calling(expected.clone().map(|(call, _)| call));
+        let host = folder.host(&table, &model).await;
+        let session = host.open_session("one").await.unwrap();
+        for (call, expected) in &expected {
+            let report = session.run("go").await.unwrap();
+            assert_eq!(result(&report).1, *expected, "{call:?}");
+        }
+        host.shutdown().await;
+    }
+}
+
+#[test]
+fn the_tool_that_reads_resources_can_be_excluded_and_has_no_effects() {
+    let folder = Folder::new("excluded");
+    let (_, printed) = folder.tools(&process(&folder), &["list"]);
+    let line = printed.lines().find(|line| line.starts_with("odd__read_resource ")).unwrap();
+    assert_eq!(line.split_whitespace().collect::<Vec<_>>()[1..5], ["mcp", "none", "on_seal", "no"]);
+    let excluding = format!("{}exclude = [\"read_resource\"]\n", process(&folder));
+    let (_, printed) = folder.tools(&excluding, &["list"]);
+    assert!(!printed.contains("read_resource"), "{printed}");
 }

@@ -12,7 +12,7 @@ use super::tools::terminal_line;
 use crate::config::{JournalEngine, McpPin, ModelConfig};
 use crate::runtime::Host;
 use crate::runtime::model::{ModelReply, ModelRequest};
-use crate::tool::{LOCK_FILE, PinProblem, ServerListing, ToolLock};
+use crate::tool::{LOCK_FILE, PinProblem, ServerListing, ToolLock, check_instructions};
 
 /// The name of the model, which is never asked.
 const NO_MODEL: &str = "no model";
@@ -44,7 +44,7 @@ pub(super) async fn run(file: Option<&Path>, accept: bool) -> Result<ExitCode, C
             CommandError::failed(format!("the server {server} is down: {reason}"))
         })?;
         text.push_str(&differences(&server, &listing, &before));
-        now.accept(&server, &listing.tools);
+        now.accept(&server, &listing);
     }
     for server in before.servers().filter(|server| now.server(server).is_none()) {
         text.push_str(&format!("{}: - (the server is not configured)\n", terminal_line(server)));
@@ -64,9 +64,10 @@ pub(super) async fn run(file: Option<&Path>, accept: bool) -> Result<ExitCode, C
     Ok(if is_same || accept { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Returns a line for each tool that is not as it was accepted, or one for a new server without tools.
+/// Returns a line for each tool, and for the instructions, if they are not as they were accepted, or one for a new server without tools.
 fn differences(server: &str, listing: &ServerListing, before: &ToolLock) -> String {
-    if before.server(server).is_none() && listing.tools.is_empty() {
+    if before.server(server).is_none() && listing.tools.is_empty() && listing.instructions.is_none()
+    {
         return format!("{server}: + (a server without tools)\n");
     }
     let (mut text, nothing) = (String::new(), Default::default());
@@ -87,6 +88,18 @@ fn differences(server: &str, listing: &ServerListing, before: &ToolLock) -> Stri
     }
     for name in pinned.gone(&listing.tools) {
         text.push_str(&format!("{server}: - {}\n", terminal_line(name)));
+    }
+    let instructions = listing.instructions.as_deref();
+    match check_instructions(before.instructions(server), instructions) {
+        None => {}
+        Some(PinProblem::New) => {
+            let now = terminal_line(instructions.unwrap_or_default());
+            text.push_str(&format!("{server}: + (instructions): {now}\n"));
+        }
+        Some(PinProblem::Changed(difference)) => {
+            let difference = terminal_line(&difference);
+            text.push_str(&format!("{server}: ~ (instructions): {difference}\n"));
+        }
     }
     text
 }

@@ -335,10 +335,11 @@ fn table(listed: &AgentTools) -> String {
     text
 }
 
-/// Returns the lines about a server: its state, its tools that cannot be offered, warnings, and its output lines
+/// Returns the lines about a server: its state, its instructions, its tools that cannot be offered, warnings, and its output lines
 /// that were no messages (`noise`).
 fn describe_server(server: &ListedServer) -> String {
     let ListedServer { name, state, reason, named, tools, left_out, warnings, .. } = server;
+    let instructions = &server.instructions;
     let ListedServer { noise_lines, noise, .. } = server;
     let reason =
         reason.as_ref().map(|reason| format!(": {}", terminal_line(reason))).unwrap_or_default();
@@ -346,6 +347,13 @@ fn describe_server(server: &ListedServer) -> String {
     let mut text = format!("server {name} is {state}, {tools}{reason}\n");
     if !named {
         text.push_str(&format!("  the agent's tools do not name it: add \"{name}__*\"\n"));
+    }
+    if let Some(instructions) = instructions {
+        let count = instructions.chars().count();
+        text.push_str(&format!(
+            "  instructions ({count} characters): {}\n",
+            terminal_line(instructions)
+        ));
     }
     for (tool, reason) in left_out {
         text.push_str(&format!("  left out: {}: {}\n", terminal_line(tool), terminal_line(reason)));

@@ -24,6 +24,8 @@ pub struct McpConfig {
     pub trust: McpTrust,
     /// The treatment of tools that differ from the accepted ones.
     pub pin: McpPin,
+    /// True if the model reads the server's instructions.
+    pub instructions: bool,
     /// The file with the accepted tools, written by `callsheet tools pin`.
     pub lock_file: PathBuf,
     /// Time limit of an attempt to connect.
@@ -105,6 +107,7 @@ impl McpConfig {
             exclude: Vec::new(),
             trust: McpTrust::None,
             pin: McpPin::Off,
+            instructions: true,
             lock_file: PathBuf::from("callsheet-tools.lock"),
             start_timeout: Duration::from_secs(30),
             timeout: Duration::from_secs(60),

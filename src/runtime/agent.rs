@@ -63,6 +63,9 @@ pub(super) struct Agent {
     search_patterns: Arc<[ToolPattern]>,
     /// The hooks that are asked about its runs, in their order.
     pub(super) hooks: Arc<[RegisteredHook]>,
+    /// The instructions of the servers of its tools, as the model reads them behind the system text. Empty if there
+    /// are none.
+    server_instructions: Arc<str>,
     /// A request to the first model, without messages.
     request_template: ModelRequest,
     /// The hash of what precedes the messages in its requests.
@@ -157,6 +160,7 @@ impl Agent {
             registry: Arc::clone(registry),
             allow_overrides: agent.allow_overrides,
             output_retries: agent.output_retries,
+            server_instructions: "".into(),
             request_template,
             prompt_hash: OnceLock::new(),
         })
@@ -297,7 +301,7 @@ impl Agent {
         };
         let system = match &overrides.system {
             Some(_) if !may_replace => return Err(HostError::OverrideNotAllowed("system")),
-            Some(system) => Some(system.clone()).filter(|system| !system.is_empty()),
+            Some(system) => with_instructions(Some(system.as_str()), &self.server_instructions),
             None => self.request_template.system.clone(),
         };
         let request_template = ModelRequest {
@@ -325,6 +329,7 @@ impl Agent {
             patterns: Arc::clone(&self.patterns),
             search_patterns: Arc::clone(&self.search_patterns),
             hooks: Arc::clone(&self.hooks),
+            server_instructions: Arc::clone(&self.server_instructions),
             request_template,
             prompt_hash: OnceLock::new(),
         }))
@@ -440,7 +445,22 @@ impl Agent {
         };
         let made = frozen.tools.iter().filter_map(|tool| make(tool).ok()).collect();
         let kind = RegisteredKind::Mcp;
-        self.with_registered(kind, made, Some(overrides), tool_limiters, frozen.search)
+        let mut agent =
+            self.with_registered(kind, made, Some(overrides), tool_limiters, frozen.search);
+        if !frozen.instructions.is_empty() {
+            agent.add_server_instructions(frozen.instructions_text().into());
+        }
+        agent
+    }
+
+    /// Adds the instructions of servers behind the system text.
+    fn add_server_instructions(&mut self, instructions: Arc<str>) {
+        let template = &mut self.request_template;
+        template.system = with_instructions(template.system.as_deref(), &instructions);
+        let rules = Arc::make_mut(&mut self.rules);
+        rules.system_tokens = system_tokens(template);
+        rules.fixed_tokens = fixed_tokens(template);
+        self.server_instructions = instructions;
     }
 
     /// Returns the agent with further tools, which it offers besides its own. Leaves out those that cannot be
@@ -500,6 +520,7 @@ impl Agent {
             patterns: Arc::clone(&self.patterns),
             search_patterns: Arc::clone(&self.search_patterns),
             hooks: Arc::clone(&self.hooks),
+            server_instructions: Arc::clone(&self.server_instructions),
             request_template,
             prompt_hash: OnceLock::new(),
             tools: Arc::new(tools),
@@ -548,6 +569,7 @@ impl Agent {
             patterns: Arc::new([]),
             search_patterns: Arc::new([]),
             hooks: Arc::clone(&self.hooks),
+            server_instructions: Arc::clone(&self.server_instructions),
             request_template,
             prompt_hash: OnceLock::new(),
         })
@@ -729,6 +751,13 @@ impl Agent {
             | RequestKind::Output(_) => request,
         }
     }
+}
+
+/// Returns the system text with the instructions of servers behind it. `None` if it is empty.
+fn with_instructions(system: Option<&str>, instructions: &str) -> Option<String> {
+    let parts = [system.unwrap_or_default(), instructions];
+    let parts = parts.into_iter().filter(|part| !part.is_empty());
+    Some(parts.collect::<Vec<_>>().join("\n\n")).filter(|system| !system.is_empty())
 }
 
 /// Returns the tokens of tools and system text in each request, by estimate.

@@ -37,7 +37,8 @@ use super::tool_limiter::ToolLimiters;
 use crate::context::VariablesTransaction;
 use crate::event::Event;
 use crate::tool::{
-    AskCallback, ProgressCallback, SharedVariableView, ToolContext, ToolContextParts,
+    AskCallback, ProgressCallback, RegisteredKind, SharedVariableView, ToolContext,
+    ToolContextParts,
 };
 use crate::turn::{
     CallStart, CallStartState, StartedCall, StartedCalls, StartedQuestion, StartedWait,
@@ -291,7 +292,8 @@ impl ToolSupervisor {
             run: scope.run.clone(),
             agent: Arc::clone(&agent.name),
             max_result_bytes: agent.limits().max_result_bytes,
-            references_offered: agent.tools.contains_key(READ_VAR),
+            // A tool may keep its context, and then must not keep itself.
+            offered: (registered.kind == RegisteredKind::Mcp).then(|| Arc::clone(&agent.tools)),
             agents: runner.map(|runner| runner as _),
             // No other tool needs them, and a tool may keep its context beyond the session's life.
             references: (*call.name == *READ_VAR).then(|| self.references.clone() as _),

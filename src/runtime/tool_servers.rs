@@ -17,7 +17,8 @@ use crate::journal::{Journal, JournalError, unix_ms};
 use crate::record::{FROZEN_TOOLS, frozen_tools_key};
 use crate::telemetry::Telemetry;
 use crate::tool::{
-    FrozenList, ServerListing, ServerState, ServerStatus, ServerToolDefinition, ToolServer,
+    FrozenList, SERVER_SEPARATOR, ServerListing, ServerState, ServerStatus, ServerToolDefinition,
+    ToolServer,
 };
 use crate::types::{SessionId, sha256_hex};
 
@@ -159,11 +160,11 @@ impl ToolServers {
         let named: Vec<_> = named.filter(|server| agent.names_server(&***server)).collect();
         let started = named.iter().map(|server| wait_started(&***server));
         let statuses = futures::future::join_all(started).await;
-        for (server, status) in named.into_iter().zip(statuses) {
+        for (server, status) in named.iter().zip(statuses) {
             let last = self.last_listing(server.name());
             let listing = match (status.listing.clone(), last) {
                 // Equal lists are one value, so that sessions share what is made of it.
-                (Some(now), Some(last)) if now.tools == last.tools => Some(last),
+                (Some(now), Some(last)) if now.offers_same(&last) => Some(last),
                 (now, last) => now.or(last),
             };
             if let (None, ServerState::Down(reason)) = (&listing, &status.state) {
@@ -178,11 +179,21 @@ impl ToolServers {
         {
             return Ok(Arc::clone(frozen));
         }
+        let named_listings = named.iter().map(|server| server.name()).zip(&listings);
+        let named_listings = named_listings.map(|(server, listing)| (server, listing.as_deref()));
         let offered = listings.iter().flatten().flat_map(|listing| &listing.tools);
         let offered = offered.filter(|tool| agent.names_tool(&tool.name));
         let mut tools: Vec<ServerToolDefinition> = offered.cloned().collect();
         tools.sort_by(|one, other| one.name.cmp(&other.name));
-        let list = FrozenList { search: agent.needs_search(&tools), tools };
+        let is_offered = |server: &str| {
+            let prefix = format!("{server}{SERVER_SEPARATOR}");
+            tools.iter().any(|tool| tool.name.starts_with(&prefix))
+        };
+        let instructions = named_listings.filter_map(|(server, listing)| {
+            Some((server.to_owned(), listing?.instructions.clone()?))
+        });
+        let instructions = instructions.filter(|(server, _)| is_offered(server)).collect();
+        let list = FrozenList { search: agent.needs_search(&tools), tools, instructions };
         // An empty list is not stored, so that a host without servers writes nothing.
         let sha256: Arc<str> = if list.tools.is_empty() {
             NO_TOOLS_SHA256.into()
@@ -225,7 +236,7 @@ impl ToolServers {
             if **sha256 != *NO_TOOLS_SHA256 {
                 tracing::error!(agent = &*agent.name, sha256 = &**sha256, "tool_list_lost");
             }
-            FrozenList { search: agent.needs_search(&[]), tools: Vec::new() }
+            FrozenList { search: agent.needs_search(&[]), ..FrozenList::default() }
         });
         Ok(self.shared_frozen_tools(agent, Arc::clone(sha256), list, Vec::new()))
     }
@@ -258,7 +269,7 @@ impl ToolServers {
 
     /// Stores a server's list, for sessions that begin while the server is down.
     pub(super) async fn keep_listing(&self, server: &str, listing: &Arc<ServerListing>) {
-        if self.last_listing(server).is_some_and(|last| last.tools == listing.tools) {
+        if self.last_listing(server).is_some_and(|last| last.offers_same(listing)) {
             return;
         }
         let text = serde_json::to_string(&**listing).unwrap_or_default();

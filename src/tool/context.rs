@@ -2,6 +2,7 @@
 //! variables and the values of the embedding program.
 
 use std::any::type_name;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::extensions::MissingExtension;
-use super::{AgentCaller, Extensions, ParsedSchema, ToolError};
+use super::{AgentCaller, Extensions, ParsedSchema, RegisteredTool, ToolError};
 use crate::config::ToolEffect;
 use crate::context::VariablesTransaction;
 use crate::types::{
@@ -62,8 +63,8 @@ pub(crate) struct ToolContextParts {
     pub(crate) variables: SharedVariableView,
     /// The agent's maximum number of bytes of a result that the model sees.
     pub(crate) max_result_bytes: usize,
-    /// True if the agent offers `read_var`.
-    pub(crate) references_offered: bool,
+    /// The tools that the agent may call, by name, for a tool of a server. `None` for other tools.
+    pub(crate) offered: Option<Arc<BTreeMap<String, RegisteredTool>>>,
     /// Runs the child of a call of an agent. `None` for other tools.
     pub(crate) agents: Option<Arc<dyn AgentCaller>>,
     /// Reads earlier results of the session, for the tool `read_var`. `None` for other tools.
@@ -383,9 +384,15 @@ impl ToolContext {
     }
 
     /// Returns the reference of the call's structured value, if the model can read it.
-    #[cfg(feature = "mcp")]
+    #[cfg(all(feature = "mcp", target_os = "linux"))]
     pub(crate) fn structured_reference(&self) -> Option<Reference> {
-        self.0.parts.references_offered.then(|| Reference::Structured(self.key()))
+        self.offers(crate::types::READ_VAR).then(|| Reference::Structured(self.key()))
+    }
+
+    /// Returns whether the agent may call a tool of this name.
+    #[cfg(all(feature = "mcp", target_os = "linux"))]
+    pub(crate) fn offers(&self, name: &str) -> bool {
+        self.0.parts.offered.as_ref().is_some_and(|tools| tools.contains_key(name))
     }
 
     /// Returns the agent's maximum number of bytes of a result that the model sees.

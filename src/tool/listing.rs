@@ -64,6 +64,9 @@ pub(crate) struct ListedServer {
     pub(crate) named: bool,
     /// The number of its tools that may be offered.
     pub(crate) tools: usize,
+    /// The instructions that the model reads, if the agent offers one of its tools.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) instructions: Option<String>,
     /// Its tools that cannot be offered, by their names on the server, with the reasons.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) left_out: Vec<(String, String)>,
@@ -92,6 +95,7 @@ impl ListedServer {
             reason,
             named,
             tools: listing.map_or(0, |listing| listing.tools.len()),
+            instructions: listing.and_then(|listing| listing.instructions.clone()),
             left_out: listing.map(|listing| listing.left_out.clone()).unwrap_or_default(),
             warnings: listing.map(|listing| listing.warnings.clone()).unwrap_or_default(),
             noise_lines,

@@ -158,7 +158,7 @@ pub(crate) use listing::{
 };
 pub use output::ToolOutput;
 #[cfg(all(feature = "mcp", target_os = "linux"))]
-pub(crate) use pinning::{LOCK_FILE, PinProblem, PinnedTools, ToolLock};
+pub(crate) use pinning::{LOCK_FILE, PinProblem, PinnedTools, ToolLock, check_instructions};
 pub(crate) use read_var::ReadVar;
 #[doc(hidden)]
 pub use registry::{RegisteredKind, RegisteredTool, RegistryError, ToolRegistry};
@@ -169,8 +169,8 @@ pub use schema::ParsedSchema;
 pub(crate) use schema::{CompiledSchema, FormatCheck, PathSegment, Violation};
 pub(crate) use search::{RESERVED_NAMES, find_tools, use_tool_spec};
 pub(crate) use server::{
-    FrozenList, RequestObserver, ServerListing, ServerState, ServerStatus, ServerToolDefinition,
-    ToolServer,
+    FrozenList, RequestObserver, SERVER_SEPARATOR, ServerListing, ServerState, ServerStatus,
+    ServerToolDefinition, ToolServer,
 };
 pub use source::{ToolSource, ToolSourceContext};
 pub use spec::ToolSpec;

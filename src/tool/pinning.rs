@@ -2,7 +2,8 @@
 //!
 //! A server can change what its tools claim to do after an operator has read it. With `pin = "warn"` or `"require"`
 //! the host compares each definition with the one that was accepted. The file is a JSON object of servers by name;
-//! each is an object of definitions by the tool's name on the server. Neither the order of keys nor white space
+//! each is an object of definitions by the tool's name on the server. Its member `#instructions` has the instructions of the
+//! servers by their names. Neither the order of keys nor white space
 //! matters.
 
 use std::collections::BTreeMap;
@@ -11,7 +12,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::ServerToolDefinition;
+use super::{ServerListing, ServerToolDefinition};
 use crate::types::excerpt;
 
 /// The name of the lock file, which lies beside the configuration.
@@ -21,10 +22,15 @@ pub(crate) const LOCK_FILE: &str = "callsheet-tools.lock";
 const DIFFERENCES_MAX: usize = 5;
 const VALUE_CHARS_MAX: usize = 200;
 
-/// The accepted definitions of the tools of all servers, by the server's name.
+/// The accepted definitions of the tools of all servers, and their accepted instructions, by the server's name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct ToolLock(BTreeMap<String, PinnedTools>);
+pub(crate) struct ToolLock {
+    /// No server can have the name of this member.
+    #[serde(rename = "#instructions", skip_serializing_if = "BTreeMap::is_empty", default)]
+    instructions: BTreeMap<String, String>,
+    #[serde(flatten)]
+    servers: BTreeMap<String, PinnedTools>,
+}
 
 /// The accepted definitions of a server's tools, by their names on the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,23 +76,46 @@ impl ToolLock {
 
     /// Returns the names of the servers with accepted tools.
     pub(crate) fn servers(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
+        self.servers.keys().map(String::as_str)
     }
 
     /// Returns the accepted tools of a server.
     pub(crate) fn server(&self, name: &str) -> Option<&PinnedTools> {
-        self.0.get(name)
+        self.servers.get(name)
     }
 
-    /// Accepts the tools of a server as they are. Forgets those that it no longer has.
-    pub(crate) fn accept(&mut self, server: &str, tools: &[ServerToolDefinition]) {
-        let pinned = tools.iter().map(|tool| (tool.server_name.clone(), PinnedTool::of(tool)));
-        self.0.insert(server.to_owned(), PinnedTools(pinned.collect()));
+    /// Returns the accepted instructions of a server.
+    pub(crate) fn instructions(&self, server: &str) -> Option<&str> {
+        self.instructions.get(server).map(String::as_str)
+    }
+
+    /// Accepts the tools and the instructions of a server as they are. Forgets those that it no longer has.
+    pub(crate) fn accept(&mut self, server: &str, listing: &ServerListing) {
+        let tools = listing.tools.iter();
+        let pinned = tools.map(|tool| (tool.server_name.clone(), PinnedTool::of(tool)));
+        self.servers.insert(server.to_owned(), PinnedTools(pinned.collect()));
+        self.instructions.remove(server);
+        let instructions = listing.instructions.clone();
+        self.instructions.extend(instructions.map(|text| (server.to_owned(), text)));
     }
 
     /// Returns the text of the file.
     pub(crate) fn to_text(&self) -> String {
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
+    }
+}
+
+/// Compares the instructions of a server with the accepted ones. Returns `None` if they are equal.
+pub(crate) fn check_instructions(accepted: Option<&str>, now: Option<&str>) -> Option<PinProblem> {
+    match (accepted, now) {
+        (None, Some(_)) => Some(PinProblem::New),
+        (accepted, now) if accepted == now => None,
+        (accepted, now) => {
+            let json = |text: Option<&str>| text.map(Value::from);
+            let mut differences = Vec::new();
+            compare("text", json(accepted).as_ref(), json(now).as_ref(), &mut differences);
+            Some(PinProblem::Changed(differences.concat()))
+        }
     }
 }
 
@@ -158,7 +187,13 @@ mod tests {
             input_schema: schema,
             output_schema: None,
             annotations: None,
+            reads_resources: false,
         }
+    }
+
+    fn listing(tools: Vec<ServerToolDefinition>, instructions: Option<&str>) -> ServerListing {
+        let instructions = instructions.map(str::to_owned);
+        ServerListing { tools, instructions, ..ServerListing::default() }
     }
 
     fn schema(properties: &str) -> Value {
@@ -170,7 +205,8 @@ mod tests {
     fn a_tool_is_compared_with_the_accepted_one() {
         let accepted = tool("read", "Reads.", schema(r#"{"a": {"type": "string"}, "b": {}}"#));
         let mut lock = ToolLock::default();
-        lock.accept("files", &[accepted.clone(), tool("list", "Lists.", schema("{}"))]);
+        let tools = vec![accepted.clone(), tool("list", "Lists.", schema("{}"))];
+        lock.accept("files", &listing(tools, None));
         let lock: ToolLock = serde_json::from_str(&lock.to_text()).unwrap();
         let pinned = lock.server("files").unwrap();
         assert_eq!(pinned.check(&accepted), None);
@@ -202,11 +238,31 @@ mod tests {
         };
         let mut lock = ToolLock::default();
         let long = "x".repeat(9_000);
-        lock.accept("files", &[tool("read", &long, schema(&properties("string")))]);
+        let tools = vec![tool("read", &long, schema(&properties("string")))];
+        lock.accept("files", &listing(tools, None));
         let changed = tool("read", "short", schema(&properties("number")));
         let Some(PinProblem::Changed(text)) = lock.server("files").unwrap().check(&changed) else {
             panic!("it has changed");
         };
         assert!(text.len() < 1_000 && text.ends_with("; and 16 more"), "{text}");
+    }
+
+    #[test]
+    fn instructions_are_compared_and_an_older_file_has_none() {
+        let mut lock: ToolLock = serde_json::from_str(r#"{"files": {}}"#).unwrap();
+        assert_eq!((lock.servers().count(), lock.instructions("files")), (1, None));
+        lock.accept("files", &listing(Vec::new(), Some("Read first.")));
+        let mut lock: ToolLock = serde_json::from_str(&lock.to_text()).unwrap();
+        assert_eq!(lock.servers().collect::<Vec<_>>(), ["files"]);
+        let check = |now| check_instructions(lock.instructions("files"), now);
+        assert_eq!(check(Some("Read first.")), None);
+        let difference = "text was \"Read first.\" and is \"Send first.\"";
+        assert_eq!(check(Some("Send first.")), Some(PinProblem::Changed(difference.to_owned())));
+        let gone = "text was \"Read first.\" and is absent";
+        assert_eq!(check(None), Some(PinProblem::Changed(gone.to_owned())));
+        assert_eq!(check_instructions(None, Some("New.")), Some(PinProblem::New));
+        assert_eq!(check_instructions(None, None), None);
+        lock.accept("files", &listing(Vec::new(), None));
+        assert_eq!(lock.instructions("files"), None);
     }
 }

@@ -1,5 +1,6 @@
 //! Tools of a server: a process or a service that describes its tools while the host runs.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -97,6 +98,9 @@ pub(crate) struct ServerToolDefinition {
     /// Claims of the server about the tool's effects.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) annotations: Option<Value>,
+    /// True for the tool of the host that reads the server's resources.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub(crate) reads_resources: bool,
 }
 
 /// The tools of servers that a session keeps, as the journal stores them.
@@ -107,6 +111,22 @@ pub(crate) struct FrozenList {
     pub(crate) search: bool,
     /// The definitions, sorted by name.
     pub(crate) tools: Vec<ServerToolDefinition>,
+    /// The instructions of the servers of these tools, by the servers' names.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub(crate) instructions: BTreeMap<String, String>,
+}
+
+impl FrozenList {
+    /// Returns the instructions of the servers as the model reads them, or an empty text.
+    pub(crate) fn instructions_text(&self) -> String {
+        let blocks = self.instructions.iter().map(|(server, text)| {
+            format!(
+                "[instructions of the server {server}, for the use of its tools {server}{SERVER_SEPARATOR}*]\n\
+                 {text}\n[end of the instructions of {server}]"
+            )
+        });
+        blocks.collect::<Vec<_>>().join("\n\n")
+    }
 }
 
 /// The tools of a server at one time.
@@ -114,6 +134,9 @@ pub(crate) struct FrozenList {
 pub(crate) struct ServerListing {
     /// The tools, sorted by name.
     pub(crate) tools: Vec<ServerToolDefinition>,
+    /// The instructions that the server gives for the use of its tools, without secrets and cut.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) instructions: Option<String>,
     /// The tools that cannot be offered, by their name on the server, with the reason. Also patterns of the
     /// configuration that match no tool.
     #[serde(skip)]
@@ -121,6 +144,13 @@ pub(crate) struct ServerListing {
     /// Offered tools that differ from the accepted ones, by their name on the server, with the difference.
     #[serde(skip)]
     pub(crate) warnings: Vec<(String, String)>,
+}
+
+impl ServerListing {
+    /// Returns whether the model reads the same of both.
+    pub(crate) fn offers_same(&self, other: &Self) -> bool {
+        self.tools == other.tools && self.instructions == other.instructions
+    }
 }
 
 /// The state of a server.

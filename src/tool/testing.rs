@@ -327,7 +327,7 @@ fn test_parts(tool: Arc<str>, key: CallKey, arguments: Arc<Value>) -> ToolContex
         ask: Box::new(|_| Box::pin(std::future::ready(Answer::Declined(None)))),
         variables: Arc::default(),
         max_result_bytes: Limits::default().max_result_bytes,
-        references_offered: false,
+        offered: None,
         references: None,
     }
 }

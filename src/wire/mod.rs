@@ -109,7 +109,7 @@ pub use error::http_error;
 pub use fast_path::PayloadTemplates;
 pub(crate) use fast_path::plain_bytes;
 pub(crate) use refused_tools::find_refused_tools;
-#[cfg(feature = "mcp")]
+#[cfg(all(feature = "mcp", target_os = "linux"))]
 pub(crate) use repair::repair_tokens;
 pub(crate) use repair::replace_lone_surrogates;
 pub use request::{ModelRequest, PromptChange, ToolChoice, ToolDefinition};

@@ -50,6 +50,8 @@ impl McpConfig {
         let pins = [("off", McpPin::Off), ("warn", McpPin::Warn), ("require", McpPin::Require)];
         let pin = section.read("pin", |value| values::one_of(value, &pins));
         config.pin = pin.unwrap_or_default();
+        config.instructions =
+            section.read("instructions", values::boolean).unwrap_or(config.instructions);
         config.lock_file = section.resolve_path("callsheet-tools.lock");
         let times = [
             ("start_timeout", &mut config.start_timeout),
@@ -118,6 +120,7 @@ tools = ["read_*"]
 exclude = ["read_all"]
 trust = "annotations"
 pin = "require"
+instructions = false
 start_timeout = "5s"
 timeout = "20m"
 effect = "none"

@@ -51,6 +51,7 @@ fn status(name: &str, state: ServerState, tools: &[&str]) -> ServerStatus {
 
 fn description(server: &str, tool: &str, text: &str) -> ServerToolDefinition {
     ServerToolDefinition {
+        reads_resources: false,
         name: format!("{server}__{tool}"),
         server_name: tool.to_owned(),
         description: text.to_owned(),

@@ -19,8 +19,10 @@ use rmcp::transport::streamable_http_client::StreamableHttpError;
 use serde_json::Value;
 
 use super::http::TOO_MANY_REQUESTS;
+use super::naming::offered_name;
 use super::questions::{Asker, InputRequired, ROUNDS_MAX};
-use super::result::output;
+use super::resources::READ_RESOURCE;
+use super::result::{has_link, output};
 use super::server_call::ServerCall;
 use super::shared::{LogicalConnection, OpenCalls, OpenConnection, ToolConnection};
 use super::stdio::{SendError, is_unreadable};
@@ -55,6 +57,8 @@ pub(super) struct McpTool {
     pub(super) server: String,
     /// Its name on the server.
     pub(super) tool: String,
+    /// True for the tool of the host that reads the server's resources.
+    pub(super) reads_resources: bool,
     /// The schema of structured results, if it can be checked.
     pub(super) output_schema: Option<ParsedSchema>,
     /// Time limit of the first attempt to connect.
@@ -72,7 +76,8 @@ impl Tool for McpTool {
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let connection = self.connection.of(context.session());
         let call = self.call(&connection, &context);
-        let result = connection.observe("tools/call", call, error_type).await;
+        let method = if self.reads_resources { "resources/read" } else { "tools/call" };
+        let result = connection.observe(method, call, error_type).await;
         redacted(result, &connection.secrets)
     }
 
@@ -101,6 +106,9 @@ impl McpTool {
                     .with_kind(FailureKind::ToolChanged)
                     .permanent());
             }
+            if self.reads_resources {
+                return self.read_resource(connection, context).await;
+            }
             let asker = Asker::new(context.clone(), connection.secrets.clone());
             let result = self.rounds(connection, &asker).await;
             match (asker.note(), result) {
@@ -128,7 +136,12 @@ impl McpTool {
                 // The note about a value that does not match the schema cuts the value.
                 let answer = connection.secrets.redact_json(&answer).unwrap_or(answer);
                 let reference = context.structured_reference();
-                return output(&answer, self.output_schema.as_ref(), reference.as_ref());
+                let read = output(&answer, self.output_schema.as_ref(), reference.as_ref())?;
+                let reader = offered_name(&self.server, READ_RESOURCE);
+                return Ok(match has_link(&answer) && context.offers(&reader) {
+                    true => read.with_note(format!("[{reader} reads what is linked, by its URI]")),
+                    false => read,
+                });
             };
             if round + 1 == ROUNDS_MAX {
                 // The answers could not be sent any more.
@@ -222,7 +235,7 @@ impl McpTool {
         }
     }
 
-    fn failure(
+    pub(super) fn failure(
         &self,
         error: &ServiceError,
         is_withdrawn: impl FnOnce() -> bool,
@@ -258,7 +271,7 @@ impl McpTool {
     }
 
     /// Returns the error of a call without an answer and without progress.
-    fn timed_out(&self) -> ToolError {
+    pub(super) fn timed_out(&self) -> ToolError {
         let limit = humantime::format_duration(self.timeout);
         let message = format!("no answer within {limit} (mcp.{}.timeout)", self.server);
         ToolError::new(message).with_kind(FailureKind::Timeout).with_status(ToolStatus::TimedOut)
@@ -274,7 +287,7 @@ impl McpTool {
     }
 
     /// Returns the error of a call that was not sent.
-    fn down(&self, reason: &str) -> ToolError {
+    pub(super) fn down(&self, reason: &str) -> ToolError {
         let name = &self.server;
         let message =
             format!("the server {name} is not connected, and the call was not sent: {reason}");
@@ -321,7 +334,7 @@ fn error_type(error: &ToolError) -> &'static str {
 }
 
 /// Returns the error of a call that was cancelled.
-fn cancelled() -> ToolError {
+pub(super) fn cancelled() -> ToolError {
     ToolError::new("cancelled").with_kind(FailureKind::Cancelled)
 }
 
@@ -344,7 +357,7 @@ fn is_unsent(error: &ServiceError) -> bool {
 }
 
 /// Returns the metadata of a call: its idempotency key, and its position in a trace.
-fn metadata(context: &ToolContext) -> RequestMetaObject {
+pub(super) fn metadata(context: &ToolContext) -> RequestMetaObject {
     let mut meta = RequestMetaObject::new();
     meta.0.insert(IDEMPOTENCY_KEY.to_owned(), context.idempotency_key().into());
     if let Some(trace) = context.trace() {
@@ -383,7 +396,7 @@ async fn wait_before_retry(round: usize, context: &ToolContext) -> bool {
 }
 
 /// Cancels a call on the server. Waits at most [`CANCEL_WAIT`], because the server may read nothing, or be gone.
-async fn cancel(peer: &Peer<RoleClient>, id: RequestId, reason: &str) {
+pub(super) async fn cancel(peer: &Peer<RoleClient>, id: RequestId, reason: &str) {
     let cancel = CancelledNotificationParam::new(Some(id), Some(reason.to_owned()));
     let _ = tokio::time::timeout(CANCEL_WAIT, peer.notify_cancelled(cancel)).await;
 }

@@ -378,6 +378,10 @@ pub(super) struct RawToolList {
     pub(super) dropped: Vec<String>,
     /// True if the server has more tools than are read.
     pub(super) is_cut: bool,
+    /// The instructions of the server, as its first answer has them.
+    pub(super) instructions: Option<String>,
+    /// True if the server has resources.
+    pub(super) has_resources: bool,
 }
 
 /// Lists the tools, page after page.
@@ -418,7 +422,14 @@ pub(super) async fn list_tools(connection: &OpenConnection) -> Result<RawToolLis
         if next.is_none() || next == cursor || pages == PAGES_MAX || tools.len() >= TOOLS_MAX {
             let is_cut = tools.len() > TOOLS_MAX || (next.is_some() && next != cursor);
             tools.truncate(TOOLS_MAX);
-            return Ok(RawToolList { tools, dropped, is_cut });
+            let info = peer.peer_info();
+            return Ok(RawToolList {
+                tools,
+                dropped,
+                is_cut,
+                instructions: info.as_ref().and_then(|info| info.instructions.clone()),
+                has_resources: info.is_some_and(|info| info.capabilities.resources.is_some()),
+            });
         }
         cursor = next;
     }

@@ -9,14 +9,22 @@ use serde_json::Value;
 
 use super::incoming::needs_task;
 use super::naming::offered_name;
+use super::resources::is_resource_tool;
 use crate::config::ToolPattern;
 use crate::tool::{
     LOCK_FILE, ParsedSchema, PinProblem, PinnedTools, ServerListing, ServerToolDefinition,
+    check_instructions,
 };
 use crate::types::excerpt;
 
 /// Maximum number of characters of a description that the model reads.
 const DESCRIPTION_CHARS_MAX: usize = 8_000;
+
+/// Maximum number of characters of a server's instructions that the model reads.
+const INSTRUCTIONS_CHARS_MAX: usize = 2_048;
+
+/// The name of the instructions in a list of tools.
+const INSTRUCTIONS: &str = "(instructions)";
 
 /// Maximum number of levels of a tool's definition. Of a message, more levels are read (`incoming.rs`), so that a deeper
 /// definition is seen whole or left out.
@@ -43,6 +51,8 @@ impl ToolFilter {
 #[derive(Clone, Debug)]
 pub(super) struct Pins {
     pub(super) accepted: PinnedTools,
+    /// The accepted instructions.
+    pub(super) instructions: Option<String>,
     /// True if a tool that is new or has changed is left out, false if it is offered with a warning.
     pub(super) required: bool,
 }
@@ -83,7 +93,28 @@ pub(super) fn listing(
             Err(reason) => left_out.push((own_name, reason)),
         }
     }
-    ServerListing { tools: offered.into_values().collect(), left_out, warnings }
+    let tools = offered.into_values().collect();
+    ServerListing { tools, left_out, warnings, ..ServerListing::default() }
+}
+
+/// Adds the instructions of a server: without secrets, cut, and with `pins` only if they are as they were accepted.
+/// Otherwise the difference is a warning, or the reason why they are left out.
+pub(super) fn add_instructions(
+    listing: &mut ServerListing,
+    instructions: Option<&str>,
+    pins: Option<&Pins>,
+) {
+    let trimmed = instructions.map(str::trim).filter(|text| !text.is_empty());
+    listing.instructions = trimmed.map(|text| excerpt(text, INSTRUCTIONS_CHARS_MAX));
+    let Some(pins) = pins else { return };
+    let now = listing.instructions.as_deref();
+    let Some(problem) = check_instructions(pins.instructions.as_deref(), now) else { return };
+    let difference = (INSTRUCTIONS.to_owned(), describe(problem));
+    if !pins.required {
+        listing.warnings.push(difference);
+    } else if listing.instructions.take().is_some() {
+        listing.left_out.push(difference);
+    }
 }
 
 /// Returns the tools that the MCP library dropped because of a wrong `x-mcp-header`, with the reason. The protocol
@@ -174,6 +205,7 @@ fn parse_definition(
         input_schema,
         output_schema: tool.get("outputSchema").filter(is_object).cloned(),
         annotations: tool.get("annotations").filter(is_object).cloned(),
+        reads_resources: is_resource_tool(tool),
     })
 }
 
@@ -252,10 +284,10 @@ mod tests {
     #[test]
     fn a_refused_tool_has_its_whole_name_and_an_offered_one_is_not_refused() {
         let (long, all) = ("x".repeat(65), filter(&["*"], &[]));
-        let accepted = listing("files", &[tool(&long), tool("read")], &all, None).tools;
+        let accepted = listing("files", &[tool(&long), tool("read")], &all, None);
         let mut lock = ToolLock::default();
         lock.accept("files", &accepted);
-        let pins = Pins { accepted: lock.server("files").unwrap().clone(), required: true };
+        let pins = pins(&lock, true);
         let mut changed = tool(&long);
         changed["description"] = json!("other");
         let mut listing =
@@ -266,6 +298,39 @@ mod tests {
         let left_out: Vec<_> = listing.left_out.iter().map(|(name, _)| &**name).collect();
         let cut = "x".repeat(64) + "…";
         assert_eq!(left_out, [&*cut, "read"]);
+    }
+
+    fn pins(lock: &ToolLock, required: bool) -> Pins {
+        let accepted = lock.server("files").unwrap().clone();
+        Pins { accepted, instructions: lock.instructions("files").map(str::to_owned), required }
+    }
+
+    #[test]
+    fn instructions_are_cut_and_offered_as_the_pins_say() {
+        let list = |text, pins: Option<&Pins>| {
+            let mut listing = listing("files", &[tool("read")], &filter(&["*"], &[]), pins);
+            add_instructions(&mut listing, text, pins);
+            listing
+        };
+        let text = "é".repeat(3_000);
+        let long = list(Some(&text), None).instructions.unwrap();
+        assert_eq!(long.chars().count(), 2_049);
+        assert!(long.ends_with("é…"));
+        assert_eq!(list(Some(" \n"), None).instructions, None);
+        let mut lock = ToolLock::default();
+        lock.accept("files", &list(Some("Read first.\n"), None));
+        let (required, warned) = (pins(&lock, true), pins(&lock, false));
+        let same = list(Some("Read first."), Some(&required));
+        assert_eq!(same.instructions.as_deref(), Some("Read first."));
+        assert!(same.left_out.is_empty());
+        let changed = list(Some("Send first."), Some(&required));
+        let difference = "it has changed: text was \"Read first.\" and is \"Send first.\"";
+        assert_eq!(changed.instructions, None);
+        assert_eq!(changed.left_out, [(INSTRUCTIONS.to_owned(), difference.to_owned())]);
+        let shown = list(Some("Send first."), Some(&warned));
+        assert_eq!(shown.instructions.as_deref(), Some("Send first."));
+        assert_eq!(shown.warnings, [(INSTRUCTIONS.to_owned(), difference.to_owned())]);
+        assert!(list(None, Some(&required)).left_out.is_empty(), "there is nothing to leave out");
     }
 
     #[test]

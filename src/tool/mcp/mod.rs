@@ -2,7 +2,7 @@
 //!
 //! One connection serves all sessions of the host, or each session has its own (`share`). It speaks the protocol of
 //! 2026-07-28, or the handshake of earlier ones if the server does not know it. Roots, sampling and logging are not
-//! offered, resources and prompts of a server are not read, and there is no OAuth. A question of a server belongs to
+//! offered, prompts of a server are not read, and there is no OAuth. A question of a server belongs to
 //! the call during which it is asked.
 //!
 //! | file | what it holds |
@@ -19,6 +19,7 @@
 //! | `naming.rs` | the names under which tools are offered |
 //! | `listing.rs` | the list of tools, from the results of `tools/list` |
 //! | `policy.rs` | the policy of a tool, from its annotations (`trust`, `readOnlyHint`, `destructiveHint`) |
+//! | `resources.rs` | the tool of the host that lists and reads a server's resources |
 //! | `result.rs` | the result of `tools/call` as the output of a tool; `structuredContent` against `outputSchema` |
 //! | `value_in_text.rs` | whether the content of a result holds its structured value |
 //! | `incoming.rs` | reading a server's message, also one that is nearly JSON |
@@ -35,6 +36,7 @@ mod naming;
 mod policy;
 mod questions;
 mod reconnect;
+mod resources;
 mod result;
 mod server_call;
 mod shared;
@@ -64,7 +66,8 @@ use call::McpTool;
 use connection::{Connection, Endpoint, RawToolList, close_when_drained, list_tools};
 use list_pause::ListPause;
 use listing::{
-    Pins, ToolFilter, listing, refused_tools, shorten_names, unmatched_patterns, wrong_headers,
+    Pins, ToolFilter, add_instructions, listing, refused_tools, shorten_names, unmatched_patterns,
+    wrong_headers,
 };
 use reconnect::Reconnect;
 use shared::{LogicalConnection, OpenConnection, SessionConnections, ToolConnection};
@@ -129,7 +132,10 @@ fn pins(server: &str, config: &McpConfig) -> Result<Option<Pins>, DefinitionErro
     let lock = ToolLock::read(&config.lock_file);
     let lock = lock.map_err(|error| DefinitionError::new("pin", error))?.unwrap_or_default();
     match lock.server(server) {
-        Some(accepted) => Ok(Some(Pins { accepted: accepted.clone(), required })),
+        Some(accepted) => {
+            let instructions = lock.instructions(server).map(str::to_owned);
+            Ok(Some(Pins { accepted: accepted.clone(), instructions, required }))
+        }
         None => {
             let message = format!(
                 "{LOCK_FILE} has no tools of this server; callsheet tools pin --accept writes them"
@@ -222,11 +228,14 @@ impl McpServer {
 
     /// Makes the list of tools. With `pin = "require"`, calls of those that it leaves out are refused from now on.
     fn listing(&self, listed: &RawToolList) -> ServerListing {
-        let Definition { name, filter, pins, .. } = &*self.definition;
+        let Definition { name, filter, pins, config, .. } = &*self.definition;
         let mut listing = listing(name, &listed.tools, filter, pins.as_ref());
         listing.left_out.extend(wrong_headers(&listed.dropped, filter));
         if pins.as_ref().is_some_and(|pins| pins.required) {
             *self.shared.refused.lock() = refused_tools(&listing);
+        }
+        if config.instructions {
+            add_instructions(&mut listing, listed.instructions.as_deref(), pins.as_ref());
         }
         shorten_names(&mut listing);
         listing.left_out.extend(unmatched_patterns(&listed.tools, &listed.dropped, filter));
@@ -249,6 +258,10 @@ impl McpServer {
             }
         }
         listed.dropped.iter_mut().for_each(|name| secrets.redact_in_place(name));
+        listed.instructions.iter_mut().for_each(|text| secrets.redact_in_place(text));
+        if listed.has_resources {
+            resources::add_tool(&self.definition.name, &mut listed.tools);
+        }
         Ok(listed)
     }
 
@@ -456,7 +469,9 @@ impl ToolServer for McpServer {
         let schema = schema.map_err(|error| error.to_string())?;
         let mut spec = ToolSpec::with_schema(&definition.name, &definition.description, schema);
         let config = &self.definition.config;
-        if config.trust == McpTrust::Annotations {
+        if definition.reads_resources {
+            spec = spec.pure();
+        } else if config.trust == McpTrust::Annotations {
             policy::apply_annotations(&mut spec, definition.annotations.as_ref());
         }
         super::overrides::apply_override(&mut spec, &config.policy);
@@ -466,6 +481,7 @@ impl ToolServer for McpServer {
             spec,
             server: self.definition.name.clone(),
             tool: definition.server_name.clone(),
+            reads_resources: definition.reads_resources,
             output_schema: output_schema(definition),
             start_timeout: config.start_timeout,
             timeout: config.timeout,

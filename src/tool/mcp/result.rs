@@ -29,15 +29,7 @@ pub(super) fn output(
     schema: Option<&ParsedSchema>,
     reference: Option<&Reference>,
 ) -> Result<ToolOutput, ToolError> {
-    match result.get("resultType").and_then(Value::as_str) {
-        None | Some("complete") => {}
-        Some(other) => {
-            let message = format!(
-                "the server's result is of the kind {other:?}, which this host does not know"
-            );
-            return Err(ToolError::new(message));
-        }
-    }
+    complete(result)?;
     let content = result.get("content").and_then(Value::as_array).map(Vec::as_slice);
     let structured = result.get("structuredContent");
     if content.is_none() && structured.is_none() {
@@ -66,6 +58,40 @@ pub(super) fn output(
         output = output.with_note(note);
     }
     Ok(if is_error { output.into_error() } else { output })
+}
+
+/// Checks that a result is complete.
+///
+/// # Errors
+/// If it is of another kind.
+pub(super) fn complete(result: &Value) -> Result<(), ToolError> {
+    match result.get("resultType").and_then(Value::as_str) {
+        None | Some("complete") => Ok(()),
+        Some(other) => {
+            let message = format!(
+                "the server's result is of the kind {other:?}, which this host does not know"
+            );
+            Err(ToolError::new(message))
+        }
+    }
+}
+
+/// Returns whether a result links a resource.
+pub(super) fn has_link(result: &Value) -> bool {
+    let content = result.get("content").and_then(Value::as_array);
+    content.into_iter().flatten().any(|block| block["type"] == "resource_link")
+}
+
+/// Adds the content of a resource: an image, or a resource.
+pub(super) fn with_resource(output: ToolOutput, content: &Value) -> ToolOutput {
+    let media_type = text(content, "mimeType");
+    let image = content["blob"].as_str().filter(|_| media_type.starts_with("image/"));
+    let image =
+        image.and_then(|data| Image::parse(&format!("data:{media_type};base64,{data}")).ok());
+    match image {
+        Some(image) => output.with_part(image),
+        None => output.with_part(resource(content)),
+    }
 }
 
 /// Adds a structured value to the content: the value as JSON, or its reference if it is long.
