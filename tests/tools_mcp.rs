@@ -41,11 +41,15 @@ fn server_process() {
         std::process::exit(3);
     }
     if mode == "leaks" {
-        // Of what the host keeps, the beginning is the end of the secret.
-        eprint!("{}{}last words", std::env::var("TOKEN").unwrap(), "x".repeat(2_048 - 30));
+        // The first secret is cut at the end of the beginning that the host keeps, the other one at the beginning of
+        // the end.
+        let (secret, beginning) = (std::env::var("TOKEN").unwrap(), "w".repeat(1_024 - 20));
+        eprint!("{beginning}{secret}{}", "y".repeat(3_000));
+        eprint!("{secret}{}last words", "x".repeat(2_048 - 30));
         std::process::exit(3);
     }
     if mode == "leaks-key" {
+        eprint!("{}{MODEL_KEY}{}", "w".repeat(1_024 - 12), "y".repeat(3_000));
         eprint!("{MODEL_KEY}{}last words", "x".repeat(2_048 - 22));
         std::process::exit(3);
     }
@@ -492,14 +496,17 @@ fn printed(folder: &Folder, mode: &str, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn the_end_of_a_secret_where_the_standard_error_is_cut_is_not_shown() {
+fn the_parts_of_a_secret_where_the_standard_error_is_cut_are_not_shown() {
     let secret = std::env::var(SECRET_VARIABLE).unwrap();
     for (mode, secret) in [("leaks", &*secret), ("leaks-key", MODEL_KEY)] {
         let folder = Folder::new(mode);
         let listed = printed(&folder, mode, &["tools", "list"]);
-        let end = &secret[secret.len() - 10..];
-        assert!(listed.contains("exit status 3; it wrote: ") && listed.contains("xxx"), "{listed}");
-        assert!(!listed.contains(end), "{listed}");
+        let (beginning, end) = (&secret[..10], &secret[secret.len() - 10..]);
+        assert!(
+            listed.contains("exit status 3; it wrote: ww") && listed.contains("xxx"),
+            "{listed}"
+        );
+        assert!(!listed.contains(beginning) && !listed.contains(end), "{listed}");
         assert!(listed.contains("xxxlast words"), "{listed}");
     }
 }

@@ -44,6 +44,9 @@ pub(super) enum ToolsCommand {
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
+        /// Exit with status 1 if a server is not up, or a tool of a server cannot be offered.
+        #[arg(long)]
+        check: bool,
     },
     /// Compares the tools of MCP servers with those that were accepted (callsheet-tools.lock).
     #[cfg(all(feature = "mcp", target_os = "linux"))]
@@ -95,7 +98,10 @@ pub(super) struct CallArgs {
 /// Runs a subcommand.
 pub(super) async fn run(command: ToolsCommand) -> Result<ExitCode, CommandError> {
     match command {
-        ToolsCommand::List { config, agent, json } => list(config.as_deref(), agent, json).await,
+        ToolsCommand::List { config, agent, json, check } => {
+            let listed = list(config.as_deref(), agent, json).await?;
+            Ok(if check && has_problem(&listed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        }
         #[cfg(all(feature = "mcp", target_os = "linux"))]
         ToolsCommand::Pin { config, accept } => super::pin::run(config.as_deref(), accept).await,
         ToolsCommand::Call(args) => call(args).await,
@@ -114,11 +120,16 @@ fn load(file: Option<&Path>) -> Result<(Config, ToolRegistry), CommandError> {
     Ok((config, registry))
 }
 
+/// Returns whether a server is not up, or has a tool that cannot be offered.
+fn has_problem(listed: &AgentTools) -> bool {
+    listed.servers.iter().any(|server| server.state != "up" || !server.left_out.is_empty())
+}
+
 async fn list(
     file: Option<&Path>,
     agent: Option<String>,
     json: bool,
-) -> Result<ExitCode, CommandError> {
+) -> Result<AgentTools, CommandError> {
     let (mut config, registry) = load(file)?;
     let agent = choose_agent(&config, agent.as_deref())?;
     // A host starts the servers of tools and asks them.
@@ -141,7 +152,7 @@ async fn list(
         false => table(&listed),
     };
     output::to_stdout(&text).map_err(|error| output::write_error(&error))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(listed)
 }
 
 /// Returns the tools that the models of an agent refuse, as the data directory remembers them, by name.

@@ -30,6 +30,8 @@ pub struct McpConfig {
     pub lock_file: PathBuf,
     /// Time limit of an attempt to connect.
     pub start_timeout: Duration,
+    /// The first request to the server.
+    pub handshake: McpHandshake,
     /// Time limit of a call without progress. Each notification of progress restarts it.
     pub timeout: Duration,
     /// Time limit of a whole call, at least `timeout`.
@@ -76,6 +78,19 @@ pub enum McpTrust {
     Annotations,
 }
 
+/// The first request to a server: the question of the newest protocol, or the handshake of earlier ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum McpHandshake {
+    /// What worked the last time, at first the question (`server/discover`). If the server does not answer it, or
+    /// refuses what follows, it is started once more with the handshake (`initialize`).
+    #[default]
+    Auto,
+    /// Only the question, which servers of earlier protocols refuse. The server is not started twice.
+    Discover,
+    /// Only the handshake. The server is not started twice.
+    Initialize,
+}
+
 /// The sessions that share a connection to a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum McpShare {
@@ -110,6 +125,7 @@ impl McpConfig {
             instructions: true,
             lock_file: PathBuf::from("callsheet-tools.lock"),
             start_timeout: Duration::from_secs(30),
+            handshake: McpHandshake::Auto,
             timeout: Duration::from_secs(60),
             max_timeout: Duration::from_secs(600),
             share: McpShare::Host,

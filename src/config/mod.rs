@@ -71,7 +71,7 @@ pub use limits::Limits;
 #[doc(hidden)]
 pub use limits::OnExcess;
 #[doc(hidden)]
-pub use mcp::{McpConfig, McpPin, McpShare, McpTransport, McpTrust};
+pub use mcp::{McpConfig, McpHandshake, McpPin, McpShare, McpTransport, McpTrust};
 #[doc(hidden)]
 pub use model::PromptCache;
 pub use model::{ApiKey, BaseUrl, ModelConfig};

@@ -1,8 +1,10 @@
 //! A program that was checked and can be started.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io::Read as _;
 use std::num::{NonZeroU32, NonZeroU64};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +15,9 @@ use crate::config::{ProcessConfig, SandboxLevel};
 
 /// Variables that every program inherits, if they are set.
 const INHERITED_VARIABLES: [&str; 6] = ["HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"];
+
+/// Number of bytes that the system reads of the first line of a script.
+const INTERPRETER_LINE_BYTES_MAX: usize = 256;
 
 /// A program with its configuration, both checked by [`Self::check`].
 #[derive(Clone, Debug)]
@@ -98,6 +103,22 @@ impl Program {
             enables_huge_pages: super::has_disabled_huge_pages(),
         };
         LaunchedProcess::start(binary, &request).await
+    }
+
+    /// Returns its absolute path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the interpreter that the first line of a script names. `None` if it cannot be read, or names none.
+    pub(crate) fn interpreter(&self) -> Option<PathBuf> {
+        let mut beginning = [0; INTERPRETER_LINE_BYTES_MAX];
+        let length = std::fs::File::open(&self.path).ok()?.read(&mut beginning).ok()?;
+        let line =
+            beginning.get(..length)?.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+        let words = line.split(u8::is_ascii_whitespace);
+        let path = words.into_iter().find(|word| !word.is_empty())?;
+        Some(Path::new(OsStr::from_bytes(path)).to_owned())
     }
 
     /// Returns the variables of the program.

@@ -68,6 +68,7 @@ impl ToolServers {
         let mut status = server.status();
         let mut logged = None;
         let mut last = self.last_listing(server.name());
+        let mut stored_startup = server.startup();
         loop {
             let now = Arc::clone(&status.borrow_and_update());
             if logged.as_ref() != Some(&now.state) {
@@ -81,6 +82,11 @@ impl ToolServers {
                     notify_list_changed(server.name(), &last, listing, host_ref, audience);
                 }
                 self.keep_listing(server.name(), listing).await;
+            }
+            if let Some(startup) = server.startup()
+                && stored_startup.replace(startup) != Some(startup)
+            {
+                self.keep_startup(server, startup).await;
             }
             if status.changed().await.is_err() {
                 return std::future::pending().await;

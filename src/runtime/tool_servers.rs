@@ -104,6 +104,10 @@ impl ToolServers {
             true => BTreeMap::new(),
             false => blocking(move || read_listings(&*journal, &names)).await??,
         };
+        if !servers.is_empty() {
+            let journal = Arc::clone(&kept);
+            servers = blocking(move || restore_startups(&*journal, servers)).await??;
+        }
         Ok(Self {
             servers,
             overrides: overrides.clone(),
@@ -285,6 +289,16 @@ impl ToolServers {
         }
     }
 
+    /// Stores how a server is started, for the next host.
+    pub(super) async fn keep_startup(&self, server: &dyn ToolServer, startup: &'static str) {
+        let Some(key) = server.startup_key().map(|key| startup_key(&key)) else { return };
+        let stored =
+            with_journal(&self.journal, move |journal| journal.put_document(&key, startup)).await;
+        if let Err(error) = stored {
+            tracing::warn!(server = server.name(), %error, "tool_server_startup_not_stored");
+        }
+    }
+
     /// Deletes the frozen lists that no stored session names any more.
     ///
     /// # Errors
@@ -364,6 +378,19 @@ fn read_listings(
     Ok(listings)
 }
 
+/// Tells each server what an earlier host has stored about its start.
+fn restore_startups(
+    journal: &dyn Journal,
+    servers: Vec<Arc<dyn ToolServer>>,
+) -> Result<Vec<Arc<dyn ToolServer>>, JournalError> {
+    for server in &servers {
+        let Some(key) = server.startup_key() else { continue };
+        let stored = journal.document(&startup_key(&key))?;
+        stored.inspect(|stored| server.restore_startup(stored));
+    }
+    Ok(servers)
+}
+
 /// Returns whether both are the same allocations.
 fn are_same_listings(
     before: &[Option<Arc<ServerListing>>],
@@ -377,6 +404,11 @@ fn are_same_listings(
         (Some(_), None) | (None, Some(_)) => false,
     };
     before.len() == now.len() && before.iter().zip(now).all(same)
+}
+
+/// Returns the key of the journal's document about the start of a server.
+fn startup_key(server: &str) -> String {
+    format!("startup-{server}")
 }
 
 /// Returns the key of the journal's document with the last list of a server.

@@ -12,6 +12,7 @@ use reqwest::header::{
     CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, LOCATION,
     TRANSFER_ENCODING,
 };
+use reqwest::redirect::Policy;
 use reqwest::{Method, RequestBuilder, Response, Url};
 use serde_json::{Map, Value};
 
@@ -392,10 +393,11 @@ fn check_scheme(url: &str) -> Result<(), DefinitionError> {
 }
 
 /// Returns the parsed URL of a configured service, and a client that may connect to its host, to the targets in
-/// `allow` and to public addresses.
+/// `allow` and to public addresses. It follows redirects by this policy, which must not leave the origin.
 pub(super) fn service_client(
     url: &str,
     allow: &[String],
+    redirects: fn() -> Policy,
 ) -> Result<(Url, HttpClient), DefinitionError> {
     let url = parse_url(url)?;
     // The host of the URL is the operator's choice.
@@ -404,7 +406,7 @@ pub(super) fn service_client(
         let invalid = |error| DefinitionError::new(format!("allow[{at}]"), error);
         rules.push(rule.parse::<AllowRule>().map_err(invalid)?);
     }
-    let client = HttpClient::new(rules, CONNECT_TIMEOUT, system_lookup());
+    let client = HttpClient::with_redirects(rules, CONNECT_TIMEOUT, system_lookup(), redirects);
     let client = client.map_err(|error| DefinitionError::new("url", error))?;
     Ok((url, client))
 }

@@ -69,9 +69,22 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
     /// Returns the present state and its later changes.
     fn status(&self) -> watch::Receiver<Arc<ServerStatus>>;
 
+    /// Returns the key under which the host stores how the server is started. `None` if it stores nothing.
+    fn startup_key(&self) -> Option<String> {
+        None
+    }
+
+    /// Receives what an earlier host has stored: the next start begins with what has worked then.
+    fn restore_startup(&self, _stored: &str) {}
+
+    /// Returns what the host stores, once a start has worked.
+    fn startup(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Makes the tool of a definition, which may be older than the server's present list. Calls of the
-    /// tool fail at once while the server is not connected. If each session has its own connection, they first wait
-    /// until its first attempt to connect has a result, at most for the time limit of the attempt.
+    /// tool wait until the first attempt to connect has a result, at most for the time limit of the attempt. Later they
+    /// fail at once while the server is not connected.
     ///
     /// # Errors
     /// If the host cannot offer the definition; says why.

@@ -46,7 +46,8 @@ impl Folder {
         self.host_with(text, &[("fake", Arc::new(model.clone()))]).await
     }
 
-    /// Starts a host with these servers and models. The agent asks the first one.
+    /// Starts a host with these servers and models. The agent asks the first one. If the folder has a folder `data`,
+    /// the host stores its sessions there.
     pub(crate) async fn host_with(
         &self,
         text: &str,
@@ -60,7 +61,11 @@ impl Folder {
             config.use_model(name, ModelConfig::for_source(name));
         }
         config.agents.get_mut("default").unwrap().allow_overrides = true;
-        config.journal.engine = JournalEngine::Memory;
+        config.host.data_dir = self.path.join("data");
+        config.journal.engine = match config.host.data_dir.exists() {
+            true => JournalEngine::Sqlite,
+            false => JournalEngine::Memory,
+        };
         let mut registry = ToolRegistry::new();
         registry.register_configured(&config).unwrap();
         let host = Host::builder().config(config).tools(registry);

@@ -6,7 +6,7 @@ use super::process::{EnvLookup, command, headers};
 use super::source::Section;
 use super::tools::parse_allow_entry;
 use super::values;
-use crate::config::mcp::{McpConfig, McpPin, McpShare, McpTransport, McpTrust};
+use crate::config::mcp::{McpConfig, McpHandshake, McpPin, McpShare, McpTransport, McpTrust};
 use crate::config::{ProcessConfig, ToolOverride, ToolPattern};
 
 /// Maximum length of a server's name, which is ASCII. The name is the prefix of the names of its tools, which have a
@@ -66,6 +66,13 @@ impl McpConfig {
         }
         // The default may be shorter than the configured timeout.
         config.max_timeout = config.max_timeout.max(config.timeout);
+        let handshakes = [
+            ("auto", McpHandshake::Auto),
+            ("discover", McpHandshake::Discover),
+            ("initialize", McpHandshake::Initialize),
+        ];
+        let handshake = section.read("handshake", |value| values::one_of(value, &handshakes));
+        config.handshake = handshake.unwrap_or_default();
         let shares = [("host", McpShare::Host), ("session", McpShare::Session)];
         let share = section.read("share", |value| values::one_of(value, &shares));
         config.share = share.unwrap_or_default();
@@ -122,6 +129,7 @@ trust = "annotations"
 pin = "require"
 instructions = false
 start_timeout = "5s"
+handshake = "initialize"
 timeout = "20m"
 effect = "none"
 approval = "writes"
@@ -147,6 +155,7 @@ secret_headers = { authorization = "SET" }
         assert_eq!(files.pin, McpPin::Require);
         assert_eq!(files.lock_file.to_str(), Some("etc/callsheet-tools.lock"));
         let times = (files.start_timeout, files.timeout, files.max_timeout);
+        assert_eq!(files.handshake, McpHandshake::Initialize);
         let minutes = Duration::from_secs(20 * 60);
         assert_eq!(times, (Duration::from_secs(5), minutes, minutes));
         assert_eq!(files.policy.effect, Some(ToolEffect::None));

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use reqwest::header::{CONTENT_TYPE, HeaderMap};
+use reqwest::redirect::Policy;
 use reqwest::{Response, Url};
 
 use super::{Hook, HookAnswer, HookError, HookInput};
@@ -47,7 +48,7 @@ impl HttpHook {
         allow: &[String],
         secrets: &Secrets,
     ) -> Result<Self, DefinitionError> {
-        let (url, client) = service_client(url, allow)?;
+        let (url, client) = service_client(url, allow, Policy::none)?;
         let headers = check_headers(headers, secret_headers)?;
         let (secret_headers, secrets) = (secret_headers.clone(), secrets.clone());
         Ok(Self { client, url, headers, secret_headers, secrets })

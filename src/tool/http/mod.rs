@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use reqwest::redirect::Policy;
 use reqwest::{Client, Response, Url};
 
 pub use allow_rule::{AllowRule, InvalidAllowRule};
@@ -55,7 +56,7 @@ pub(crate) struct HttpClient {
 }
 
 impl HttpClient {
-    /// Makes a client.
+    /// Makes a client that follows no redirects itself.
     ///
     /// # Errors
     /// If the HTTP client cannot be built.
@@ -64,11 +65,25 @@ impl HttpClient {
         connect_timeout: Duration,
         lookup: DnsLookup,
     ) -> Result<Self, HttpClientError> {
+        Self::with_redirects(allow, connect_timeout, lookup, Policy::none)
+    }
+
+    /// Makes a client that follows redirects by this policy. It must not leave the origin: the policy, unlike the
+    /// callers of [`client_for`](Self::client_for), does not check where a redirect leads.
+    ///
+    /// # Errors
+    /// If the HTTP client cannot be built.
+    pub(crate) fn with_redirects(
+        allow: Vec<AllowRule>,
+        connect_timeout: Duration,
+        lookup: DnsLookup,
+        redirects: fn() -> Policy,
+    ) -> Result<Self, HttpClientError> {
         let client = |policy| {
             let resolver = Arc::new(Resolver::new(Arc::clone(&lookup), policy));
             let settings = Client::builder()
                 .no_proxy()
-                .redirect(reqwest::redirect::Policy::none())
+                .redirect(redirects())
                 .dns_resolver(resolver)
                 .connect_timeout(connect_timeout)
                 .user_agent(concat!("callsheet/", env!("CARGO_PKG_VERSION")))

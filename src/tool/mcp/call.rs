@@ -27,7 +27,7 @@ use super::server_call::ServerCall;
 use super::shared::{LogicalConnection, OpenCalls, OpenConnection, ToolConnection};
 use super::stdio::{SendError, is_unreadable};
 use super::transport_error::{
-    HttpFailure, answered_text, error_chain, http_error, is_invalid_answer,
+    HttpFailure, SESSION_LOST, answered_text, error_chain, http_error, is_invalid_answer,
 };
 use crate::tool::redaction::redacted;
 use crate::tool::{
@@ -50,6 +50,16 @@ const BUSY_WAIT: Duration = Duration::from_secs(1);
 
 /// Maximum number of characters of the reason of a failed request that an error quotes.
 const QUOTED_CHARS_MAX: usize = 2_000;
+
+/// Maximum number of sessions with the server in which one call is sent.
+const SESSIONS_MAX: u32 = 16;
+
+/// The end of a request that was sent.
+pub(super) enum Sent {
+    Answered(Value),
+    /// The server has refused it unread, because it has lost the session. Has the error of a call that ends so.
+    SessionLost(ToolError),
+}
 
 /// A tool of a server.
 pub(super) struct McpTool {
@@ -171,7 +181,7 @@ impl McpTool {
     ) {
         let mut params = self.params(context).with_input_responses(input.cancelled());
         params.request_state.clone_from(&input.state);
-        let Some(open) = connection.open.lock().clone() else { return };
+        let Some(open) = connection.open() else { return };
         let _open_call = open.calls.tracker.token();
         let cancelled = async {
             let handle = request(&open.peer, context, params, None).await.ok()?;
@@ -180,7 +190,9 @@ impl McpTool {
         let _ = tokio::time::timeout(CANCEL_WAIT, cancelled).await;
     }
 
-    /// Sends the call once, and waits for the answer.
+    /// Sends the call, and waits for the answer. If the server refuses it unread, because it has lost the session, sends
+    /// it once more in a new session; again only if calls were answered in that one, at most [`SESSIONS_MAX`] times in
+    /// all.
     async fn send(
         &self,
         connection: &LogicalConnection,
@@ -188,14 +200,58 @@ impl McpTool {
         params: CallToolRequestParams,
     ) -> Result<Value, ToolError> {
         let context = asker.context();
-        let open = connection.open.lock().clone();
-        let open = open.ok_or_else(|| self.down(&connection.down_reason()))?;
+        let mut sessions = 0;
+        loop {
+            let open = self.open_connection(connection, context).await?;
+            let refused = match self.send_once(&open, connection, asker, params.clone()).await {
+                Ok(Sent::Answered(answer)) => {
+                    open.calls.answered.cancel();
+                    return Ok(answer);
+                }
+                Ok(Sent::SessionLost(error)) => error,
+                Err(error) => return Err(error),
+            };
+            sessions += 1;
+            let may_send_again = sessions == 1 || open.calls.answered.is_cancelled();
+            if !may_send_again || sessions == SESSIONS_MAX {
+                return Err(refused);
+            }
+            wait_for_end_of(&open, connection, context).await?;
+        }
+    }
+
+    /// Returns the present connection. Waits for it while the server starts.
+    pub(super) async fn open_connection(
+        &self,
+        connection: &LogicalConnection,
+        context: &ToolContext,
+    ) -> Result<OpenConnection, ToolError> {
+        if let Some(open) = connection.open() {
+            return Ok(open);
+        }
+        if let Some(ready) = self.ready(context.session()) {
+            tokio::select! {
+                () = ready => {}
+                () = context.cancelled() => return Err(cancelled()),
+            }
+        }
+        connection.open().ok_or_else(|| self.down(&connection.down_reason()))
+    }
+
+    /// Sends the call once, and waits for the answer.
+    async fn send_once(
+        &self,
+        open: &OpenConnection,
+        connection: &LogicalConnection,
+        asker: &Asker,
+        params: CallToolRequestParams,
+    ) -> Result<Sent, ToolError> {
+        let context = asker.context();
         let OpenConnection { peer, calls } = open;
         let _open_call = calls.tracker.token();
-        let running =
-            ServerCallGuard { calls: &calls, call: Arc::new(ServerCall::new(asker.clone())) };
+        let running = ServerCallGuard { calls, call: Arc::new(ServerCall::new(asker.clone())) };
         let call = &running.call;
-        let Ok(handle) = request(&peer, context, params, Some(Arc::clone(call))).await else {
+        let Ok(handle) = request(peer, context, params, Some(Arc::clone(call))).await else {
             return Err(self.down("the connection has ended"));
         };
         let id = handle.id.clone();
@@ -208,7 +264,7 @@ impl McpTool {
                 () = call.idle_timeout_reset.notified() => {}
                 () = context.cancelled() => {
                     if !call.withdraw() {
-                        cancel(&peer, id, "the call was cancelled").await;
+                        cancel(peer, id, "the call was cancelled").await;
                     }
                     return Err(cancelled());
                 }
@@ -216,13 +272,14 @@ impl McpTool {
                     if call.withdraw() {
                         return Err(self.unread());
                     }
-                    cancel(&peer, id, "the call took too long").await;
+                    cancel(peer, id, "the call took too long").await;
                     return Err(self.timed_out());
                 }
             }
         };
         match answer {
-            Ok(answer) => Ok(serde_json::to_value(answer).unwrap_or_default()),
+            Ok(answer) => Ok(Sent::Answered(serde_json::to_value(answer).unwrap_or_default())),
+            Err(error) if is_session_lost(&error) => Ok(Sent::SessionLost(self.down(SESSION_LOST))),
             Err(error) => Err(self.failure(&error, || call.withdraw(), connection, context)),
         }
     }
@@ -338,11 +395,30 @@ pub(super) fn cancelled() -> ToolError {
     ToolError::new("cancelled").with_kind(FailureKind::Cancelled)
 }
 
-/// Returns whether the server certainly did not run the call: it did not receive it, or its session was lost.
+/// Waits until this connection is not the present one any more.
+///
+/// # Errors
+/// If the call is cancelled.
+pub(super) async fn wait_for_end_of(
+    lost: &OpenConnection,
+    connection: &LogicalConnection,
+    context: &ToolContext,
+) -> Result<(), ToolError> {
+    tokio::select! {
+        () = connection.wait_for_end_of(lost) => Ok(()),
+        () = context.cancelled() => Err(cancelled()),
+    }
+}
+
+/// Returns whether the server has refused a request unread, because it has lost the session.
+pub(super) fn is_session_lost(error: &ServiceError) -> bool {
+    matches!(http_error(error), Some(StreamableHttpError::SessionExpired))
+}
+
+/// Returns whether the server certainly did not receive the call.
 fn is_unsent(error: &ServiceError) -> bool {
     match http_error(error) {
         Some(StreamableHttpError::Client(error)) if error.is_connect() => return true,
-        Some(StreamableHttpError::SessionExpired) => return true,
         Some(_) | None => {}
     }
     let ServiceError::TransportSend(error) = error else { return false };

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::FutureExt as _;
@@ -11,6 +12,7 @@ use futures::future::BoxFuture;
 use http::HeaderMap;
 use parking_lot::Mutex;
 use reqwest::Url;
+use rmcp::ClientHandler as _;
 use rmcp::model::{
     ClientCapabilities, ClientConfig, ClientRequest, CustomRequest, CustomResult,
     ElicitRequestParams, ElicitResult, ElicitationCapability, ErrorCode, ErrorData,
@@ -22,19 +24,21 @@ use rmcp::service::{
     RequestContext, RoleClient, RunningService, RunningServiceCancellationToken, ServiceError,
     serve_client_with_lifecycle,
 };
-use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::common::client_side_sse::{ExponentialBackoff, SseRetryPolicy};
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
+use rmcp::transport::{StreamableHttpClientTransport, Transport};
 use serde_json::Value;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::http::ObservedHttpClient;
+use super::discover::AnsweredTransport;
+use super::http::{ObservedHttpClient, redirects};
 use super::questions::{ELICIT, decline};
 use super::shared::{LogicalConnection, OpenCalls, OpenConnection};
-use super::stdio::{STDERR_BYTES_MAX, StdioTransport, keep_tail};
+use super::startup::{Failure, FirstRequest, InitialRequests, Startup};
+use super::stdio::{ErrorOutput, StdinGuard, StdioTransport, keep_error_output};
 use super::transport_error::{HttpFailure, error_chain, without_query};
 use crate::config::McpTransport;
-use crate::launcher::{ProcessControl, ProcessEnd, Program};
+use crate::launcher::{ProcessControl, ProcessEnd, Program, StartError};
 use crate::tool::defined_input::DefinitionError;
 use crate::tool::http::HttpClient;
 use crate::tool::http_request::{check_headers, read_secret_headers, service_client};
@@ -95,7 +99,7 @@ impl Endpoint {
                 Ok(Self::Process { program, arguments: arguments.to_vec() })
             }
             McpTransport::Http { url, headers, secret_headers, allow } => {
-                let (url, client) = service_client(url, allow)?;
+                let (url, client) = service_client(url, allow, redirects)?;
                 client.client_for(&url).map_err(|error| DefinitionError::new("url", error))?;
                 let headers = check_headers(headers, secret_headers)?;
                 Ok(Self::Service { url, client, headers, secret_headers: secret_headers.clone() })
@@ -103,37 +107,103 @@ impl Endpoint {
         }
     }
 
-    /// Connects. Reads secret variables now.
+    /// Connects, and returns the request that the server has accepted. Reads secret variables now. Starts a server a
+    /// second time, with the other request, if it refused the first one. If the server does not answer the question
+    /// for [`Startup::patience`], starts it a second time beside the first, and keeps the connection that is ready
+    /// first.
     ///
     /// # Errors
-    /// A human-readable reason.
+    /// The last error.
     pub(super) async fn connect(
         &self,
         shared: &Arc<LogicalConnection>,
-    ) -> Result<Connection, String> {
-        match self.connect_with(shared, lifecycle()).await {
-            // After such an error the mode `Auto` does not try the handshake. A process is started again.
-            Err(error) if error.is_unknown_protocol => {
-                let handshake = self.connect_with(shared, ClientLifecycleMode::Initialize).await;
-                handshake.map_err(|error| error.reason)
+        startup: &Startup,
+    ) -> Result<(Connection, FirstRequest), ConnectError> {
+        let is_answered = AtomicBool::new(false);
+        let first = self.connect_with(shared, startup.opening(startup.first), &is_answered);
+        if !startup.may_switch {
+            return first.await;
+        }
+        let silent = async {
+            match startup.patience {
+                Some(patience) => tokio::time::sleep(patience).await,
+                None => std::future::pending().await,
             }
-            connected => connected.map_err(|error| error.reason),
+            if is_answered.load(Ordering::Relaxed) {
+                std::future::pending().await
+            }
+        };
+        tokio::pin!(first);
+        let other = startup.first.other();
+        let ignored = AtomicBool::new(false);
+        let second = || self.connect_with(shared, startup.opening(other), &ignored);
+        tokio::select! {
+            connected = &mut first => return match connected {
+                Err(error) if startup.switches_after(error.failure) => second().await,
+                connected => connected,
+            },
+            () = silent => {}
+        }
+        let second = second();
+        tokio::pin!(second);
+        tokio::select! {
+            connected = &mut first => match connected {
+                Ok(connected) => Ok(connected),
+                Err(_) => second.await,
+            },
+            connected = &mut second => match connected {
+                Ok(connected) => Ok(connected),
+                Err(_) => first.await,
+            },
         }
     }
 
     async fn connect_with(
         &self,
         shared: &Arc<LogicalConnection>,
-        lifecycle: ClientLifecycleMode,
-    ) -> Result<Connection, ConnectError> {
+        opening: InitialRequests,
+        is_answered: &AtomicBool,
+    ) -> Result<(Connection, FirstRequest), ConnectError> {
         let handler = Handler { shared: Arc::clone(shared), calls: Arc::default() };
-        match self {
+        let opening = (opening, is_answered);
+        let connection = match self {
             Self::Process { program, arguments } => {
-                connect_process(program, arguments, handler, lifecycle).await
+                connect_process(program, arguments, handler, opening).await?
             }
             Self::Service { url, client, headers, secret_headers } => {
-                connect_service(url, client, headers, secret_headers, handler, lifecycle).await
+                connect_service(url, client, headers, secret_headers, handler, opening).await?
             }
+        };
+        let accepted = match connection.has_newest_protocol() {
+            true => FirstRequest::Discover,
+            false => FirstRequest::Initialize,
+        };
+        Ok((connection, accepted))
+    }
+}
+
+/// Begins the protocol. Sets the flag when the server has answered the question.
+async fn open<T: Transport<RoleClient> + 'static>(
+    handler: Handler,
+    transport: T,
+    (opening, is_answered): (InitialRequests, &AtomicBool),
+) -> Result<RunningService<RoleClient, Handler>, ClientInitializeError> {
+    let preferred_versions = vec![ProtocolVersion::V_2026_07_28];
+    match opening {
+        InitialRequests::DiscoverThenInitialize => {
+            let transport = AnsweredTransport::ask(transport, handler.get_info()).await?;
+            is_answered.store(true, Ordering::Relaxed);
+            let legacy_version = Some(ProtocolVersion::LATEST_WITH_INITIALIZE);
+            let lifecycle = ClientLifecycleMode::Auto { preferred_versions, legacy_version };
+            serve_client_with_lifecycle(handler, transport, lifecycle).await
+        }
+        InitialRequests::Discover => {
+            let lifecycle = ClientLifecycleMode::Discover { preferred_versions };
+            serve_client_with_lifecycle(handler, transport, lifecycle).await
+        }
+        InitialRequests::Initialize => {
+            let lifecycle = ClientLifecycleMode::Initialize;
+            serve_client_with_lifecycle(handler, transport, lifecycle).await
         }
     }
 }
@@ -143,35 +213,37 @@ async fn connect_process(
     program: &Program,
     arguments: &[String],
     handler: Handler,
-    lifecycle: ClientLifecycleMode,
+    opening: (InitialRequests, &AtomicBool),
 ) -> Result<Connection, ConnectError> {
-    let process = program
-        .start(arguments.to_vec())
-        .await
-        .map_err(|error| format!("the program did not start: {error}"))?;
+    let process =
+        program.start(arguments.to_vec()).await.map_err(|error| start_error(program, &error))?;
     let secrets = handler.shared.secrets.clone();
-    let tail = Arc::new(Mutex::new(Vec::new()));
-    let reader = spawn(keep_tail(process.stderr, Arc::clone(&tail)));
+    let error_output = Arc::new(Mutex::new(ErrorOutput::default()));
+    handler.shared.started.lock().push(Arc::clone(&error_output));
+    let reader = spawn(keep_error_output(process.stderr, Arc::clone(&error_output)));
     let (unparsed_lines, calls) =
         (Arc::clone(&handler.shared.unparsed_lines), Arc::clone(&handler.calls));
     let pipes = (process.stdout, process.stdin);
     let transport = StdioTransport::new(pipes, unparsed_lines, Arc::clone(&calls), secrets.clone());
+    let stdin = transport.stdin_guard();
     let control = process.control;
-    let mut process = Process { control, end: None, tail, reader, secrets };
-    match serve_client_with_lifecycle(handler, transport, lifecycle).await {
+    let process = Process { control, end: None, error_output, reader, secrets };
+    match open(handler, transport, opening).await {
         Ok(service) => Ok(Connection::new(service, calls, Some(process))),
-        Err(error) => {
-            let ended = tokio::time::timeout(STATUS_GRACE, process.control.wait()).await;
-            let reason = match ended {
-                Ok(end) => process.describe(end).await,
-                Err(_) => {
-                    let error = error_chain(&error);
-                    format!("the handshake failed: {error}{}", process.quote())
-                }
-            };
-            Err(ConnectError::new(&error, reason))
-        }
+        Err(error) => Err(process.start_failure(&error, stdin).await),
     }
+}
+
+/// Returns the error of a program that did not start. The system names no file, but often means the interpreter of a
+/// script.
+fn start_error(program: &Program, error: &StartError) -> ConnectError {
+    let mut reason = format!("the program {} did not start: {error}", program.path().display());
+    if matches!(error, StartError::Program(_))
+        && let Some(interpreter) = program.interpreter()
+    {
+        reason.push_str(&format!(" (its interpreter is {})", interpreter.display()));
+    }
+    reason.into()
 }
 
 /// Connects to a service.
@@ -181,7 +253,7 @@ async fn connect_service(
     headers: &HeaderMap,
     secret_headers: &BTreeMap<String, String>,
     handler: Handler,
-    lifecycle: ClientLifecycleMode,
+    opening: (InitialRequests, &AtomicBool),
 ) -> Result<Connection, ConnectError> {
     let (shared, calls) = (Arc::clone(&handler.shared), Arc::clone(&handler.calls));
     let secret = read_secret_headers(secret_headers).map_err(|error| error.message().to_owned())?;
@@ -200,49 +272,28 @@ async fn connect_service(
         .max_concurrent_requests(1024);
     config.retry_config = stream_retry();
     let transport = StreamableHttpClientTransport::with_client(client, config);
-    let service = serve_client_with_lifecycle(handler, transport, lifecycle).await;
-    let service = service.map_err(|error| {
+    let service = open(handler, transport, opening).await.map_err(|error| {
         let mut reason = error_chain(&error);
         // Adds the URL: a wrong path is the most common cause.
         if HttpFailure::of(&error).is_some() {
             reason = format!("{} answered {reason}", without_query(url));
         }
-        ConnectError::new(&error, reason)
+        ConnectError { reason, failure: Failure::of(&error) }
     })?;
     Ok(Connection::new(service, calls, None))
 }
 
 /// The error of an attempt to connect.
-struct ConnectError {
+pub(super) struct ConnectError {
     /// Human-readable.
-    reason: String,
-    /// True if the server does not know the newest protocol: its first answer was unexpected, or named only older
-    /// versions. [`Endpoint::connect`] then tries the handshake.
-    is_unknown_protocol: bool,
-}
-
-impl ConnectError {
-    fn new(error: &ClientInitializeError, reason: String) -> Self {
-        let is_unknown_protocol = matches!(
-            error,
-            ClientInitializeError::ExpectedInitResult(_)
-                | ClientInitializeError::NoCompatibleProtocolVersion { .. }
-        );
-        Self { reason, is_unknown_protocol }
-    }
+    pub(super) reason: String,
+    pub(super) failure: Failure,
 }
 
 impl From<String> for ConnectError {
+    /// Makes the error of a server that was asked nothing, or has accepted the first request.
     fn from(reason: String) -> Self {
-        Self { reason, is_unknown_protocol: false }
-    }
-}
-
-/// Returns the mode that tries the newest protocol, then the handshake.
-fn lifecycle() -> ClientLifecycleMode {
-    ClientLifecycleMode::Auto {
-        preferred_versions: vec![ProtocolVersion::V_2026_07_28],
-        legacy_version: Some(ProtocolVersion::LATEST_WITH_INITIALIZE),
+        Self { reason, failure: Failure::Unreachable }
     }
 }
 
@@ -268,8 +319,8 @@ struct Process {
     control: ProcessControl,
     /// Its end, if it is known.
     end: Option<ProcessEnd>,
-    /// The end of its standard error, and the task that reads it.
-    tail: Arc<Mutex<Vec<u8>>>,
+    /// What it wrote to its standard error, and the task that reads it.
+    error_output: Arc<Mutex<ErrorOutput>>,
     reader: AbortOnDropHandle<()>,
     /// The secrets of the host.
     secrets: Secrets,
@@ -294,6 +345,13 @@ impl Connection {
 
     pub(super) fn peer(&self) -> &Peer<RoleClient> {
         &self.handle.peer
+    }
+
+    /// Returns whether the server speaks the newest protocol.
+    fn has_newest_protocol(&self) -> bool {
+        self.peer().peer_info().is_some_and(|info| {
+            info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str()
+        })
     }
 
     /// Waits until the connection has ended.
@@ -324,7 +382,7 @@ impl Connection {
         &self,
         shared: Arc<LogicalConnection>,
     ) -> impl Future<Output = ()> + Send + 'static {
-        follow_list(self.peer().clone(), shared)
+        follow_list(self.peer().clone(), self.has_newest_protocol(), shared)
     }
 
     /// Ends the connection. Closes the input of a process, then sends `SIGTERM`, then kills it, each after
@@ -435,11 +493,8 @@ pub(super) async fn list_tools(connection: &OpenConnection) -> Result<RawToolLis
     }
 }
 
-async fn follow_list(peer: Peer<RoleClient>, shared: Arc<LogicalConnection>) {
+async fn follow_list(peer: Peer<RoleClient>, is_new: bool, shared: Arc<LogicalConnection>) {
     let filter = SubscriptionFilter::builder().tools_list_changed().build();
-    let is_new = peer.peer_info().is_some_and(|info| {
-        info.protocol_version.as_str() >= ProtocolVersion::V_2026_07_28.as_str()
-    });
     if !is_new {
         return std::future::pending().await;
     }
@@ -489,17 +544,32 @@ impl Process {
         what + &self.quote()
     }
 
-    /// Quotes the end of the standard error.
-    fn quote(&self) -> String {
-        let tail = self.tail.lock();
-        let text = String::from_utf8_lossy(&tail);
-        // The beginning may be cut within a secret.
-        let text = match tail.len() < STDERR_BYTES_MAX {
-            true => self.secrets.redact(&text).into_owned(),
-            false => self.secrets.redact_tail(text.trim_start_matches(char::REPLACEMENT_CHARACTER)),
+    /// Returns the error of a process with which no connection was made. Holds its input open until what it wrote is
+    /// quoted, because a process whose input ends may report that as its own error.
+    async fn start_failure(
+        mut self,
+        error: &ClientInitializeError,
+        stdin: StdinGuard,
+    ) -> ConnectError {
+        let failure = Failure::of(error);
+        let ended = tokio::time::timeout(STATUS_GRACE, self.control.wait()).await.ok();
+        let ended = match ended {
+            Some(end) => Some(self.describe(end).await),
+            None => None,
         };
-        let text = text.trim();
-        if text.is_empty() { String::new() } else { format!("; it wrote: {text}") }
+        drop(stdin);
+        let answered = format!("the handshake failed: {}", error_chain(error));
+        let reason = match (failure, ended) {
+            (Failure::Refused, Some(ended)) => format!("{answered}; {ended}"),
+            (Failure::Unreachable | Failure::Broken, Some(ended)) => ended,
+            (_, None) => answered + &self.quote(),
+        };
+        ConnectError { reason, failure }
+    }
+
+    /// Quotes the beginning and the end of the standard error.
+    fn quote(&self) -> String {
+        self.error_output.lock().quote(&self.secrets)
     }
 }
 

@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
 use http::{HeaderName, HeaderValue};
+use reqwest::StatusCode;
+use reqwest::redirect::Policy;
 use rmcp::model::{
-    ClientJsonRpcMessage, ClientRequest, ErrorCode, JsonRpcRequest, RequestId,
+    ClientJsonRpcMessage, ClientRequest, ErrorCode, ErrorData, JsonRpcRequest, RequestId,
     ServerJsonRpcMessage, ServerResult,
 };
 use rmcp::transport::common::client_side_sse::BoxedSseResponse;
@@ -24,13 +26,31 @@ use serde::Deserialize;
 use super::incoming::adapt_events;
 use super::questions::ELICIT;
 use super::shared::{LogicalConnection, OpenCalls};
-use super::transport_error::{TransportError, answered_text};
+use super::transport_error::{RefusedRedirect, TransportError, answered_text, without_query};
+use crate::tool::http::REDIRECTS_MAX;
 
 /// The longest time for which the end of a list's event stream is held back.
 const LIST_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The status of a service that is busy.
 pub(super) const TOO_MANY_REQUESTS: u16 = 429;
+
+/// Returns the policy of redirects: 307 and 308 within the origin keep method and body, and are followed. Every other one
+/// is the error [`RefusedRedirect`].
+pub(super) fn redirects() -> Policy {
+    Policy::custom(|attempt| {
+        let status = attempt.status();
+        let is_kept =
+            matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
+        let (before, next) = (attempt.previous(), attempt.url());
+        let is_same = before.last().is_some_and(|last| last.origin() == next.origin());
+        if is_kept && is_same && before.len() <= REDIRECTS_MAX {
+            return attempt.follow();
+        }
+        let refused = RefusedRedirect { status, target: without_query(next) };
+        attempt.error(refused)
+    })
+}
 
 type Headers = HashMap<HeaderName, HeaderValue>;
 
@@ -118,22 +138,37 @@ impl StreamableHttpClient for ObservedHttpClient {
         let post = self
             .client
             .post_message_with_response_limits(uri, message, session, auth, headers, limits);
-        let mut response = self.check_after_error(post.await)?;
+        let post = post.await;
+        if matches!(post, Err(StreamableHttpError::SessionExpired)) {
+            self.calls.session_lost.cancel();
+        }
+        let mut response = self.check_after_error(post)?;
         if request.is_some() {
             response = self.check_answered(response, has_session)?;
         }
-        // A server that has lost the session often answers with an error without an id. The library would not find
-        // the request that it answers, which would wait until its time limit.
         if let StreamableHttpPostResponse::Json(ServerJsonRpcMessage::Error(error), _) =
             &mut response
-            && error.id.is_none()
         {
-            self.shared.check_requested.notify_one();
-            if is_call && !is_refusal(error.error.code) {
-                let text = format!("an error without an id: {}", answered_text(&error.error));
+            let is_lost = has_session && is_unknown_session(&error.error);
+            if is_lost {
+                self.calls.session_lost.cancel();
+                return Err(StreamableHttpError::SessionExpired);
+            }
+            let may_be_cut = has_session && may_be_cut(&error.error);
+            if may_be_cut || error.id.is_none() {
+                self.shared.check_requested.notify_one();
+            }
+            let is_uncertain = may_be_cut || error.id.is_none() && !is_refusal(error.error.code);
+            if is_call && is_uncertain {
+                let text = format!(
+                    "an error that may have another cause: {}",
+                    answered_text(&error.error)
+                );
                 return Err(StreamableHttpError::UnexpectedServerResponse(text.into()));
             }
-            error.id.clone_from(&request);
+            // The library would not find the request that an error without an id answers, which would wait until its
+            // time limit.
+            error.id = error.id.take().or_else(|| request.clone());
         }
         Ok(match (response, request) {
             (StreamableHttpPostResponse::Json(answer, session), Some(_)) if is_list_request => {
@@ -202,21 +237,63 @@ impl StreamableHttpClient for ObservedHttpClient {
     }
 }
 
-/// The codes with which the protocol's TypeScript library refuses a request that belongs to no session, before
-/// it reads the request.
-const NO_SESSION: [i32; 2] = [-32000, -32001];
+/// The codes with which libraries refuse a request that belongs to no session, before they read it: TypeScript the first
+/// two, Python the last one. Some use the first two also for a call that was cut while it ran.
+const NO_SESSION: [ErrorCode; 3] =
+    [ErrorCode(-32000), ErrorCode(-32001), ErrorCode::INVALID_REQUEST];
+
+/// Parts of the texts of errors about a session that the server does not know.
+const UNKNOWN: [&str; 9] = [
+    "not found",
+    "no such",
+    "unknown",
+    "no valid",
+    "invalid",
+    "not valid",
+    "not exist",
+    "expired",
+    "not initialized",
+];
+
+/// Parts of the texts of errors about a call that was cut while it ran.
+const CUT: [&str; 10] = [
+    "closed",
+    "timed out",
+    "timeout",
+    "terminated",
+    "aborted",
+    "cancel",
+    "interrupt",
+    "disconnect",
+    "while",
+    "during",
+];
+
+/// Returns whether an error says that the server does not know the session of the request. It was not read then.
+fn is_unknown_session(error: &ErrorData) -> bool {
+    let text = error.message.to_lowercase();
+    let has = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
+    let is_named = text.contains("session") || text.contains("server not initialized");
+    NO_SESSION.contains(&error.code) && is_named && has(&UNKNOWN) && !has(&CUT)
+}
+
+/// Returns whether an error may mean that the call was cut while it ran.
+fn may_be_cut(error: &ErrorData) -> bool {
+    let text = error.message.to_lowercase();
+    let is_of_library = matches!(error.code.0, -32000 | -32001);
+    is_of_library && CUT.iter().any(|part| text.contains(part))
+}
 
 /// Returns whether an error without an id means that the server has not run the call. Other errors may come from a
 /// server that failed after it had acted. The library does not tell the HTTP status.
 fn is_refusal(code: ErrorCode) -> bool {
-    let of_the_protocol = matches!(
+    matches!(
         code,
         ErrorCode::PARSE_ERROR
             | ErrorCode::INVALID_REQUEST
             | ErrorCode::METHOD_NOT_FOUND
             | ErrorCode::INVALID_PARAMS
-    );
-    of_the_protocol || NO_SESSION.contains(&code.0)
+    )
 }
 
 /// Stores the names of all tools of an answer to `tools/list`, because the library then leaves out those with a wrong
@@ -283,4 +360,36 @@ fn observe_questions(
         }
     });
     events.boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_alone_does_not_say_that_a_session_is_unknown() {
+        let error = |code, text: &'static str| ErrorData::new(ErrorCode(code), text, None);
+        for (code, text) in [
+            (-32001, "Session not found"),
+            (-32000, "Bad Request: No valid session ID provided"),
+            (-32000, "Bad Request: Server not initialized"),
+            (-32600, "Session has expired"),
+            (-32000, "no such session"),
+        ] {
+            let error = error(code, text);
+            assert!(is_unknown_session(&error) && !may_be_cut(&error), "{text}");
+        }
+        for (code, text, cut) in [
+            (-32000, "Connection closed", true),
+            (-32001, "Request timed out", true),
+            (-32000, "Session expired while the call ran", true),
+            (-32000, "session terminated: not found", true),
+            (-32000, "no such city", false),
+            (-32603, "Session not found", false),
+            (-32602, "no such browser session", false),
+        ] {
+            let error = error(code, text);
+            assert_eq!((is_unknown_session(&error), may_be_cut(&error)), (false, cut), "{text}");
+        }
+    }
 }

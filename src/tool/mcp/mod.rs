@@ -10,6 +10,8 @@
 //! | `mod.rs` | [`McpServer`]: keeps the connection, and its list of tools: read again after `list_changed` |
 //! | `shared.rs` | what the calls of a connection share; the connections of sessions (`share`, `max_connections`) |
 //! | `connection.rs` | one connection: its start, its end, the list of tools |
+//! | `startup.rs` | the first request to a server (`handshake`), and what is remembered of it |
+//! | `discover.rs` | the question of the newest protocol, under the host's own time limit |
 //! | `http.rs` | the transport to a server at a URL |
 //! | `stdio.rs` | messages over the standard input and output of a process |
 //! | `transport_error.rs` | the errors of the library: their causes and texts |
@@ -28,6 +30,7 @@
 
 mod call;
 mod connection;
+mod discover;
 mod http;
 mod incoming;
 mod list_pause;
@@ -40,6 +43,7 @@ mod resources;
 mod result;
 mod server_call;
 mod shared;
+mod startup;
 mod stdio;
 mod transport_error;
 mod value_in_text;
@@ -60,17 +64,22 @@ use super::server::{
     RequestObserver, ServerListing, ServerState, ServerStatus, ServerToolDefinition, ToolServer,
 };
 use super::{LOCK_FILE, ParsedSchema, Tool, ToolLock, ToolSpec};
-use crate::config::{McpConfig, McpPin, McpShare, McpTrust};
-use crate::types::{Secrets, SessionId, excerpt};
+use crate::config::{McpConfig, McpPin, McpShare, McpTransport, McpTrust};
+use crate::types::{Secrets, SessionId, excerpt, sha256_hex};
 use call::McpTool;
-use connection::{Connection, Endpoint, RawToolList, close_when_drained, list_tools};
+use connection::{ConnectError, Connection, Endpoint, RawToolList, close_when_drained, list_tools};
 use list_pause::ListPause;
 use listing::{
     Pins, ToolFilter, add_instructions, listing, refused_tools, shorten_names, unmatched_patterns,
     wrong_headers,
 };
 use reconnect::Reconnect;
-use shared::{LogicalConnection, OpenConnection, SessionConnections, ToolConnection};
+use shared::{
+    LogicalConnection, OpenCalls, OpenConnection, ServerConnection, SessionConnections,
+    ToolConnection,
+};
+use startup::{FirstRequest, StartupMemory};
+use transport_error::SESSION_LOST;
 
 /// The reason of the end if the host ends the server before it is connected.
 const CLOSING: &str = "the host is shutting down";
@@ -99,6 +108,8 @@ struct Definition {
     endpoint: Endpoint,
     filter: ToolFilter,
     pins: Option<Pins>,
+    /// The first request of the next attempt to connect. Connections of sessions share it.
+    startup: Mutex<StartupMemory>,
     /// The secrets of the host.
     secrets: Secrets,
 }
@@ -109,11 +120,13 @@ struct ConnectionEnd {
     reason: String,
     /// The connection, if its open calls may still be answered.
     draining: Option<Connection>,
+    /// The calls of the connection, if the server has lost its session. They wait for the next connection.
+    lost: Option<Arc<OpenCalls>>,
 }
 
 impl From<String> for ConnectionEnd {
     fn from(reason: String) -> Self {
-        Self { reason, draining: None }
+        Self { reason, draining: None, lost: None }
     }
 }
 
@@ -161,6 +174,7 @@ impl McpServer {
             pins: pins(name, config)?,
             filter: ToolFilter { tools: config.tools.clone(), exclude: config.exclude.clone() },
             config: config.clone(),
+            startup: Mutex::default(),
             secrets: secrets.clone(),
         };
         Ok(Arc::new(Self::for_all(Arc::new(definition))))
@@ -201,13 +215,17 @@ impl McpServer {
     /// Connects, serves calls until the connection ends, and returns its end. Sets the time of the connection's
     /// start.
     async fn connect_and_serve(&self, connected: &mut Option<Instant>) -> ConnectionEnd {
-        let Definition { name, config, endpoint, .. } = &*self.definition;
+        let Definition { name, config, endpoint, startup, .. } = &*self.definition;
         let limit = config.start_timeout;
+        let plan = startup.lock().plan(config.handshake, limit);
+        self.shared.started.lock().clear();
         let starting = async {
-            let connected = endpoint.connect(&self.shared);
-            let connection = self.shared.observe("initialize", connected, |_| "failed").await?;
+            let connected = endpoint.connect(&self.shared, &plan);
+            let (connection, accepted) =
+                self.shared.observe("initialize", connected, |_| "failed").await?;
             let tools = self.list_tools(connection.handle()).await?;
-            Ok::<_, String>((connection, tools))
+            startup.lock().handle_connected(accepted);
+            Ok::<_, ConnectError>((connection, tools))
         };
         let started = tokio::select! {
             started = tokio::time::timeout(limit, starting) => started,
@@ -215,11 +233,21 @@ impl McpServer {
         };
         let (connection, tools) = match started {
             Ok(Ok(started)) => started,
-            Ok(Err(reason)) => return reason.into(),
+            Ok(Err(error)) => {
+                startup.lock().handle_failure(plan.first, Some(error.failure));
+                return error.reason.into();
+            }
             Err(_) => {
+                startup.lock().handle_failure(plan.first, None);
                 let limit = humantime::format_duration(limit);
-                return format!("it did not answer within {limit} (mcp.{name}.start_timeout)")
-                    .into();
+                let started = std::mem::take(&mut *self.shared.started.lock());
+                let secrets = &self.definition.secrets;
+                let quotes = started.iter().map(|output| output.lock().quote(secrets));
+                let quote = quotes.into_iter().find(|quote| !quote.is_empty()).unwrap_or_default();
+                return format!(
+                    "it did not answer within {limit} (mcp.{name}.start_timeout){quote}"
+                )
+                .into();
             }
         };
         *connected = Some(Instant::now());
@@ -269,7 +297,7 @@ impl McpServer {
     async fn serve(&self, mut connection: Connection, tools: &RawToolList) -> ConnectionEnd {
         let listing = Arc::new(self.listing(tools));
         let open = connection.handle().clone();
-        *self.shared.open.lock() = Some(open.clone());
+        self.shared.open.send_replace(Some(open.clone()));
         self.set_status(ServerState::Up, Some(Arc::clone(&listing)));
         let failed = {
             let changes = connection.follow_list(Arc::clone(&self.shared));
@@ -279,16 +307,23 @@ impl McpServer {
                 tokio::select! {
                     () = self.closing.cancelled() => break None,
                     () = connection.ended() => break None,
+                    () = open.calls.session_lost.cancelled() => {
+                        break Some(SESSION_LOST.to_owned());
+                    }
                     () = &mut changes => {}
                     reason = &mut listed => break Some(reason),
                 }
             }
         };
         "the connection has ended".clone_into(&mut self.shared.down.lock());
-        *self.shared.open.lock() = None;
+        let lost = open.calls.session_lost.is_cancelled().then(|| Arc::clone(&open.calls));
+        if lost.is_some() {
+            self.set_status(ServerState::Starting, None);
+        }
+        self.shared.open.send_replace(None);
         match failed {
             // Calls that were sent may still be answered, whatever has happened to the list.
-            Some(reason) => ConnectionEnd { reason, draining: Some(connection) },
+            Some(reason) => ConnectionEnd { reason, draining: Some(connection), lost },
             None => connection.close().await.into(),
         }
     }
@@ -376,15 +411,26 @@ impl McpServer {
             while !self.closing.is_cancelled() {
                 let mut connected = None;
                 let end = self.connect_and_serve(&mut connected).await;
-                let wait = reconnect.handle_end(connected.map(|since| since.elapsed()));
                 let reason = self.redacted_reason(&end.reason);
                 self.shared.down.lock().clone_from(&reason);
-                self.set_status(ServerState::Down(reason), None);
+                let wait = reconnect.handle_end(connected.map(|since| since.elapsed()));
+                match &end.lost {
+                    Some(_) => tracing::info!(server = self.definition.name, "mcp_session_lost"),
+                    None => self.set_status(ServerState::Down(reason), None),
+                }
                 draining.retain(|connection| !connection.is_finished());
                 draining.extend(end.draining.map(close_when_drained));
+                // A session in which calls were answered was no failure. The answers may still come.
+                let answered = async {
+                    match &end.lost {
+                        Some(calls) => calls.answered.cancelled().await,
+                        None => std::future::pending().await,
+                    }
+                };
                 tokio::select! {
                     () = self.closing.cancelled() => return,
                     () = tokio::time::sleep(wait) => {}
+                    () = answered => reconnect = Reconnect::default(),
                 }
             }
         })
@@ -464,6 +510,23 @@ impl ToolServer for McpServer {
         self.status.subscribe()
     }
 
+    fn startup_key(&self) -> Option<String> {
+        let place = match &self.definition.config.transport {
+            McpTransport::Stdio { command, .. } => serde_json::json!(command).to_string(),
+            McpTransport::Http { url, .. } => url.clone(),
+        };
+        Some(sha256_hex(&format!("{} {place}", env!("CARGO_PKG_VERSION"))))
+    }
+
+    fn restore_startup(&self, stored: &str) {
+        let accepted = FirstRequest::parse(stored);
+        accepted.inspect(|accepted| self.definition.startup.lock().handle_connected(*accepted));
+    }
+
+    fn startup(&self) -> Option<&'static str> {
+        self.definition.startup.lock().worked().map(FirstRequest::as_str)
+    }
+
     fn make_tool(&self, definition: &ServerToolDefinition) -> Result<Arc<dyn Tool>, String> {
         let schema = ParsedSchema::parse(definition.input_schema.clone());
         let schema = schema.map_err(|error| error.to_string())?;
@@ -476,7 +539,7 @@ impl ToolServer for McpServer {
         }
         super::overrides::apply_override(&mut spec, &config.policy);
         spec.timeout = Some(config.max_timeout);
-        spec.waits_for_server = self.is_per_session();
+        spec.waits_for_server = true;
         Ok(Arc::new(McpTool {
             spec,
             server: self.definition.name.clone(),
@@ -486,7 +549,10 @@ impl ToolServer for McpServer {
             start_timeout: config.start_timeout,
             timeout: config.timeout,
             connection: match config.share {
-                McpShare::Host => ToolConnection::Shared(Arc::clone(&self.shared)),
+                McpShare::Host => {
+                    let (shared, status) = (Arc::clone(&self.shared), self.status.subscribe());
+                    ToolConnection::Shared(ServerConnection { shared, status })
+                }
                 McpShare::Session => ToolConnection::PerSession(Arc::clone(&self.sessions)),
             },
         }))

@@ -14,10 +14,11 @@ use rmcp::service::PeerRequestOptions;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::call::{McpTool, cancel, cancelled, metadata};
+use super::call::{McpTool, Sent, cancel, cancelled, is_session_lost, metadata, wait_for_end_of};
 use super::naming::offered_name;
 use super::result::{complete, with_resource};
 use super::shared::{LogicalConnection, OpenConnection};
+use super::transport_error::SESSION_LOST;
 use crate::tool::{ToolContext, ToolError, ToolOutput};
 use crate::types::excerpt;
 
@@ -149,15 +150,34 @@ impl McpTool {
         Ok(text)
     }
 
-    /// Sends a request without effects, and waits for its answer.
+    /// Sends a request without effects, and waits for its answer. If the server has lost the session, sends it once more
+    /// in a new one.
     async fn query(
         &self,
         connection: &LogicalConnection,
         context: &ToolContext,
         request: ClientRequest,
     ) -> Result<Value, ToolError> {
-        let open = connection.open.lock().clone();
-        let open = open.ok_or_else(|| self.down(&connection.down_reason()))?;
+        let open = self.open_connection(connection, context).await?;
+        match self.query_once(&open, connection, context, request.clone()).await? {
+            Sent::Answered(answer) => return Ok(answer),
+            Sent::SessionLost(_) => wait_for_end_of(&open, connection, context).await?,
+        }
+        let open = self.open_connection(connection, context).await?;
+        match self.query_once(&open, connection, context, request).await? {
+            Sent::Answered(answer) => Ok(answer),
+            Sent::SessionLost(error) => Err(error),
+        }
+    }
+
+    /// Sends a request without effects once, and waits for its answer.
+    async fn query_once(
+        &self,
+        open: &OpenConnection,
+        connection: &LogicalConnection,
+        context: &ToolContext,
+        request: ClientRequest,
+    ) -> Result<Sent, ToolError> {
         let OpenConnection { peer, calls } = open;
         let _open_call = calls.tracker.token();
         let mut options = PeerRequestOptions::no_options();
@@ -169,17 +189,22 @@ impl McpTool {
         let answer = tokio::select! {
             answer = handle.await_response() => answer,
             () = context.cancelled() => {
-                cancel(&peer, id, "the call was cancelled").await;
+                cancel(peer, id, "the call was cancelled").await;
                 return Err(cancelled());
             }
             () = tokio::time::sleep(self.timeout) => {
-                cancel(&peer, id, "the call took too long").await;
+                cancel(peer, id, "the call took too long").await;
                 return Err(self.timed_out());
             }
         };
-        let answer = answer.map_err(|error| self.failure(&error, || false, connection, context))?;
-        let answer = serde_json::to_value(answer).unwrap_or_default();
-        Ok(connection.secrets.redact_json(&answer).unwrap_or(answer))
+        let answer = match answer {
+            Ok(answer) => serde_json::to_value(answer).unwrap_or_default(),
+            Err(error) if is_session_lost(&error) => {
+                return Ok(Sent::SessionLost(self.down(SESSION_LOST)));
+            }
+            Err(error) => return Err(self.failure(&error, || false, connection, context)),
+        };
+        Ok(Sent::Answered(connection.secrets.redact_json(&answer).unwrap_or(answer)))
     }
 }
 

@@ -11,10 +11,11 @@ use rmcp::model::{
 use rmcp::service::{Peer, RoleClient};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::server_call::ServerCall;
-use super::stdio::UnparsedLines;
+use super::stdio::{ErrorOutput, UnparsedLines};
 use crate::tool::server::{RequestObserver, ServerState, ServerStatus};
 use crate::types::{Secrets, SessionId};
 
@@ -23,7 +24,7 @@ use crate::types::{Secrets, SessionId};
 #[derive(Default)]
 pub(super) struct LogicalConnection {
     /// The present connection.
-    pub(super) open: Mutex<Option<OpenConnection>>,
+    pub(super) open: watch::Sender<Option<OpenConnection>>,
     /// The reason why there is no connection, or why the last one ended. Empty until there is a first reason.
     pub(super) down: Mutex<String>,
     /// With `pin = "require"`: the tools that the last list has left out, above all those that differ from the
@@ -34,6 +35,8 @@ pub(super) struct LogicalConnection {
     /// Notified when the connection may not work any more.
     pub(super) check_requested: Notify,
     pub(super) unparsed_lines: Arc<Mutex<UnparsedLines>>,
+    /// The standard errors of the processes that the last attempt to connect has started.
+    pub(super) started: Mutex<Vec<Arc<Mutex<ErrorOutput>>>>,
     /// The secrets of the host.
     pub(super) secrets: Secrets,
     /// The observer of the host that runs the server now.
@@ -57,6 +60,20 @@ impl LogicalConnection {
         result
     }
 
+    /// Returns the present connection.
+    pub(super) fn open(&self) -> Option<OpenConnection> {
+        self.open.borrow().clone()
+    }
+
+    /// Waits until the present connection is not this one.
+    pub(super) async fn wait_for_end_of(&self, lost: &OpenConnection) {
+        let is_other = |open: &Option<OpenConnection>| {
+            open.as_ref().is_none_or(|open| !Arc::ptr_eq(&open.calls, &lost.calls))
+        };
+        // The sender lives as long as this.
+        let _ = self.open.subscribe().wait_for(is_other).await;
+    }
+
     /// Returns the reason why there is no connection.
     pub(super) fn down_reason(&self) -> String {
         let reason = self.down.lock().clone();
@@ -76,6 +93,10 @@ pub(super) struct OpenConnection {
 pub(super) struct OpenCalls {
     /// Has a token of each call.
     pub(super) tracker: TaskTracker,
+    /// Cancelled when a call was answered.
+    pub(super) answered: CancellationToken,
+    /// Cancelled when the server has refused a request because it does not know its session any more.
+    pub(super) session_lost: CancellationToken,
     /// The calls that may have been written, by the tokens of their progress.
     written: Mutex<HashMap<ProgressToken, WrittenCall>>,
     /// The names in answers to `tools/list`, by the ids of the requests, before the library leaves some out.
@@ -200,16 +221,31 @@ fn awaited_call(
 
 /// The connections of sessions to a server that they do not share.
 pub(super) struct SessionConnections {
-    by_session: Mutex<HashMap<SessionId, SessionConnection>>,
+    by_session: Mutex<HashMap<SessionId, ServerConnection>>,
     /// Limits the number of connections.
     pub(super) permits: Semaphore,
 }
 
-/// The connection of one session.
+/// A connection, with the state of its server.
 #[derive(Clone)]
-struct SessionConnection {
-    shared: Arc<LogicalConnection>,
-    status: watch::Receiver<Arc<ServerStatus>>,
+pub(super) struct ServerConnection {
+    pub(super) shared: Arc<LogicalConnection>,
+    pub(super) status: watch::Receiver<Arc<ServerStatus>>,
+}
+
+impl ServerConnection {
+    /// Returns a future that ends with the first attempt to connect. `None` if that attempt has ended.
+    fn started(&self) -> Option<impl Future<Output = ()> + Send + 'static + use<>> {
+        let is_started = |status: &Arc<ServerStatus>| status.state != ServerState::Starting;
+        if is_started(&self.status.borrow()) {
+            return None;
+        }
+        let mut status = self.status.clone();
+        Some(async move {
+            // An error means that the server is gone. The call then fails with the reason.
+            let _ = status.wait_for(is_started).await;
+        })
+    }
 }
 
 impl SessionConnections {
@@ -224,7 +260,7 @@ impl SessionConnections {
         shared: &Arc<LogicalConnection>,
         status: watch::Receiver<Arc<ServerStatus>>,
     ) {
-        let connection = SessionConnection { shared: Arc::clone(shared), status };
+        let connection = ServerConnection { shared: Arc::clone(shared), status };
         self.by_session.lock().insert(session.clone(), connection);
     }
 
@@ -240,7 +276,7 @@ impl SessionConnections {
 /// The connection that serves the calls of a tool.
 pub(super) enum ToolConnection {
     /// One for all sessions.
-    Shared(Arc<LogicalConnection>),
+    Shared(ServerConnection),
     /// One for each session.
     PerSession(Arc<SessionConnections>),
 }
@@ -249,7 +285,7 @@ impl ToolConnection {
     /// Returns the connection of a session; one that is not open if the session has none.
     pub(super) fn of(&self, session: &SessionId) -> Arc<LogicalConnection> {
         match self {
-            Self::Shared(shared) => Arc::clone(shared),
+            Self::Shared(connection) => Arc::clone(&connection.shared),
             Self::PerSession(sessions) => {
                 let connection = sessions.by_session.lock().get(session).cloned();
                 connection.map(|connection| connection.shared).unwrap_or_default()
@@ -257,22 +293,16 @@ impl ToolConnection {
         }
     }
 
-    /// Returns a future that ends with the first attempt to connect the session. `None` if that attempt has ended, or
-    /// the session has no connection of its own.
+    /// Returns a future that ends with the first attempt to connect, which the calls of a session wait for. `None` if
+    /// that attempt has ended, or a session has no connection of its own.
     pub(super) fn started(
         &self,
         session: &SessionId,
-    ) -> Option<impl Future<Output = ()> + Send + 'static> {
-        let Self::PerSession(sessions) = self else { return None };
-        let mut status = sessions.by_session.lock().get(session)?.status.clone();
-        let is_started = |status: &Arc<ServerStatus>| status.state != ServerState::Starting;
-        if is_started(&status.borrow()) {
-            return None;
+    ) -> Option<impl Future<Output = ()> + Send + 'static + use<>> {
+        match self {
+            Self::Shared(connection) => connection.started(),
+            Self::PerSession(sessions) => sessions.by_session.lock().get(session)?.started(),
         }
-        Some(async move {
-            // An error means that the server is gone. The call then fails with the reason.
-            let _ = status.wait_for(is_started).await;
-        })
     }
 }
 

@@ -41,8 +41,9 @@ const UNREADABLE: &str = "io.callsheet/unreadable-answer";
 const NOISE_LINES_KEPT: usize = 5;
 const NOISE_CHARS_MAX: usize = 200;
 
-/// Number of bytes that are kept of the end of the standard error.
-pub(super) const STDERR_BYTES_MAX: usize = 2 << 10;
+/// Number of bytes that are kept of the beginning and of the end of the standard error.
+const STDERR_BEGINNING_BYTES_MAX: usize = 1 << 10;
+const STDERR_END_BYTES_MAX: usize = 2 << 10;
 
 /// The lines of a process that were no messages, or answers that cannot be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,6 +91,11 @@ pub(super) struct StdioTransport {
     secrets: Secrets,
 }
 
+/// Holds the input of a process open, unless the transport was closed.
+pub(super) struct StdinGuard {
+    _writer: Arc<tokio::sync::Mutex<Option<pipe::Sender>>>,
+}
+
 /// A line of the process.
 enum StdioLine {
     Whole(Vec<u8>),
@@ -118,6 +124,11 @@ impl StdioTransport {
             calls,
             secrets,
         }
+    }
+
+    /// Returns a guard that holds the input of the process open although the transport is dropped.
+    pub(super) fn stdin_guard(&self) -> StdinGuard {
+        StdinGuard { _writer: Arc::clone(&self.writer) }
     }
 
     /// Reads the next line. `None` at the end, or after an error. Cancel safe: keeps the bytes read so far.
@@ -377,14 +388,51 @@ impl Transport<RoleClient> for StdioTransport {
     }
 }
 
-/// Reads the standard error to its end, and keeps its last bytes.
-pub(super) async fn keep_tail(mut stderr: pipe::Receiver, tail: Arc<Mutex<Vec<u8>>>) {
+/// The standard error of a process: its beginning, where programs of the command line write the cause, and its end.
+#[derive(Debug, Default)]
+pub(super) struct ErrorOutput {
+    beginning: Vec<u8>,
+    end: Vec<u8>,
+    /// Number of bytes between them that were dropped.
+    dropped: usize,
+}
+
+impl ErrorOutput {
+    fn add(&mut self, bytes: &[u8]) {
+        let free = STDERR_BEGINNING_BYTES_MAX - self.beginning.len();
+        let (beginning, rest) = bytes.split_at(free.min(bytes.len()));
+        self.beginning.extend_from_slice(beginning);
+        self.end.extend_from_slice(rest);
+        let excess = self.end.len().saturating_sub(STDERR_END_BYTES_MAX);
+        self.end.drain(..excess);
+        self.dropped += excess;
+    }
+
+    /// Quotes the text without secrets, after a reason. Empty if nothing was written.
+    pub(super) fn quote(&self, secrets: &Secrets) -> String {
+        let text = if self.dropped == 0 {
+            let whole = [&*self.beginning, &*self.end].concat();
+            secrets.redact(&String::from_utf8_lossy(&whole)).into_owned()
+        } else {
+            // Both parts may have been cut within a character and within a secret.
+            let beginning = String::from_utf8_lossy(&self.beginning);
+            let beginning = beginning.trim_end_matches(char::REPLACEMENT_CHARACTER);
+            let end = String::from_utf8_lossy(&self.end);
+            let end = end.trim_start_matches(char::REPLACEMENT_CHARACTER);
+            let (beginning, end) = (secrets.redact_head(beginning), secrets.redact_tail(end));
+            let dropped = self.dropped;
+            format!("{}\n[{dropped} bytes left out]\n{}", beginning.trim_end(), end.trim_start())
+        };
+        let text = text.trim();
+        if text.is_empty() { String::new() } else { format!("; it wrote: {text}") }
+    }
+}
+
+/// Reads the standard error to its end, and keeps its beginning and its end.
+pub(super) async fn keep_error_output(mut stderr: pipe::Receiver, output: Arc<Mutex<ErrorOutput>>) {
     let mut buffer = [0; 4096];
     while let Ok(length @ 1..) = stderr.read(&mut buffer).await {
-        let mut tail = tail.lock();
-        tail.extend(buffer.iter().take(length));
-        let excess = tail.len().saturating_sub(STDERR_BYTES_MAX);
-        tail.drain(..excess);
+        output.lock().add(buffer.get(..length).unwrap_or_default());
     }
 }
 

@@ -20,6 +20,33 @@ pub(super) type TransportError = StreamableHttpError<reqwest::Error>;
 const INVALID_JSON: &str = "could not parse JSON response";
 const INVALID_JSON_BYTES_MAX: usize = 256;
 
+/// The text of an error that means that the server has lost the session.
+pub(super) const SESSION_LOST: &str = "the server does not know its session any more";
+
+/// A redirect that the host does not follow.
+#[derive(Debug, thiserror::Error)]
+#[error("HTTP {}, redirects to {target}", status_line(*.status))]
+pub(super) struct RefusedRedirect {
+    pub(super) status: StatusCode,
+    /// Where it leads, without a query.
+    pub(super) target: Url,
+}
+
+/// Returns the redirect that caused an error of the library, if it was one.
+pub(super) fn refused_redirect<'e>(
+    error: &'e (dyn Error + 'static),
+) -> Option<&'e RefusedRedirect> {
+    let Some(StreamableHttpError::Client(error)) = http_error(error) else { return None };
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(refused) = error.downcast_ref() {
+            return Some(refused);
+        }
+        cause = error.source();
+    }
+    None
+}
+
 /// The status of failure with which a service answered a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HttpFailure {
@@ -31,6 +58,9 @@ pub(super) struct HttpFailure {
 impl HttpFailure {
     /// Returns the status of failure that caused an error of the library, if there is one.
     pub(super) fn of(error: &(dyn Error + 'static)) -> Option<Self> {
+        if let Some(redirect) = refused_redirect(error) {
+            return Some(Self { status: redirect.status.as_u16(), wait: None });
+        }
         let status: u16 = match http_error(error) {
             Some(StreamableHttpError::HttpStatus(error)) => {
                 let value = error.retry_after.as_deref();
@@ -95,6 +125,9 @@ pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
     if let Some(error) = answered_error(cause) {
         return answered_text(error);
     }
+    if let Some(redirect) = refused_redirect(cause) {
+        return redirect.to_string();
+    }
     let cause = match cause.downcast_ref::<TransportError>() {
         Some(StreamableHttpError::UnexpectedServerResponse(text)) => {
             // After the status there is a body, which may be empty.
@@ -104,6 +137,7 @@ pub(super) fn error_chain(error: &(dyn Error + 'static)) -> String {
             return if is_cut { format!("{text}{CUT_MARK}") } else { text.to_owned() };
         }
         Some(StreamableHttpError::HttpStatus(error)) => return status_text(error.status),
+        Some(StreamableHttpError::SessionExpired) => return SESSION_LOST.to_owned(),
         Some(StreamableHttpError::AuthRequired(error)) => {
             return format!("{}: {}", status_text(401), error.www_authenticate_header);
         }
