@@ -7,10 +7,13 @@ mod folder;
 #[path = "mcp/process.rs"]
 mod process;
 
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use callsheet::events::FeedItem;
 use callsheet::model::ModelReply;
+use callsheet::prelude::*;
 use callsheet::testing::FakeModel;
 use folder::{Folder, calling, result, wait_until};
 use futures::StreamExt as _;
@@ -22,20 +25,29 @@ fn server_process() {
     let Ok(mode) = std::env::var("MCP_MODE") else { return };
     let folder = std::env::var("TEST_FOLDER").unwrap();
     let mut calls = 0;
-    process::serve(|method, _| match method {
+    let is_held = Path::new(&folder).join("hold").exists();
+    process::serve(|method, params| match method {
         "initialize" => {
-            while mode == "held" && std::path::Path::new(&folder).join("hold").exists() {
+            while mode == "held" && Path::new(&folder).join("hold").exists() {
                 std::thread::sleep(Duration::from_millis(5));
             }
             None
         }
         "tools/list" => {
             let mut names = vec!["count"];
+            names.extend(is_held.then_some("wait"));
             names.extend((calls > 1).then_some("late"));
             let schema = json!({"type": "object"});
             let tool =
                 |name| json!({"name": name, "description": "Does it.", "inputSchema": schema});
             Some(json!({"tools": names.into_iter().map(tool).collect::<Vec<_>>()}))
+        }
+        "tools/call" if params["name"] == "wait" => {
+            std::fs::write(Path::new(&folder).join("waits"), "").unwrap();
+            while Path::new(&folder).join("hold").exists() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Some(process::content("waited"))
         }
         "tools/call" => {
             calls += 1;
@@ -136,25 +148,75 @@ async fn a_call_of_a_session_that_has_woken_waits_for_its_server() {
     folder.empty().await;
 }
 
+/// The beginning of the line for a model whose call found a new process.
+const RENEWED: &str = "[callsheet: the server test was started again for this call";
+
 #[tokio::test]
-async fn more_sessions_than_max_connections_are_answered_that_the_server_is_down() {
+async fn at_max_connections_the_session_that_is_idle_for_the_longest_time_gives_way_and_is_told() {
     let folder = Folder::new("most");
-    let model = counting::<1000>();
-    let host = folder.host(&server(&folder, "plain", "max_connections = 1\n"), &model).await;
+    let model = counting::<9>();
+    let host = folder.host(&server(&folder, "plain", "max_connections = 2\n"), &model).await;
+    let mut sessions = Vec::new();
+    for name in ["one", "two", "three"] {
+        sessions.push(host.open_session(name).await.unwrap());
+    }
+    let mut of_one = sessions[0].subscribe().await.unwrap();
+    for session in &sessions {
+        assert_eq!(result(&session.run("go").await.unwrap()), ("success", "1"));
+    }
+    let told = async {
+        while let Some(FeedItem::Event(event)) = of_one.next().await {
+            if let Some(event) = event.public().find(|event| event.kind == "server_released") {
+                return event.json;
+            }
+        }
+        panic!("no event")
+    };
+    let told = tokio::time::timeout(Duration::from_secs(30), told).await.unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&told).unwrap()["server"], "test");
+    wait_until(|| folder.processes() == 2).await;
+    // The third has its process still; the first one finds a new one, and the second one gives way.
+    assert_eq!(result(&sessions[2].run("go").await.unwrap()), ("success", "2"));
+    let report = sessions[0].run("go").await.unwrap();
+    let (status, text) = result(&report);
+    assert_eq!(status, "success");
+    assert!(text.starts_with("1") && text.contains(RENEWED), "{text}");
+    // It is told once.
+    assert_eq!(result(&sessions[0].run("go").await.unwrap()), ("success", "2"));
+    assert_eq!(result(&sessions[2].run("go").await.unwrap()), ("success", "3"));
+    assert!(result(&sessions[1].run("go").await.unwrap()).1.contains(RENEWED));
+    host.shutdown().await;
+    folder.empty().await;
+}
+
+#[tokio::test]
+async fn a_session_beyond_max_connections_is_connected_when_the_run_of_another_one_ends() {
+    let folder = Folder::new("busy");
+    let slow = calling([("test__wait", json!({}))]);
+    let others = counting::<1000>();
+    let text = server(&folder, "plain", "max_connections = 1\n");
+    let models: [(&str, Arc<dyn ModelSource>); 2] =
+        [("fake", Arc::new(slow)), ("others", Arc::new(others))];
+    let host = folder.host_with(&text, &models).await;
     let (one, two) =
         (host.open_session("one").await.unwrap(), host.open_session("two").await.unwrap());
-    assert_eq!(result(&one.run("go").await.unwrap()), ("success", "1"));
-    let report = two.run("go").await.unwrap();
+    let hold = folder.path.join("hold");
+    std::fs::write(&hold, "").unwrap();
+    let run = one.start_run("go").await.unwrap();
+    wait_until(|| folder.path.join("waits").exists()).await;
+    let other = || {
+        let mut request = RunRequest::from("go");
+        request.overrides.model = Some("others".to_owned());
+        request
+    };
+    let report = two.run(other()).await.unwrap();
     let (status, text) = result(&report);
     assert_eq!(status, "error");
     assert!(text.contains("1 sessions are connected to it (mcp.test.max_connections)"), "{text}");
-    one.close().await.unwrap();
+    std::fs::remove_file(&hold).unwrap();
+    assert_eq!(result(&run.report.await.unwrap()), ("success", "waited"));
     let connected = async {
-        loop {
-            let report = two.run("go").await.unwrap();
-            if result(&report) == ("success", "1") {
-                return;
-            }
+        while result(&two.run(other()).await.unwrap()) != ("success", "1") {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };

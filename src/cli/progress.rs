@@ -196,6 +196,7 @@ impl RunProgress {
             | Event::RunSteered { .. }
             | Event::RunWaiting { .. }
             | Event::ToolsChanged { .. }
+            | Event::ServerReleased { .. }
             | Event::TurnStarted
             | Event::ThinkingReceived { .. }
             | Event::CallDetected { .. }
@@ -316,6 +317,7 @@ impl RunProgress {
             Event::InputQueued { .. }
             | Event::RunSteered { .. }
             | Event::ToolsChanged { .. }
+            | Event::ServerReleased { .. }
             | Event::CallDetected { .. }
             | Event::CallWaiting { .. }
             | Event::CallStarted { .. }

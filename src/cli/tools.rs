@@ -19,7 +19,9 @@ use super::watch::{self, DisplayScope};
 use crate::config::{Config, JournalEngine, ModelConfig, ToolPattern};
 use crate::journal::JournalReader;
 use crate::runtime::model::{ModelReply, ModelRequest};
-use crate::runtime::{CALLER, Host, OpenSession, model_that_calls, stored_refusals};
+use crate::runtime::{
+    CALLER, Host, OpenSession, model_that_calls, restore_startups, stored_refusals,
+};
 use crate::tool::{
     AgentTools, ListedServer, ListedTool, ModelRefusal, NOT_NAMED, ToolRegistry, ToolServer,
 };
@@ -117,6 +119,10 @@ fn load(file: Option<&Path>) -> Result<(Config, ToolRegistry), CommandError> {
     let config = setup::load(file)?.config;
     let mut registry = setup::tools(&config)?;
     registry.apply_overrides(&config.tools);
+    if let Some(journal) = stored_journal(&config) {
+        // Without what is stored, a server may only be started twice.
+        let _ = restore_startups(registry.servers(), |key| journal.document(key));
+    }
     Ok((config, registry))
 }
 
@@ -155,14 +161,16 @@ async fn list(
     Ok(listed)
 }
 
+/// Opens the journal of the data directory. `None` if there is none.
+fn stored_journal(config: &Config) -> Option<JournalReader> {
+    let is_stored = config.journal.engine == JournalEngine::Sqlite;
+    is_stored.then(|| JournalReader::open(&config.host.data_dir).ok()).flatten()
+}
+
 /// Returns the tools that the models of an agent refuse, as the data directory remembers them, by name.
 fn stored_refusals_of(config: &Config, agent: &str) -> Vec<(String, ModelRefusal)> {
     let Some(agent) = config.agents.get(agent) else { return Vec::new() };
-    if config.journal.engine != JournalEngine::Sqlite {
-        return Vec::new();
-    }
-    // Without a data directory nothing is remembered.
-    let Ok(journal) = JournalReader::open(&config.host.data_dir) else { return Vec::new() };
+    let Some(journal) = stored_journal(config) else { return Vec::new() };
     let models = std::iter::once(&agent.model).chain(&agent.fallback_models);
     let models = models.filter_map(|name| config.models.get_key_value(name));
     let refusals = models.flat_map(|(model, settings)| {

@@ -91,7 +91,7 @@ impl Event {
 
 impl PublicEvent {
     /// Returns whether this public event carries the id of its event. States do not: the current ones
-    /// are sent again on reconnecting, except `tools_changed`. `session_stats` and `error` do not,
+    /// are sent again on reconnecting, except `tools_changed` and `server_released`. `session_stats` and `error` do not,
     /// because `stream_end`, which follows them, carries it.
     #[must_use]
     pub fn has_id(&self) -> bool {
@@ -102,6 +102,7 @@ impl PublicEvent {
                 | "tool_progress"
                 | "run_waiting"
                 | "tools_changed"
+                | "server_released"
                 | "session_stats"
                 | "error"
         )

@@ -72,6 +72,12 @@ pub enum Event {
         /// The server, and the difference.
         change: Arc<ServerToolsChange>,
     },
+    /// The session's connection to a server of tools was ended while the session was idle, because another session
+    /// needed it (`max_connections`). The next call connects again.
+    ServerReleased {
+        /// The server's name in the configuration.
+        server: Arc<str>,
+    },
     /// A turn started.
     TurnStarted,
     /// A thinking delta arrived.
@@ -364,6 +370,7 @@ impl Event {
             | Self::RunSteered { .. }
             | Self::RunWaiting { .. }
             | Self::ToolsChanged { .. }
+            | Self::ServerReleased { .. }
             | Self::ThinkingReceived { .. }
             | Self::TextReceived { .. }
             | Self::CallOpened { .. }

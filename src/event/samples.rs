@@ -142,7 +142,7 @@ macro_rules! kinds {
 }
 
 kinds! {
-    RunStarted InputQueued RunSteered RunWaiting ToolsChanged TurnStarted ThinkingReceived TextReceived CallOpened
+    RunStarted InputQueued RunSteered RunWaiting ToolsChanged ServerReleased TurnStarted ThinkingReceived TextReceived CallOpened
     CallDetected ArgumentsAnomalyFound ArgumentsLost CallWaiting CallStarted CallProgressed ApprovalAsked
     ApprovalGiven ConflictFound CallDiscarded CallEnded ServiceCallChanged OutcomeLate
     ResultReleased ResponseEnded AttemptEnded AttemptStarted AttemptVoided TurnEnded LimitReached
@@ -193,6 +193,7 @@ pub(crate) fn every() -> Vec<Event> {
                 },
             }),
         },
+        Event::ServerReleased { server: "files".into() },
         Event::TurnStarted,
         Event::ThinkingReceived { text: "Hm.".into() },
         Event::TextReceived { text: "Noon \"there\"\n".into() },

@@ -124,6 +124,8 @@ pub(super) enum SessionMessage {
     ToolsRead { tools: Result<Arc<FrozenTools>, HostError> },
     /// A server of tools has another list.
     ServerToolsChanged { change: Arc<ServerToolsChange> },
+    /// The session's connection to a server of tools was ended, because another session needed it.
+    ServerReleased { server: Arc<str> },
     /// Replace the frozen list of the servers' tools. Reply with the difference.
     RefreshTools { tools: Arc<FrozenTools>, reply: ReplyPort<Result<ToolListChange, HostError>> },
     /// Make the context smaller. Reply with what was done.

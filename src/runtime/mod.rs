@@ -184,6 +184,8 @@ use removals::Removals;
 use task::blocking;
 use tool_limiter::ToolLimiters;
 use tool_servers::ToolServers;
+#[cfg(feature = "cli")]
+pub(crate) use tool_servers::restore_startups;
 
 /// Time limit of the steps of a shutdown that have no other one: the end of cancelled runs, of their tools
 /// (after `cancel_grace`), of the host actor and of the sessions, and the export of spans.
@@ -790,7 +792,8 @@ impl Host {
                 let listing = match (&status.state, &status.listing) {
                     (ServerState::Up, Some(listing)) => Ok(Arc::clone(listing)),
                     (ServerState::Down(reason), _) => Err(reason.clone()),
-                    (ServerState::Up | ServerState::Starting, _) => {
+                    // A connection that only reads the list is never released.
+                    (ServerState::Up | ServerState::Starting | ServerState::Released, _) => {
                         Err("it is still starting".into())
                     }
                 };

@@ -65,6 +65,13 @@ pub enum RunEvent {
         /// The difference. Tools have the names under which they are offered.
         change: ToolListChange,
     },
+    /// The session's connection to a tool server was ended while the session was idle, because another session
+    /// needed it. The next call finds a new process of the server.
+    #[non_exhaustive]
+    ServerReleased {
+        /// The server's name in the configuration.
+        server: String,
+    },
     /// A tool call started.
     #[non_exhaustive]
     CallStarted {
@@ -226,6 +233,9 @@ impl RunEvent {
                 server: change.server.clone(),
                 change: change.change.clone(),
             }),
+            Event::ServerReleased { server } => {
+                Some(Self::ServerReleased { server: server.to_string() })
+            }
             Event::CallStarted { call, input_summary, .. } => Some(Self::CallStarted {
                 tool_id: call.key.to_string(),
                 tool_name: call.name.to_string(),

@@ -73,6 +73,13 @@ impl ToolServers {
             let now = Arc::clone(&status.borrow_and_update());
             if logged.as_ref() != Some(&now.state) {
                 log_state(server.name(), &now);
+                if now.state == ServerState::Released
+                    && let ServerAudience::Session(session) = audience
+                {
+                    let server = server.name().into();
+                    // A session that has ended needs no notification.
+                    let _ = session.cast(SessionMessage::ServerReleased { server });
+                }
                 logged = Some(now.state.clone());
             }
             if let Some(listing) = &now.listing {
@@ -165,6 +172,7 @@ impl Actor for ToolServerActor {
 fn log_state(server: &str, status: &ServerStatus) {
     match &status.state {
         ServerState::Starting => {}
+        ServerState::Released => tracing::info!(server, "tool_server_released"),
         ServerState::Up => {
             let listing = status.listing.as_deref();
             let tools = listing.map_or(0, |listing| listing.tools.len());

@@ -105,8 +105,9 @@ impl ToolServers {
             false => blocking(move || read_listings(&*journal, &names)).await??,
         };
         if !servers.is_empty() {
-            let journal = Arc::clone(&kept);
-            servers = blocking(move || restore_startups(&*journal, servers)).await??;
+            let (journal, restored) = (Arc::clone(&kept), servers.clone());
+            let restore = move || restore_startups(&restored, |key| journal.document(key));
+            blocking(restore).await??;
         }
         Ok(Self {
             servers,
@@ -378,17 +379,20 @@ fn read_listings(
     Ok(listings)
 }
 
-/// Tells each server what an earlier host has stored about its start.
-fn restore_startups(
-    journal: &dyn Journal,
-    servers: Vec<Arc<dyn ToolServer>>,
-) -> Result<Vec<Arc<dyn ToolServer>>, JournalError> {
-    for server in &servers {
+/// Tells each server what an earlier host has stored about its start. `document` reads a document of the journal.
+///
+/// # Errors
+/// The first error of `document`.
+pub(crate) fn restore_startups<'s, E>(
+    servers: impl IntoIterator<Item = &'s Arc<dyn ToolServer>>,
+    document: impl Fn(&str) -> Result<Option<String>, E>,
+) -> Result<(), E> {
+    for server in servers {
         let Some(key) = server.startup_key() else { continue };
-        let stored = journal.document(&startup_key(&key))?;
+        let stored = document(&startup_key(&key))?;
         stored.inspect(|stored| server.restore_startup(stored));
     }
-    Ok(servers)
+    Ok(())
 }
 
 /// Returns whether both are the same allocations.

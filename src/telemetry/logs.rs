@@ -68,6 +68,9 @@ pub fn log(published: &PublishedEvent) {
         Event::ToolsChanged { change } => {
             line!(debug, published, server = change.server, "session_told_of_changed_tools");
         }
+        Event::ServerReleased { server } => {
+            line!(debug, published, server = &**server, "session_told_of_released_server");
+        }
         Event::CallOpened { .. }
         | Event::CallDetected { .. }
         | Event::ArgumentsAnomalyFound { .. }
@@ -221,6 +224,7 @@ fn call(published: &PublishedEvent) {
         | Event::RunSteered { .. }
         | Event::RunWaiting { .. }
         | Event::ToolsChanged { .. }
+        | Event::ServerReleased { .. }
         | Event::TurnStarted
         | Event::ThinkingReceived { .. }
         | Event::TextReceived { .. }

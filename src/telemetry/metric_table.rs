@@ -459,7 +459,7 @@ metric_table! {
         TOOL_BREAKER_STATE: Gauge, Count, ["tool"], "callsheet_tool_breaker_state",
             "State of the circuit breaker of a tool with breaker_failures: 0 closed, 1 half-open (one call at a time), 2 open (calls are answered at once).";
         MCP_SERVERS: Gauge, Count, ["server", "state"], "callsheet_mcp_servers",
-            "Connections to MCP servers by state: one for each server, or with share = \"session\" one for each session that is awake.";
+            "Connections to MCP servers by state: one for each server, or with share = \"session\" one for each session that is awake. `released`: ended for another session (max_connections).";
         MCP_OPERATION_DURATION: Histogram(LONG), Seconds, ["method", "error_type"],
             "mcp_client_operation_duration_seconds",
             "Duration of requests to MCP servers. Only failed ones have error_type: of a call `cancelled`, `http_status`, `invalid_answer`, `not_sent`, `refused`, `server_down`, `timeout` or `tool_changed`, of another request `failed`.";

@@ -167,6 +167,7 @@ impl Metrics {
             | Event::RunStarted { .. }
             | Event::RunWaiting { .. }
             | Event::ToolsChanged { .. }
+            | Event::ServerReleased { .. }
             | Event::TurnStarted
             | Event::AttemptVoided { .. }
             | Event::CallOpened { .. }

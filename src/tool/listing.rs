@@ -84,7 +84,7 @@ impl ListedServer {
     pub(crate) fn new(server: &dyn ToolServer, named: bool) -> Self {
         let status = Arc::clone(&server.status().borrow());
         let reason = match &status.state {
-            ServerState::Starting | ServerState::Up => None,
+            ServerState::Starting | ServerState::Up | ServerState::Released => None,
             ServerState::Down(reason) => Some(reason.clone()),
         };
         let listing = status.listing.as_deref();

@@ -51,6 +51,10 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
     /// future ends the connection. It is called again if it panics. `observer` receives the duration of each request.
     async fn run(&self, observer: RequestObserver);
 
+    /// Sets whether a run of the session is in progress, if the connection is that of one session. Otherwise it may be
+    /// ended for another session.
+    fn set_in_use(&self, _is_in_use: bool) {}
+
     /// Ends the connection gracefully. A process ends within seconds, or is killed.
     fn end(&self);
 
@@ -187,11 +191,18 @@ pub(crate) enum ServerState {
     Up,
     /// It is not connected. The text says why and what to do.
     Down(String),
+    /// A session's connection was ended while the session was idle, because another session needed it. The next call
+    /// connects it again.
+    #[cfg_attr(
+        not(any(test, feature = "mcp")),
+        expect(dead_code, reason = "only the feature mcp has servers")
+    )]
+    Released,
 }
 
 impl ServerState {
     /// The names of all states.
-    pub(crate) const ALL: [&str; 3] = ["starting", "up", "down"];
+    pub(crate) const ALL: [&str; 4] = ["starting", "up", "down", "released"];
 
     /// Returns the name of the state.
     pub(crate) fn as_str(&self) -> &'static str {
@@ -199,6 +210,7 @@ impl ServerState {
             Self::Starting => "starting",
             Self::Up => "up",
             Self::Down(_) => "down",
+            Self::Released => "released",
         }
     }
 }

@@ -59,6 +59,9 @@ impl PublishedEvent {
                 64,
             ),
             Event::ToolsChanged { change } => self.single("tools_changed", &**change, 256),
+            Event::ServerReleased { server } => {
+                self.single("server_released", &ServerReleasedView { server }, server.len())
+            }
             // An empty `thinking` tells clients that a turn has started.
             Event::TurnStarted => self.single("thinking", &TextView { text: "" }, 0),
             Event::ThinkingReceived { text } => {
@@ -297,6 +300,11 @@ struct StreamStartView<'a> {
 struct RunWaitingView<'a> {
     waiting_for: WaitingFor,
     servers: &'a [String],
+}
+
+#[derive(Serialize)]
+struct ServerReleasedView<'a> {
+    server: &'a str,
 }
 
 #[derive(Serialize)]
@@ -607,6 +615,7 @@ mod tests {
                 "changed": ["files__read"],
             }),
         )]);
+        next(&[("server_released", json!({"server": "files"}))]);
         next(&[("thinking", json!({"text": ""}))]);
         next(&[("thinking", json!({"text": "Hm."}))]);
         next(&[("content_delta", json!({"text": "Noon \"there\"\n"}))]);

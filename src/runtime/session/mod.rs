@@ -116,6 +116,7 @@ impl Actor for SessionActor {
             SessionMessage::ReleaseActors
                 | SessionMessage::Hibernate { .. }
                 | SessionMessage::ServerToolsChanged { .. }
+                | SessionMessage::ServerReleased { .. }
         );
         if !is_maintenance {
             self.activity.touched_ms.store(self.host_ref.shared.clock_ms(), Ordering::Relaxed);
@@ -221,6 +222,7 @@ impl Actor for SessionActor {
                 });
             }
             SessionMessage::ToolsRead { tools } => self.tools_read(tools),
+            SessionMessage::ServerReleased { server } => self.server_released(server),
             SessionMessage::ServerToolsChanged { change } => {
                 self.server_tools_changed(change);
                 return;
@@ -456,6 +458,7 @@ impl SessionActor {
                 }
                 SessionEffect::RunEnded(summary) => {
                     self.end_run(*summary);
+                    self.set_connections_in_use(false);
                     // A queued run may be next.
                     self.agents.read_tool_sources(&self.id, &self.host_ref.shared);
                 }

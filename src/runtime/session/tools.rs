@@ -68,13 +68,22 @@ impl SessionActor {
             return;
         }
         let change = if named == *change { change } else { Arc::new(named) };
+        self.publish_with_or_without_run(Event::ToolsChanged { change });
+    }
+
+    /// Publishes that the session's connection to a server was ended for another session.
+    pub(super) fn server_released(&self, server: Arc<str>) {
+        self.publish_with_or_without_run(Event::ServerReleased { server });
+    }
+
+    fn publish_with_or_without_run(&self, event: Event) {
         let none = RunId(String::new().into());
         let run = self.session.run().map_or(&none, |run| &run.id);
-        self.publisher.publish(run, self.session.turn(), Event::ToolsChanged { change });
+        self.publisher.publish(run, self.session.turn(), event);
     }
 
     /// Connects the session to the servers that its agent names and that sessions do not share, unless it is
-    /// connected. The connections end with this actor.
+    /// connected. The connections end with this actor. Other sessions may not end them until the run has ended.
     pub(super) fn open_connections(&mut self, myself: &ActorRef<SessionMessage>) {
         if self.server_connections.is_empty() && !self.host_ref.shared.is_shutting_down() {
             let agent = self.agents.configured();
@@ -83,6 +92,12 @@ impl SessionActor {
                 self.host_ref.shared.tool_servers.connect_session(&self.host_ref, agent, session);
             self.server_connections = opened;
         }
+        self.set_connections_in_use(true);
+    }
+
+    /// Sets whether a run of the session is in progress.
+    pub(super) fn set_connections_in_use(&self, is_in_use: bool) {
+        self.server_connections.iter().for_each(|connection| connection.0.set_in_use(is_in_use));
     }
 
     fn use_tools(&mut self, tools: Arc<FrozenTools>) {

@@ -670,7 +670,7 @@ export class Timeline {
     if (
       !this.run &&
       event.run_id &&
-      !["stream_start", "stream_end", "tools_changed", "session_stats"].includes(event.type)
+      !["stream_start", "stream_end", "tools_changed", "server_released", "session_stats"].includes(event.type)
     ) {
       // The page joined in the middle of a run.
       const known = this.runs.get(event.run_id);

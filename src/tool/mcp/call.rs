@@ -5,6 +5,7 @@
 //! does not count questions; `max_timeout` (10 min) in all, as the timeout of the tool (`ToolSpec::timeout`).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -121,13 +122,31 @@ impl McpTool {
             }
             let asker = Asker::new(context.clone(), connection.secrets.clone());
             let result = self.rounds(connection, &asker).await;
-            match (asker.note(), result) {
+            let notes = [self.renewal_note(connection), asker.note()];
+            let notes: Vec<String> = notes.into_iter().flatten().collect();
+            match ((!notes.is_empty()).then(|| notes.join("\n")), result) {
                 (None, result) => result,
                 (Some(note), Ok(output)) => Ok(output.with_note(note)),
                 (Some(note), Err(error)) => {
                     Err(error.map_message(|text| format!("{text}\n{note}")))
                 }
             }
+        })
+    }
+
+    /// Returns the note for the model that the call has found a new process, if it is the first one that did after the
+    /// session's connection was ended for another session.
+    fn renewal_note(&self, connection: &LogicalConnection) -> Option<String> {
+        let is_renewed = &connection.usage.is_renewed;
+        if !is_renewed.load(Ordering::Relaxed) || connection.open().is_none() {
+            return None;
+        }
+        let name = &self.server;
+        is_renewed.swap(false, Ordering::Relaxed).then(|| {
+            format!(
+                "[callsheet: the server {name} was started again for this call, because other sessions needed \
+                 its process meanwhile: it does not know what earlier calls have done in it]"
+            )
         })
     }
 

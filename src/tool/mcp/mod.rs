@@ -49,9 +49,11 @@ mod transport_error;
 mod value_in_text;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::{SemaphorePermit, watch};
@@ -214,7 +216,11 @@ impl McpServer {
 
     /// Connects, serves calls until the connection ends, and returns its end. Sets the time of the connection's
     /// start.
-    async fn connect_and_serve(&self, connected: &mut Option<Instant>) -> ConnectionEnd {
+    async fn connect_and_serve(
+        &self,
+        stop: &CancellationToken,
+        connected: &mut Option<Instant>,
+    ) -> ConnectionEnd {
         let Definition { name, config, endpoint, startup, .. } = &*self.definition;
         let limit = config.start_timeout;
         let plan = startup.lock().plan(config.handshake, limit);
@@ -229,7 +235,7 @@ impl McpServer {
         };
         let started = tokio::select! {
             started = tokio::time::timeout(limit, starting) => started,
-            () = self.closing.cancelled() => return CLOSING.to_owned().into(),
+            () = stop.cancelled() => return CLOSING.to_owned().into(),
         };
         let (connection, tools) = match started {
             Ok(Ok(started)) => started,
@@ -251,7 +257,7 @@ impl McpServer {
             }
         };
         *connected = Some(Instant::now());
-        self.serve(connection, &tools).await
+        self.serve(stop, connection, &tools).await
     }
 
     /// Makes the list of tools. With `pin = "require"`, calls of those that it leaves out are refused from now on.
@@ -294,7 +300,12 @@ impl McpServer {
     }
 
     /// Serves calls until the connection ends, or does not work any more, or the host ends it.
-    async fn serve(&self, mut connection: Connection, tools: &RawToolList) -> ConnectionEnd {
+    async fn serve(
+        &self,
+        stop: &CancellationToken,
+        mut connection: Connection,
+        tools: &RawToolList,
+    ) -> ConnectionEnd {
         let listing = Arc::new(self.listing(tools));
         let open = connection.handle().clone();
         self.shared.open.send_replace(Some(open.clone()));
@@ -305,7 +316,7 @@ impl McpServer {
             tokio::pin!(changes, listed);
             loop {
                 tokio::select! {
-                    () = self.closing.cancelled() => break None,
+                    () = stop.cancelled() => break None,
                     () = connection.ended() => break None,
                     () = open.calls.session_lost.cancelled() => {
                         break Some(SESSION_LOST.to_owned());
@@ -382,7 +393,8 @@ impl McpServer {
         excerpt(&self.definition.secrets.redact_excerpts(reason), REASON_CHARS_MAX)
     }
 
-    /// Waits until one more session may be connected. A server that sessions share has no limit.
+    /// Waits until one more session may be connected: another one that is idle gives way. A server that sessions share
+    /// has no limit.
     async fn permit(&self) -> Option<SemaphorePermit<'_>> {
         let Definition { name, config, .. } = &*self.definition;
         if config.share == McpShare::Host {
@@ -392,25 +404,31 @@ impl McpServer {
         if let Ok(permit) = permits.try_acquire() {
             return Some(permit);
         }
+        if self.sessions.release_longest_idle() {
+            // The semaphore is never closed.
+            return permits.acquire().await.ok();
+        }
         let most = config.max_connections;
         let reason = format!("{most} sessions are connected to it (mcp.{name}.max_connections)");
         self.shared.down.lock().clone_from(&reason);
         self.set_status(ServerState::Down(reason), None);
-        // The semaphore is never closed.
-        permits.acquire().await.ok()
+        self.sessions.wait_for_permit().await
     }
 
-    /// Keeps the server connected until it is to end.
+    /// Keeps the server connected until it is to stop.
     ///
     /// Boxed, because the `where` clauses of an `async_trait` method keep the compiler from caching what it proves
     /// about the futures in it.
-    fn keep_connected(&self) -> BoxFuture<'_, ()> {
+    fn keep_connected<'a>(&'a self, stop: &'a CancellationToken) -> BoxFuture<'a, ()> {
         Box::pin(async move {
             let mut reconnect = Reconnect::default();
             let mut draining: Vec<AbortOnDropHandle<()>> = Vec::new();
-            while !self.closing.is_cancelled() {
+            while !stop.is_cancelled() {
                 let mut connected = None;
-                let end = self.connect_and_serve(&mut connected).await;
+                let end = self.connect_and_serve(stop, &mut connected).await;
+                if stop.is_cancelled() {
+                    return;
+                }
                 let reason = self.redacted_reason(&end.reason);
                 self.shared.down.lock().clone_from(&reason);
                 let wait = reconnect.handle_end(connected.map(|since| since.elapsed()));
@@ -428,7 +446,7 @@ impl McpServer {
                     }
                 };
                 tokio::select! {
-                    () = self.closing.cancelled() => return,
+                    () = stop.cancelled() => return,
                     () = tokio::time::sleep(wait) => {}
                     () = answered => reconnect = Reconnect::default(),
                 }
@@ -470,7 +488,7 @@ impl ToolServer for McpServer {
         let (definition, sessions) = (Arc::clone(&self.definition), Arc::clone(&self.sessions));
         let server = Self::unconnected(definition, sessions, session.cloned());
         if let Some(session) = session {
-            self.sessions.insert(session, &server.shared, server.status.subscribe());
+            self.sessions.insert(session, &server.shared, server.status.clone());
         }
         Some(Arc::new(server))
     }
@@ -485,11 +503,37 @@ impl ToolServer for McpServer {
             closed.clone()
         };
         let _closed = closed.drop_guard();
-        let _permit = tokio::select! {
-            permit = self.permit() => permit,
-            () = self.closing.cancelled() => return,
-        };
-        self.keep_connected().await;
+        let usage = &self.shared.usage;
+        while !self.closing.is_cancelled() {
+            let permit = tokio::select! {
+                permit = self.permit() => permit,
+                () = self.closing.cancelled() => return,
+            };
+            usage.holds_permit.store(true, Ordering::Relaxed);
+            let stop = self.closing.child_token();
+            let mut kept = self.keep_connected(&stop);
+            tokio::select! {
+                () = &mut kept => return,
+                () = usage.release_requested.notified() => stop.cancel(),
+            }
+            kept.await;
+            usage.holds_permit.store(false, Ordering::Relaxed);
+            drop(permit);
+            self.set_status(ServerState::Released, None);
+            tokio::select! {
+                () = usage.needed.notified() => {}
+                () = self.closing.cancelled() => return,
+            }
+            self.set_status(ServerState::Starting, None);
+            // Calls that came at the same time have notified it too.
+            let _ = usage.needed.notified().now_or_never();
+        }
+    }
+
+    fn set_in_use(&self, is_in_use: bool) {
+        if self.session.is_some() {
+            self.sessions.set_in_use(&self.shared.usage, is_in_use);
+        }
     }
 
     fn end(&self) {
@@ -550,7 +594,7 @@ impl ToolServer for McpServer {
             timeout: config.timeout,
             connection: match config.share {
                 McpShare::Host => {
-                    let (shared, status) = (Arc::clone(&self.shared), self.status.subscribe());
+                    let (shared, status) = (Arc::clone(&self.shared), self.status.clone());
                     ToolConnection::Shared(ServerConnection { shared, status })
                 }
                 McpShare::Session => ToolConnection::PerSession(Arc::clone(&self.sessions)),

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use rmcp::model::{
     ClientJsonRpcMessage, ClientRequest, ProgressToken, RequestId, RequestMetaObject,
 };
 use rmcp::service::{Peer, RoleClient};
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -37,6 +38,8 @@ pub(super) struct LogicalConnection {
     pub(super) unparsed_lines: Arc<Mutex<UnparsedLines>>,
     /// The standard errors of the processes that the last attempt to connect has started.
     pub(super) started: Mutex<Vec<Arc<Mutex<ErrorOutput>>>>,
+    /// The use of the connection, if it is that of one session.
+    pub(super) usage: SessionUsage,
     /// The secrets of the host.
     pub(super) secrets: Secrets,
     /// The observer of the host that runs the server now.
@@ -79,6 +82,21 @@ impl LogicalConnection {
         let reason = self.down.lock().clone();
         if reason.is_empty() { "it is still starting".to_owned() } else { reason }
     }
+}
+
+/// The use of a session's connection by its session, and by others that need it.
+#[derive(Default)]
+pub(super) struct SessionUsage {
+    /// The time since which no run of the session is in progress, if the connection may be ended for another session.
+    idle_since: Mutex<Option<Instant>>,
+    /// True while it counts for `max_connections`.
+    pub(super) holds_permit: AtomicBool,
+    /// Notified when the connection is to be ended for another session.
+    pub(super) release_requested: Notify,
+    /// Notified when a call needs the connection again.
+    pub(super) needed: Notify,
+    /// True from a release until a call has found a new process.
+    pub(super) is_renewed: AtomicBool,
 }
 
 /// A connection that serves calls.
@@ -224,23 +242,49 @@ pub(super) struct SessionConnections {
     by_session: Mutex<HashMap<SessionId, ServerConnection>>,
     /// Limits the number of connections.
     pub(super) permits: Semaphore,
+    /// The number of sessions that wait for a permit although no other session was idle.
+    waiting: AtomicUsize,
 }
 
 /// A connection, with the state of its server.
 #[derive(Clone)]
 pub(super) struct ServerConnection {
     pub(super) shared: Arc<LogicalConnection>,
-    pub(super) status: watch::Receiver<Arc<ServerStatus>>,
+    pub(super) status: watch::Sender<Arc<ServerStatus>>,
 }
 
 impl ServerConnection {
-    /// Returns a future that ends with the first attempt to connect. `None` if that attempt has ended.
+    /// Ends the connection for another session, if its session has been idle. The calls of a run that begins wait
+    /// until it is connected again.
+    fn release(&self) -> bool {
+        let usage = &self.shared.usage;
+        if usage.idle_since.lock().take().is_none() {
+            return false;
+        }
+        self.status.send_modify(|status| {
+            let listing = status.listing.clone();
+            *status = Arc::new(ServerStatus { state: ServerState::Released, listing });
+        });
+        self.shared.open.send_replace(None);
+        usage.is_renewed.store(true, Ordering::Relaxed);
+        usage.release_requested.notify_one();
+        true
+    }
+
+    /// Returns a future that ends with the first attempt to connect, also after a release. `None` if that attempt has
+    /// ended.
     fn started(&self) -> Option<impl Future<Output = ()> + Send + 'static + use<>> {
-        let is_started = |status: &Arc<ServerStatus>| status.state != ServerState::Starting;
-        if is_started(&self.status.borrow()) {
+        let is_started = |status: &Arc<ServerStatus>| match status.state {
+            ServerState::Up | ServerState::Down(_) => true,
+            ServerState::Starting | ServerState::Released => false,
+        };
+        let mut status = self.status.subscribe();
+        let state = status.borrow_and_update().state.clone();
+        if state == ServerState::Released {
+            self.shared.usage.needed.notify_one();
+        } else if state != ServerState::Starting {
             return None;
         }
-        let mut status = self.status.clone();
         Some(async move {
             // An error means that the server is gone. The call then fails with the reason.
             let _ = status.wait_for(is_started).await;
@@ -251,17 +295,48 @@ impl ServerConnection {
 impl SessionConnections {
     pub(super) fn new(max: NonZeroUsize) -> Self {
         let permits = Semaphore::new(max.get().min(Semaphore::MAX_PERMITS));
-        Self { by_session: Mutex::default(), permits }
+        Self { by_session: Mutex::default(), permits, waiting: AtomicUsize::new(0) }
     }
 
     pub(super) fn insert(
         &self,
         session: &SessionId,
         shared: &Arc<LogicalConnection>,
-        status: watch::Receiver<Arc<ServerStatus>>,
+        status: watch::Sender<Arc<ServerStatus>>,
     ) {
         let connection = ServerConnection { shared: Arc::clone(shared), status };
         self.by_session.lock().insert(session.clone(), connection);
+    }
+
+    /// Ends the connection of the session that has been idle for the longest time. Returns false if none is idle.
+    pub(super) fn release_longest_idle(&self) -> bool {
+        let by_session = self.by_session.lock();
+        let idle_since = |connection: &ServerConnection| {
+            let usage = &connection.shared.usage;
+            let holds_permit = usage.holds_permit.load(Ordering::Relaxed);
+            usage.idle_since.lock().filter(|_| holds_permit)
+        };
+        let idle = by_session.values().filter_map(|one| Some((idle_since(one)?, one)));
+        let longest = idle.min_by_key(|(since, _)| *since);
+        longest.is_some_and(|(_, connection)| connection.release())
+    }
+
+    /// Waits for a permit although no other session was idle. The next one that becomes idle gives way.
+    pub(super) async fn wait_for_permit(&self) -> Option<SemaphorePermit<'_>> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let _waiting = CallOnDrop(|| {
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        });
+        // The semaphore is never closed.
+        self.permits.acquire().await.ok()
+    }
+
+    /// Sets whether a run of the connection's session is in progress.
+    pub(super) fn set_in_use(&self, usage: &SessionUsage, is_in_use: bool) {
+        *usage.idle_since.lock() = (!is_in_use).then(Instant::now);
+        if !is_in_use && self.waiting.load(Ordering::SeqCst) > 0 {
+            self.release_longest_idle();
+        }
     }
 
     /// Removes the connection of a session, unless the session has another one by now.
@@ -270,6 +345,15 @@ impl SessionConnections {
         if by_session.get(session).is_some_and(|stored| Arc::ptr_eq(&stored.shared, shared)) {
             by_session.remove(session);
         }
+    }
+}
+
+/// Calls a function when it is dropped.
+struct CallOnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for CallOnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
     }
 }
 
