@@ -401,6 +401,25 @@ fn a_lost_database_is_refused_beside_its_reserve() {
 
 #[cfg(unix)]
 #[test]
+fn a_database_that_was_truncated_is_not_written() {
+    let dir = TestDir::new();
+    let journal = open(&dir);
+    let raw = Raw::new("a");
+    raw.append(&journal, 1);
+    assert_eq!(raw.next(), (1, BatchStatus::Durable));
+    assert_eq!(journal.failure(), None);
+    let database = fs::OpenOptions::new().write(true).open(dir.database()).unwrap();
+    database.set_len(0).unwrap();
+    let failure = journal.failure().unwrap();
+    assert!(failure.to_string().contains("journal.db was truncated"), "{failure}");
+    let lost = Raw::new("b");
+    lost.append(&journal, 1);
+    assert_eq!(lost.next(), (1, BatchStatus::Failed(failure.clone())));
+    assert_eq!(journal.put_document("key", "text"), Err(failure));
+}
+
+#[cfg(unix)]
+#[test]
 fn a_database_that_is_not_at_its_path_is_not_written() {
     let dir = TestDir::new();
     let journal = open(&dir);

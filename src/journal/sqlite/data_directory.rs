@@ -5,6 +5,7 @@ use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -160,24 +161,32 @@ pub(super) struct DirectoryLock {
 pub(super) struct OpenedDatabase {
     path: PathBuf,
     identity: Option<(u64, u64)>,
+    /// The largest size that it had, in bytes. A shorter file has lost records.
+    len: Arc<AtomicU64>,
 }
 
 impl OpenedDatabase {
-    /// Checks that the file is still at its path. Otherwise the next host would not find what is stored in it.
+    /// Checks that the file is still at its path, and not shorter than before: the database only grows. Otherwise the
+    /// next host would not find what is stored in it.
     pub(super) fn check(&self) -> Result<(), JournalError> {
         use io::ErrorKind::{NotADirectory, NotFound};
 
-        let is_there = match fs::metadata(&self.path) {
-            Ok(found) => identity(&found) == self.identity,
+        let what = match fs::metadata(&self.path) {
+            Ok(found) if identity(&found) == self.identity => {
+                let len = self.len.fetch_max(found.len(), Ordering::Relaxed);
+                (found.len() < len).then_some("truncated")
+            }
+            Ok(_) => Some("removed or replaced"),
             // Other errors do not mean that it is gone.
-            Err(error) => !matches!(error.kind(), NotFound | NotADirectory),
+            Err(error) => {
+                matches!(error.kind(), NotFound | NotADirectory).then_some("removed or replaced")
+            }
         };
-        if is_there {
-            return Ok(());
-        }
-        let reason = "journal.db was removed or replaced while the host runs: move it back, or stop \
-                      the host and restore the data directory from a backup";
-        Err(JournalError::Write(reason.to_owned()))
+        let Some(what) = what else { return Ok(()) };
+        Err(JournalError::Write(format!(
+            "journal.db was {what} while the host runs: move it back, or stop the host and restore the data directory \
+             from a backup"
+        )))
     }
 }
 
@@ -217,7 +226,11 @@ impl DirectoryLock {
             return Err(JournalError::Locked { dir: dir.to_owned(), holder });
         }
         let found = database.metadata().map_err(|error| open_error(&file, &error))?;
-        let opened = OpenedDatabase { path: file, identity: identity(&found) };
+        let opened = OpenedDatabase {
+            path: file,
+            identity: identity(&found),
+            len: Arc::new(found.len().into()),
+        };
         let mut text = format!("pid {}", std::process::id());
         if !holder.is_empty() {
             text = format!("{text}, {holder}");
