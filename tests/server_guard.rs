@@ -59,6 +59,39 @@ async fn a_foreign_origin_is_forbidden_and_gets_no_cors_headers() {
 }
 
 #[tokio::test]
+async fn a_page_of_another_site_is_refused_and_gets_no_answer_to_use() {
+    let service = service().await;
+    let host = format!("host: {}\r\nsec-fetch-site: cross-site\r\n", service.addr());
+    let link = "sec-fetch-mode: navigate\r\nsec-fetch-dest: document\r\n";
+    for path in ["/v1/sessions/x", "/v1/events", "/metrics"] {
+        let answer = service.send(&get(path, &host)).await;
+        assert_eq!(answer.error(), (403, "forbidden_origin".to_owned()), "{path}");
+    }
+    let answer = service.send(&get("/console/", &format!("{host}{link}"))).await;
+    assert_eq!(answer.status, 200);
+    for path in [
+        "/v1/sessions",
+        "/v1/sessions/x",
+        "/nowhere",
+        "/v1/nowhere",
+        "/healthz",
+        "/metrics",
+        "/console/api",
+    ] {
+        let answer = service.get(path).await;
+        for header in [
+            "x-content-type-options: nosniff",
+            "cache-control: no-store",
+            "cross-origin-resource-policy: same-origin",
+            "content-security-policy: default-src 'none'",
+        ] {
+            let count = answer.head.to_ascii_lowercase().matches(header).count();
+            assert_eq!(count, 1, "{path}: {header}: {}", answer.head);
+        }
+    }
+}
+
+#[tokio::test]
 async fn with_a_token_every_path_with_data_needs_it() {
     let env = |_: &str| Some("token-1".to_owned());
     let token = Some(ApiKey::from_env("T", &env).unwrap());

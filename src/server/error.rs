@@ -4,6 +4,7 @@
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
+use super::default_headers::with_default_headers;
 use crate::runtime::{ClientResultError, ErrorKind, HostError, RunFailed};
 use crate::types::{RunEnd, SessionId};
 
@@ -265,7 +266,7 @@ fn error_response(status: StatusCode, code: &str, message: &str, reason: Option<
     if let (Some(reason), Some(error)) = (reason, body["error"].as_object_mut()) {
         error.insert("reason".to_owned(), reason.into());
     }
-    (status, axum::Json(body)).into_response()
+    with_default_headers((status, axum::Json(body)).into_response())
 }
 
 #[cfg(test)]

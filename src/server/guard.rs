@@ -1,9 +1,10 @@
 //! Access control: [`Guard`] is a layer that checks every request before its handler runs.
 //!
-//! A web page in a user's browser must not be able to control a host on a loopback address (CSRF). Three
+//! A web page in a user's browser must not be able to control a host on a loopback address (CSRF). Four
 //! checks prevent this. The `Host` header must name this host, which a page with DNS rebinding cannot
 //! fake. The `Origin` header, if present, must be this host's own or an allowed one (CORS headers are never
-//! sent). The request must carry the bearer token, if one is configured, except for public paths. In
+//! sent). Without it, the browser must not say in `Sec-Fetch-Site` that a page of another site sends the request,
+//! unless the user follows a link to a page. The request must carry the bearer token, if one is configured, except for public paths. In
 //! addition, bodies must be JSON, which an HTML form cannot send (`extract.rs`).
 
 use std::future::{Ready, ready};
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::extract::ConnectInfo;
-use axum::http::{HeaderMap, Request, Uri, header, uri::Authority};
+use axum::http::{HeaderMap, Method, Request, Uri, header, uri::Authority};
 use axum::response::{IntoResponse, Response};
 use futures::future::Either;
 use subtle::ConstantTimeEq as _;
@@ -29,7 +30,8 @@ use crate::config::ApiKey;
 ///
 /// A request must name this host, in its `Host` header or its URI: by a loopback name, by one of
 /// [`Guard::hosts`], or, under `serve`, by the address at which it arrived. If it has an `Origin`,
-/// this must be the same host or one of [`Guard::hosts`]. With [`Guard::token`] it must carry the
+/// this must be the same host or one of [`Guard::hosts`]. A request without `Origin` that a page of another site sends
+/// (`Sec-Fetch-Site: cross-site`) is refused, except for links to paths outside `/v1/`. With [`Guard::token`] it must carry the
 /// token, except for [`Guard::public_paths`]. Each refusal is an error of the API.
 ///
 /// Put it around the routers of [`router`](super::router) and [`operations`](super::operations), or
@@ -89,12 +91,14 @@ impl Guard {
 
     fn check(
         &self,
+        method: &Method,
         uri: &Uri,
         headers: &HeaderMap,
         local: Option<SocketAddr>,
     ) -> Result<(), ApiError> {
         let host = self.check_host(uri, headers, local)?;
         self.check_origin(headers, &host, local)?;
+        check_site(method, uri, headers)?;
         self.check_token(uri.path(), headers)
     }
 
@@ -248,11 +252,28 @@ where
         // Only connections of `serve` have an address here.
         let local = request.extensions().get::<ConnectInfo<LocalAddress>>();
         let local = local.and_then(|ConnectInfo(LocalAddress(local))| *local);
-        match self.guard.check(request.uri(), request.headers(), local) {
+        match self.guard.check(request.method(), request.uri(), request.headers(), local) {
             Ok(()) => Either::Left(self.inner.call(request)),
             Err(error) => Either::Right(ready(Ok(error.into_response()))),
         }
     }
+}
+
+/// Checks what the browser says about the page that sent a request without `Origin`. A link to a page is allowed from
+/// everywhere, but not one to the API, where a request alone can wake a session.
+fn check_site(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
+    let is = |name: &str, value: &str| headers.get(name).is_some_and(|sent| sent == value);
+    if !is("sec-fetch-site", "cross-site") || headers.contains_key(header::ORIGIN) {
+        return Ok(());
+    }
+    let is_link = *method == Method::GET
+        && is("sec-fetch-mode", "navigate")
+        && is("sec-fetch-dest", "document");
+    if is_link && !uri.path().contains("/v1/") {
+        return Ok(());
+    }
+    let message = "pages of other sites must not use this host (Sec-Fetch-Site: cross-site)";
+    Err(ApiError::forbidden("forbidden_origin", message))
 }
 
 fn parse_host(bytes: &[u8]) -> Option<Authority> {
@@ -281,7 +302,7 @@ mod tests {
         }
         let local = "10.1.2.3:7700".parse().ok();
         guard
-            .check(&uri.parse().expect("parse an address"), &map, local)
+            .check(&Method::GET, &uri.parse().expect("parse an address"), &map, local)
             .err()
             .map(|error| error.status_and_code())
     }
@@ -356,6 +377,36 @@ mod tests {
         }
         let both = [("host", "localhost"), ("origin", "http://localhost"), ("origin", "http://e")];
         assert_eq!(check(&guard(false), "/", &both), FORBIDDEN);
+    }
+
+    #[test]
+    fn pages_of_other_sites_may_only_link_to_pages() {
+        const FORBIDDEN: Option<(u16, &str)> = Some((403, "forbidden_origin"));
+        let link = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")];
+        let image = [("sec-fetch-mode", "no-cors"), ("sec-fetch-dest", "image")];
+        let frame = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe")];
+        for (site, path, others, expected) in [
+            ("cross-site", "/console/", link, None),
+            ("cross-site", "/", link, None),
+            ("cross-site", "/v1/sessions/a", link, FORBIDDEN),
+            ("cross-site", "/agents/v1/events", link, FORBIDDEN),
+            ("cross-site", "/console/", frame, FORBIDDEN),
+            ("cross-site", "/console/icon.svg", image, FORBIDDEN),
+            ("cross-site", "/v1/sessions/a", image, FORBIDDEN),
+            ("same-origin", "/v1/sessions/a", image, None),
+            ("none", "/v1/sessions/a", link, None),
+        ] {
+            let [mode, dest] = others;
+            let headers = [("host", "localhost"), ("sec-fetch-site", site), mode, dest];
+            assert_eq!(check(&guard(false), path, &headers), expected, "{site} {path} {others:?}");
+        }
+        // An allowed page of another site is named by its origin.
+        let headers = [
+            ("host", "localhost"),
+            ("origin", "https://host.example"),
+            ("sec-fetch-site", "cross-site"),
+        ];
+        assert_eq!(check(&guard(false), "/v1/sessions", &headers), None);
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! | `mount.rs` | the path below which the routes are mounted |
 //! | `state.rs` | [`ServerOptions`], and the state that all handlers share |
 //! | `guard.rs` | access control of every request: authentication by bearer token; `Host` and `Origin` (CSRF, CORS, DNS rebinding) |
+//! | `default_headers.rs` | security headers of all answers (`nosniff`, `no-store`, resource policy) |
 //! | `listener.rs` | accepts connections; time limits for clients that do not send (slowloris) or do not read; size of a header |
 //! | `connections.rs` | `max_connections`, and which connection is closed for a new one |
 //! | `extract.rs` | strict parsing of paths, queries and JSON bodies; the session of a path; `Idempotency-Key`; limits of bodies (size, time, memory) |
@@ -37,6 +38,7 @@ mod answer_limiter;
 mod approvals;
 mod connections;
 mod console;
+mod default_headers;
 mod error;
 mod event_stream;
 mod events;

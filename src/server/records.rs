@@ -99,7 +99,6 @@ pub(super) async fn request(
     let permit = state.answer_limiter.try_acquire(body.len(), body.len())?;
     let headers = [
         (header::CONTENT_TYPE.as_str(), "application/json".to_owned()),
-        (header::CACHE_CONTROL.as_str(), "no-store".to_owned()),
         ("callsheet-attempt", attempt.to_string()),
         ("callsheet-model", model),
     ];

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::OriginalUri;
 use axum::http::Method;
-use axum::middleware::from_extractor;
+use axum::middleware::{from_extractor, map_response};
+use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post};
 use tokio_util::sync::CancellationToken;
 
+use super::default_headers::with_default_headers;
 use super::error::ApiError;
 use super::extract::NoQuery;
 use super::mount::MountPath;
@@ -168,7 +170,8 @@ fn with_routes(routes: Vec<Route>) -> Router<AppState> {
     let router = routes
         .into_iter()
         .fold(Router::new(), |router, (_, path, handler)| router.route(path, handler));
-    router.method_not_allowed_fallback(unknown_method)
+    let router = router.method_not_allowed_fallback(unknown_method);
+    router.layer(map_response(async |response: Response| with_default_headers(response)))
 }
 
 pub(super) async fn unknown_path(mount: MountPath, OriginalUri(asked): OriginalUri) -> ApiError {
