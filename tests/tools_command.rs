@@ -99,7 +99,12 @@ impl Folder {
 
     /// Returns whether this system can do a sandbox, and says so if it cannot.
     fn can_sandbox(&self, level: &str) -> bool {
-        let checked = self.registry(&self.script("true", &format!("sandbox = \"{level}\"")));
+        self.can_sandbox_in(".", level)
+    }
+
+    fn can_sandbox_in(&self, cwd: &str, level: &str) -> bool {
+        let keys = format!("cwd = \"{cwd}\"\nsandbox = \"{level}\"");
+        let checked = self.registry(&self.script("true", &keys));
         if let Err(error) = &checked {
             assert!(error.contains("this system does not support the sandbox"), "{error}");
             eprintln!("skipped: {error}");
@@ -174,7 +179,8 @@ async fn the_documented_tool_works_as_written() {
     let example = example.and_then(|block| block.split("```").next()).unwrap();
     assert!(example.lines().count() <= 10);
     let folder = Folder::new("documented");
-    std::fs::write(folder.path.join("note.txt"), "one\ntwo\n").unwrap();
+    std::fs::create_dir(folder.path.join("docs")).unwrap();
+    std::fs::write(folder.path.join("docs/note.txt"), "one\ntwo\n").unwrap();
     if !folder.can_sandbox("read") {
         return;
     }
@@ -471,6 +477,175 @@ async fn a_sandbox_refuses_files_and_network() {
     }
 }
 
+/// Tries what no sandbox allows. Prints the user, whether a capability is left, the mode of seccomp, and the names of
+/// the attempts that succeeded. Nothing that it opens is written to.
+const PROBE: &str = r#"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <mqueue.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ipc.h>
+#include <sys/msg.h>
+#include <sys/sem.h>
+#include <sys/shm.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static void note(const char *name, long result) { if (result >= 0) printf(" %s", name); }
+static void try_open(const char *path, int flags) { note(path, open(path, flags)); }
+
+int main(void) {
+  char line[256], caps[2] = "0", seccomp[2] = "?";
+  FILE *status = fopen("/proc/self/status", "r");
+  while (status && fgets(line, sizeof line, status)) {
+    if (!strncmp(line, "Cap", 3) && strspn(line + 8, "0") != 16) caps[0] = '1';
+    if (!strncmp(line, "Seccomp:", 8)) seccomp[0] = line[9];
+  }
+  printf("uid %d caps %s seccomp %s:", getuid(), caps, seccomp);
+  int id = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600);
+  note("shm", id), id >= 0 && shmctl(id, IPC_RMID, 0);
+  id = semget(IPC_PRIVATE, 1, IPC_CREAT | 0600);
+  note("sem", id), id >= 0 && semctl(id, 0, IPC_RMID);
+  id = msgget(IPC_PRIVATE, IPC_CREAT | 0600);
+  note("msg", id), id >= 0 && msgctl(id, IPC_RMID, 0);
+  note("mq", mq_open("/callsheet-probe", O_CREAT | O_RDWR, 0600, 0)), mq_unlink("/callsheet-probe");
+  note("key", syscall(SYS_add_key, "user", "callsheet-probe", "x", 1L, -2L));
+  note("unix", socket(AF_UNIX, SOCK_STREAM, 0));
+  note("inet", socket(AF_INET, SOCK_STREAM, 0));
+  note("vsock", socket(40, SOCK_STREAM, 0));
+  try_open("../outside", O_RDONLY);
+  try_open("../outside", O_WRONLY);
+  try_open("/etc/shadow", O_RDONLY);
+  try_open("/etc/passwd", O_WRONLY);
+  try_open("/usr/bin/env", O_WRONLY);
+  try_open("/proc/sys/kernel/core_pattern", O_WRONLY);
+  try_open("/proc/sysrq-trigger", O_WRONLY);
+  puts("");
+}
+"#;
+
+#[tokio::test]
+async fn a_sandbox_holds_for_root_and_for_another_user() {
+    const NOBODY: u32 = 65534;
+    let folder = Folder::new("users");
+    let work = folder.path.join("work");
+    std::fs::create_dir(&work).unwrap();
+    std::fs::write(folder.path.join("outside"), "x").unwrap();
+    std::fs::create_dir(folder.path.join("programs")).unwrap();
+    folder.compile("programs/probe", PROBE);
+    let is_root = std::os::unix::fs::MetadataExt::uid(&work.metadata().unwrap()) == 0;
+    let users: &[Option<u32>] = if is_root { &[None, Some(NOBODY)] } else { &[None] };
+    for (level, user) in ["none", "read", "write", "strict"]
+        .into_iter()
+        .flat_map(|level| users.iter().map(move |user| (level, user)))
+    {
+        if !folder.can_sandbox_in("work", level) {
+            continue;
+        }
+        let text = format!(
+            "[host]\ndata_dir = \"data\"\n[tools.t]\nkind = \"command\"\ndescription = \"d\"\n\
+             command = [\"programs/probe\"]\ncwd = \"work\"\nsandbox = \"{level}\"\n\
+             [agents.default]\nmodel = \"rehearsal\"\ntools = [\"t\"]\n"
+        );
+        std::fs::write(folder.path.join("callsheet.toml"), text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_callsheet"));
+        command.args(["tools", "call", "t"]).current_dir(&folder.path).stdin(Stdio::null());
+        if let Some(user) = user {
+            std::os::unix::process::CommandExt::uid(&mut command, *user);
+            std::os::unix::process::CommandExt::gid(&mut command, *user);
+        }
+        let output = command.arg("--approve").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let report = text.lines().find(|line| line.starts_with("uid ")).unwrap_or_else(|| {
+            panic!("{level} {user:?}: {text}{}", String::from_utf8_lossy(&output.stderr))
+        });
+        let (state, allowed) = report.split_once(':').unwrap();
+        if level == "none" {
+            assert!(allowed.contains(" shm sem msg mq"), "{report}");
+            assert!(allowed.contains(" unix inet"), "{report}");
+            assert_eq!(allowed.contains("/etc/shadow"), is_root && user.is_none(), "{report}");
+            continue;
+        }
+        assert_eq!(allowed, "", "{level} {user:?}");
+        assert!(state.ends_with(" seccomp 2"), "{level} {user:?}: {state}");
+        if level == "strict" && is_root {
+            assert_eq!(state, format!("uid {NOBODY} caps 0 seccomp 2"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_own_files_of_the_host_are_in_no_sandbox() {
+    let folder = Folder::new("own");
+    let path = folder.path.display();
+    let head = format!("[host]\ndata_dir = \"{path}/data\"\n");
+    for name in ["work", "data", "data/deep", "lib"] {
+        std::fs::create_dir(folder.path.join(name)).unwrap();
+    }
+    std::fs::write(folder.path.join("callsheet.toml"), "").unwrap();
+    for file in ["data/journal.db", "beside", "lib/beside"] {
+        std::fs::write(folder.path.join(file), "x").unwrap();
+    }
+    for level in ["read", "write", "strict"] {
+        if !folder.can_sandbox_in("work", level) {
+            continue;
+        }
+        let sandbox = format!("sandbox = \"{level}\"");
+        let refused = [
+            ("cwd = \".\"", "cwd"),
+            ("cwd = \"data\"", "cwd"),
+            ("", "cwd"),
+            ("cwd = \"work\"\nread_paths = [\"work\", \"/\"]", "read_paths[1]"),
+            ("cwd = \"work\"\nwrite_paths = [\"work/..\"]", "write_paths[0]"),
+        ];
+        for (keys, key) in refused {
+            let text = folder.script("true", &format!("{keys}\n{sandbox}"));
+            let error = folder.registry(&format!("{head}{text}")).unwrap_err();
+            let expected = format!("tools.t.{key}: ");
+            assert!(error.contains(&expected) && error.contains("the host's own"), "{error}");
+        }
+        // The program is beside the files of the host.
+        let program = folder.path.join("program");
+        let script = "#!/bin/bash\ncd ..\nfor file in callsheet.toml data/journal.db beside lib/beside; do\n\
+                      cat $file >/dev/null 2>&1 && echo $file; done\nls . data 2>/dev/null | head -1\n";
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .unwrap();
+        let text = format!(
+            "{head}[tools.t]\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"./program\"]\n\
+             cwd = \"work\"\n{sandbox}\n"
+        );
+        let output = folder.tool(&text).call(json!({})).await;
+        assert_eq!(output.text(), "beside\nlib/beside\n", "{level}");
+    }
+}
+
+#[tokio::test]
+async fn further_paths_of_a_sandbox_are_read_or_written() {
+    let folder = Folder::new("paths");
+    for name in ["work", "lib", "cache", "other"] {
+        std::fs::create_dir(folder.path.join(name)).unwrap();
+        std::fs::write(folder.path.join(name).join("file"), "x").unwrap();
+    }
+    let keys = "cwd = \"work\"\nread_paths = [\"lib\"]\nwrite_paths = [\"cache\"]\n";
+    let script = "for folder in lib cache other; do cat ../$folder/file >/dev/null 2>&1 && echo read $folder; \
+                  (echo y > ../$folder/file) 2>/dev/null && echo write $folder; done; true";
+    for level in ["read", "write", "strict"] {
+        if folder.can_sandbox_in("work", level) {
+            let keys = format!("{keys}sandbox = \"{level}\"");
+            let output = folder.run(script, &keys).await.unwrap();
+            assert_eq!(output, "read lib\nread cache\nwrite cache\n", "{level}");
+        }
+    }
+    let error = folder.registry(&folder.script("true", keys)).unwrap_err();
+    assert!(error.contains("tools.t.read_paths: needs a sandbox"), "{error}");
+    let keys = "cwd = \"work\"\nsandbox = \"read\"\nread_paths = [\"lib\", \"nowhere\"]";
+    let error = folder.registry(&folder.script("true", keys)).unwrap_err();
+    assert!(error.contains("tools.t.read_paths[1]: ") && error.contains("No such file"), "{error}");
+}
+
 /// Calls that would change attributes of files, but have no attributes. Prints how many system calls and how many
 /// commands of `ioctl` the sandbox refuses, and whether it refuses a command that changes nothing.
 const ATTRIBUTES: &str = r#"
@@ -757,12 +932,23 @@ fn wrong_configuration_is_found_before_the_start() {
     std::fs::create_dir_all(&bin).unwrap();
     std::os::unix::fs::symlink("/bin/true", bin.join("true")).unwrap();
     let config = folder.path.join("strict.toml");
-    std::fs::write(&config, format!("{head}command = [\"true\"]\nsandbox = \"strict\"\n")).unwrap();
+    let keys = "command = [\"true\"]\ncwd = \"bin\"\nsandbox = \"strict\"";
+    std::fs::write(&config, format!("{head}{keys}\n")).unwrap();
+    let plain = folder.path.join("plain.toml");
+    std::fs::write(&plain, "").unwrap();
+    let mut checked = Command::new(env!("CARGO_BIN_EXE_callsheet"));
+    checked.args(["--check", "--config"]).arg(&plain).env("PATH", &bin);
+    let printed = String::from_utf8(checked.output().unwrap().stdout).unwrap();
+    let reason = "the sandbox \"strict\": needs bubblewrap: install the program bwrap in PATH\n";
+    assert!(
+        printed.contains("sandboxes on this machine: ") && printed.ends_with(reason),
+        "{printed}"
+    );
     let mut checked = Command::new(env!("CARGO_BIN_EXE_callsheet"));
     checked.args(["--check", "--config"]).arg(&config).env("PATH", &bin);
     let checked = checked.output().unwrap();
     assert_eq!(checked.status.code(), Some(2));
-    let expected = "5: tools.t.sandbox: this system does not support the sandbox \"strict\": needs bubblewrap: \
+    let expected = "6: tools.t.sandbox: this system does not support the sandbox \"strict\": needs bubblewrap: \
                     install the program bwrap in PATH\n";
     let expected = format!("callsheet: {}:{expected}", config.display());
     assert_eq!(String::from_utf8(checked.stderr).unwrap(), expected);
@@ -777,6 +963,7 @@ async fn host(folder: &Folder, script: &str, keys: &str) -> Rehearsal {
     let model = Rehearsal::start(options).await.unwrap();
     let mut text = folder.script(script, keys);
     let url = model.base_url();
+    std::fs::create_dir_all(folder.path.join("work")).unwrap();
     write!(
         text,
         "[models.main]\nwire = \"openai-chat\"\nbase_url = \"{url}\"\nmodel = \"m\"\n\
@@ -803,9 +990,10 @@ async fn a_killed_host_leaves_no_process() {
         }
         let script = "trap '' TERM HUP INT; (setsid bash -c \"trap '' TERM; sleep 60\" &); \
                       echo up > up; sleep 60 & sleep 60";
-        let _model = host(&folder, script, &format!("sandbox = \"{sandbox}\"")).await;
+        let keys = format!("cwd = \"work\"\nsandbox = \"{sandbox}\"");
+        let _model = host(&folder, script, &keys).await;
         let mut run = binary(&folder, &["run", "go"]).spawn().unwrap();
-        folder.file("up").await;
+        folder.file("work/up").await;
         // The last of them begin when the file is there.
         let begun = async {
             while folder.processes().len() < 3 {

@@ -64,7 +64,8 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
     Ok(server.wait(&config, args.log_format).await)
 }
 
-/// Checks the models and agents as the host does at its start, and prints a summary of the configuration.
+/// Checks the models and agents as the host does at its start, and prints a summary of the configuration,
+/// and the sandboxes that this machine supports.
 fn check(
     config: &Config,
     tools: ToolRegistry,
@@ -72,9 +73,27 @@ fn check(
 ) -> Result<ExitCode, CommandError> {
     AgentRules::new(config, tools).map_err(CommandError::usage)?;
     let (models, agents) = (config.models.len(), config.agents.len());
-    let summary = format!("{config_source}: valid (models: {models}, agents: {agents})\n");
+    let mut summary = format!("{config_source}: valid (models: {models}, agents: {agents})\n");
+    summary.push_str(&sandbox_summary());
     output::to_stdout(&summary).map_err(|error| output::write_error(&error))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns lines about the sandboxes that this machine supports.
+#[cfg(target_os = "linux")]
+fn sandbox_summary() -> String {
+    let support = crate::launcher::sandbox_support();
+    let names = support.iter().filter(|(_, supported)| supported.is_ok());
+    let names: Vec<&str> = names.map(|(level, _)| level.as_str()).collect();
+    let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    let reasons = support.iter().filter_map(|(_, supported)| supported.as_ref().err());
+    let reasons: String = reasons.map(|reason| format!("{reason}\n")).collect();
+    format!("sandboxes on this machine: {names}\n{reasons}")
+}
+
+#[cfg(not(target_os = "linux"))]
+fn sandbox_summary() -> String {
+    String::new()
 }
 
 /// A host with its HTTP server and its rehearsal model.

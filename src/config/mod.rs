@@ -12,6 +12,7 @@
 //! | unknown keys, errors with file and line | `file/source` |
 //! | checks of the whole, also of values that a program has set | `check`; `listen` without a token: `host` |
 //! | what a run may change (overrides) | `overrides` |
+//! | the host's own files, which no sandbox contains | `host_files` |
 //! | API keys and tokens from the environment | `model` (`ApiKey`); which values are secret: `secrets` |
 
 mod agent;
@@ -26,6 +27,8 @@ mod error;
 mod file;
 mod hooks;
 mod host;
+#[cfg(feature = "tools")]
+mod host_files;
 mod journal;
 mod limits;
 mod mcp;

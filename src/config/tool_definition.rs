@@ -207,6 +207,13 @@ pub struct ProcessConfig {
     pub secret_env: BTreeMap<String, String>,
     /// The sandbox.
     pub sandbox: SandboxLevel,
+    /// Files and directories that the process may read in its sandbox, besides the working directory.
+    pub read_paths: Vec<PathBuf>,
+    /// Files and directories that the process may also write to in its sandbox, at every level.
+    pub write_paths: Vec<PathBuf>,
+    /// The host's own files and directories, which are in no sandbox. Set when the process is registered.
+    #[doc(hidden)]
+    pub host_files: Vec<PathBuf>,
     /// Maximum size of the private memory of each process, in bytes.
     pub max_memory: Option<NonZeroU64>,
     /// Maximum number of processes and threads of the process and its descendants.

@@ -6,10 +6,10 @@
 //! program with all its descendants and ends. As a child subreaper it also finds the descendants that
 //! left the process group or the session.
 //!
-//! The program runs with `no_new_privs`. For the sandboxes `read` and `write`, and for a limit of
-//! memory, the launcher starts its own binary once more. That process restricts itself (Landlock, seccomp,
-//! `RLIMIT_DATA`), and then becomes the program. The launcher is never restricted itself: a program can trace
-//! and kill what is in its own sandbox. The level `strict` runs the program in bubblewrap instead.
+//! The program runs with `no_new_privs`. For a sandbox, and for a limit of memory, the launcher starts its own
+//! binary once more. That process restricts itself (Landlock, seccomp, `RLIMIT_DATA`), and then becomes the program.
+//! The launcher is never restricted itself: a program can trace and kill what is in its own sandbox. At the level
+//! `strict` bubblewrap starts that process in namespaces of its own, as a user without capabilities.
 //!
 //! Limits: a program without a sandbox can kill its launcher by `SIGKILL`. Its descendants then stay.
 //! Before Linux 6.12, Landlock does not restrict signals: a program in `read` or `write` can then do the
@@ -51,6 +51,8 @@ use parking_lot::Mutex;
 pub(crate) use process::{LaunchedProcess, ProcessControl, ProcessEnd, StartError};
 #[cfg(target_os = "linux")]
 pub(crate) use program::Program;
+#[cfg(all(feature = "cli", target_os = "linux"))]
+pub(crate) use program::sandbox_support;
 
 /// The first argument of a launcher process.
 const SUBCOMMAND: &str = "callsheet-launcher";

@@ -9,8 +9,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::process::{LaunchedProcess, StartError};
-use super::protocol::LaunchRequest;
-use super::sandbox;
+use super::protocol::{LaunchRequest, Sandbox};
+use super::sandbox::{self, SandboxError};
 use crate::config::{ProcessConfig, SandboxLevel};
 
 /// Variables that every program inherits, if they are set.
@@ -24,6 +24,7 @@ const INTERPRETER_LINE_BYTES_MAX: usize = 256;
 pub(crate) struct Program {
     path: PathBuf,
     config: ProcessConfig,
+    sandbox: Sandbox,
 }
 
 /// An error in the configuration of a program.
@@ -31,7 +32,7 @@ pub(crate) struct Program {
 #[error("{key}: {message}")]
 pub(crate) struct ProgramError {
     /// The configuration key, relative to the program's table.
-    pub(crate) key: &'static str,
+    pub(crate) key: String,
     /// The problem, with a remedy where there is one.
     pub(crate) message: String,
 }
@@ -43,7 +44,7 @@ impl Program {
     /// # Errors
     /// Returns the first problem found.
     pub(crate) fn check(name: &str, config: &ProcessConfig) -> Result<Self, ProgramError> {
-        let wrong = |key, message: String| ProgramError { key, message };
+        let wrong = |key: &str, message: String| ProgramError { key: key.to_owned(), message };
         let Some(binary) = super::binary() else {
             return Err(wrong("command", StartError::NoLauncher.to_string()));
         };
@@ -59,12 +60,78 @@ impl Program {
         let config = ProcessConfig { cwd, ..config.clone() };
         let path = find(name, &config).map_err(|message| wrong("command", message))?;
         let level = config.sandbox;
-        sandbox::check(level, &path, &config.cwd).map_err(|error| {
+        let unsupported = |error: SandboxError| {
             let level = level.as_str();
             let message = format!("this system does not support the sandbox {level:?}: {error}");
             wrong("sandbox", message)
-        })?;
-        Ok(Self { path, config })
+        };
+        let mut program = Self { path, config, sandbox: Sandbox::default() };
+        if level != SandboxLevel::None {
+            program.sandbox = program.checked_sandbox(&unsupported)?;
+            let request = program.request(Vec::new(), BTreeMap::new());
+            sandbox::check(&request, &binary).map_err(unsupported)?;
+        }
+        Ok(program)
+    }
+
+    /// Returns the sandbox, whose paths exist and hold no file of the host.
+    fn checked_sandbox(
+        &self,
+        unsupported: &dyn Fn(SandboxError) -> ProgramError,
+    ) -> Result<Sandbox, ProgramError> {
+        let config = &self.config;
+        let host_files: Vec<PathBuf> = config.host_files.iter().map(|file| resolve(file)).collect();
+        let check = |key: String, path: &Path| {
+            let path = path.canonicalize().map_err(|error| ProgramError {
+                key: key.clone(),
+                message: format!("{}: {error}", path.display()),
+            })?;
+            match host_files.iter().find(|file| file.starts_with(&path)) {
+                None => Ok(()),
+                Some(file) => Err(ProgramError {
+                    key,
+                    message: format!(
+                        "{} would show the program the host's own {}: name another folder, such as \"./work\"",
+                        path.display(),
+                        file.display(),
+                    ),
+                }),
+            }
+        };
+        check("cwd".to_owned(), &config.cwd)?;
+        let mut paths = [Vec::new(), Vec::new()];
+        let lists = [("read_paths", &config.read_paths), ("write_paths", &config.write_paths)];
+        for ((key, configured), paths) in lists.into_iter().zip(&mut paths) {
+            for (at, path) in configured.iter().enumerate() {
+                check(format!("{key}[{at}]"), path)?;
+                // The working directory of the program is another one.
+                paths.push(std::path::absolute(path).unwrap_or_else(|_| path.clone()).into());
+            }
+        }
+        let [read_paths, write_paths] = paths;
+        let bubblewrap = match config.sandbox {
+            SandboxLevel::None | SandboxLevel::Read | SandboxLevel::Write => Vec::new(),
+            SandboxLevel::Strict => {
+                sandbox::bubblewrap_command(&self.path, &config.cwd, &read_paths, &write_paths)
+                    .map_err(unsupported)?
+            }
+        };
+        let host_files = host_files.into_iter().map(OsString::from).collect();
+        Ok(Sandbox { level: config.sandbox, read_paths, write_paths, host_files, bubblewrap })
+    }
+
+    /// Returns the request of a start.
+    fn request(&self, arguments: Vec<OsString>, env: BTreeMap<String, String>) -> LaunchRequest {
+        LaunchRequest {
+            program: self.path.clone().into(),
+            arguments,
+            cwd: self.config.cwd.clone().into(),
+            env,
+            sandbox: self.sandbox.clone(),
+            max_memory: self.config.max_memory.map(NonZeroU64::get),
+            max_processes: self.config.max_processes.map(NonZeroU32::get),
+            enables_huge_pages: super::has_disabled_huge_pages(),
+        }
     }
 
     /// Starts the program. Reads the values of its secret variables at this moment, not at the check.
@@ -77,31 +144,8 @@ impl Program {
     ) -> Result<LaunchedProcess, StartError> {
         let binary = super::binary().ok_or(StartError::NoLauncher)?;
         let env = self.environment()?;
-        let arguments = arguments.into_iter().map(OsString::from);
-        let (program, arguments) = match self.config.sandbox {
-            SandboxLevel::None | SandboxLevel::Read | SandboxLevel::Write => {
-                (self.path.clone(), arguments.collect())
-            }
-            SandboxLevel::Strict => {
-                let bwrap = sandbox::find_bubblewrap()
-                    .map_err(|error| StartError::Sandbox(error.to_string()))?;
-                let mut bwrap_arguments =
-                    sandbox::bubblewrap_arguments(&self.path, &self.config.cwd);
-                bwrap_arguments.push(self.path.clone().into());
-                bwrap_arguments.extend(arguments);
-                (bwrap, bwrap_arguments)
-            }
-        };
-        let request = LaunchRequest {
-            program: program.into(),
-            arguments,
-            cwd: self.config.cwd.clone().into(),
-            env,
-            sandbox: self.config.sandbox,
-            max_memory: self.config.max_memory.map(NonZeroU64::get),
-            max_processes: self.config.max_processes.map(NonZeroU32::get),
-            enables_huge_pages: super::has_disabled_huge_pages(),
-        };
+        let arguments = arguments.into_iter().map(OsString::from).collect();
+        let request = self.request(arguments, env);
         LaunchedProcess::start(binary, &request).await
     }
 
@@ -137,6 +181,27 @@ impl Program {
         }
         Ok(env)
     }
+}
+
+/// Returns for each sandbox whether this system supports it, or the reason why it does not.
+#[cfg(feature = "cli")]
+pub(crate) fn sandbox_support() -> Vec<(SandboxLevel, Result<(), String>)> {
+    let levels = [SandboxLevel::Read, SandboxLevel::Write, SandboxLevel::Strict];
+    let support = levels.map(|sandbox| {
+        let process = ProcessConfig { cwd: std::env::temp_dir(), sandbox, ..<_>::default() };
+        let checked = Program::check("true", &process);
+        (sandbox, checked.map(drop).map_err(|error| error.message))
+    });
+    support.into()
+}
+
+/// Returns the path without links. What does not exist yet is resolved as far as it exists.
+fn resolve(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    path.canonicalize().unwrap_or_else(|_| match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => resolve(parent).join(name),
+        (None, _) | (_, None) => path.clone(),
+    })
 }
 
 /// Returns the absolute path of a program.

@@ -4,8 +4,9 @@
 //! program, then the launch request as JSON, then one byte for each later request ([`TERMINATE`] is the only
 //! one; other bytes are ignored). The launcher sends [`LauncherMessage`]s, one a line.
 //!
-//! The launcher sends the same launch request to the process that restricts itself (see `exec.rs`), which
-//! answers with `SandboxFailed`, with `StartFailed`, or with `Started` and, if the execution fails, `StartFailed`.
+//! The launcher sends the same launch request to the process that restricts itself (see `exec.rs`), with a pipe after
+//! the streams. In it that process answers with `SandboxFailed`, with `StartFailed`, or with `Started` and, if the
+//! execution fails, `StartFailed`. The execution of the program closes the pipe.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -26,19 +27,31 @@ use crate::config::SandboxLevel;
 pub(super) const TERMINATE: u8 = b'T';
 
 /// The program to start. Paths are `OsString`, because a `PathBuf` that is not UTF-8 has no JSON form.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct LaunchRequest {
-    /// The tool's program, or bubblewrap at the level `strict`.
     pub(super) program: OsString,
     pub(super) arguments: Vec<OsString>,
     pub(super) cwd: OsString,
     pub(super) env: BTreeMap<String, String>,
-    pub(super) sandbox: SandboxLevel,
+    pub(super) sandbox: Sandbox,
     /// In bytes.
     pub(super) max_memory: Option<u64>,
     pub(super) max_processes: Option<u32>,
     /// True if the host has disabled huge pages for itself: the launcher enables them again for the program.
     pub(super) enables_huge_pages: bool,
+}
+
+/// The sandbox of a program.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Sandbox {
+    pub(super) level: SandboxLevel,
+    /// Paths that the program may read besides the working directory, and read and write.
+    pub(super) read_paths: Vec<OsString>,
+    pub(super) write_paths: Vec<OsString>,
+    /// The host's own files and directories, which it never reads.
+    pub(super) host_files: Vec<OsString>,
+    /// With `strict`: the command of bubblewrap, to which the program is appended.
+    pub(super) bubblewrap: Vec<OsString>,
 }
 
 /// A message about the program, of the launcher or of the process that restricts itself.
@@ -68,14 +81,17 @@ pub(super) fn start_failed(error: impl Into<io::Error>) -> LauncherMessage {
     LauncherMessage::StartFailed(error.into().to_string())
 }
 
+/// The number of descriptors that are sent at most.
+const DESCRIPTORS_MAX: usize = 4;
+
 /// Sends the length of the request, and with it the standard streams of the program.
 pub(super) fn send_streams(
     socket: &UnixStream,
     length: usize,
-    streams: &[BorrowedFd<'_>; 3],
+    streams: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
     let length = u32::try_from(length).map_err(io::Error::other)?.to_be_bytes();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !ancillary.push(SendAncillaryMessage::ScmRights(streams)) {
         return Err(io::ErrorKind::OutOfMemory.into());
@@ -87,11 +103,11 @@ pub(super) fn send_streams(
 
 /// Receives the request and the standard streams of the program. The streams are standard input, output and
 /// error, in this order.
-pub(super) fn receive_request(
+pub(super) fn receive_request<const STREAMS: usize>(
     mut socket: &UnixStream,
-) -> io::Result<(LaunchRequest, [OwnedFd; 3])> {
+) -> io::Result<(LaunchRequest, [OwnedFd; STREAMS])> {
     let mut length = [0; 4];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut length)];
     let received =
@@ -113,9 +129,9 @@ pub(super) fn receive_request(
 }
 
 /// Sends a message. Ignores errors: the receiver may have ended.
-pub(super) fn send_message(mut socket: &UnixStream, message: &LauncherMessage) {
+pub(super) fn send_message(mut receiver: impl Write, message: &LauncherMessage) {
     if let Ok(mut line) = serde_json::to_vec(message) {
         line.push(b'\n');
-        let _ = socket.write_all(&line);
+        let _ = receiver.write_all(&line);
     }
 }

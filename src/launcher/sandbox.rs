@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::fs::Metadata;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::process::Stdio;
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
@@ -17,12 +18,14 @@ use seccompiler::{
     SeccompRule,
 };
 
+use super::exec;
+use super::protocol::{LaunchRequest, LauncherMessage};
 use crate::config::SandboxLevel;
 
-/// Directories of the system that programs need to run. They are readable in every sandbox.
-const SYSTEM_DIRECTORIES: [&str; 13] = [
+/// Directories of the system that programs need to run. They are readable in every sandbox, except for the files in
+/// [`CONFIGURATION_DIRECTORY`] that not every user may read.
+const SYSTEM_DIRECTORIES: [&str; 12] = [
     "/bin",
-    "/etc",
     "/gnu/store",
     "/lib",
     "/lib32",
@@ -35,6 +38,15 @@ const SYSTEM_DIRECTORIES: [&str; 13] = [
     "/sys/devices/system/cpu",
     "/usr",
 ];
+
+/// The directory with the configuration of the system, and with its secrets.
+const CONFIGURATION_DIRECTORY: &str = "/etc";
+
+/// Directories of a `strict` sandbox that exist in it only, and that programs may write to.
+const OWN_DIRECTORIES: [&str; 2] = ["/tmp", "/dev/shm"];
+
+/// The user and the group that a program of root has in a `strict` sandbox: `nobody`.
+const NOBODY: &str = "65534";
 
 /// Names of directories in which installations keep their programs.
 const PROGRAM_DIRECTORIES: [&str; 3] = ["bin", "sbin", "shims"];
@@ -49,6 +61,18 @@ const DEVICES: [&str; 5] = ["/dev/full", "/dev/null", "/dev/random", "/dev/urand
 /// The system calls that create sockets, except `socketpair`, whose sockets are connected only to each other.
 /// io_uring is refused because it opens sockets without the `socket` system call.
 const SOCKET_SYSCALLS: [libc::c_long; 2] = [libc::SYS_socket, libc::SYS_io_uring_setup];
+
+/// The system calls that make objects which outlive their process: shared memory, semaphores and queues of System V
+/// and POSIX, and keys. Shared memory of System V is not counted by a limit of memory either.
+const OUTLIVING_SYSCALLS: [libc::c_long; 7] = [
+    libc::SYS_shmget,
+    libc::SYS_semget,
+    libc::SYS_msgget,
+    libc::SYS_mq_open,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_keyctl,
+];
 
 /// The numbers of `fchmodat2`, `setxattrat`, `removexattrat` and `file_setattr`, equal on all processors.
 /// The crate `libc` lacks them on some.
@@ -95,31 +119,30 @@ const X32_IOCTL: libc::c_long = 514;
 /// The first Landlock version that can refuse every way to write to a file (Linux 6.2).
 const FILE_ABI: ABI = ABI::V3;
 
-/// Restricts the calling thread, and all processes that it starts, to the level `read` or `write`.
-/// Other levels change nothing.
+/// Restricts the calling thread, and all processes that it starts, to the sandbox of a request. Within bubblewrap,
+/// `strict` is restricted as `write` is. Level `none` changes nothing.
 ///
 /// # Errors
 /// If the kernel does not support it. The thread may then be restricted in part.
-pub(super) fn restrict_thread(
-    level: SandboxLevel,
-    program: &Path,
-    cwd: &Path,
-) -> Result<(), SandboxError> {
-    let cwd_access = match level {
-        SandboxLevel::None | SandboxLevel::Strict => return Ok(()),
-        SandboxLevel::Read => AccessFs::from_read(FILE_ABI),
-        SandboxLevel::Write => AccessFs::from_all(FILE_ABI),
+pub(super) fn restrict_thread(request: &LaunchRequest) -> Result<(), SandboxError> {
+    let level = request.sandbox.level;
+    let kept = match level {
+        SandboxLevel::None => return Ok(()),
+        SandboxLevel::Read | SandboxLevel::Write => {
+            // The files of a root user's tools may belong to other users.
+            CapabilitySet::DAC_OVERRIDE | CapabilitySet::FOWNER | CapabilitySet::FSETID
+        }
+        SandboxLevel::Strict => CapabilitySet::empty(),
     };
     rustix::thread::set_no_new_privs(true).map_err(SandboxError::new)?;
-    drop_capabilities()?;
-    restrict_with_landlock(program, cwd, cwd_access)?;
+    drop_capabilities(kept)?;
+    restrict_with_landlock(request)?;
     refuse_syscalls(level)
 }
 
-/// Drops the capabilities of a root user except those for file access. With the others a program can
-/// read the memory and the environment of the host.
-fn drop_capabilities() -> Result<(), SandboxError> {
-    let kept = CapabilitySet::DAC_OVERRIDE | CapabilitySet::FOWNER | CapabilitySet::FSETID;
+/// Drops the capabilities of a root user but `kept`. With others than those for file access a program can read the
+/// memory and the environment of the host.
+fn drop_capabilities(kept: CapabilitySet) -> Result<(), SandboxError> {
     let held = rustix::thread::capabilities(None).map_err(SandboxError::new)?;
     let kept = CapabilitySets {
         effective: held.effective & kept,
@@ -129,13 +152,21 @@ fn drop_capabilities() -> Result<(), SandboxError> {
     rustix::thread::set_capabilities(None, kept).map_err(SandboxError::new)
 }
 
-fn restrict_with_landlock(
-    program: &Path,
-    cwd: &Path,
-    cwd_access: landlock::BitFlags<AccessFs>,
-) -> Result<(), RulesetError> {
+fn restrict_with_landlock(request: &LaunchRequest) -> Result<(), RulesetError> {
+    let (sandbox, program, cwd) = (&request.sandbox, &request.program, &request.cwd);
     let read = AccessFs::from_read(FILE_ABI);
     let read_write = AccessFs::from_file(FILE_ABI);
+    let (cwd_access, own): (_, &[&str]) = match sandbox.level {
+        SandboxLevel::None | SandboxLevel::Read => (read, &[]),
+        SandboxLevel::Write => (AccessFs::from_all(FILE_ABI), &[]),
+        SandboxLevel::Strict => (AccessFs::from_all(FILE_ABI), &OWN_DIRECTORIES),
+    };
+    let readable = SYSTEM_DIRECTORIES.map(PathBuf::from).into_iter();
+    let readable = readable.chain(program_paths(Path::new(program)));
+    let mut readable: Vec<PathBuf> =
+        readable.chain(sandbox.read_paths.iter().map(PathBuf::from)).collect();
+    add_public_parts(Path::new(CONFIGURATION_DIRECTORY), &mut readable);
+    let readable = readable.into_iter().flat_map(|path| without(&path, &sandbox.host_files));
     Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
         .handle_access(AccessFs::from_all(FILE_ABI))?
@@ -146,13 +177,60 @@ fn restrict_with_landlock(
         .handle_access(AccessNet::from_all(ABI::V4))?
         .scope(Scope::from_all(ABI::V6))?
         .create()?
-        .add_rules(path_beneath_rules(SYSTEM_DIRECTORIES, read))?
+        .add_rules(path_beneath_rules(readable, read))?
+        // Programs list this directory, whatever they may read in it.
+        .add_rules(path_beneath_rules([CONFIGURATION_DIRECTORY], AccessFs::ReadDir))?
         .add_rules(path_beneath_rules(["/proc"], read))?
         .add_rules(path_beneath_rules(DEVICES, read_write))?
-        .add_rules(path_beneath_rules(program_paths(program), read))?
+        .add_rules(path_beneath_rules(own, AccessFs::from_all(FILE_ABI)))?
+        .add_rules(path_beneath_rules(&sandbox.write_paths, AccessFs::from_all(FILE_ABI)))?
         .add_rules(path_beneath_rules([cwd], cwd_access))?
         .restrict_self()?;
     Ok(())
+}
+
+/// Adds the parts of a directory that every user may read: the directory itself if that is all of it. A root user
+/// could read more. Returns whether it is all.
+fn add_public_parts(path: &Path, found: &mut Vec<PathBuf>) -> bool {
+    let begin = found.len();
+    let Ok(metadata) = path.symlink_metadata() else { return true };
+    // The target of a link is another part, or no part.
+    if metadata.is_symlink() {
+        return true;
+    }
+    let is_all = if metadata.is_dir() {
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        let is_readable = is_public(&metadata, 0o005);
+        is_readable
+            && entries.fold(true, |all, entry| add_public_parts(&entry.path(), found) && all)
+    } else {
+        is_public(&metadata, 0o004)
+    };
+    if is_all {
+        found.truncate(begin);
+        found.push(path.to_owned());
+    }
+    is_all
+}
+
+fn is_public(metadata: &Metadata, mode: u32) -> bool {
+    metadata.mode() & mode == mode
+}
+
+/// Returns the path, or, if some of these files are in that directory, its other entries. A program then cannot list
+/// the directory.
+fn without(path: &Path, files: &[OsString]) -> Vec<PathBuf> {
+    let Ok(target) = path.canonicalize() else { return Vec::new() };
+    if files.iter().any(|file| target.starts_with(file)) {
+        return Vec::new();
+    }
+    if !files.iter().any(|file| Path::new(file).starts_with(&target)) {
+        return vec![path.to_owned()];
+    }
+    let entries = std::fs::read_dir(target).into_iter().flatten().flatten();
+    // A rule for a link would be one for its target.
+    let entries = entries.filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_symlink()));
+    entries.flat_map(|entry| without(&entry.path(), files)).collect()
 }
 
 /// Returns the paths that a program needs to run: its directory, the directory of the file to which its
@@ -171,10 +249,11 @@ fn program_paths(program: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Refuses new sockets ([`SOCKET_SYSCALLS`]) of every family, new limits for other processes, and for `read` changes
-/// of the attributes of files ([`ATTRIBUTE_SYSCALLS`], [`ATTRIBUTE_COMMANDS`]). Landlock does not restrict these.
+/// Refuses new sockets ([`SOCKET_SYSCALLS`]) of every family, objects that outlive the program
+/// ([`OUTLIVING_SYSCALLS`]), new limits for other processes, and for `read` changes of the attributes of files
+/// ([`ATTRIBUTE_SYSCALLS`], [`ATTRIBUTE_COMMANDS`]). Landlock does not restrict these.
 fn refuse_syscalls(level: SandboxLevel) -> Result<(), SandboxError> {
-    let mut syscalls = SOCKET_SYSCALLS.to_vec();
+    let mut syscalls = [SOCKET_SYSCALLS.as_slice(), &OUTLIVING_SYSCALLS].concat();
     if level == SandboxLevel::Read {
         syscalls.extend(ATTRIBUTE_SYSCALLS);
         syscalls.extend(NEW_ATTRIBUTE_SYSCALLS);
@@ -221,39 +300,52 @@ fn attribute_command_rules() -> Result<Vec<SeccompRule>, SandboxError> {
     ATTRIBUTE_COMMANDS.into_iter().map(rule).collect()
 }
 
-/// Checks that this system supports a level.
+/// Checks that this system supports the sandbox of a request. `binary` is the launcher.
 ///
 /// # Errors
 /// If it does not.
-pub(super) fn check(level: SandboxLevel, program: &Path, cwd: &Path) -> Result<(), SandboxError> {
-    match level {
+pub(super) fn check(request: &LaunchRequest, binary: &Path) -> Result<(), SandboxError> {
+    let check = || match request.sandbox.level {
         SandboxLevel::None => Ok(()),
-        // Landlock and seccomp restrict threads. This one ends after the check.
-        SandboxLevel::Read | SandboxLevel::Write => std::thread::scope(|scope| {
-            scope
-                .spawn(|| restrict_thread(level, program, cwd))
-                .join()
-                .unwrap_or_else(|_| Err(SandboxError("the check panicked".to_owned())))
-        }),
-        SandboxLevel::Strict => check_bubblewrap(cwd),
-    }
+        SandboxLevel::Read | SandboxLevel::Write => restrict_thread(request),
+        SandboxLevel::Strict => check_strict(request, binary),
+    };
+    // What restricts a thread ends with this one.
+    let checked = std::thread::scope(|scope| scope.spawn(check).join());
+    checked.unwrap_or_else(|_| Err(SandboxError("the check panicked".to_owned())))
 }
 
-fn check_bubblewrap(cwd: &Path) -> Result<(), SandboxError> {
-    let bwrap = find_bubblewrap()?;
+/// Starts `true` as the program of the request would be started, and waits for its end.
+fn check_strict(request: &LaunchRequest, binary: &Path) -> Result<(), SandboxError> {
     let program = find_in_path("true").unwrap_or_else(|| PathBuf::from("/usr/bin/true"));
-    let mut command = Command::new(bwrap);
-    command.args(bubblewrap_arguments(&program, cwd)).arg(&program);
-    let output = command.stdin(Stdio::null()).output().map_err(SandboxError::new)?;
-    if output.status.success() {
-        return Ok(());
+    let request = LaunchRequest {
+        program: program.into(),
+        arguments: Vec::new(),
+        env: BTreeMap::new(),
+        max_memory: None,
+        ..request.clone()
+    };
+    rustix::thread::set_no_new_privs(true).map_err(SandboxError::new)?;
+    let null = || std::fs::File::options().read(true).write(true).open("/dev/null");
+    let streams = [null(), null(), null()].map(|file| file.map(OwnedFd::from));
+    let [Ok(stdin), Ok(stdout), Ok(stderr)] = streams else {
+        return Err(SandboxError("/dev/null cannot be opened".to_owned()));
+    };
+    match exec::spawn_restricted(binary, &request, [stdin, stdout, stderr]) {
+        Ok(mut child) => match child.wait() {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(SandboxError(format!("a program ended in it with {status}"))),
+            Err(error) => Err(SandboxError::new(error)),
+        },
+        Err(LauncherMessage::SandboxFailed(message) | LauncherMessage::StartFailed(message)) => {
+            Err(SandboxError(message))
+        }
+        Err(message) => Err(SandboxError(format!("{message:?}"))),
     }
-    let message = String::from_utf8_lossy(&output.stderr);
-    Err(SandboxError(format!("bubblewrap cannot make namespaces here: {}", message.trim())))
 }
 
 /// Returns the path of `bwrap`.
-pub(super) fn find_bubblewrap() -> Result<PathBuf, SandboxError> {
+fn find_bubblewrap() -> Result<PathBuf, SandboxError> {
     find_in_path("bwrap").ok_or_else(|| {
         SandboxError("needs bubblewrap: install the program bwrap in PATH".to_owned())
     })
@@ -267,32 +359,56 @@ fn find_in_path(name: &str) -> Option<PathBuf> {
     files.find(|file| file.is_file()).and_then(|file| std::path::absolute(file).ok())
 }
 
-/// Returns the arguments of `bwrap` before the program: namespaces of its own, new `/proc` and `/dev`, an empty
-/// `/tmp`, the directories of the system and of the program read-only, the working directory, and nothing else.
-pub(super) fn bubblewrap_arguments(program: &Path, cwd: &Path) -> Vec<OsString> {
-    let mut arguments: Vec<OsString> =
-        ["--unshare-all", "--die-with-parent", "--proc", "/proc", "--dev", "/dev"]
-            .map(OsString::from)
-            .into();
+/// Returns the command of bubblewrap before the process that restricts itself: namespaces and a user of its own, no
+/// capabilities, new `/proc` and `/dev`, an empty `/tmp`, the directories of the system and of the program read-only,
+/// the working directory, the other readable and writable paths, and nothing else.
+///
+/// # Errors
+/// If there is no bubblewrap.
+pub(super) fn bubblewrap_command(
+    program: &Path,
+    cwd: &Path,
+    read_paths: &[OsString],
+    write_paths: &[OsString],
+) -> Result<Vec<OsString>, SandboxError> {
+    let mut command: Vec<OsString> = vec![find_bubblewrap()?.into()];
+    let options = [
+        "--unshare-all",
+        "--unshare-user",
+        "--die-with-parent",
+        "--cap-drop",
+        "ALL",
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+    ];
+    command.extend(options.map(OsString::from));
+    if rustix::process::geteuid().is_root() {
+        command.extend(["--uid", NOBODY, "--gid", NOBODY].map(OsString::from));
+    }
     let mut add = |option: &str, from: &Path, to: &Path| {
-        arguments.extend([OsString::from(option), from.into(), to.into()]);
+        command.extend([OsString::from(option), from.into(), to.into()]);
     };
-    for directory in SYSTEM_DIRECTORIES.map(Path::new) {
+    for directory in SYSTEM_DIRECTORIES.into_iter().chain([CONFIGURATION_DIRECTORY]).map(Path::new)
+    {
         match std::fs::read_link(directory) {
             Ok(target) => add("--symlink", &target, directory),
             Err(_) => add("--ro-bind-try", directory, directory),
         }
     }
-    arguments.extend(["--tmpfs", "/tmp"].map(OsString::from));
+    command.extend(["--tmpfs", "/tmp"].map(OsString::from));
     let mut add = |option: &str, path: &Path| {
-        arguments.extend([OsString::from(option), path.into(), path.into()]);
+        command.extend([OsString::from(option), path.into(), path.into()]);
     };
     for path in program_paths(program) {
         add("--ro-bind-try", &path);
     }
+    read_paths.iter().for_each(|path| add("--ro-bind", Path::new(path)));
     add("--bind", cwd);
-    arguments.extend([OsString::from("--chdir"), cwd.into(), "--".into()]);
-    arguments
+    write_paths.iter().for_each(|path| add("--bind", Path::new(path)));
+    command.extend([OsString::from("--chdir"), cwd.into(), "--".into()]);
+    Ok(command)
 }
 
 /// The reason why a sandbox is not possible.

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::thread;
@@ -94,7 +95,7 @@ fn start_threads(
     // A session of its own has no terminal, which programs could read from and write to.
     rustix::process::setsid().map_err(start_failed)?;
     // In bubblewrap, the direct child only waits for the program. Its end would kill the program.
-    let is_wrapped = request.sandbox == SandboxLevel::Strict;
+    let is_wrapped = request.sandbox.level == SandboxLevel::Strict;
     let (requests, program) = (socket.try_clone().map_err(start_failed)?, Arc::clone(program));
     let serve = move || serve_host(requests, &program, is_wrapped);
     thread::Builder::new().spawn(serve).map_err(start_failed)?;
@@ -151,12 +152,9 @@ fn start(request: &LaunchRequest, streams: [OwnedFd; 3]) -> Result<Pid, Launcher
     let no_core = Rlimit { current: Some(0), maximum: Some(0) };
     rustix::process::setrlimit(Resource::Core, no_core).map_err(start_failed)?;
     rustix::thread::set_no_new_privs(true).map_err(start_failed)?;
-    let is_restricted = match request.sandbox {
-        SandboxLevel::Read | SandboxLevel::Write => true,
-        SandboxLevel::None | SandboxLevel::Strict => request.max_memory.is_some(),
-    };
+    let is_restricted = request.sandbox.level != SandboxLevel::None || request.max_memory.is_some();
     let child = if is_restricted {
-        exec::spawn_restricted(request, streams)?
+        exec::spawn_restricted(Path::new("/proc/self/exe"), request, streams)?
     } else {
         exec::command(request, streams).process_group(0).spawn().map_err(start_failed)?
     };

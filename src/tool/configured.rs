@@ -36,6 +36,7 @@ impl ToolRegistry {
     /// One for each tool, server or hook that cannot be made, with file, line and key.
     pub fn register_configured(&mut self, config: &Config) -> Result<(), ConfigErrors> {
         let (mut errors, secrets) = (Vec::new(), config.secrets());
+        let config = &config.with_host_files();
         for (name, tool) in &config.tools {
             let Some(definition) = &tool.definition else { continue };
             let registered = match &definition.kind {

@@ -29,14 +29,27 @@ impl ProcessConfig {
         for name in env.keys().filter(|name| secret_env.contains_key(*name)) {
             section.add_error("env", format!("{name} is also in secret_env"));
         }
+        let sandbox = section.read("sandbox", |value| values::one_of(value, &SandboxLevel::NAMES));
+        let sandbox = sandbox.unwrap_or_default();
+        let paths = |key| {
+            if sandbox == SandboxLevel::None {
+                section.forbid(
+                    key,
+                    "needs a sandbox: set sandbox to \"read\", \"write\" or \"strict\"",
+                );
+            }
+            let paths = section.list(key, values::non_empty_string).unwrap_or_default();
+            paths.iter().map(|path| section.resolve_path(path)).collect()
+        };
         Self {
             cwd: section.path("cwd").unwrap_or_else(|| section.resolve_path("")),
             env,
             env_pass: env_pass.unwrap_or_default(),
             secret_env,
-            sandbox: section
-                .read("sandbox", |value| values::one_of(value, &SandboxLevel::NAMES))
-                .unwrap_or_default(),
+            sandbox,
+            read_paths: paths("read_paths"),
+            write_paths: paths("write_paths"),
+            host_files: Vec::new(),
             max_memory: section.read("max_memory", values::size).and_then(NonZeroU64::new),
             max_processes: section
                 .read("max_processes", values::positive)

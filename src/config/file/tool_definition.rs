@@ -221,6 +221,8 @@ env = { LANG = "C.UTF-8" }
 env_pass = ["SET"]
 secret_env = { TOKEN = "SET" }
 sandbox = "read"
+read_paths = ["lib", "/srv/data"]
+write_paths = ["cache"]
 max_output_bytes = 10
 max_memory = "512MiB"
 max_processes = 32
@@ -246,6 +248,8 @@ effect = "none"
             (&*process.env_pass, process.sandbox),
             (&["SET".to_owned()][..], SandboxLevel::Read)
         );
+        assert_eq!(process.read_paths, [Path::new("etc/lib"), Path::new("/srv/data")]);
+        assert_eq!(process.write_paths, [Path::new("etc/cache")]);
         assert_eq!(process.max_memory.map(NonZeroU64::get), Some(512 << 20));
         assert_eq!(process.max_processes.map(NonZeroU32::get), Some(32));
     }
