@@ -151,6 +151,11 @@ fn called(id: &Value, arguments: &Value) {
         println!("{}", answer.replace("ID", &id.to_string()));
         return;
     }
+    if arguments["line"] == true {
+        let mut out = std::io::stdout().lock();
+        while out.write_all(&[b'x'; 1 << 16]).is_ok() {}
+        return;
+    }
     let length = arguments["length"].as_u64().unwrap_or(1);
     let text = "x".repeat(usize::try_from(length).unwrap());
     write(id, "result", json!({"content": [{"type": "text", "text": text}]}));
@@ -509,6 +514,13 @@ async fn answer(State(service): State<Arc<Service>>, Json(message): Json<Value>)
                 "broken" => broken_stream(": it works on it\n\n"),
                 "resumed" | "lost" => broken_stream(&format!("id: {id}\nretry: 10\ndata: \n\n")),
                 "ended" => events(": it works on it\n\n".to_owned()),
+                "chatty" => {
+                    let note = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}});
+                    let result = json!({"jsonrpc": "2.0", "id": id, "result": answered()});
+                    events(
+                        format!("data: {note}\n\n").repeat(2_500) + &format!("data: {result}\n\n"),
+                    )
+                }
                 _ => json("result", answered()),
             }
         }
@@ -567,6 +579,11 @@ async fn resumed(State(service): State<Arc<Service>>, headers: HeaderMap) -> Res
             events(format!("data: {message}\n\n"))
         }
         Some(_) => StatusCode::NOT_FOUND.into_response(),
+        // A stream that ends at once, and asks to be opened again at once.
+        None if service.mode == "retry" => {
+            service.refused.fetch_add(1, Ordering::SeqCst);
+            events("retry: 0\ndata: \n\n".to_owned())
+        }
         None => StatusCode::METHOD_NOT_ALLOWED.into_response(),
     }
 }
@@ -588,6 +605,60 @@ async fn a_call_whose_event_stream_breaks_is_unknown_and_not_sent_again() {
         assert_eq!(service.calls.load(Ordering::SeqCst), 1, "{mode}");
         host.shutdown().await;
     }
+}
+
+#[tokio::test]
+async fn the_messages_of_an_event_stream_are_read_at_a_limited_rate() {
+    let (_service, address) = Service::start("chatty").await;
+    let folder = Folder::new("chatty");
+    let text = format!("[mcp.test]\nurl = \"http://{address}/mcp\"\n");
+    let host = folder.host(&text, &calling([("test__act", json!({}))])).await;
+    let session = host.open_session("one").await.unwrap();
+    let began = Instant::now();
+    assert_eq!(result(&session.run("go").await.unwrap()), ("success", "done"));
+    assert!(began.elapsed() > Duration::from_millis(1_400), "{:?}", began.elapsed());
+    host.shutdown().await;
+}
+
+#[tokio::test]
+async fn an_event_stream_that_asks_for_no_wait_is_not_opened_again_at_once() {
+    let (service, address) = Service::start("retry").await;
+    let folder = Folder::new("retry");
+    let text = format!("[mcp.test]\nurl = \"http://{address}/mcp\"\n");
+    let host = folder.host(&text, &calling([])).await;
+    let opened = || service.refused.load(Ordering::SeqCst);
+    wait_until(|| opened() > 0).await;
+    let (began, first) = (Instant::now(), opened());
+    wait_until(|| opened() >= first + 5).await;
+    assert!(began.elapsed() > Duration::from_millis(700), "{:?}", began.elapsed());
+    host.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_line_without_end_costs_its_process_and_no_later_call() {
+    let folder = Folder::new("line");
+    let model = calling(std::array::from_fn::<_, 100, _>(|at| {
+        ("test__act", if at == 0 { json!({"line": true}) } else { json!({}) })
+    }));
+    let host = folder.host(&process(&folder, "plain", ""), &model).await;
+    let session = host.open_session("one").await.unwrap();
+    assert_eq!(result(&session.run("go").await.unwrap()).0, "unknown");
+    loop {
+        let report = session.run("go").await.unwrap();
+        let (status, text) = result(&report);
+        if status == "success" {
+            break;
+        }
+        assert!(text.contains("a line that did not end within 64 MiB"), "{status}: {text}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let page = host.metrics_page().unwrap();
+    assert!(
+        page.contains("callsheet_mcp_limits_reached_total{server=\"test\",limit=\"line\"} 1"),
+        "{page}"
+    );
+    host.shutdown().await;
+    folder.empty().await;
 }
 
 #[tokio::test]

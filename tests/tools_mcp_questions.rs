@@ -28,6 +28,9 @@ use tokio::sync::mpsc;
 
 const MODES: [&str; 2] = ["legacy", "modern"];
 
+/// The number of questions that the tool `flood` asks at once.
+const FLOOD: usize = 600;
+
 /// The server's state, which a client sends back as it is.
 const STATE: &str = "st\u{e4}te \"1\"";
 
@@ -37,6 +40,7 @@ fn server_process() {
     let Ok(mode) = std::env::var("MCP_MODE") else { return };
     // Calls that wait for an answer, by the id of the question.
     let mut waiting: HashMap<Value, (Value, Value, Vec<Value>)> = HashMap::new();
+    let mut flooding: Option<(Value, Vec<Value>)> = None;
     for line in std::io::stdin().lock().lines() {
         let line = line.unwrap();
         log(&line);
@@ -48,6 +52,24 @@ fn server_process() {
             "initialize" => send(&id, initialized()),
             "tools/list" => send(&id, json!({"tools": tools(), "resultType": "complete"})),
             "tools/call" if params["name"] == "mute" => {}
+            "tools/call" if params["name"] == "flood" => {
+                flooding = Some((id, Vec::new()));
+                std::thread::spawn(|| {
+                    (0..FLOOD).for_each(|at| ask(&json!(at), &seats("How many?")))
+                });
+            }
+            "" if flooding.is_some() => {
+                let (call, answers) = flooding.as_mut().unwrap();
+                answers.push(message["result"]["action"].clone());
+                // The open question is answered after all others.
+                if answers.len() == FLOOD - 1 {
+                    log(&json!({"declined": answers}).to_string());
+                }
+                if answers.len() == FLOOD {
+                    send(call, completed(&answers[FLOOD - 1]));
+                    flooding = None;
+                }
+            }
             "tools/call" if mode == "modern" => send(&id, round(&params)),
             "tools/call" => {
                 let question = questions(&params["name"])[0].clone();
@@ -90,7 +112,7 @@ fn initialized() -> Value {
 
 fn tools() -> Value {
     let tool = |name: &str| json!({"name": name, "description": "Asks.", "inputSchema": {"type": "object"}});
-    ["seats", "twice", "endless", "sign_in", "nested", "mute"].map(tool).into()
+    ["seats", "twice", "endless", "sign_in", "nested", "mute", "flood"].map(tool).into()
 }
 
 fn seats(message: &str) -> Value {
@@ -262,6 +284,30 @@ async fn questions_of_a_call_come_one_after_the_other_and_each_has_its_own_answe
         host.shutdown().await;
         folder.empty().await;
     }
+}
+
+#[tokio::test]
+async fn what_a_call_asks_beside_an_open_question_is_declined_at_once() {
+    let folder = Folder::new("flood");
+    let host =
+        folder.host(&server(&folder, "legacy"), &calling([("test__flood", json!({}))])).await;
+    let session = host.open_session("one").await.unwrap();
+    let mut run = session.start_run("go").await.unwrap();
+    let open = question(&mut run).await;
+    let declined =
+        || received(&folder).into_iter().find_map(|line| line["declined"].as_array().cloned());
+    wait_until(|| declined().is_some()).await;
+    assert!(declined().unwrap().iter().all(|action| action == "decline"));
+    let page = host.metrics_page().unwrap();
+    let counted = format!(
+        "callsheet_mcp_limits_reached_total{{server=\"test\",limit=\"questions\"}} {}",
+        FLOOD - 1
+    );
+    assert!(page.contains(&counted), "{page}");
+    open.answer(json!({"seats": 1})).await.unwrap();
+    assert_eq!(answers(run).await, json!("accept"));
+    host.shutdown().await;
+    folder.empty().await;
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use super::server_connections::ToolServerActor;
 use super::session;
 use super::session_start::SessionStart;
 use super::task::{self, OwnedTask, blocking};
-use crate::tool::{RequestObserver, ToolServer};
+use crate::tool::{ServerObservation, ServerObserver, ToolServer};
 use crate::types::{SessionId, SessionState};
 
 /// The longest interval of periodic work.
@@ -159,10 +159,16 @@ impl HostActor {
     ) {
         let (kept, host_ref) = ((Arc::clone(&server), audience.clone()), self.host_ref.clone());
         let telemetry = self.host_ref.shared.telemetry.clone();
-        let observer = move |method: &str, error: Option<&str>, duration| {
-            telemetry.metrics().mcp_operation(method, error, duration);
+        let name = server.name().to_owned();
+        let observer = move |observed: ServerObservation<'_>| match observed {
+            ServerObservation::Request { method, error_type, duration } => {
+                telemetry.metrics().mcp_operation(method, error_type, duration);
+            }
+            ServerObservation::LimitReached(limit) => {
+                telemetry.metrics().mcp_limit_reached(&name, limit);
+            }
         };
-        let observer: RequestObserver = Arc::new(observer);
+        let observer: ServerObserver = Arc::new(observer);
         let server = ToolServerActor { server, host_ref, audience, observer, wait };
         self.servers.insert(actor::spawn_child(myself, server).id(), kept);
     }

@@ -11,7 +11,7 @@ use super::host_ref::HostRef;
 use super::message::{HostMessage, ServerAudience, SessionMessage};
 use super::tool_servers::{PerSessionConnection, SessionServer, ToolServers};
 use crate::event::{ServerToolsChange, ToolListChange};
-use crate::tool::{RequestObserver, ServerListing, ServerState, ServerStatus, ToolServer};
+use crate::tool::{ServerListing, ServerObserver, ServerState, ServerStatus, ToolServer};
 use crate::types::SessionId;
 
 /// Wait before a server whose task panicked runs again.
@@ -144,7 +144,7 @@ pub(super) struct ToolServerActor {
     pub(super) server: Arc<dyn ToolServer>,
     pub(super) host_ref: HostRef,
     pub(super) audience: ServerAudience,
-    pub(super) observer: RequestObserver,
+    pub(super) observer: ServerObserver,
     /// True if the last actor of the server panicked: this one waits before it connects.
     pub(super) wait: bool,
 }

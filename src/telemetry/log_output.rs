@@ -1,12 +1,18 @@
 //! Sets up the log output of the binary.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::io::{self, IsTerminal as _, Write};
 use std::str::FromStr;
 use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
 
-use tracing::Subscriber;
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::time::Instant;
+use tracing::callsite::Identifier;
 use tracing::level_filters::LevelFilter;
+use tracing::{Level, Metadata, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -18,6 +24,15 @@ const DEFAULT_FILTER: &str = "warn,callsheet=info";
 
 /// The library for MCP, which logs what servers send, at `info` and below.
 const MCP_LIBRARY: &str = "rmcp";
+
+/// The module that logs what MCP servers do.
+const MCP_MODULE: &str = "callsheet::tool::mcp";
+
+/// Maximum number of lines that each place in the code of [`MCP_LIBRARY`] and [`MCP_MODULE`] logs in
+/// [`SERVER_LINES_PERIOD`], and of bytes of such a line. A server can cause as many and as long ones as it likes.
+const SERVER_LINES_MAX: u32 = 5;
+const SERVER_LINES_PERIOD: Duration = Duration::from_secs(1);
+const SERVER_LINE_BYTES_MAX: usize = 2 << 10;
 
 /// The secrets that are replaced in log lines.
 static SECRETS: OnceLock<Secrets> = OnceLock::new();
@@ -64,7 +79,8 @@ pub enum LogsError {
     AlreadySet(#[from] tracing::subscriber::SetGlobalDefaultError),
 }
 
-/// Sends the log of the process to stderr. The filter is `CALLSHEET_LOG`, or else `RUST_LOG`, or else
+/// Sends the log of the process to stderr. Of lines that MCP servers cause, each place in the code logs at most 5 a
+/// second, of at most 2 KiB; a line `mcp_log_lines_dropped` says how many were left out. The filter is `CALLSHEET_LOG`, or else `RUST_LOG`, or else
 /// `warn,callsheet=info`. Lines of the library for MCP below `warn` need a filter that names it, such as
 /// `info,rmcp=debug`: they hold what servers send. Lines are coloured on a terminal, unless `NO_COLOR` is set.
 ///
@@ -74,7 +90,7 @@ pub fn init_logs(format: LogFormat) -> Result<(), LogsError> {
     let filter = filter(|variable| std::env::var(variable).ok())?;
     let coloured = std::io::stderr().is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let lines = || RedactedLines { output: io::stderr(), secrets: SECRETS.get() };
+    let lines = LogLines { output: io::stderr, format, places: Mutex::default() };
     let subscriber = subscriber(format, filter, coloured, lines);
     Ok(tracing::subscriber::set_global_default(subscriber)?)
 }
@@ -84,6 +100,109 @@ pub fn init_logs(format: LogFormat) -> Result<(), LogsError> {
 pub fn redact_logs(secrets: Secrets) {
     // The binary loads one configuration. Only tests load more in one process.
     let _ = SECRETS.set(secrets);
+}
+
+/// Writes log lines, and limits those that MCP servers cause.
+struct LogLines<F> {
+    /// Returns the output.
+    output: F,
+    format: LogFormat,
+    /// The places in the code that log what servers do.
+    places: Mutex<HashMap<Identifier, LinesOfPlace>>,
+}
+
+/// The lines of a place in the code within one period.
+struct LinesOfPlace {
+    began: Instant,
+    lines: u32,
+    /// The number of lines that were left out since the last one that was written.
+    dropped: u64,
+}
+
+impl LinesOfPlace {
+    /// Returns the number of lines that were left out before this one. `None` if this one is left out.
+    fn admit(&mut self, now: Instant) -> Option<u64> {
+        if now.duration_since(self.began) >= SERVER_LINES_PERIOD {
+            (self.began, self.lines) = (now, 0);
+        }
+        self.lines += 1;
+        if self.lines > SERVER_LINES_MAX {
+            self.dropped += 1;
+            return None;
+        }
+        Some(std::mem::take(&mut self.dropped))
+    }
+}
+
+impl<'a, W: Write, F: Fn() -> W> MakeWriter<'a> for LogLines<F> {
+    type Writer = LogLine<W>;
+
+    fn make_writer(&'a self) -> LogLine<W> {
+        let lines = RedactedLines { output: (self.output)(), secrets: SECRETS.get() };
+        LogLine { lines, format: self.format, of_server: None }
+    }
+
+    fn make_writer_for(&'a self, metadata: &Metadata<'_>) -> LogLine<W> {
+        let line = self.make_writer();
+        if ![MCP_LIBRARY, MCP_MODULE].iter().any(|target| metadata.target().starts_with(target)) {
+            return line;
+        }
+        let now = Instant::now();
+        let mut places = self.places.lock();
+        let place = places.entry(metadata.callsite());
+        let place = place.or_insert(LinesOfPlace { began: now, lines: 0, dropped: 0 });
+        let of_server = Some((*metadata.level(), place.admit(now)));
+        LogLine { of_server, ..line }
+    }
+}
+
+/// Writes one log line.
+struct LogLine<W> {
+    lines: RedactedLines<'static, W>,
+    format: LogFormat,
+    /// For a line that a server causes: its level, and the number of lines that were left out before it. `None` instead
+    /// of a number if it is left out itself.
+    of_server: Option<(Level, Option<u64>)>,
+}
+
+impl<W: Write> LogLine<W> {
+    fn write_note(&mut self, level: Level, name: &str, field: &str, value: u64) -> io::Result<()> {
+        let time = humantime::format_rfc3339_micros(SystemTime::now());
+        let note = match self.format {
+            LogFormat::Text => format!("{time} {level:>5} {name} {field}={value}\n"),
+            LogFormat::Json => {
+                let (time, level) = (time.to_string(), level.to_string());
+                let note =
+                    json!({ "timestamp": time, "level": level, "message": name, field: value });
+                format!("{note}\n")
+            }
+        };
+        self.lines.output.write_all(note.as_bytes())
+    }
+}
+
+impl<W: Write> Write for LogLine<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match self.of_server {
+            None => return self.lines.write(line),
+            Some((_, None)) => {}
+            Some((level, Some(dropped))) => {
+                if dropped > 0 {
+                    self.write_note(level, "mcp_log_lines_dropped", "lines", dropped)?;
+                }
+                if line.len() <= SERVER_LINE_BYTES_MAX {
+                    return self.lines.write(line);
+                }
+                let bytes = u64::try_from(line.len()).unwrap_or(u64::MAX);
+                self.write_note(level, "mcp_log_line_too_long", "bytes", bytes)?;
+            }
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.lines.flush()
+    }
 }
 
 /// Writes log lines without secrets. The subscriber writes each line at once.
@@ -151,7 +270,58 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+
+    /// The text that was logged.
+    #[derive(Clone, Default)]
+    struct Logged(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Logged {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lines_that_a_server_causes_are_few_and_short() {
+        for format in [LogFormat::Text, LogFormat::Json] {
+            let logged = Logged::default();
+            let output = logged.clone();
+            let lines =
+                LogLines { output: move || output.clone(), format, places: Mutex::default() };
+            let subscriber = subscriber(format, EnvFilter::new("warn"), false, lines);
+            let _set = tracing::subscriber::set_default(subscriber);
+            for text in ["x", "y", &"z".repeat(100_000)] {
+                for _ in 0..1_000 {
+                    tracing::warn!(target: "rmcp::service", text, "Received unexpected message");
+                }
+                tokio::time::advance(SERVER_LINES_PERIOD).await;
+            }
+            for _ in 0..20 {
+                tracing::warn!("another");
+            }
+            let logged = String::from_utf8(logged.0.lock().clone()).unwrap();
+            let count = |text| logged.lines().filter(|line| line.contains(text)).count();
+            assert_eq!(count("unexpected"), 10, "{logged}");
+            assert_eq!(count("mcp_log_line_too_long"), 5);
+            assert_eq!(count("mcp_log_lines_dropped"), 2);
+            assert_eq!(count("995"), 2, "{logged}");
+            assert_eq!(count("another"), 20);
+            assert!(logged.len() < 10_000);
+            if format == LogFormat::Json {
+                for line in logged.lines() {
+                    serde_json::from_str::<serde_json::Value>(line).unwrap();
+                }
+            }
+        }
+    }
 
     #[test]
     fn secrets_are_replaced_in_the_lines_of_every_crate() {

@@ -463,6 +463,8 @@ metric_table! {
         MCP_OPERATION_DURATION: Histogram(LONG), Seconds, ["method", "error_type"],
             "mcp_client_operation_duration_seconds",
             "Duration of requests to MCP servers. Only failed ones have error_type: of a call `cancelled`, `http_status`, `invalid_answer`, `not_sent`, `refused`, `server_down`, `timeout` or `tool_changed`, of another request `failed`.";
+        MCP_LIMITS_REACHED: Counter, Count, ["server", "limit"], "callsheet_mcp_limits_reached_total",
+            "Limits that an MCP server has reached: `questions` (declined), `messages` (times that its output waited), `line` (a line without end; its process was ended).";
         HOOK_DURATION: Histogram(LONG), Seconds, ["hook", "on", "outcome"],
             "callsheet_hook_duration_seconds",
             "Time until a hook answered, by its verdict; `failed`: its failure refused, `failure_ignored`: its failure allowed.";

@@ -337,6 +337,13 @@ impl Metrics {
         histogram.record(duration);
     }
 
+    /// Counts that an MCP server has reached a limit.
+    pub fn mcp_limit_reached(&self, server: &str, limit: &str) {
+        let labels = [("server", server), ("limit", limit)];
+        let counter: Counter = table::MCP_LIMITS_REACHED.series(&self.recorder, &labels);
+        counter.increment(1);
+    }
+
     /// Records the time until a hook answered.
     pub fn hook_answered(&self, hook: &str, on: HookPoint, outcome: &str, duration: Duration) {
         let labels = [("hook", hook), ("on", on.as_str()), ("outcome", outcome)];
@@ -538,6 +545,7 @@ mod tests {
         telemetry.metrics().tool_breaker("clock", BreakerState::Open);
         telemetry.metrics().mcp_server("files", "up", 1);
         telemetry.metrics().mcp_operation("tools/call", None, Duration::from_secs(1));
+        telemetry.metrics().mcp_limit_reached("files", "line");
         telemetry.metrics().hook_answered("guard", HookPoint::BeforeCall, "allow", Duration::ZERO);
         telemetry.metrics().hook_event_lost("watch");
         let page = telemetry.render();

@@ -169,8 +169,8 @@ pub use schema::ParsedSchema;
 pub(crate) use schema::{CompiledSchema, FormatCheck, PathSegment, Violation};
 pub(crate) use search::{RESERVED_NAMES, find_tools, use_tool_spec};
 pub(crate) use server::{
-    FrozenList, RequestObserver, SERVER_SEPARATOR, ServerListing, ServerState, ServerStatus,
-    ServerToolDefinition, ToolServer,
+    FrozenList, SERVER_SEPARATOR, ServerListing, ServerObservation, ServerObserver, ServerState,
+    ServerStatus, ServerToolDefinition, ToolServer,
 };
 pub use source::{ToolSource, ToolSourceContext};
 pub use spec::ToolSpec;

@@ -48,8 +48,9 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
     }
 
     /// Keeps the server connected, with waits between attempts. Returns only after [`end`](Self::end). Dropping the
-    /// future ends the connection. It is called again if it panics. `observer` receives the duration of each request.
-    async fn run(&self, observer: RequestObserver);
+    /// future ends the connection. It is called again if it panics. `observer` receives the duration of each
+    /// request, and the limits that the server reaches.
+    async fn run(&self, observer: ServerObserver);
 
     /// Sets whether a run of the session is in progress, if the connection is that of one session. Otherwise it may be
     /// ended for another session.
@@ -95,8 +96,23 @@ pub(crate) trait ToolServer: Send + Sync + 'static {
     fn make_tool(&self, definition: &ServerToolDefinition) -> Result<Arc<dyn Tool>, String>;
 }
 
-/// Receives the method of a request to a server, the type of its error if it failed, and its duration.
-pub(crate) type RequestObserver = Arc<dyn Fn(&str, Option<&str>, Duration) + Send + Sync>;
+/// Receives what a host measures of a server.
+pub(crate) type ServerObserver = Arc<dyn Fn(ServerObservation<'_>) + Send + Sync>;
+
+/// A measurement of a server.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "mcp"), expect(dead_code, reason = "only the feature mcp has servers"))]
+pub(crate) enum ServerObservation<'a> {
+    /// A request to the server has ended.
+    Request {
+        method: &'a str,
+        /// The type of its error, if it failed.
+        error_type: Option<&'a str>,
+        duration: Duration,
+    },
+    /// The server has reached a limit.
+    LimitReached(&'static str),
+}
 
 /// The definition of a server's tool: what the server listed, without secrets. A long description is cut.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ use crate::journal::MemoryJournal;
 use crate::record::{FROZEN_TOOLS, Record, StopMode, frozen_tools_key};
 use crate::telemetry::FeedItem;
 use crate::tool::{
-    RequestObserver, ServerListing, ServerState, ServerStatus, ServerToolDefinition, ToolServer,
+    ServerListing, ServerObserver, ServerState, ServerStatus, ServerToolDefinition, ToolServer,
 };
 use crate::types::RunEnd;
 
@@ -71,7 +71,7 @@ impl ToolServer for FakeServer {
         self.start_timeout
     }
 
-    async fn run(&self, _: RequestObserver) {
+    async fn run(&self, _: ServerObserver) {
         let runs = {
             let mut runs = self.runs.lock();
             *runs += 1;

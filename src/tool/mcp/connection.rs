@@ -221,10 +221,9 @@ async fn connect_process(
     let error_output = Arc::new(Mutex::new(ErrorOutput::default()));
     handler.shared.started.lock().push(Arc::clone(&error_output));
     let reader = spawn(keep_error_output(process.stderr, Arc::clone(&error_output)));
-    let (unparsed_lines, calls) =
-        (Arc::clone(&handler.shared.unparsed_lines), Arc::clone(&handler.calls));
+    let (shared, calls) = (Arc::clone(&handler.shared), Arc::clone(&handler.calls));
     let pipes = (process.stdout, process.stdin);
-    let transport = StdioTransport::new(pipes, unparsed_lines, Arc::clone(&calls), secrets.clone());
+    let transport = StdioTransport::new(pipes, shared, Arc::clone(&calls));
     let stdin = transport.stdin_guard();
     let control = process.control;
     let process = Process { control, end: None, error_output, reader, secrets };
@@ -388,8 +387,11 @@ impl Connection {
     /// Ends the connection. Closes the input of a process, then sends `SIGTERM`, then kills it, each after
     /// [`END_GRACE`] if it has not ended. Returns a human-readable reason of the end.
     pub(super) async fn close(mut self) -> String {
+        // A process that has reached a limit is killed at once.
+        let ended_by_host = *self.handle.calls.end_reason.lock();
+        let grace = if ended_by_host.is_some() { Duration::ZERO } else { END_GRACE };
         // Ending the service closes the input of a process.
-        let _ = tokio::time::timeout(END_GRACE, async {
+        let _ = tokio::time::timeout(grace, async {
             if !self.has_ended {
                 self.cancellation.cancel();
                 self.end.await;
@@ -401,15 +403,16 @@ impl Connection {
         };
         let mut end = process.end;
         if end.is_none() {
-            end = tokio::time::timeout(END_GRACE, process.control.wait()).await.ok();
+            end = tokio::time::timeout(grace, process.control.wait()).await.ok();
         }
         if end.is_none() {
             process.control.terminate().await;
-            end = tokio::time::timeout(END_GRACE, process.control.wait()).await.ok();
+            end = tokio::time::timeout(grace, process.control.wait()).await.ok();
         }
-        let reason = match end {
-            Some(end) => process.describe(end).await,
-            None => format!("it closed its output and did not end{}", process.quote()),
+        let reason = match (ended_by_host, end) {
+            (Some(reason), _) => format!("{reason}{}", process.quote()),
+            (None, Some(end)) => process.describe(end).await,
+            (None, None) => format!("it closed its output and did not end{}", process.quote()),
         };
         process.control.kill().await;
         reason
@@ -651,6 +654,10 @@ impl Handler {
                 return Ok(decline());
             }
         };
+        if !call.may_ask() {
+            self.shared.limit_reached("questions");
+            return Ok(decline());
+        }
         tokio::select! {
             result = call.ask(params) => {
                 result.map_err(|error| ErrorData::invalid_params(error.message().to_owned(), None))

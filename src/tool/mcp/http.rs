@@ -1,6 +1,7 @@
 //! The transport to a server at a URL. It wraps the library's HTTP client, to notice four things: that the server may
 //! have lost the MCP session, which tools a list had before the library left some out, for which call a question
-//! came, and that a request gets no answer. It also stops a call that was withdrawn before it is sent.
+//! came, and that a request gets no answer. It also stops a call that was withdrawn before it is sent, and limits the
+//! events of each stream.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use rmcp::transport::streamable_http_client::{
 
 use serde::Deserialize;
 
+use super::budget::MessageBudget;
 use super::incoming::adapt_events;
 use super::questions::ELICIT;
 use super::shared::{LogicalConnection, OpenCalls};
@@ -31,6 +33,10 @@ use crate::tool::http::REDIRECTS_MAX;
 
 /// The longest time for which the end of a list's event stream is held back.
 const LIST_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// The shortest time in milliseconds after which an event stream that has ended is opened again, whatever the server
+/// asks for.
+const RETRY_MS_MIN: u64 = 200;
 
 /// The status of a service that is busy.
 pub(super) const TOO_MANY_REQUESTS: u16 = 429;
@@ -176,7 +182,7 @@ impl StreamableHttpClient for ObservedHttpClient {
                 StreamableHttpPostResponse::Json(answer, session)
             }
             (StreamableHttpPostResponse::Sse(stream, session), Some(call)) => {
-                let stream = adapt_events(stream);
+                let stream = with_limits(adapt_events(stream), Arc::clone(&self.shared));
                 let calls = Arc::clone(&self.calls);
                 let stream = match is_list_request {
                     true => store_tool_names_of(stream, calls, call),
@@ -233,8 +239,27 @@ impl StreamableHttpClient for ObservedHttpClient {
         if is_common_stream {
             self.has_no_common_stream.store(stream.is_err(), Ordering::Relaxed);
         }
-        self.check_after_error(stream).map(adapt_events)
+        let stream = adapt_events(self.check_after_error(stream)?);
+        Ok(with_limits(stream, Arc::clone(&self.shared)))
     }
+}
+
+/// Limits the events of a stream to its [budget](MessageBudget), and raises a shorter `retry` to [`RETRY_MS_MIN`].
+fn with_limits(events: BoxedSseResponse, shared: Arc<LogicalConnection>) -> BoxedSseResponse {
+    let state = (events, MessageBudget::default(), shared);
+    let limited = stream::unfold(state, async |(mut events, mut budget, shared)| {
+        if let Some(next) = budget.next_read() {
+            shared.limit_reached("messages");
+            tokio::time::sleep_until(next).await;
+        }
+        let event = events.next().await?.map(|mut event| {
+            budget.spend(event.data.as_ref().map_or(0, String::len));
+            event.retry = event.retry.map(|retry| retry.max(RETRY_MS_MIN));
+            event
+        });
+        Some((event, (events, budget, shared)))
+    });
+    limited.boxed()
 }
 
 /// The codes with which libraries refuse a request that belongs to no session, before they read it: TypeScript the first

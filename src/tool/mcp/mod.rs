@@ -14,6 +14,7 @@
 //! | `discover.rs` | the question of the newest protocol, under the host's own time limit |
 //! | `http.rs` | the transport to a server at a URL |
 //! | `stdio.rs` | messages over the standard input and output of a process |
+//! | `budget.rs` | the budget of a connection for messages (rate limit) |
 //! | `transport_error.rs` | the errors of the library: their causes and texts |
 //! | `call.rs` | the tool: one call, its time limit and progress, and its outcome if the server crashes or the connection ends (`server_down`) |
 //! | `server_call.rs` | a call whose answer is awaited, and the state of its writing |
@@ -28,6 +29,7 @@
 //! | `reconnect.rs` | reconnect: backoff between attempts to connect |
 //! | `list_pause.rs` | the waits between readings of a list that changes |
 
+mod budget;
 mod call;
 mod connection;
 mod discover;
@@ -63,7 +65,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::defined_input::DefinitionError;
 use super::server::{
-    RequestObserver, ServerListing, ServerState, ServerStatus, ServerToolDefinition, ToolServer,
+    ServerListing, ServerObserver, ServerState, ServerStatus, ServerToolDefinition, ToolServer,
 };
 use super::{LOCK_FILE, ParsedSchema, Tool, ToolLock, ToolSpec};
 use crate::config::{McpConfig, McpPin, McpShare, McpTransport, McpTrust};
@@ -326,7 +328,8 @@ impl McpServer {
                 }
             }
         };
-        "the connection has ended".clone_into(&mut self.shared.down.lock());
+        let reason = *open.calls.end_reason.lock();
+        reason.unwrap_or("the connection has ended").clone_into(&mut self.shared.down.lock());
         let lost = open.calls.session_lost.is_cancelled().then(|| Arc::clone(&open.calls));
         if lost.is_some() {
             self.set_status(ServerState::Starting, None);
@@ -493,7 +496,7 @@ impl ToolServer for McpServer {
         Some(Arc::new(server))
     }
 
-    async fn run(&self, observer: RequestObserver) {
+    async fn run(&self, observer: ServerObserver) {
         *self.shared.observer.lock() = Some(observer);
         let closed = {
             let mut closed = self.closed.lock();

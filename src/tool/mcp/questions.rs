@@ -5,7 +5,7 @@
 //! does not name the call. Over HTTP it is the call whose event stream carries the question. Otherwise (a process, or
 //! another event stream) it is the call that was sent last. If calls of several sessions run, the question is then
 //! declined, so that no session receives the question of another one. A call is sent at most 16 times, the first time
-//! included.
+//! included. It asks one question at a time, and 100 in all: others are declined at once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,6 +18,9 @@ use crate::types::Secrets;
 
 /// Maximum number of times that one call is sent, the first time included.
 pub(super) const ROUNDS_MAX: usize = 16;
+
+/// Maximum number of questions of one call, as of every tool.
+pub(super) const QUESTIONS_MAX: usize = 100;
 
 /// The method of a question.
 pub(super) const ELICIT: &str = "elicitation/create";
@@ -58,9 +61,10 @@ impl InputRequired {
         asker: &Asker,
     ) -> Result<BTreeMap<String, Value>, ToolError> {
         let mut responses = BTreeMap::new();
-        for (key, request) in &self.requests {
+        for (at, (key, request)) in self.requests.iter().enumerate() {
             let method = request["method"].as_str().unwrap_or_default();
             let response = match method {
+                ELICIT if at >= QUESTIONS_MAX => decline(),
                 ELICIT => asker.ask(&request["params"]).await?,
                 "roots/list" => json!({ "roots": [] }),
                 _ => {

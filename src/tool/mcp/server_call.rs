@@ -7,7 +7,7 @@ use rmcp::model::ProgressToken;
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use super::questions::Asker;
+use super::questions::{Asker, QUESTIONS_MAX};
 use crate::tool::ToolError;
 use crate::types::SessionId;
 
@@ -19,6 +19,8 @@ pub(super) struct ServerCall {
     pub(super) idle_timeout_reset: Notify,
     /// The number of questions that the server waits for.
     asking: AtomicUsize,
+    /// The number of questions that it has asked.
+    asked: AtomicUsize,
 }
 
 /// The state of writing a call to the server. It is recorded here, because the library returns the same error for a
@@ -34,7 +36,13 @@ enum CallWrite {
 impl ServerCall {
     pub(super) fn new(asker: Asker) -> Self {
         let write = Mutex::new(CallWrite::Queued);
-        Self { asker, write, idle_timeout_reset: Notify::new(), asking: AtomicUsize::new(0) }
+        Self {
+            asker,
+            write,
+            idle_timeout_reset: Notify::new(),
+            asking: AtomicUsize::new(0),
+            asked: AtomicUsize::new(0),
+        }
     }
 
     /// Begins to write the call. Returns false if it is withdrawn. A call is not written twice: if the library sends
@@ -79,6 +87,12 @@ impl ServerCall {
     pub(super) fn receive(&self, text: String) {
         self.idle_timeout_reset.notify_one();
         self.asker.context().progress(text);
+    }
+
+    /// Returns whether the server may ask another question: none is open, and it has not asked [`QUESTIONS_MAX`].
+    /// Counts the question.
+    pub(super) fn may_ask(&self) -> bool {
+        !self.is_asking() && self.asked.fetch_add(1, Ordering::Relaxed) < QUESTIONS_MAX
     }
 
     /// Asks a question of the server. The call's time limit starts again when the question ends.

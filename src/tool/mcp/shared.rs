@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use super::server_call::ServerCall;
 use super::stdio::{ErrorOutput, UnparsedLines};
-use crate::tool::server::{RequestObserver, ServerState, ServerStatus};
+use crate::tool::server::{ServerObservation, ServerObserver, ServerState, ServerStatus};
 use crate::types::{Secrets, SessionId};
 
 /// The state that the calls of a server's connection share. It survives reconnections. If sessions do not share the
@@ -43,7 +43,7 @@ pub(super) struct LogicalConnection {
     /// The secrets of the host.
     pub(super) secrets: Secrets,
     /// The observer of the host that runs the server now.
-    pub(super) observer: Mutex<Option<RequestObserver>>,
+    pub(super) observer: Mutex<Option<ServerObserver>>,
 }
 
 impl LogicalConnection {
@@ -58,7 +58,11 @@ impl LogicalConnection {
         let result = request.await;
         let observer = self.observer.lock().clone();
         if let Some(observer) = observer {
-            observer(method, result.as_ref().err().map(error_type), began.elapsed());
+            observer(ServerObservation::Request {
+                method,
+                error_type: result.as_ref().err().map(error_type),
+                duration: began.elapsed(),
+            });
         }
         result
     }
@@ -75,6 +79,14 @@ impl LogicalConnection {
         };
         // The sender lives as long as this.
         let _ = self.open.subscribe().wait_for(is_other).await;
+    }
+
+    /// Reports that the server has reached a limit.
+    pub(super) fn limit_reached(&self, limit: &'static str) {
+        let observer = self.observer.lock().clone();
+        if let Some(observer) = observer {
+            observer(ServerObservation::LimitReached(limit));
+        }
     }
 
     /// Returns the reason why there is no connection.
@@ -123,6 +135,8 @@ pub(super) struct OpenCalls {
     names_taken: Notify,
     /// The calls in whose event streams questions came, by the ids of the questions.
     question_calls: Mutex<HashMap<RequestId, RequestId>>,
+    /// The reason why the host ended the connection, because the server has reached a limit.
+    pub(super) end_reason: Mutex<Option<&'static str>>,
 }
 
 /// A call that may have been written.

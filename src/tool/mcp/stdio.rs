@@ -1,9 +1,11 @@
 //! Messages over the standard input and output of a process: one JSON value on each line, of at most 16 MiB. While
-//! more than 256 KiB of replies wait to be written, nothing is read.
+//! more than 256 KiB of requests of the server are unanswered, nothing is read, nor while the
+//! [budget](super::budget) is used up. A line that does not end within 64 MiB or 10 s ends the connection.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rmcp::RoleClient;
@@ -16,9 +18,11 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
+use super::budget::MessageBudget;
 use super::incoming::{adapted_message, read_message};
-use super::shared::OpenCalls;
+use super::shared::{LogicalConnection, OpenCalls};
 use crate::types::{Secrets, excerpt};
 
 /// Maximum size of a line. Longer ones are skipped; an answer among them becomes an error.
@@ -27,12 +31,17 @@ const LINE_BYTES_MAX: usize = 16 << 20;
 /// Number of bytes that are kept of the end of a longer line. The id of an answer may be there.
 const LINE_END_BYTES: usize = 128;
 
-/// Maximum number of bytes of replies to the server that wait to be written. While there are more, nothing is read: a
-/// server that sends requests and reads no replies must not fill the memory.
-const UNWRITTEN_BYTES_MAX: usize = 256 << 10;
+/// Maximum number of bytes of a line that is skipped, and the time limit for the rest of it. The process is ended then.
+const SKIPPED_BYTES_MAX: usize = 64 << 20;
+const SKIPPED_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Number of bytes that a short reply counts as.
-const REPLY_BYTES_MIN: usize = 1 << 10;
+/// Maximum number of bytes of the server's requests that are not answered, and of replies that wait to be written.
+/// While there are more, nothing is read: a server that sends requests, and reads no replies or does not wait for
+/// them, must not fill the memory.
+const UNANSWERED_BYTES_MAX: usize = 256 << 10;
+
+/// Number of bytes that a short request or reply counts as.
+const REQUEST_BYTES_MIN: usize = 1 << 10;
 
 /// The data of the error that stands for an answer that cannot be read.
 const UNREADABLE: &str = "io.callsheet/unreadable-answer";
@@ -83,12 +92,13 @@ pub(super) struct StdioTransport {
     /// The line whose rest is skipped.
     skipped: Option<SkippedLine>,
     writer: Arc<tokio::sync::Mutex<Option<pipe::Sender>>>,
-    /// The number of bytes of replies that wait to be written.
-    unwritten: Arc<watch::Sender<usize>>,
-    unparsed_lines: Arc<Mutex<UnparsedLines>>,
+    /// The number of bytes of unanswered requests of the server, and of replies that wait to be written.
+    unanswered_bytes: Arc<watch::Sender<usize>>,
+    /// The requests of the server that are not answered.
+    unanswered: Vec<(RequestId, Unanswered)>,
+    budget: MessageBudget,
     calls: Arc<OpenCalls>,
-    /// The secrets of the host.
-    secrets: Secrets,
+    shared: Arc<LogicalConnection>,
 }
 
 /// Holds the input of a process open, unless the transport was closed.
@@ -107,22 +117,19 @@ impl StdioTransport {
     /// Makes the connection of the output and the input of a process.
     pub(super) fn new(
         (stdout, stdin): (pipe::Receiver, pipe::Sender),
-        unparsed_lines: Arc<Mutex<UnparsedLines>>,
+        shared: Arc<LogicalConnection>,
         calls: Arc<OpenCalls>,
-        secrets: Secrets,
     ) -> Self {
-        let writer = Arc::new(tokio::sync::Mutex::new(Some(stdin)));
-        let reader = BufReader::new(stdout);
-        let unwritten = Arc::new(watch::Sender::new(0));
         Self {
-            reader,
+            reader: BufReader::new(stdout),
             line: Vec::new(),
             skipped: None,
-            writer,
-            unwritten,
-            unparsed_lines,
+            writer: Arc::new(tokio::sync::Mutex::new(Some(stdin))),
+            unanswered_bytes: Arc::new(watch::Sender::new(0)),
+            unanswered: Vec::new(),
+            budget: MessageBudget::default(),
             calls,
-            secrets,
+            shared,
         }
     }
 
@@ -131,10 +138,25 @@ impl StdioTransport {
         StdinGuard { _writer: Arc::clone(&self.writer) }
     }
 
-    /// Reads the next line. `None` at the end, or after an error. Cancel safe: keeps the bytes read so far.
+    /// Reads the next line. `None` at the end, after an error, or after a line that does not end. Cancel safe: keeps
+    /// the bytes read so far.
     async fn next_line(&mut self) -> Option<StdioLine> {
         loop {
-            let available = self.reader.fill_buf().await.unwrap_or_default();
+            let limit = match &self.skipped {
+                Some(skipped) if skipped.bytes > SKIPPED_BYTES_MAX => return self.end_line(),
+                Some(skipped) => Some(skipped.began + SKIPPED_TIME_MAX),
+                None => None,
+            };
+            let available = match limit {
+                None => self.reader.fill_buf().await,
+                // A line that never pauses ends at this time, too.
+                Some(limit) if limit <= Instant::now() => return self.end_line(),
+                Some(limit) => match tokio::time::timeout_at(limit, self.reader.fill_buf()).await {
+                    Ok(available) => available,
+                    Err(_) => return self.end_line(),
+                },
+            };
+            let available = available.unwrap_or_default();
             if available.is_empty() {
                 if let Some(skipped) = self.skipped.take() {
                     return Some(StdioLine::TooLong(skipped.answered_request()));
@@ -164,7 +186,45 @@ impl StdioTransport {
         }
     }
 
-    /// Reads a line as a message, which is repaired if it is nearly JSON. An answer that cannot be read becomes an error. `None` if the line is no message.
+    /// Ends the connection, because a line does not end.
+    fn end_line(&mut self) -> Option<StdioLine> {
+        self.shared.limit_reached("line");
+        let reason = "it was ended: it sent a line that did not end within 64 MiB or 10 s";
+        *self.calls.end_reason.lock() = Some(reason);
+        None
+    }
+
+    /// Waits until the next line may be read: the budget allows it, and enough requests of the server are answered.
+    async fn wait_for_budget(&mut self) {
+        let mut unanswered = self.unanswered_bytes.subscribe();
+        // The sender lives as long as this.
+        let _ = unanswered.wait_for(|bytes| *bytes <= UNANSWERED_BYTES_MAX).await;
+        if let Some(next) = self.budget.next_read() {
+            self.shared.limit_reached("messages");
+            tokio::time::sleep_until(next).await;
+        }
+    }
+
+    /// Counts a message, of which `None` is a line that is no message.
+    fn count(&mut self, message: Option<&ServerJsonRpcMessage>, bytes: usize) {
+        let is_answer = match message {
+            Some(ServerJsonRpcMessage::Response(_) | ServerJsonRpcMessage::Error(_)) => {
+                self.budget.take_answer()
+            }
+            Some(ServerJsonRpcMessage::Request(request)) => {
+                let unanswered = Unanswered::new(&self.unanswered_bytes, bytes);
+                self.unanswered.push((request.id.clone(), unanswered));
+                false
+            }
+            Some(ServerJsonRpcMessage::Notification(_)) | None => false,
+        };
+        if !is_answer {
+            self.budget.spend(bytes);
+        }
+    }
+
+    /// Reads a line as a message, which is repaired if it is nearly JSON. An answer that cannot be read becomes an error.
+    /// `None` if the line is no message.
     fn message(&self, line: &[u8]) -> Option<ServerJsonRpcMessage> {
         if line.trim_ascii().is_empty() {
             return None;
@@ -177,7 +237,7 @@ impl StdioTransport {
             return Some(answer);
         }
         let text = String::from_utf8_lossy(line);
-        let quoted = excerpt(self.secrets.redact(&text).trim_end(), NOISE_CHARS_MAX);
+        let quoted = excerpt(self.shared.secrets.redact(&text).trim_end(), NOISE_CHARS_MAX);
         let id = match &value {
             Some(value) => answered_request(value),
             None => SkippedLine::new(line).answered_request(),
@@ -187,11 +247,11 @@ impl StdioTransport {
             // a server that echoes answer without end.
             match value {
                 Some(_) => tracing::debug!(line = quoted, "mcp_unknown_message"),
-                None => self.unparsed_lines.lock().add(&quoted),
+                None => self.shared.unparsed_lines.lock().add(&quoted),
             }
             return None;
         };
-        self.unparsed_lines.lock().add(&quoted);
+        self.shared.unparsed_lines.lock().add(&quoted);
         let error = value.as_ref().and_then(|value| value.get("error"));
         let is_refused = error.is_some_and(|error| !error.is_null());
         let data = (!is_refused).then(|| UNREADABLE.into());
@@ -229,6 +289,9 @@ struct SkippedLine {
     beginning: AnswerBeginning,
     /// Its last bytes.
     end: Vec<u8>,
+    /// The number of bytes that were skipped, and the time at which that began.
+    bytes: usize,
+    began: Instant,
 }
 
 impl SkippedLine {
@@ -237,13 +300,15 @@ impl SkippedLine {
         let mut deserializer = serde_json::Deserializer::from_slice(line);
         // The error is that the rest is missing or not valid.
         let _ = deserializer.deserialize_map(&mut beginning);
-        let mut skipped = Self { beginning, end: Vec::new() };
+        let (bytes, began) = (0, Instant::now());
+        let mut skipped = Self { beginning, end: Vec::new(), bytes, began };
         skipped.add(line.get(line.len().saturating_sub(LINE_END_BYTES)..).unwrap_or_default());
         skipped
     }
 
     /// Adds the next part of the line.
     fn add(&mut self, part: &[u8]) {
+        self.bytes += part.len();
         self.end.extend_from_slice(part);
         self.end.drain(..self.end.len().saturating_sub(LINE_END_BYTES));
     }
@@ -297,21 +362,21 @@ impl<'de> Visitor<'de> for &mut AnswerBeginning {
     }
 }
 
-/// Counts the bytes of a reply until it is written.
-struct UnwrittenReply {
+/// Counts the bytes of a request of the server until it is answered, or those of a reply until it is written.
+struct Unanswered {
     total: Arc<watch::Sender<usize>>,
     bytes: usize,
 }
 
-impl UnwrittenReply {
+impl Unanswered {
     fn new(total: &Arc<watch::Sender<usize>>, bytes: usize) -> Self {
-        let bytes = bytes.max(REPLY_BYTES_MIN);
+        let bytes = bytes.max(REQUEST_BYTES_MIN);
         total.send_modify(|total| *total += bytes);
         Self { total: Arc::clone(total), bytes }
     }
 }
 
-impl Drop for UnwrittenReply {
+impl Drop for Unanswered {
     fn drop(&mut self) {
         self.total.send_modify(|total| *total -= self.bytes);
     }
@@ -326,10 +391,22 @@ impl Transport<RoleClient> for StdioTransport {
     ) -> impl Future<Output = Result<(), SendError>> + Send + 'static {
         let (writer, calls) = (Arc::clone(&self.writer), Arc::clone(&self.calls));
         let message = serde_json::to_vec(&item);
-        let is_reply =
-            matches!(item, ClientJsonRpcMessage::Response(_) | ClientJsonRpcMessage::Error(_));
         let bytes = message.as_ref().map_or(0, Vec::len);
-        let reply = is_reply.then(|| UnwrittenReply::new(&self.unwritten, bytes));
+        let answered = match &item {
+            ClientJsonRpcMessage::Response(response) => Some(Some(&response.id)),
+            ClientJsonRpcMessage::Error(error) => Some(error.id.as_ref()),
+            ClientJsonRpcMessage::Request(_) => {
+                self.budget.add_request();
+                None
+            }
+            ClientJsonRpcMessage::Notification(_) => None,
+        };
+        let reply = answered.map(|id| {
+            let reply = Unanswered::new(&self.unanswered_bytes, bytes);
+            let at = self.unanswered.iter().position(|(unanswered, _)| Some(unanswered) == id);
+            at.map(|at| self.unanswered.swap_remove(at));
+            reply
+        });
         async move {
             let _reply = reply;
             let mut message = message?;
@@ -359,17 +436,18 @@ impl Transport<RoleClient> for StdioTransport {
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
         loop {
-            let mut unwritten = self.unwritten.subscribe();
-            // The sender lives as long as this.
-            let _ = unwritten.wait_for(|bytes| *bytes <= UNWRITTEN_BYTES_MAX).await;
+            self.wait_for_budget().await;
             match self.next_line().await? {
                 StdioLine::Whole(line) => {
-                    if let Some(message) = self.message(&line) {
-                        return Some(message);
+                    let message = self.message(&line);
+                    self.count(message.as_ref(), line.len());
+                    if message.is_some() {
+                        return message;
                     }
                 }
                 StdioLine::TooLong(id) => {
-                    self.unparsed_lines.lock().add("(a line of more than 16 MiB)");
+                    self.budget.spend(LINE_BYTES_MAX);
+                    self.shared.unparsed_lines.lock().add("(a line of more than 16 MiB)");
                     if let Some(id) = id {
                         let message = "the answer has more than 16 MiB";
                         let data = Some(UNREADABLE.into());
@@ -428,16 +506,23 @@ impl ErrorOutput {
     }
 }
 
-/// Reads the standard error to its end, and keeps its beginning and its end.
+/// Reads the standard error to its end, and keeps its beginning and its end. Reads as many times a second as messages
+/// are read.
 pub(super) async fn keep_error_output(mut stderr: pipe::Receiver, output: Arc<Mutex<ErrorOutput>>) {
-    let mut buffer = [0; 4096];
+    let (mut buffer, mut budget) = ([0; 4096], MessageBudget::default());
     while let Ok(length @ 1..) = stderr.read(&mut buffer).await {
+        budget.spend(length);
+        if let Some(next) = budget.next_read() {
+            tokio::time::sleep_until(next).await;
+        }
         output.lock().add(buffer.get(..length).unwrap_or_default());
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
 
     #[test]
@@ -478,9 +563,8 @@ mod tests {
             let (stdin, _input) = pipe::pipe().unwrap();
             server.write_all(output.as_bytes()).await.unwrap();
             drop(server);
-            let (unparsed_lines, calls) = (Arc::default(), Arc::default());
-            let mut transport =
-                StdioTransport::new((stdout, stdin), unparsed_lines, calls, Secrets::default());
+            let (shared, calls) = (Arc::default(), Arc::default());
+            let mut transport = StdioTransport::new((stdout, stdin), shared, calls);
             for _ in 0..count {
                 let message = transport.receive().await;
                 assert!(matches!(message, Some(ServerJsonRpcMessage::Response(answer))
@@ -488,6 +572,68 @@ mod tests {
             }
             assert!(transport.receive().await.is_none(), "{output}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_line_without_end_ends_the_connection() {
+        let (mut server, stdout) = pipe::pipe().unwrap();
+        let (stdin, _input) = pipe::pipe().unwrap();
+        let calls: Arc<OpenCalls> = Arc::default();
+        let mut transport =
+            StdioTransport::new((stdout, stdin), Arc::default(), Arc::clone(&calls));
+        let line = vec![b'x'; LINE_BYTES_MAX + SKIPPED_BYTES_MAX + (1 << 20)];
+        let (written, received) =
+            tokio::join!(async move { server.write_all(&line).await }, async move {
+                transport.receive().await.is_none()
+            });
+        assert!(received && written.is_err());
+        assert!(calls.end_reason.lock().unwrap().contains("did not end"));
+    }
+
+    #[tokio::test]
+    async fn a_line_that_pauses_ends_the_connection() {
+        let (mut server, stdout) = pipe::pipe().unwrap();
+        let (stdin, _input) = pipe::pipe().unwrap();
+        let calls: Arc<OpenCalls> = Arc::default();
+        let mut transport =
+            StdioTransport::new((stdout, stdin), Arc::default(), Arc::clone(&calls));
+        transport.skipped = Some(SkippedLine::new(b"{"));
+        server.write_all(b"x").await.unwrap();
+        tokio::time::pause();
+        assert!(transport.receive().await.is_none());
+        assert!(calls.end_reason.lock().is_some());
+    }
+
+    /// Returns whether a message is received without waiting for more than the runtime's own work.
+    async fn receives(transport: &mut StdioTransport) -> bool {
+        for _ in 0..100 {
+            if let Some(message) = transport.receive().now_or_never() {
+                return message.is_some();
+            }
+            tokio::task::yield_now().await;
+        }
+        false
+    }
+
+    #[tokio::test]
+    async fn unanswered_requests_stop_the_reading() {
+        let (mut server, stdout) = pipe::pipe().unwrap();
+        let (stdin, _input) = pipe::pipe().unwrap();
+        let mut transport = StdioTransport::new((stdout, stdin), Arc::default(), Arc::default());
+        // They fit into the pipe.
+        let ping =
+            |id: usize| format!("{{\"jsonrpc\":\"2.0\",\"id\":{},\"method\":\"ping\"}}\n", id % 2);
+        let pings: String = (0..1_000).map(ping).collect();
+        server.write_all(pings.as_bytes()).await.unwrap();
+        let mut read = 0;
+        while receives(&mut transport).await {
+            read += 1;
+        }
+        assert_eq!(read, UNANSWERED_BYTES_MAX / REQUEST_BYTES_MIN + 1);
+        let error = ErrorData::new(ErrorCode::METHOD_NOT_FOUND, "no", None);
+        let answer = ClientJsonRpcMessage::error(error, Some(RequestId::Number(1)));
+        transport.send(answer).await.unwrap();
+        assert!(receives(&mut transport).await && !receives(&mut transport).await);
     }
 
     #[test]
