@@ -150,11 +150,19 @@ impl Program {
     }
 
     /// Returns its absolute path.
+    #[cfg_attr(
+        not(feature = "mcp"),
+        expect(dead_code, reason = "only the feature mcp names the program in an error")
+    )]
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Returns the interpreter that the first line of a script names. `None` if it cannot be read, or names none.
+    #[cfg_attr(
+        not(feature = "mcp"),
+        expect(dead_code, reason = "only the feature mcp names the program in an error")
+    )]
     pub(crate) fn interpreter(&self) -> Option<PathBuf> {
         let mut beginning = [0; INTERPRETER_LINE_BYTES_MAX];
         let length = std::fs::File::open(&self.path).ok()?.read(&mut beginning).ok()?;

@@ -120,7 +120,9 @@ impl Endpoint {
         startup: &Startup,
     ) -> Result<(Connection, FirstRequest), ConnectError> {
         let is_answered = AtomicBool::new(false);
-        let first = self.connect_with(shared, startup.opening(startup.first), &is_answered);
+        // Boxed: the two futures are large.
+        let mut first =
+            Box::pin(self.connect_with(shared, startup.opening(startup.first), &is_answered));
         if !startup.may_switch {
             return first.await;
         }
@@ -133,10 +135,9 @@ impl Endpoint {
                 std::future::pending().await
             }
         };
-        tokio::pin!(first);
         let other = startup.first.other();
         let ignored = AtomicBool::new(false);
-        let second = || self.connect_with(shared, startup.opening(other), &ignored);
+        let second = || Box::pin(self.connect_with(shared, startup.opening(other), &ignored));
         tokio::select! {
             connected = &mut first => return match connected {
                 Err(error) if startup.switches_after(error.failure) => second().await,
@@ -144,8 +145,7 @@ impl Endpoint {
             },
             () = silent => {}
         }
-        let second = second();
-        tokio::pin!(second);
+        let mut second = second();
         tokio::select! {
             connected = &mut first => match connected {
                 Ok(connected) => Ok(connected),

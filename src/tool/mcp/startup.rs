@@ -71,11 +71,15 @@ pub(super) enum Failure {
 
 impl Failure {
     pub(super) fn of(error: &ClientInitializeError) -> Self {
-        match error {
-            ClientInitializeError::LegacyFallbackFailed { fallback, .. } => Self::of(fallback),
-            ClientInitializeError::TransportError { .. } => Self::of_transport(error),
-            ClientInitializeError::ConnectionClosed(_) => Self::Broken,
-            _ => Self::Refused,
+        if let ClientInitializeError::LegacyFallbackFailed { fallback, .. } = error {
+            return Self::of(fallback);
+        }
+        if matches!(error, ClientInitializeError::TransportError { .. }) {
+            return Self::of_transport(error);
+        }
+        match matches!(error, ClientInitializeError::ConnectionClosed(_)) {
+            true => Self::Broken,
+            false => Self::Refused,
         }
     }
 
