@@ -1,5 +1,7 @@
 //! Collects the secrets of a configuration, and recognises headers that hold one.
 
+use url::Url;
+
 use super::{ApiKey, Config, HookKind, McpTransport, ToolKind};
 use crate::types::{Secrets, percent_decoded};
 
@@ -13,8 +15,8 @@ const GENERATED_BYTES_MIN: usize = 16;
 
 impl Config {
     /// Returns the secrets that are removed from responses and results of tools: the keys of models, the
-    /// token of the host, headers that hold a secret, the secret variables of tools, MCP servers and hooks, and those
-    /// of the process: headers of the collector of traces, and passwords of proxies.
+    /// token of the host, headers that hold a secret, keys in URLs, the secret variables of tools, MCP servers and
+    /// hooks, and those of the process: headers of the collector of traces, and passwords of proxies.
     #[must_use]
     #[doc(hidden)]
     pub fn secrets(&self) -> Secrets {
@@ -31,6 +33,19 @@ impl Config {
             HookKind::Http { headers, .. } => Some(headers),
             HookKind::Command { .. } => None,
         });
+        let tool_urls = definitions.clone().filter_map(|definition| match &definition.kind {
+            ToolKind::Http(http) => Some(&http.url),
+            ToolKind::Command(_) | ToolKind::Agent(_) => None,
+        });
+        let server_urls = self.mcp.values().filter_map(|server| match &server.transport {
+            McpTransport::Http { url, .. } => Some(url),
+            McpTransport::Stdio { .. } => None,
+        });
+        let hook_urls = self.hooks.iter().filter_map(|hook| match &hook.kind {
+            HookKind::Http { url, .. } => Some(url),
+            HookKind::Command { .. } => None,
+        });
+        let urls = tool_urls.chain(server_urls).chain(hook_urls);
         let service_headers = tool_headers.chain(server_headers).chain(hook_headers).flatten();
         let service_headers = service_headers.filter(|(name, value)| is_named_secret(name, value));
         let variables = definitions.filter_map(|definition| match &definition.kind {
@@ -51,6 +66,7 @@ impl Config {
         let variable = |name: &str| std::env::var(name).ok();
         let mut values = process_secrets(variable);
         values.extend(variables.filter_map(|name| variable(name)));
+        values.extend(urls.flat_map(|url| url_secrets(url)));
         let keys = self.models.values().filter_map(|model| model.api_key.as_ref());
         let keys = keys.chain(&self.host.token).map(ApiKey::reveal);
         let headers = self.models.values().flat_map(|model| &model.headers);
@@ -87,6 +103,20 @@ fn process_secrets(variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
         }
     }
     secrets
+}
+
+/// Returns the keys in a configured URL: its password, and of its path and its query what is named as a secret or looks
+/// generated.
+fn url_secrets(url: &str) -> Vec<String> {
+    let Ok(url) = Url::parse(url) else { return Vec::new() };
+    let password = url.password().into_iter().map(percent_decoded);
+    let segments = url.path_segments().into_iter().flatten().map(percent_decoded);
+    let segments = segments.filter(|segment| is_generated(segment));
+    let values = url
+        .query_pairs()
+        .filter(|(name, value)| is_named_secret(name, value) || is_generated(value));
+    let values = values.map(|(_, value)| value.into_owned());
+    password.chain(segments).chain(values).collect()
 }
 
 /// Returns the value of a header or variable, and the last word of a value in one line: a service may echo the key
@@ -165,6 +195,26 @@ mod tests {
         ] {
             let is_secret = is_named_secret(name, value) || is_generated(value);
             assert_eq!(is_secret, expected, "{name}: {value}");
+        }
+    }
+
+    #[test]
+    fn keys_in_urls_are_secrets() {
+        let found = url_secrets(
+            "https://ada:pass%40word@mcp.example.com/v1/a1b2c3d4e5f6a7b8/mcp?api_key=QUERYKEY1&format=markdown",
+        );
+        assert_eq!(found, ["pass@word", "a1b2c3d4e5f6a7b8", "QUERYKEY1"]);
+        assert_eq!(url_secrets("https://mcp.example.com/v1/{project}/mcp?limit=20"), [""; 0]);
+        let transport = McpTransport::Http {
+            url: "http://127.0.0.1:9/mcp?token=Abc%2012345".to_owned(),
+            headers: BTreeMap::new(),
+            secret_headers: BTreeMap::new(),
+            allow: Vec::new(),
+        };
+        let mcp = BTreeMap::from([("s".to_owned(), McpConfig::new(transport))]);
+        let secrets = Config { mcp, ..Config::default() }.secrets();
+        for form in ["Abc 12345", "Abc%2012345"] {
+            assert_eq!(secrets.redact(form), "[redacted]");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use super::process::{EnvLookup, command, headers};
+use super::process::{EnvLookup, command, env_value, headers};
 use super::source::Section;
 use super::tools::parse_allow_entry;
 use super::values;
@@ -24,9 +24,11 @@ impl McpConfig {
     }
 
     pub(super) fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
-        let transport = match (section.has("command"), section.has("url")) {
+        let has_url = section.has("url") || section.has("url_env");
+        let transport = match (section.has("command"), has_url) {
             (true, true) => {
                 section.forbid("url", "command and url exclude each other");
+                section.forbid("url_env", "command and url_env exclude each other");
                 stdio(section, command(section), env)
             }
             (true, false) => stdio(section, command(section), env),
@@ -97,8 +99,12 @@ fn stdio(section: &Section<'_, '_>, command: Vec<String>, env: EnvLookup<'_>) ->
 
 fn http(section: &Section<'_, '_>, env: EnvLookup<'_>) -> McpTransport {
     let (headers, secret_headers) = headers(section, env);
+    if section.has("url") {
+        section.forbid("url_env", "url and url_env exclude each other");
+    }
+    let named = section.read("url_env", |name| env_value(name, env));
     McpTransport::Http {
-        url: section.read("url", values::non_empty_string).unwrap_or_default(),
+        url: section.read("url", values::non_empty_string).or(named).unwrap_or_default(),
         headers,
         secret_headers,
         allow: section.list("allow", parse_allow_entry).unwrap_or_default(),
@@ -174,6 +180,13 @@ secret_headers = { authorization = "SET" }
     }
 
     #[test]
+    fn a_url_may_come_from_a_variable() {
+        let config = parse("[mcp.a]\nurl_env = \"SET\"").unwrap();
+        let McpTransport::Http { url, .. } = &config.mcp["a"].transport else { panic!("http") };
+        assert_eq!(url, "value");
+    }
+
+    #[test]
     fn zero_connections_are_without_a_limit() {
         let connections = |keys: &str| {
             let text = format!("[mcp.a]\ncommand = [\"a\"]\nshare = \"session\"\n{keys}");
@@ -208,6 +221,14 @@ secret_headers = { authorization = "SET" }
             (
                 "[mcp.a]\nurl = \"http://a\"\nsecret_headers = { x = \"UNSET\" }",
                 "3: mcp.a.secret_headers.x: the environment variable UNSET is not set or is blank: set it before the host starts",
+            ),
+            (
+                "[mcp.a]\nurl_env = \"UNSET\"",
+                "2: mcp.a.url_env: the environment variable UNSET is not set or is blank: set it before the host starts",
+            ),
+            (
+                "[mcp.a]\nurl = \"http://a\"\nurl_env = \"SET\"",
+                "3: mcp.a.url_env: url and url_env exclude each other",
             ),
             ("[mcp.a]\nurl = \"http://a\"\ncwd = \".\"", "3: mcp.a.cwd: unknown key"),
             (

@@ -113,11 +113,19 @@ fn secret_env_names(
     key: &'static str,
     lookup_env: EnvLookup<'_>,
 ) -> BTreeMap<String, String> {
-    section.table(key).entries(|value| {
-        let name = env_var_name(value)?;
-        let has_secret = lookup_env(&name).is_some_and(|value| !value.trim().is_empty());
-        if has_secret { Ok(name) } else { Err(unusable_message(&name, "is not set or is blank")) }
-    })
+    section
+        .table(key)
+        .entries(|value| env_value(value, lookup_env).and_then(|_| env_var_name(value)))
+}
+
+/// Returns the value of the environment variable of the host with this name.
+///
+/// # Errors
+/// If it is not set or is blank.
+pub(super) fn env_value(name: &DeValue<'_>, lookup_env: EnvLookup<'_>) -> Parsed<String> {
+    let name = env_var_name(name)?;
+    let value = lookup_env(&name).filter(|value| !value.trim().is_empty());
+    value.ok_or_else(|| unusable_message(&name, "is not set or is blank"))
 }
 
 fn unusable_message(name: &str, problem: &str) -> String {
