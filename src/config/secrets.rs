@@ -111,7 +111,7 @@ fn url_secrets(url: &str) -> Vec<String> {
     let Ok(url) = Url::parse(url) else { return Vec::new() };
     let password = url.password().into_iter().map(percent_decoded);
     let segments = url.path_segments().into_iter().flatten().map(percent_decoded);
-    let segments = segments.filter(|segment| is_generated(segment));
+    let segments = segments.filter(|segment| is_generated(segment) && !is_made_of_words(segment));
     let values = url
         .query_pairs()
         .filter(|(name, value)| is_named_secret(name, value) || is_generated(value));
@@ -146,6 +146,14 @@ fn is_generated(value: &str) -> bool {
         && has(u8::is_ascii_digit)
         && has(u8::is_ascii_alphabetic)
         && !value.contains("://")
+}
+
+/// Returns whether a text may be the name of a thing, as people write it: letters in one case, not only hexadecimal
+/// digits.
+fn is_made_of_words(text: &str) -> bool {
+    let has = |test: fn(&u8) -> bool| text.bytes().any(|byte| test(&byte));
+    let is_hexadecimal = text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    !is_hexadecimal && !(has(u8::is_ascii_lowercase) && has(u8::is_ascii_uppercase))
 }
 
 #[cfg(test)]
@@ -201,10 +209,11 @@ mod tests {
     #[test]
     fn keys_in_urls_are_secrets() {
         let found = url_secrets(
-            "https://ada:pass%40word@mcp.example.com/v1/a1b2c3d4e5f6a7b8/mcp?api_key=QUERYKEY1&format=markdown",
+            "https://ada:pass%40word@mcp.example.com/s/a1b2c3d4e5f6a7b8/NmUyMzQ1Zm9vYmFyX2Jh/mcp?api_key=QUERYKEY1&format=markdown",
         );
-        assert_eq!(found, ["pass@word", "a1b2c3d4e5f6a7b8", "QUERYKEY1"]);
-        assert_eq!(url_secrets("https://mcp.example.com/v1/{project}/mcp?limit=20"), [""; 0]);
+        assert_eq!(found, ["pass@word", "a1b2c3d4e5f6a7b8", "NmUyMzQ1Zm9vYmFyX2Jh", "QUERYKEY1"]);
+        let names = "https://mcp.example.com/{project}/my-project-2024-alpha/mcp?limit=20";
+        assert_eq!(url_secrets(names), [""; 0]);
         let transport = McpTransport::Http {
             url: "http://127.0.0.1:9/mcp?token=Abc%2012345".to_owned(),
             headers: BTreeMap::new(),
