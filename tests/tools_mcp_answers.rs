@@ -175,7 +175,7 @@ async fn an_answer_that_is_nearly_json_is_what_the_server_says() {
     let expected = "half \u{fffd} and 1e999\n[the server's answer was not valid JSON: characters that are not valid \
                     became U+FFFD; numbers that JSON does not have (NaN, too large) became null]";
     let folder = Folder::new("nearly");
-    for table in [process(&folder), service(true).await] {
+    for table in [process(&folder), service(true).await, service(false).await] {
         let model = call(&NEARLY_JSON.replace('\n', " "));
         let host = folder.host(&table, &model).await;
         let report = host.open_session("one").await.unwrap().run("go").await.unwrap();
@@ -187,7 +187,7 @@ async fn an_answer_that_is_nearly_json_is_what_the_server_says() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tool_that_cannot_be_offered_takes_only_itself_away() {
     let folder = Folder::new("left-out");
-    for table in [process(&folder), service(true).await] {
+    for table in [process(&folder), service(true).await, service(false).await] {
         let (ok, printed) = folder.tools(&table, &["list"]);
         assert!(ok, "{printed}");
         assert!(printed.contains("odd__act") && printed.contains("odd__either"), "{printed}");
@@ -333,6 +333,13 @@ fn instructions_are_listed_and_pinned_and_can_be_left_out() {
     let (_, printed) = folder.tools(&format!("{table}instructions = false\n"), &["list"]);
     assert!(!printed.contains("instructions"), "{printed}");
 
+    set("Call \u{202e}act\u{9b}.");
+    let (_, printed) = folder.tools(&table, &["list", "--json"]);
+    assert!(!printed.contains(['\u{202e}', '\u{9b}']), "{printed}");
+    let listed: Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!(listed["servers"][0]["instructions"], "Call \u{202e}act\u{9b}.");
+
+    set("Call act\nfirst.");
     let pinned = format!("{table}pin = \"require\"\n");
     let (ok, printed) = folder.tools(&table, &["pin"]);
     assert!(!ok && printed.contains("odd: + (instructions): Call act first.\n"), "{printed}");
@@ -379,7 +386,7 @@ async fn resources_are_listed_and_read_with_one_tool() {
             "Error: cursor: must be the cursor at the end of a list of this server",
         ),
     ];
-    for table in [process(&folder), service(true).await] {
+    for table in [process(&folder), service(true).await, service(false).await] {
         let model = calling(expected.clone().map(|(call, _)| call));
         let host = folder.host(&table, &model).await;
         let session = host.open_session("one").await.unwrap();

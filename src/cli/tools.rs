@@ -25,7 +25,7 @@ use crate::runtime::{
 use crate::tool::{
     AgentTools, ListedServer, ListedTool, ModelRefusal, NOT_NAMED, ToolRegistry, ToolServer,
 };
-use crate::types::{READ_VAR, RunEnd, ToolStatus, one_line, printable};
+use crate::types::{READ_VAR, RunEnd, ToolStatus, is_invisible, one_line, printable};
 
 /// Maximum size of an OpenAPI document.
 const SPEC_BYTES_MAX: u64 = 32 << 20;
@@ -154,7 +154,7 @@ async fn list(
         tool.set_aside = of_tool.map(|(_, refusal)| refusal.clone()).collect();
     }
     let text = match json {
-        true => format!("{}\n", json!(listed)),
+        true => escape_invisible(&format!("{}\n", json!(listed))),
         false => table(&listed),
     };
     output::to_stdout(&text).map_err(|error| output::write_error(&error))?;
@@ -389,6 +389,20 @@ fn describe_server(server: &ListedServer) -> String {
         }
     }
     text
+}
+
+/// Escapes the characters of a JSON text that a terminal does not show as they are.
+fn escape_invisible(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
+    for c in json.chars() {
+        if is_invisible(c) || c.is_control() && !c.is_ascii() {
+            let units = c.encode_utf16(&mut [0; 2]).to_vec();
+            units.iter().for_each(|unit| escaped.push_str(&format!("\\u{unit:04x}")));
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped
 }
 
 /// Returns a text from outside as one line that a terminal shows as it is.

@@ -513,7 +513,8 @@ fn is_visible_mark(base: char, c: char) -> bool {
 /// Returns true for bidirectional controls and for default-ignorable characters (the properties
 /// `Bidi_Control` and `Default_Ignorable_Code_Point` of Unicode 17), except for the variation selectors of
 /// emoji.
-fn is_invisible(c: char) -> bool {
+#[must_use]
+pub fn is_invisible(c: char) -> bool {
     matches!(
         c,
         '\u{ad}'

@@ -25,6 +25,7 @@ use rmcp::transport::streamable_http_client::{
 use serde::Deserialize;
 
 use super::budget::MessageBudget;
+use super::http_post::{post, reads_answer};
 use super::incoming::adapt_events;
 use super::questions::ELICIT;
 use super::shared::{LogicalConnection, OpenCalls};
@@ -141,14 +142,23 @@ impl StreamableHttpClient for ObservedHttpClient {
             | ClientJsonRpcMessage::Error(_) => (None, false, false),
         };
         let has_session = session.is_some();
-        let post = self
-            .client
-            .post_message_with_response_limits(uri, message, session, auth, headers, limits);
-        let post = post.await;
-        if matches!(post, Err(StreamableHttpError::SessionExpired)) {
+        let response = if reads_answer(&message) {
+            let mut request = self.client.post(&*uri);
+            if let Some(token) = auth {
+                request = request.bearer_auth(token);
+            }
+            let headers = headers.into_iter().collect();
+            post(request, &message, session.as_deref(), headers, limits).await
+        } else {
+            let client = &self.client;
+            client
+                .post_message_with_response_limits(uri, message, session, auth, headers, limits)
+                .await
+        };
+        if matches!(response, Err(StreamableHttpError::SessionExpired)) {
             self.calls.session_lost.cancel();
         }
-        let mut response = self.check_after_error(post)?;
+        let mut response = self.check_after_error(response)?;
         if request.is_some() {
             response = self.check_answered(response, has_session)?;
         }

@@ -13,6 +13,7 @@
 //! | `startup.rs` | the first request to a server (`handshake`), and what is remembered of it |
 //! | `discover.rs` | the question of the newest protocol, under the host's own time limit |
 //! | `http.rs` | the transport to a server at a URL |
+//! | `http_post.rs` | a request whose answer the host reads itself |
 //! | `stdio.rs` | messages over the standard input and output of a process |
 //! | `budget.rs` | the budget of a connection for messages (rate limit) |
 //! | `transport_error.rs` | the errors of the library: their causes and texts |
@@ -34,6 +35,7 @@ mod call;
 mod connection;
 mod discover;
 mod http;
+mod http_post;
 mod incoming;
 mod list_pause;
 mod listing;
