@@ -144,6 +144,7 @@ fn process(folder: &Folder) -> String {
 }
 
 /// Starts the server at a URL, and returns its table. With `events` it answers with event streams.
+#[expect(clippy::disallowed_methods, reason = "the service ends with the test")]
 async fn service(events: bool) -> String {
     let respond = move |Json(message): Json<Value>| async move {
         let Some(answer) = answer(&message) else {

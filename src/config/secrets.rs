@@ -153,7 +153,7 @@ fn is_generated(value: &str) -> bool {
 fn is_made_of_words(text: &str) -> bool {
     let has = |test: fn(&u8) -> bool| text.bytes().any(|byte| test(&byte));
     let is_hexadecimal = text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
-    !is_hexadecimal && !(has(u8::is_ascii_lowercase) && has(u8::is_ascii_uppercase))
+    !(is_hexadecimal || has(u8::is_ascii_lowercase) && has(u8::is_ascii_uppercase))
 }
 
 #[cfg(test)]

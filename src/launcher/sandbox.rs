@@ -201,8 +201,9 @@ fn add_public_parts(path: &Path, found: &mut Vec<PathBuf>) -> bool {
     let is_all = if metadata.is_dir() {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
         let is_readable = is_public(&metadata, 0o005);
-        is_readable
-            && entries.fold(true, |all, entry| add_public_parts(&entry.path(), found) && all)
+        // Each entry is looked at, also behind one that is not public.
+        let secret = entries.filter(|entry| !add_public_parts(&entry.path(), found)).count();
+        is_readable && secret == 0
     } else {
         is_public(&metadata, 0o004)
     };

@@ -64,6 +64,10 @@ pub(crate) struct ToolContextParts {
     /// The agent's maximum number of bytes of a result that the model sees.
     pub(crate) max_result_bytes: usize,
     /// The tools that the agent may call, by name, for a tool of a server. `None` for other tools.
+    #[cfg_attr(
+        not(feature = "mcp"),
+        expect(dead_code, reason = "only the feature mcp has servers")
+    )]
     pub(crate) offered: Option<Arc<BTreeMap<String, RegisteredTool>>>,
     /// Runs the child of a call of an agent. `None` for other tools.
     pub(crate) agents: Option<Arc<dyn AgentCaller>>,

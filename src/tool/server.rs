@@ -209,10 +209,6 @@ pub(crate) enum ServerState {
     Down(String),
     /// A session's connection was ended while the session was idle, because another session needed it. The next call
     /// connects it again.
-    #[cfg_attr(
-        not(any(test, feature = "mcp")),
-        expect(dead_code, reason = "only the feature mcp has servers")
-    )]
     Released,
 }
 

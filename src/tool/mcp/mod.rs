@@ -564,7 +564,7 @@ impl ToolServer for McpServer {
             McpTransport::Stdio { command, .. } => serde_json::json!(command).to_string(),
             McpTransport::Http { url, .. } => url.clone(),
         };
-        Some(sha256_hex(&format!("{} {place}", env!("CARGO_PKG_VERSION"))))
+        Some(sha256_hex(format!("{} {place}", env!("CARGO_PKG_VERSION"))))
     }
 
     fn restore_startup(&self, stored: &str) {
