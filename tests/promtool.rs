@@ -26,6 +26,7 @@ fn record_without_events(telemetry: &Telemetry) {
     metrics.tool_breaker("clock", BreakerState::Open);
     metrics.mcp_server("files", "up", 1);
     metrics.mcp_operation("tools/call", Some("timeout"), Duration::from_secs(1));
+    metrics.mcp_limit_reached("files", "line");
     metrics.console_measured(3, &[Duration::from_millis(40)]);
     metrics.hook_answered("guard", HookPoint::BeforeCall, "allow", Duration::from_secs(1));
     metrics.hook_event_lost("watch");

@@ -61,14 +61,17 @@ async fn a_foreign_origin_is_forbidden_and_gets_no_cors_headers() {
 #[tokio::test]
 async fn a_page_of_another_site_is_refused_and_gets_no_answer_to_use() {
     let service = service().await;
-    let host = format!("host: {}\r\nsec-fetch-site: cross-site\r\n", service.addr());
     let link = "sec-fetch-mode: navigate\r\nsec-fetch-dest: document\r\n";
-    for path in ["/v1/sessions/x", "/v1/events", "/metrics"] {
-        let answer = service.send(&get(path, &host)).await;
-        assert_eq!(answer.error(), (403, "forbidden_origin".to_owned()), "{path}");
+    // A page of another port is of the same site.
+    for site in ["cross-site", "same-site"] {
+        let host = format!("host: {}\r\nsec-fetch-site: {site}\r\n", service.addr());
+        for path in ["/v1/sessions/x", "/v1/events", "/metrics"] {
+            let answer = service.send(&get(path, &host)).await;
+            assert_eq!(answer.error(), (403, "forbidden_origin".to_owned()), "{path}");
+        }
+        let answer = service.send(&get("/console/", &format!("{host}{link}"))).await;
+        assert_eq!(answer.status, 200);
     }
-    let answer = service.send(&get("/console/", &format!("{host}{link}"))).await;
-    assert_eq!(answer.status, 200);
     for path in [
         "/v1/sessions",
         "/v1/sessions/x",

@@ -596,9 +596,11 @@ async fn the_own_files_of_the_host_are_in_no_sandbox() {
         let refused = [
             ("cwd = \".\"", "cwd"),
             ("cwd = \"data\"", "cwd"),
+            ("cwd = \"data/deep\"", "cwd"),
             ("", "cwd"),
             ("cwd = \"work\"\nread_paths = [\"work\", \"/\"]", "read_paths[1]"),
             ("cwd = \"work\"\nwrite_paths = [\"work/..\"]", "write_paths[0]"),
+            ("cwd = \"work\"\nwrite_paths = [\"data/journal.db\"]", "write_paths[0]"),
         ];
         for (keys, key) in refused {
             let text = folder.script("true", &format!("{keys}\n{sandbox}"));

@@ -192,7 +192,7 @@ async fn a_restart_after_a_crash_costs_one_start() {
 #[tokio::test]
 async fn a_second_process_gets_the_handshake_while_the_first_one_says_nothing() {
     let folder = Folder::new("silent");
-    let text = server(&folder, "silent", "start_timeout = \"15s\"\n");
+    let text = server(&folder, "silent", "start_timeout = \"30s\"\n");
     let host = folder.host(&text, &echoing::<1>()).await;
     let session = host.open_session("one").await.unwrap();
     assert_eq!(result(&session.run("go").await.unwrap()), ("success", "done"));
@@ -261,8 +261,11 @@ fn the_reason_has_the_beginning_and_the_end_of_what_the_program_wrote() {
     let printed = down(&folder, &server(&folder, "usage", ""));
     assert!(printed.contains("exit status 1; it wrote: Error: no context"), "{printed}");
     assert!(printed.contains("bytes left out]") && printed.contains("see the manual"), "{printed}");
-    let printed = down(&folder, &server(&folder, "mute", "start_timeout = \"5s\"\n"));
-    let expected = "within 5s (mcp.test.start_timeout); it wrote: it downloads something";
+    let printed = down(
+        &folder,
+        &server(&folder, "mute", "handshake = \"initialize\"\nstart_timeout = \"15s\"\n"),
+    );
+    let expected = "within 15s (mcp.test.start_timeout); it wrote: it downloads something";
     assert!(printed.contains(expected), "{printed}");
 }
 
@@ -359,7 +362,10 @@ async fn a_service_that_does_not_know_the_question_is_up_at_the_first_attempt_an
         let (service, address) = Service::start(mode).await;
         let folder = Folder::new(mode);
         std::fs::create_dir(folder.path.join("data")).unwrap();
-        let text = format!("[mcp.test]\nurl = \"http://{address}/mcp\"\nstart_timeout = \"6s\"\n");
+        // The handshake begins after a third.
+        let limit = if mode == "silent" { "15s" } else { "30s" };
+        let text =
+            format!("[mcp.test]\nurl = \"http://{address}/mcp\"\nstart_timeout = \"{limit}\"\n");
         call(&folder, &text).await;
         assert_eq!(*service.requests.lock(), [DISCOVER, INITIALIZE], "{mode}");
         call(&folder, &text).await;

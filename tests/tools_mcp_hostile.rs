@@ -637,7 +637,7 @@ async fn an_event_stream_that_asks_for_no_wait_is_not_opened_again_at_once() {
 #[tokio::test]
 async fn a_line_without_end_costs_its_process_and_no_later_call() {
     let folder = Folder::new("line");
-    let model = calling(std::array::from_fn::<_, 100, _>(|at| {
+    let model = calling(std::array::from_fn::<_, 1_000, _>(|at| {
         ("test__act", if at == 0 { json!({"line": true}) } else { json!({}) })
     }));
     let host = folder.host(&process(&folder, "plain", ""), &model).await;
@@ -649,7 +649,7 @@ async fn a_line_without_end_costs_its_process_and_no_later_call() {
         if status == "success" {
             break;
         }
-        assert!(text.contains("a line that did not end within 64 MiB"), "{status}: {text}");
+        assert!(text.contains("that did not end within 64 MiB"), "{status}: {text}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let page = host.metrics_page().unwrap();

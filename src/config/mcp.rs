@@ -78,14 +78,14 @@ pub enum McpTrust {
     Annotations,
 }
 
-/// The first request to a server: the question of the newest protocol, or the handshake of earlier ones.
+/// The first request to a server: that of the newest protocol, or the handshake of earlier ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum McpHandshake {
-    /// What worked the last time, at first the question (`server/discover`). If the server does not answer it, or
+    /// What worked the last time, at first `server/discover`. If the server does not answer it, or
     /// refuses what follows, it is started once more with the handshake (`initialize`).
     #[default]
     Auto,
-    /// Only the question, which servers of earlier protocols refuse. The server is not started twice.
+    /// Only `server/discover`, which servers of earlier protocols refuse. The server is not started twice.
     Discover,
     /// Only the handshake. The server is not started twice.
     Initialize,

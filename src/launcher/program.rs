@@ -86,7 +86,7 @@ impl Program {
                 key: key.clone(),
                 message: format!("{}: {error}", path.display()),
             })?;
-            match host_files.iter().find(|file| file.starts_with(&path)) {
+            match host_files.iter().find(|file| file.starts_with(&path) || path.starts_with(file)) {
                 None => Ok(()),
                 Some(file) => Err(ProgramError {
                     key,
@@ -112,7 +112,8 @@ impl Program {
         let bubblewrap = match config.sandbox {
             SandboxLevel::None | SandboxLevel::Read | SandboxLevel::Write => Vec::new(),
             SandboxLevel::Strict => {
-                sandbox::bubblewrap_command(&self.path, &config.cwd, &read_paths, &write_paths)
+                let paths = [&read_paths, &write_paths].map(Vec::as_slice);
+                sandbox::bubblewrap_command(&self.path, &config.cwd, paths, &host_files)
                     .map_err(unsupported)?
             }
         };

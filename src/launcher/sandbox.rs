@@ -62,13 +62,22 @@ const DEVICES: [&str; 5] = ["/dev/full", "/dev/null", "/dev/random", "/dev/urand
 /// io_uring is refused because it opens sockets without the `socket` system call.
 const SOCKET_SYSCALLS: [libc::c_long; 2] = [libc::SYS_socket, libc::SYS_io_uring_setup];
 
-/// The system calls that make objects which outlive their process: shared memory, semaphores and queues of System V
-/// and POSIX, and keys. Shared memory of System V is not counted by a limit of memory either.
-const OUTLIVING_SYSCALLS: [libc::c_long; 7] = [
+/// The system calls that make or use objects which outlive their process: shared memory, semaphores and queues of
+/// System V and POSIX, and keys. Shared memory of System V is not counted by a limit of memory either.
+const OUTLIVING_SYSCALLS: [libc::c_long; 16] = [
     libc::SYS_shmget,
+    libc::SYS_shmat,
+    libc::SYS_shmctl,
     libc::SYS_semget,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_semctl,
     libc::SYS_msgget,
+    libc::SYS_msgsnd,
+    libc::SYS_msgrcv,
+    libc::SYS_msgctl,
     libc::SYS_mq_open,
+    libc::SYS_mq_unlink,
     libc::SYS_add_key,
     libc::SYS_request_key,
     libc::SYS_keyctl,
@@ -369,8 +378,8 @@ fn find_in_path(name: &str) -> Option<PathBuf> {
 pub(super) fn bubblewrap_command(
     program: &Path,
     cwd: &Path,
-    read_paths: &[OsString],
-    write_paths: &[OsString],
+    [read_paths, write_paths]: [&[OsString]; 2],
+    host_files: &[PathBuf],
 ) -> Result<Vec<OsString>, SandboxError> {
     let mut command: Vec<OsString> = vec![find_bubblewrap()?.into()];
     let options = [
@@ -402,12 +411,24 @@ pub(super) fn bubblewrap_command(
     let mut add = |option: &str, path: &Path| {
         command.extend([OsString::from(option), path.into(), path.into()]);
     };
-    for path in program_paths(program) {
-        add("--ro-bind-try", &path);
-    }
+    let program_paths = program_paths(program);
+    program_paths.iter().for_each(|path| add("--ro-bind-try", path));
     read_paths.iter().for_each(|path| add("--ro-bind", Path::new(path)));
     add("--bind", cwd);
     write_paths.iter().for_each(|path| add("--bind", Path::new(path)));
+    // A program may be installed beside the files of the host. Landlock refuses them, except below a directory of the
+    // sandbox's own, such as /tmp.
+    let is_shown = |file: &&PathBuf| program_paths.iter().any(|path| file.starts_with(path));
+    for file in host_files.iter().filter(is_shown) {
+        match file.is_dir() {
+            true => command.extend([OsString::from("--tmpfs"), file.into()]),
+            false if file.exists() => {
+                command.extend(["--ro-bind", "/dev/null"].map(OsString::from));
+                command.push(file.into());
+            }
+            false => {}
+        }
+    }
     command.extend([OsString::from("--chdir"), cwd.into(), "--".into()]);
     Ok(command)
 }

@@ -263,7 +263,9 @@ where
 /// everywhere, but not one to the API, where a request alone can wake a session.
 fn check_site(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
     let is = |name: &str, value: &str| headers.get(name).is_some_and(|sent| sent == value);
-    if !is("sec-fetch-site", "cross-site") || headers.contains_key(header::ORIGIN) {
+    // Another port of the same host is the same site, but another page.
+    let is_foreign = is("sec-fetch-site", "cross-site") || is("sec-fetch-site", "same-site");
+    if !is_foreign || headers.contains_key(header::ORIGIN) {
         return Ok(());
     }
     let is_link = *method == Method::GET
@@ -272,7 +274,7 @@ fn check_site(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), Api
     if is_link && !uri.path().contains("/v1/") {
         return Ok(());
     }
-    let message = "pages of other sites must not use this host (Sec-Fetch-Site: cross-site)";
+    let message = "pages of other origins must not use this host (Sec-Fetch-Site)";
     Err(ApiError::forbidden("forbidden_origin", message))
 }
 

@@ -15,7 +15,8 @@ use crate::types::{FullResult, RESULT_BYTES_MAX, ResultPart, cut_text};
 /// The output of a call: a text for the model, or text, images and resources, and a value for programs.
 ///
 /// The model reads the content. If it has no image, no resource and at most blank text, the model reads the
-/// structured value as JSON. It reads both only if the content repeats the value. The journal keeps both, up to 16 MiB.
+/// structured value as JSON. It never reads both; a value of an MCP server that the content lacks is added to the
+/// content. The journal keeps both, up to 16 MiB.
 ///
 /// ```
 /// use callsheet::Image;

@@ -153,9 +153,12 @@ impl FrozenList {
     /// Returns the instructions of the servers as the model reads them, or an empty text.
     pub(crate) fn instructions_text(&self) -> String {
         let blocks = self.instructions.iter().map(|(server, text)| {
+            let end = format!("[end of the instructions of {server}]");
+            // A server that writes the end itself could go on as the system text.
+            let text = text.replace(&end, "");
             format!(
                 "[instructions of the server {server}, for the use of its tools {server}{SERVER_SEPARATOR}*]\n\
-                 {text}\n[end of the instructions of {server}]"
+                 {text}\n{end}"
             )
         });
         blocks.collect::<Vec<_>>().join("\n\n")

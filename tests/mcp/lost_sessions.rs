@@ -122,7 +122,7 @@ async fn a_call_that_a_lost_session_refuses_unread_is_sent_once_more_in_a_new_on
 
 #[tokio::test]
 async fn no_call_of_many_sessions_is_lost_or_runs_twice() {
-    let (service, text) = Service::start("status 404", 5).await;
+    let (service, text) = Service::start("status 404", 8).await;
     let folder = Folder::new("many");
     let host = folder.host(&text, &acting::<80>()).await;
     let runs = (0..40).map(|number| {

@@ -171,9 +171,11 @@ impl OpenedDatabase {
     pub(super) fn check(&self) -> Result<(), JournalError> {
         use io::ErrorKind::{NotADirectory, NotFound};
 
+        // Read before the present size, because another thread may see the file grow meanwhile.
+        let len = self.len.load(Ordering::Acquire);
         let what = match fs::metadata(&self.path) {
             Ok(found) if identity(&found) == self.identity => {
-                let len = self.len.fetch_max(found.len(), Ordering::Relaxed);
+                self.len.fetch_max(found.len(), Ordering::AcqRel);
                 (found.len() < len).then_some("truncated")
             }
             Ok(_) => Some("removed or replaced"),

@@ -19,7 +19,7 @@ use rmcp::service::{Peer, PeerRequestOptions, RequestHandle, RoleClient, Service
 use rmcp::transport::streamable_http_client::StreamableHttpError;
 use serde_json::Value;
 
-use super::http::TOO_MANY_REQUESTS;
+use super::http::{TOO_MANY_REQUESTS, may_be_cut};
 use super::naming::offered_name;
 use super::questions::{Asker, InputRequired, ROUNDS_MAX};
 use super::resources::READ_RESOURCE;
@@ -51,6 +51,9 @@ const BUSY_WAIT: Duration = Duration::from_secs(1);
 
 /// Maximum number of characters of the reason of a failed request that an error quotes.
 const QUOTED_CHARS_MAX: usize = 2_000;
+
+/// The time for which a call whose session was lost waits for the answer to another call of that session.
+const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 /// Maximum number of sessions with the server in which one call is sent.
 const SESSIONS_MAX: u32 = 16;
@@ -231,7 +234,9 @@ impl McpTool {
                 Err(error) => return Err(error),
             };
             sessions += 1;
-            let may_send_again = sessions == 1 || open.calls.answered.is_cancelled();
+            // The answers to calls that were sent before this one may be read after its refusal.
+            let answered = tokio::time::timeout(ANSWER_WAIT, open.calls.answered.cancelled());
+            let may_send_again = sessions == 1 || answered.await.is_ok();
             if !may_send_again || sessions == SESSIONS_MAX {
                 return Err(refused);
             }
@@ -323,6 +328,13 @@ impl McpTool {
             if is_unreadable(error) {
                 let problem =
                     format!("the server {name} answered this call, but {}", error.message);
+                return unanswered(problem, FailureKind::ToolError, context);
+            }
+            if may_be_cut(error) {
+                let problem = format!(
+                    "the server {name} answered with an error that does not say whether the call ran: {}",
+                    answered_text(error)
+                );
                 return unanswered(problem, FailureKind::ToolError, context);
             }
             // The server has answered with an error.

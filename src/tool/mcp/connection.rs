@@ -108,8 +108,8 @@ impl Endpoint {
     }
 
     /// Connects, and returns the request that the server has accepted. Reads secret variables now. Starts a server a
-    /// second time, with the other request, if it refused the first one. If the server does not answer the question
-    /// for [`Startup::patience`], starts it a second time beside the first, and keeps the connection that is ready
+    /// second time, with the other request, if it refused the first one. If the server does not answer `server/discover`
+    /// for [`Startup::second_start_delay`], starts it a second time beside the first, and keeps the connection that is ready
     /// first.
     ///
     /// # Errors
@@ -127,8 +127,8 @@ impl Endpoint {
             return first.await;
         }
         let silent = async {
-            match startup.patience {
-                Some(patience) => tokio::time::sleep(patience).await,
+            match startup.second_start_delay {
+                Some(second_start_delay) => tokio::time::sleep(second_start_delay).await,
                 None => std::future::pending().await,
             }
             if is_answered.load(Ordering::Relaxed) {
@@ -182,7 +182,7 @@ impl Endpoint {
     }
 }
 
-/// Begins the protocol. Sets the flag when the server has answered the question.
+/// Begins the protocol. Sets the flag when the server has answered `server/discover`.
 async fn open<T: Transport<RoleClient> + 'static>(
     handler: Handler,
     transport: T,
@@ -191,7 +191,7 @@ async fn open<T: Transport<RoleClient> + 'static>(
     let preferred_versions = vec![ProtocolVersion::V_2026_07_28];
     match opening {
         InitialRequests::DiscoverThenInitialize => {
-            let transport = AnsweredTransport::ask(transport, handler.get_info()).await?;
+            let transport = AnsweredTransport::discover(transport, handler.get_info()).await?;
             is_answered.store(true, Ordering::Relaxed);
             let legacy_version = Some(ProtocolVersion::LATEST_WITH_INITIALIZE);
             let lifecycle = ClientLifecycleMode::Auto { preferred_versions, legacy_version };
@@ -654,14 +654,15 @@ impl Handler {
                 return Ok(decline());
             }
         };
-        if !call.may_ask() {
-            self.shared.limit_reached("questions");
-            return Ok(decline());
-        }
         tokio::select! {
-            result = call.ask(params) => {
-                result.map_err(|error| ErrorData::invalid_params(error.message().to_owned(), None))
-            }
+            result = call.ask(params) => match result {
+                Some(result) => result
+                    .map_err(|error| ErrorData::invalid_params(error.message().to_owned(), None)),
+                None => {
+                    self.shared.limit_reached("questions");
+                    Ok(decline())
+                }
+            },
             () = context.ct.cancelled() => {
                 Err(ErrorData::internal_error("the question was withdrawn", None))
             }

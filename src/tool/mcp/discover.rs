@@ -1,6 +1,6 @@
-//! The question of the newest protocol (`server/discover`), asked before the library takes over the connection. The
+//! Sends `server/discover`, the first request of the newest protocol, before the library takes over the connection. The
 //! library would wait for the answer for 10 s only, and would then send the handshake to a server that is about to
-//! answer the question.
+//! answer.
 
 use rmcp::model::{
     ClientConfig, ClientJsonRpcMessage, ClientRequest, DiscoverRequest, DiscoverRequestParams,
@@ -9,10 +9,10 @@ use rmcp::model::{
 use rmcp::service::{ClientInitializeError, RoleClient, RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
 
-/// The id of the question.
-const QUESTION: RequestId = RequestId::Number(0);
+/// The id of the request.
+const DISCOVER_ID: RequestId = RequestId::Number(0);
 
-/// A transport whose server has answered the question. The library asks it again, and gets this answer.
+/// A transport whose server has answered `server/discover`. The library sends it again, and gets this answer.
 pub(super) struct AnsweredTransport<T> {
     transport: T,
     /// The answer, until the library has read it.
@@ -20,23 +20,23 @@ pub(super) struct AnsweredTransport<T> {
 }
 
 impl<T: Transport<RoleClient> + 'static> AnsweredTransport<T> {
-    /// Asks the question, and waits for the answer. There is no time limit.
+    /// Sends `server/discover`, and waits for the answer. There is no time limit.
     ///
     /// # Errors
-    /// If the question cannot be sent, or the connection ends before an answer. An answer that is an error is none.
-    pub(super) async fn ask(
+    /// If it cannot be sent, or the connection ends before an answer. An answer that is an error is none.
+    pub(super) async fn discover(
         mut transport: T,
         client: ClientConfig,
     ) -> Result<Self, ClientInitializeError> {
-        let mut question = DiscoverRequest::new(DiscoverRequestParams {});
-        question.extensions.insert(RequestMetaObject::with_client_context(
+        let mut request = DiscoverRequest::new(DiscoverRequestParams {});
+        request.extensions.insert(RequestMetaObject::with_client_context(
             ProtocolVersion::V_2026_07_28,
             client.client_info,
             client.capabilities,
         ));
-        let question = ClientRequest::DiscoverRequest(question);
-        let sent = transport.send(ClientJsonRpcMessage::request(question, QUESTION)).await;
-        sent.map_err(|error| ClientInitializeError::transport::<T>(error, "send the question"))?;
+        let request = ClientRequest::DiscoverRequest(request);
+        let sent = transport.send(ClientJsonRpcMessage::request(request, DISCOVER_ID)).await;
+        sent.map_err(|error| ClientInitializeError::transport::<T>(error, "send server/discover"))?;
         loop {
             let Some(message) = transport.receive().await else {
                 let closed = "it ended before it answered".to_owned();
@@ -49,11 +49,11 @@ impl<T: Transport<RoleClient> + 'static> AnsweredTransport<T> {
     }
 }
 
-/// Returns whether a message answers the question. A server that could not read the id leaves it out of its error, and
+/// Returns whether a message answers `server/discover`. A server that could not read the id leaves it out of its error, and
 /// some send numbers as texts.
 fn is_answer(message: &ServerJsonRpcMessage) -> bool {
     let is_id = |id: &RequestId| match id {
-        RequestId::Number(_) => *id == QUESTION,
+        RequestId::Number(_) => *id == DISCOVER_ID,
         RequestId::String(text) => **text == *"0",
     };
     match message {

@@ -81,7 +81,7 @@ impl ObservedHttpClient {
             Err(_) => true,
         };
         if is_suspect {
-            self.shared.check_requested.notify_one();
+            self.calls.check_requested.notify_one();
         }
         result
     }
@@ -170,14 +170,14 @@ impl StreamableHttpClient for ObservedHttpClient {
                 self.calls.session_lost.cancel();
                 return Err(StreamableHttpError::SessionExpired);
             }
-            let may_be_cut = has_session && may_be_cut(&error.error);
+            let may_be_cut = may_be_cut(&error.error);
             if may_be_cut || error.id.is_none() {
-                self.shared.check_requested.notify_one();
+                self.calls.check_requested.notify_one();
             }
             let is_uncertain = may_be_cut || error.id.is_none() && !is_refusal(error.error.code);
             if is_call && is_uncertain {
                 let text = format!(
-                    "an error that may have another cause: {}",
+                    "an error that does not say whether the call ran: {}",
                     answered_text(&error.error)
                 );
                 return Err(StreamableHttpError::UnexpectedServerResponse(text.into()));
@@ -304,16 +304,40 @@ const CUT: [&str; 10] = [
     "during",
 ];
 
+/// The words that may stand before "session" in such texts. After any other one it is a session of a tool, such as a
+/// browser session, and the error is that of a call which may have acted.
+const BEFORE_SESSION: [&str; 12] = [
+    "a", "error", "invalid", "mcp", "no", "request", "such", "the", "this", "unknown", "valid",
+    "your",
+];
+
 /// Returns whether an error says that the server does not know the session of the request. It was not read then.
 fn is_unknown_session(error: &ErrorData) -> bool {
     let text = error.message.to_lowercase();
     let has = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
-    let is_named = text.contains("session") || text.contains("server not initialized");
+    let is_named = names_session(&text) || text.contains("server not initialized");
     NO_SESSION.contains(&error.code) && is_named && has(&UNKNOWN) && !has(&CUT)
 }
 
+/// Returns whether a text in lower case is about a session, and about none of a tool.
+fn names_session(text: &str) -> bool {
+    let mut before = None;
+    let mut is_named = false;
+    for word in text.split(|letter: char| !letter.is_alphanumeric()).filter(|word| !word.is_empty())
+    {
+        if word == "session" {
+            is_named = true;
+            if before.is_some_and(|before| !BEFORE_SESSION.contains(&before)) {
+                return false;
+            }
+        }
+        before = Some(word);
+    }
+    is_named
+}
+
 /// Returns whether an error may mean that the call was cut while it ran.
-fn may_be_cut(error: &ErrorData) -> bool {
+pub(super) fn may_be_cut(error: &ErrorData) -> bool {
     let text = error.message.to_lowercase();
     let is_of_library = matches!(error.code.0, -32000 | -32001);
     is_of_library && CUT.iter().any(|part| text.contains(part))
@@ -422,6 +446,8 @@ mod tests {
             (-32000, "no such city", false),
             (-32603, "Session not found", false),
             (-32602, "no such browser session", false),
+            (-32000, "Invalid browser session", false),
+            (-32000, "database session expired", false),
         ] {
             let error = error(code, text);
             assert_eq!((is_unknown_session(&error), may_be_cut(&error)), (false, cut), "{text}");

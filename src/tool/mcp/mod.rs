@@ -93,6 +93,9 @@ const CLOSING: &str = "the host is shutting down";
 /// Maximum number of characters of the reason of the end of a connection.
 const REASON_CHARS_MAX: usize = 4_000;
 
+/// Maximum number of characters of a reason in the log.
+const LOGGED_REASON_CHARS_MAX: usize = 500;
+
 /// A server of the Model Context Protocol, or one session's connection to it.
 pub(super) struct McpServer {
     definition: Arc<Definition>,
@@ -371,7 +374,7 @@ impl McpServer {
                         listing = new;
                     }
                 }
-                () = self.shared.check_requested.notified() => {
+                () = open.calls.check_requested.notified() => {
                     if let Err(reason) = self.list_again(open).await {
                         return reason;
                     }
@@ -388,7 +391,8 @@ impl McpServer {
         let listed =
             listed.unwrap_or_else(|_| Err("tools/list was not answered in time".to_owned()));
         listed.inspect_err(|error| {
-            let error = self.redacted_reason(error);
+            // A longer line would be left out of the log.
+            let error = excerpt(&self.redacted_reason(error), LOGGED_REASON_CHARS_MAX);
             tracing::warn!(server = self.definition.name, error, "mcp_list_failed");
         })
     }
@@ -560,11 +564,11 @@ impl ToolServer for McpServer {
     }
 
     fn startup_key(&self) -> Option<String> {
-        let place = match &self.definition.config.transport {
+        let target = match &self.definition.config.transport {
             McpTransport::Stdio { command, .. } => serde_json::json!(command).to_string(),
             McpTransport::Http { url, .. } => url.clone(),
         };
-        Some(sha256_hex(format!("{} {place}", env!("CARGO_PKG_VERSION"))))
+        Some(sha256_hex(format!("{} {target}", env!("CARGO_PKG_VERSION"))))
     }
 
     fn restore_startup(&self, stored: &str) {

@@ -1,6 +1,6 @@
 //! A call whose answer is awaited: the state of its writing, its progress and its questions.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use rmcp::model::ProgressToken;
@@ -17,8 +17,8 @@ pub(super) struct ServerCall {
     write: Mutex<CallWrite>,
     /// Progress has arrived, or a question has begun or ended.
     pub(super) idle_timeout_reset: Notify,
-    /// The number of questions that the server waits for.
-    asking: AtomicUsize,
+    /// True while the server waits for the answer to a question.
+    is_asking: AtomicBool,
     /// The number of questions that it has asked.
     asked: AtomicUsize,
 }
@@ -40,7 +40,7 @@ impl ServerCall {
             asker,
             write,
             idle_timeout_reset: Notify::new(),
-            asking: AtomicUsize::new(0),
+            is_asking: AtomicBool::new(false),
             asked: AtomicUsize::new(0),
         }
     }
@@ -89,37 +89,38 @@ impl ServerCall {
         self.asker.context().progress(text);
     }
 
-    /// Returns whether the server may ask another question: none is open, and it has not asked [`QUESTIONS_MAX`].
-    /// Counts the question.
-    pub(super) fn may_ask(&self) -> bool {
-        !self.is_asking() && self.asked.fetch_add(1, Ordering::Relaxed) < QUESTIONS_MAX
-    }
-
-    /// Asks a question of the server. The call's time limit starts again when the question ends.
-    pub(super) async fn ask(&self, params: &Value) -> Result<Value, ToolError> {
-        let _asking = AskingGuard::new(self);
-        self.asker.ask(params).await
+    /// Asks a question of the server. The call's time limit starts again when the question ends. `None` if the server
+    /// may not ask it: another one is open, or it has asked [`QUESTIONS_MAX`].
+    pub(super) async fn ask(&self, params: &Value) -> Option<Result<Value, ToolError>> {
+        let _asking = AskingGuard::new(self)?;
+        if self.asked.fetch_add(1, Ordering::Relaxed) >= QUESTIONS_MAX {
+            return None;
+        }
+        Some(self.asker.ask(params).await)
     }
 
     pub(super) fn is_asking(&self) -> bool {
-        self.asking.load(Ordering::Relaxed) > 0
+        self.is_asking.load(Ordering::Relaxed)
     }
 }
 
-/// Counts a question while it is open.
+/// The open question of a call.
 struct AskingGuard<'a>(&'a ServerCall);
 
 impl<'a> AskingGuard<'a> {
-    fn new(call: &'a ServerCall) -> Self {
-        call.asking.fetch_add(1, Ordering::Relaxed);
+    /// Returns `None` if another question is open.
+    fn new(call: &'a ServerCall) -> Option<Self> {
+        if call.is_asking.swap(true, Ordering::Relaxed) {
+            return None;
+        }
         call.idle_timeout_reset.notify_one();
-        Self(call)
+        Some(Self(call))
     }
 }
 
 impl Drop for AskingGuard<'_> {
     fn drop(&mut self) {
-        self.0.asking.fetch_sub(1, Ordering::Relaxed);
+        self.0.is_asking.store(false, Ordering::Relaxed);
         self.0.idle_timeout_reset.notify_one();
     }
 }

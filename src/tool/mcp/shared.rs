@@ -33,8 +33,6 @@ pub(super) struct LogicalConnection {
     pub(super) refused: Mutex<HashMap<String, String>>,
     /// Notified when the server's list of tools has changed.
     pub(super) list_changed: Notify,
-    /// Notified when the connection may not work any more.
-    pub(super) check_requested: Notify,
     pub(super) unparsed_lines: Arc<Mutex<UnparsedLines>>,
     /// The standard errors of the processes that the last attempt to connect has started.
     pub(super) started: Mutex<Vec<Arc<Mutex<ErrorOutput>>>>,
@@ -123,6 +121,8 @@ pub(super) struct OpenConnection {
 pub(super) struct OpenCalls {
     /// Has a token of each call.
     pub(super) tracker: TaskTracker,
+    /// Notified when the connection may not work any more.
+    pub(super) check_requested: Notify,
     /// Cancelled when a call was answered.
     pub(super) answered: CancellationToken,
     /// Cancelled when the server has refused a request because it does not know its session any more.
@@ -275,6 +275,8 @@ impl ServerConnection {
         if usage.idle_since.lock().take().is_none() {
             return false;
         }
+        // While it closes, it is not released once more.
+        usage.holds_permit.store(false, Ordering::Relaxed);
         self.status.send_modify(|status| {
             let listing = status.listing.clone();
             *status = Arc::new(ServerStatus { state: ServerState::Released, listing });
@@ -341,6 +343,8 @@ impl SessionConnections {
         let _waiting = CallOnDrop(|| {
             self.waiting.fetch_sub(1, Ordering::SeqCst);
         });
+        // One may have become idle before this one waited.
+        self.release_longest_idle();
         // The semaphore is never closed.
         self.permits.acquire().await.ok()
     }

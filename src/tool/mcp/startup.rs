@@ -1,8 +1,8 @@
-//! The first request to a server: the question of the newest protocol (`server/discover`), or the handshake of earlier
+//! The first request to a server: that of the newest protocol (`server/discover`), or the handshake of earlier
 //! ones (`initialize`). Servers differ in what they do with one that they do not know: they answer with an error, end,
 //! or say nothing.
 //!
-//! With `handshake = "auto"` an attempt begins with what worked the last time, at first with the question. After an
+//! With `handshake = "auto"` an attempt begins with what worked the last time, at first with `server/discover`. After an
 //! attempt that failed, the next one begins with the other request.
 
 use std::time::Duration;
@@ -14,8 +14,8 @@ use super::http::TOO_MANY_REQUESTS;
 use super::transport_error::{HttpFailure, http_error, refused_redirect};
 use crate::config::McpHandshake;
 
-/// The longest time that a server has to answer the question before it is started a second time.
-const PATIENCE_MAX: Duration = Duration::from_secs(10);
+/// The longest time that a server has to answer `server/discover` before it is started a second time.
+const SECOND_START_DELAY_MAX: Duration = Duration::from_secs(10);
 
 /// The first request to a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -50,9 +50,9 @@ impl FirstRequest {
 /// The requests with which a connection begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InitialRequests {
-    /// The question. After an answer that is an error, the handshake follows on the same connection.
+    /// `server/discover`. After an answer that is an error, the handshake follows on the same connection.
     DiscoverThenInitialize,
-    /// Only the question.
+    /// Only `server/discover`.
     Discover,
     /// Only the handshake.
     Initialize,
@@ -61,7 +61,7 @@ pub(super) enum InitialRequests {
 /// The kind of an error of an attempt to connect: it decides whether the other request may work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// The server was not reached, or refuses the host or the place whatever is asked.
+    /// The server was not reached, or refuses the host or the URL, whatever the request is.
     Unreachable,
     /// The connection ended, or the answer was no message of the protocol.
     Broken,
@@ -106,7 +106,7 @@ pub(super) struct Startup {
     /// True if the server may be started a second time, with the other request.
     pub(super) may_switch: bool,
     /// The time after which a server that says nothing is started a second time. `None` if it is not.
-    pub(super) patience: Option<Duration>,
+    pub(super) second_start_delay: Option<Duration>,
 }
 
 impl Startup {
@@ -141,14 +141,15 @@ pub(super) struct StartupMemory {
 impl StartupMemory {
     /// Plans the next attempt, whose time limit is `limit`.
     pub(super) fn plan(self, handshake: McpHandshake, limit: Duration) -> Startup {
-        let only = |first| Startup { first, may_switch: false, patience: None };
+        let only = |first| Startup { first, may_switch: false, second_start_delay: None };
         match handshake {
             McpHandshake::Discover => only(FirstRequest::Discover),
             McpHandshake::Initialize => only(FirstRequest::Initialize),
             McpHandshake::Auto => {
                 let may_be_ignored = self.first == FirstRequest::Discover && !self.has_worked;
-                let patience = may_be_ignored.then(|| (limit / 3).min(PATIENCE_MAX));
-                Startup { first: self.first, may_switch: true, patience }
+                let second_start_delay =
+                    may_be_ignored.then(|| (limit / 3).min(SECOND_START_DELAY_MAX));
+                Startup { first: self.first, may_switch: true, second_start_delay }
             }
         }
     }
@@ -181,29 +182,29 @@ mod tests {
         let limit = Duration::from_secs(60);
         let mut memory = StartupMemory::default();
         let plan = |memory: StartupMemory| memory.plan(McpHandshake::Auto, limit);
-        let (first, patience) = (Discover, Some(PATIENCE_MAX));
-        assert_eq!(plan(memory), Startup { first, may_switch: true, patience });
+        let (first, second_start_delay) = (Discover, Some(SECOND_START_DELAY_MAX));
+        assert_eq!(plan(memory), Startup { first, may_switch: true, second_start_delay });
         assert_eq!(plan(memory).opening(Discover), InitialRequests::DiscoverThenInitialize);
         memory.handle_failure(Discover, Some(Failure::Unreachable));
         assert_eq!(memory, StartupMemory::default());
         memory.handle_failure(Discover, None);
-        let (first, patience) = (Initialize, None);
-        assert_eq!(plan(memory), Startup { first, may_switch: true, patience });
+        let (first, second_start_delay) = (Initialize, None);
+        assert_eq!(plan(memory), Startup { first, may_switch: true, second_start_delay });
         assert_eq!(memory.worked(), None);
         memory.handle_failure(Initialize, Some(Failure::Broken));
         assert_eq!(memory, StartupMemory::default());
         memory.handle_connected(Discover);
-        // A server that knows the question is not started beside itself.
-        assert_eq!((plan(memory).first, plan(memory).patience), (Discover, None));
+        // A server that knows `server/discover` is not started beside itself.
+        assert_eq!((plan(memory).first, plan(memory).second_start_delay), (Discover, None));
         assert_eq!(memory.worked(), Some(Discover));
         let short = StartupMemory::default().plan(McpHandshake::Auto, Duration::from_secs(6));
-        assert_eq!(short.patience, Some(Duration::from_secs(2)));
+        assert_eq!(short.second_start_delay, Some(Duration::from_secs(2)));
         for (handshake, opening) in [
             (McpHandshake::Discover, InitialRequests::Discover),
             (McpHandshake::Initialize, InitialRequests::Initialize),
         ] {
             let plan = memory.plan(handshake, limit);
-            assert_eq!((plan.opening(plan.first), plan.patience), (opening, None));
+            assert_eq!((plan.opening(plan.first), plan.second_start_delay), (opening, None));
             assert!(!plan.switches_after(Failure::Refused));
         }
     }
@@ -211,7 +212,7 @@ mod tests {
     #[test]
     fn the_other_request_follows_what_it_can_mend() {
         let after = |first, failure| {
-            let startup = Startup { first, may_switch: true, patience: None };
+            let startup = Startup { first, may_switch: true, second_start_delay: None };
             startup.switches_after(failure)
         };
         for (failure, discover, initialize) in [

@@ -1,6 +1,7 @@
 //! Messages over the standard input and output of a process: one JSON value on each line, of at most 16 MiB. While
 //! more than 256 KiB of requests of the server are unanswered, nothing is read, nor while the
-//! [budget](super::budget) is used up. A line that does not end within 64 MiB or 10 s ends the connection.
+//! [budget](super::budget) is used up. A line of more than 16 MiB is skipped. If it does not end within
+//! 64 MiB more or 10 s, the connection ends.
 
 use std::fmt;
 use std::io;
@@ -9,7 +10,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rmcp::RoleClient;
-use rmcp::model::{ClientJsonRpcMessage, ErrorCode, ErrorData, RequestId, ServerJsonRpcMessage};
+use rmcp::model::{
+    ClientJsonRpcMessage, ErrorCode, ErrorData, RequestId, ServerJsonRpcMessage, ServerNotification,
+};
 use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
 use serde::Deserializer as _;
@@ -189,7 +192,7 @@ impl StdioTransport {
     /// Ends the connection, because a line does not end.
     fn end_line(&mut self) -> Option<StdioLine> {
         self.shared.limit_reached("line");
-        let reason = "it was ended: it sent a line that did not end within 64 MiB or 10 s";
+        let reason = "it was ended: it sent a line of more than 16 MiB that did not end within 64 MiB more or 10 s";
         *self.calls.end_reason.lock() = Some(reason);
         None
     }
@@ -216,11 +219,24 @@ impl StdioTransport {
                 self.unanswered.push((request.id.clone(), unanswered));
                 false
             }
-            Some(ServerJsonRpcMessage::Notification(_)) | None => false,
+            Some(ServerJsonRpcMessage::Notification(message)) => {
+                // The library sends no reply to a request that the server has cancelled.
+                if let ServerNotification::CancelledNotification(cancelled) = &message.notification
+                {
+                    self.forget_request(cancelled.params.request_id.as_ref());
+                }
+                false
+            }
+            None => false,
         };
         if !is_answer {
             self.budget.spend(bytes);
         }
+    }
+
+    /// Counts a request of the server no longer, because it is answered or gets no answer.
+    fn forget_request(&mut self, id: Option<&RequestId>) {
+        self.unanswered.retain(|(unanswered, _)| Some(unanswered) != id);
     }
 
     /// Reads a line as a message, which is repaired if it is nearly JSON. An answer that cannot be read becomes an error.
@@ -403,8 +419,7 @@ impl Transport<RoleClient> for StdioTransport {
         };
         let reply = answered.map(|id| {
             let reply = Unanswered::new(&self.unanswered_bytes, bytes);
-            let at = self.unanswered.iter().position(|(unanswered, _)| Some(unanswered) == id);
-            at.map(|at| self.unanswered.swap_remove(at));
+            self.forget_request(id);
             reply
         });
         async move {
@@ -522,6 +537,7 @@ pub(super) async fn keep_error_output(mut stderr: pipe::Receiver, output: Arc<Mu
 #[cfg(test)]
 mod tests {
     use futures::FutureExt as _;
+    use serde_json::json;
 
     use super::*;
 
@@ -575,6 +591,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_request_that_the_server_cancels_is_not_waited_for() {
+        let (mut server, stdout) = pipe::pipe().unwrap();
+        let (stdin, _input) = pipe::pipe().unwrap();
+        let mut transport = StdioTransport::new((stdout, stdin), Arc::default(), Arc::default());
+        for id in 0..300 {
+            let lines = [
+                json!({"jsonrpc": "2.0", "id": id, "method": "ping"}),
+                json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}),
+            ];
+            for line in lines {
+                server.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+                assert!(transport.receive().await.is_some());
+            }
+        }
+        assert_eq!(*transport.unanswered_bytes.borrow(), 0);
+    }
+
+    #[tokio::test]
     async fn a_line_without_end_ends_the_connection() {
         let (mut server, stdout) = pipe::pipe().unwrap();
         let (stdin, _input) = pipe::pipe().unwrap();
@@ -621,8 +655,7 @@ mod tests {
         let (stdin, _input) = pipe::pipe().unwrap();
         let mut transport = StdioTransport::new((stdout, stdin), Arc::default(), Arc::default());
         // They fit into the pipe.
-        let ping =
-            |id: usize| format!("{{\"jsonrpc\":\"2.0\",\"id\":{},\"method\":\"ping\"}}\n", id % 2);
+        let ping = |id: usize| format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"method\":\"ping\"}}\n");
         let pings: String = (0..1_000).map(ping).collect();
         server.write_all(pings.as_bytes()).await.unwrap();
         let mut read = 0;

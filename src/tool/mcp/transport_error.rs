@@ -161,6 +161,8 @@ pub(super) fn without_query(url: &Url) -> Url {
     let mut url = url.clone();
     url.set_query(None);
     url.set_fragment(None);
+    // These fail only for URLs without a host.
+    let _ = (url.set_username(""), url.set_password(None));
     url
 }
 

@@ -295,7 +295,7 @@ fn a_request_waits_for_hooks_that_change_it_for_all_attempts_of_the_turn() {
     assert_eq!((driver.hooks_asked.len(), driver.requests.len()), (1, 2));
     let expected = Arc::new(changed);
     assert_eq!(driver.request_changes, [Arc::clone(&expected), expected]);
-    driver.receive([text("hello")]).end_well();
+    driver.receive([text("hello"), finish(FinishKind::Stop)]).close_stream();
     driver.assert_end(&TurnEnd::Finished);
 }
 
