@@ -1,4 +1,4 @@
-//! What MCP servers answer, and what the model reads of it. The process of a server is this test's own binary, which
+//! Answers of MCP servers, and the text of them that the model reads. The process of a server is this test's own binary, which
 //! runs [`server_process`].
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test's helper may fail loudly")]

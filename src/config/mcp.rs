@@ -81,8 +81,8 @@ pub enum McpTrust {
 /// The first request to a server: that of the newest protocol, or the handshake of earlier ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum McpHandshake {
-    /// What worked the last time, at first `server/discover`. If the server does not answer it, or
-    /// refuses what follows, it is started once more with the handshake (`initialize`).
+    /// The request that the server accepted the last time; before that, `server/discover`. A server that does not accept
+    /// it is started once more with the handshake (`initialize`).
     #[default]
     Auto,
     /// Only `server/discover`, which servers of earlier protocols refuse. The server is not started twice.

@@ -45,7 +45,7 @@ const CONFIGURATION_DIRECTORY: &str = "/etc";
 /// Directories of a `strict` sandbox that exist in it only, and that programs may write to.
 const OWN_DIRECTORIES: [&str; 2] = ["/tmp", "/dev/shm"];
 
-/// The user and the group that a program of root has in a `strict` sandbox: `nobody`.
+/// The id of the user and the group `nobody`, which a program in a `strict` sandbox has if the host runs as root.
 const NOBODY: &str = "65534";
 
 /// Names of directories in which installations keep their programs.
@@ -320,7 +320,7 @@ pub(super) fn check(request: &LaunchRequest, binary: &Path) -> Result<(), Sandbo
         SandboxLevel::Read | SandboxLevel::Write => restrict_thread(request),
         SandboxLevel::Strict => check_strict(request, binary),
     };
-    // What restricts a thread ends with this one.
+    // The restrictions hold for this new thread only, and end with it.
     let checked = std::thread::scope(|scope| scope.spawn(check).join());
     checked.unwrap_or_else(|_| Err(SandboxError("the check panicked".to_owned())))
 }

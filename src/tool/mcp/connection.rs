@@ -318,7 +318,7 @@ struct Process {
     control: ProcessControl,
     /// Its end, if it is known.
     end: Option<ProcessEnd>,
-    /// What it wrote to its standard error, and the task that reads it.
+    /// The text that the process wrote to its standard error, and the task that reads it.
     error_output: Arc<Mutex<ErrorOutput>>,
     reader: AbortOnDropHandle<()>,
     /// The secrets of the host.

@@ -28,7 +28,7 @@ pub(super) const SESSION_LOST: &str = "the server does not know its session any 
 #[error("HTTP {}, redirects to {target}", status_line(*.status))]
 pub(super) struct RefusedRedirect {
     pub(super) status: StatusCode,
-    /// Where it leads, without a query.
+    /// The URL to which it leads, without query and password.
     pub(super) target: Url,
 }
 
