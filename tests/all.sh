@@ -3,7 +3,7 @@
 # Rust toolchain and a few minutes. Goes on after a check that fails, and says at the end which ones failed.
 # Installs what it needs besides the Rust toolchain: Prometheus, which scrapes a host and checks its
 # metrics, rules and dashboards; Node and its packages, which check the form of the dashboards, and are MCP
-# servers and their conformance suite; an MCP server in Python; Chromium, in which the console is tested;
+# servers and their conformance suite; MCP servers in Python; Chromium, in which the console is tested;
 # bubblewrap, in which programs run as tools with `sandbox = "strict"`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -56,12 +56,16 @@ fi
 for folder in tests/grafana tests/mcp tests/console; do
   npm ci --prefix "$folder" --ignore-scripts --no-audit --no-fund --silent || [ "${CI:-}" != true ]
 done
-python="${CARGO_TARGET_DIR:-target}/mcp-python"
-if ! cmp -s tests/mcp/requirements.txt "$python/installed.txt"; then
-  { python3 -m venv --clear "$python" &&
-    "$python/bin/pip" install --quiet --disable-pip-version-check --no-deps -r tests/mcp/requirements.txt &&
-    cp tests/mcp/requirements.txt "$python/installed.txt"; } || [ "${CI:-}" != true ]
-fi
+# Version 1 and version 2 of the SDK in Python cannot be in one environment.
+for sdk in 1 2; do
+  packages="tests/mcp/requirements-$sdk.txt"
+  python="${CARGO_TARGET_DIR:-target}/mcp-python-$sdk"
+  if ! cmp -s "$packages" "$python/installed.txt"; then
+    { python3 -m venv --clear "$python" &&
+      "$python/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$packages" &&
+      cp "$packages" "$python/installed.txt"; } || [ "${CI:-}" != true ]
+  fi
+done
 
 check cargo fmt --check
 # The feature `otlp` is in every command, so that each dependency is compiled for one set of features.

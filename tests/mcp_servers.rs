@@ -1,4 +1,4 @@
-//! Published MCP servers: of npm over standard input and output and over HTTP, and of PyPI.
+//! Published MCP servers: of npm over standard input and output and over HTTP, and of PyPI; and servers of each SDK.
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test's helper may fail loudly")]
 
@@ -6,6 +6,8 @@
 mod folder;
 #[path = "mcp/installed.rs"]
 mod installed;
+#[path = "mcp/sdks.rs"]
+mod sdks;
 
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
@@ -14,7 +16,7 @@ use std::time::Duration;
 use callsheet::prelude::*;
 use callsheet::{ResultPart, StartedRun};
 use folder::{Folder, calling, result, wait_until};
-use installed::{is_installed, node, package, time_server};
+use installed::{Python, is_installed, node, package};
 use serde_json::json;
 
 const EVERYTHING: &str = "@modelcontextprotocol/server-everything/dist/index.js";
@@ -39,7 +41,7 @@ fn filesystem(folder: &Folder) -> String {
 }
 
 fn time(folder: &Folder) -> String {
-    table(folder, "time", &[time_server().display().to_string()], "")
+    table(folder, "time", &[Python::Sdk2.program("mcp-server-time").display().to_string()], "")
 }
 
 /// A server over HTTP, which is killed at the end.
@@ -50,12 +52,16 @@ struct Service {
 
 impl Service {
     fn start(folder: &Folder) -> Self {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        Self::start_at(folder, free)
+        Self::start_with(folder, |_| of_npm(EVERYTHING, &["streamableHttp"]))
     }
 
-    fn start_at(folder: &Folder, address: SocketAddr) -> Self {
-        let command = of_npm(EVERYTHING, &["streamableHttp"]);
+    /// Starts the command for a free address.
+    fn start_with(folder: &Folder, command: impl FnOnce(SocketAddr) -> Vec<String>) -> Self {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        Self::start_at(folder, free, &command(free))
+    }
+
+    fn start_at(folder: &Folder, address: SocketAddr, command: &[String]) -> Self {
         let process = Command::new(&command[0])
             .args(&command[1..])
             .env("PORT", address.port().to_string())
@@ -225,7 +231,8 @@ async fn a_restarted_service_answers_again() {
     assert_eq!(result(&session.run("go").await.unwrap()).0, "success");
     let address = service.address;
     drop(service);
-    let service = Service::start_at(&folder, address);
+    let command = of_npm(EVERYTHING, &["streamableHttp"]);
+    let service = Service::start_at(&folder, address, &command);
     service.is_reachable().await;
     // The new process does not know the session of the protocol.
     loop {

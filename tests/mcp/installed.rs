@@ -14,14 +14,36 @@ pub(crate) fn node() -> PathBuf {
     package(&format!("node-linux-{platform}/bin/node"))
 }
 
-/// Returns the program of the server `mcp-server-time`, which is written in Python.
-pub(crate) fn time_server() -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("mcp-python/bin/mcp-server-time")
+/// An environment of Python with a version of the SDK.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Python {
+    Sdk1,
+    /// It has FastMCP 4 and the server `mcp-server-time` too.
+    Sdk2,
+}
+
+impl Python {
+    /// Returns a program of the environment.
+    pub(crate) fn program(self, name: &str) -> PathBuf {
+        let folder = match self {
+            Self::Sdk1 => "mcp-python-1",
+            Self::Sdk2 => "mcp-python-2",
+        };
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+        target.join(folder).join("bin").join(name)
+    }
 }
 
 /// Returns whether everything is installed. If not, says so, and fails in CI.
 pub(crate) fn is_installed() -> bool {
-    let missing = [node(), time_server()].into_iter().find(|file| !file.exists());
+    let files = [
+        node(),
+        // A package that an older installation lacks.
+        package("@modelcontextprotocol/server/package.json"),
+        Python::Sdk1.program("python"),
+        Python::Sdk2.program("mcp-server-time"),
+    ];
+    let missing = files.into_iter().find(|file| !file.exists());
     let Some(missing) = missing else { return true };
     let message = format!("{} is missing: tests/all.sh installs it", missing.display());
     let ci = std::env::var("CI").is_ok_and(|value| value == "true");
