@@ -447,12 +447,14 @@ fn errors_of_a_model_section() {
     );
     check(
         &model("api_key = 'sk-1'\n"),
-        &["4: models.main.api_key: a key is never in the file: name a variable with api_key_env"],
+        &[
+            "4: models.main.api_key: a key is never in this file: name a variable with api_key_env, or another file with api_key_file",
+        ],
     );
     check(
         &model("headers = { Authorization = 'x' }\nextra_body = { model = 'y' }\n"),
         &[
-            "4: models.main.headers: authorization is set by the host itself (keys come from api_key_env)",
+            "4: models.main.headers: authorization is set by the host itself (keys come from api_key_env or api_key_file)",
             "5: models.main.extra_body: model is set by the host itself",
         ],
     );

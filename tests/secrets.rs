@@ -4,11 +4,20 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
 
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse as _, Response as HttpResponse};
+use axum::routing::post;
+use axum::{Json, Router};
 use callsheet::config::{ApiKey, Config};
+use callsheet::prelude::Host;
 use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::tool::{ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::ResultResource;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use support::{World, events, within, world};
 
@@ -121,4 +130,74 @@ async fn results_progress_and_variables_of_tools_are_redacted() {
             assert!(text.contains(r#""[redacted]":1"#), "{text}");
         }
     }
+}
+
+/// A service that accepts one key, repeats it in its answer, and counts the requests with other ones.
+#[derive(Default)]
+struct Service {
+    key: String,
+    refused: usize,
+}
+
+async fn answer(State(service): State<Arc<Mutex<Service>>>, headers: HeaderMap) -> HttpResponse {
+    let mut service = service.lock();
+    let given = headers["authorization"].to_str().unwrap().to_owned();
+    if given != format!("Bearer {}", service.key) {
+        service.refused += 1;
+        let error = json!({"error": {"message": format!("Incorrect key: {given}")}});
+        return (StatusCode::UNAUTHORIZED, Json(error)).into_response();
+    }
+    let message = json!({"role": "assistant", "content": format!("with {given}")});
+    let choices = json!([{"index": 0, "message": message, "finish_reason": "stop"}]);
+    Json(json!({"id": "1", "object": "chat.completion", "model": "m", "choices": choices}))
+        .into_response()
+}
+
+#[tokio::test]
+async fn a_key_that_is_replaced_in_its_file_costs_no_run() {
+    let service = Arc::new(Mutex::new(Service::default()));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let routes = Router::new().route("/v1/chat/completions", post(answer));
+    let routes = routes.with_state(Arc::clone(&service));
+    #[expect(clippy::disallowed_methods, reason = "the service ends with the test")]
+    drop(tokio::spawn(async move { axum::serve(listener, routes).await }));
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("key-{}", std::process::id()));
+    let replace = |key: &str| {
+        std::fs::write(&file, format!("{key}\n")).unwrap();
+        service.lock().key = key.to_owned();
+    };
+    replace("file-key-0");
+    let text = format!(
+        "[models.m]\nbase_url = \"{url}\"\nmodel = \"m\"\nstream = false\nmax_attempts = 1\napi_key_file = {file:?}\n\
+         [agents.default]\nmodel = \"m\"\n[journal]\nengine = \"memory\"\n"
+    );
+    let config = Config::parse(&text, "callsheet.toml", &|_| None).unwrap();
+    let host = Host::builder().config(config).start().await.unwrap();
+    let session = host.open_session("one").await.unwrap();
+    for number in 0..3 {
+        replace(&format!("file-key-{number}"));
+        let report = within(session.run("go")).await.unwrap();
+        assert_eq!(report.text().unwrap(), "with Bearer [redacted]");
+    }
+    assert_eq!(service.lock().refused, 2, "each replaced key is refused once");
+    // A key that is not accepted either is the error of the run.
+    std::fs::write(&file, "file-key-wrong").unwrap();
+    service.lock().key = "another".to_owned();
+    let report = within(session.run("go")).await.unwrap();
+    let error = report.text().unwrap_err().to_string();
+    assert!(error.contains("Incorrect key: Bearer [redacted]"), "{error}");
+    host.shutdown().await;
+    let config = |key: &str| {
+        let text = format!("[models.m]\nbase_url = \"{url}\"\nmodel = \"m\"\n{key}");
+        Config::parse(&text, "callsheet.toml", &|_| Some("key".to_owned())).unwrap_err().to_string()
+    };
+    let missing = config("api_key_file = \"none\"\n");
+    assert!(
+        missing.contains("4: models.m.api_key_file: the file none cannot be read: "),
+        "{missing}"
+    );
+    let both = config("api_key_file = \"none\"\napi_key_env = \"X\"\n");
+    assert!(both.contains("api_key_env and api_key_file exclude each other"), "{both}");
+    std::fs::remove_file(&file).unwrap();
 }

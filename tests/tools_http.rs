@@ -290,6 +290,31 @@ fn the_host_knows_the_secrets_of_its_tools() {
     assert_eq!(config.secrets().redact(&format!("<{secret}>")), "<[redacted]>");
 }
 
+#[tokio::test]
+async fn a_proxy_receives_requests_but_no_forbidden_target() {
+    let proxy = Server::echo().await;
+    let keys = |url: &str| {
+        format!("url = \"{url}\"\ninput = {{ host = {{}} }}\nproxy = \"{}\"", proxy.origin)
+    };
+    // No name ends in `.invalid`, so the host cannot look it up.
+    for url in ["http://service.invalid/x", "http://{host}/x"] {
+        let request = call(&keys(url), json!({"host": "service.invalid"})).await.unwrap();
+        assert_eq!(request["target"], "http://service.invalid/x");
+    }
+    for (host, expected) in [
+        ("10.0.0.1", "10.0.0.1 is a private address"),
+        ("127.0.0.1", "127.0.0.1 is a loopback address"),
+        ("localhost", "localhost has no public address"),
+    ] {
+        let error = call(&keys("http://{host}/x"), json!({"host": host})).await.unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+    let wrong = registry("url = \"http://a/\"\nproxy = \"socks\"").unwrap_err();
+    let expected =
+        "proxy: must be \"none\", \"env\" or a URL such as \"http://proxy:3128\", not \"socks\"";
+    assert!(wrong.contains(expected), "{wrong}");
+}
+
 /// Returns a server that answers `busy` to the first two requests, and then "here it is". Counts the requests.
 async fn busy_twice(busy: StatusCode, wait: Option<&'static str>) -> (Server, Arc<AtomicU32>) {
     let requests = Arc::new(AtomicU32::new(0));

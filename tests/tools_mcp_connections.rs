@@ -4,6 +4,8 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test's helper may fail loudly")]
 
+#[path = "mcp/credentials.rs"]
+mod credentials;
 #[path = "mcp/folder.rs"]
 mod folder;
 #[path = "mcp/lost_sessions.rs"]

@@ -23,7 +23,7 @@ const DEFAULT_FILE: &str = "callsheet.toml";
 const FLAGS_MODEL: &str = "(flags)";
 
 /// The end of the error of a service that refuses the key of a configured model.
-const REFUSED_KEY_HINT: &str = "(see the model's api_key_env)";
+const REFUSED_KEY_HINT: &str = "(see the model's api_key_env or api_key_file)";
 
 /// The help of `--config`.
 pub(super) const CONFIG_HELP: &str =

@@ -289,12 +289,10 @@ fn unknown_tool_message(pattern: &str, registered: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use crate::config::{
         AgentConfig, BaseUrl, CommandConfig, ConfiguredTool, DEFAULT_AGENT, McpConfig,
-        McpTransport, ModelConfig, ToolKind, ToolOverride, ToolPattern,
+        McpTransport, ModelConfig, ServiceConfig, ToolKind, ToolOverride, ToolPattern,
     };
 
     fn config() -> Config {
@@ -372,9 +370,8 @@ mod tests {
             ],
         );
         let server = |config: &mut Config| {
-            let (url, headers) = ("http://127.0.0.1:1/mcp".to_owned(), BTreeMap::new());
-            let (secret_headers, allow) = (BTreeMap::new(), Vec::new());
-            let transport = McpTransport::Http { url, headers, secret_headers, allow };
+            let service = ServiceConfig::new("http://127.0.0.1:1/mcp");
+            let transport = McpTransport::Http { service, oauth: None };
             let policy = ToolOverride { timeout: None, breaker_open_for: None, ..policy.clone() };
             let server = McpConfig { policy, ..McpConfig::new(transport) };
             config.mcp.insert("files".to_owned(), server);

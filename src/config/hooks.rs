@@ -1,9 +1,8 @@
 //! The configuration of hooks (`[[hooks]]`): programs, services and Rust values that are asked at points of a run.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{ProcessConfig, ToolPattern};
+use super::{ProcessConfig, ServiceConfig, ToolPattern};
 use crate::types::HookPoint;
 
 /// The default time limit of a hook.
@@ -124,14 +123,5 @@ pub enum HookKind {
         process: Box<ProcessConfig>,
     },
     /// Sends an HTTP request.
-    Http {
-        /// The URL.
-        url: String,
-        /// Headers and their values.
-        headers: BTreeMap<String, String>,
-        /// Headers, each with the name of the host's variable that holds its secret value.
-        secret_headers: BTreeMap<String, String>,
-        /// Targets besides the host of the URL that may be reached although they are not public.
-        allow: Vec<String>,
-    },
+    Http(ServiceConfig),
 }

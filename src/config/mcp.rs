@@ -1,11 +1,10 @@
 //! Servers of the Model Context Protocol: `[mcp.NAME]`.
 
-use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{ProcessConfig, ToolOverride, ToolPattern};
+use super::{ProcessConfig, SecretSource, ServiceConfig, ToolOverride, ToolPattern};
 
 /// Default of `max_connections`.
 const DEFAULT_MAX_CONNECTIONS: NonZeroUsize = NonZeroUsize::new(100).unwrap();
@@ -57,15 +56,37 @@ pub enum McpTransport {
     },
     /// A service at a URL.
     Http {
-        /// The URL.
-        url: String,
-        /// Headers and their values.
-        headers: BTreeMap<String, String>,
-        /// Headers, each with the name of the host's variable that holds its secret value.
-        secret_headers: BTreeMap<String, String>,
-        /// Targets besides the host of the URL that may be reached although they are not public.
-        allow: Vec<String>,
+        /// The service.
+        service: ServiceConfig,
+        /// The way to a token, if the service wants one of OAuth.
+        oauth: Option<Box<OAuthConfig>>,
     },
+}
+
+/// The way to get access tokens of OAuth 2: `[mcp.NAME.oauth]`. A token is renewed before it ends, and after the server
+/// has refused it. No user is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OAuthConfig {
+    /// What is exchanged for a token.
+    pub grant: OAuthGrant,
+    /// The URL of the token endpoint ([RFC 6749, section 3.2](https://www.rfc-editor.org/rfc/rfc6749#section-3.2)).
+    pub token_url: String,
+    /// The identifier of the host at the authorization server.
+    pub client_id: String,
+    /// The place of the client's secret. A client with a refresh token may have none.
+    pub client_secret: Option<SecretSource>,
+    /// The scopes, separated by spaces. `None`: those that the authorization server gives by itself.
+    pub scope: Option<String>,
+}
+
+/// What is exchanged for an access token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OAuthGrant {
+    /// The credentials of the client ([RFC 6749, section 4.4](https://www.rfc-editor.org/rfc/rfc6749#section-4.4)).
+    ClientCredentials,
+    /// A refresh token ([RFC 6749, section 6](https://www.rfc-editor.org/rfc/rfc6749#section-6)), which a person got
+    /// before. If the authorization server replaces it, the new one is written to its file.
+    RefreshToken(SecretSource),
 }
 
 /// The claims of a server about its tools that the host trusts.

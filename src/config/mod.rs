@@ -36,6 +36,7 @@ mod model;
 mod output;
 mod overrides;
 mod secrets;
+mod service;
 mod tool_definition;
 mod tools;
 
@@ -74,7 +75,9 @@ pub use limits::Limits;
 #[doc(hidden)]
 pub use limits::OnExcess;
 #[doc(hidden)]
-pub use mcp::{McpConfig, McpHandshake, McpPin, McpShare, McpTransport, McpTrust};
+pub use mcp::{
+    McpConfig, McpHandshake, McpPin, McpShare, McpTransport, McpTrust, OAuthConfig, OAuthGrant,
+};
 #[doc(hidden)]
 pub use model::PromptCache;
 pub use model::{ApiKey, BaseUrl, ModelConfig};
@@ -84,6 +87,8 @@ pub use output::{OutputRequest, Temperature};
 pub use overrides::InvalidOverride;
 pub use overrides::{LimitOverrides, RunOverrides};
 #[doc(hidden)]
+pub use service::{Proxy, SecretSource, ServiceConfig};
+#[doc(hidden)]
 pub use tool_definition::{
     CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, HttpBody, HttpConfig, HttpMethod,
     ProcessConfig, SandboxLevel, ToolInput, ToolKind,
@@ -92,7 +97,9 @@ pub use tools::ApprovalPolicy;
 #[doc(hidden)]
 pub use tools::{AskedCalls, CallRate, StartPolicy, ToolEffect, ToolOverride};
 
+use crate::types::Secrets;
 use error::KeyLocations;
+pub(crate) use secrets::with_last_word;
 
 /// The name of the built-in offline model. The file must not define a model of this name.
 #[doc(hidden)]
@@ -146,6 +153,9 @@ pub struct Config {
     /// False disables the fast path of every model, also of one that is added later.
     fast_path: bool,
     key_locations: KeyLocations,
+    /// The secrets that [`Config::secrets`] has found. All parts of a host share them, so that a secret which one of them
+    /// reads later is replaced by all.
+    secrets: Secrets,
 }
 
 impl Config {
@@ -271,6 +281,7 @@ impl Default for Config {
             stream: None,
             fast_path: true,
             key_locations: KeyLocations::default(),
+            secrets: Secrets::default(),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::types::{InvalidValue, SendReasoning, ToolProtocol, Wire};
@@ -32,6 +33,9 @@ pub struct ModelConfig {
     pub model: String,
     /// The API key, if the service needs one.
     pub api_key: Option<ApiKey>,
+    /// The file of the key. The host reads it again when it opens connections, and after the service has refused the key;
+    /// it is then used instead of `api_key`.
+    pub api_key_file: Option<PathBuf>,
     /// True if responses are streamed. Default: true.
     pub stream: bool,
     /// The time limit for connecting. Default: 10 seconds. After it, the attempt fails.
@@ -112,6 +116,7 @@ impl ModelConfig {
             base_url,
             model: model.into(),
             api_key: None,
+            api_key_file: None,
             stream: true,
             connect_timeout: Duration::from_secs(10),
             first_event_timeout: Duration::from_secs(60),
@@ -245,7 +250,9 @@ impl BaseUrl {
             return Err(other_scheme());
         }
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(invalid("it has a login; keys come from api_key_env or --api-key-env"));
+            return Err(invalid(
+                "it has a login; keys come from api_key_env, api_key_file or --api-key-env",
+            ));
         }
         if url.query().is_some() || url.fragment().is_some() {
             return Err(invalid("it brings a query or a fragment"));

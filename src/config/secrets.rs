@@ -1,8 +1,12 @@
 //! Collects the secrets of a configuration, and recognises headers that hold one.
 
+use std::collections::BTreeMap;
+
 use url::Url;
 
-use super::{ApiKey, Config, HookKind, McpTransport, ToolKind};
+use super::{
+    Config, HookKind, McpTransport, OAuthGrant, ProcessConfig, Proxy, SecretSource, ToolKind,
+};
 use crate::types::{Secrets, percent_decoded};
 
 /// Words in the names of headers that hold a secret.
@@ -15,67 +19,96 @@ const GENERATED_BYTES_MIN: usize = 16;
 
 impl Config {
     /// Returns the secrets that are removed from responses and results of tools: the keys of models, the
-    /// token of the host, headers that hold a secret, keys in URLs, the secret variables of tools, MCP servers and
-    /// hooks, and those of the process: headers of the collector of traces, and passwords of proxies.
+    /// token of the host, headers that hold a secret, keys in URLs, the secret variables and files of tools, MCP servers
+    /// and hooks, and those of the process: headers of the collector of traces, and passwords of proxies. The host adds
+    /// the values that it reads later.
     #[must_use]
     #[doc(hidden)]
     pub fn secrets(&self) -> Secrets {
         let definitions = self.tools.values().filter_map(|tool| tool.definition.as_ref());
-        let tool_headers = definitions.clone().filter_map(|definition| match &definition.kind {
-            ToolKind::Http(http) => Some(&http.headers),
-            ToolKind::Command(_) | ToolKind::Agent(_) => None,
-        });
-        let server_headers = self.mcp.values().filter_map(|server| match &server.transport {
-            McpTransport::Http { headers, .. } => Some(headers),
+        let services = self.mcp.values().filter_map(|server| match &server.transport {
+            McpTransport::Http { service, .. } => Some(service),
             McpTransport::Stdio { .. } => None,
         });
-        let hook_headers = self.hooks.iter().filter_map(|hook| match &hook.kind {
-            HookKind::Http { headers, .. } => Some(headers),
+        let hook_services = self.hooks.iter().filter_map(|hook| match &hook.kind {
+            HookKind::Http(service) => Some(service),
             HookKind::Command { .. } => None,
         });
-        let tool_urls = definitions.clone().filter_map(|definition| match &definition.kind {
-            ToolKind::Http(http) => Some(&http.url),
-            ToolKind::Command(_) | ToolKind::Agent(_) => None,
-        });
-        let server_urls = self.mcp.values().filter_map(|server| match &server.transport {
-            McpTransport::Http { url, .. } => Some(url),
-            McpTransport::Stdio { .. } => None,
-        });
-        let hook_urls = self.hooks.iter().filter_map(|hook| match &hook.kind {
-            HookKind::Http { url, .. } => Some(url),
-            HookKind::Command { .. } => None,
-        });
-        let urls = tool_urls.chain(server_urls).chain(hook_urls);
-        let service_headers = tool_headers.chain(server_headers).chain(hook_headers).flatten();
-        let service_headers = service_headers.filter(|(name, value)| is_named_secret(name, value));
-        let variables = definitions.filter_map(|definition| match &definition.kind {
-            ToolKind::Command(command) => Some(command.process.secret_env.values()),
-            ToolKind::Http(http) => Some(http.secret_headers.values()),
-            ToolKind::Agent(_) => None,
-        });
-        let variables = variables.flatten();
-        let servers = self.mcp.values().flat_map(|server| match &server.transport {
-            McpTransport::Stdio { process, .. } => process.secret_env.values(),
-            McpTransport::Http { secret_headers, .. } => secret_headers.values(),
-        });
-        let hooks = self.hooks.iter().flat_map(|hook| match &hook.kind {
-            HookKind::Command { process, .. } => process.secret_env.values(),
-            HookKind::Http { secret_headers, .. } => secret_headers.values(),
-        });
-        let variables = variables.chain(servers).chain(hooks);
-        let variable = |name: &str| std::env::var(name).ok();
-        let mut values = process_secrets(variable);
-        values.extend(variables.filter_map(|name| variable(name)));
-        values.extend(urls.flat_map(|url| url_secrets(url)));
+        let mut found = FoundSecrets::default();
+        for service in services.chain(hook_services) {
+            found.add_service(&service.url, &service.headers, &service.proxy);
+            found.add_sources(service.secret_headers.values());
+        }
+        for definition in definitions {
+            match &definition.kind {
+                ToolKind::Http(http) => {
+                    found.add_service(&http.url, &http.headers, &http.proxy);
+                    found.add_sources(http.secret_headers.values());
+                }
+                ToolKind::Command(command) => found.add_variables(&command.process),
+                ToolKind::Agent(_) => {}
+            }
+        }
+        for server in self.mcp.values() {
+            match &server.transport {
+                McpTransport::Stdio { process, .. } => found.add_variables(process),
+                McpTransport::Http { oauth: Some(oauth), .. } => {
+                    found.values.extend(url_secrets(&oauth.token_url));
+                    found.add_sources(&oauth.client_secret);
+                    if let OAuthGrant::RefreshToken(source) = &oauth.grant {
+                        found.add_sources([source]);
+                    }
+                }
+                McpTransport::Http { oauth: None, .. } => {}
+            }
+        }
+        for hook in &self.hooks {
+            if let HookKind::Command { process, .. } = &hook.kind {
+                found.add_variables(process);
+            }
+        }
+        for tool in self.tools.values() {
+            found.add_proxy(&tool.proxy);
+        }
+        found.values.extend(process_secrets(|name| std::env::var(name).ok()));
         let keys = self.models.values().filter_map(|model| model.api_key.as_ref());
-        let keys = keys.chain(&self.host.token).map(ApiKey::reveal);
+        found.values.extend(keys.chain(&self.host.token).map(|key| key.reveal().to_owned()));
         let headers = self.models.values().flat_map(|model| &model.headers);
         let headers =
             headers.filter(|(name, value)| is_named_secret(name, value) || is_generated(value));
-        let headers = headers.chain(service_headers);
-        let headers = headers.flat_map(|(_, value)| with_last_word(value));
-        let values = values.iter().flat_map(|value| with_last_word(value));
-        Secrets::new(keys.chain(headers).chain(values))
+        found.values.extend(headers.map(|(_, value)| value.clone()));
+        self.secrets.add(found.values.iter().flat_map(|value| with_last_word(value)));
+        self.secrets.clone()
+    }
+}
+
+#[derive(Default)]
+struct FoundSecrets {
+    values: Vec<String>,
+}
+
+impl FoundSecrets {
+    fn add_service(&mut self, url: &str, headers: &BTreeMap<String, String>, proxy: &Proxy) {
+        self.values.extend(url_secrets(url));
+        let named = headers.iter().filter(|(name, value)| is_named_secret(name, value));
+        self.values.extend(named.map(|(_, value)| value.clone()));
+        self.add_proxy(proxy);
+    }
+
+    fn add_proxy(&mut self, proxy: &Proxy) {
+        if let Proxy::Url(url) = proxy {
+            self.values.extend(url_secrets(url));
+        }
+    }
+
+    /// Adds the present values. One that cannot be read now is not a secret yet.
+    fn add_sources<'s>(&mut self, sources: impl IntoIterator<Item = &'s SecretSource>) {
+        self.values.extend(sources.into_iter().filter_map(|source| source.read().ok()));
+    }
+
+    fn add_variables(&mut self, process: &ProcessConfig) {
+        let variables = process.secret_env.values();
+        self.values.extend(variables.filter_map(|name| std::env::var(name).ok()));
     }
 }
 
@@ -121,7 +154,7 @@ fn url_secrets(url: &str) -> Vec<String> {
 
 /// Returns the value of a header or variable, and the last word of a value in one line: a service may echo the key
 /// without the scheme before it, such as `Bearer`.
-fn with_last_word(value: &str) -> [&str; 2] {
+pub(crate) fn with_last_word(value: &str) -> [&str; 2] {
     let line = value.trim();
     let word = if line.contains('\n') { line } else { line.rsplit(' ').next().unwrap_or_default() };
     [value, word]
@@ -158,11 +191,9 @@ fn is_made_of_words(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use crate::config::{
-        ConfiguredTool, HookConfig, HookRule, HttpConfig, HttpMethod, McpConfig, ProcessConfig,
+        ConfiguredTool, HookConfig, HookRule, HttpConfig, HttpMethod, McpConfig, ServiceConfig,
         ToolOverride,
     };
     use crate::types::HookPoint;
@@ -171,14 +202,12 @@ mod tests {
     fn the_secret_variables_of_hooks_are_secrets() {
         let path = std::env::var("PATH").unwrap();
         let secrets = BTreeMap::from([("SECRET".to_owned(), "PATH".to_owned())]);
-        let process = ProcessConfig { secret_env: secrets.clone(), ..ProcessConfig::default() };
+        let process = ProcessConfig { secret_env: secrets, ..ProcessConfig::default() };
         let program = HookKind::Command { command: Vec::new(), process: Box::new(process) };
-        let service = HookKind::Http {
-            url: String::new(),
-            headers: BTreeMap::new(),
-            secret_headers: secrets,
-            allow: Vec::new(),
-        };
+        let source = SecretSource::Variable("PATH".to_owned());
+        let service = HookKind::Http(ServiceConfig::new("").with(|new| {
+            new.secret_headers = BTreeMap::from([("SECRET".to_owned(), source)]);
+        }));
         for kind in [program, service] {
             let rule = HookRule::new("guard", HookPoint::BeforeCall);
             let config = Config { hooks: vec![HookConfig { rule, kind }], ..Config::default() };
@@ -214,12 +243,8 @@ mod tests {
         assert_eq!(found, ["pass@word", "a1b2c3d4e5f6a7b8", "NmUyMzQ1Zm9vYmFyX2Jh", "QUERYKEY1"]);
         let names = "https://mcp.example.com/{project}/my-project-2024-alpha/mcp?limit=20";
         assert_eq!(url_secrets(names), [""; 0]);
-        let transport = McpTransport::Http {
-            url: "http://127.0.0.1:9/mcp?token=Abc%2012345".to_owned(),
-            headers: BTreeMap::new(),
-            secret_headers: BTreeMap::new(),
-            allow: Vec::new(),
-        };
+        let service = ServiceConfig::new("http://127.0.0.1:9/mcp?token=Abc%2012345");
+        let transport = McpTransport::Http { service, oauth: None };
         let mcp = BTreeMap::from([("s".to_owned(), McpConfig::new(transport))]);
         let secrets = Config { mcp, ..Config::default() }.secrets();
         for form in ["Abc 12345", "Abc%2012345"] {
@@ -255,15 +280,10 @@ mod tests {
         let definition = Some(ConfiguredTool::new("", ToolKind::Http(Box::new(tool))));
         let tool = ToolOverride { definition, ..ToolOverride::default() };
         let tools = BTreeMap::from([("t".to_owned(), tool)]);
-        let transport = McpTransport::Http {
-            url: String::new(),
-            headers: headers.clone(),
-            secret_headers: BTreeMap::new(),
-            allow: Vec::new(),
-        };
+        let service = ServiceConfig::new("").with(|new| new.headers = headers);
+        let transport = McpTransport::Http { service: service.clone(), oauth: None };
         let mcp = BTreeMap::from([("s".to_owned(), McpConfig::new(transport))]);
-        let (url, secret_headers, allow) = (String::new(), BTreeMap::new(), Vec::new());
-        let kind = HookKind::Http { url, headers, secret_headers, allow };
+        let kind = HookKind::Http(service);
         let rule = HookRule::new("guard", HookPoint::BeforeCall);
         let hooks = vec![HookConfig { rule, kind }];
         for config in [

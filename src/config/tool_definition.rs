@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::AgentToolConfig;
+use super::{AgentToolConfig, Proxy, SecretSource};
 
 /// The definition of a tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,10 +128,12 @@ pub struct HttpConfig {
     pub query: BTreeMap<String, String>,
     /// Headers and their values.
     pub headers: BTreeMap<String, String>,
-    /// Headers, each with the name of the host's variable that holds its secret value.
-    pub secret_headers: BTreeMap<String, String>,
+    /// Headers with secret values, and the places of these.
+    pub secret_headers: BTreeMap<String, SecretSource>,
     /// Targets besides the host of the URL that may be reached although they are not public.
     pub allow: Vec<String>,
+    /// The proxy through which requests are sent.
+    pub proxy: Proxy,
     /// The body of the request.
     pub body: HttpBody,
     /// The part of a JSON answer that is the result, as a JSON pointer (RFC 6901).
@@ -157,6 +159,7 @@ impl HttpConfig {
             headers: BTreeMap::new(),
             secret_headers: BTreeMap::new(),
             allow: Vec::new(),
+            proxy: Proxy::None,
             body,
             pick: None,
             ok_status: Vec::new(),

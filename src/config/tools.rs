@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::ConfiguredTool;
 use super::error::quoted_names;
+use super::{ConfiguredTool, Proxy};
 use crate::types::excerpt;
 
 /// The effects of a tool's calls outside the process.
@@ -228,4 +228,6 @@ pub struct ToolOverride {
     /// For `http_get`: allowed addresses that would be refused by default. Each is `host`,
     /// `host:port`, an IP address or a network such as `10.0.0.0/8`.
     pub allow: Vec<String>,
+    /// For `http_get`: the proxy through which requests are sent.
+    pub proxy: Proxy,
 }

@@ -78,7 +78,7 @@ impl Model {
                     ModelService::Source { source, config, lag_clock: lag_clock.clone() }
                 }
                 None => {
-                    let client = ModelClient::with_stall_clock(model, lag_clock.clone());
+                    let client = ModelClient::of_host(model, lag_clock.clone(), secrets);
                     ModelService::Http(
                         client.map_err(|e| HostError::Config(format!("{name}: {e}")))?,
                     )

@@ -26,8 +26,10 @@ use super::redaction::redacted;
 use super::{
     Template, Tool, ToolContext, ToolEffect, ToolError, ToolOutput, ToolSpec, retry_after,
 };
-use crate::config::{ConfiguredTool, HttpBody, HttpConfig, HttpMethod};
-use crate::types::{FailureKind, Secrets, excerpt};
+use crate::config::{
+    ConfiguredTool, HttpBody, HttpConfig, HttpMethod, SecretSource, ServiceConfig, with_last_word,
+};
+use crate::types::{FailureKind, InvalidValue, Secrets, excerpt};
 
 /// Maximum number of bytes of a response body that are read.
 const BODY_BYTES_MAX: usize = 1 << 20;
@@ -90,7 +92,7 @@ impl HttpTool {
             return Err(DefinitionError::new("pick", message));
         }
         let idempotency_header = header_name("idempotency_header", &config.idempotency_header)?;
-        let client = HttpClient::new(allow, CONNECT_TIMEOUT, system_lookup());
+        let client = HttpClient::new(allow, CONNECT_TIMEOUT, system_lookup(), &config.proxy);
         Ok(Self {
             name: name.to_owned(),
             description: tool.description.clone(),
@@ -188,7 +190,7 @@ impl HttpTool {
         trace: &HeaderMap,
         headers: &HeaderMap,
     ) -> Result<Response, HttpError> {
-        let client = self.client.client_for(url)?;
+        let client = self.client.reachable_client_for(url).await?;
         let request = client.request(self.method.clone(), url.clone());
         let request = with_body(request, body, headers).headers(headers.clone());
         Ok(request.headers(trace.clone()).send().await?)
@@ -264,7 +266,7 @@ impl Tool for HttpTool {
         let arguments = self.input.with_defaults(context.arguments());
         let url = self.call_url(&arguments)?;
         let body = self.call_body(&arguments);
-        let mut headers = read_secret_headers(&self.config.secret_headers)?;
+        let mut headers = read_secret_headers(&self.config.secret_headers, &self.secrets).await?;
         headers.extend(self.headers.clone());
         let has_effects = context.effect() == ToolEffect::Some;
         if has_effects {
@@ -325,7 +327,7 @@ fn with_body(
 /// Checks configured headers. Returns those whose values are not secret.
 pub(super) fn check_headers(
     configured: &BTreeMap<String, String>,
-    secret: &BTreeMap<String, String>,
+    secret: &BTreeMap<String, SecretSource>,
 ) -> Result<HeaderMap, DefinitionError> {
     let mut headers = HeaderMap::new();
     for (name, value) in configured {
@@ -334,30 +336,58 @@ pub(super) fn check_headers(
             .map_err(|_| DefinitionError::new(&key, "has a character that a header cannot have"))?;
         headers.insert(header_name(&key, name)?, value);
     }
-    for name in secret.keys() {
-        header_name(&format!("secret_headers.{name}"), name)?;
+    for (name, source) in secret {
+        let table = match source {
+            SecretSource::Variable(_) => "secret_headers",
+            SecretSource::File(_) => "secret_files",
+        };
+        header_name(&format!("{table}.{name}"), name)?;
     }
     Ok(headers)
 }
 
-/// Reads the values of secret headers from the environment variables that hold them.
-pub(super) fn read_secret_headers(
-    variables: &BTreeMap<String, String>,
+/// Reads the present values of secret headers, and adds them to the secrets of the host.
+///
+/// # Errors
+/// If a value cannot be read, or is not the value of a header.
+pub(super) async fn read_secret_headers(
+    sources: &BTreeMap<String, SecretSource>,
+    secrets: &Secrets,
 ) -> Result<HeaderMap, ToolError> {
     let mut headers = HeaderMap::new();
-    for (name, variable) in variables {
-        let Ok(value) = std::env::var(variable) else {
-            let message = format!("the environment variable {variable} is not set");
-            return Err(ToolError::new(message));
-        };
-        let Ok(mut header) = HeaderValue::from_str(value.trim()) else {
-            let message = format!("the environment variable {variable} is not a header's value");
+    for (name, source) in sources {
+        let value = read_secret(source, secrets).await.map_err(ToolError::new)?;
+        let Ok(mut header) = HeaderValue::from_str(&value) else {
+            let message = format!("{source} is not a header's value");
             return Err(ToolError::new(message));
         };
         header.set_sensitive(true);
         headers.extend(HeaderName::from_bytes(name.as_bytes()).ok().map(|name| (name, header)));
     }
     Ok(headers)
+}
+
+/// Reads a secret, and adds it to the secrets of the host.
+///
+/// # Errors
+/// If it cannot be read.
+pub(super) async fn read_secret(
+    source: &SecretSource,
+    secrets: &Secrets,
+) -> Result<String, InvalidValue> {
+    let place = source.clone();
+    let value = match source {
+        SecretSource::Variable(_) => place.read(),
+        // A file may lie on a slow or broken file system.
+        SecretSource::File(_) => match tokio::task::spawn_blocking(move || place.read()).await {
+            Ok(value) => value,
+            Err(_) => Err(InvalidValue::new("the host shuts down")),
+        },
+    }?;
+    for value in with_last_word(&value) {
+        secrets.add_value_of(&source.to_string(), value);
+    }
+    Ok(value)
 }
 
 /// Parses the name of a configured header. `key` is the configuration key.
@@ -393,20 +423,20 @@ fn check_scheme(url: &str) -> Result<(), DefinitionError> {
 }
 
 /// Returns the parsed URL of a configured service, and a client that may connect to its host, to the targets in
-/// `allow` and to public addresses. It follows redirects by this policy, which must not leave the origin.
+/// `allow` and to public addresses, all through its proxy. It follows redirects by this policy, which must not leave the origin.
 pub(super) fn service_client(
-    url: &str,
-    allow: &[String],
+    service: &ServiceConfig,
     redirects: fn() -> Policy,
 ) -> Result<(Url, HttpClient), DefinitionError> {
-    let url = parse_url(url)?;
+    let url = parse_url(&service.url)?;
     // The host of the URL is the operator's choice.
     let mut rules = vec![host_rule(&url)?];
-    for (at, rule) in allow.iter().enumerate() {
+    for (at, rule) in service.allow.iter().enumerate() {
         let invalid = |error| DefinitionError::new(format!("allow[{at}]"), error);
         rules.push(rule.parse::<AllowRule>().map_err(invalid)?);
     }
-    let client = HttpClient::with_redirects(rules, CONNECT_TIMEOUT, system_lookup(), redirects);
+    let (lookup, proxy) = (system_lookup(), &service.proxy);
+    let client = HttpClient::with_redirects(rules, CONNECT_TIMEOUT, lookup, proxy, redirects);
     let client = client.map_err(|error| DefinitionError::new("url", error))?;
     Ok((url, client))
 }

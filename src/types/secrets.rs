@@ -1,10 +1,12 @@
 //! The secrets of a host, which are replaced wherever a service or a tool repeats them.
+#![expect(clippy::disallowed_types, reason = "values name no crate of the shells")]
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, Input, MatchKind};
 use serde_json::{Map, Value};
@@ -23,7 +25,12 @@ const FAST_FORMS_BYTES_MAX: usize = 64 * 1024;
 /// The minimum length of a secret in bytes. A shorter text may occur by accident.
 const SECRET_BYTES_MIN: usize = 8;
 
-/// The secrets of a host, such as the keys of its models, and a search for them. Cloning is cheap.
+/// Number of values of a source that are replaced: the present ones, and those before them, which a service may still
+/// repeat.
+const VALUES_OF_SOURCE_MAX: usize = 8;
+
+/// The secrets of a host, such as the keys of its models, and a search for them. Cloning is cheap. All clones share the
+/// secrets, also those that are added later.
 ///
 /// A secret is found in these forms, whole, without white space at its ends, and with one space for white space:
 /// - plain
@@ -33,7 +40,18 @@ const SECRET_BYTES_MIN: usize = 8;
 /// - part of a text in base64: both alphabets, each of the three alignments
 #[derive(Clone, Default)]
 pub struct Secrets {
+    known: Arc<RwLock<KnownSecrets>>,
+}
+
+/// The values of the secrets, and the search for them.
+#[derive(Default)]
+struct KnownSecrets {
+    /// `None` if there is no secret.
     search: Option<Arc<SecretSearch>>,
+    /// Those that do not change.
+    lasting: BTreeSet<String>,
+    /// The last values of each source whose value changes, the newest last.
+    changing: BTreeMap<String, VecDeque<String>>,
 }
 
 struct SecretSearch {
@@ -51,43 +69,58 @@ impl Secrets {
     /// Prepares the search. Secrets shorter than 8 bytes are not replaced.
     #[must_use]
     pub fn new<'s>(secrets: impl IntoIterator<Item = &'s str>) -> Self {
-        let secrets = secrets.into_iter().filter(|secret| secret.trim().len() >= SECRET_BYTES_MIN);
-        let mut forms: Vec<String> = secrets.flat_map(forms).collect();
-        forms.sort_unstable();
-        forms.dedup();
-        let mut automaton = AhoCorasick::builder();
-        automaton.match_kind(MatchKind::LeftmostLongest);
-        if forms.iter().map(String::len).sum::<usize>() > FAST_FORMS_BYTES_MAX {
-            automaton.kind(Some(AhoCorasickKind::ContiguousNFA));
-        }
-        let automaton = automaton.build(&forms);
-        Self::with_forms(forms, automaton.ok())
+        let new = Self::default();
+        new.add(secrets);
+        new
     }
 
-    fn with_forms(forms: Vec<String>, automaton: Option<AhoCorasick>) -> Self {
-        if forms.is_empty() {
-            return Self::default();
+    /// Adds secrets that do not change.
+    pub fn add<'s>(&self, secrets: impl IntoIterator<Item = &'s str>) {
+        let mut known = self.write();
+        let before = known.lasting.len();
+        known.lasting.extend(secrets.into_iter().map(str::to_owned));
+        if known.lasting.len() != before {
+            known.search = known.new_search();
         }
-        let mut first_bytes = [false; 256];
-        for first in forms.iter().filter_map(|form| form.bytes().next()) {
-            if let Some(is_first) = first_bytes.get_mut(usize::from(first)) {
-                *is_first = true;
-            }
+    }
+
+    /// Adds the present value of a source whose value changes, such as a file or a token that is renewed. Its last eight
+    /// values are replaced.
+    pub fn add_value_of(&self, source: &str, value: &str) {
+        let mut known = self.write();
+        let values = known.changing.entry(source.to_owned()).or_default();
+        if values.iter().any(|known| known == value) {
+            return;
         }
-        let longest = forms.iter().map(String::len).max().unwrap_or_default();
-        Self { search: Some(Arc::new(SecretSearch { forms, automaton, first_bytes, longest })) }
+        if values.len() == VALUES_OF_SOURCE_MAX {
+            values.pop_front();
+        }
+        values.push_back(value.to_owned());
+        known.search = known.new_search();
+    }
+
+    fn search(&self) -> Option<Arc<SecretSearch>> {
+        self.read().search.clone()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, KnownSecrets> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, KnownSecrets> {
+        self.known.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns true if there is nothing to replace.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.search.is_none()
+        self.read().search.is_none()
     }
 
     /// Returns the text with [`REDACTED`] in place of each secret.
     #[must_use]
     pub fn redact<'t>(&self, text: &'t str) -> Cow<'t, str> {
-        match self.search.as_deref().is_some_and(|search| search.matches(text)) {
+        match self.search().is_some_and(|search| search.matches(text)) {
             true => Cow::Owned(self.redact_and_trim(text, 0, text.len())),
             false => Cow::Borrowed(text),
         }
@@ -127,7 +160,8 @@ impl Secrets {
         if begun == text.len() {
             return begun;
         }
-        let mut secrets = self.search.iter().flat_map(|search| search.find_iter(text));
+        let search = self.search();
+        let mut secrets = search.iter().flat_map(|search| search.find_iter(text));
         // A secret that ends there is decided, if it begins earlier.
         let decided = secrets.find(|secret| secret.end > begun).filter(|it| it.start < begun);
         decided.map_or(begun, |secret| secret.end)
@@ -138,7 +172,8 @@ impl Secrets {
     pub(crate) fn redact_begun<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let begun = text.len() - self.begun_at_end(text);
         let suffix = text.get(begun..).unwrap_or_default();
-        let shortest = self.search.iter().flat_map(|search| search.continuing(suffix.as_bytes()));
+        let search = self.search();
+        let shortest = search.iter().flat_map(|search| search.continuing(suffix.as_bytes()));
         match shortest.map(String::len).min() {
             Some(length) if suffix.len() >= SECRET_BYTES_MIN && suffix.len() * 2 >= length => {
                 Cow::Owned(self.redact_and_trim(text, 0, begun))
@@ -158,7 +193,8 @@ impl Secrets {
     /// secrets. [`REDACTED`] marks a removed part only if it has at least [`SECRET_BYTES_MIN`] bytes. A shorter
     /// one is mostly ordinary text that looks like the end or the beginning of a secret.
     fn redact_and_trim(&self, text: &str, start: usize, end: usize) -> String {
-        let matches = self.search.iter().flat_map(|search| search.find_iter(text));
+        let search = self.search();
+        let matches = search.iter().flat_map(|search| search.find_iter(text));
         let secrets = matches.take_while(|secret| secret.start < end);
         let mut redacted = String::with_capacity(text.len());
         let mut removed = 0..start;
@@ -184,7 +220,7 @@ impl Secrets {
     /// contains no secret.
     #[must_use]
     pub fn redact_json(&self, value: &Value) -> Option<Value> {
-        let search = self.search.as_deref()?;
+        let search = self.search()?;
         search.matches_json(value).then(|| self.redact_json_value(value))
     }
 
@@ -216,7 +252,7 @@ impl Secrets {
     /// Returns the maximum number of bytes at the end of a text that may begin a secret which goes on after the text.
     #[must_use]
     pub fn begun_at_end(&self, text: &str) -> usize {
-        let Some(search) = &self.search else { return 0 };
+        let Some(search) = self.search() else { return 0 };
         let bytes = text.as_bytes();
         let earliest = bytes.len().saturating_sub(search.longest - 1);
         let begins_secret = |at: &usize| {
@@ -231,7 +267,8 @@ impl Secrets {
     /// Returns the maximum number of bytes at the start of a text that may end a secret which begins before the text.
     #[cfg(all(feature = "tools", target_os = "linux"))]
     fn ended_at_start(&self, text: &str) -> usize {
-        let forms = self.search.iter().flat_map(|search| &search.forms);
+        let search = self.search();
+        let forms = search.iter().flat_map(|search| &search.forms);
         let lengths = forms.filter_map(|form| {
             let mut suffixes = form.char_indices().skip(1).filter_map(|(at, _)| form.get(at..));
             suffixes.find(|suffix| text.starts_with(suffix)).map(str::len)
@@ -240,7 +277,37 @@ impl Secrets {
     }
 }
 
+impl KnownSecrets {
+    /// Returns the search for the secrets of at least [`SECRET_BYTES_MIN`] bytes. `None` if there is none.
+    fn new_search(&self) -> Option<Arc<SecretSearch>> {
+        let secrets = self.lasting.iter().chain(self.changing.values().flatten());
+        let secrets = secrets.filter(|secret| secret.trim().len() >= SECRET_BYTES_MIN);
+        let mut forms: Vec<String> = secrets.flat_map(|secret| forms(secret)).collect();
+        forms.sort_unstable();
+        forms.dedup();
+        let mut automaton = AhoCorasick::builder();
+        automaton.match_kind(MatchKind::LeftmostLongest);
+        if forms.iter().map(String::len).sum::<usize>() > FAST_FORMS_BYTES_MAX {
+            automaton.kind(Some(AhoCorasickKind::ContiguousNFA));
+        }
+        let automaton = automaton.build(&forms);
+        SecretSearch::new(forms, automaton.ok()).map(Arc::new)
+    }
+}
+
 impl SecretSearch {
+    /// Makes a search for forms in ascending order. `None` if there is none.
+    fn new(forms: Vec<String>, automaton: Option<AhoCorasick>) -> Option<Self> {
+        let longest = forms.iter().map(String::len).max()?;
+        let mut first_bytes = [false; 256];
+        for first in forms.iter().filter_map(|form| form.bytes().next()) {
+            if let Some(is_first) = first_bytes.get_mut(usize::from(first)) {
+                *is_first = true;
+            }
+        }
+        Some(Self { forms, automaton, first_bytes, longest })
+    }
+
     /// Returns the forms that begin with these bytes and are longer.
     fn continuing<'s>(&'s self, beginning: &'s [u8]) -> impl Iterator<Item = &'s String> + 's {
         let first = self.forms.partition_point(|form| form.as_bytes() < beginning);
@@ -287,6 +354,14 @@ impl SecretSearch {
                 members.iter().any(|(name, member)| self.matches(name) || self.matches_json(member))
             }
         }
+    }
+}
+
+impl PartialEq for Secrets {
+    /// Compares the secrets that do not change.
+    fn eq(&self, other: &Self) -> bool {
+        let lasting = |secrets: &Self| secrets.read().lasting.clone();
+        lasting(self) == lasting(other)
     }
 }
 
@@ -356,9 +431,22 @@ mod tests {
     }
 
     #[test]
+    fn all_clones_replace_the_last_values_of_a_source_that_changes() {
+        let secrets = Secrets::new(["lasting-secret"]);
+        let clone = secrets.clone();
+        for number in 0..10 {
+            clone.add_value_of("token", &format!("token-{number}-x"));
+        }
+        let text = "lasting-secret token-0-x token-1-x token-2-x token-9-x";
+        let expected = "[redacted] token-0-x token-1-x [redacted] [redacted]";
+        assert_eq!(secrets.redact(text), expected);
+    }
+
+    #[test]
     fn secrets_are_also_replaced_without_an_automaton() {
-        let texts = ["secret-keys", "secret-keys-and-more", "and-more-keys"].map(str::to_owned);
-        let secrets = Secrets::with_forms(texts.into(), None);
+        let texts = ["and-more-keys", "secret-keys", "secret-keys-and-more"].map(str::to_owned);
+        let secrets = Secrets::default();
+        secrets.write().search = SecretSearch::new(texts.into(), None).map(Arc::new);
         for (text, expected) in [
             ("nothing", "nothing"),
             ("a secret-keys b", "a [redacted] b"),

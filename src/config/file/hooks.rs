@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 
 use toml::de::DeValue;
 
-use super::process::{EnvLookup, command, headers};
+use super::process::{EnvLookup, command, service};
 use super::source::Section;
-use super::tools::parse_allow_entry;
 use super::values::{self, Parsed};
 use crate::config::{
     AgentConfig, DEFAULT_AGENT, HookConfig, HookFailure, HookKind, HookRule, ProcessConfig,
-    ToolPattern,
+    ServiceConfig, ToolPattern,
 };
 use crate::types::HookPoint;
 
@@ -84,9 +83,7 @@ fn known_agent(value: &DeValue<'_>, agents: &BTreeMap<String, AgentConfig>) -> P
 fn http(section: &Section<'_, '_>, env: EnvLookup<'_>) -> HookKind {
     let url = section.read("url", values::non_empty_string);
     section.require("url", &url);
-    let (headers, secret_headers) = headers(section, env);
-    let allow = section.list("allow", parse_allow_entry).unwrap_or_default();
-    HookKind::Http { url: url.unwrap_or_default(), headers, secret_headers, allow }
+    HookKind::Http(service(section, url.unwrap_or_default(), env))
 }
 
 impl HookKind {
@@ -97,7 +94,7 @@ impl HookKind {
                 let program = command.first().map_or("", String::as_str);
                 program.rsplit('/').next().unwrap_or(program).to_owned()
             }
-            Self::Http { url, .. } => {
+            Self::Http(ServiceConfig { url, .. }) => {
                 let rest = url.split_once("://").map_or(url.as_str(), |(_, rest)| rest);
                 rest.split(['/', '?', '#']).next().unwrap_or(rest).to_owned()
             }
@@ -151,15 +148,12 @@ secret_headers = { authorization = "SET" }
         assert!(rule.concerns_tool("files__read") && !rule.concerns_tool("clock"));
         assert_eq!(*command, ["etc/./guard", "-v"]);
         assert_eq!(process.cwd, std::path::Path::new("etc/work"));
-        let HookConfig { rule, kind: HookKind::Http { url, headers, secret_headers, .. } } = audit
-        else {
-            panic!("http")
-        };
+        let HookConfig { rule, kind: HookKind::Http(service) } = audit else { panic!("http") };
         assert_eq!((&*rule.name, rule.on_failure), ("audit", HookFailure::Refuse));
         assert_eq!(rule.timeout, Duration::from_secs(5));
         assert!(rule.concerns_agent("default") && rule.concerns_tool("clock"));
-        assert_eq!(url, "https://audit.example.com/x");
-        assert_eq!((headers.len(), secret_headers.len()), (1, 1));
+        assert_eq!(service.url, "https://audit.example.com/x");
+        assert_eq!((service.headers.len(), service.secret_headers.len()), (1, 1));
     }
 
     #[test]

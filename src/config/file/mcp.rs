@@ -2,12 +2,13 @@
 
 use std::num::NonZeroUsize;
 
-use super::process::{EnvLookup, command, env_value, headers};
+use super::process::{EnvLookup, command, env_value, secret_source, service};
 use super::source::Section;
-use super::tools::parse_allow_entry;
 use super::values;
-use crate::config::mcp::{McpConfig, McpHandshake, McpPin, McpShare, McpTransport, McpTrust};
-use crate::config::{ProcessConfig, ToolOverride, ToolPattern};
+use crate::config::mcp::{
+    McpConfig, McpHandshake, McpPin, McpShare, McpTransport, McpTrust, OAuthConfig, OAuthGrant,
+};
+use crate::config::{ProcessConfig, SecretSource, ToolOverride, ToolPattern};
 
 /// Maximum length of a server's name, which is ASCII. The name is the prefix of the names of its tools, which have a
 /// maximum length too.
@@ -98,16 +99,69 @@ fn stdio(section: &Section<'_, '_>, command: Vec<String>, env: EnvLookup<'_>) ->
 }
 
 fn http(section: &Section<'_, '_>, env: EnvLookup<'_>) -> McpTransport {
-    let (headers, secret_headers) = headers(section, env);
     if section.has("url") {
         section.forbid("url_env", "url and url_env exclude each other");
     }
     let named = section.read("url_env", |name| env_value(name, env));
-    McpTransport::Http {
-        url: section.read("url", values::non_empty_string).or(named).unwrap_or_default(),
-        headers,
-        secret_headers,
-        allow: section.list("allow", parse_allow_entry).unwrap_or_default(),
+    let url = section.read("url", values::non_empty_string).or(named).unwrap_or_default();
+    let service = service(section, url, env);
+    let oauth =
+        section.has("oauth").then(|| Box::new(OAuthConfig::read(&section.table("oauth"), env)));
+    let has_authorization = service
+        .headers
+        .keys()
+        .chain(service.secret_headers.keys())
+        .any(|name| name.eq_ignore_ascii_case("authorization"));
+    if oauth.is_some() && has_authorization {
+        section.add_error("oauth", "sets the header authorization, which is also configured");
+    }
+    McpTransport::Http { service, oauth }
+}
+
+impl OAuthConfig {
+    fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
+        let grants = [("client_credentials", false), ("refresh_token", true)];
+        let uses_refresh_token = section.read("grant", |value| values::one_of(value, &grants));
+        section.require("grant", &uses_refresh_token);
+        let token_url = section.read("token_url", values::non_empty_string);
+        section.require("token_url", &token_url);
+        let client_id = section.read("client_id", values::non_empty_string);
+        section.require("client_id", &client_id);
+        let secret_keys = ("client_secret_env", "client_secret_file");
+        let client_secret = secret_source(section, secret_keys, env);
+        let token_keys = ("refresh_token_env", "refresh_token_file");
+        let grant = match uses_refresh_token {
+            Some(true) => {
+                let token = secret_source(section, token_keys, env);
+                if !section.has(token_keys.0) && !section.has(token_keys.1) {
+                    section.add_error(token_keys.0, "is missing: it, or refresh_token_file");
+                }
+                // A placeholder: the error refuses the configuration.
+                OAuthGrant::RefreshToken(
+                    token.unwrap_or_else(|| SecretSource::Variable(String::new())),
+                )
+            }
+            Some(false) | None => {
+                if uses_refresh_token.is_some() {
+                    let message = "needs grant = \"refresh_token\"";
+                    section.forbid(token_keys.0, message);
+                    section.forbid(token_keys.1, message);
+                    if !section.has(secret_keys.0) && !section.has(secret_keys.1) {
+                        section.add_error(secret_keys.0, "is missing: it, or client_secret_file");
+                    }
+                }
+                OAuthGrant::ClientCredentials
+            }
+        };
+        let scope = section.read("scope", values::non_empty_string);
+        section.report_unknown_keys();
+        Self {
+            grant,
+            token_url: token_url.unwrap_or_default(),
+            client_id: client_id.unwrap_or_default(),
+            client_secret,
+            scope,
+        }
     }
 }
 
@@ -171,19 +225,20 @@ secret_headers = { authorization = "SET" }
         assert_eq!((files.policy.retries, files.policy.breaker_failures), (Some(3), Some(4)));
         assert_eq!(files.policy.breaker_open_for, Some(Duration::from_secs(60)));
         assert_eq!(files.policy.max_result_bytes.map(NonZeroUsize::get), Some(1000));
-        let McpTransport::Http { url, headers, secret_headers, .. } = &config.mcp["web"].transport
-        else {
+        let McpTransport::Http { service, .. } = &config.mcp["web"].transport else {
             panic!("http")
         };
-        assert_eq!(url, "https://mcp.example.com/mcp");
-        assert_eq!((&*headers["x-team"], &*secret_headers["authorization"]), ("a", "SET"));
+        assert_eq!(service.url, "https://mcp.example.com/mcp");
+        assert_eq!(service.headers["x-team"], "a");
+        let expected = SecretSource::Variable("SET".to_owned());
+        assert_eq!(service.secret_headers["authorization"], expected);
     }
 
     #[test]
     fn a_url_may_come_from_a_variable() {
         let config = parse("[mcp.a]\nurl_env = \"SET\"").unwrap();
-        let McpTransport::Http { url, .. } = &config.mcp["a"].transport else { panic!("http") };
-        assert_eq!(url, "value");
+        let McpTransport::Http { service, .. } = &config.mcp["a"].transport else { panic!("http") };
+        assert_eq!(service.url, "value");
     }
 
     #[test]

@@ -22,6 +22,7 @@ use super::{
     HookConfig, HostConfig, JournalConfig, MULTI_TOOL_CALLS_ENV, McpConfig, ModelConfig, REHEARSAL,
     STREAM_ENV, ToolOverride,
 };
+use crate::types::Secrets;
 use source::ConfigSource;
 use values::Parsed;
 
@@ -141,6 +142,7 @@ impl Config {
             stream,
             fast_path,
             key_locations,
+            secrets: Secrets::default(),
         };
         if let Some(on) = multi_tool_calls {
             config.set_multi_tool_calls(on);

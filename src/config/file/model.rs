@@ -7,7 +7,10 @@ use toml::de::DeValue;
 
 use super::source::Section;
 use super::values::{self, Parsed};
-use crate::config::{ApiKey, BaseUrl, ModelConfig, PromptCache, SendReasoning, ToolProtocol, Wire};
+use crate::config::{
+    ApiKey, BaseUrl, ModelConfig, PromptCache, SecretSource, SendReasoning, ToolProtocol, Wire,
+};
+use crate::types::InvalidValue;
 
 impl ModelConfig {
     /// Reads a model. It has no API key if it needs none and the environment has no valid one.
@@ -21,12 +24,26 @@ impl ModelConfig {
         let model = section.read("model", values::non_empty_string);
         section.require("base_url", &base_url);
         section.require("model", &model);
+        let optional_key = |key: Result<ApiKey, InvalidValue>| match key {
+            Ok(key) => Ok(Some(key)),
+            Err(error) if needs_key => Err(error.to_string()),
+            Err(_) => Ok(None),
+        };
         let api_key = section.read("api_key_env", |value| {
-            let name = values::non_empty_string(value)?;
-            match ApiKey::from_env(&name, env) {
-                Ok(key) => Ok(Some(key)),
-                Err(error) if needs_key => Err(error.to_string()),
-                Err(_) => Ok(None),
+            optional_key(ApiKey::from_env(&values::non_empty_string(value)?, env))
+        });
+        if section.has("api_key_env") {
+            section.forbid("api_key_file", "api_key_env and api_key_file exclude each other");
+        }
+        let api_key_file = section.path("api_key_file");
+        let key_of_file = api_key_file.as_ref().and_then(|path| {
+            let key = SecretSource::File(path.clone()).read().and_then(|key| ApiKey::new(&key));
+            match optional_key(key) {
+                Ok(key) => key,
+                Err(message) => {
+                    section.add_error("api_key_file", message);
+                    None
+                }
             }
         });
         let default = Self::new(base_url.unwrap_or_else(BaseUrl::unset), model.unwrap_or_default());
@@ -34,7 +51,8 @@ impl ModelConfig {
             section.read("idle_timeout", values::positive_duration).unwrap_or(default.idle_timeout);
         let config = Self {
             wire: wire.unwrap_or(default.wire),
-            api_key: api_key.flatten(),
+            api_key: api_key.flatten().or(key_of_file),
+            api_key_file,
             stream: section.read("stream", values::boolean).unwrap_or(default.stream),
             connect_timeout: section
                 .read("connect_timeout", values::positive_duration)
@@ -86,7 +104,7 @@ impl ModelConfig {
             // `base_url` and `model`, set above, and `fast_path`, set by the caller.
             ..default
         };
-        section.forbid("api_key", "a key is never in the file: name a variable with api_key_env");
+        section.forbid("api_key", "a key is never in this file: name a variable with api_key_env, or another file with api_key_file");
         section.report_unknown_keys();
         config
     }
@@ -122,7 +140,9 @@ fn headers(value: &DeValue<'_>) -> Parsed<BTreeMap<String, String>> {
             return Err(format!("{name:?} is not a valid header name"));
         }
         if matches!(name.as_str(), "authorization" | "content-type" | "content-length" | "host") {
-            return Err(format!("{name} is set by the host itself (keys come from api_key_env)"));
+            return Err(format!(
+                "{name} is set by the host itself (keys come from api_key_env or api_key_file)"
+            ));
         }
         let value = values::string(value.get_ref()).map_err(|error| format!("{name}: {error}"))?;
         if !value.bytes().all(|b| b == b' ' || b.is_ascii_graphic()) {

@@ -1,14 +1,17 @@
 //! Reads the keys that tools, hooks and MCP servers have in common: those of a process and the headers of HTTP
 //! requests.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
 
 use toml::de::DeValue;
+use url::Url;
 
 use super::source::Section;
+use super::tools::parse_allow_entry;
 use super::values::{self, Parsed};
 use crate::config::tool_definition::{ProcessConfig, SandboxLevel};
+use crate::config::{Proxy, SecretSource, ServiceConfig};
 
 /// Returns the value of an environment variable of the host, or `None` if it is not set.
 pub(super) type EnvLookup<'e> = &'e dyn Fn(&str) -> Option<String>;
@@ -81,29 +84,75 @@ pub(super) fn command(section: &Section<'_, '_>) -> Vec<String> {
     command
 }
 
-/// Reads `headers` and `secret_headers`. Records an error for a name that appears twice, in one table or in both.
-/// Names are case-insensitive, see [RFC 9110, section 5.1](https://www.rfc-editor.org/rfc/rfc9110#section-5.1).
+/// Reads `headers`, and the secret ones: `secret_headers` and `secret_files`. Records an error for a name that appears
+/// twice, in one table or in two. Names are case-insensitive, see [RFC 9110, section 5.1](https://www.rfc-editor.org/rfc/rfc9110#section-5.1).
 pub(super) fn headers(
     section: &Section<'_, '_>,
     lookup_env: EnvLookup<'_>,
-) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
+) -> (BTreeMap<String, String>, BTreeMap<String, SecretSource>) {
     let headers = section.table("headers").entries(values::string);
-    let secret_headers = secret_env_names(section, "secret_headers", lookup_env);
-    for (key, table) in [("headers", &headers), ("secret_headers", &secret_headers)] {
-        let mut names = BTreeSet::new();
-        for name in table.keys() {
-            if !names.insert(name.to_ascii_lowercase()) {
+    let variables = secret_env_names(section, "secret_headers", lookup_env);
+    let files = section.table("secret_files").entries(|value| secret_file(section, value));
+    let mut seen: BTreeMap<String, &str> = BTreeMap::new();
+    let variable_names = variables.keys().map(|name| (name, "secret_headers"));
+    let file_names = files.keys().map(|name| (name, "secret_files"));
+    let names =
+        variable_names.chain(file_names).chain(headers.keys().map(|name| (name, "headers")));
+    for (name, key) in names {
+        match seen.insert(name.to_ascii_lowercase(), key) {
+            Some(other) if other == key => {
                 let message = format!("{name} appears twice: header names are case-insensitive");
                 section.add_error(key, message);
             }
+            Some(other) => section.add_error(key, format!("{name} is also in {other}")),
+            None => {}
         }
     }
-    for name in headers.keys() {
-        if secret_headers.keys().any(|secret| secret.eq_ignore_ascii_case(name)) {
-            section.add_error("headers", format!("{name} is also in secret_headers"));
-        }
+    let variables = variables.into_iter().map(|(name, it)| (name, SecretSource::Variable(it)));
+    (headers, variables.chain(files).collect())
+}
+
+/// Returns the file with this path, whose secret can be read.
+pub(super) fn secret_file(section: &Section<'_, '_>, value: &DeValue<'_>) -> Parsed<SecretSource> {
+    let file = SecretSource::File(section.resolve_path(&values::non_empty_string(value)?));
+    file.read().map(|_| file).map_err(|error| error.to_string())
+}
+
+/// Reads a secret whose place is the value of one of two keys: the name of an environment variable, or a file.
+pub(super) fn secret_source(
+    section: &Section<'_, '_>,
+    (variable, file): (&'static str, &'static str),
+    lookup_env: EnvLookup<'_>,
+) -> Option<SecretSource> {
+    if section.has(variable) {
+        section.forbid(file, &format!("{variable} and {file} exclude each other"));
     }
-    (headers, secret_headers)
+    let named = section.read(variable, |name| {
+        env_value(name, lookup_env).and_then(|_| env_var_name(name)).map(SecretSource::Variable)
+    });
+    named.or(section.read(file, |value| secret_file(section, value)))
+}
+
+/// Reads `proxy`.
+pub(super) fn proxy(section: &Section<'_, '_>) -> Proxy {
+    let proxy = section.read("proxy", |value| match &*values::non_empty_string(value)? {
+        "none" => Ok(Proxy::None),
+        "env" => Ok(Proxy::Environment),
+        url if url.starts_with("http://") || url.starts_with("https://") => {
+            Url::parse(url).map(|url| Proxy::Url(url.into())).map_err(|error| error.to_string())
+        }
+        other => Err(format!(
+            "must be \"none\", \"env\" or a URL such as \"http://proxy:3128\", not {other:?}"
+        )),
+    });
+    proxy.unwrap_or_default()
+}
+
+/// Reads the keys of a service that is asked over HTTP, besides its URL.
+pub(super) fn service(section: &Section<'_, '_>, url: String, env: EnvLookup<'_>) -> ServiceConfig {
+    let (headers, secret_headers) = headers(section, env);
+    let allow = section.list("allow", parse_allow_entry).unwrap_or_default();
+    ServiceConfig { url, headers, secret_headers, allow, proxy: proxy(section) }
 }
 
 /// Reads a table whose values are names of environment variables of the host that hold secrets. Records an

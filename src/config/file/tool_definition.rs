@@ -2,7 +2,7 @@
 
 use toml::de::DeValue;
 
-use super::process::{EnvLookup, command, headers};
+use super::process::{EnvLookup, command, headers, proxy};
 use super::source::Section;
 use super::tools::parse_allow_entry;
 use super::values::{self, Parsed};
@@ -148,6 +148,7 @@ impl HttpConfig {
         config.query = section.table("query").entries(values::string);
         (config.headers, config.secret_headers) = headers(section, env);
         config.allow = section.list("allow", parse_allow_entry).unwrap_or_default();
+        config.proxy = proxy(section);
         let bodies = (HttpBody::None, HttpBody::Json, HttpBody::Text);
         if let Some(body) = section.read("body", |value| stdin_or_body(value, bodies)) {
             config.body = body;

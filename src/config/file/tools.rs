@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use toml::de::DeValue;
 
+use super::process::proxy;
 use super::source::Section;
 use super::values::{self, Parsed};
 use crate::config::{ApprovalPolicy, ConfiguredTool, StartPolicy, ToolEffect, ToolOverride};
@@ -64,6 +65,7 @@ impl ToolOverride {
         }
         if name == "http_get" {
             tool_override.allow = section.list("allow", parse_allow_entry).unwrap_or_default();
+            tool_override.proxy = proxy(section);
         }
         section.report_unknown_keys();
         tool_override

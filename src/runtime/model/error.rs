@@ -224,7 +224,7 @@ pub(super) fn hint(status: u16, headers: &HeaderMap, retry_after: Option<Duratio
             let to = to.map(|to| format!(" to {:?}", excerpt(&to, 200))).unwrap_or_default();
             format!(" (it redirects{to}, which is not followed: see the model's base_url)")
         }
-        401 => " (see the model's api_key_env)".to_owned(),
+        401 => " (see the model's api_key_env or api_key_file)".to_owned(),
         404 => " (see the model's base_url and name)".to_owned(),
         _ => String::new(),
     }
@@ -332,7 +332,7 @@ mod tests {
     fn the_hint_depends_on_the_status() {
         let mut headers = HeaderMap::new();
         assert_eq!(hint(500, &headers, None), "");
-        assert_eq!(hint(401, &headers, None), " (see the model's api_key_env)");
+        assert_eq!(hint(401, &headers, None), " (see the model's api_key_env or api_key_file)");
         assert_eq!(hint(429, &headers, Some(Duration::from_secs(90))), " (it asks to wait 90s)");
         headers.insert(LOCATION, "https://example.com/v1".parse().unwrap());
         assert_eq!(

@@ -18,8 +18,8 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures::FutureExt as _;
-use reqwest::header::CONTENT_TYPE;
-use reqwest::{Client, RequestBuilder};
+use reqwest::header::{CONTENT_TYPE, HeaderValue};
+use reqwest::{Client, RequestBuilder, StatusCode};
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use super::connection::RequestSendError;
@@ -346,16 +346,20 @@ impl Exchange {
         let client = &*self.client;
         let (limits, clock) = (client.time_limits, client.lag_clock.clone());
         let mut deadline = ResponseDeadline::new(limits, self.streamed, clock);
-        let request = self.request(&client.http, body.clone());
-        let mut sent = send_until(client, &mut deadline, request).await?;
-        if let Err(RequestSendError::LostByReusedConnection(_)) = &sent {
-            // The error is not logged: it may have the URL with a key.
-            tracing::debug!("a reused connection lost a request, which is sent again");
-            let request = self.request(&client.fresh_http, body);
-            sent = send_until(client, &mut deadline, request).await?;
-        }
-        let response = sent.map_err(|error| client.transport_error(error.into()))?;
-        client.has_answered.store(true, Ordering::Relaxed);
+        let response = match &client.key_file {
+            None => self.answer(body, None, &mut deadline).await?,
+            Some(file) => {
+                let key = file.header().await;
+                let response = self.answer(body.clone(), key.as_ref(), &mut deadline).await?;
+                match response.status() {
+                    StatusCode::UNAUTHORIZED => match file.after_refusal_of(key.as_ref()).await {
+                        Some(key) => self.answer(body, Some(&key), &mut deadline).await?,
+                        None => response,
+                    },
+                    _ => response,
+                }
+            }
+        };
         if !response.status().is_success() {
             return Err(read_http_error(response, deadline.at()).await);
         }
@@ -364,9 +368,30 @@ impl Exchange {
         Ok(ResponseBody { output_tokens_max: self.output_tokens_max, ..body })
     }
 
+    /// Sends the request with this key of a file, and returns the beginning of the answer.
+    async fn answer(
+        &self,
+        body: Bytes,
+        key: Option<&HeaderValue>,
+        deadline: &mut ResponseDeadline,
+    ) -> Result<reqwest::Response, ProviderError> {
+        let client = &*self.client;
+        let request = self.request(&client.http, body.clone(), key);
+        let mut sent = send_until(client, deadline, request).await?;
+        if let Err(RequestSendError::LostByReusedConnection(_)) = &sent {
+            // The error is not logged: it may have the URL with a key.
+            tracing::debug!("a reused connection lost a request, which is sent again");
+            let request = self.request(&client.fresh_http, body, key);
+            sent = send_until(client, deadline, request).await?;
+        }
+        let response = sent.map_err(|error| client.transport_error(error.into()))?;
+        client.has_answered.store(true, Ordering::Relaxed);
+        Ok(response)
+    }
+
     /// Returns the request, to be sent with this HTTP client.
-    fn request(&self, http: &Client, body: Bytes) -> RequestBuilder {
-        let mut request = self.client.request(http, body, self.streamed);
+    fn request(&self, http: &Client, body: Bytes, key: Option<&HeaderValue>) -> RequestBuilder {
+        let mut request = self.client.request(http, body, self.streamed, key);
         if let Some(trace) = &self.trace {
             request = request.header(TRACEPARENT, trace.traceparent());
             if let Some(state) = trace.tracestate() {

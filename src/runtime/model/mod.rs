@@ -11,6 +11,7 @@ mod error;
 mod exchange;
 #[cfg(feature = "testing")]
 mod fake;
+mod key_file;
 mod response;
 mod source;
 
@@ -34,7 +35,7 @@ pub use fake::FakeModel;
 pub use response::{ModelResponse, RequestedCall};
 pub use source::{ModelReply, ModelSource, ModelStream};
 
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, SecretSource};
 use crate::response::{DeltaRedactor, ExchangeEnd};
 use crate::tls;
 use crate::types::TraceContext;
@@ -48,6 +49,7 @@ pub(super) use deadline::HostLagClock;
 use deadline::TimeLimits;
 pub(super) use exchange::ModelExchange;
 use exchange::{Exchange, SentTools, ServiceExchange};
+use key_file::KeyFile;
 use source::SourceExchange;
 
 /// Data that a session's exchanges reuse: bytes of the previous request, templates of responses, and the text form of
@@ -201,6 +203,7 @@ struct ClientInner {
     /// Opens a connection for each request.
     fresh_http: Client,
     used_connections: UsedConnections,
+    key_file: Option<KeyFile>,
     /// True if the service has answered a request, so that it speaks the protocol of the base URL.
     has_answered: AtomicBool,
     streamed: Target,
@@ -227,13 +230,15 @@ impl ModelClient {
     /// # Errors
     /// If the address, the key or a header cannot be put into a request.
     pub fn new(config: &ModelConfig) -> Result<Self, InvalidValue> {
-        Self::with_stall_clock(config, HostLagClock::default())
+        Self::of_host(config, HostLagClock::default(), &Secrets::default())
     }
 
-    /// Creates the client of a host, whose time limits do not count the host's own stalls.
-    pub(super) fn with_stall_clock(
+    /// Creates the client of a host, whose time limits do not count the host's own stalls. It adds keys that it reads to
+    /// the secrets.
+    pub(super) fn of_host(
         config: &ModelConfig,
         lag_clock: HostLagClock,
+        secrets: &Secrets,
     ) -> Result<Self, InvalidValue> {
         let (streamed, plain) = (Target::new(config, true)?, Target::new(config, false)?);
         let loopback = tls::is_loopback(&plain.url);
@@ -249,8 +254,13 @@ impl ModelClient {
             let settings = if loopback { settings.no_proxy() } else { settings };
             tls::client(settings).map_err(|error| invalid(error::describe(&error)))
         };
+        let key_file = config.api_key_file.as_ref().map(|path| {
+            let source = SecretSource::File(path.clone());
+            KeyFile::new(source, config.wire.key_header(), secrets.clone())
+        });
         Ok(Self {
             inner: Arc::new(ClientInner {
+                key_file,
                 http: http(usize::MAX)?,
                 fresh_http: http(0)?,
                 used_connections: UsedConnections::default(),
@@ -357,13 +367,22 @@ impl ModelClient {
 }
 
 impl ClientInner {
-    fn request(&self, http: &Client, body: Bytes, streamed: bool) -> RequestBuilder {
+    fn request(
+        &self,
+        http: &Client,
+        body: Bytes,
+        streamed: bool,
+        key: Option<&HeaderValue>,
+    ) -> RequestBuilder {
         let Target { url, headers } = match self.wire.framing(streamed) {
             Framing::Sse | Framing::JsonLines => &self.streamed,
             Framing::Json | Framing::JsonArray => &self.plain,
         };
         let mut request = Request::new(Method::POST, url.clone());
         *request.headers_mut() = headers.clone();
+        if let (Some(file), Some(key)) = (&self.key_file, key) {
+            request.headers_mut().insert(file.header_name.clone(), key.clone());
+        }
         *request.body_mut() = Some(body.into());
         RequestBuilder::from_parts(http.clone(), request)
     }

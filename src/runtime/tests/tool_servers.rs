@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use super::engine::Engine;
 use super::provider::{Reply, answer_with, calls_to};
 use super::*;
-use crate::config::{AgentConfig, McpConfig, McpTransport, ToolLoading};
+use crate::config::{AgentConfig, McpConfig, McpTransport, ServiceConfig, ToolLoading};
 use crate::event::EventId;
 use crate::journal::MemoryJournal;
 use crate::record::{FROZEN_TOOLS, Record, StopMode, frozen_tools_key};
@@ -448,9 +448,8 @@ async fn watchers_are_told_of_changes_of_the_tools_that_their_agent_names() {
 
 /// Lets the agent name these tools, some of which are of the server `name`.
 fn naming(config: &mut Config, name: &str, patterns: &[&str]) {
-    let url = "http://127.0.0.1:1/mcp".to_owned();
-    let (headers, secret_headers, allow) = Default::default();
-    let transport = McpTransport::Http { url, headers, secret_headers, allow };
+    let service = ServiceConfig::new("http://127.0.0.1:1/mcp");
+    let transport = McpTransport::Http { service, oauth: None };
     config.mcp.insert(name.to_owned(), McpConfig::new(transport));
     let patterns = patterns.iter().map(|text| ToolPattern::new(*text));
     config.agents.get_mut("default").unwrap().tools = patterns.collect();

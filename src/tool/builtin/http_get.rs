@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::time::timeout;
 
-use crate::config::ToolEffect;
+use crate::config::{Proxy, ToolEffect};
 use crate::tool::http::{
     AllowRule, CONNECT_TIMEOUT, DnsLookup, HttpClient, HttpClientError, HttpError, REDIRECTS_MAX,
     URL_BYTES_MAX, redirect, response, system_lookup, trace_headers,
@@ -36,6 +36,8 @@ pub struct HttpGetOptions {
     pub connect_timeout: Duration,
     /// Time limit of one attempt of a call, with all its redirects.
     pub total_timeout: Duration,
+    /// The proxy through which requests are sent.
+    pub proxy: Proxy,
 }
 
 impl Default for HttpGetOptions {
@@ -46,6 +48,7 @@ impl Default for HttpGetOptions {
             redirects_max: REDIRECTS_MAX,
             connect_timeout: CONNECT_TIMEOUT,
             total_timeout: Duration::from_secs(20),
+            proxy: Proxy::None,
         }
     }
 }
@@ -75,7 +78,8 @@ impl HttpGet {
         options: HttpGetOptions,
         lookup: DnsLookup,
     ) -> Result<Self, HttpClientError> {
-        let client = HttpClient::new(options.allow.clone(), options.connect_timeout, lookup)?;
+        let (allow, proxy) = (options.allow.clone(), &options.proxy);
+        let client = HttpClient::new(allow, options.connect_timeout, lookup, proxy)?;
         Ok(Self { options, client })
     }
 
@@ -101,7 +105,8 @@ impl HttpGet {
     }
 
     async fn send(&self, url: &Url, headers: &HeaderMap) -> Result<Response, HttpError> {
-        let request = self.client.client_for(url)?.get(url.clone()).headers(headers.clone());
+        let client = self.client.reachable_client_for(url).await?;
+        let request = client.get(url.clone()).headers(headers.clone());
         request.send().await.map_err(HttpError::from)
     }
 }

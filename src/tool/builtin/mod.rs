@@ -19,7 +19,7 @@ use std::path::PathBuf;
 
 use super::http::{HttpClientError, InvalidAllowRule};
 use super::{RegistryError, ToolRegistry};
-use crate::config::Config;
+use crate::config::{Config, Proxy};
 pub use calculator::Calculator;
 pub use clock::Clock;
 pub use http_get::{HttpGet, HttpGetOptions};
@@ -38,6 +38,8 @@ pub struct BuiltinOptions {
     /// `http_get.allow`: hosts, hosts with ports and networks that may be reached although they are
     /// not public.
     pub http_get_allow: Vec<String>,
+    /// `http_get.proxy`: the proxy through which it sends its requests.
+    pub http_get_proxy: Proxy,
 }
 
 impl From<&Config> for BuiltinOptions {
@@ -47,6 +49,7 @@ impl From<&Config> for BuiltinOptions {
         Self {
             read_file_root: config.tools.get("read_file").and_then(|tool| tool.root.clone()),
             http_get_allow: http_get.map(|tool| tool.allow.clone()).unwrap_or_default(),
+            http_get_proxy: http_get.map(|tool| tool.proxy.clone()).unwrap_or_default(),
         }
     }
 }
@@ -74,7 +77,8 @@ impl ToolRegistry {
         self.register(SetVariable)?;
         let allow = options.http_get_allow.iter().map(|rule| rule.parse());
         let allow = allow.collect::<Result<_, _>>()?;
-        self.register(HttpGet::new(HttpGetOptions { allow, ..HttpGetOptions::default() })?)?;
+        let proxy = options.http_get_proxy.clone();
+        self.register(HttpGet::new(HttpGetOptions { allow, proxy, ..HttpGetOptions::default() })?)?;
         if let Some(root) = &options.read_file_root {
             let tool = ReadFile::new(root, READ_BYTES_MAX)
                 .map_err(|source| BuiltinError::ReadFileRoot { root: root.clone(), source })?;
@@ -203,6 +207,7 @@ mod tests {
         let options = BuiltinOptions {
             read_file_root: Some(std::env::temp_dir()),
             http_get_allow: vec![address.clone()],
+            ..BuiltinOptions::default()
         };
         let registry = builtin(&options).unwrap();
         let run = async |name: &str, arguments: serde_json::Value| {

@@ -21,9 +21,7 @@ impl RegisteredHook {
     ) -> Result<Self, DefinitionError> {
         let hook: Arc<dyn Hook> = match &config.kind {
             HookKind::Command { command, process } => program(command, process, secrets)?,
-            HookKind::Http { url, headers, secret_headers, allow } => {
-                Arc::new(HttpHook::new(url, headers, secret_headers, allow, secrets)?)
-            }
+            HookKind::Http(service) => Arc::new(HttpHook::new(service, secrets)?),
         };
         Ok(Self { rule: config.rule.clone(), hook })
     }

@@ -11,6 +11,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Response, Url};
 
 use super::{Hook, HookAnswer, HookError, HookInput};
+use crate::config::{SecretSource, ServiceConfig};
 use crate::tool::defined_input::DefinitionError;
 use crate::tool::http::response::{LimitedBody, status_line};
 use crate::tool::http::{HttpClient, HttpError};
@@ -29,28 +30,20 @@ pub(super) struct HttpHook {
     client: HttpClient,
     url: Url,
     headers: HeaderMap,
-    /// Secret headers, each with the environment variable that holds its value.
-    secret_headers: BTreeMap<String, String>,
+    secret_headers: BTreeMap<String, SecretSource>,
     /// The secrets of the host.
     secrets: Secrets,
 }
 
 impl HttpHook {
-    /// Checks the URL and the headers of a hook. `allow` holds hosts and networks that may be reached besides the
-    /// host of the URL.
+    /// Checks the URL and the headers of a hook.
     ///
     /// # Errors
-    /// If the URL, a header or a rule of `allow` is invalid. Reports the first.
-    pub(super) fn new(
-        url: &str,
-        headers: &BTreeMap<String, String>,
-        secret_headers: &BTreeMap<String, String>,
-        allow: &[String],
-        secrets: &Secrets,
-    ) -> Result<Self, DefinitionError> {
-        let (url, client) = service_client(url, allow, Policy::none)?;
-        let headers = check_headers(headers, secret_headers)?;
-        let (secret_headers, secrets) = (secret_headers.clone(), secrets.clone());
+    /// If the URL, a header, the proxy or a rule of `allow` is invalid. Reports the first.
+    pub(super) fn new(service: &ServiceConfig, secrets: &Secrets) -> Result<Self, DefinitionError> {
+        let (url, client) = service_client(service, Policy::none)?;
+        let headers = check_headers(&service.headers, &service.secret_headers)?;
+        let (secret_headers, secrets) = (service.secret_headers.clone(), secrets.clone());
         Ok(Self { client, url, headers, secret_headers, secrets })
     }
 
@@ -61,7 +54,7 @@ impl HttpHook {
     ) -> Result<Response, HttpError> {
         let body = serde_json::to_string(input);
         let body = body.map_err(|error| HttpError::Transport(error.to_string()))?;
-        let request = self.client.client_for(&self.url)?.post(self.url.clone());
+        let request = self.client.reachable_client_for(&self.url).await?.post(self.url.clone());
         let request = request.header(CONTENT_TYPE, "application/json").body(body);
         Ok(request.headers(self.headers.clone()).headers(secret_headers).send().await?)
     }
@@ -70,7 +63,7 @@ impl HttpHook {
 #[async_trait]
 impl Hook for HttpHook {
     async fn answer(&self, input: &HookInput) -> Result<HookAnswer, HookError> {
-        let read = read_secret_headers(&self.secret_headers);
+        let read = read_secret_headers(&self.secret_headers, &self.secrets).await;
         let secret_headers = read.map_err(|error| HookError::new(error.message()))?;
         let response = self.send(input, secret_headers).await.map_err(HookError::new)?;
         let status = response.status();

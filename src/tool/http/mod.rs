@@ -5,7 +5,8 @@
 //! (server-side request forgery, SSRF). Every hop is checked at the address that is connected to: a literal
 //! address before the request; a host name in the resolver, which returns only allowed addresses. A host that a
 //! rule allows by name may have any address. The tools follow redirects themselves, so that each hop is checked.
-//! Proxies are not used, because a proxy would resolve names itself.
+//! A proxy resolves names itself. If there is one, the host looks a name up too, and refuses it if it finds an address
+//! that must not be reached.
 //!
 //! | file | what it holds |
 //! | --- | --- |
@@ -20,6 +21,7 @@ mod resolver;
 pub(crate) mod response;
 mod special_addresses;
 
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +35,7 @@ pub use resolver::DnsLookup;
 pub(crate) use resolver::system_lookup;
 
 use super::{ToolContext, ToolError};
+use crate::config::Proxy;
 use crate::types::{FailureKind, TRACEPARENT, TRACESTATE};
 use resolver::{AddressPolicy, NoPublicAddress, Resolver};
 
@@ -46,9 +49,15 @@ pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) const REDIRECTS_MAX: usize = 5;
 
 /// A client that connects only to public and allowed addresses.
-#[derive(Debug)]
 pub(crate) struct HttpClient {
     allow: Vec<AllowRule>,
+    direct: ClientPair,
+    /// `None` if there is no proxy.
+    proxied: Option<ClientPair>,
+    lookup: DnsLookup,
+}
+
+struct ClientPair {
     /// The client for hosts that no rule allows by name; connects only to public and allowed addresses.
     restricted: Client,
     /// The client for hosts that are allowed by name; connects to any address.
@@ -64,8 +73,9 @@ impl HttpClient {
         allow: Vec<AllowRule>,
         connect_timeout: Duration,
         lookup: DnsLookup,
+        proxy: &Proxy,
     ) -> Result<Self, HttpClientError> {
-        Self::with_redirects(allow, connect_timeout, lookup, Policy::none)
+        Self::with_redirects(allow, connect_timeout, lookup, proxy, Policy::none)
     }
 
     /// Makes a client that follows redirects by this policy. It must not leave the origin: the policy, unlike the
@@ -77,12 +87,21 @@ impl HttpClient {
         allow: Vec<AllowRule>,
         connect_timeout: Duration,
         lookup: DnsLookup,
+        proxy: &Proxy,
         redirects: fn() -> Policy,
     ) -> Result<Self, HttpClientError> {
-        let client = |policy| {
-            let resolver = Arc::new(Resolver::new(Arc::clone(&lookup), policy));
-            let settings = Client::builder()
-                .no_proxy()
+        let client = |policy, proxy: &Proxy| {
+            let resolver = Arc::new(
+                Resolver::new(Arc::clone(&lookup), policy).with_proxies(proxy_hosts(proxy)),
+            );
+            let settings = match proxy {
+                Proxy::None => Client::builder().no_proxy(),
+                Proxy::Environment => Client::builder(),
+                Proxy::Url(url) => Client::builder().proxy(
+                    reqwest::Proxy::all(url).map_err(|error| HttpClientError(error.into()))?,
+                ),
+            };
+            let settings = settings
                 .redirect(redirects())
                 .dns_resolver(resolver)
                 .connect_timeout(connect_timeout)
@@ -90,12 +109,33 @@ impl HttpClient {
                 .default_headers(accept_headers())
                 // No connection stays open after the call.
                 .pool_max_idle_per_host(0);
-            crate::tls::client(settings)
+            crate::tls::client(settings).map_err(|error| HttpClientError(error.into()))
         };
-        let restricted = client(AddressPolicy::PublicOrAllowed(allow.clone()));
-        let restricted = restricted.map_err(HttpClientError)?;
-        let unrestricted = client(AddressPolicy::Any).map_err(HttpClientError)?;
-        Ok(Self { allow, restricted, unrestricted })
+        let pair = |proxy: &Proxy| {
+            Ok(ClientPair {
+                restricted: client(AddressPolicy::PublicOrAllowed(allow.clone()), proxy)?,
+                unrestricted: client(AddressPolicy::Any, proxy)?,
+            })
+        };
+        let proxied = (*proxy != Proxy::None).then(|| pair(proxy)).transpose()?;
+        Ok(Self { direct: pair(&Proxy::None)?, proxied, allow, lookup })
+    }
+
+    /// As [`client_for`](Self::client_for). Refuses a host that only a proxy will look up, and that has an address which
+    /// must not be reached. If the host finds none, the proxy decides.
+    pub(crate) async fn reachable_client_for(&self, url: &Url) -> Result<&Client, HttpError> {
+        let client = self.client_for(url)?;
+        let is_restricted = self
+            .proxied
+            .as_ref()
+            .is_some_and(|pair| std::ptr::eq(client, &raw const pair.restricted));
+        if is_restricted && let Some(host) = url.domain() {
+            let found = (self.lookup)(host.to_owned()).await.unwrap_or_default();
+            if found.into_iter().any(|address| self.forbidden_kind(address).is_some()) {
+                return Err(HttpError::NoPublicAddress(NoPublicAddress::new(host)));
+            }
+        }
+        Ok(client)
     }
 
     /// Chooses the client for the URL's host. Refuses URLs that must not be fetched, and literal
@@ -109,15 +149,17 @@ impl HttpClient {
         }
         let host =
             url.host_str().ok_or_else(|| HttpError::InvalidUrl("it has no host".to_owned()))?;
+        let proxied = self.proxied.as_ref().filter(|_| !crate::tls::is_loopback(url));
+        let clients = proxied.unwrap_or(&self.direct);
         if self.allow.iter().any(|rule| rule.allows_host(url)) {
-            return Ok(&self.unrestricted);
+            return Ok(&clients.unrestricted);
         }
         // A literal address is never resolved. The URL parser has normalised its spelling
         // (2130706433 and 0x7f.1 are 127.0.0.1).
         let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
         match literal.ok().and_then(|address| Some((address, self.forbidden_kind(address)?))) {
             Some((address, kind)) => Err(HttpError::ForbiddenAddress { address, kind }),
-            None => Ok(&self.restricted),
+            None => Ok(&clients.restricted),
         }
     }
 
@@ -128,10 +170,36 @@ impl HttpClient {
     }
 }
 
+impl fmt::Debug for HttpClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpClient").field("allow", &self.allow).finish_non_exhaustive()
+    }
+}
+
+/// Returns the names of the proxies, to which clients connect whatever their addresses are.
+fn proxy_hosts(proxy: &Proxy) -> Vec<String> {
+    let urls = match proxy {
+        Proxy::None => Vec::new(),
+        Proxy::Url(url) => vec![url.clone()],
+        Proxy::Environment => {
+            let names = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
+            let names = names.iter().flat_map(|name| [(*name).to_owned(), name.to_lowercase()]);
+            names.filter_map(|name| std::env::var(name).ok()).collect()
+        }
+    };
+    let hosts = urls.iter().filter_map(|url| {
+        let parsed = Url::parse(url).ok().filter(Url::has_host);
+        // A variable may hold no scheme.
+        let parsed = parsed.or_else(|| Url::parse(&format!("http://{url}")).ok())?;
+        parsed.host_str().map(str::to_owned)
+    });
+    hosts.collect()
+}
+
 /// The HTTP client cannot be built.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub struct HttpClientError(crate::tls::TlsClientError);
+pub struct HttpClientError(Box<dyn std::error::Error + Send + Sync>);
 
 /// The reason why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -277,7 +345,7 @@ mod tests {
 
     fn client(allow: &[&str]) -> HttpClient {
         let allow = allow.iter().map(|rule| rule.parse().unwrap()).collect();
-        HttpClient::new(allow, CONNECT_TIMEOUT, system_lookup()).unwrap()
+        HttpClient::new(allow, CONNECT_TIMEOUT, system_lookup(), &Proxy::None).unwrap()
     }
 
     /// Returns the error of a URL that is refused before any request.
@@ -360,6 +428,26 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_name_that_leads_to_a_forbidden_address_is_not_given_to_a_proxy() {
+        let lookup: DnsLookup = Arc::new(|host| {
+            let found: &[[u8; 4]] = match host.as_str() {
+                "inner.test" => &[[1, 1, 1, 1], [10, 0, 0, 1]],
+                "outer.test" => &[[1, 1, 1, 1]],
+                _ => &[],
+            };
+            let found = found.iter().copied().map(IpAddr::from).collect();
+            Box::pin(std::future::ready(Ok(found)))
+        });
+        let proxy = Proxy::Url("http://proxy.test:3128".to_owned());
+        let client = HttpClient::new(Vec::new(), CONNECT_TIMEOUT, lookup, &proxy).unwrap();
+        for (host, is_refused) in [("inner.test", true), ("outer.test", false), ("x.test", false)] {
+            let url = Url::parse(&format!("http://{host}/")).unwrap();
+            let chosen = client.reachable_client_for(&url).await;
+            assert_eq!(chosen.is_err(), is_refused, "{host}");
+        }
+    }
+
     #[test]
     fn allow_rules_allow_only_what_they_match() {
         let client = client(&["127.0.0.1:8080", "10.0.0.0/8", "intranet:80"]);
@@ -371,7 +459,7 @@ mod tests {
         assert!(refused(&client, "http://11.1.2.3:9/").is_none());
         assert!(refused(&client, "http://172.16.0.1/").is_some());
         let chosen = |url: &str| client.client_for(&Url::parse(url).unwrap()).unwrap() as *const _;
-        assert!(std::ptr::eq(chosen("http://intranet/"), &raw const client.unrestricted));
-        assert!(std::ptr::eq(chosen("http://intranet:81/"), &raw const client.restricted));
+        assert!(std::ptr::eq(chosen("http://intranet/"), &raw const client.direct.unrestricted));
+        assert!(std::ptr::eq(chosen("http://intranet:81/"), &raw const client.direct.restricted));
     }
 }

@@ -50,11 +50,17 @@ impl AddressPolicy {
 pub(super) struct Resolver {
     lookup: DnsLookup,
     policy: Arc<AddressPolicy>,
+    /// The names of proxies, which may have any address.
+    proxies: Vec<String>,
 }
 
 impl Resolver {
     pub(super) fn new(lookup: DnsLookup, policy: AddressPolicy) -> Self {
-        Self { lookup, policy: Arc::new(policy) }
+        Self { lookup, policy: Arc::new(policy), proxies: Vec::new() }
+    }
+
+    pub(super) fn with_proxies(self, proxies: Vec<String>) -> Self {
+        Self { proxies, ..self }
     }
 }
 
@@ -62,13 +68,16 @@ impl Resolve for Resolver {
     fn resolve(&self, name: Name) -> Resolving {
         let host = name.as_str().to_owned();
         let found = (self.lookup)(host.clone());
-        let policy = Arc::clone(&self.policy);
+        let policy = match self.proxies.contains(&host) {
+            true => Arc::new(AddressPolicy::Any),
+            false => Arc::clone(&self.policy),
+        };
         Box::pin(async move {
             let mut addresses = found.await?;
             let any_found = !addresses.is_empty();
             addresses.retain(|address| policy.allows(*address));
             if addresses.is_empty() && any_found {
-                return Err(NoPublicAddress { host }.into());
+                return Err(NoPublicAddress::new(&host).into());
             }
             // reqwest replaces port 0 by the URL's port.
             let addresses = addresses.into_iter().map(|address| SocketAddr::new(address, 0));
@@ -83,6 +92,12 @@ impl Resolve for Resolver {
 #[error("{host} has no public address, and only public addresses can be fetched")]
 pub(crate) struct NoPublicAddress {
     host: String,
+}
+
+impl NoPublicAddress {
+    pub(super) fn new(host: &str) -> Self {
+        Self { host: host.to_owned() }
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 //! are read. An event stream that broke is continued by at most five attempts, the first after 200 ms. A process has
 //! 2 s to end after the end of its input, and 2 s more after `SIGTERM`.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -30,6 +29,7 @@ use rmcp::transport::{StreamableHttpClientTransport, Transport};
 use serde_json::Value;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::credentials::Credentials;
 use super::discover::AnsweredTransport;
 use super::http::{ObservedHttpClient, redirects};
 use super::questions::{ELICIT, decline};
@@ -41,7 +41,7 @@ use crate::config::McpTransport;
 use crate::launcher::{ProcessControl, ProcessEnd, Program, StartError};
 use crate::tool::defined_input::DefinitionError;
 use crate::tool::http::HttpClient;
-use crate::tool::http_request::{check_headers, read_secret_headers, service_client};
+use crate::tool::http_request::{check_headers, service_client};
 use crate::types::{Secrets, excerpt};
 
 /// Maximum number of tools that are read, and of pages in which they come.
@@ -70,17 +70,8 @@ const METHOD_CHARS_MAX: usize = 200;
 /// The way to reach a server, checked.
 #[derive(Debug)]
 pub(super) enum Endpoint {
-    Process {
-        program: Program,
-        arguments: Vec<String>,
-    },
-    Service {
-        url: Url,
-        client: HttpClient,
-        headers: HeaderMap,
-        /// Names of the environment variables with the values, by header.
-        secret_headers: BTreeMap<String, String>,
-    },
+    Process { program: Program, arguments: Vec<String> },
+    Service { url: Url, client: HttpClient, headers: HeaderMap, credentials: Arc<Credentials> },
 }
 
 impl Endpoint {
@@ -88,7 +79,10 @@ impl Endpoint {
     ///
     /// # Errors
     /// The first problem.
-    pub(super) fn check(transport: &McpTransport) -> Result<Self, DefinitionError> {
+    pub(super) fn check(
+        transport: &McpTransport,
+        secrets: &Secrets,
+    ) -> Result<Self, DefinitionError> {
         match transport {
             McpTransport::Stdio { command, process } => {
                 let Some((program, arguments)) = command.split_first() else {
@@ -98,11 +92,12 @@ impl Endpoint {
                     .map_err(|error| DefinitionError::new(error.key, error.message))?;
                 Ok(Self::Process { program, arguments: arguments.to_vec() })
             }
-            McpTransport::Http { url, headers, secret_headers, allow } => {
-                let (url, client) = service_client(url, allow, redirects)?;
+            McpTransport::Http { service, oauth } => {
+                let (url, client) = service_client(service, redirects)?;
                 client.client_for(&url).map_err(|error| DefinitionError::new("url", error))?;
-                let headers = check_headers(headers, secret_headers)?;
-                Ok(Self::Service { url, client, headers, secret_headers: secret_headers.clone() })
+                let headers = check_headers(&service.headers, &service.secret_headers)?;
+                let credentials = Credentials::new(service, oauth.as_deref(), &url, secrets)?;
+                Ok(Self::Service { url, client, headers, credentials: Arc::new(credentials) })
             }
         }
     }
@@ -170,8 +165,8 @@ impl Endpoint {
             Self::Process { program, arguments } => {
                 connect_process(program, arguments, handler, opening).await?
             }
-            Self::Service { url, client, headers, secret_headers } => {
-                connect_service(url, client, headers, secret_headers, handler, opening).await?
+            Self::Service { url, client, headers, credentials } => {
+                connect_service(url, client, headers, credentials, handler, opening).await?
             }
         };
         let accepted = match connection.has_newest_protocol() {
@@ -250,16 +245,19 @@ async fn connect_service(
     url: &Url,
     client: &HttpClient,
     headers: &HeaderMap,
-    secret_headers: &BTreeMap<String, String>,
+    credentials: &Arc<Credentials>,
     handler: Handler,
     opening: (InitialRequests, &AtomicBool),
 ) -> Result<Connection, ConnectError> {
     let (shared, calls) = (Arc::clone(&handler.shared), Arc::clone(&handler.calls));
-    let secret = read_secret_headers(secret_headers).map_err(|error| error.message().to_owned())?;
-    let headers = headers.iter().chain(&secret);
-    let headers = headers.map(|(name, value)| (name.clone(), value.clone())).collect();
+    credentials.read().await?;
+    // A token that cannot be had is a clearer reason than that of a request without one.
+    credentials.headers().await?;
+    let headers = headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+    let client = client.reachable_client_for(url).await.map_err(|error| error.to_string())?;
     let client = ObservedHttpClient {
-        client: client.client_for(url).map_err(|error| error.to_string())?.clone(),
+        client: client.clone(),
+        credentials: Arc::clone(credentials),
         shared,
         calls: Arc::clone(&calls),
         has_no_common_stream: Arc::default(),

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
-use http::{HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::StatusCode;
 use reqwest::redirect::Policy;
 use rmcp::model::{
@@ -25,11 +25,14 @@ use rmcp::transport::streamable_http_client::{
 use serde::Deserialize;
 
 use super::budget::MessageBudget;
+use super::credentials::Credentials;
 use super::http_post::{post, reads_answer};
 use super::incoming::adapt_events;
 use super::questions::ELICIT;
 use super::shared::{LogicalConnection, OpenCalls};
-use super::transport_error::{RefusedRedirect, TransportError, answered_text, without_query};
+use super::transport_error::{
+    RefusedRedirect, TransportError, answered_text, is_unauthorized, without_query,
+};
 use crate::tool::http::REDIRECTS_MAX;
 
 /// The longest time for which the end of a list's event stream is held back.
@@ -65,6 +68,7 @@ type Headers = HashMap<HeaderName, HeaderValue>;
 #[derive(Clone)]
 pub(super) struct ObservedHttpClient {
     pub(super) client: reqwest::Client,
+    pub(super) credentials: Arc<Credentials>,
     pub(super) shared: Arc<LogicalConnection>,
     pub(super) calls: Arc<OpenCalls>,
     /// True if the last attempt to open the event stream that answers no request (the common one) failed.
@@ -72,6 +76,33 @@ pub(super) struct ObservedHttpClient {
 }
 
 impl ObservedHttpClient {
+    /// Sends a request with the secret headers. If the server refuses them (401), and there are others by now, sends it
+    /// once more: it was not read.
+    async fn with_credentials<T, F: Future<Output = Result<T, TransportError>> + Send>(
+        &self,
+        headers: Headers,
+        secret: HeaderMap,
+        send: impl Fn(Headers) -> F + Send + Sync,
+    ) -> F::Output {
+        let all = |secret: &HeaderMap| {
+            let secret = secret.iter().map(|(name, value)| (name.clone(), value.clone()));
+            headers.clone().into_iter().chain(secret).collect()
+        };
+        let answered = send(all(&secret)).await;
+        if !matches!(&answered, Err(error) if is_unauthorized(error)) {
+            return answered;
+        }
+        match self.credentials.after_refusal_of(&secret).await {
+            Some(secret) => send(all(&secret)).await,
+            None => answered,
+        }
+    }
+
+    async fn secret_headers(&self) -> Result<HeaderMap, TransportError> {
+        let secret = self.credentials.headers().await;
+        secret.map_err(|reason| StreamableHttpError::UnexpectedServerResponse(reason.into()))
+    }
+
     /// Returns the result unchanged. After an error, requests a check of the connection, because the server may have
     /// lost the session. A service that is busy, or offers no event stream, has not lost it.
     fn check_after_error<T>(&self, result: Result<T, TransportError>) -> Result<T, TransportError> {
@@ -127,6 +158,8 @@ impl StreamableHttpClient for ObservedHttpClient {
         headers: Headers,
         limits: StreamableHttpResponseLimits,
     ) -> Result<StreamableHttpPostResponse, TransportError> {
+        // Before the call counts as written: without a token it is not sent.
+        let secret = self.secret_headers().await?;
         if !self.calls.begin_write(&message) {
             // The call was withdrawn, or the library sends it a second time.
             return Err(StreamableHttpError::TransportChannelClosed);
@@ -142,18 +175,22 @@ impl StreamableHttpClient for ObservedHttpClient {
             | ClientJsonRpcMessage::Error(_) => (None, false, false),
         };
         let has_session = session.is_some();
+        let client = &self.client;
         let response = if reads_answer(&message) {
-            let mut request = self.client.post(&*uri);
-            if let Some(token) = auth {
-                request = request.bearer_auth(token);
-            }
-            let headers = headers.into_iter().collect();
-            post(request, &message, session.as_deref(), headers, limits).await
+            let send = |headers: Headers| {
+                let request = client.post(&*uri);
+                let headers = headers.into_iter().collect();
+                post(request, &message, session.as_deref(), headers, limits)
+            };
+            self.with_credentials(headers, secret, send).await
         } else {
-            let client = &self.client;
-            client
-                .post_message_with_response_limits(uri, message, session, auth, headers, limits)
-                .await
+            let send = |headers| {
+                let (uri, message, session) = (Arc::clone(&uri), message.clone(), session.clone());
+                let auth = auth.clone();
+                client
+                    .post_message_with_response_limits(uri, message, session, auth, headers, limits)
+            };
+            self.with_credentials(headers, secret, send).await
         };
         if matches!(response, Err(StreamableHttpError::SessionExpired)) {
             self.calls.session_lost.cancel();
@@ -211,7 +248,12 @@ impl StreamableHttpClient for ObservedHttpClient {
         auth: Option<String>,
         headers: Headers,
     ) -> Result<(), TransportError> {
-        self.client.delete_session(uri, session, auth, headers).await
+        let secret = self.secret_headers().await?;
+        let send = |headers| {
+            let (uri, session, auth) = (Arc::clone(&uri), Arc::clone(&session), auth.clone());
+            self.client.delete_session(uri, session, auth, headers)
+        };
+        self.with_credentials(headers, secret, send).await
     }
 
     async fn get_stream(
@@ -237,15 +279,20 @@ impl StreamableHttpClient for ObservedHttpClient {
         max_size: usize,
     ) -> Result<BoxedSseResponse, TransportError> {
         let is_common_stream = last_event_id.is_none();
-        let stream = self.client.get_stream_with_max_sse_event_size(
-            uri,
-            session,
-            last_event_id,
-            auth,
-            headers,
-            max_size,
-        );
-        let stream = stream.await;
+        let secret = self.secret_headers().await?;
+        let send = |headers| {
+            let (uri, session, auth) = (Arc::clone(&uri), session.clone(), auth.clone());
+            let client = &self.client;
+            client.get_stream_with_max_sse_event_size(
+                uri,
+                session,
+                last_event_id.clone(),
+                auth,
+                headers,
+                max_size,
+            )
+        };
+        let stream = self.with_credentials(headers, secret, send).await;
         if is_common_stream {
             self.has_no_common_stream.store(stream.is_err(), Ordering::Relaxed);
         }

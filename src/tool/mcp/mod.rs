@@ -33,6 +33,7 @@
 mod budget;
 mod call;
 mod connection;
+mod credentials;
 mod discover;
 mod http;
 mod http_post;
@@ -40,6 +41,7 @@ mod incoming;
 mod list_pause;
 mod listing;
 mod naming;
+mod oauth;
 mod policy;
 mod questions;
 mod reconnect;
@@ -179,7 +181,7 @@ impl McpServer {
     ) -> Result<Arc<Self>, DefinitionError> {
         let definition = Definition {
             name: name.to_owned(),
-            endpoint: Endpoint::check(&config.transport)?,
+            endpoint: Endpoint::check(&config.transport, secrets)?,
             pins: pins(name, config)?,
             filter: ToolFilter { tools: config.tools.clone(), exclude: config.exclude.clone() },
             config: config.clone(),
@@ -566,7 +568,7 @@ impl ToolServer for McpServer {
     fn startup_key(&self) -> Option<String> {
         let target = match &self.definition.config.transport {
             McpTransport::Stdio { command, .. } => serde_json::json!(command).to_string(),
-            McpTransport::Http { url, .. } => url.clone(),
+            McpTransport::Http { service, .. } => service.url.clone(),
         };
         Some(sha256_hex(format!("{} {target}", env!("CARGO_PKG_VERSION"))))
     }

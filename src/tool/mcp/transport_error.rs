@@ -81,6 +81,14 @@ impl HttpFailure {
     }
 }
 
+/// Returns whether the server refused the secret headers of a request, which it did not read then (401).
+pub(super) fn is_unauthorized(error: &TransportError) -> bool {
+    if let StreamableHttpError::Client(error) = error {
+        return error.status() == Some(StatusCode::UNAUTHORIZED);
+    }
+    HttpFailure::of(error).is_some_and(|failure| failure.status == 401)
+}
+
 /// Returns the error of the HTTP transport that caused an error of the library, if there is one.
 pub(super) fn http_error<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e TransportError> {
     transport_cause(error).downcast_ref()
