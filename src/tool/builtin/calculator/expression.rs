@@ -111,6 +111,24 @@ impl FendExpression {
         self.has_word(&["ceil", "floor", "round"])
     }
 
+    /// Returns the arguments in brackets of `sin`, `cos` and `tan`.
+    pub(super) fn angles(&self) -> impl Iterator<Item = &str> {
+        let text = self.as_str();
+        text.match_indices('(').filter_map(move |(at, _)| {
+            let name = text.get(..at)?.trim_end().rsplit(|c| !in_name(c)).next()?;
+            if !is_one_of(name, &["sin", "cos", "tan"]) {
+                return None;
+            }
+            let argument = text.get(at + 1..)?;
+            let mut depth = 1;
+            let end = argument.find(|c| {
+                depth += i32::from(c == '(') - i32::from(c == ')');
+                depth == 0
+            })?;
+            argument.get(..end)
+        })
+    }
+
     fn has_word(&self, keywords: &[&str]) -> bool {
         let mut words = self.0.split(|c: char| !c.is_alphanumeric() && c != '_');
         words.any(|word| keywords.iter().any(|keyword| word.eq_ignore_ascii_case(keyword)))

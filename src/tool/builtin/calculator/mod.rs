@@ -127,6 +127,9 @@ fn evaluate_in_thread(
         .spawn(move || {
             let interrupt = interrupted.as_ref();
             let text = evaluate_with_rounding(&parsed, interrupt)?;
+            if parsed.angles().any(|angle| is_beyond_period(angle, interrupt)) {
+                return Ok(None);
+            }
             let is_precise = !has_doubtful_digits(&text) || is_exact_value(&parsed, interrupt);
             Ok::<_, String>(if is_precise { Some(text) } else { cut_to_precision(&text) })
         })
@@ -321,6 +324,13 @@ fn is_beyond_precision(expression: &FendExpression, result: &str) -> bool {
     expression.has_rounding() && digits_max.unwrap_or(0) > PRECISE_DIGITS
 }
 
+/// Returns true if the value of an angle has more digits than floating point is exact to, so that nothing is known of
+/// its place in the period of a function. fend's result is then a wrong number, such as 0.
+fn is_beyond_period(angle: &str, interrupt: &impl Interrupt) -> bool {
+    let excess = evaluate(&format!("round(({angle})/10^{PRECISE_DIGITS})"), interrupt);
+    excess.is_ok_and(|excess| numbers(&excess).any(|(number, _)| number != "0"))
+}
+
 /// Interrupts fend when the evaluation's time limit has passed or its call is cancelled.
 struct InterruptCheck<F> {
     expired: F,
@@ -456,6 +466,10 @@ mod tests {
         for expression in ["floor(1e25/7)", "round(9007199254740993.5)", "sinh(50)", "(1+i)^1000"] {
             check_error(expression, "precise to 15 digits");
         }
+        for angle in ["10^100000", "1e16", "(2*10^20) degrees"] {
+            check_error(&format!("2 + sin({angle})"), "precise to 15 digits");
+        }
+        check("cos(10^9 * pi)", "1");
         check("2^64 + 0", "18446744073709551616");
         check("2^64 + 1/3", "approx. 18446744073709551616.3333333333");
         check("round(10^15/7)", "142857142857143");
