@@ -94,6 +94,10 @@ fn server_process() {
                 let tool = json!({"name": "wrong", "inputSchema": {"type": 5}});
                 return Some(json!({"tools": [tool]}));
             }
+            ("listless", "tools/list") => {
+                eprintln!("no database");
+                std::process::exit(3);
+            }
             (_, "tools/list") => {
                 let names = ["echo", "die"];
                 let tool = |name| json!({"name": name, "inputSchema": {"type": "object"}});
@@ -263,6 +267,9 @@ fn the_reason_has_the_beginning_and_the_end_of_what_the_program_wrote() {
     let printed = down(&folder, &server(&folder, "usage", ""));
     assert!(printed.contains("exit status 1; it wrote: Error: no context"), "{printed}");
     assert!(printed.contains("bytes left out]") && printed.contains("see the manual"), "{printed}");
+    let printed = down(&folder, &server(&folder, "listless", ""));
+    let expected = "its program ended with exit status 3; it wrote: no database";
+    assert!(printed.contains(expected), "{printed}");
     let printed = down(
         &folder,
         &server(&folder, "mute", "handshake = \"initialize\"\nstart_timeout = \"15s\"\n"),

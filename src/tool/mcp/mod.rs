@@ -92,6 +92,9 @@ use transport_error::SESSION_LOST;
 /// The reason of the end if the host ends the server before it is connected.
 const CLOSING: &str = "the host is shutting down";
 
+/// Maximum wait for the end of a program whose list of tools could not be read.
+const END_WAIT: Duration = Duration::from_millis(300);
+
 /// Maximum number of characters of the reason of the end of a connection.
 const REASON_CHARS_MAX: usize = 4_000;
 
@@ -238,7 +241,10 @@ impl McpServer {
             let connected = endpoint.connect(&self.shared, &plan);
             let (connection, accepted) =
                 self.shared.observe("initialize", connected, |_| "failed").await?;
-            let tools = self.list_tools(connection.handle()).await?;
+            let tools = match self.list_tools(connection.handle()).await {
+                Ok(tools) => tools,
+                Err(reason) => return Err(self.list_failure(connection, reason).await.into()),
+            };
             startup.lock().handle_connected(accepted);
             Ok::<_, ConnectError>((connection, tools))
         };
@@ -306,6 +312,16 @@ impl McpServer {
             resources::add_tool(&self.definition.name, &mut listed.tools);
         }
         Ok(listed)
+    }
+
+    /// Returns the reason of a list that failed, with the end of the program if it has ended.
+    async fn list_failure(&self, mut connection: Connection, reason: String) -> String {
+        let is_program = matches!(self.definition.config.transport, McpTransport::Stdio { .. });
+        let ended = tokio::time::timeout(END_WAIT, connection.ended());
+        if is_program && ended.await.is_ok() {
+            return format!("{reason}; {}", connection.close().await);
+        }
+        reason
     }
 
     /// Serves calls until the connection ends, or does not work any more, or the host ends it.
