@@ -55,14 +55,18 @@ const QUOTED_CHARS_MAX: usize = 2_000;
 /// The time for which a call whose session was lost waits for the answer to another call of that session.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
+/// Maximum wait for the end of a connection in which a call was not read.
+const END_WAIT: Duration = Duration::from_secs(2);
+
 /// Maximum number of sessions with the server in which one call is sent.
 const SESSIONS_MAX: u32 = 16;
 
 /// The end of a request that was sent.
 pub(super) enum Sent {
     Answered(Value),
-    /// The server has refused it unread, because it has lost the session. Has the error of a call that ends so.
-    SessionLost(ToolError),
+    /// The server has not read it: it has lost the session, or the connection ended before. Has the error of a call that
+    /// ends so.
+    Unread(ToolError),
 }
 
 /// A tool of a server.
@@ -212,9 +216,8 @@ impl McpTool {
         let _ = tokio::time::timeout(CANCEL_WAIT, cancelled).await;
     }
 
-    /// Sends the call, and waits for the answer. If the server refuses it unread, because it has lost the session, sends
-    /// it once more in a new session; again only if calls were answered in that one, at most [`SESSIONS_MAX`] times in
-    /// all.
+    /// Sends the call, and waits for the answer. If the server has not read it, sends it once more in a new connection;
+    /// again only if calls were answered in that one, at most [`SESSIONS_MAX`] times in all.
     async fn send(
         &self,
         connection: &LogicalConnection,
@@ -230,7 +233,7 @@ impl McpTool {
                     open.calls.answered.cancel();
                     return Ok(answer);
                 }
-                Ok(Sent::SessionLost(error)) => error,
+                Ok(Sent::Unread(error)) => error,
                 Err(error) => return Err(error),
             };
             sessions += 1;
@@ -240,11 +243,13 @@ impl McpTool {
             if !may_send_again || sessions == SESSIONS_MAX {
                 return Err(refused);
             }
-            wait_for_end_of(&open, connection, context).await?;
+            if !wait_for_end_of(&open, connection, context).await? {
+                return Err(refused);
+            }
         }
     }
 
-    /// Returns the present connection. Waits for it while the server starts.
+    /// Returns the present connection. Waits for it while the server starts, or is started again after a connection.
     pub(super) async fn open_connection(
         &self,
         connection: &LogicalConnection,
@@ -258,6 +263,10 @@ impl McpTool {
                 () = ready => {}
                 () = context.cancelled() => return Err(cancelled()),
             }
+        }
+        tokio::select! {
+            () = connection.wait_for_restart(self.start_timeout) => {}
+            () = context.cancelled() => return Err(cancelled()),
         }
         connection.open().ok_or_else(|| self.down(&connection.down_reason()))
     }
@@ -276,7 +285,7 @@ impl McpTool {
         let running = ServerCallGuard { calls, call: Arc::new(ServerCall::new(asker.clone())) };
         let call = &running.call;
         let Ok(handle) = request(peer, context, params, Some(Arc::clone(call))).await else {
-            return Err(self.down("the connection has ended"));
+            return Ok(Sent::Unread(self.down("the connection has ended")));
         };
         let id = handle.id.clone();
         let answer = handle.await_response();
@@ -303,8 +312,13 @@ impl McpTool {
         };
         match answer {
             Ok(answer) => Ok(Sent::Answered(serde_json::to_value(answer).unwrap_or_default())),
-            Err(error) if is_session_lost(&error) => Ok(Sent::SessionLost(self.down(SESSION_LOST))),
-            Err(error) => Err(self.failure(&error, || call.withdraw(), connection, context)),
+            Err(error) if is_session_lost(&error) => Ok(Sent::Unread(self.down(SESSION_LOST))),
+            Err(error) => {
+                let is_unread = !matches!(error, ServiceError::McpError(_))
+                    && (was_not_written(&error) || call.withdraw());
+                let error = self.failure(&error, is_unread, connection, context);
+                if is_unread { Ok(Sent::Unread(error)) } else { Err(error) }
+            }
         }
     }
 
@@ -319,7 +333,7 @@ impl McpTool {
     pub(super) fn failure(
         &self,
         error: &ServiceError,
-        is_withdrawn: impl FnOnce() -> bool,
+        is_unread: bool,
         connection: &LogicalConnection,
         context: &ToolContext,
     ) -> ToolError {
@@ -342,7 +356,7 @@ impl McpTool {
         }
         let reason = error_chain(error);
         let reason = excerpt(&connection.secrets.redact_excerpts(&reason), QUOTED_CHARS_MAX);
-        if is_unsent(error) || is_withdrawn() {
+        if is_unread || is_unreachable(error) {
             return self.down(&reason);
         }
         if let Some(failure) = HttpFailure::of(error) {
@@ -426,7 +440,7 @@ pub(super) fn cancelled() -> ToolError {
     ToolError::new("cancelled").with_kind(FailureKind::Cancelled)
 }
 
-/// Waits until this connection is not the present one any more.
+/// Waits until this connection is not the present one any more, at most [`END_WAIT`]. Returns whether it is not.
 ///
 /// # Errors
 /// If the call is cancelled.
@@ -434,9 +448,9 @@ pub(super) async fn wait_for_end_of(
     lost: &OpenConnection,
     connection: &LogicalConnection,
     context: &ToolContext,
-) -> Result<(), ToolError> {
+) -> Result<bool, ToolError> {
     tokio::select! {
-        () = connection.wait_for_end_of(lost) => Ok(()),
+        ended = tokio::time::timeout(END_WAIT, connection.wait_for_end_of(lost)) => Ok(ended.is_ok()),
         () = context.cancelled() => Err(cancelled()),
     }
 }
@@ -446,12 +460,13 @@ pub(super) fn is_session_lost(error: &ServiceError) -> bool {
     matches!(http_error(error), Some(StreamableHttpError::SessionExpired))
 }
 
-/// Returns whether the server certainly did not receive the call.
-fn is_unsent(error: &ServiceError) -> bool {
-    match http_error(error) {
-        Some(StreamableHttpError::Client(error)) if error.is_connect() => return true,
-        Some(_) | None => {}
-    }
+/// Returns whether a service was not reached.
+fn is_unreachable(error: &ServiceError) -> bool {
+    matches!(http_error(error), Some(StreamableHttpError::Client(error)) if error.is_connect())
+}
+
+/// Returns whether the call was not written to the process, whose connection has ended.
+fn was_not_written(error: &ServiceError) -> bool {
     let ServiceError::TransportSend(error) = error else { return false };
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&*error.error);
     while let Some(error) = cause {

@@ -334,6 +334,7 @@ impl McpServer {
         let listing = Arc::new(self.listing(tools));
         let open = connection.handle().clone();
         self.shared.open.send_replace(Some(open.clone()));
+        self.shared.is_restarting.send_replace(false);
         self.set_status(ServerState::Up, Some(Arc::clone(&listing)));
         let failed = {
             let changes = connection.follow_list(Arc::clone(&self.shared));
@@ -357,6 +358,7 @@ impl McpServer {
         if lost.is_some() {
             self.set_status(ServerState::Starting, None);
         }
+        self.shared.is_restarting.send_replace(!stop.is_cancelled());
         self.shared.open.send_replace(None);
         match failed {
             // Calls that were sent may still be answered, whatever has happened to the list.
@@ -454,7 +456,10 @@ impl McpServer {
                 let mut connected = None;
                 let end = self.connect_and_serve(stop, &mut connected).await;
                 if stop.is_cancelled() {
-                    return;
+                    break;
+                }
+                if connected.is_none() {
+                    self.shared.is_restarting.send_replace(false);
                 }
                 let reason = self.redacted_reason(&end.reason);
                 self.shared.down.lock().clone_from(&reason);
@@ -473,11 +478,12 @@ impl McpServer {
                     }
                 };
                 tokio::select! {
-                    () = stop.cancelled() => return,
+                    () = stop.cancelled() => break,
                     () = tokio::time::sleep(wait) => {}
                     () = answered => reconnect = Reconnect::default(),
                 }
             }
+            self.shared.is_restarting.send_replace(false);
         })
     }
 }

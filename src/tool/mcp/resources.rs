@@ -150,8 +150,8 @@ impl McpTool {
         Ok(text)
     }
 
-    /// Sends a request without effects, and waits for its answer. If the server has lost the session, sends it once more
-    /// in a new one.
+    /// Sends a request without effects, and waits for its answer. If the server has not read it, sends it once more
+    /// in a new connection.
     async fn query(
         &self,
         connection: &LogicalConnection,
@@ -161,12 +161,16 @@ impl McpTool {
         let open = self.open_connection(connection, context).await?;
         match self.query_once(&open, connection, context, request.clone()).await? {
             Sent::Answered(answer) => return Ok(answer),
-            Sent::SessionLost(_) => wait_for_end_of(&open, connection, context).await?,
+            Sent::Unread(error) => {
+                if !wait_for_end_of(&open, connection, context).await? {
+                    return Err(error);
+                }
+            }
         }
         let open = self.open_connection(connection, context).await?;
         match self.query_once(&open, connection, context, request).await? {
             Sent::Answered(answer) => Ok(answer),
-            Sent::SessionLost(error) => Err(error),
+            Sent::Unread(error) => Err(error),
         }
     }
 
@@ -183,7 +187,7 @@ impl McpTool {
         let mut options = PeerRequestOptions::no_options();
         options.meta = Some(metadata(context));
         let Ok(handle) = peer.send_cancellable_request(request, options).await else {
-            return Err(self.down("the connection has ended"));
+            return Ok(Sent::Unread(self.down("the connection has ended")));
         };
         let id = handle.id.clone();
         let answer = tokio::select! {
@@ -200,9 +204,9 @@ impl McpTool {
         let answer = match answer {
             Ok(answer) => serde_json::to_value(answer).unwrap_or_default(),
             Err(error) if is_session_lost(&error) => {
-                return Ok(Sent::SessionLost(self.down(SESSION_LOST)));
+                return Ok(Sent::Unread(self.down(SESSION_LOST)));
             }
-            Err(error) => return Err(self.failure(&error, || false, connection, context)),
+            Err(error) => return Err(self.failure(&error, false, connection, context)),
         };
         Ok(Sent::Answered(connection.secrets.redact_json(&answer).unwrap_or(answer)))
     }

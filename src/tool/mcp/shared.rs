@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rmcp::model::{
@@ -26,6 +27,8 @@ use crate::types::{Secrets, SessionId};
 pub(super) struct LogicalConnection {
     /// The present connection.
     pub(super) open: watch::Sender<Option<OpenConnection>>,
+    /// True from the end of a connection until the next attempt to connect has a result.
+    pub(super) is_restarting: watch::Sender<bool>,
     /// The reason why there is no connection, or why the last one ended. Empty until there is a first reason.
     pub(super) down: Mutex<String>,
     /// With `pin = "require"`: the tools that the last list has left out, above all those that differ from the
@@ -77,6 +80,13 @@ impl LogicalConnection {
         };
         // The sender lives as long as this.
         let _ = self.open.subscribe().wait_for(is_other).await;
+    }
+
+    /// Waits while the server is started again after a connection has ended, at most for this time.
+    pub(super) async fn wait_for_restart(&self, limit: Duration) {
+        let mut is_restarting = self.is_restarting.subscribe();
+        // The sender lives as long as this.
+        let _ = tokio::time::timeout(limit, is_restarting.wait_for(|restarting| !restarting)).await;
     }
 
     /// Reports that the server has reached a limit.
