@@ -16,14 +16,14 @@ use crate::context::{
     ReferenceValues, add_value, may_affect_reference, recorded_result, stored_value,
 };
 use crate::journal::{Journal, JournalError, SessionLog};
-use crate::record::{JournalEntry, Seq};
+use crate::record::{JournalEntry, Record, Seq};
 use crate::session::RecordRange;
 use crate::tool::ReferenceReader;
 use crate::transcript::Transcript;
 use crate::types::{CallKey, Reference, ReferenceError, ReferencedValue, SessionId, ToolOutcome};
 
-/// Number of records that are read at once. For a result or arguments, those about other calls are dropped after
-/// each read, so that few are in memory.
+/// Number of records that are read at once. Those that are not needed are dropped after each read, so that few are in
+/// memory.
 const PART_RECORDS: usize = 16;
 
 /// Reads the values of the references of one session.
@@ -72,7 +72,9 @@ impl SessionReferences {
             let locate = |reply| SessionMessage::Locate { reference: reference.clone(), reply };
             let ended = |_| ReferenceError::Unreadable("the session has ended".to_owned());
             let located = self.session.call(locate).await.map_err(ended)??;
-            let records = read_range(&self.host_ref, &self.id, &self.log, located, reference).await;
+            let of_reference = reference.clone();
+            let is_needed = move |record: &Record| may_affect_reference(record, &of_reference);
+            let records = read_range(&self.host_ref, &self.id, &self.log, located, is_needed).await;
             let records = records.map_err(|error| ReferenceError::Unreadable(error.to_string()))?;
             stored_value(&records, reference)
         })
@@ -100,43 +102,52 @@ impl SessionHandle {
     #[doc(hidden)]
     pub async fn result(&self, key: CallKey) -> Result<StoredResult, HostError> {
         let reference = Reference::Result(key);
-        let locate = |reply| SessionMessage::Locate { reference: reference.clone(), reply };
-        let (located, awake_session) = self.host_ref.request(self.id(), locate).await?;
+        let is_needed = move |record: &Record| may_affect_reference(record, &reference);
         let missing = || HostError::NoSuchResult(key.to_string());
-        let range = located.map_err(|_| missing())?;
-        let records =
-            read_range(&self.host_ref, self.id(), &awake_session.log, range, &reference).await?;
+        let records = self.records_of_turn(key, is_needed).await?.ok_or_else(missing)?;
         let records = Transcript::read(&records);
         let (call, outcome) = recorded_result(&records, key).ok_or_else(missing)?;
         Ok(StoredResult { key, tool_name: Arc::clone(&call.name), outcome: outcome.clone() })
     }
+
+    /// Returns the needed records of a call's turn. `None` if the session has no such turn.
+    pub(super) async fn records_of_turn(
+        &self,
+        key: CallKey,
+        is_needed: impl Fn(&Record) -> bool + Send + 'static,
+    ) -> Result<Option<Vec<JournalEntry>>, HostError> {
+        let reference = Reference::Result(key);
+        let locate = |reply| SessionMessage::Locate { reference: reference.clone(), reply };
+        let (located, awake_session) = self.host_ref.request(self.id(), locate).await?;
+        let Ok(range) = located else { return Ok(None) };
+        let log = &awake_session.log;
+        read_range(&self.host_ref, self.id(), log, range, is_needed).await.map(Some)
+    }
 }
 
-/// Of the records of a range, returns those on which the value of the reference may depend, as soon as they are
-/// durable.
+/// Returns the needed records of a range, as soon as all are durable.
 async fn read_range(
     host_ref: &HostRef,
     id: &SessionId,
     log: &SessionLog,
     range: RecordRange,
-    reference: &Reference,
+    is_needed: impl Fn(&Record) -> bool + Send + 'static,
 ) -> Result<Vec<JournalEntry>, HostError> {
     let RecordRange { after, upto } = range;
     // Without an end, the turn is not committed: all its records so far.
     let upto = upto.unwrap_or_else(|| log.last_seq());
     log.wait_durable(upto).await?;
-    let (shared, id, reference) = (Arc::clone(&host_ref.shared), id.clone(), reference.clone());
-    let read = move || read_needed(&*shared.journal, &id, (after, upto), &reference);
+    let (shared, id) = (Arc::clone(&host_ref.shared), id.clone());
+    let read = move || read_needed(&*shared.journal, &id, (after, upto), is_needed);
     Ok(host_ref.quick_read(read).await??)
 }
 
-/// Of the records after the first position, up to and including the second, returns those on which the value of the
-/// reference may depend.
+/// Returns the needed records after the first position, up to and including the second.
 fn read_needed(
     journal: &dyn Journal,
     id: &SessionId,
     (mut after, upto): (Seq, Seq),
-    reference: &Reference,
+    is_needed: impl Fn(&Record) -> bool,
 ) -> Result<Vec<JournalEntry>, JournalError> {
     let mut needed = Vec::new();
     while after < upto {
@@ -145,9 +156,7 @@ fn read_needed(
         let read = journal.read_some(id, after, left.min(PART_RECORDS))?;
         let Some(last) = read.last() else { break };
         after = last.seq;
-        needed.extend(
-            read.into_iter().filter(|entry| may_affect_reference(&entry.record, reference)),
-        );
+        needed.extend(read.into_iter().filter(|entry| is_needed(&entry.record)));
     }
     Ok(needed)
 }
@@ -156,7 +165,7 @@ fn read_needed(
 mod tests {
     use super::*;
     use crate::journal::{MemoryJournal, Urgency};
-    use crate::record::{Record, StopMode};
+    use crate::record::StopMode;
 
     #[test]
     fn records_after_the_range_are_not_read() {
@@ -166,9 +175,8 @@ mod tests {
         let log = SessionLog::new(id.clone(), engine, Seq(0), |_| ());
         let records = vec![Record::StopAsked { mode: StopMode::Now }; 3 * PART_RECORDS];
         log.append(records, Urgency::Urgent, || ());
-        let reference: Reference = "run_7".parse().unwrap();
         for (after, upto) in [(0, 1), (2, 2), (2, 5), (0, 16), (0, 18), (3, 40), (40, 48)] {
-            let read = read_needed(&*journal, &id, (Seq(after), Seq(upto)), &reference).unwrap();
+            let read = read_needed(&*journal, &id, (Seq(after), Seq(upto)), |_| true).unwrap();
             let numbers: Vec<_> = read.iter().map(|entry| entry.seq.0).collect();
             assert_eq!(numbers, (after + 1..=upto).collect::<Vec<_>>(), "{after} {upto}");
         }

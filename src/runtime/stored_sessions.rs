@@ -219,11 +219,11 @@ pub(super) async fn check_past_decision(
     key: CallKey,
     decision: ApprovalDecision,
 ) -> Result<(), HostError> {
-    if let Some(awake_session) = session.host_ref.shared.awake(session.id()) {
-        // The first decision may be appended, but not readable yet.
-        awake_session.log.wait_durable(awake_session.log.last_seq()).await?;
-    }
-    let entries = session.records(Seq(0)).await?;
+    let is_about_call = move |record: &Record| match record {
+        Record::ApprovalAsked { request } => request.call.key == key,
+        record => matches!(record, Record::ApprovalGiven { key: decided, .. } if *decided == key),
+    };
+    let entries = session.records_of_turn(key, is_about_call).await?.unwrap_or_default();
     let records = entries.iter().map(|entry| &entry.record);
     Ok(check_repeated_decision(records, key, &decision)?)
 }

@@ -3,6 +3,7 @@
 use futures::{FutureExt as _, StreamExt as _};
 
 use super::super::publish::SUBSCRIBER_EVENTS_MAX;
+use super::engine::Engine;
 use super::provider::{Reply, answer_with, calls_to, text};
 use super::recovery::{ACCUMULATOR, SUPERVISOR, actors, kill};
 use super::*;
@@ -11,8 +12,8 @@ use crate::event::{ApprovalRequest, Event};
 use crate::journal::JournalEntry;
 use crate::record::Record;
 use crate::telemetry::{FeedItem, Subscription};
-use crate::turn::ApprovalDecision;
-use crate::types::{ApprovalVerdict, Execution, RunEnd};
+use crate::turn::{ApprovalDecision, ApprovalError};
+use crate::types::{ApprovalVerdict, CallKey, Execution, RunEnd};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
@@ -94,6 +95,37 @@ async fn clocks_stop_while_a_turn_waits_only_for_peoples() {
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
     assert_eq!(results(&report)["pay"], ("success", "paid"));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_decision_about_a_past_turn_reads_the_records_of_that_turn_only() {
+    let provider = Provider::calling(&[("pay", "{}")]).await;
+    let pay = tool(paying(ApprovalPolicy::BEFORE), |_| async { Ok("paid".into()) });
+    let engine = Engine::new(|inner, batch| inner.append(batch));
+    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
+    let host = start_on(setup(&provider, registry([pay]), |_| ()), journal).await.unwrap();
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    let request = question(&mut run.events).await;
+    decide(&session, &request, ApprovalVerdict::Approved).await;
+    timeout(SOON, run.report).await.unwrap().unwrap();
+    // The same decision again is no error.
+    decide(&session, &request, ApprovalVerdict::Approved).await;
+    let decision = ApprovalDecision {
+        phase: Some(request.phase),
+        verdict: ApprovalVerdict::Rejected,
+        message: None,
+        arguments_sha256: request.arguments_sha256.clone(),
+        content: None,
+    };
+    let decided = |key| timeout(SOON, session.decide(key, decision.clone()));
+    let other = decided(request.call.key).await.unwrap();
+    assert!(matches!(other, Err(HostError::Approval(_))), "{other:?}");
+    engine.hold_reads(Some(session.id().clone()));
+    let wrong = decided(CallKey { turn: 99, ..request.call.key }).await.expect("nothing is read");
+    assert!(matches!(wrong, Err(HostError::Approval(ApprovalError::NoSuchApproval))), "{wrong:?}");
+    engine.hold_reads(None);
     nothing_left(&host).await;
 }
 
