@@ -47,8 +47,12 @@ const PURE_MODULES: [&str; 10] = [
     "session",
 ];
 
+/// Crates that only one folder names, with the folder.
+const WALLED_CRATES: [(&str, &str); 2] = [("ractor", "runtime"), ("rmcp", "tool/mcp")];
+
 /// Crates that pure modules must not use.
-const SHELL_CRATES: [&str; 6] = ["tokio", "reqwest", "axum", "metrics", "tracing", "parking_lot"];
+const SHELL_CRATES: [&str; 7] =
+    ["tokio", "ractor", "reqwest", "axum", "metrics", "tracing", "parking_lot"];
 
 /// Folders of parallel modules: each of their modules may define the same role under the same name.
 const PARALLEL: [&str; 2] = ["wire", "rehearsal"];
@@ -215,6 +219,24 @@ fn machines_know_no_runtime() {
         }
     }
     assert!(wrong.is_empty(), "machines that are not pure:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn one_folder_names_the_library_of_the_actors_and_of_mcp() {
+    let mut wrong = Vec::new();
+    for source in sources() {
+        for (number, line) in source.code.iter().enumerate() {
+            for (name, folder) in WALLED_CRATES {
+                let names_it = line.match_indices(&format!("{name}::")).any(|(at, _)| {
+                    !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_')
+                });
+                if names_it && !source.path.starts_with(folder) {
+                    wrong.push(format!("{}:{}: {line}", source.path.display(), number + 1));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "crates behind a wall:\n{}", wrong.join("\n"));
 }
 
 /// Returns the name of the type that a line defines at the top level of its file.

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
-use super::actor::{Actor, ActorRef};
 use super::gauge::{CountGuard, Gauges};
 use super::hooks::{HookInvocation, changed_request};
 use super::message::{
@@ -24,6 +24,7 @@ use super::model::{HostLagClock, ModelRequest};
 use super::model_limiter::BreakerPermitGuard;
 use super::publish::Publisher;
 use super::references::SessionReferences;
+use super::supervision::call;
 use super::task::{self, OwnedTask};
 use super::tool_limiter::{CallPermit, ToolLimiters};
 use crate::event::Event;
@@ -157,22 +158,41 @@ impl TurnTimer {
     }
 }
 
-impl Actor for AccumulatorActor {
-    type Message = AccumulatorMessage;
+/// The handler of an [`AccumulatorActor`].
+pub(super) struct AccumulatorHandler;
 
-    async fn handle(&mut self, myself: &ActorRef<AccumulatorMessage>, message: AccumulatorMessage) {
+impl Actor for AccumulatorHandler {
+    type Msg = AccumulatorMessage;
+    type State = AccumulatorActor;
+    type Arguments = AccumulatorSetup;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<AccumulatorMessage>,
+        setup: AccumulatorSetup,
+    ) -> Result<AccumulatorActor, ActorProcessingErr> {
+        Ok(AccumulatorActor::new(setup))
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<AccumulatorMessage>,
+        message: AccumulatorMessage,
+        accumulator: &mut AccumulatorActor,
+    ) -> Result<(), ActorProcessingErr> {
         if let AccumulatorMessage::BeginTurn(start) = message {
             let resumed_turn = start.resume.is_some().then_some(start.spec.number);
-            let started = if self.is_attached {
+            let started = if accumulator.is_attached {
                 StartedCalls::default()
             } else {
-                self.attach(resumed_turn, myself).await
+                accumulator.attach(resumed_turn, &myself).await
             };
-            self.begin_turn(*start, started, myself);
+            accumulator.begin_turn(*start, started, &myself);
         } else {
-            self.handle_in_turn(message, myself);
+            accumulator.handle_in_turn(message, &myself);
         }
-        self.send_commands();
+        accumulator.send_commands();
+        Ok(())
     }
 }
 
@@ -234,7 +254,7 @@ impl CurrentTurn {
 }
 
 impl AccumulatorActor {
-    pub(super) fn new(setup: AccumulatorSetup) -> Self {
+    fn new(setup: AccumulatorSetup) -> Self {
         let held = setup.gauges.actors.increment();
         Self {
             setup,
@@ -275,7 +295,7 @@ impl AccumulatorActor {
             reply,
         };
         // If the supervisor has died with its calls, the session replaces this actor too.
-        self.setup.supervisor.call(attach).await.unwrap_or_default()
+        call(&self.setup.supervisor, attach).await.unwrap_or_default()
     }
 
     fn handle_in_turn(
@@ -386,7 +406,7 @@ impl AccumulatorActor {
                 let _ = reply.send(());
                 return;
             }
-            AccumulatorMessage::Finish => return myself.stop(),
+            AccumulatorMessage::Finish => return myself.stop(None),
         }
         self.perform_effects(myself);
     }
@@ -536,7 +556,7 @@ impl AccumulatorSetup {
         let accumulator = myself.clone();
         let tool = current.scope.agent.tools.get(name);
         let ready = tool.and_then(|registered| registered.tool.ready(self.publisher.session()));
-        let session = self.session.id();
+        let session = self.session.get_id();
         let (reply, request) = self.tool_limiters.request_permit(name, session, ready, move || {
             let _ = accumulator.cast(AccumulatorMessage::ToolPermitGranted { key });
         });

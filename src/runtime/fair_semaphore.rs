@@ -13,8 +13,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use ractor::ActorId;
 
-use super::actor::ActorId;
 use super::gauge::{CountGuard, Gauge};
 use crate::turn::PermitReply;
 
@@ -182,7 +182,7 @@ mod tests {
         fn request(&mut self, calls: &[&'static str]) {
             for &call in calls {
                 let granted = Arc::clone(&self.granted);
-                let session = ActorId(u64::from(call.as_bytes()[0]));
+                let session = ActorId::Local(u64::from(call.as_bytes()[0]));
                 let (reply, request) =
                     self.semaphore.request(session, move || granted.lock().push(call));
                 if reply == PermitReply::Granted {
@@ -243,7 +243,7 @@ mod tests {
         for round in 0..3 {
             let mut held: Vec<_> = (0..1000)
                 .flat_map(|n| [n, n])
-                .map(|n| semaphore.request(ActorId(n), || ()).1)
+                .map(|n| semaphore.request(ActorId::Local(n), || ()).1)
                 .collect();
             assert_eq!(semaphore.waiting.count(), 1997);
             // The requests are dropped in a different order in each round.
@@ -265,7 +265,7 @@ mod tests {
                 scope.spawn(move || {
                     for round in 0..2000 {
                         let (grant, granted) = std::sync::mpsc::channel();
-                        let session = ActorId(session);
+                        let session = ActorId::Local(session);
                         let (reply, request) =
                             semaphore.request(session, move || grant.send(()).unwrap_or(()));
                         // Some requests are dropped while they wait.
@@ -338,7 +338,7 @@ mod tests {
                 if asks || held.is_empty() {
                     let order = Arc::clone(&granted);
                     let grant = move || order.lock().push(call);
-                    let (reply, request) = semaphore.request(ActorId(session), grant);
+                    let (reply, request) = semaphore.request(ActorId::Local(session), grant);
                     if reply == PermitReply::Granted {
                         granted.lock().push(call);
                     }

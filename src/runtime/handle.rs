@@ -12,7 +12,6 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::Host;
-use super::actor::MailboxError;
 use super::error::HostError;
 use super::host_ref::{AwakeSession, HostRef, REQUEST_TRIES_MAX};
 use super::ids;
@@ -25,6 +24,7 @@ use super::sent_requests::SentRequest;
 use super::session_events::SessionEvents;
 use super::snapshot::SessionSnapshot;
 use super::stored_sessions;
+use super::supervision::{CallError, call};
 use super::task;
 use crate::config::{ClientTool, OutputRequest, RunOverrides};
 use crate::event::{EventId, ToolListChange};
@@ -510,12 +510,12 @@ impl SessionHandle {
     ) -> Result<(Result<(), ApprovalError>, Arc<AwakeSession>), HostError> {
         for _ in 0..DECIDE_TRIES {
             let awake_session = self.host_ref.get_or_wake(&self.id).await?;
-            match awake_session.actor.call(&ask).await {
+            match call(&awake_session.actor, &ask).await {
                 Ok(decided) => return Ok((decided, awake_session)),
                 // The accumulator died and is being replaced, or the session leaves memory. If the decision was
                 // accepted, sending it again is not an error.
-                Err(MailboxError::NoReply) => tokio::time::sleep(DECIDE_AGAIN).await,
-                Err(MailboxError::Ended) => {
+                Err(CallError::NoReply) => tokio::time::sleep(DECIDE_AGAIN).await,
+                Err(CallError::Ended) => {
                     if !awake_session.activity.leaving.load(Ordering::Acquire) {
                         break;
                     }

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::time::Instant;
 
-use super::actor::{self, Actor, ActorId, ActorRef, ChildEnd, EndCause};
 use super::gauge::Gauge;
 use super::host_ref::{AwakeSession, HostRef, HostState, SessionSlot};
 use super::maintenance;
 use super::message::{HostMessage, ServerAudience, SessionMessage};
-use super::server_connections::ToolServerActor;
+use super::server_connections::{RunToolServer, ToolServerActor};
 use super::session;
 use super::session_start::SessionStart;
+use super::supervision::{self, ChildEnd, EndCause};
 use super::task::{self, OwnedTask, blocking};
 use crate::tool::{ServerObservation, ServerObserver, ToolServer};
 use crate::types::{SessionId, SessionState};
@@ -43,8 +44,7 @@ pub(super) struct HostActor {
 }
 
 impl HostActor {
-    pub(super) fn new(myself: &ActorRef<HostMessage>, shared: Arc<HostState>) -> Self {
-        let myself = myself.clone();
+    fn new(myself: ActorRef<HostMessage>, shared: Arc<HostState>) -> Self {
         let host_ref = HostRef { shared, actor: myself.clone() };
         let idle = host_ref.shared.idle_after.unwrap_or(MAINTENANCE_PERIOD_MAX);
         let period = (idle / 2).clamp(Duration::from_millis(50), MAINTENANCE_PERIOD_MAX);
@@ -64,53 +64,80 @@ impl HostActor {
     }
 }
 
-impl Actor for HostActor {
-    type Message = HostMessage;
+/// The handler of a [`HostActor`].
+pub(super) struct HostHandler;
 
-    async fn start(&mut self, myself: &ActorRef<HostMessage>) {
-        let servers = Vec::from_iter(self.host_ref.shared.tool_servers.iter().cloned());
-        for server in servers.into_iter().filter(|server| !server.is_per_session()) {
-            self.begin_server(myself, server, ServerAudience::Sessions, false);
-        }
+impl Actor for HostHandler {
+    type Msg = HostMessage;
+    type State = HostActor;
+    type Arguments = Arc<HostState>;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<HostMessage>,
+        shared: Arc<HostState>,
+    ) -> Result<HostActor, ActorProcessingErr> {
+        Ok(HostActor::new(myself, shared))
     }
 
-    async fn handle(&mut self, myself: &ActorRef<HostMessage>, message: HostMessage) {
+    async fn post_start(
+        &self,
+        myself: ActorRef<HostMessage>,
+        host: &mut HostActor,
+    ) -> Result<(), ActorProcessingErr> {
+        let servers = Vec::from_iter(host.host_ref.shared.tool_servers.iter().cloned());
+        for server in servers.into_iter().filter(|server| !server.is_per_session()) {
+            host.begin_server(&myself, server, ServerAudience::Sessions, false);
+        }
+        Ok(())
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<HostMessage>,
+        message: HostMessage,
+        host: &mut HostActor,
+    ) -> Result<(), ActorProcessingErr> {
         match message {
-            HostMessage::Begin(start) => self.begin(myself, *start),
+            HostMessage::Begin(start) => host.begin(&myself, *start),
             HostMessage::BeginServer { server, audience } => {
-                self.begin_server(myself, server, audience, false);
+                host.begin_server(&myself, server, audience, false);
             }
             HostMessage::RunMaintenance { sent } => {
-                self.host_ref.shared.telemetry.metrics().host().mailbox_wait(sent.elapsed());
-                self.deaths.retain(|_, (_, last)| last.elapsed() < DEATHS_KEPT);
-                maintenance::run(&self.host_ref);
+                host.host_ref.shared.telemetry.metrics().host().mailbox_wait(sent.elapsed());
+                host.deaths.retain(|_, (_, last)| last.elapsed() < DEATHS_KEPT);
+                maintenance::run(&host.host_ref);
             }
         }
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<HostMessage>,
+        event: SupervisionEvent,
+        host: &mut HostActor,
+    ) -> Result<(), ActorProcessingErr> {
+        if let Some(end) = ChildEnd::from_event(event) {
+            host.handle_child_end(&myself, end);
+        }
+        Ok(())
     }
 
     /// Closes the journal of a host that was dropped, although handles of its sessions may still exist.
-    async fn stopped(&mut self) {
+    async fn post_stop(
+        &self,
+        _: ActorRef<HostMessage>,
+        host: &mut HostActor,
+    ) -> Result<(), ActorProcessingErr> {
         // A shutdown closes it after the last session has ended.
-        if !self.host_ref.shared.is_shutting_down() {
-            let journal = Arc::clone(&self.host_ref.shared.journal);
+        if !host.host_ref.shared.is_shutting_down() {
+            let journal = Arc::clone(&host.host_ref.shared.journal);
             // A panic of the storage engine is ignored.
             let _ = blocking(move || journal.close()).await;
-            self.host_ref.shared.metrics_claim.release();
+            host.host_ref.shared.metrics_claim.release();
         }
-    }
-
-    async fn handle_child_end(&mut self, myself: &ActorRef<HostMessage>, end: ChildEnd) {
-        let server = self.servers.remove(&end.actor);
-        if let EndCause::Panicked(error) = end.cause {
-            if let Some((session, _)) = self.sessions.get(&end.actor) {
-                tracing::error!(%session, %error, "session_died");
-            }
-            if let Some((server, audience)) = server {
-                tracing::error!(server = server.name(), %error, "tool_server_died");
-                self.begin_server(myself, server, audience, true);
-            }
-        }
-        self.handle_session_end(end.actor);
+        Ok(())
     }
 }
 
@@ -127,13 +154,27 @@ async fn measure_lag(host: Arc<HostState>) {
 }
 
 impl HostActor {
+    fn handle_child_end(&mut self, myself: &ActorRef<HostMessage>, end: ChildEnd) {
+        let server = self.servers.remove(&end.actor);
+        if let EndCause::Panicked(error) = end.cause {
+            if let Some((session, _)) = self.sessions.get(&end.actor) {
+                tracing::error!(%session, %error, "session_died");
+            }
+            if let Some((server, audience)) = server {
+                tracing::error!(server = server.name(), %error, "tool_server_died");
+                self.begin_server(myself, server, audience, true);
+            }
+        }
+        self.handle_session_end(end.actor);
+    }
+
     fn begin(&mut self, myself: &ActorRef<HostMessage>, start: SessionStart) {
         let (id, shared) = (start.id.clone(), Arc::clone(&self.host_ref.shared));
         let (has_work, is_stored) = (start.has_work(), start.is_stored());
         match session::spawn(start, self.host_ref.clone(), myself) {
             Ok(awake_session) => {
                 self.sessions
-                    .insert(awake_session.actor.id(), (id.clone(), Arc::clone(&awake_session)));
+                    .insert(awake_session.actor.get_id(), (id.clone(), Arc::clone(&awake_session)));
                 if has_work {
                     // This is the session's first message: no request can reach it before.
                     let _ = awake_session.actor.cast(SessionMessage::ContinueRun);
@@ -169,8 +210,12 @@ impl HostActor {
             }
         };
         let observer: ServerObserver = Arc::new(observer);
-        let server = ToolServerActor { server, host_ref, audience, observer, wait };
-        self.servers.insert(actor::spawn_child(myself, server).id(), kept);
+        let run = RunToolServer { server, host_ref, audience, observer, wait };
+        // A host that is ending runs no servers.
+        if let Ok(actor) = supervision::spawn_linked(myself, ToolServerActor, ()) {
+            let _ = actor.cast(run);
+            self.servers.insert(actor.get_id(), kept);
+        }
     }
 
     fn handle_session_end(&mut self, actor: ActorId) {

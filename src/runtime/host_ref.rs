@@ -28,10 +28,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use ractor::{ActorId, ActorRef};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::Instant;
 
-use super::actor::{ActorId, ActorRef, ReplyPort};
 use super::agent::Agent;
 use super::agent_trees::AgentTrees;
 use super::blocking::BlockingPool;
@@ -49,6 +49,7 @@ use super::sent_requests::SentRequests;
 use super::session_events::HistoryLimits;
 use super::session_start::{SessionOrigin, SessionStart};
 use super::session_states::SessionStates;
+use super::supervision::{ReplyPort, call, has_ended};
 use super::task;
 use super::tool_limiter::ToolLimiters;
 use super::tool_servers::{FrozenTools, ToolServers};
@@ -286,7 +287,7 @@ impl HostState {
     /// Replaces the slot of a session if `actor` still holds it. Returns whether it was replaced.
     pub(super) fn replace(&self, id: &SessionId, actor: ActorId, slot: SessionSlot) -> bool {
         let mut index = self.index.lock();
-        let is_current = matches!(index.get(id), Some(SessionSlot::Awake(awake_session)) if awake_session.actor.id() == actor);
+        let is_current = matches!(index.get(id), Some(SessionSlot::Awake(awake_session)) if awake_session.actor.get_id() == actor);
         if is_current {
             index.insert(id.clone(), slot);
         }
@@ -302,7 +303,7 @@ impl HostState {
         may_remove: impl FnOnce() -> bool,
     ) -> bool {
         let mut index = self.index.lock();
-        let is_current = matches!(index.get(id), Some(SessionSlot::Awake(awake_session)) if awake_session.actor.id() == actor);
+        let is_current = matches!(index.get(id), Some(SessionSlot::Awake(awake_session)) if awake_session.actor.get_id() == actor);
         let is_removed = is_current && may_remove();
         if is_removed {
             index.remove(id);
@@ -414,7 +415,7 @@ pub(super) struct HostRef {
 impl HostRef {
     /// Returns whether the host accepts sessions and runs.
     pub(super) fn is_ready(&self) -> bool {
-        !self.actor.has_ended() && !self.shared.is_shutting_down()
+        !has_ended(&self.actor) && !self.shared.is_shutting_down()
     }
 
     /// Returns the awake session. Wakes it if necessary.
@@ -456,7 +457,7 @@ impl HostRef {
         tokio::select! {
             biased;
             woken = waiting => woken.unwrap_or(Err(HostError::ShuttingDown)),
-            () = self.actor.wait_for_end() => Err(HostError::ShuttingDown),
+            _ = self.actor.wait(None) => Err(HostError::ShuttingDown),
         }
     }
 
@@ -468,7 +469,7 @@ impl HostRef {
     ) -> Result<(T, Arc<AwakeSession>), HostError> {
         for _ in 0..REQUEST_TRIES_MAX {
             let awake_session = self.get_or_wake(id).await?;
-            match awake_session.actor.call(&message).await {
+            match call(&awake_session.actor, &message).await {
                 Ok(answer) => return Ok((answer, awake_session)),
                 Err(_) => {
                     if !awake_session.activity.leaving.load(Ordering::Acquire) {

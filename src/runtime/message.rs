@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use ractor::{ActorId, ActorRef};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::actor::{ActorId, ActorRef, ReplyPort};
 use super::agent::Agent;
 use super::error::HostError;
 use super::model::ModelRequest;
@@ -21,6 +21,7 @@ use super::models::Model;
 use super::report::{CompactionReport, ContextReport, RunReport};
 use super::session_start::SessionStart;
 use super::snapshot::SessionSnapshot;
+use super::supervision::ReplyPort;
 use super::tool_limiter::CallPermit;
 use super::tool_servers::FrozenTools;
 use crate::context::ReferenceValues;
@@ -151,7 +152,7 @@ pub(super) enum SessionMessage {
     },
     /// Return the actors of runs: stream, accumulator, tool supervisor.
     #[cfg(test)]
-    NameActors { reply: ReplyPort<Option<[super::actor::AnyActorRef; 3]>> },
+    NameActors { reply: ReplyPort<Option<[ractor::ActorCell; 3]>> },
 }
 
 /// A run that was started or queued, or one that an earlier request started.

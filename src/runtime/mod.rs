@@ -40,7 +40,7 @@
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `actor` | what an actor is: its mailbox, its supervisor, its end |
+//! | `supervision` | what an actor is: its mailbox, its supervisor, its end; spawning and calling actors |
 //! | `host_actor` | the actor that supervises all sessions |
 //! | `host_ref` | the state that the sessions of a host share; finding and waking a session |
 //! | `session/`, `session_start` | the session actor, with the actors of its runs; the values that it starts with |
@@ -64,7 +64,6 @@
 //! | `error` | the errors of a host and its sessions |
 
 mod accumulator;
-mod actor;
 mod agent;
 mod agent_trees;
 mod blocking;
@@ -108,6 +107,7 @@ mod set_aside_tools;
 mod snapshot;
 mod stored_sessions;
 mod stream;
+mod supervision;
 mod supervisor;
 mod task;
 
@@ -171,7 +171,7 @@ use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
 use claims::{ClaimedJournal, MetricsClaim};
 use extensions::ExtensionsBySession;
 use gauge::Gauges;
-use host_actor::HostActor;
+use host_actor::HostHandler;
 pub(crate) use host_ref::ToolSources;
 use host_ref::{HostRef, HostState};
 use message::SessionMessage;
@@ -482,7 +482,8 @@ impl Host {
             session_states: SessionStates::default(),
             agent_trees: AgentTrees::default(),
         });
-        let actor = actor::spawn_root(|myself| HostActor::new(myself, Arc::clone(&shared)));
+        let actor = ractor::Actor::spawn(None, HostHandler, Arc::clone(&shared)).await;
+        let (actor, _) = actor.map_err(|error| HostError::Config(error.to_string()))?;
         let shutdown_grace = config.host.shutdown_grace;
         let cancel_grace = cancel_grace.unwrap_or_default();
         let host_ref = HostRef { shared, actor };
@@ -709,8 +710,8 @@ impl Host {
         // Each hook has its own time limit. It begins when the end of its run is durable.
         shared.gauges.run_end_hooks.wait_until_zero().await;
         shared.tool_servers.close().await;
-        host_ref.actor.stop();
-        let _ = timeout(END_MAX, host_ref.actor.wait_for_end()).await;
+        host_ref.actor.stop(None);
+        let _ = timeout(END_MAX, host_ref.actor.wait(None)).await;
         let _ = timeout(END_MAX, shared.gauges.awake.wait_until_zero()).await;
         shared.index.lock().clear();
         shared.session_states.end();
@@ -866,6 +867,6 @@ fn log_tools_not_offered(config: &Config, registered: &[&str]) {
 impl Drop for HostInner {
     fn drop(&mut self) {
         // The end of the host actor kills the sessions, and they kill their actors.
-        self.host_ref.actor.stop();
+        self.host_ref.actor.stop(None);
     }
 }

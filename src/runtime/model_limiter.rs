@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use ractor::ActorId;
 use serde::Serialize;
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::Instant;
 
-use super::actor::ActorId;
 use super::fair_semaphore::{FairSemaphore, PermitRequest};
 use super::gauge::{CountGuard, Gauge};
 use crate::config::ModelConfig;
@@ -369,7 +369,7 @@ mod tests {
         limiter: &Arc<ModelLimiter>,
         session: u64,
     ) -> Result<Admission, ProviderError> {
-        limiter.acquire(ActorId(session), |_| ()).await
+        limiter.acquire(ActorId::Local(session), |_| ()).await
     }
 
     /// Checks that a request is refused, and returns the time until the next one may succeed.
@@ -386,7 +386,8 @@ mod tests {
         let replies = Mutex::new(Vec::new());
         let mut cancelled = Box::pin(acquire(&limiter, 2));
         let mut late = Box::pin(acquire(&limiter, 3));
-        let mut next = Box::pin(limiter.acquire(ActorId(4), |reply| replies.lock().push(reply)));
+        let mut next =
+            Box::pin(limiter.acquire(ActorId::Local(4), |reply| replies.lock().push(reply)));
         assert!(poll!(&mut cancelled).is_pending() && poll!(&mut late).is_pending());
         assert!(poll!(&mut next).is_pending());
         assert_eq!(*replies.lock(), [PermitReply::Waiting]);

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::future::BoxFuture;
+use ractor::ActorRef;
 
-use super::actor::ActorRef;
 use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
 use super::message::SessionMessage;
+use super::supervision::call;
 use crate::context::{
     ReferenceValues, add_value, may_affect_reference, recorded_result, stored_value,
 };
@@ -71,7 +72,7 @@ impl SessionReferences {
         Box::pin(async move {
             let locate = |reply| SessionMessage::Locate { reference: reference.clone(), reply };
             let ended = |_| ReferenceError::Unreadable("the session has ended".to_owned());
-            let located = self.session.call(locate).await.map_err(ended)??;
+            let located = call(&self.session, locate).await.map_err(ended)??;
             let of_reference = reference.clone();
             let is_needed = move |record: &Record| may_affect_reference(record, &of_reference);
             let records = read_range(&self.host_ref, &self.id, &self.log, located, is_needed).await;

@@ -1,11 +1,11 @@
 //! The connections to servers of tools: one for each server, or one for each server and session. Each is run by an
 //! actor below the host's.
 
-use std::convert::Infallible;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::actor::{Actor, ActorRef};
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+
 use super::agent::Agent;
 use super::host_ref::HostRef;
 use super::message::{HostMessage, ServerAudience, SessionMessage};
@@ -140,7 +140,10 @@ fn notify_list_changed(
 
 /// Keeps a server connected, and its last list stored. A panic of the server ends this actor, and the
 /// host starts another one.
-pub(super) struct ToolServerActor {
+pub(super) struct ToolServerActor;
+
+/// The only message to a [`ToolServerActor`]: run the server.
+pub(super) struct RunToolServer {
     pub(super) server: Arc<dyn ToolServer>,
     pub(super) host_ref: HostRef,
     pub(super) audience: ServerAudience,
@@ -150,22 +153,34 @@ pub(super) struct ToolServerActor {
 }
 
 impl Actor for ToolServerActor {
-    type Message = Infallible;
+    type Msg = RunToolServer;
+    type State = ();
+    type Arguments = ();
 
-    async fn start(&mut self, myself: &ActorRef<Infallible>) {
-        let Self { server, host_ref, audience, observer, wait } = self;
-        if *wait {
+    async fn pre_start(
+        &self,
+        _: ActorRef<RunToolServer>,
+        (): (),
+    ) -> Result<(), ActorProcessingErr> {
+        Ok(())
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<RunToolServer>,
+        run: RunToolServer,
+        (): &mut (),
+    ) -> Result<(), ActorProcessingErr> {
+        let RunToolServer { server, host_ref, audience, observer, wait } = run;
+        if wait {
             tokio::time::sleep(RESTART_WAIT).await;
         }
         tokio::select! {
-            () = server.run(Arc::clone(observer)) => {}
-            () = host_ref.shared.tool_servers.follow(&**server, host_ref, audience) => {}
+            () = server.run(observer) => {}
+            () = host_ref.shared.tool_servers.follow(&*server, &host_ref, &audience) => {}
         }
-        myself.stop();
-    }
-
-    async fn handle(&mut self, _: &ActorRef<Infallible>, message: Infallible) {
-        match message {}
+        myself.stop(None);
+        Ok(())
     }
 }
 

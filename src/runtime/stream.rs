@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use futures::FutureExt as _;
 use parking_lot::Mutex;
+use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
-use super::actor::{Actor, ActorId, ActorRef};
 use super::gauge::{CountGuard, Gauges};
 use super::message::{
     AccumulatorMessage, AccumulatorRef, RequestSent, ResponseEnded, StreamMessage,
@@ -19,6 +19,7 @@ use super::model::{ExchangeCache, ModelExchange, ModelRequest};
 use super::model_limiter::{Admission, BreakerPermitGuard};
 use super::models::Model;
 use super::sent_requests::{SentRequest, SessionRequests};
+use super::supervision::call;
 use super::task::OwnedTask;
 use crate::journal::Journal;
 use crate::response::ExchangeEnd;
@@ -47,30 +48,47 @@ pub(super) struct StreamActor {
 }
 
 impl StreamActor {
-    pub(super) fn new(setup: StreamSetup) -> Self {
+    fn new(setup: StreamSetup) -> Self {
         let held = setup.gauges.actors.increment();
         Self { setup, reading: None, cache: Arc::default(), _held: held }
     }
 }
 
-impl Actor for StreamActor {
-    type Message = StreamMessage;
+/// The handler of a [`StreamActor`].
+pub(super) struct StreamHandler;
 
-    async fn handle(&mut self, myself: &ActorRef<StreamMessage>, message: StreamMessage) {
+impl Actor for StreamHandler {
+    type Msg = StreamMessage;
+    type State = StreamActor;
+    type Arguments = StreamSetup;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<StreamMessage>,
+        setup: StreamSetup,
+    ) -> Result<StreamActor, ActorProcessingErr> {
+        Ok(StreamActor::new(setup))
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<StreamMessage>,
+        message: StreamMessage,
+        stream: &mut StreamActor,
+    ) -> Result<(), ActorProcessingErr> {
         match message {
             StreamMessage::Request { turn, plan, model, request, trace, to } => {
                 let read_loop = ReadLoop {
                     model,
-                    session: self.setup.session,
+                    session: stream.setup.session,
                     turn,
                     attempt: plan.attempt,
                     trace,
                     accumulator: to,
-                    cache: Arc::clone(&self.cache),
-                    requests: self.setup.requests.clone(),
-                    journal: Arc::clone(&self.setup.journal),
+                    cache: Arc::clone(&stream.cache),
+                    requests: stream.setup.requests.clone(),
+                    journal: Arc::clone(&stream.setup.journal),
                 };
-                let myself = myself.clone();
                 // An async block would have room for the read loop several times.
                 let read = AssertUnwindSafe(read_loop.read(plan, request)).catch_unwind();
                 let read = read.map(move |ended| {
@@ -78,11 +96,12 @@ impl Actor for StreamActor {
                         let _ = myself.cast(StreamMessage::ReadLoopPanicked(panic));
                     }
                 });
-                self.reading = Some(OwnedTask::spawn(&self.setup.gauges.tasks, read));
+                stream.reading = Some(OwnedTask::spawn(&stream.setup.gauges.tasks, read));
             }
-            StreamMessage::Disconnect => self.reading = None,
+            StreamMessage::Disconnect => stream.reading = None,
             StreamMessage::ReadLoopPanicked(panic) => std::panic::resume_unwind(panic),
         }
+        Ok(())
     }
 }
 
@@ -142,7 +161,7 @@ impl ReadLoop {
             let deltas =
                 |reply| AccumulatorMessage::DeltasReceived { turn, attempt, sent, batch, reply };
             // If the accumulator has ended, this task is aborted.
-            let Ok(()) = self.accumulator.call(deltas).await else { return };
+            let Ok(()) = call(&self.accumulator, deltas).await else { return };
         };
         self.cache.lock().keep_templates(exchange);
         // The permit is released first, so that the next request need not wait for the turn.

@@ -16,11 +16,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, SupervisionEvent};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::actor::{self, Actor, ActorId, AnyActorRef, ChildEnd, EndCause};
 use super::blocking::BlockingPool;
 use super::child_sessions::{AgentCallRunner, ChildSlot};
 use super::gauge::{CountGuard, Gauges};
@@ -31,8 +31,9 @@ use super::message::{
 };
 use super::publish::Publisher;
 use super::references::SessionReferences;
+use super::supervision::{self, ChildEnd, EndCause};
 use super::task::OwnedTask;
-use super::tool::{OutcomeSlot, ToolActor, ToolAttempts, failed_outcome};
+use super::tool::{OutcomeSlot, RunTool, ToolActor, ToolAttempts, failed_outcome};
 use super::tool_limiter::ToolLimiters;
 use crate::context::VariablesTransaction;
 use crate::event::Event;
@@ -104,7 +105,7 @@ struct RunningCall {
     key: CallKey,
     started: Instant,
     state: CallStartState,
-    actor: AnyActorRef,
+    actor: ActorCell,
     slot: OutcomeSlot,
     /// The number of questions of this start.
     questions: u32,
@@ -141,63 +142,47 @@ struct SupervisedQuestion {
     reply: oneshot::Sender<Answer>,
 }
 
-impl Actor for ToolSupervisor {
-    type Message = ToolSupervisorMessage;
+/// The handler of a [`ToolSupervisor`].
+pub(super) struct ToolSupervisorHandler;
 
-    async fn handle(&mut self, myself: &ToolSupervisorRef, message: ToolSupervisorMessage) {
-        match message {
-            ToolSupervisorMessage::Execute(commands) => {
-                for command in commands {
-                    match command {
-                        ToolCommand::Start(start) => self.start(*start, myself),
-                        ToolCommand::Answer { key, number, answer } => {
-                            self.answer(key, number, answer);
-                        }
-                        ToolCommand::Abort(key) => self.abort(key, myself),
-                    }
-                }
-            }
-            ToolSupervisorMessage::Attach { accumulator, completions, resumed_turn, reply } => {
-                let started = self.attach((accumulator, completions), resumed_turn);
-                // The accumulator may have died.
-                let _ = reply.send(started);
-            }
-            ToolSupervisorMessage::Ask { key, question, reply } => self.ask(key, question, reply),
-            ToolSupervisorMessage::WithdrawQuestion { key } => self.withdraw_question(key),
-            ToolSupervisorMessage::ChildWaits { key, waits } => self.child_waits(key, waits),
-            ToolSupervisorMessage::GraceOver { call } => {
-                let is_it = |running: &&mut RunningCall| running.actor.id() == call;
-                if let Some(running) = self.running.iter_mut().find(is_it) {
-                    running.killed = true;
-                    running.actor.kill();
-                }
-            }
-            ToolSupervisorMessage::Finish => {
-                self.finishing = true;
-                let keys: Vec<_> = self.running.iter().map(|running| running.key).collect();
-                for key in keys {
-                    self.abort(key, myself);
-                }
-            }
-        }
-        self.stop_if_finished(myself);
+impl Actor for ToolSupervisorHandler {
+    type Msg = ToolSupervisorMessage;
+    type State = ToolSupervisor;
+    type Arguments = ToolSupervisorSetup;
+
+    async fn pre_start(
+        &self,
+        _: ToolSupervisorRef,
+        setup: ToolSupervisorSetup,
+    ) -> Result<ToolSupervisor, ActorProcessingErr> {
+        Ok(ToolSupervisor::new(setup))
     }
 
-    async fn handle_child_end(&mut self, myself: &ToolSupervisorRef, end: ChildEnd) {
-        self.handle_end(end.actor, || match end.cause {
-            EndCause::Stopped | EndCause::Killed => {
-                failed_outcome(FailureKind::Killed, "the tool was killed")
-            }
-            EndCause::Panicked(panic) => {
-                failed_outcome(FailureKind::Panic, &format!("the tool panicked: {panic}"))
-            }
-        });
-        self.stop_if_finished(myself);
+    async fn handle(
+        &self,
+        myself: ToolSupervisorRef,
+        message: ToolSupervisorMessage,
+        supervisor: &mut ToolSupervisor,
+    ) -> Result<(), ActorProcessingErr> {
+        supervisor.handle(message, &myself);
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ToolSupervisorRef,
+        event: SupervisionEvent,
+        supervisor: &mut ToolSupervisor,
+    ) -> Result<(), ActorProcessingErr> {
+        if let Some(end) = ChildEnd::from_event(event) {
+            supervisor.handle_child_end(end, &myself);
+        }
+        Ok(())
     }
 }
 
 impl ToolSupervisor {
-    pub(super) fn new(setup: ToolSupervisorSetup) -> Self {
+    fn new(setup: ToolSupervisorSetup) -> Self {
         let ToolSupervisorSetup {
             session,
             session_actor,
@@ -228,6 +213,57 @@ impl ToolSupervisor {
             inherited_turn: None,
             finishing: false,
         }
+    }
+
+    fn handle(&mut self, message: ToolSupervisorMessage, myself: &ToolSupervisorRef) {
+        match message {
+            ToolSupervisorMessage::Execute(commands) => {
+                for command in commands {
+                    match command {
+                        ToolCommand::Start(start) => self.start(*start, myself),
+                        ToolCommand::Answer { key, number, answer } => {
+                            self.answer(key, number, answer);
+                        }
+                        ToolCommand::Abort(key) => self.abort(key, myself),
+                    }
+                }
+            }
+            ToolSupervisorMessage::Attach { accumulator, completions, resumed_turn, reply } => {
+                let started = self.attach((accumulator, completions), resumed_turn);
+                // The accumulator may have died.
+                let _ = reply.send(started);
+            }
+            ToolSupervisorMessage::Ask { key, question, reply } => self.ask(key, question, reply),
+            ToolSupervisorMessage::WithdrawQuestion { key } => self.withdraw_question(key),
+            ToolSupervisorMessage::ChildWaits { key, waits } => self.child_waits(key, waits),
+            ToolSupervisorMessage::GraceOver { call } => {
+                let is_it = |running: &&mut RunningCall| running.actor.get_id() == call;
+                if let Some(running) = self.running.iter_mut().find(is_it) {
+                    running.killed = true;
+                    running.actor.kill();
+                }
+            }
+            ToolSupervisorMessage::Finish => {
+                self.finishing = true;
+                let keys: Vec<_> = self.running.iter().map(|running| running.key).collect();
+                for key in keys {
+                    self.abort(key, myself);
+                }
+            }
+        }
+        self.stop_if_finished(myself);
+    }
+
+    fn handle_child_end(&mut self, end: ChildEnd, myself: &ToolSupervisorRef) {
+        self.handle_end(end.actor, || match end.cause {
+            EndCause::Stopped | EndCause::Killed => {
+                failed_outcome(FailureKind::Killed, "the tool was killed")
+            }
+            EndCause::Panicked(panic) => {
+                failed_outcome(FailureKind::Panic, &format!("the tool panicked: {panic}"))
+            }
+        });
+        self.stop_if_finished(myself);
     }
 
     /// Makes this the accumulator that receives the ends of calls. Returns the calls of the turn
@@ -316,18 +352,19 @@ impl ToolSupervisor {
             pool: registered.spec.blocking.then(|| self.pool.clone()),
             permit: permit.map(Arc::new),
         };
-        let tool = ToolActor {
+        // A supervisor that is ending starts no calls, and reports none.
+        let Ok(actor) = supervision::spawn_linked(myself, ToolActor, ()) else { return };
+        let _ = actor.cast(RunTool {
             attempts,
             slot: Arc::clone(&slot),
             secrets: self.secrets.clone(),
             _counted: [self.gauges.actors.increment(), self.gauges.running_calls.increment()],
-        };
-        let actor = actor::spawn_child(myself, tool);
+        });
         self.running.push(RunningCall {
             key,
             started,
             state,
-            actor: actor.any_ref(),
+            actor: actor.get_cell(),
             slot,
             questions: 0,
             wait: None,
@@ -379,7 +416,7 @@ impl ToolSupervisor {
         if running.child.is_some() {
             return;
         }
-        let (supervisor, grace, call) = (myself.clone(), running.grace, running.actor.id());
+        let (supervisor, grace, call) = (myself.clone(), running.grace, running.actor.get_id());
         running.kill_timer = Some(OwnedTask::spawn(&self.gauges.tasks, async move {
             tokio::time::sleep(grace).await;
             let _ = supervisor.cast(ToolSupervisorMessage::GraceOver { call });
@@ -451,7 +488,7 @@ impl ToolSupervisor {
 
     /// Reports the end of a call whose actor has ended. An empty slot means that the actor died.
     fn handle_end(&mut self, actor: ActorId, died: impl FnOnce() -> ToolOutcome) {
-        let found = self.running.iter().position(|running| running.actor.id() == actor);
+        let found = self.running.iter().position(|running| running.actor.get_id() == actor);
         let Some(running) = found.map(|at| self.running.swap_remove(at)) else { return };
         if self.running.is_empty() {
             // The model may write for a long time until the next call.
@@ -500,7 +537,7 @@ impl ToolSupervisor {
     /// tool that never awaits.
     fn stop_if_finished(&self, myself: &ToolSupervisorRef) {
         if self.finishing && self.running.iter().all(|running| running.killed) {
-            myself.stop();
+            myself.stop(None);
         }
     }
 }

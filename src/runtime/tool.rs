@@ -6,15 +6,14 @@
 //! ten seconds; the wait that a service asks for wins. All attempts are one call with one outcome and one
 //! idempotency key. An open circuit breaker ends the call at once.
 
-use std::convert::Infallible;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
-use super::actor::{Actor, ActorId, ActorRef};
 use super::blocking::BlockingPool;
 use super::gauge::CountGuard;
 use super::tool_limiter::{CallPermit, ToolBreakerGuard, ToolLimiter};
@@ -30,9 +29,13 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// the supervisor receives the end of an actor before the actor's last message.
 pub(super) type OutcomeSlot = Arc<Mutex<Option<ToolOutcome>>>;
 
-/// Runs one call when it starts, and receives no messages. A kill of the actor drops the tool's future (of a blocking
-/// tool: at its next await), and a panic ends only this call.
-pub(super) struct ToolActor {
+/// Runs one call. A kill of the actor drops the tool's future (of a blocking tool: at its next await), and a panic ends
+/// only this call. The values of the call belong to its message, so that they are dropped before the tool supervisor
+/// receives the end of the actor.
+pub(super) struct ToolActor;
+
+/// The only message to a [`ToolActor`]: run the call.
+pub(super) struct RunTool {
     pub(super) attempts: ToolAttempts,
     pub(super) slot: OutcomeSlot,
     /// The secrets of the host, which are replaced in the log.
@@ -41,20 +44,28 @@ pub(super) struct ToolActor {
 }
 
 impl Actor for ToolActor {
-    type Message = Infallible;
+    type Msg = RunTool;
+    type State = ();
+    type Arguments = ();
 
-    async fn start(&mut self, myself: &ActorRef<Infallible>) {
-        let call = &self.attempts;
-        let (result, attempts) = call.run().await;
-        let mut outcome = outcome(&call.context, result, &self.secrets);
-        outcome.attempts = NonZeroU32::new(attempts).filter(|attempts| attempts.get() > 1);
-        outcome.max_bytes = call.spec.max_result_bytes;
-        *self.slot.lock() = Some(outcome);
-        myself.stop();
+    async fn pre_start(&self, _: ActorRef<RunTool>, (): ()) -> Result<(), ActorProcessingErr> {
+        Ok(())
     }
 
-    async fn handle(&mut self, _: &ActorRef<Infallible>, message: Infallible) {
-        match message {}
+    async fn handle(
+        &self,
+        myself: ActorRef<RunTool>,
+        run: RunTool,
+        (): &mut (),
+    ) -> Result<(), ActorProcessingErr> {
+        let call = &run.attempts;
+        let (result, attempts) = call.run().await;
+        let mut outcome = outcome(&call.context, result, &run.secrets);
+        outcome.attempts = NonZeroU32::new(attempts).filter(|attempts| attempts.get() > 1);
+        outcome.max_bytes = call.spec.max_result_bytes;
+        *run.slot.lock() = Some(outcome);
+        myself.stop(None);
+        Ok(())
     }
 }
 

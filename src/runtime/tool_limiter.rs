@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use parking_lot::{Mutex, RwLock};
+use ractor::ActorId;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::actor::ActorId;
 use super::fair_semaphore::{FairSemaphore, PermitRequest};
 use super::gauge::Gauge;
 use super::task::OwnedTask;
@@ -346,7 +346,8 @@ mod tests {
             for _ in 0..calls {
                 let starts = Arc::clone(&starts);
                 let start = move || starts.lock().push((session, began.elapsed().as_millis()));
-                let (reply, permit) = limiter.request_permit(ActorId(session), None, start.clone());
+                let (reply, permit) =
+                    limiter.request_permit(ActorId::Local(session), None, start.clone());
                 if reply == PermitReply::Granted {
                     start();
                 } else {
@@ -370,7 +371,7 @@ mod tests {
         let tool = ToolSpec::named("tool", "").rate("1/s".parse().unwrap()).max_concurrent(1);
         let limiter = ToolLimiter::new(&tool, &Gauge::default());
         let request = |notify: oneshot::Sender<()>| {
-            limiter.request_permit(ActorId(1), None, move || notify.send(()).unwrap())
+            limiter.request_permit(ActorId::Local(1), None, move || notify.send(()).unwrap())
         };
         let (reply, first) = request(oneshot::channel().0);
         assert_eq!(reply, PermitReply::Granted);
@@ -390,7 +391,7 @@ mod tests {
             tools.register(tool).unwrap();
         }
         let tool_limiters = ToolLimiters::new(&tools, &Gauge::default());
-        let request = |tool| tool_limiters.request_permit(tool, ActorId(1), None, || ());
+        let request = |tool| tool_limiters.request_permit(tool, ActorId::Local(1), None, || ());
         let (reply, one) = request("one");
         assert!(reply == PermitReply::Granted && one.is_some());
         assert_eq!(request("one").0, PermitReply::Waiting);

@@ -25,6 +25,9 @@ const DEFAULT_FILTER: &str = "warn,callsheet=info";
 /// The library for MCP, which logs what servers send, at `info` and below.
 const MCP_LIBRARY: &str = "rmcp";
 
+/// The library of the actors, which has a span at `info` for each actor.
+const ACTOR_LIBRARY: &str = "ractor";
+
 /// The module that logs what MCP servers do.
 const MCP_MODULE: &str = "callsheet::tool::mcp";
 
@@ -82,7 +85,8 @@ pub enum LogsError {
 /// Sends the log of the process to stderr. Of lines that MCP servers cause, each place in the code logs at most 5 a
 /// second, of at most 2 KiB; a line `mcp_log_lines_dropped` says how many were left out. The filter is `CALLSHEET_LOG`, or else `RUST_LOG`, or else
 /// `warn,callsheet=info`. Lines of the library for MCP below `warn` need a filter that names it, such as
-/// `info,rmcp=debug`: they hold what servers send. Lines are coloured on a terminal, unless `NO_COLOR` is set.
+/// `info,rmcp=debug`: they hold what servers send. So do the spans of the library of the actors (`ractor`), which begin
+/// every line within an actor. Lines are coloured on a terminal, unless `NO_COLOR` is set.
 ///
 /// # Errors
 /// If a filter does not parse, or if the log was already set up.
@@ -236,8 +240,12 @@ pub(super) fn filter(
                 let level = directive.trim().parse::<LevelFilter>();
                 level.is_ok_and(|level| level > LevelFilter::WARN)
             };
-            if text.split(',').any(shows_all) && !text.contains(MCP_LIBRARY) {
-                text.push_str(&format!(",{MCP_LIBRARY}=warn"));
+            if text.split(',').any(shows_all) {
+                for library in [MCP_LIBRARY, ACTOR_LIBRARY] {
+                    if !text.contains(library) {
+                        text.push_str(&format!(",{library}=warn"));
+                    }
+                }
             }
             return EnvFilter::try_new(text)
                 .map_err(|error| LogsError::Filter { variable: name, reason: error.to_string() });
@@ -320,6 +328,29 @@ mod tests {
                     serde_json::from_str::<serde_json::Value>(line).unwrap();
                 }
             }
+        }
+    }
+
+    #[test]
+    fn lines_within_an_actor_begin_with_its_span_only_on_request() {
+        for (set, has_span) in [
+            (None, false),
+            (Some("callsheet=info"), false),
+            (Some("info"), false),
+            (Some("debug,rmcp=trace"), false),
+            (Some("info,ractor=info"), true),
+        ] {
+            let filter = filter(|_| set.map(str::to_owned)).unwrap();
+            let logged = Logged::default();
+            let output = logged.clone();
+            let subscriber = subscriber(LogFormat::Text, filter, false, move || output.clone());
+            tracing::subscriber::with_default(subscriber, || {
+                let span = tracing::info_span!(target: "ractor::actor", "Actor", id = "0.7");
+                span.in_scope(|| tracing::info!(target: "callsheet::runtime", "run_started"));
+            });
+            let logged = String::from_utf8(logged.0.lock().clone()).unwrap();
+            assert!(logged.contains("run_started"), "{set:?}: {logged}");
+            assert_eq!(logged.contains("Actor"), has_span, "{set:?}: {logged}");
         }
     }
 

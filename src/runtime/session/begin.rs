@@ -1,24 +1,24 @@
 //! The start of a session actor, for a new, stored or forked session.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use ractor::ActorRef;
 use tokio::time::Instant;
 
 use super::run::{ActiveRun, RunAgents, RunCaller, SessionActors};
 use super::summary::AwaitedSummary;
-use super::{Callers, SessionActor};
+use super::{Callers, SessionActor, SessionHandler};
 use crate::config::RunOverrides;
 use crate::journal::SessionLog;
 use crate::record::{JournalEntry, Seq};
-use crate::runtime::actor::{self, ActorRef};
 use crate::runtime::error::HostError;
 use crate::runtime::host_ref::{AwakeSession, HostRef, SessionActivity};
 use crate::runtime::message::{HostMessage, SessionMessage};
 use crate::runtime::models::prompt_cache_key;
 use crate::runtime::session_start::{SessionOrigin, SessionStart};
+use crate::runtime::supervision::spawn_linked;
 use crate::session::{OpenRun, RunSpec, Session, SessionEffect};
 
 /// The arguments of a session actor.
@@ -64,10 +64,8 @@ pub(in crate::runtime) fn spawn(
         log: Arc::clone(&log),
         activity: Arc::clone(&activity),
     };
-    // A panic may end only this session, not its supervisor.
-    let session = catch_unwind(AssertUnwindSafe(|| SessionActor::new(arguments)));
-    let session = session.map_err(|_| HostError::SessionClosed)?;
-    let spawned = actor::spawn_child(supervisor, session);
+    let spawned = spawn_linked(supervisor, SessionHandler, arguments);
+    let spawned = spawned.map_err(|_| HostError::SessionClosed)?;
     let _ = session_ref.set(spawned.clone());
     // The journal may have failed before the listener had the reference.
     if let Some(error) = log.failure() {

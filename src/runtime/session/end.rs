@@ -3,10 +3,11 @@
 
 use std::sync::atomic::Ordering;
 
+use ractor::ActorRef;
+
 use super::SessionActor;
 use super::run::RunActors;
 use crate::journal::JournalError;
-use crate::runtime::actor::ActorRef;
 use crate::runtime::error::HostError;
 use crate::runtime::host_ref::SessionSlot;
 use crate::runtime::message::SessionMessage;
@@ -34,7 +35,7 @@ impl SessionActor {
             self.host_ref.shared.unrecorded_failures.lock().insert(run.id.clone(), self.id.clone());
             run.fail(reason.clone());
         }
-        for actor in self.forget_actors().iter().flat_map(RunActors::any_refs) {
+        for actor in self.forget_actors().iter().flat_map(RunActors::cells) {
             actor.kill();
         }
         self.fail_callers(&reason);
@@ -48,14 +49,14 @@ impl SessionActor {
         let has_open_run = has_lost_end || self.activity.has_open_run.load(Ordering::Acquire);
         let shared = &self.host_ref.shared;
         // The slot of a session that is being deleted is another one.
-        shared.remove_awake_if(&self.id, myself.id(), || {
+        shared.remove_awake_if(&self.id, myself.get_id(), || {
             shared.set_has_unfinished_run(&self.id, has_open_run);
             // A request that wakes the session publishes the next state.
             let state = if has_open_run { SessionState::Running } else { SessionState::Hibernated };
             shared.session_states.changed(&self.id, state);
             true
         });
-        myself.stop();
+        myself.stop(None);
     }
 
     /// Deletes the records of the closed session and its child sessions in the background. Requests wait in the slot
@@ -63,7 +64,7 @@ impl SessionActor {
     pub(super) fn delete_session(&mut self, myself: &ActorRef<SessionMessage>) {
         self.release_actors();
         self.log.close();
-        self.host_ref.shared.replace(&self.id, myself.id(), SessionSlot::Deleting(Vec::new()));
+        self.host_ref.shared.replace(&self.id, myself.get_id(), SessionSlot::Deleting(Vec::new()));
         let waiting = std::mem::take(&mut self.callers.close);
         let (host_ref, id) = (self.host_ref.clone(), self.id.clone());
         let has_children = self.session.has_children();

@@ -21,11 +21,13 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ractor::ActorRef;
+
 use super::SessionActor;
 use super::run::{ActiveRun, RunActors, RunCaller};
-use crate::runtime::actor::ActorRef;
 use crate::runtime::error::HostError;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage};
+use crate::runtime::supervision::call;
 use crate::session::pending_approvals;
 use crate::types::SessionState;
 
@@ -47,7 +49,7 @@ impl SessionActor {
         let has_run = self.session.run().is_some();
         // Removal from the index and closing are one step for other requests: each request finds
         // this session or its successor.
-        let leaves = self.host_ref.shared.remove_awake_if(&self.id, myself.id(), || {
+        let leaves = self.host_ref.shared.remove_awake_if(&self.id, myself.get_id(), || {
             let leaves = self.publisher.close_if_unwatched();
             if leaves && !self.log.close_if_durable() {
                 self.publisher.reopen();
@@ -67,7 +69,7 @@ impl SessionActor {
                 self.host_ref.shared.approval_expiries.lock().insert((until, self.id.clone()));
             }
             // An open run continues from its records when the session wakes.
-            myself.stop();
+            myself.stop(None);
         }
     }
 
@@ -81,7 +83,7 @@ impl SessionActor {
         }
         let Some(accumulator) = self.accumulator() else { return false };
         let flush = |reply| AccumulatorMessage::Flush { reply };
-        if accumulator.call(flush).await.is_err() {
+        if call(&accumulator, flush).await.is_err() {
             return false;
         }
         // If a record cannot be stored, the message about that ends the session.
@@ -89,7 +91,7 @@ impl SessionActor {
         if !is_durable || self.is_decision_recorded() {
             return false;
         }
-        let leaves = self.host_ref.shared.remove_awake_if(&self.id, myself.id(), || {
+        let leaves = self.host_ref.shared.remove_awake_if(&self.id, myself.get_id(), || {
             let leaves = self.log.close_if_durable();
             self.activity.leaving.store(leaves, Ordering::Release);
             if leaves {
@@ -98,14 +100,14 @@ impl SessionActor {
             leaves
         });
         if leaves {
-            for actor in self.forget_actors().iter().flat_map(RunActors::any_refs) {
+            for actor in self.forget_actors().iter().flat_map(RunActors::cells) {
                 actor.kill();
             }
             if let Some(run) = self.run.take() {
                 run.fail(HostError::ShuttingDown);
             }
             self.fail_callers(&HostError::ShuttingDown);
-            myself.stop();
+            myself.stop(None);
         }
         leaves
     }

@@ -26,10 +26,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::actor::{Actor, ActorRef, ChildEnd, ReplyPort};
 use super::error::HostError;
 use super::gauge::CountGuard;
 use super::host_ref::{HostRef, SessionActivity};
@@ -40,6 +40,7 @@ use super::message::{
 use super::model::ModelRequest;
 use super::publish::Publisher;
 use super::snapshot::SessionSnapshot;
+use super::supervision::{ChildEnd, ReplyPort};
 use super::tool_servers::PerSessionConnection;
 use crate::config::RunOverrides;
 use crate::context::{VARIABLE_NAME_BYTES_MAX, VariableError};
@@ -56,6 +57,7 @@ use crate::tool::Extensions;
 use crate::turn::{ApprovalError, CommittedTurn, TurnSpec};
 use crate::types::{CallKey, Content, RequestKind, RunId, SessionId, SessionState, child_run_id};
 use crate::wire::PromptChange;
+use begin::SessionArguments;
 pub(super) use begin::spawn;
 use run::{ActiveRun, RunAgents, RunCaller, SessionActors};
 use summary::AwaitedSummary;
@@ -105,9 +107,47 @@ struct Callers {
     snapshots: Vec<ReplyPort<SessionSnapshot>>,
 }
 
-impl Actor for SessionActor {
-    type Message = SessionMessage;
+/// The handler of a [`SessionActor`].
+pub(super) struct SessionHandler;
 
+impl Actor for SessionHandler {
+    type Msg = SessionMessage;
+    type State = SessionActor;
+    type Arguments = SessionArguments;
+
+    // A panic in it ends only this session, and its supervisor gets an error.
+    async fn pre_start(
+        &self,
+        _: ActorRef<SessionMessage>,
+        arguments: SessionArguments,
+    ) -> Result<SessionActor, ActorProcessingErr> {
+        Ok(SessionActor::new(arguments))
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<SessionMessage>,
+        message: SessionMessage,
+        session: &mut SessionActor,
+    ) -> Result<(), ActorProcessingErr> {
+        session.handle(&myself, message).await;
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<SessionMessage>,
+        event: SupervisionEvent,
+        session: &mut SessionActor,
+    ) -> Result<(), ActorProcessingErr> {
+        if let Some(end) = ChildEnd::from_event(event) {
+            session.handle_child_end(&myself, end);
+        }
+        Ok(())
+    }
+}
+
+impl SessionActor {
     // An actor has room for the largest future of its handlers as long as it lives. The one at a shutdown is boxed,
     // so that an idle session needs little memory.
     async fn handle(&mut self, myself: &ActorRef<SessionMessage>, message: SessionMessage) {
@@ -255,22 +295,20 @@ impl Actor for SessionActor {
             #[cfg(test)]
             SessionMessage::NameActors { reply } => {
                 let actors = self.actors.current.as_ref().filter(|_| self.run.is_some());
-                let _ = reply.send(actors.map(run::RunActors::any_refs));
+                let _ = reply.send(actors.map(run::RunActors::cells));
             }
         }
         self.proceed(myself);
     }
 
-    async fn handle_child_end(&mut self, myself: &ActorRef<SessionMessage>, end: ChildEnd) {
+    fn handle_child_end(&mut self, myself: &ActorRef<SessionMessage>, end: ChildEnd) {
         if self.host_ref.shared.is_shutting_down() {
             self.session.note_shutdown();
         }
         self.handle_actor_end(myself, end);
         self.proceed(myself);
     }
-}
 
-impl SessionActor {
     /// Returns the time on the machine's clock.
     fn now(&self) -> Duration {
         self.started.elapsed()
@@ -287,7 +325,7 @@ impl SessionActor {
         self.drop_unneeded_summary();
         self.set_run_timer(myself);
         if self.session.is_closed() && self.actors.ending.is_empty() {
-            myself.stop();
+            myself.stop(None);
         }
         self.send_snapshots();
         self.publish_wait();

@@ -10,13 +10,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ractor::{ActorCell, ActorRef};
+
 use super::SessionActor;
 use super::run::RunActors;
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{JournalEntry, Record, Seq};
-use crate::runtime::actor::{ActorRef, AnyActorRef, ChildEnd, EndCause};
 use crate::runtime::child_sessions::stop_child;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage};
+use crate::runtime::supervision::{ChildEnd, EndCause};
 use crate::telemetry::SourceRecord;
 use crate::turn::{
     CancelReason, CommittedTurn, Effect, ToolCompletion, Turn, TurnAction, TurnSpec,
@@ -38,7 +40,7 @@ impl SessionActor {
             // The message is behind the last outcomes of the supervisor.
             Some(Some(accumulator)) => {
                 if accumulator.cast(AccumulatorMessage::Finish).is_ok() {
-                    self.actors.ending.insert(accumulator.id(), None);
+                    self.actors.ending.insert(accumulator.get_id(), None);
                 }
             }
         }
@@ -48,13 +50,13 @@ impl SessionActor {
     /// run.
     fn recover(&mut self, myself: &ActorRef<SessionMessage>, end: ChildEnd) {
         let ChildEnd { actor: gone, cause } = end;
-        let Some(actors) = self.actors.current.as_ref().map(RunActors::any_refs) else { return };
-        if !actors.iter().any(|actor| actor.id() == gone) {
+        let Some(actors) = self.actors.current.as_ref().map(RunActors::cells) else { return };
+        if !actors.iter().any(|actor| actor.get_id() == gone) {
             return;
         }
         let Some(run) = self.run.as_mut() else {
             // The next run gets new actors.
-            actors.iter().for_each(AnyActorRef::kill);
+            actors.iter().for_each(ActorCell::kill);
             self.forget_actors();
             return;
         };
@@ -67,10 +69,11 @@ impl SessionActor {
             };
             tracing::error!(session = %self.id, run = %run.id, why, "run_actor_died");
             let [_, accumulator, supervisor] = &actors;
-            let calls_survive = gone == accumulator.id();
-            let replaced =
-                actors.iter().filter(|actor| !(calls_survive && actor.id() == supervisor.id()));
-            replaced.inspect(|actor| actor.kill()).map(AnyActorRef::id).collect()
+            let calls_survive = gone == accumulator.get_id();
+            let replaced = actors
+                .iter()
+                .filter(|actor| !(calls_survive && actor.get_id() == supervisor.get_id()));
+            replaced.inspect(|actor| actor.kill()).map(ActorCell::get_id).collect()
         });
         waiting.remove(&gone);
         if !waiting.is_empty() {

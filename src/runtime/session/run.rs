@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ractor::{ActorCell, ActorId, ActorRef};
 use tokio::sync::oneshot;
 
 use super::SessionActor;
 use crate::config::RunOverrides;
 use crate::journal::SessionLog;
 use crate::record::Seq;
-use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
-use crate::runtime::actor::{self, ActorId, ActorRef, AnyActorRef};
+use crate::runtime::accumulator::{AccumulatorHandler, AccumulatorSetup};
 use crate::runtime::agent::Agent;
 use crate::runtime::error::HostError;
 use crate::runtime::gauge::CountGuard;
@@ -28,8 +28,9 @@ use crate::runtime::references::SessionReferences;
 use crate::runtime::report::{CallReport, Messages, RunReport};
 use crate::runtime::sent_requests::SessionRequests;
 use crate::runtime::snapshot::PendingApproval;
-use crate::runtime::stream::{StreamActor, StreamSetup};
-use crate::runtime::supervisor::{ToolSupervisor, ToolSupervisorSetup};
+use crate::runtime::stream::{StreamHandler, StreamSetup};
+use crate::runtime::supervision::{has_ended, spawn_linked};
+use crate::runtime::supervisor::{ToolSupervisorHandler, ToolSupervisorSetup};
 use crate::runtime::task;
 use crate::runtime::tool_servers::FrozenTools;
 use crate::session::RunResult;
@@ -242,7 +243,7 @@ pub(super) struct RunActors {
 
 impl RunActors {
     /// Spawns the actors as children of the session's actor. A given tool supervisor, which has
-    /// survived its accumulator, is used again.
+    /// survived its accumulator, is used again. Returns `None` if the session's actor is ending.
     fn spawn(
         session: &ActorRef<SessionMessage>,
         epoch: u64,
@@ -251,7 +252,7 @@ impl RunActors {
         host_ref: &HostRef,
         parent: Option<&Arc<ParentCall>>,
         supervisor: Option<ToolSupervisorRef>,
-    ) -> Self {
+    ) -> Option<Self> {
         let host = &host_ref.shared;
         let gauges = &host.gauges;
         let references = Arc::new(SessionReferences {
@@ -266,14 +267,14 @@ impl RunActors {
         });
         let journal = Arc::clone(&host.journal);
         let setup =
-            StreamSetup { session: session.id(), gauges: gauges.clone(), journal, requests };
-        let stream = actor::spawn_child(session, StreamActor::new(setup));
+            StreamSetup { session: session.get_id(), gauges: gauges.clone(), journal, requests };
+        let stream = spawn_linked(session, StreamHandler, setup).ok()?;
         let supervisor = match supervisor {
             Some(supervisor) => supervisor,
             None => {
                 let setup = ToolSupervisorSetup {
                     session: publisher.session().clone(),
-                    session_actor: session.id(),
+                    session_actor: session.get_id(),
                     publisher: publisher.clone(),
                     pool: host.pool.clone(),
                     tool_limiters: host.tool_limiters.clone(),
@@ -283,7 +284,7 @@ impl RunActors {
                     host_ref: host_ref.clone(),
                     parent: parent.cloned(),
                 };
-                actor::spawn_child(session, ToolSupervisor::new(setup))
+                spawn_linked(session, ToolSupervisorHandler, setup).ok()?
             }
         };
         let setup = AccumulatorSetup {
@@ -299,23 +300,23 @@ impl RunActors {
             lag_clock: host.lag_clock.clone(),
             parent: parent.cloned(),
         };
-        let accumulator = actor::spawn_child(session, AccumulatorActor::new(setup));
-        Self { stream, accumulator, supervisor }
+        let accumulator = spawn_linked(session, AccumulatorHandler, setup).ok()?;
+        Some(Self { stream, accumulator, supervisor })
     }
 
     /// Returns the stream actor, the accumulator and the tool supervisor.
-    pub(super) fn any_refs(&self) -> [AnyActorRef; 3] {
-        [self.stream.any_ref(), self.accumulator.any_ref(), self.supervisor.any_ref()]
+    pub(super) fn cells(&self) -> [ActorCell; 3] {
+        [self.stream.get_cell(), self.accumulator.get_cell(), self.supervisor.get_cell()]
     }
 
     /// Returns the tool supervisor if it is alive.
     pub(super) fn living_supervisor(&self) -> Option<ToolSupervisorRef> {
-        (!self.supervisor.has_ended()).then(|| self.supervisor.clone())
+        (!has_ended(&self.supervisor)).then(|| self.supervisor.clone())
     }
 
     /// Returns true if no tool runs, also none that was cancelled.
     pub(super) fn run_no_tool(&self) -> bool {
-        !self.supervisor.has_children()
+        self.supervisor.get_children().is_empty()
     }
 
     /// Ends the stream actor, and the tool supervisor after the last call. Calls that still run are
@@ -323,12 +324,12 @@ impl RunActors {
     /// receives late outcomes until the supervisor has ended.
     fn finish(self) -> Option<(ActorId, AccumulatorRef)> {
         let Self { stream, accumulator, supervisor } = self;
-        stream.stop();
+        stream.stop(None);
         if supervisor.cast(ToolSupervisorMessage::Finish).is_err() {
-            accumulator.stop();
+            accumulator.stop(None);
             return None;
         }
-        Some((supervisor.id(), accumulator))
+        Some((supervisor.get_id(), accumulator))
     }
 }
 
@@ -362,8 +363,8 @@ impl SessionActor {
         let Self { actors: SessionActors { epoch, .. }, log, publisher, host_ref, .. } = &*self;
         let parent = self.session.parent();
         let actors = RunActors::spawn(myself, *epoch, log, publisher, host_ref, parent, supervisor);
-        self.actors.current = Some(actors);
-        self.activity.has_actors.store(true, Ordering::Release);
+        self.activity.has_actors.store(actors.is_some(), Ordering::Release);
+        self.actors.current = actors;
     }
 
     /// Ends the actors of runs. Tools that still run are cancelled and have their grace period; the

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ractor::{ActorId, ActorRef};
 use tokio::time::Instant;
 
 use super::SessionActor;
@@ -13,7 +14,6 @@ use crate::journal::Journal;
 use crate::message::Message;
 use crate::record::{Record, ResponseEnding};
 use crate::response::{ExchangeEnd, ResponseAssembler, ResponseLimits, classify_ending};
-use crate::runtime::actor::{ActorId, ActorRef};
 use crate::runtime::agent::Agent;
 use crate::runtime::error::HostError;
 use crate::runtime::ids;
@@ -75,7 +75,7 @@ impl SessionActor {
                 ..agent.summary_request(messages)
             },
             agent,
-            session: myself.id(),
+            session: myself.get_id(),
             run: run_id,
             turn: self.session.turn(),
             seed: ids::turn_seed(&self.id, self.session.turn()),

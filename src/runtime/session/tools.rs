@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
+use ractor::ActorRef;
+
 use super::SessionActor;
 use crate::event::{Event, ServerToolsChange, ToolListChange, WaitingFor};
-use crate::runtime::actor::ActorRef;
 use crate::runtime::error::HostError;
 use crate::runtime::message::SessionMessage;
 use crate::runtime::task;

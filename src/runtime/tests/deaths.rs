@@ -1,6 +1,7 @@
 //! Tests that kill an actor at a chosen record.
 
-use super::super::actor::AnyActorRef;
+use ractor::ActorCell;
+
 use super::engine::{Engine, entries};
 use super::provider::{Reply, answer_with, calls_to, text};
 use super::recovery::{ACCUMULATOR, SUPERVISOR, actors, kill, refused};
@@ -9,7 +10,7 @@ use crate::record::{Record, StopMode};
 use crate::types::RunEnd;
 
 /// The number of records until the kill, and the actor to kill.
-type Armed = Arc<parking_lot::Mutex<Option<(usize, AnyActorRef)>>>;
+type Armed = Arc<parking_lot::Mutex<Option<(usize, ActorCell)>>>;
 
 /// Returns an engine that kills an actor at the n-th record after it was armed.
 fn trap(armed: &Armed) -> Arc<Engine> {

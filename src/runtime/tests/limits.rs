@@ -183,7 +183,7 @@ pub(super) async fn kill_session_actor(host: &Host, session: &SessionHandle) {
     let shared = Arc::clone(&host.inner.host_ref.shared);
     let id = session.id().clone();
     until("the host has handled the death", move || {
-        shared.awake(&id).is_none_or(|live| live.actor.id() != dead.actor.id())
+        shared.awake(&id).is_none_or(|live| live.actor.get_id() != dead.actor.get_id())
     })
     .await;
 }

@@ -1,6 +1,7 @@
 //! Tests that a run survives the death of any of its actors.
 
-use super::super::actor::AnyActorRef;
+use ractor::ActorCell;
+
 use super::provider::{Reply, answer_with, calls_to, text};
 use super::*;
 use crate::event::Event;
@@ -12,12 +13,12 @@ pub(super) const STREAM: usize = 0;
 pub(super) const ACCUMULATOR: usize = 1;
 pub(super) const SUPERVISOR: usize = 2;
 
-pub(super) async fn run_actors(session: &SessionHandle) -> Option<[AnyActorRef; 3]> {
+pub(super) async fn run_actors(session: &SessionHandle) -> Option<[ActorCell; 3]> {
     let name = |reply| SessionMessage::NameActors { reply };
     session.host_ref.request(session.id(), name).await.unwrap().0
 }
 
-pub(super) async fn actors(session: &SessionHandle) -> [AnyActorRef; 3] {
+pub(super) async fn actors(session: &SessionHandle) -> [ActorCell; 3] {
     run_actors(session).await.expect("a run goes on")
 }
 
@@ -233,7 +234,7 @@ async fn the_death_of_a_tool_actor_ends_only_its_call() {
     })
     .await;
     let supervisor = actors(&session).await[SUPERVISOR].clone();
-    for call in supervisor.children() {
+    for call in supervisor.get_children() {
         call.kill();
     }
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
