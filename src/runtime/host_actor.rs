@@ -115,9 +115,14 @@ impl Actor for HostHandler {
     async fn handle_supervisor_evt(
         &self,
         myself: ActorRef<HostMessage>,
-        event: SupervisionEvent,
+        mut event: SupervisionEvent,
         host: &mut HostActor,
     ) -> Result<(), ActorProcessingErr> {
+        if let SupervisionEvent::ActorTerminated(_, state, _) = &mut event {
+            // Other sessions wait for this actor, and the history of one may be large.
+            let state = state.take();
+            task::detach(async move { drop(state) });
+        }
         if let Some(end) = ChildEnd::from_event(event) {
             host.handle_child_end(&myself, end);
         }

@@ -316,7 +316,8 @@ impl RunActors {
 
     /// Returns true if no tool runs, also none that was cancelled.
     pub(super) fn run_no_tool(&self) -> bool {
-        self.supervisor.get_children().is_empty()
+        // A child that has ended is unlinked after its supervisor has received that.
+        self.supervisor.get_children().iter().all(has_ended)
     }
 
     /// Ends the stream actor, and the tool supervisor after the last call. Calls that still run are
