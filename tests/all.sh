@@ -54,7 +54,7 @@ if [ "${CI:-}" = true ]; then
 fi
 # Without the registries, the tests that need the packages are skipped, except in CI.
 for folder in tests/grafana tests/mcp tests/console; do
-  npm ci --prefix "$folder" --ignore-scripts --no-audit --no-fund --silent || [ "${CI:-}" != true ]
+  npm ci --prefix "$folder" --ignore-scripts --no-audit --no-fund --loglevel error || [ "${CI:-}" != true ]
 done
 # Version 1 and version 2 of the SDK in Python cannot be in one environment.
 for sdk in 1 2; do

@@ -228,7 +228,22 @@ impl Agent {
             Some(chosen) => search_patterns(Arc::clone(chosen), tools_max),
         };
         let mut host_tools = HostToolSet::of(agent_rules);
+        // A tool that the model must call stands in the request, although a search would find it.
+        let forced = match &overrides.tool_choice {
+            Some(ToolChoice::Tool(name)) if host_tools.uses_tool_search => Some(&**name),
+            Some(_) | None => None,
+        };
+        let forced = forced.filter(|name| is_searched(name, &patterns));
+        let patterns: Arc<[ToolPattern]> = match forced {
+            None => patterns,
+            Some(name) => patterns.iter().cloned().chain([ToolPattern::new(name)]).collect(),
+        };
         let (tools, definitions, search_only_tools) = match &chosen {
+            None if forced.is_some() => {
+                let (tools, definitions) = offer(self.callable_tools(), &patterns, host_tools);
+                let search_only = search_only_names(&tools, &patterns, true);
+                (Arc::new(tools), definitions, search_only)
+            }
             None => {
                 let tools = Arc::clone(&self.tools);
                 let definitions = Arc::clone(&self.request_template.tools);
@@ -280,7 +295,8 @@ impl Agent {
                 Arc::make_mut(spec).approval = approval;
             }
         }
-        let changes_tools = overrides.tools.is_some() || overrides.client_tools.is_some();
+        let changes_tools =
+            overrides.tools.is_some() || overrides.client_tools.is_some() || forced.is_some();
         let fixed_tokens = match changes_tools {
             true => agent_rules.system_tokens + tools_tokens(&definitions),
             false => agent_rules.fixed_tokens,
@@ -327,7 +343,11 @@ impl Agent {
             output_retries: self.output_retries,
             loading: self.loading,
             patterns: Arc::clone(&self.patterns),
-            search_patterns: Arc::clone(&self.search_patterns),
+            search_patterns: if forced.is_some() {
+                patterns
+            } else {
+                Arc::clone(&self.search_patterns)
+            },
             hooks: Arc::clone(&self.hooks),
             server_instructions: Arc::clone(&self.server_instructions),
             request_template,

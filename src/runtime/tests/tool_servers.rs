@@ -16,7 +16,7 @@ use crate::telemetry::FeedItem;
 use crate::tool::{
     ServerListing, ServerObserver, ServerState, ServerStatus, ServerToolDefinition, ToolServer,
 };
-use crate::types::RunEnd;
+use crate::types::{RunEnd, ToolChoice};
 
 /// A server of tools that answer with their own names.
 pub(super) struct FakeServer {
@@ -543,6 +543,29 @@ async fn more_named_tools_than_a_request_may_have_are_searched() {
         assert_eq!(offered[1], ["big__tool_7", "own"]);
         nothing_left(&host).await;
     }
+}
+
+#[tokio::test]
+async fn a_tool_that_must_be_called_is_in_the_request_beside_a_search() {
+    let provider = Provider::answering("hello").await;
+    let server = FakeServer::new("files", ServerState::Up, &["read", "write"]);
+    let host = host(&provider, with_servers(&[&server]), |config| {
+        naming(config, "files", &["own", "files__*"]);
+        config.agents.get_mut("default").unwrap().tool_loading = ToolLoading::Search;
+    })
+    .await;
+    let session = session(&host).await;
+    session.run("go").await.unwrap();
+    let mut request = RunRequest::from("go");
+    request.overrides.tool_choice = Some(ToolChoice::Tool("files__read".into()));
+    session.run(request).await.unwrap();
+    let offered = offered(&provider);
+    assert_eq!(offered[0], ["find_tools", "own", "use_tool"]);
+    for (request, offered) in provider.requests().iter().zip(&offered).skip(1) {
+        assert_eq!(*offered, ["files__read", "find_tools", "own", "use_tool"]);
+        assert_eq!(request["tool_choice"]["function"]["name"], "files__read");
+    }
+    nothing_left(&host).await;
 }
 
 #[tokio::test]

@@ -190,12 +190,13 @@ impl TokenSource {
             let replaced = state.replaced_refresh_token.as_ref();
             replaced.filter(|(before, _)| before == given).map_or(given, |(_, token)| token)
         });
-        let refresh_token = refresh_token.map(String::as_str);
-        let answer = self.ask(client_secret.as_deref(), refresh_token).await?;
+        let sent = refresh_token.cloned();
+        let answer = self.ask(client_secret.as_deref(), sent.as_deref()).await?;
         let answer = serde_json::to_value(&answer).map_err(|error| error.to_string())?;
         let text = |name: &str| answer.get(name).and_then(Value::as_str);
+        // Without a new one, the library answers with the one that was sent.
         if let (Some((source, given)), Some(new)) = (given, text("refresh_token"))
-            && new != given
+            && Some(new) != sent.as_deref()
         {
             state.replaced_refresh_token = Some(self.keep_refresh_token(source, given, new).await);
         }
