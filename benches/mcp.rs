@@ -3,7 +3,7 @@
 //! The server is this program again, a process that answers at once. A run makes 50 calls of its tool, one after the
 //! other; the same run with a tool of the program that returns the same text tells what a call costs without a server.
 //! The difference is the cost of the host's part of MCP. CPU time of this process; the server's is not in it.
-#![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
+#![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
 
 #[path = "shared/report.rs"]
 mod report;

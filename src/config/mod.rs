@@ -86,8 +86,9 @@ pub use output::{OutputRequest, Temperature};
 #[doc(hidden)]
 pub use overrides::InvalidOverride;
 pub use overrides::{LimitOverrides, RunOverrides};
+pub use service::Proxy;
 #[doc(hidden)]
-pub use service::{Proxy, SecretSource, ServiceConfig};
+pub use service::{SecretSource, ServiceConfig};
 #[doc(hidden)]
 pub use tool_definition::{
     CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, HttpBody, HttpConfig, HttpMethod,
@@ -99,6 +100,7 @@ pub use tools::{AskedCalls, CallRate, StartPolicy, ToolEffect, ToolOverride};
 
 use crate::types::Secrets;
 use error::KeyLocations;
+#[cfg(feature = "tools")]
 pub(crate) use secrets::with_last_word;
 
 /// The name of the built-in offline model. The file must not define a model of this name.

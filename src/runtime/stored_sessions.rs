@@ -219,9 +219,9 @@ pub(super) async fn check_past_decision(
     key: CallKey,
     decision: ApprovalDecision,
 ) -> Result<(), HostError> {
-    let is_about_call = move |record: &Record| match record {
-        Record::ApprovalAsked { request } => request.call.key == key,
-        record => matches!(record, Record::ApprovalGiven { key: decided, .. } if *decided == key),
+    let is_about_call = move |record: &Record| {
+        matches!(record, Record::ApprovalAsked { request } if request.call.key == key)
+            || matches!(record, Record::ApprovalGiven { key: decided, .. } if *decided == key)
     };
     let entries = session.records_of_turn(key, is_about_call).await?.unwrap_or_default();
     let records = entries.iter().map(|entry| &entry.record);
