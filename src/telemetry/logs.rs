@@ -751,12 +751,12 @@ mod tests {
             assert_eq!(seen, expect);
         };
         check(None, None, "callsheet=info,warn");
-        // The library for MCP logs what servers send.
-        check(None, Some("debug"), "rmcp=warn,debug");
+        // The library for MCP logs what servers send, and that of the actors has a span for each.
+        check(None, Some("debug"), "ractor=warn,rmcp=warn,debug");
         check(Some("callsheet=trace"), None, "callsheet=trace");
-        check(Some("info,rmcp=debug"), None, "rmcp=debug,info");
+        check(Some("info,rmcp=debug"), None, "ractor=warn,rmcp=debug,info");
         check(Some("warn"), Some("debug"), "warn");
-        check(Some(""), Some("debug"), "rmcp=warn,debug");
+        check(Some(""), Some("debug"), "ractor=warn,rmcp=warn,debug");
         let broken = filter(|_| Some("a=b=c".to_owned())).unwrap_err().to_string();
         assert!(
             broken.starts_with("set up logs: CALLSHEET_LOG is not a valid filter: "),
