@@ -34,6 +34,16 @@ impl ServiceConfig {
 }
 
 /// The proxy of HTTP requests. A service on this machine is asked without one.
+///
+/// ```
+/// use callsheet::config::{Config, Proxy};
+///
+/// let text = "[tools.http_get]\nproxy = \"http://proxy.example.com:3128\"\n";
+/// let config = Config::parse(text, "callsheet.toml", &|name| std::env::var(name).ok())?;
+/// let proxy = Proxy::Url("http://proxy.example.com:3128/".to_owned());
+/// assert_eq!(config.tools["http_get"].proxy, proxy);
+/// # Ok::<(), callsheet::config::ConfigErrors>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Proxy {
     /// None, whatever the environment says.
