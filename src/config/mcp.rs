@@ -67,7 +67,7 @@ pub enum McpTransport {
 /// has refused it. No user is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OAuthConfig {
-    /// What is exchanged for a token.
+    /// The credentials that the host gives for a token.
     pub grant: OAuthGrant,
     /// The URL of the token endpoint ([RFC 6749, section 3.2](https://www.rfc-editor.org/rfc/rfc6749#section-3.2)).
     pub token_url: String,
@@ -79,7 +79,7 @@ pub struct OAuthConfig {
     pub scope: Option<String>,
 }
 
-/// What is exchanged for an access token.
+/// The credentials that the host gives for an access token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OAuthGrant {
     /// The credentials of the client ([RFC 6749, section 4.4](https://www.rfc-editor.org/rfc/rfc6749#section-4.4)).

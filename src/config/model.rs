@@ -33,8 +33,8 @@ pub struct ModelConfig {
     pub model: String,
     /// The API key, if the service needs one.
     pub api_key: Option<ApiKey>,
-    /// The file of the key. The host reads it again when it opens connections, and after the service has refused the key;
-    /// it is then used instead of `api_key`.
+    /// The file of the key, which is used instead of `api_key`. The first request 10 s after it was read reads it again,
+    /// and so does a request whose key the service has refused (401).
     pub api_key_file: Option<PathBuf>,
     /// True if responses are streamed. Default: true.
     pub stream: bool,

@@ -78,8 +78,8 @@ impl ChildEnd {
 /// Spawns an actor as a child of its supervisor. Its `pre_start` must not wait.
 ///
 /// The child is linked when this returns, so its supervisor receives every end of it, and it ends with its supervisor.
-/// The actors of [`ractor::ActorRuntime::spawn_linked_instant`] are linked only when a further task has run: until then, a death is
-/// reported to nobody and a supervisor does not know that it has a child.
+/// The actors of [`ractor::ActorRuntime::spawn_linked_instant`] are linked only when a further task has run: if one dies
+/// before, its supervisor does not learn it, and the end of the supervisor does not kill it.
 ///
 /// # Errors
 /// If `pre_start` fails or panics, or if the supervisor is ending.

@@ -382,8 +382,8 @@ impl TokenEndpoint {
 }
 
 /// Reads the answer of a token endpoint, also one that is nearly as the standard says: some write `expires_in` as a
-/// string, and leave `token_type` out. Members that nobody reads are left out. `None` if it is neither a token nor an
-/// error.
+/// string, and leave `token_type` out. Leaves out the members that the library does not read. `None` if it is neither a
+/// token nor an error.
 fn token_answer(body: &[u8]) -> Option<Map<String, Value>> {
     let mut answer: Map<String, Value> = serde_json::from_slice(body).ok()?;
     answer.retain(|name, value| ANSWER_MEMBERS.contains(&name.as_str()) && !value.is_null());
