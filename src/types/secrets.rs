@@ -6,9 +6,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, Input, MatchKind};
+use arc_swap::{ArcSwapOption, Guard};
 use serde_json::{Map, Value};
 
 use super::secret_forms::forms;
@@ -40,14 +41,19 @@ const VALUES_OF_SOURCE_MAX: usize = 8;
 /// - part of a text in base64: both alphabets, each of the three alignments
 #[derive(Clone, Default)]
 pub struct Secrets {
-    known: Arc<RwLock<KnownSecrets>>,
+    shared: Arc<SharedSecrets>,
 }
 
-/// The values of the secrets, and the search for them.
+/// The values of the secrets, and the search for them, which is read without a lock.
 #[derive(Default)]
-struct KnownSecrets {
-    /// `None` if there is no secret.
-    search: Option<Arc<SecretSearch>>,
+struct SharedSecrets {
+    /// Replaced while `values` is locked. `None` if there is no secret.
+    search: ArcSwapOption<SecretSearch>,
+    values: Mutex<SecretValues>,
+}
+
+#[derive(Default)]
+struct SecretValues {
     /// Those that do not change.
     lasting: BTreeSet<String>,
     /// The last values of each source whose value changes, the newest last.
@@ -76,51 +82,47 @@ impl Secrets {
 
     /// Adds secrets that do not change.
     pub fn add<'s>(&self, secrets: impl IntoIterator<Item = &'s str>) {
-        let mut known = self.write();
-        let before = known.lasting.len();
-        known.lasting.extend(secrets.into_iter().map(str::to_owned));
-        if known.lasting.len() != before {
-            known.search = known.new_search();
+        let mut values = self.values();
+        let before = values.lasting.len();
+        values.lasting.extend(secrets.into_iter().map(str::to_owned));
+        if values.lasting.len() != before {
+            self.shared.search.store(values.new_search());
         }
     }
 
     /// Adds the present value of a source whose value changes, such as a file or a token that is renewed. Its last eight
     /// values are replaced.
     pub fn add_value_of(&self, source: &str, value: &str) {
-        let mut known = self.write();
-        let values = known.changing.entry(source.to_owned()).or_default();
-        if values.iter().any(|known| known == value) {
+        let mut values = self.values();
+        let of_source = values.changing.entry(source.to_owned()).or_default();
+        if of_source.iter().any(|known| known == value) {
             return;
         }
-        if values.len() == VALUES_OF_SOURCE_MAX {
-            values.pop_front();
+        if of_source.len() == VALUES_OF_SOURCE_MAX {
+            of_source.pop_front();
         }
-        values.push_back(value.to_owned());
-        known.search = known.new_search();
+        of_source.push_back(value.to_owned());
+        self.shared.search.store(values.new_search());
     }
 
-    fn search(&self) -> Option<Arc<SecretSearch>> {
-        self.read().search.clone()
+    fn search(&self) -> Guard<Option<Arc<SecretSearch>>> {
+        self.shared.search.load()
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, KnownSecrets> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, KnownSecrets> {
-        self.known.write().unwrap_or_else(PoisonError::into_inner)
+    fn values(&self) -> MutexGuard<'_, SecretValues> {
+        self.shared.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns true if there is nothing to replace.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.read().search.is_none()
+        self.search().is_none()
     }
 
     /// Returns the text with [`REDACTED`] in place of each secret.
     #[must_use]
     pub fn redact<'t>(&self, text: &'t str) -> Cow<'t, str> {
-        match self.search().is_some_and(|search| search.matches(text)) {
+        match self.search().as_ref().is_some_and(|search| search.matches(text)) {
             true => Cow::Owned(self.redact_and_trim(text, 0, text.len())),
             false => Cow::Borrowed(text),
         }
@@ -220,7 +222,8 @@ impl Secrets {
     /// contains no secret.
     #[must_use]
     pub fn redact_json(&self, value: &Value) -> Option<Value> {
-        let search = self.search()?;
+        let search = self.search();
+        let search = search.as_ref()?;
         search.matches_json(value).then(|| self.redact_json_value(value))
     }
 
@@ -252,7 +255,8 @@ impl Secrets {
     /// Returns the maximum number of bytes at the end of a text that may begin a secret which goes on after the text.
     #[must_use]
     pub fn begun_at_end(&self, text: &str) -> usize {
-        let Some(search) = self.search() else { return 0 };
+        let search = self.search();
+        let Some(search) = search.as_ref() else { return 0 };
         let bytes = text.as_bytes();
         let earliest = bytes.len().saturating_sub(search.longest - 1);
         let begins_secret = |at: &usize| {
@@ -277,7 +281,7 @@ impl Secrets {
     }
 }
 
-impl KnownSecrets {
+impl SecretValues {
     /// Returns the search for the secrets of at least [`SECRET_BYTES_MIN`] bytes. `None` if there is none.
     fn new_search(&self) -> Option<Arc<SecretSearch>> {
         let secrets = self.lasting.iter().chain(self.changing.values().flatten());
@@ -360,7 +364,7 @@ impl SecretSearch {
 impl PartialEq for Secrets {
     /// Compares the secrets that do not change.
     fn eq(&self, other: &Self) -> bool {
-        let lasting = |secrets: &Self| secrets.read().lasting.clone();
+        let lasting = |secrets: &Self| secrets.values().lasting.clone();
         lasting(self) == lasting(other)
     }
 }
@@ -446,7 +450,7 @@ mod tests {
     fn secrets_are_also_replaced_without_an_automaton() {
         let texts = ["and-more-keys", "secret-keys", "secret-keys-and-more"].map(str::to_owned);
         let secrets = Secrets::default();
-        secrets.write().search = SecretSearch::new(texts.into(), None).map(Arc::new);
+        secrets.shared.search.store(SecretSearch::new(texts.into(), None).map(Arc::new));
         for (text, expected) in [
             ("nothing", "nothing"),
             ("a secret-keys b", "a [redacted] b"),
