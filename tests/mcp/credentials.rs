@@ -105,7 +105,18 @@ async fn answer(
     Json(json!({"jsonrpc": "2.0", "id": message["id"], "result": result})).into_response()
 }
 
+/// The time after which the token endpoint of the mode `slow` sends the answer that it has made.
+const ANSWER_DELAY: Duration = Duration::from_secs(1);
+
 async fn token(State(service): State<Arc<Service>>, headers: HeaderMap, body: String) -> Response {
+    let answer = token_answer(&service, &headers, &body);
+    if service.mode == "slow" {
+        tokio::time::sleep(ANSWER_DELAY).await;
+    }
+    answer
+}
+
+fn token_answer(service: &Service, headers: &HeaderMap, body: &str) -> Response {
     let form = url::form_urlencoded::parse(body.as_bytes()).into_owned();
     let form: Value = form.map(|(name, value)| (name, Value::from(value))).collect();
     let mut state = service.state.lock();
@@ -138,7 +149,7 @@ async fn token(State(service): State<Arc<Service>>, headers: HeaderMap, body: St
         // Without `token_type`, and with a string.
         "string" => json!({"access_token": access, "expires_in": seconds.to_string()}),
         "endless" => json!({"access_token": access, "token_type": "Bearer"}),
-        "rotating" => {
+        "rotating" | "slow" => {
             state.refresh_token = format!("refresh-token-{number}");
             json!({
                 "access_token": access, "token_type": "Bearer", "expires_in": seconds,
@@ -247,6 +258,38 @@ async fn a_refresh_token_that_is_replaced_is_written_to_its_file() {
     assert!(state.token_requests.len() >= 3, "{:?}", state.token_requests);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), state.refresh_token);
     assert_eq!((state.calls.len(), state.refused), (4, 0));
+}
+
+#[tokio::test]
+async fn a_refresh_token_is_written_although_the_attempt_to_connect_that_asked_for_it_has_ended() {
+    let service = Service::start("slow", Duration::from_secs(600)).await;
+    service.state.lock().refresh_token = "refresh-token-first".to_owned();
+    let folder = Folder::new("refresh-token-slow");
+    let file = folder.path.join("refresh-token");
+    std::fs::write(folder.path.join("client-secret"), CLIENT_SECRET).unwrap();
+    std::fs::write(&file, "refresh-token-first").unwrap();
+    let keys = CREDENTIALS
+        .replace("[mcp.test.oauth]", "start_timeout = \"500ms\"\n[mcp.test.oauth]")
+        .replace("client_credentials", "refresh_token")
+        .replace("scope = \"read write\"", "refresh_token_file = \"refresh-token\"");
+    let host = folder.host(&service.text(&keys), &echoing::<20>()).await;
+    let mut outcomes = Vec::new();
+    // The list of a session that has begun without the server stays without its tool.
+    for number in 0..20 {
+        let session = host.open_session(format!("session-{number}").as_str()).await.unwrap();
+        let report = session.run("go").await.unwrap();
+        outcomes.push(result(&report).0.to_owned());
+        if outcomes.last().is_some_and(|outcome| outcome == "success") {
+            break;
+        }
+        tokio::time::sleep(ANSWER_DELAY / 2).await;
+    }
+    assert_eq!(outcomes.first().map(String::as_str), Some("error"), "{outcomes:?}");
+    assert_eq!(outcomes.last().map(String::as_str), Some("success"), "{outcomes:?}");
+    host.shutdown().await;
+    let state = service.state.lock();
+    assert_eq!(state.token_requests.len(), 1);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), state.refresh_token);
 }
 
 #[tokio::test]

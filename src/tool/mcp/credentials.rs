@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
@@ -20,7 +21,7 @@ use crate::types::Secrets;
 /// The secret headers for one server, which all connections to it share.
 pub(super) struct Credentials {
     secret_headers: BTreeMap<String, SecretSource>,
-    tokens: Option<TokenSource>,
+    tokens: Option<Arc<TokenSource>>,
     /// The values that were read last, without a token.
     last_read: Mutex<HeaderMap>,
     secrets: Secrets,
@@ -44,7 +45,7 @@ impl Credentials {
         let tokens = oauth.map(|config| TokenSource::new(config, service, url, secrets));
         Ok(Self {
             secret_headers: service.secret_headers.clone(),
-            tokens: tokens.transpose()?,
+            tokens: tokens.transpose()?.map(Arc::new),
             last_read: Mutex::default(),
             secrets: secrets.clone(),
         })

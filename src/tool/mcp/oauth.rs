@@ -3,7 +3,8 @@
 //!
 //! All connections to a server share its token. It is renewed before it ends: 30 s before, or after half of its time if
 //! that is later. A token that the server refuses is renewed too, unless it is younger than 5 s. After a failure the
-//! endpoint is not asked for 5 s; a token that has not ended is used meanwhile.
+//! endpoint is not asked for 5 s; a token that has not ended is used meanwhile. A renewal runs to its end although its
+//! caller gives up: the authorization server may have replaced the refresh token.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -23,7 +24,7 @@ use rmcp::transport::auth::{
     OAuthHttpClientFuture, OAuthHttpRequest, OAuthTokenResponse, StoredCredentials,
 };
 use serde_json::{Map, Value, json};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::Instant;
 
 use crate::config::{OAuthConfig, OAuthGrant, SecretSource, ServiceConfig};
@@ -66,7 +67,8 @@ pub(super) struct TokenSource {
     /// The URL of the server, for which the tokens are.
     resource: Url,
     endpoint: Arc<TokenEndpoint>,
-    state: Mutex<TokenState>,
+    /// Locked by a renewal until its end.
+    state: Arc<Mutex<TokenState>>,
 }
 
 #[derive(Default)]
@@ -123,42 +125,68 @@ impl TokenSource {
         });
         let mut resource = resource.clone();
         resource.set_fragment(None);
-        Ok(Self { config: config.clone(), resource, endpoint, state: Mutex::default() })
+        Ok(Self { config: config.clone(), resource, endpoint, state: Arc::default() })
     }
 
     /// Returns the value of the header `authorization`. Waits for a new token if there is none, or if it ends soon.
     ///
     /// # Errors
     /// If there is no token, with the reason.
-    pub(super) async fn header(&self) -> Result<HeaderValue, String> {
-        let mut state = self.state.lock().await;
+    pub(super) async fn header(self: &Arc<Self>) -> Result<HeaderValue, String> {
+        let mut state = Arc::clone(&self.state).lock_owned().await;
         if state.token.as_ref().is_none_or(AccessToken::is_due) {
-            self.renew(&mut state).await;
+            let renewed = self.renew(state).await;
+            state = renewed.map_err(|reason| self.no_token(&reason))?;
         }
         match (&state.token, &state.failure) {
             (Some(token), _) if !token.has_ended() => Ok(token.header.clone()),
-            (_, Some((_, reason))) => {
-                Err(format!("no access token from {}: {reason}", self.endpoint.url))
-            }
+            (_, Some((_, reason))) => Err(self.no_token(reason)),
             (_, None) => Err(format!("the access token of {} has ended", self.endpoint.url)),
         }
     }
 
+    fn no_token(&self, reason: &str) -> String {
+        format!("no access token from {}: {reason}", self.endpoint.url)
+    }
+
     /// Renews the token, if the server has refused it.
-    pub(super) async fn renew_after(&self, refused: Option<&HeaderValue>) {
-        let mut state = self.state.lock().await;
+    pub(super) async fn renew_after(self: &Arc<Self>, refused: Option<&HeaderValue>) {
+        let state = Arc::clone(&self.state).lock_owned().await;
         let is_refused = state.token.as_ref().is_some_and(|token| {
             Some(&token.header) == refused && token.received_at.elapsed() >= RENEWAL_PAUSE
         });
-        if is_refused {
-            self.renew(&mut state).await;
+        if is_refused && let Err(reason) = self.renew(state).await {
+            tracing::warn!(url = %self.endpoint.url, reason, "access_token_not_renewed");
         }
     }
 
-    async fn renew(&self, state: &mut TokenState) {
+    /// Renews the token in a task of its own, which goes on if the caller is dropped.
+    ///
+    /// # Errors
+    /// If the task has panicked, or the runtime has ended.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the task ends within the time limits of its requests"
+    )]
+    async fn renew(
+        self: &Arc<Self>,
+        mut state: OwnedMutexGuard<TokenState>,
+    ) -> Result<OwnedMutexGuard<TokenState>, String> {
         if state.failure.as_ref().is_some_and(|(at, _)| at.elapsed() < RENEWAL_PAUSE) {
-            return;
+            return Ok(state);
         }
+        let source = Arc::clone(self);
+        let renewal = tokio::spawn(async move {
+            source.renew_now(&mut state).await;
+            state
+        });
+        renewal.await.map_err(|error| match error.is_panic() {
+            true => "its renewal failed by a bug of the host".to_owned(),
+            false => "the host is shutting down".to_owned(),
+        })
+    }
+
+    async fn renew_now(&self, state: &mut TokenState) {
         match self.request_token(state).await {
             Ok(token) => (state.token, state.failure) = (Some(token), None),
             Err(reason) => {
