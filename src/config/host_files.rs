@@ -1,12 +1,8 @@
 //! The host's own files, which no sandbox contains: the data directory, the configuration, and the lock files of tools.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::{
-    Config, HookKind, JournalEngine, McpTransport, OAuthGrant, ProcessConfig, SecretSource,
-    ToolKind,
-};
+use super::{Config, HookKind, JournalEngine, McpTransport, ProcessConfig, SecretSource, ToolKind};
 
 impl Config {
     /// Returns this configuration, in which every process knows the host's own files.
@@ -32,30 +28,7 @@ impl Config {
 
     /// Returns the files with secrets of models, tools, servers and hooks.
     fn secret_files(&self) -> Vec<PathBuf> {
-        let definitions = self.tools.values().filter_map(|tool| tool.definition.as_ref());
-        let tools = definitions.filter_map(|definition| match &definition.kind {
-            ToolKind::Http(http) => Some(&http.secret_headers),
-            ToolKind::Command(_) | ToolKind::Agent(_) => None,
-        });
-        let hooks = self.hooks.iter().filter_map(|hook| match &hook.kind {
-            HookKind::Http(service) => Some(&service.secret_headers),
-            HookKind::Command { .. } => None,
-        });
-        let servers = self.mcp.values().filter_map(|server| match &server.transport {
-            McpTransport::Http { service, oauth } => Some((service, oauth)),
-            McpTransport::Stdio { .. } => None,
-        });
-        let (services, oauth): (Vec<_>, Vec<_>) = servers.unzip();
-        let services = services.into_iter().map(|service| &service.secret_headers);
-        let headers = tools.chain(hooks).chain(services).flat_map(BTreeMap::values);
-        let oauth = oauth.into_iter().flatten().flat_map(|oauth| {
-            let refresh_token = match &oauth.grant {
-                OAuthGrant::RefreshToken(source) => Some(source),
-                OAuthGrant::ClientCredentials => None,
-            };
-            oauth.client_secret.iter().chain(refresh_token)
-        });
-        let files = headers.chain(oauth).filter_map(|source| match source {
+        let files = self.secret_sources().filter_map(|source| match source {
             SecretSource::File(path) => Some(path.clone()),
             SecretSource::Variable(_) => None,
         });

@@ -37,13 +37,11 @@ impl Config {
         let mut found = FoundSecrets::default();
         for service in services.chain(hook_services) {
             found.add_service(&service.url, &service.headers, &service.proxy);
-            found.add_sources(service.secret_headers.values());
         }
         for definition in definitions {
             match &definition.kind {
                 ToolKind::Http(http) => {
                     found.add_service(&http.url, &http.headers, &http.proxy);
-                    found.add_sources(http.secret_headers.values());
                 }
                 ToolKind::Command(command) => found.add_variables(&command.process),
                 ToolKind::Agent(_) => {}
@@ -54,10 +52,6 @@ impl Config {
                 McpTransport::Stdio { process, .. } => found.add_variables(process),
                 McpTransport::Http { oauth: Some(oauth), .. } => {
                     found.values.extend(url_secrets(&oauth.token_url));
-                    found.add_sources(&oauth.client_secret);
-                    if let OAuthGrant::RefreshToken(source) = &oauth.grant {
-                        found.add_sources([source]);
-                    }
                 }
                 McpTransport::Http { oauth: None, .. } => {}
             }
@@ -70,6 +64,8 @@ impl Config {
         for tool in self.tools.values() {
             found.add_proxy(&tool.proxy);
         }
+        // One that cannot be read now is not a secret yet.
+        found.values.extend(self.secret_sources().filter_map(|source| source.read().ok()));
         found.values.extend(process_secrets(|name| std::env::var(name).ok()));
         let keys = self.models.values().filter_map(|model| model.api_key.as_ref());
         found.values.extend(keys.chain(&self.host.token).map(|key| key.reveal().to_owned()));
@@ -79,6 +75,34 @@ impl Config {
         found.values.extend(headers.map(|(_, value)| value.clone()));
         self.secrets.add(found.values.iter().flat_map(|value| with_last_word(value)));
         self.secrets.clone()
+    }
+
+    /// Returns the places of the secrets of tools, servers and hooks that are read while the host runs.
+    pub(super) fn secret_sources(&self) -> impl Iterator<Item = &SecretSource> {
+        let definitions = self.tools.values().filter_map(|tool| tool.definition.as_ref());
+        let tools = definitions.filter_map(|definition| match &definition.kind {
+            ToolKind::Http(http) => Some(&http.secret_headers),
+            ToolKind::Command(_) | ToolKind::Agent(_) => None,
+        });
+        let hooks = self.hooks.iter().filter_map(|hook| match &hook.kind {
+            HookKind::Http(service) => Some(&service.secret_headers),
+            HookKind::Command { .. } => None,
+        });
+        let servers = self.mcp.values().filter_map(|server| match &server.transport {
+            McpTransport::Http { service, oauth } => Some((service, oauth)),
+            McpTransport::Stdio { .. } => None,
+        });
+        let (services, oauth): (Vec<_>, Vec<_>) = servers.unzip();
+        let services = services.into_iter().map(|service| &service.secret_headers);
+        let headers = tools.chain(hooks).chain(services).flat_map(BTreeMap::values);
+        let oauth = oauth.into_iter().flatten().flat_map(|oauth| {
+            let refresh_token = match &oauth.grant {
+                OAuthGrant::RefreshToken(source) => Some(source),
+                OAuthGrant::ClientCredentials => None,
+            };
+            oauth.client_secret.iter().chain(refresh_token)
+        });
+        headers.chain(oauth)
     }
 }
 
@@ -99,11 +123,6 @@ impl FoundSecrets {
         if let Proxy::Url(url) = proxy {
             self.values.extend(url_secrets(url));
         }
-    }
-
-    /// Adds the present values. One that cannot be read now is not a secret yet.
-    fn add_sources<'s>(&mut self, sources: impl IntoIterator<Item = &'s SecretSource>) {
-        self.values.extend(sources.into_iter().filter_map(|source| source.read().ok()));
     }
 
     fn add_variables(&mut self, process: &ProcessConfig) {
