@@ -221,7 +221,7 @@ async fn results_of_ten_megabytes_are_read_and_longer_ones_are_unknown_at_once()
     assert_eq!((result(&report).0, result(&report).1.len()), ("success", 10_000_000));
     let report = session.run("go").await.unwrap();
     let (status, text) = result(&report);
-    assert!(status == "unknown" && text.contains("more than 16 MiB"), "{status}: {text}");
+    assert!(status == "unknown" && text.contains("more than 16777216 bytes"), "{status}: {text}");
     assert_eq!(result(&session.run("go").await.unwrap()), ("success", "x"));
     // The model reads an excerpt.
     let longest = model.requests().iter().map(|request| format!("{request:?}").len()).max();
@@ -654,7 +654,7 @@ async fn a_line_without_end_costs_its_process_and_no_later_call() {
         if status == "success" {
             break;
         }
-        assert!(text.contains("that did not end within 64 MiB"), "{status}: {text}");
+        assert!(text.contains("that did not end within max_skipped_bytes"), "{status}: {text}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let page = host.metrics_page().unwrap();

@@ -191,6 +191,7 @@ fn load_with_keys(
     let config = Config::parse_with_keys(&text, &name, &env, needs_key);
     let config = config.map_err(CommandError::usage)?;
     telemetry::redact_logs(config.secrets());
+    telemetry::limit_server_logs(config.mcp_limits.max_log_lines_per_second);
     Ok(LoadedConfig { config, file })
 }
 

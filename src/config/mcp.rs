@@ -1,6 +1,6 @@
 //! Servers of the Model Context Protocol: `[mcp.NAME]`.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +8,9 @@ use super::{ProcessConfig, SecretSource, ServiceConfig, ToolOverride, ToolPatter
 
 /// Default of `max_connections`.
 const DEFAULT_MAX_CONNECTIONS: NonZeroUsize = NonZeroUsize::new(100).unwrap();
+
+/// Default of `max_messages_per_second`.
+const DEFAULT_MESSAGES_PER_SECOND: NonZeroU32 = NonZeroU32::new(1_000).unwrap();
 
 /// A server of the Model Context Protocol, whose tools the agents may offer as `NAME__TOOL`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +44,47 @@ pub struct McpConfig {
     pub max_connections: NonZeroUsize,
     /// The policy of all its tools. `[tools.NAME__TOOL]` changes it for one tool.
     pub policy: ToolOverride,
+}
+
+/// The limits of each server of the Model Context Protocol: `[mcp_limits]`. The metric
+/// `callsheet_mcp_limits_reached_total` counts how often a server reaches one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct McpLimits {
+    /// Maximum number of messages a second that are read of those that a server sends without being asked, for each
+    /// connection and event stream. As many more are read at once. Default: 1,000.
+    pub max_messages_per_second: NonZeroU32,
+    /// Maximum size of a line of a program in bytes. A longer one is skipped. Default: 16 MiB.
+    pub max_line_bytes: usize,
+    /// Maximum number of bytes of a longer line that are skipped. If it goes on, or for more than 10 s, the program is
+    /// ended and started again. Default: 64 MiB.
+    pub max_skipped_bytes: usize,
+    /// Maximum number of questions of a call, at most 100. Further ones are declined. Default: 100.
+    pub max_questions: usize,
+    /// Maximum number of tools that are read of a list. Default: 2,000.
+    pub max_tools: usize,
+    /// Maximum number of levels of a tool's definition, at most 120. A tool with a deeper one is left out. Default: 100.
+    pub max_definition_depth: usize,
+    /// The longest wait between failed attempts to connect. The first one is 0.1 s, and doubles. Default: 1 minute.
+    pub max_reconnect_wait: Duration,
+    /// Maximum number of log lines a second of each kind that servers cause. A line with the number of the others
+    /// follows. Only the binary limits its log. Default: 5.
+    pub max_log_lines_per_second: u32,
+}
+
+impl Default for McpLimits {
+    fn default() -> Self {
+        Self {
+            max_messages_per_second: DEFAULT_MESSAGES_PER_SECOND,
+            max_line_bytes: 16 << 20,
+            max_skipped_bytes: 64 << 20,
+            max_questions: 100,
+            max_tools: 2_000,
+            max_definition_depth: 100,
+            max_reconnect_wait: Duration::from_secs(60),
+            max_log_lines_per_second: 5,
+        }
+    }
 }
 
 /// The way to reach a server of the Model Context Protocol.
@@ -161,4 +205,4 @@ pub(super) fn tool_prefix(server: &str) -> String {
     format!("{server}__")
 }
 
-crate::types::impl_with!(McpConfig);
+crate::types::impl_with!(McpConfig, McpLimits);

@@ -76,7 +76,8 @@ pub use limits::Limits;
 pub use limits::OnExcess;
 #[doc(hidden)]
 pub use mcp::{
-    McpConfig, McpHandshake, McpPin, McpShare, McpTransport, McpTrust, OAuthConfig, OAuthGrant,
+    McpConfig, McpHandshake, McpLimits, McpPin, McpShare, McpTransport, McpTrust, OAuthConfig,
+    OAuthGrant,
 };
 #[doc(hidden)]
 pub use model::PromptCache;
@@ -147,6 +148,9 @@ pub struct Config {
     /// Servers of the Model Context Protocol, by name.
     #[doc(hidden)]
     pub mcp: BTreeMap<String, McpConfig>,
+    /// The limits of each of these servers.
+    #[doc(hidden)]
+    pub mcp_limits: McpLimits,
     /// Hooks, in the order in which they are asked.
     #[doc(hidden)]
     pub hooks: Vec<HookConfig>,
@@ -279,6 +283,7 @@ impl Default for Config {
             agents,
             tools: BTreeMap::new(),
             mcp: BTreeMap::new(),
+            mcp_limits: McpLimits::default(),
             hooks: Vec::new(),
             stream: None,
             fast_path: true,

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::io::{self, IsTerminal as _, Write};
 use std::str::FromStr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
@@ -33,7 +34,7 @@ const MCP_MODULE: &str = "callsheet::tool::mcp";
 
 /// Maximum number of lines that each place in the code of [`MCP_LIBRARY`] and [`MCP_MODULE`] logs in
 /// [`SERVER_LINES_PERIOD`], and of bytes of such a line. A server can cause as many and as long ones as it likes.
-const SERVER_LINES_MAX: u32 = 5;
+static SERVER_LINES_MAX: AtomicU32 = AtomicU32::new(5);
 const SERVER_LINES_PERIOD: Duration = Duration::from_secs(1);
 const SERVER_LINE_BYTES_MAX: usize = 2 << 10;
 
@@ -83,7 +84,7 @@ pub enum LogsError {
 }
 
 /// Sends the log of the process to stderr. Of lines that MCP servers cause, each place in the code logs at most 5 a
-/// second, of at most 2 KiB; a line `mcp_log_lines_dropped` says how many were left out. The filter is `CALLSHEET_LOG`, or else `RUST_LOG`, or else
+/// second ([`limit_server_logs`]), of at most 2 KiB; a line `mcp_log_lines_dropped` says how many were left out. The filter is `CALLSHEET_LOG`, or else `RUST_LOG`, or else
 /// `warn,callsheet=info`. Lines of the library for MCP below `warn` need a filter that names it, such as
 /// `info,rmcp=debug`: they hold what servers send. So do the spans of the library of the actors (`ractor`), which begin
 /// every line within an actor. Lines are coloured on a terminal, unless `NO_COLOR` is set.
@@ -104,6 +105,11 @@ pub fn init_logs(format: LogFormat) -> Result<(), LogsError> {
 pub fn redact_logs(secrets: Secrets) {
     // The binary loads one configuration. Only tests load more in one process.
     let _ = SECRETS.set(secrets);
+}
+
+/// Sets the number of lines a second that each place in the code logs of those which MCP servers cause.
+pub fn limit_server_logs(lines_per_second: u32) {
+    SERVER_LINES_MAX.store(lines_per_second, Ordering::Relaxed);
 }
 
 /// Writes log lines, and limits those that MCP servers cause.
@@ -130,7 +136,7 @@ impl LinesOfPlace {
             (self.began, self.lines) = (now, 0);
         }
         self.lines += 1;
-        if self.lines > SERVER_LINES_MAX {
+        if self.lines > SERVER_LINES_MAX.load(Ordering::Relaxed) {
             self.dropped += 1;
             return None;
         }

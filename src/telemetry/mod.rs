@@ -45,7 +45,7 @@ pub use feed::{
 pub use host_telemetry::Telemetry;
 pub use live_hooks::{LiveHook, RegisteredLiveHooks};
 #[cfg(feature = "cli")]
-pub use log_output::{LogFormat, LogsError, init_logs, redact_logs};
+pub use log_output::{LogFormat, LogsError, init_logs, limit_server_logs, redact_logs};
 pub use metric_table::{HostMetrics, SharedRecorder, histogram_bounds};
 pub use metrics::{Metrics, PrefixBreakMetrics};
 pub use metrics_options::MetricsOptions;

@@ -9,7 +9,9 @@ use super::mcp::McpServer;
 use super::{AgentTool, RegisteredHook, RegisteredKind, ToolRegistry};
 #[cfg(not(all(feature = "mcp", target_os = "linux")))]
 use crate::config::McpTransport;
-use crate::config::{CommandConfig, Config, ConfigErrors, ConfiguredTool, McpConfig, ToolKind};
+use crate::config::{
+    CommandConfig, Config, ConfigErrors, ConfiguredTool, McpConfig, McpLimits, ToolKind,
+};
 use crate::types::Secrets;
 
 impl ToolRegistry {
@@ -62,7 +64,7 @@ impl ToolRegistry {
         }
         for (name, server) in &config.mcp {
             if let Err(DefinitionError { key, message }) =
-                self.register_server(name, server, &secrets)
+                self.register_server(name, server, config.mcp_limits, &secrets)
             {
                 errors.push(config.mcp_error(name, &key, message));
             }
@@ -96,9 +98,10 @@ impl ToolRegistry {
         &mut self,
         name: &str,
         server: &McpConfig,
+        limits: McpLimits,
         secrets: &Secrets,
     ) -> Result<(), DefinitionError> {
-        self.add_server(McpServer::new(name, server, secrets)?);
+        self.add_server(McpServer::new(name, server, limits, secrets)?);
         Ok(())
     }
 
@@ -107,6 +110,7 @@ impl ToolRegistry {
         &mut self,
         _: &str,
         server: &McpConfig,
+        _: McpLimits,
         _: &Secrets,
     ) -> Result<(), DefinitionError> {
         let key =

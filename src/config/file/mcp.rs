@@ -1,12 +1,14 @@
 //! Reads `[mcp.NAME]` of the configuration file into [`McpConfig`]. Errors are collected in the section.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::time::Duration;
 
 use super::process::{EnvLookup, command, env_value, secret_source, service};
 use super::source::Section;
 use super::values;
 use crate::config::mcp::{
-    McpConfig, McpHandshake, McpPin, McpShare, McpTransport, McpTrust, OAuthConfig, OAuthGrant,
+    McpConfig, McpHandshake, McpLimits, McpPin, McpShare, McpTransport, McpTrust, OAuthConfig,
+    OAuthGrant,
 };
 use crate::config::{ProcessConfig, SecretSource, ToolOverride, ToolPattern};
 
@@ -91,6 +93,43 @@ impl McpConfig {
         config.policy = ToolOverride::read_policy(section);
         section.report_unknown_keys();
         config
+    }
+}
+
+/// Bounds of the longest wait between attempts to connect.
+const RECONNECT_WAIT_MIN: Duration = Duration::from_millis(100);
+const RECONNECT_WAIT_MAX: Duration = Duration::from_secs(3_600);
+
+impl McpLimits {
+    pub(super) fn read(section: &Section<'_, '_>) -> Self {
+        let mut limits = Self::default();
+        let bounds = (1, 1_000_000);
+        let messages =
+            section.read("max_messages_per_second", |value| values::within(value, bounds));
+        if let Some(messages) = messages.and_then(NonZeroU32::new) {
+            limits.max_messages_per_second = messages;
+        }
+        let numbers = [
+            ("max_line_bytes", &mut limits.max_line_bytes, (64 << 10, 1 << 30)),
+            ("max_skipped_bytes", &mut limits.max_skipped_bytes, (64 << 10, 1 << 40)),
+            ("max_questions", &mut limits.max_questions, (1, 100)),
+            ("max_tools", &mut limits.max_tools, (1, 100_000)),
+            ("max_definition_depth", &mut limits.max_definition_depth, (10, 120)),
+        ];
+        for (key, number, bounds) in numbers {
+            *number = section.read(key, |value| values::within(value, bounds)).unwrap_or(*number);
+        }
+        let wait = section.read("max_reconnect_wait", |value| {
+            let wait = values::duration(value)?;
+            let is_within = (RECONNECT_WAIT_MIN..=RECONNECT_WAIT_MAX).contains(&wait);
+            is_within.then_some(wait).ok_or_else(|| "must be from \"100ms\" to \"1h\"".to_owned())
+        });
+        limits.max_reconnect_wait = wait.unwrap_or(limits.max_reconnect_wait);
+        let lines =
+            section.read("max_log_lines_per_second", |value| values::within(value, (1, 10_000)));
+        limits.max_log_lines_per_second = lines.unwrap_or(limits.max_log_lines_per_second);
+        section.report_unknown_keys();
+        limits
     }
 }
 
@@ -253,6 +292,44 @@ secret_headers = { authorization = "SET" }
     }
 
     #[test]
+    fn the_limits_of_servers_are_read_and_bounded() {
+        let text = "[mcp_limits]\nmax_messages_per_second = 10\nmax_line_bytes = 65536\n\
+             max_skipped_bytes = 70000\nmax_questions = 3\nmax_tools = 20\nmax_definition_depth = 30\n\
+             max_reconnect_wait = \"5s\"\nmax_log_lines_per_second = 1\n";
+        let expected = McpLimits {
+            max_messages_per_second: NonZeroU32::new(10).unwrap(),
+            max_line_bytes: 65_536,
+            max_skipped_bytes: 70_000,
+            max_questions: 3,
+            max_tools: 20,
+            max_definition_depth: 30,
+            max_reconnect_wait: Duration::from_secs(5),
+            max_log_lines_per_second: 1,
+        };
+        assert_eq!(parse(text).unwrap().mcp_limits, expected);
+        assert_eq!(parse("").unwrap().mcp_limits, McpLimits::default());
+        for (text, expected) in [
+            (
+                "max_messages_per_second = 0",
+                "max_messages_per_second: must be from 1 to 1000000, and is 0",
+            ),
+            (
+                "max_line_bytes = 100",
+                "max_line_bytes: must be from 65536 to 1073741824, and is 100",
+            ),
+            ("max_questions = 101", "max_questions: must be from 1 to 100, and is 101"),
+            (
+                "max_definition_depth = 121",
+                "max_definition_depth: must be from 10 to 120, and is 121",
+            ),
+            ("max_reconnect_wait = \"2h\"", "max_reconnect_wait: must be from \"100ms\" to \"1h\""),
+        ] {
+            let expected = format!("etc/callsheet.toml:2: mcp_limits.{expected}");
+            assert_eq!(parse(&format!("[mcp_limits]\n{text}")).unwrap_err(), expected);
+        }
+    }
+
+    #[test]
     fn errors_about_a_server_have_line_and_remedy() {
         for (text, expected) in [
             (
@@ -280,6 +357,11 @@ secret_headers = { authorization = "SET" }
             (
                 "[mcp.a]\nurl_env = \"UNSET\"",
                 "2: mcp.a.url_env: the environment variable UNSET is not set or is blank: set it before the host starts",
+            ),
+            (
+                "[mcp.a]\nurl = \"http://a\"\n[mcp.a.oauth]\ngrant = \"client_credentials\"\n\
+                 token_url = \"http://b\"\nclient_secret_env = \"SET\"",
+                "3: mcp.a.oauth.client_id: is missing",
             ),
             (
                 "[mcp.a]\nurl = \"http://a\"\nurl_env = \"SET\"",

@@ -19,8 +19,8 @@ use std::collections::BTreeMap;
 
 use super::{
     AgentConfig, BaseUrl, Config, ConfigErrors, ConsoleConfig, DEFAULT_AGENT, FAST_PATH_ENV,
-    HookConfig, HostConfig, JournalConfig, MULTI_TOOL_CALLS_ENV, McpConfig, ModelConfig, REHEARSAL,
-    STREAM_ENV, ToolOverride,
+    HookConfig, HostConfig, JournalConfig, MULTI_TOOL_CALLS_ENV, McpConfig, McpLimits, ModelConfig,
+    REHEARSAL, STREAM_ENV, ToolOverride,
 };
 use crate::types::Secrets;
 use source::ConfigSource;
@@ -107,6 +107,7 @@ impl Config {
                 (name, server)
             })
             .collect();
+        let mcp_limits = McpLimits::read(&root.table("mcp_limits"));
         let hooks = root
             .table_list("hooks")
             .into_iter()
@@ -138,6 +139,7 @@ impl Config {
             agents,
             tools,
             mcp,
+            mcp_limits,
             hooks,
             stream,
             fast_path,

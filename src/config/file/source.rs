@@ -192,6 +192,7 @@ impl<'s, 't> Section<'s, 't> {
     /// for another value.
     pub(super) fn table(&self, key: &'static str) -> Self {
         let table = self.value(key).and_then(|value| {
+            self.source.record_line(&self.key(key), value.span().start);
             let table = value.get_ref().as_table();
             if table.is_none() {
                 let message = values::wrong_type("a table", value.get_ref());

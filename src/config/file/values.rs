@@ -1,5 +1,6 @@
 //! Parsers of single TOML values, and checks of names. Errors are messages without the key.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use toml::de::DeValue;
@@ -49,6 +50,18 @@ pub(super) fn positive<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
         0 => Err("must be at least 1".to_owned()),
         _ => unsigned(value),
     }
+}
+
+/// Parses a whole number within these bounds.
+pub(super) fn within<T>(value: &DeValue<'_>, (least, most): (T, T)) -> Parsed<T>
+where
+    T: TryFrom<u64> + PartialOrd + Display + Copy,
+{
+    let number = unsigned(value)?;
+    if (least..=most).contains(&number) {
+        return Ok(number);
+    }
+    Err(format!("must be from {least} to {most}, and is {number}"))
 }
 
 /// Parses a whole number. Returns `None` for 0, which means no limit.

@@ -1,12 +1,11 @@
-//! The budget of a process, or of an event stream, for what the server sends without being asked: 1,000 messages a
-//! second, and 1,000 more at once. A line of more than 64 KiB counts as several. An answer to a request of the host costs nothing.
+//! The budget of a process, or of an event stream, for what the server sends without being asked:
+//! `max_messages_per_second`, and as many more at once. A line of more than 64 KiB counts as several. An answer to a
+//! request of the host costs nothing.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use tokio::time::Instant;
-
-/// The time for which a message uses the budget.
-const MESSAGE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The time for which the budget may be used up in advance.
 const BURST: Duration = Duration::from_secs(1);
@@ -15,8 +14,10 @@ const BURST: Duration = Duration::from_secs(1);
 const MESSAGE_BYTES: usize = 64 << 10;
 
 /// The budget of one connection.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct MessageBudget {
+    /// The time for which a message uses the budget.
+    message_interval: Duration,
     /// The time until which the budget is used up.
     used_until: Option<Instant>,
     /// The number of requests whose answers have not arrived.
@@ -24,6 +25,11 @@ pub(super) struct MessageBudget {
 }
 
 impl MessageBudget {
+    pub(super) fn new(messages_per_second: NonZeroU32) -> Self {
+        let message_interval = Duration::from_secs(1) / messages_per_second.get();
+        Self { message_interval, used_until: None, awaited_answers: 0 }
+    }
+
     /// Returns the time at which the next message may be read. `None`: now.
     pub(super) fn next_read(&self) -> Option<Instant> {
         let next = self.used_until?.checked_sub(BURST)?;
@@ -35,7 +41,7 @@ impl MessageBudget {
         let messages = u32::try_from(1 + bytes / MESSAGE_BYTES).unwrap_or(u32::MAX);
         let now = Instant::now();
         let from = self.used_until.map_or(now, |until| until.max(now));
-        self.used_until = from.checked_add(MESSAGE_INTERVAL.saturating_mul(messages));
+        self.used_until = from.checked_add(self.message_interval.saturating_mul(messages));
     }
 
     /// Notes that a request was sent.
@@ -57,7 +63,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_thousand_messages_come_at_once_and_a_thousand_each_second() {
-        let (mut budget, began) = (MessageBudget::default(), Instant::now());
+        let (mut budget, began) =
+            (MessageBudget::new(NonZeroU32::new(1_000).unwrap()), Instant::now());
         for read in 0..=3_000 {
             if let Some(next) = budget.next_read() {
                 assert!(read > 1_000, "{read}");

@@ -183,10 +183,14 @@ impl McpTool {
                 // The answers could not be sent any more.
                 break;
             }
-            if !input.has_questions() && !wait_before_retry(round, context).await {
+            if input.question_count() == 0 && !wait_before_retry(round, context).await {
                 return Err(cancelled());
             }
-            let responses = input.responses(asker).await?;
+            let questions_max = connection.limits.max_questions;
+            if input.question_count() > questions_max {
+                connection.limit_reached("questions");
+            }
+            let responses = input.responses(asker, questions_max).await?;
             if context.is_cancelled() {
                 self.cancel_questions(connection, context, &input).await;
                 return Err(cancelled());

@@ -1,4 +1,4 @@
-//! One connection to a server: its start, its end, and its list of tools, of which at most 2,000 tools in 200 pages
+//! One connection to a server: its start, its end, and its list of tools, of which at most `max_tools` in 200 pages
 //! are read. An event stream that broke is continued by at most five attempts, the first after 200 ms. A process has
 //! 2 s to end after the end of its input, and 2 s more after `SIGTERM`.
 
@@ -29,6 +29,7 @@ use rmcp::transport::{StreamableHttpClientTransport, Transport};
 use serde_json::Value;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::budget::MessageBudget;
 use super::credentials::Credentials;
 use super::discover::AnsweredTransport;
 use super::http::{ObservedHttpClient, redirects};
@@ -44,8 +45,7 @@ use crate::tool::http::HttpClient;
 use crate::tool::http_request::{check_headers, service_client};
 use crate::types::{Secrets, excerpt};
 
-/// Maximum number of tools that are read, and of pages in which they come.
-const TOOLS_MAX: usize = 2_000;
+/// Maximum number of pages of a list that are read.
 const PAGES_MAX: usize = 200;
 
 /// Time limit for the end of a process after its input has ended, and again after `SIGTERM`.
@@ -215,7 +215,8 @@ async fn connect_process(
     let secrets = handler.shared.secrets.clone();
     let error_output = Arc::new(Mutex::new(ErrorOutput::default()));
     handler.shared.started.lock().push(Arc::clone(&error_output));
-    let reader = spawn(keep_error_output(process.stderr, Arc::clone(&error_output)));
+    let budget = MessageBudget::new(handler.shared.limits.max_messages_per_second);
+    let reader = spawn(keep_error_output(process.stderr, budget, Arc::clone(&error_output)));
     let (shared, calls) = (Arc::clone(&handler.shared), Arc::clone(&handler.calls));
     let pipes = (process.stdout, process.stdin);
     let transport = StdioTransport::new(pipes, shared, Arc::clone(&calls));
@@ -443,11 +444,14 @@ pub(super) struct RawToolList {
     pub(super) has_resources: bool,
 }
 
-/// Lists the tools, page after page.
+/// Lists at most `tools_max` tools, page after page.
 ///
 /// # Errors
 /// A human-readable reason.
-pub(super) async fn list_tools(connection: &OpenConnection) -> Result<RawToolList, String> {
+pub(super) async fn list_tools(
+    connection: &OpenConnection,
+    tools_max: usize,
+) -> Result<RawToolList, String> {
     let OpenConnection { peer, calls } = connection;
     let (mut tools, mut dropped) = (Vec::new(), Vec::new());
     let (mut cursor, mut pages) = (None::<String>, 0);
@@ -478,9 +482,9 @@ pub(super) async fn list_tools(connection: &OpenConnection) -> Result<RawToolLis
         pages += 1;
         let next = answer["nextCursor"].as_str().map(str::to_owned);
         // A repeated cursor would never end.
-        if next.is_none() || next == cursor || pages == PAGES_MAX || tools.len() >= TOOLS_MAX {
-            let is_cut = tools.len() > TOOLS_MAX || (next.is_some() && next != cursor);
-            tools.truncate(TOOLS_MAX);
+        if next.is_none() || next == cursor || pages == PAGES_MAX || tools.len() >= tools_max {
+            let is_cut = tools.len() > tools_max || (next.is_some() && next != cursor);
+            tools.truncate(tools_max);
             let info = peer.peer_info();
             return Ok(RawToolList {
                 tools,
@@ -653,7 +657,7 @@ impl Handler {
             }
         };
         tokio::select! {
-            result = call.ask(params) => match result {
+            result = call.ask(params, self.shared.limits.max_questions) => match result {
                 Some(result) => result
                     .map_err(|error| ErrorData::invalid_params(error.message().to_owned(), None)),
                 None => {

@@ -303,7 +303,8 @@ impl StreamableHttpClient for ObservedHttpClient {
 
 /// Limits the events of a stream to its [budget](MessageBudget), and raises a shorter `retry` to [`RETRY_MS_MIN`].
 fn with_limits(events: BoxedSseResponse, shared: Arc<LogicalConnection>) -> BoxedSseResponse {
-    let state = (events, MessageBudget::default(), shared);
+    let budget = MessageBudget::new(shared.limits.max_messages_per_second);
+    let state = (events, budget, shared);
     let limited = stream::unfold(state, async |(mut events, mut budget, shared)| {
         if let Some(next) = budget.next_read() {
             shared.limit_reached("messages");

@@ -26,10 +26,6 @@ const INSTRUCTIONS_CHARS_MAX: usize = 2_048;
 /// The name of the instructions in a list of tools.
 const INSTRUCTIONS: &str = "(instructions)";
 
-/// Maximum number of levels of a tool's definition. Of a message, more levels are read (`incoming.rs`), so that a deeper
-/// definition is seen whole or left out.
-const DEFINITION_DEPTH_MAX: usize = 100;
-
 /// Maximum number of characters of a tool's name in a message.
 const QUOTED_NAME_CHARS_MAX: usize = 64;
 
@@ -58,11 +54,13 @@ pub(super) struct Pins {
 }
 
 /// Makes the list of a server's tools. A tool that cannot be offered goes to `left_out` with the reason; the others
-/// are still offered. A tool that the filter does not admit is skipped.
+/// are still offered. A tool that the filter does not admit is skipped. `depth_max` is the maximum number of levels of a
+/// definition. Of a message, more levels are read (`incoming.rs`), so that a deeper definition is seen whole or left out.
 pub(super) fn listing(
     server: &str,
     tools: &[Value],
     filter: &ToolFilter,
+    depth_max: usize,
     pins: Option<&Pins>,
 ) -> ServerListing {
     let (mut offered, mut left_out, mut warnings) = (BTreeMap::new(), Vec::new(), Vec::new());
@@ -75,7 +73,7 @@ pub(super) fn listing(
             continue;
         }
         let own_name = name.to_owned();
-        match parse_definition(server, name, tool) {
+        match parse_definition(server, name, tool, depth_max) {
             Ok(tool) if offered.contains_key(&tool.name) => {
                 left_out.push((own_name, "another tool of the server has its name".to_owned()));
             }
@@ -176,14 +174,13 @@ fn parse_definition(
     server: &str,
     name: &str,
     tool: &Value,
+    depth_max: usize,
 ) -> Result<ServerToolDefinition, String> {
     if needs_task(tool) {
         return Err("it can only run as a task, which the host does not offer".to_owned());
     }
-    if is_deeper(tool, DEFINITION_DEPTH_MAX) {
-        let reason =
-            format!("its definition is nested more than {DEFINITION_DEPTH_MAX} levels deep");
-        return Err(reason);
+    if is_deeper(tool, depth_max) {
+        return Err(format!("its definition is nested more than {depth_max} levels deep"));
     }
     let input_schema = match tool.get("inputSchema") {
         Some(schema @ Value::Object(_)) => schema.clone(),
@@ -210,7 +207,7 @@ fn parse_definition(
 }
 
 /// Returns whether a value has more than this number of levels of arrays and objects.
-fn is_deeper(value: &Value, levels: usize) -> bool {
+pub(super) fn is_deeper(value: &Value, levels: usize) -> bool {
     match value {
         Value::Array(items) => levels == 0 || items.iter().any(|item| is_deeper(item, levels - 1)),
         Value::Object(members) => {
@@ -226,6 +223,17 @@ mod tests {
 
     use super::*;
     use crate::tool::ToolLock;
+
+    const DEFINITION_DEPTH_MAX: usize = 100;
+
+    fn listing(
+        server: &str,
+        tools: &[Value],
+        filter: &ToolFilter,
+        pins: Option<&Pins>,
+    ) -> ServerListing {
+        super::listing(server, tools, filter, DEFINITION_DEPTH_MAX, pins)
+    }
 
     fn filter(tools: &[&str], exclude: &[&str]) -> ToolFilter {
         let patterns = |texts: &[&str]| texts.iter().map(|text| ToolPattern::new(*text)).collect();

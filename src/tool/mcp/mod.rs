@@ -72,14 +72,14 @@ use super::server::{
     ServerListing, ServerObserver, ServerState, ServerStatus, ServerToolDefinition, ToolServer,
 };
 use super::{LOCK_FILE, ParsedSchema, Tool, ToolLock, ToolSpec};
-use crate::config::{McpConfig, McpPin, McpShare, McpTransport, McpTrust};
+use crate::config::{McpConfig, McpLimits, McpPin, McpShare, McpTransport, McpTrust};
 use crate::types::{Secrets, SessionId, excerpt, sha256_hex};
 use call::McpTool;
 use connection::{ConnectError, Connection, Endpoint, RawToolList, close_when_drained, list_tools};
 use list_pause::ListPause;
 use listing::{
-    Pins, ToolFilter, add_instructions, listing, refused_tools, shorten_names, unmatched_patterns,
-    wrong_headers,
+    Pins, ToolFilter, add_instructions, is_deeper, listing, refused_tools, shorten_names,
+    unmatched_patterns, wrong_headers,
 };
 use reconnect::Reconnect;
 use shared::{
@@ -119,6 +119,7 @@ pub(super) struct McpServer {
 struct Definition {
     name: String,
     config: McpConfig,
+    limits: McpLimits,
     endpoint: Endpoint,
     filter: ToolFilter,
     pins: Option<Pins>,
@@ -180,6 +181,7 @@ impl McpServer {
     pub(super) fn new(
         name: &str,
         config: &McpConfig,
+        limits: McpLimits,
         secrets: &Secrets,
     ) -> Result<Arc<Self>, DefinitionError> {
         let definition = Definition {
@@ -188,6 +190,7 @@ impl McpServer {
             pins: pins(name, config)?,
             filter: ToolFilter { tools: config.tools.clone(), exclude: config.exclude.clone() },
             config: config.clone(),
+            limits,
             startup: Mutex::default(),
             secrets: secrets.clone(),
         };
@@ -206,8 +209,8 @@ impl McpServer {
         session: Option<SessionId>,
     ) -> Self {
         let status = ServerStatus { state: ServerState::Starting, listing: None };
-        let secrets = definition.secrets.clone();
-        let shared = LogicalConnection { secrets, ..LogicalConnection::default() };
+        let (limits, secrets) = (definition.limits, definition.secrets.clone());
+        let shared = LogicalConnection { limits, secrets, ..LogicalConnection::default() };
         Self {
             definition,
             status: watch::Sender::new(Arc::new(status)),
@@ -277,8 +280,12 @@ impl McpServer {
 
     /// Makes the list of tools. With `pin = "require"`, calls of those that it leaves out are refused from now on.
     fn listing(&self, listed: &RawToolList) -> ServerListing {
-        let Definition { name, filter, pins, config, .. } = &*self.definition;
-        let mut listing = listing(name, &listed.tools, filter, pins.as_ref());
+        let Definition { name, filter, pins, config, limits, .. } = &*self.definition;
+        let depth_max = limits.max_definition_depth;
+        if listed.tools.iter().any(|tool| is_deeper(tool, depth_max)) {
+            self.shared.limit_reached("definition_depth");
+        }
+        let mut listing = listing(name, &listed.tools, filter, depth_max, pins.as_ref());
         listing.left_out.extend(wrong_headers(&listed.dropped, filter));
         if pins.as_ref().is_some_and(|pins| pins.required) {
             *self.shared.refused.lock() = refused_tools(&listing);
@@ -289,6 +296,7 @@ impl McpServer {
         shorten_names(&mut listing);
         listing.left_out.extend(unmatched_patterns(&listed.tools, &listed.dropped, filter));
         if listed.is_cut {
+            self.shared.limit_reached("tools");
             let read = listed.tools.len();
             let reason = format!("the list goes on, but only its first {read} tools are read");
             listing.left_out.push(("(more tools)".to_owned(), reason));
@@ -298,7 +306,7 @@ impl McpServer {
 
     /// Lists the tools. Replaces secrets, which the server may repeat in a description.
     async fn list_tools(&self, connection: &OpenConnection) -> Result<RawToolList, String> {
-        let list = list_tools(connection);
+        let list = list_tools(connection, self.definition.limits.max_tools);
         let mut listed = self.shared.observe("tools/list", list, |_| "failed").await?;
         let secrets = &self.definition.secrets;
         for tool in &mut listed.tools {
@@ -450,6 +458,7 @@ impl McpServer {
     /// about the futures in it.
     fn keep_connected<'a>(&'a self, stop: &'a CancellationToken) -> BoxFuture<'a, ()> {
         Box::pin(async move {
+            let wait_max = self.definition.limits.max_reconnect_wait;
             let mut reconnect = Reconnect::default();
             let mut draining: Vec<AbortOnDropHandle<()>> = Vec::new();
             while !stop.is_cancelled() {
@@ -463,7 +472,10 @@ impl McpServer {
                 }
                 let reason = self.redacted_reason(&end.reason);
                 self.shared.down.lock().clone_from(&reason);
-                let wait = reconnect.handle_end(connected.map(|since| since.elapsed()));
+                let wait = reconnect.handle_end(connected.map(|since| since.elapsed()), wait_max);
+                if wait == wait_max {
+                    self.shared.limit_reached("reconnects");
+                }
                 match &end.lost {
                     Some(_) => tracing::info!(server = self.definition.name, "mcp_session_lost"),
                     None => self.set_status(ServerState::Down(reason), None),

@@ -5,7 +5,7 @@
 //! does not name the call. Over HTTP it is the call whose event stream carries the question. Otherwise (a process, or
 //! another event stream) it is the call that was sent last. If calls of several sessions run, the question is then
 //! declined, so that no session receives the question of another one. A call is sent at most 16 times, the first time
-//! included. It asks one question at a time, and 100 in all: others are declined at once.
+//! included. It asks one question at a time, and `max_questions` in all: others are declined at once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,9 +18,6 @@ use crate::types::Secrets;
 
 /// Maximum number of times that one call is sent, the first time included.
 pub(super) const ROUNDS_MAX: usize = 16;
-
-/// Maximum number of questions of one call, as of every tool.
-pub(super) const QUESTIONS_MAX: usize = 100;
 
 /// The method of a question.
 pub(super) const ELICIT: &str = "elicitation/create";
@@ -47,24 +44,25 @@ impl InputRequired {
         })
     }
 
-    /// Returns whether the server asks anything. If not, it only asks that the call is sent again.
-    pub(super) fn has_questions(&self) -> bool {
-        !self.requests.is_empty()
+    /// Returns the number of questions. If there are none, the server only asks that the call is sent again.
+    pub(super) fn question_count(&self) -> usize {
+        self.requests.len()
     }
 
-    /// Asks the questions one after the other. Returns the responses by key. The list of roots is empty.
+    /// Asks the questions one after the other, at most `questions_max`; declines the others. Returns the responses by key. The list of roots is empty.
     ///
     /// # Errors
     /// If a question is not valid, or the server asks for something else.
     pub(super) async fn responses(
         &self,
         asker: &Asker,
+        questions_max: usize,
     ) -> Result<BTreeMap<String, Value>, ToolError> {
         let mut responses = BTreeMap::new();
         for (at, (key, request)) in self.requests.iter().enumerate() {
             let method = request["method"].as_str().unwrap_or_default();
             let response = match method {
-                ELICIT if at >= QUESTIONS_MAX => decline(),
+                ELICIT if at >= questions_max => decline(),
                 ELICIT => asker.ask(&request["params"]).await?,
                 "roots/list" => json!({ "roots": [] }),
                 _ => {

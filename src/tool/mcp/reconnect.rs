@@ -1,12 +1,11 @@
 //! Reconnect: the backoff between attempts to connect to a server. At once after a connection of 10 s or more; else
-//! 0.1 s, doubled each time, up to 60 s after a failed attempt and 2 s after a short connection.
+//! 0.1 s, doubled each time, up to `max_reconnect_wait` after a failed attempt and 2 s after a short connection.
 
 use std::time::Duration;
 
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 
-/// The longest wait after failed attempts, and after connections that ended soon.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// The longest wait after connections that ended soon.
 const LONGEST_WAIT_CONNECTED: Duration = Duration::from_secs(2);
 
 /// A connection of at least this duration was stable.
@@ -22,15 +21,19 @@ impl Reconnect {
     /// Handles the end of a connection that lasted for `connected`, or a failed attempt to connect (`None`).
     /// Returns the wait before the next attempt: none after a stable connection. Else it doubles with each failure in
     /// a row, up to the limit for this kind of end.
-    pub(super) fn handle_end(&mut self, connected: Option<Duration>) -> Duration {
+    pub(super) fn handle_end(
+        &mut self,
+        connected: Option<Duration>,
+        longest_wait: Duration,
+    ) -> Duration {
         if connected.is_some_and(|lasted| lasted >= STABLE_AFTER) {
             self.failures = 0;
             return Duration::ZERO;
         }
         let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
         self.failures = self.failures.saturating_add(1);
-        let longest = if connected.is_some() { LONGEST_WAIT_CONNECTED } else { LONGEST_WAIT };
-        FIRST_WAIT.saturating_mul(factor).min(longest)
+        let wait = FIRST_WAIT.saturating_mul(factor).min(longest_wait);
+        if connected.is_some() { wait.min(LONGEST_WAIT_CONNECTED) } else { wait }
     }
 }
 
@@ -38,9 +41,11 @@ impl Reconnect {
 mod tests {
     use super::*;
 
+    const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
     fn waits(connected: Option<Duration>) -> Vec<u128> {
         let mut reconnect = Reconnect::default();
-        (0..12).map(|_| reconnect.handle_end(connected).as_millis()).collect()
+        (0..12).map(|_| reconnect.handle_end(connected, LONGEST_WAIT).as_millis()).collect()
     }
 
     #[test]
@@ -51,16 +56,16 @@ mod tests {
         assert_eq!(waits(short)[3..6], [800, 1600, 2000]);
         let mut reconnect = Reconnect::default();
         for _ in 0..100 {
-            reconnect.handle_end(None);
+            reconnect.handle_end(None, LONGEST_WAIT);
         }
-        assert_eq!(reconnect.handle_end(None), LONGEST_WAIT);
+        assert_eq!(reconnect.handle_end(None, LONGEST_WAIT), LONGEST_WAIT);
     }
 
     #[test]
     fn after_a_stable_connection_the_next_attempt_is_at_once() {
         let mut reconnect = Reconnect::default();
-        reconnect.handle_end(None);
-        assert_eq!(reconnect.handle_end(Some(STABLE_AFTER)), Duration::ZERO);
-        assert_eq!(reconnect.handle_end(Some(Duration::from_secs(1))), FIRST_WAIT);
+        reconnect.handle_end(None, LONGEST_WAIT);
+        assert_eq!(reconnect.handle_end(Some(STABLE_AFTER), LONGEST_WAIT), Duration::ZERO);
+        assert_eq!(reconnect.handle_end(Some(Duration::from_secs(1)), LONGEST_WAIT), FIRST_WAIT);
     }
 }

@@ -7,7 +7,7 @@ use rmcp::model::ProgressToken;
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use super::questions::{Asker, QUESTIONS_MAX};
+use super::questions::Asker;
 use crate::tool::ToolError;
 use crate::types::SessionId;
 
@@ -90,10 +90,14 @@ impl ServerCall {
     }
 
     /// Asks a question of the server. The call's time limit starts again when the question ends. `None` if the server
-    /// may not ask it: another one is open, or it has asked [`QUESTIONS_MAX`].
-    pub(super) async fn ask(&self, params: &Value) -> Option<Result<Value, ToolError>> {
+    /// may not ask it: another one is open, or it has asked `questions_max`.
+    pub(super) async fn ask(
+        &self,
+        params: &Value,
+        questions_max: usize,
+    ) -> Option<Result<Value, ToolError>> {
         let _asking = AskingGuard::new(self)?;
-        if self.asked.fetch_add(1, Ordering::Relaxed) >= QUESTIONS_MAX {
+        if self.asked.fetch_add(1, Ordering::Relaxed) >= questions_max {
             return None;
         }
         Some(self.asker.ask(params).await)

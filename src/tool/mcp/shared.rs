@@ -18,6 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use super::server_call::ServerCall;
 use super::stdio::{ErrorOutput, UnparsedLines};
+use crate::config::McpLimits;
 use crate::tool::server::{ServerObservation, ServerObserver, ServerState, ServerStatus};
 use crate::types::{Secrets, SessionId};
 
@@ -41,6 +42,8 @@ pub(super) struct LogicalConnection {
     pub(super) started: Mutex<Vec<Arc<Mutex<ErrorOutput>>>>,
     /// The use of the connection, if it is that of one session.
     pub(super) usage: SessionUsage,
+    /// The limits of the server.
+    pub(super) limits: McpLimits,
     /// The secrets of the host.
     pub(super) secrets: Secrets,
     /// The observer of the host that runs the server now.

@@ -1,7 +1,7 @@
-//! Messages over the standard input and output of a process: one JSON value on each line, of at most 16 MiB. While
-//! more than 256 KiB of requests of the server are unanswered, nothing is read, nor while the
-//! [budget](super::budget) is used up. A line of more than 16 MiB is skipped. If it does not end within
-//! 64 MiB more or 10 s, the connection ends.
+//! Messages over the standard input and output of a process: one JSON value on each line, of at most
+//! `max_line_bytes`. While more than 256 KiB of requests of the server are unanswered, nothing is read, nor while the
+//! [budget](super::budget) is used up. A longer line is skipped. If it does not end within `max_skipped_bytes` more or
+//! 10 s, the connection ends.
 
 use std::fmt;
 use std::io;
@@ -26,16 +26,13 @@ use tokio::time::Instant;
 use super::budget::MessageBudget;
 use super::incoming::{adapted_message, read_message};
 use super::shared::{LogicalConnection, OpenCalls};
+use crate::config::McpLimits;
 use crate::types::{Secrets, excerpt};
-
-/// Maximum size of a line. Longer ones are skipped; an answer among them becomes an error.
-const LINE_BYTES_MAX: usize = 16 << 20;
 
 /// Number of bytes that are kept of the end of a longer line. The id of an answer may be there.
 const LINE_END_BYTES: usize = 128;
 
-/// Maximum number of bytes of a line that is skipped, and the time limit for the rest of it. The process is ended then.
-const SKIPPED_BYTES_MAX: usize = 64 << 20;
+/// Time limit for the rest of a line that is skipped. The process is ended then.
 const SKIPPED_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum number of bytes of the server's requests that are not answered, and of replies that wait to be written.
@@ -130,7 +127,7 @@ impl StdioTransport {
             writer: Arc::new(tokio::sync::Mutex::new(Some(stdin))),
             unanswered_bytes: Arc::new(watch::Sender::new(0)),
             unanswered: Vec::new(),
-            budget: MessageBudget::default(),
+            budget: MessageBudget::new(shared.limits.max_messages_per_second),
             calls,
             shared,
         }
@@ -144,9 +141,10 @@ impl StdioTransport {
     /// Reads the next line. `None` at the end, after an error, or after a line that does not end. Cancel safe: keeps
     /// the bytes read so far.
     async fn next_line(&mut self) -> Option<StdioLine> {
+        let McpLimits { max_line_bytes, max_skipped_bytes, .. } = self.shared.limits;
         loop {
             let limit = match &self.skipped {
-                Some(skipped) if skipped.bytes > SKIPPED_BYTES_MAX => return self.end_line(),
+                Some(skipped) if skipped.bytes > max_skipped_bytes => return self.end_line(),
                 Some(skipped) => Some(skipped.began + SKIPPED_TIME_MAX),
                 None => None,
             };
@@ -177,7 +175,7 @@ impl StdioTransport {
                 None => self.line.extend_from_slice(part),
             }
             self.reader.consume(length);
-            if self.line.len() > LINE_BYTES_MAX {
+            if self.line.len() > max_line_bytes {
                 self.skipped = Some(SkippedLine::new(&std::mem::take(&mut self.line)));
             }
             if newline.is_some() {
@@ -192,7 +190,7 @@ impl StdioTransport {
     /// Ends the connection, because a line does not end.
     fn end_line(&mut self) -> Option<StdioLine> {
         self.shared.limit_reached("line");
-        let reason = "it was ended: it sent a line of more than 16 MiB that did not end within 64 MiB more or 10 s";
+        let reason = "it was ended: it sent a line of more than mcp_limits.max_line_bytes that did not end within max_skipped_bytes more or 10 s";
         *self.calls.end_reason.lock() = Some(reason);
         None
     }
@@ -200,6 +198,9 @@ impl StdioTransport {
     /// Waits until the next line may be read: the budget allows it, and enough requests of the server are answered.
     async fn wait_for_budget(&mut self) {
         let mut unanswered = self.unanswered_bytes.subscribe();
+        if *unanswered.borrow() > UNANSWERED_BYTES_MAX {
+            self.shared.limit_reached("requests");
+        }
         // The sender lives as long as this.
         let _ = unanswered.wait_for(|bytes| *bytes <= UNANSWERED_BYTES_MAX).await;
         if let Some(next) = self.budget.next_read() {
@@ -461,10 +462,14 @@ impl Transport<RoleClient> for StdioTransport {
                     }
                 }
                 StdioLine::TooLong(id) => {
-                    self.budget.spend(LINE_BYTES_MAX);
-                    self.shared.unparsed_lines.lock().add("(a line of more than 16 MiB)");
+                    let most = self.shared.limits.max_line_bytes;
+                    self.budget.spend(most);
+                    let line = format!("(a line of more than {most} bytes)");
+                    self.shared.unparsed_lines.lock().add(&line);
                     if let Some(id) = id {
-                        let message = "the answer has more than 16 MiB";
+                        let message = format!(
+                            "the answer has more than {most} bytes (mcp_limits.max_line_bytes)"
+                        );
                         let data = Some(UNREADABLE.into());
                         let error = ErrorData::new(ErrorCode::PARSE_ERROR, message, data);
                         return Some(ServerJsonRpcMessage::error(error, Some(id)));
@@ -523,8 +528,12 @@ impl ErrorOutput {
 
 /// Reads the standard error to its end, and keeps its beginning and its end. Reads as many times a second as messages
 /// are read.
-pub(super) async fn keep_error_output(mut stderr: pipe::Receiver, output: Arc<Mutex<ErrorOutput>>) {
-    let (mut buffer, mut budget) = ([0; 4096], MessageBudget::default());
+pub(super) async fn keep_error_output(
+    mut stderr: pipe::Receiver,
+    mut budget: MessageBudget,
+    output: Arc<Mutex<ErrorOutput>>,
+) {
+    let mut buffer = [0; 4096];
     while let Ok(length @ 1..) = stderr.read(&mut buffer).await {
         budget.spend(length);
         if let Some(next) = budget.next_read() {
@@ -615,7 +624,8 @@ mod tests {
         let calls: Arc<OpenCalls> = Arc::default();
         let mut transport =
             StdioTransport::new((stdout, stdin), Arc::default(), Arc::clone(&calls));
-        let line = vec![b'x'; LINE_BYTES_MAX + SKIPPED_BYTES_MAX + (1 << 20)];
+        let McpLimits { max_line_bytes, max_skipped_bytes, .. } = McpLimits::default();
+        let line = vec![b'x'; max_line_bytes + max_skipped_bytes + (1 << 20)];
         let (written, received) =
             tokio::join!(async move { server.write_all(&line).await }, async move {
                 transport.receive().await.is_none()
