@@ -26,8 +26,10 @@ if [ "${1:-}" = --quick ]; then
   check cargo clippy --locked --lib --bins -- -D warnings
   # The profile of `cargo run`, so that the dependencies are compiled once. Left out are tests that try very many
   # cases.
-  check cargo test --locked --no-fail-fast --profile dev --lib --test architecture --test documents --test builder -- \
+  check cargo test --locked --no-fail-fast --profile dev --lib -- \
     --skip explorer --skip differential --skip prefixes --skip random_trees --skip any_point --skip any_scenario
+  check cargo test --locked --no-fail-fast --profile dev --test house --test runs -- \
+    architecture:: documents:: licences:: dashboards:: builder:: stop:: limits::
   finish
 fi
 
@@ -74,7 +76,7 @@ check cargo clippy --locked --features otlp --all-targets -- -D warnings
 check cargo clippy --locked --no-default-features --all-targets -- -D warnings
 check env RUSTDOCFLAGS="-D warnings" cargo doc --locked --features otlp --no-deps --quiet
 # Reads the pages of the command before.
-check cargo test --locked --features otlp --test documents -- --ignored
+check cargo test --locked --features otlp --test house -- documents --ignored
 # If CI is set, a missing corpus, Prometheus, Node, MCP server, Chromium or bubblewrap is a failure instead
 # of a skipped test.
 # The explorers of the state machines take most of the time, so they are optimised.
@@ -82,5 +84,5 @@ check cargo test --locked --features otlp --lib --config 'profile.test.package.c
 check cargo test --locked --no-fail-fast --features otlp --bins --examples --test '*'
 check cargo test --locked --features otlp --doc
 # The default features, which lack `otlp`.
-check cargo test --locked --test trace_context
+check cargo test --locked --test api -- trace_context
 finish

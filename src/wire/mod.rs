@@ -55,8 +55,8 @@
 //! 3. An arm in `dialect_of!` below and in `AnyDialect` of the decoder. The compiler reports if one is missing.
 //! 4. Tests: payloads and errors in the folder's `tests.rs`, bodies as snapshots in `request.rs`
 //!    and `messages.rs`, a strategy in `fast_path/tests/payloads.rs`, recordings for
-//!    `tests/corpus_decode.rs`, and the wire in the lists of `request_cache/tests.rs`,
-//!    `tests/hostile.rs`, `tests/wire_pairs.rs` and `tests/wire_splits.rs`.
+//!    `tests/library/corpus_decode.rs`, and the wire in the lists of `request_cache/tests.rs`,
+//!    `tests/library/hostile.rs`, `tests/providers/wire_pairs.rs` and `tests/library/wire_splits.rs`.
 #![warn(clippy::indexing_slicing)]
 
 mod answer_schema;

@@ -1,4 +1,4 @@
-//! Properties that hold for any bytes; used by the fuzz targets and by `tests/fuzzed.rs`.
+//! Properties that hold for any bytes; used by the fuzz targets and by `tests/library/fuzzed.rs`.
 
 use callsheet::response::{
     ParsedArguments, ResponseAssembler, ResponseLimits, describe_response, ended_well,

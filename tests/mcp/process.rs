@@ -1,11 +1,11 @@
-//! A server of the protocol of 2025-11-25. Its process is the test's own binary, which runs `server_process`.
+//! A server of the protocol of 2025-11-25. Its process is the test's own binary, which runs one test.
 #![expect(clippy::unwrap_used, reason = "a test's helper may fail loudly")]
 
 use std::io::{BufRead as _, Write as _};
 
 use serde_json::{Value, json};
 
-use super::folder::Folder;
+use crate::folder::Folder;
 
 /// Answers the requests of the standard input, and ends the process when it ends. `answer` receives the method and
 /// the parameters of each message. Without an answer, the method is not known.
@@ -39,8 +39,8 @@ pub(crate) fn content(text: &str) -> Value {
     json!({"content": [{"type": "text", "text": text}]})
 }
 
-/// Returns the table of the server. `environment` are members of a table in TOML.
-pub(crate) fn table(folder: &Folder, name: &str, environment: &str) -> String {
+/// Returns the table of a server whose process runs the test `test`. `environment` are members of a table in TOML.
+pub(crate) fn table(folder: &Folder, test: &str, name: &str, environment: &str) -> String {
     let binary = std::env::current_exe().unwrap().display().to_string();
-    folder.server(name, &[&binary, "--exact", "server_process", "--nocapture"], environment)
+    folder.server(name, &[&binary, "--exact", test, "--nocapture"], environment)
 }

@@ -1,10 +1,5 @@
 //! A host with one session and a scripted provider on loopback, over real HTTP.
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    dead_code,
-    reason = "helpers of tests, each of which uses a part"
-)]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 pub(crate) mod tools;
 

@@ -1,5 +1,5 @@
 //! Tools with scripted behaviour, which log their calls and wait for the test.
-#![expect(clippy::expect_used, dead_code, reason = "helpers of tests, each of which uses a part")]
+#![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,0 +1,8 @@
+//! The binary: its commands, the configuration file, the terminal, the load generator.
+
+mod cli;
+mod config;
+mod load;
+mod sessions;
+mod terminal;
+mod tools_import;

@@ -1,0 +1,709 @@
+//! Restarts: a new host continues after a shutdown or a crash.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+
+use crate::client::{ended_runs, reproducible_lines};
+use crate::host_directory::{HostDirectory, HostServer, decision, within};
+use axum::Router;
+use axum::response::{IntoResponse, Response};
+use callsheet::SessionState;
+use callsheet::record::Record;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+const MANUAL: &str = "[journal]\nresume = \"manual\"";
+
+fn call(tool: &str, id: &str) -> Value {
+    json!({"name": tool, "arguments": {"id": id}})
+}
+
+fn is_idle(snapshot: &Value) -> bool {
+    snapshot["state"] == "idle"
+}
+
+fn inputs(snapshot: &Value) -> Vec<&str> {
+    let history = snapshot["history"].as_array().unwrap().iter();
+    let users = history.filter(|message| message["role"] == "user");
+    users.map(|message| message["content"].as_str().unwrap()).collect()
+}
+
+/// Returns the run ends of a session's runs.
+fn run_ends(directory: &HostDirectory, session: &str) -> Vec<String> {
+    let ends = directory.entries(session).into_iter().filter_map(|entry| {
+        let Record::RunEnded { end, .. } = entry.record else { return None };
+        Some(end.as_str().to_owned())
+    });
+    ends.collect()
+}
+
+async fn service(script: Value, rest: &str) -> (HostDirectory, HostServer) {
+    let directory = HostDirectory::new(script).await;
+    let served = directory.start("", rest).await;
+    served.open("s").await;
+    (directory, served)
+}
+
+/// Returns a script whose second text hangs in the first attempt.
+fn hanging_script() -> Value {
+    json!({"responses": [
+        {"reasoning": ["Hm."], "text": ["Let me "], "calls": [call("writes", "a")]},
+        {"text": ["It ", "is lost."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
+        {"text": ["It is ", "done."]}]})
+}
+
+#[tokio::test]
+async fn idle_sessions_survive_a_restart() {
+    let (directory, served) = service(hanging_script(), "").await;
+    directory.model.open_gate("middle");
+    let messages = json!([{"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": "Hello."}]);
+    let opened = json!({"id": "t", "messages": messages});
+    assert_eq!(served.post("/v1/sessions", opened).await.status, 201);
+    served.run("s", "go").await;
+    let before = (served.snapshot("s").await, served.snapshot("t").await);
+    assert_eq!(before.1["history"], messages);
+    served.shutdown().await;
+    let served = directory.start("", "").await;
+    assert_eq!((served.snapshot("s").await, served.snapshot("t").await), before);
+    assert_eq!(served.host.counts().sessions, 2);
+    served.crash().await;
+    let served = directory.start("", "").await;
+    assert_eq!((served.snapshot("s").await, served.snapshot("t").await), before);
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_run_resumes_after_a_crash() {
+    let (directory, served) = service(hanging_script(), "").await;
+    served.begin("s", json!({"input": "go"})).await;
+    directory.model.wait_for_gate("middle").await;
+    assert_eq!(directory.control.log(), ["start a", "end a"]);
+    let steered = served.post("/v1/sessions/s/steer", json!({"input": "and more"})).await;
+    assert_eq!(steered.status, 202);
+    let queued = served.begin("s", json!({"input": "then", "queue": true})).await;
+    served.crash().await;
+    let served = directory.start("", "").await;
+    let done = |s: &Value| is_idle(s) && inputs(s).len() == 3;
+    let after = served.until_snapshot("s", done).await;
+    assert_eq!(inputs(&after), ["go", "and more", "then"]);
+    assert_eq!(run_ends(&directory, "s"), ["answered", "answered"]);
+    assert_eq!(directory.control.log(), ["start a", "end a"], "no effect is repeated");
+    let page = served.get("/metrics").await.body;
+    assert!(page.contains("\ncallsheet_runs_recovered_total 1\n"), "{page}");
+    assert!(directory.entries("s").iter().any(|entry| {
+        matches!(&entry.record, Record::RunStarted { run_id, .. } if *run_id.0 == *queued)
+    }));
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn after_a_crash_pure_calls_run_again_and_calls_with_effects_do_not() {
+    let calls = json!([call("waits", "p"), call("slow_write", "w")]);
+    let script = json!({"responses": [{"calls": calls}, {"text": ["Well."]}]});
+    let (directory, served) = service(script, "[agents.default]\nexecution = \"parallel\"").await;
+    served.begin("s", json!({"input": "go"})).await;
+    directory.control.lines(2).await;
+    served.crash().await;
+    let served = directory.start("", "[agents.default]\nexecution = \"parallel\"").await;
+    directory.control.release("p");
+    let after = served.until_snapshot("s", is_idle).await;
+    let mut log = directory.control.log();
+    log.sort();
+    assert_eq!(log, ["end p", "start p", "start p", "start w"]);
+    let history = after["history"].as_array().unwrap();
+    assert_eq!(history[2]["content"], "done p");
+    assert_eq!(history[3]["metadata"]["error"], true, "{history:?}");
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_shutdown_interrupts_running_and_queued_runs() {
+    let (directory, served) = service(hanging_script(), "").await;
+    served.begin("s", json!({"input": "go"})).await;
+    directory.model.wait_for_gate("middle").await;
+    served.begin("s", json!({"input": "then", "queue": true})).await;
+    served.begin("s", json!({"input": "last", "queue": true})).await;
+    let stopping = async {
+        let served = served;
+        served.shutdown().await;
+    };
+    let release = async {
+        // The running turn finishes within the grace period.
+        directory.model.open_gate("middle");
+    };
+    tokio::join!(stopping, release);
+    assert_eq!(run_ends(&directory, "s").last().map(String::as_str), Some("interrupted"));
+    assert_eq!(run_ends(&directory, "s").len(), 3);
+    let served = directory.start("", "").await;
+    let after = served.snapshot("s").await;
+    assert!(is_idle(&after), "{after}");
+    assert_eq!(inputs(&after), ["go", "then", "last"]);
+    assert_eq!(served.run("s", "again").await["run_end"], "answered");
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_run_that_waits_for_an_approval_is_kept_over_a_shutdown() {
+    let asking = "[tools.writes]\napproval = \"before\"\n";
+    let (directory, served) = service(hanging_script(), asking).await;
+    directory.model.open_gate("middle");
+    served.begin("s", json!({"input": "go"})).await;
+    let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
+    served.until_snapshot("s", asks).await;
+    served.begin("s", json!({"input": "then", "queue": true})).await;
+    let waiting = served.snapshot("s").await;
+    served.shutdown().await;
+    assert_eq!(run_ends(&directory, "s"), [""; 0]);
+    let served = directory.start("", asking).await;
+    assert_eq!(served.until_snapshot("s", asks).await, waiting);
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
+    let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), approve).await;
+    assert_eq!(decided.status, 200, "{decided:?}");
+    let done = |s: &Value| is_idle(s) && inputs(s).len() == 2;
+    served.until_snapshot("s", done).await;
+    assert_eq!(run_ends(&directory, "s"), ["answered", "answered"]);
+    assert_eq!(directory.control.log(), ["start a", "end a"]);
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_run_whose_last_tool_ends_during_a_shutdown_is_kept_for_its_approval() {
+    let asking = "[agents.default]\nexecution = \"parallel:3\"\n\
+        [tools.writes]\napproval = \"before\"\n";
+    let calls = json!([call("slow_write", "w"), call("writes", "a")]);
+    let script = json!({"responses": [{"calls": calls}, {"text": ["Done."]}]});
+    let (directory, served) = service(script, asking).await;
+    served.begin("s", json!({"input": "go"})).await;
+    directory.control.until_logged("start w").await;
+    let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
+    let waiting = served.until_snapshot("s", asks).await;
+    let release = async { directory.control.release("w") };
+    tokio::join!(served.shutdown(), release);
+    let served = directory.start("", asking).await;
+    let kept = served.until_snapshot("s", asks).await;
+    assert_eq!(kept["current_run"]["results"][0]["status"], "success", "{kept}");
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
+    let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), approve).await;
+    assert_eq!(decided.status, 200, "{decided:?}");
+    served.until_snapshot("s", is_idle).await;
+    assert_eq!(run_ends(&directory, "s"), ["answered"]);
+    assert_eq!(directory.control.log(), ["start w", "end w", "start a", "end a"]);
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_call_for_the_client_is_kept_over_a_shutdown() {
+    let open_file = json!({"name": "open_file", "arguments": {"path": "a.txt"}});
+    let script = json!({"responses": [{"calls": [open_file]}, {"text": ["Done."]}]});
+    let directory = HostDirectory::new(script).await;
+    let served = directory.start("", "").await;
+    let tools = json!([{"name": "open_file", "input_schema": {"type": "object"}}]);
+    let opened = served.post("/v1/sessions", json!({"id": "s", "client_tools": tools})).await;
+    assert_eq!(opened.status, 201, "{opened:?}");
+    served.begin("s", json!({"input": "go"})).await;
+    let is_handed = |s: &Value| s["current_run"]["client_calls"][0].is_object();
+    let waiting = served.until_snapshot("s", is_handed).await;
+    served.shutdown().await;
+    let served = directory.start("", "").await;
+    assert_eq!(served.until_snapshot("s", is_handed).await, waiting);
+    let path = "/v1/sessions/s/results/t1a1c0";
+    let answered = served.post(path, json!({"content": "opened"})).await;
+    assert_eq!(answered.status, 200, "{answered:?}");
+    served.until_snapshot("s", is_idle).await;
+    assert_eq!(run_ends(&directory, "s"), ["answered"]);
+    served.shutdown().await;
+    directory.verify();
+}
+
+/// Restarts a crashed host with `resume = "manual"`: its run is suspended.
+async fn suspended_run() -> (HostDirectory, HostServer) {
+    let (directory, served) = service(hanging_script(), "").await;
+    served.begin("s", json!({"input": "go"})).await;
+    directory.model.wait_for_gate("middle").await;
+    served.crash().await;
+    let served = directory.start("idle_after = \"1ms\"", MANUAL).await;
+    let session = served.host.session(&crate::host_directory::id("s"));
+    for _ in 0..2 {
+        assert_eq!(session.state(), SessionState::Running, "it sleeps, and its run is open");
+        let suspended = served.snapshot("s").await;
+        assert_eq!(suspended["state"], "running", "{suspended}");
+        assert_eq!(suspended["current_run"]["suspended"], true, "{suspended}");
+        for (path, body) in [
+            ("runs", json!({"input": "x"})),
+            ("runs", json!({"input": "x", "queue": true})),
+            ("steer", json!({"input": "x"})),
+        ] {
+            let answer = served.post(&format!("/v1/sessions/s/{path}"), body).await;
+            assert_eq!(answer.error(), (409, "run_suspended".to_owned()), "{path}");
+        }
+        served.asleep().await;
+    }
+    assert_eq!(directory.model.received(), 2, "nothing goes on by itself");
+    (directory, served)
+}
+
+#[tokio::test]
+async fn with_manual_resume_a_run_waits_for_the_request() {
+    let (directory, served) = suspended_run().await;
+    let resumed = served.post("/v1/sessions/s/resume", json!({})).await;
+    assert_eq!(resumed.status, 202, "{resumed:?}");
+    let after = served.until_snapshot("s", is_idle).await;
+    assert_eq!(after["history"].as_array().unwrap().last().unwrap()["content"], "It is done.");
+    let again = served.post("/v1/sessions/s/resume", json!({})).await;
+    assert_eq!(again.error(), (409, "not_suspended".to_owned()));
+    assert_eq!(served.run("s", "again").await["run_end"], "answered");
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_suspended_run_can_be_stopped() {
+    // With after_turn the turn is completed and gives its answer.
+    for (mode, end) in [("now", "stopped"), ("after_turn", "answered")] {
+        let (directory, served) = suspended_run().await;
+        let stopped = served.post("/v1/sessions/s/stop", json!({"mode": mode})).await;
+        assert_eq!(stopped.status, 202, "{stopped:?}");
+        served.until_snapshot("s", is_idle).await;
+        assert_eq!(run_ends(&directory, "s"), [end], "{mode}");
+        served.shutdown().await;
+        directory.verify();
+    }
+}
+
+#[tokio::test]
+async fn a_suspended_run_can_be_deleted() {
+    let (directory, served) = suspended_run().await;
+    assert_eq!(served.delete("/v1/sessions/s").await.status, 204);
+    // The id is free, and a new session with it is not suspended.
+    served.open("s").await;
+    assert_eq!(served.run("s", "new").await["run_end"], "answered");
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_decision_resumes_a_suspended_run() {
+    let asking = "[tools.writes]\napproval = \"before\"\n";
+    let (directory, served) = service(hanging_script(), asking).await;
+    directory.model.open_gate("middle");
+    served.begin("s", json!({"input": "go"})).await;
+    let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
+    let waiting = served.until_snapshot("s", asks).await;
+    served.crash().await;
+    let served = directory.start("", &format!("{asking}{MANUAL}")).await;
+    assert_eq!(served.snapshot("s").await["current_run"]["suspended"], true);
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
+    let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), approve).await;
+    assert_eq!(decided.status, 200, "{decided:?}");
+    served.until_snapshot("s", is_idle).await;
+    assert_eq!(directory.control.log(), ["start a", "end a"]);
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_suspended_run_shows_its_open_approvals_and_its_results() {
+    let asking = "[agents.default]\nexecution = \"parallel:3\"\n\
+        [tools.writes]\napproval = \"before\"\n";
+    let script = json!({"responses": [
+        {"calls": [call("quick", "a"), call("writes", "b"), call("writes", "c")]},
+        {"text": ["Done."]}]});
+    let (directory, served) = service(script, asking).await;
+    served.begin("s", json!({"input": "go"})).await;
+    let asks = |count: usize| {
+        move |snapshot: &Value| {
+            let current = &snapshot["current_run"];
+            let len = |list: &Value| list.as_array().map_or(0, Vec::len);
+            len(&current["approvals"]) == count && len(&current["results"]) == 1
+        }
+    };
+    let waiting = served.until_snapshot("s", asks(2)).await;
+    served.crash().await;
+    let served = directory.start("", &format!("{asking}{MANUAL}")).await;
+    let suspended = served.snapshot("s").await;
+    let mut expected = waiting.clone();
+    expected["current_run"]["suspended"] = true.into();
+    assert_eq!(suspended, expected);
+    let (tool_id, reject) = decision(&suspended["current_run"]["approvals"][0], "reject");
+    let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), reject).await;
+    assert_eq!(decided.status, 200, "{decided:?}");
+    let left = served.until_snapshot("s", |s| s["current_run"]["approvals"][1].is_null()).await;
+    let left = &left["current_run"]["approvals"][0];
+    assert_eq!(*left, waiting["current_run"]["approvals"][1]);
+    served.crash().await;
+    let served = directory.start("", &format!("{asking}{MANUAL}")).await;
+    let suspended = served.snapshot("s").await;
+    assert_eq!(suspended["current_run"]["approvals"], json!([left]));
+    assert_eq!(suspended["current_run"]["results"].as_array().unwrap().len(), 2);
+    let (tool_id, approve) = decision(left, "approve");
+    let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), approve).await;
+    assert_eq!(decided.status, 200, "{decided:?}");
+    served.until_snapshot("s", is_idle).await;
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn an_approval_keeps_its_age_after_a_restart() {
+    let asking = "[tools.writes]\napproval = \"before\"\n";
+    let (directory, served) = service(hanging_script(), asking).await;
+    served.begin("s", json!({"input": "go"})).await;
+    let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
+    let waiting = served.until_snapshot("s", asks).await;
+    served.crash().await;
+    let served = directory.start("", asking).await;
+    assert_eq!(served.snapshot("s").await, waiting);
+    served.shutdown().await;
+}
+
+#[tokio::test]
+async fn calls_of_opening_messages_run_after_a_crash() {
+    let directory = HostDirectory::new(json!({"responses": [{"text": ["Done."]}]})).await;
+    let served = directory.start("", "").await;
+    let function = json!({"name": "slow_write", "arguments": "{\"id\":\"a\"}"});
+    let call = json!({"id": "c1", "type": "function", "function": function});
+    let messages = json!([{"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": null, "tool_calls": [call]}]);
+    let opened = served.post("/v1/sessions", json!({"id": "s", "messages": messages})).await;
+    assert_eq!(opened.status, 201, "{opened:?}");
+    served.crash().await;
+    let served = directory.start("", "").await;
+    served.begin("s", json!({"input": "go"})).await;
+    directory.control.until_logged("start a").await;
+    served.crash().await;
+    let served = directory.start("", "").await;
+    let after = served.until_snapshot("s", is_idle).await;
+    let history = after["history"].as_array().unwrap();
+    let roles: Vec<_> = history.iter().map(|message| message["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["user", "assistant", "tool", "user", "assistant"]);
+    assert_eq!(directory.control.log(), ["start a"]);
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_stream_continues_after_any_event_of_the_previous_host() {
+    let (directory, served) = service(hanging_script(), "").await;
+    let mut live = served.events("s", "0").await;
+    served.begin("s", json!({"input": "go"})).await;
+    directory.model.wait_for_gate("middle").await;
+    let first =
+        within(live.until_events(|seen| seen.iter().any(|event| event.data["text"] == "It ")))
+            .await;
+    drop(live);
+    served.crash().await;
+    let served = directory.start("", "").await;
+    served.until_snapshot("s", is_idle).await;
+    let mut all = served.events("s", "0").await;
+    let all = reproducible_lines(&within(all.until_events(|seen| ended_runs(seen) == 1)).await);
+    assert!(all.iter().any(|line| line == "content_delta: It is done."), "{all:?}");
+    let mut compared = 0;
+    for (at, event) in first.iter().enumerate() {
+        let Some(id) = &event.id else { continue };
+        let mut reading = served.events("s", id).await;
+        let rest = within(reading.until_events(|seen| ended_runs(seen) == 1)).await;
+        assert_eq!(reproducible_lines(&[&first[..=at], &rest].concat()), all, "after {id}");
+        compared += 1;
+    }
+    assert!(compared > 5, "{first:?}");
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_resumed_turn_uses_the_fallback_model_that_it_had_reached() {
+    let directory = HostDirectory::new(json!({"responses": [
+        {"when": {"model": "main"}, "status": 400},
+        {"when": {"model": "backup"}, "text": ["It ", "is lost."],
+         "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
+        {"when": {"model": "backup"}, "text": ["Done."]}]}))
+    .await;
+    let url = directory.model.base_url();
+    let models = format!(
+        "[models.main]\nmodel = \"main\"\nbase_url = \"{url}\"\n\
+         [models.backup]\nmodel = \"backup\"\nbase_url = \"{url}\"\n\
+         [agents.default]\nmodel = \"main\"\nfallback_models = [\"backup\"]"
+    );
+    let served = directory.start("", &models).await;
+    served.open("s").await;
+    served.begin("s", json!({"input": "go"})).await;
+    within(directory.model.wait_for_gate("middle")).await;
+    served.crash().await;
+    let served = directory.start("", &models).await;
+    served.until_snapshot("s", is_idle).await;
+    let models: Vec<Value> =
+        directory.model.requests().iter().map(|request| request.body["model"].clone()).collect();
+    assert_eq!(models, ["main", "backup", "backup"]);
+    served.shutdown().await;
+    directory.verify();
+}
+
+/// Moves the stored times back by one hour.
+fn age_by_an_hour(directory: &HostDirectory) {
+    let connection = rusqlite::Connection::open(directory.dir.join("journal.db")).unwrap();
+    let changed = connection.execute("UPDATE records SET time = time - 3600000", []).unwrap();
+    assert!(changed > 0);
+}
+
+#[tokio::test]
+async fn downtime_does_not_count_towards_the_run_timeout() {
+    let briefly = "[agents.default]\nlimits = { run_timeout = \"60s\" }";
+    let (directory, served) = service(hanging_script(), briefly).await;
+    served.begin("s", json!({"input": "go"})).await;
+    directory.model.wait_for_gate("middle").await;
+    served.crash().await;
+    age_by_an_hour(&directory);
+    let served = directory.start("", briefly).await;
+    served.until_snapshot("s", is_idle).await;
+    assert_eq!(run_ends(&directory, "s"), ["answered"]);
+    served.shutdown().await;
+}
+
+#[tokio::test]
+async fn downtime_counts_towards_the_approval_timeout() {
+    let asking = "[tools.writes]\napproval = \"before\"\napproval_timeout = \"10m\"";
+    let (directory, served) = service(hanging_script(), asking).await;
+    directory.model.open_gate("middle");
+    served.begin("s", json!({"input": "go"})).await;
+    let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
+    served.until_snapshot("s", asks).await;
+    served.crash().await;
+    age_by_an_hour(&directory);
+    let served = directory.start("", asking).await;
+    let after = served.until_snapshot("s", is_idle).await;
+    assert_eq!(after["history"][2]["metadata"]["kind"], "approval_expired", "{after}");
+    assert_eq!(directory.control.log(), Vec::<String>::new());
+    served.shutdown().await;
+}
+
+/// A service that checks the reasoning of the messages that it receives.
+struct ReasoningService {
+    base_url: String,
+    /// The bodies of all requests, each with whether it was answered.
+    requests: Arc<Mutex<Vec<(Value, bool)>>>,
+}
+
+/// The wire of a [`ReasoningService`], and its check: the error for a request that it refuses.
+#[derive(Clone, Copy)]
+struct ReasoningRules {
+    wire: &'static str,
+    check: fn(&Value) -> Option<&'static str>,
+}
+
+impl ReasoningService {
+    async fn start(rules: ReasoningRules) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base_url = format!("http://{}", listener.local_addr().unwrap());
+        let requests: Arc<Mutex<Vec<(Value, bool)>>> = Arc::default();
+        let seen = Arc::clone(&requests);
+        let answer = async move |body: String| {
+            let body: Value = serde_json::from_str(&body).unwrap();
+            let messages = body["messages"].as_array().unwrap();
+            let mut answers = messages.iter().filter(|message| message["role"] == "assistant");
+            let refused = answers.find_map(|message| (rules.check)(message));
+            let mut seen = seen.lock();
+            let number = seen.iter().filter(|(_, answered)| *answered).count();
+            seen.push((body.clone(), refused.is_none()));
+            match refused {
+                Some(message) => {
+                    let error =
+                        json!({"error": {"message": message, "type": "invalid_request_error"}});
+                    (axum::http::StatusCode::BAD_REQUEST, error.to_string()).into_response()
+                }
+                None => rules.answer(&body, number),
+            }
+        };
+        let app = Router::new().fallback(move |body| {
+            let answer = answer.clone();
+            async move { answer(body).await }
+        });
+        #[expect(clippy::disallowed_methods, reason = "the service ends with the test")]
+        drop(tokio::spawn(async move { axum::serve(listener, app).await }));
+        Self { base_url, requests }
+    }
+
+    fn config(&self, wire: &str, rest: &str) -> String {
+        let base_url = &self.base_url;
+        format!(
+            "[models.thinker]\nwire = \"{wire}\"\nbase_url = \"{base_url}\"\nmodel = \"m\"\n{rest}\n\
+             [agents.default]\nmodel = \"thinker\"\n"
+        )
+    }
+
+    /// Returns the number of refused requests.
+    fn refused(&self) -> usize {
+        self.requests.lock().iter().filter(|(_, answered)| !answered).count()
+    }
+
+    /// Returns a member of each message of a model in the last request.
+    fn last_members(&self, member: &str) -> Value {
+        let requests = self.requests.lock();
+        let messages = requests.last().unwrap().0["messages"].as_array().unwrap();
+        let answers = messages.iter().filter(|message| message["role"] == "assistant");
+        answers.map(|message| message[member].clone()).collect()
+    }
+}
+
+impl ReasoningRules {
+    /// Answers in turn with: a call with reasoning, a call without, a text with reasoning, a text without.
+    fn answer(self, body: &Value, number: usize) -> Response {
+        let has_call = number % 4 < 2;
+        let reasoning = number.is_multiple_of(2).then(|| format!("R{number}"));
+        let streamed = body["stream"] == true;
+        let arguments = json!({"expression": format!("{number} + 1")});
+        let mut message = json!({"role": "assistant", "content": ""});
+        if !has_call {
+            message["content"] = format!("Answer {number}.").into();
+        }
+        if self.wire == "ollama-chat" {
+            message["thinking"] = reasoning.unwrap_or_default().into();
+            if has_call {
+                message["tool_calls"] =
+                    json!([{"function": {"name": "calculator", "arguments": arguments}}]);
+            }
+            let chunk =
+                json!({"model": "m", "message": message, "done": true, "done_reason": "stop"});
+            return format!("{chunk}\n").into_response();
+        }
+        message["reasoning_content"] = reasoning.map_or(Value::Null, Value::from);
+        if has_call {
+            let function = json!({"name": "calculator", "arguments": arguments.to_string()});
+            message["tool_calls"] = json!([{"index": 0, "id": format!("call-{number}"),
+                "type": "function", "function": function}]);
+        }
+        let finish = if has_call { "tool_calls" } else { "stop" };
+        let member = if streamed { "delta" } else { "message" };
+        let body = json!({"id": "x", "choices": [{"index": 0, member: message,
+            "finish_reason": finish}]});
+        if !streamed {
+            return body.to_string().into_response();
+        }
+        let headers = [("content-type", "text/event-stream")];
+        (headers, format!("data: {body}\n\ndata: [DONE]\n\n")).into_response()
+    }
+}
+
+/// Runs a session of many runs over crashes and shutdowns.
+async fn run_over_restarts(service: &ReasoningService, wire: &str, rest: &str, opening: Value) {
+    let directory = HostDirectory::new(json!({"responses": []})).await;
+    let config = service.config(wire, rest);
+    let mut served = directory.start("", &config).await;
+    let opened = served.post("/v1/sessions", json!({"id": "s", "messages": opening})).await;
+    assert_eq!(opened.status, 201, "{opened:?}");
+    for round in 0..3 {
+        for _ in 0..3 {
+            let report = served.run("s", "go on").await;
+            assert_eq!(report["run_end"], "answered", "{report}");
+        }
+        let page = served.get("/metrics").await.body;
+        let breaks = page.lines().filter(|line| line.contains("reason=\"unexplained\""));
+        assert!(
+            breaks.clone().all(|line| line.ends_with(" 0")),
+            "{:?}",
+            breaks.collect::<Vec<_>>()
+        );
+        if round % 2 == 0 {
+            served.crash().await;
+        } else {
+            served.shutdown().await;
+        }
+        served = directory.start("", &config).await;
+    }
+    served.shutdown().await;
+    directory.verify();
+}
+
+fn demands_reasoning(message: &Value) -> Option<&'static str> {
+    let error = "The `reasoning_content` in the thinking mode must be passed back to the API.";
+    (!message["reasoning_content"].is_string()).then_some(error)
+}
+
+fn demands_words(message: &Value) -> Option<&'static str> {
+    let is_blank = message["reasoning_content"].as_str().is_none_or(str::is_empty);
+    is_blank.then_some("Missing `reasoning_content` field in the assistant message at index 2")
+}
+
+fn refuses_reasoning(message: &Value) -> Option<&'static str> {
+    let is_sent = !message["reasoning_content"].is_null();
+    is_sent.then_some("property 'messages.2.assistant.reasoning_content' is unsupported")
+}
+
+/// Demands reasoning in calls, and refuses it in other messages.
+fn demands_and_refuses_reasoning(message: &Value) -> Option<&'static str> {
+    match message["tool_calls"].is_array() {
+        true => demands_reasoning(message),
+        false => refuses_reasoning(message),
+    }
+}
+
+fn demands_thinking(message: &Value) -> Option<&'static str> {
+    let error = "messages[1].thinking is missing";
+    (!message["thinking"].is_string()).then_some(error)
+}
+
+#[tokio::test]
+async fn reasoning_goes_back_to_a_service_that_demands_it_or_refuses_it_over_restarts() {
+    let bare =
+        json!([{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]);
+    let chat = "openai-chat";
+    for (wire, check, opening, refused) in [
+        (chat, demands_reasoning as fn(&Value) -> _, json!([]), 0),
+        (chat, demands_reasoning, bare.clone(), 1),
+        (chat, demands_words, bare.clone(), 2),
+        (chat, refuses_reasoning, bare.clone(), 1),
+        (chat, demands_and_refuses_reasoning, bare.clone(), 2),
+        ("ollama-chat", demands_thinking, json!([]), 0),
+        ("ollama-chat", demands_thinking, bare.clone(), 1),
+    ] {
+        for stream in [true, false] {
+            let service = ReasoningService::start(ReasoningRules { wire, check }).await;
+            let rest = format!("stream = {stream}");
+            run_over_restarts(&service, wire, &rest, opening.clone()).await;
+            assert_eq!(service.refused(), refused, "{wire} {stream} {opening}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn reasoning_of_all_messages_goes_back_after_a_crash_and_opening_messages_have_theirs() {
+    let rules = ReasoningRules { wire: "openai-chat", check: demands_reasoning };
+    let service = ReasoningService::start(rules).await;
+    let directory = HostDirectory::new(json!({"responses": []})).await;
+    let config = service.config("openai-chat", "");
+    let served = directory.start("", &config).await;
+    let details = json!([{"type": "reasoning.text", "text": "D"}]);
+    let messages = json!([
+        {"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": "Hello.", "reasoning_content": "O"},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "P", "reasoning_details": details},
+    ]);
+    let opened = served.post("/v1/sessions", json!({"id": "s", "messages": messages})).await;
+    assert_eq!(opened.status, 201, "{opened:?}");
+    served.run("s", "go").await;
+    served.run("s", "go").await;
+    served.crash().await;
+    let served = directory.start("", &config).await;
+    served.run("s", "go").await;
+    assert_eq!(service.refused(), 1, "details were sent instead of the text");
+    let expected = json!(["O", "P", "R0", "", "R2", "", "R4", ""]);
+    assert_eq!(service.last_members("reasoning_content"), expected);
+    // The history shows it, and another session opens with it.
+    let history = served.snapshot("s").await["history"].clone();
+    let metadata = json!({"reasoning": "R0", "reasoning_field": "reasoning_content"});
+    assert_eq!(history[5]["metadata"], metadata);
+    assert_eq!(history[3]["metadata"]["reasoning_details"], details);
+    let opened = served.post("/v1/sessions", json!({"id": "t", "messages": history})).await;
+    assert_eq!(opened.status, 201, "{opened:?}");
+    assert_eq!(served.snapshot("t").await["history"], history);
+    served.shutdown().await;
+    directory.verify();
+}

@@ -1,0 +1,10 @@
+//! What belongs to the whole process: its launcher, its cryptography provider, its memory. Other tests in the same
+//! process would disturb these tests.
+
+#[path = "../support/client.rs"]
+#[expect(dead_code, reason = "these tests use a part")]
+mod client;
+
+mod cryptography;
+mod launcher;
+mod slow_clients;
