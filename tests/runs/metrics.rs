@@ -3,8 +3,13 @@
 
 use crate::support::tools::{CallControl, registry};
 use crate::support::{parallel, within, world};
+use callsheet::model::ModelReply;
+use callsheet::prelude::*;
 use callsheet::rehearsal::{Call, Response, Script};
+use callsheet::runtime::HostCounts;
+use callsheet::testing::FakeModel;
 use serde_json::json;
+use std::time::Duration;
 
 fn value(page: &str, series: &str) -> f64 {
     let line = page
@@ -74,4 +79,18 @@ async fn the_host_reports_its_limits_version_and_load() {
         }
     })
     .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_actors_of_a_run_end_when_their_session_has_been_idle() {
+    let model = FakeModel::replies([ModelReply::text("Done.")]);
+    let host = Host::builder().model_source("fake", model).start().await.unwrap();
+    let session = host.open_session("s").await.unwrap();
+    session.run("go").await.unwrap();
+    assert!((1..=3).contains(&host.counts().actors), "{:?}", host.counts());
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    let mut idle = HostCounts::default();
+    (idle.sessions, idle.awake) = (1, 1);
+    assert_eq!(host.counts(), idle);
+    host.shutdown().await;
 }
