@@ -464,7 +464,7 @@ metric_table! {
             "mcp_client_operation_duration_seconds",
             "Duration of requests to MCP servers. Only failed ones have error_type: of a call `cancelled`, `http_status`, `invalid_answer`, `not_sent`, `refused`, `server_down`, `timeout` or `tool_changed`, of another request `failed`.";
         MCP_LIMITS_REACHED: Counter, Count, ["server", "limit"], "callsheet_mcp_limits_reached_total",
-            "Limits that an MCP server has reached: `questions` (declined), `messages` and `requests` (times that its output waited), `line` (a line without end; its process was ended), `tools` and `definition_depth` (lists with tools that were left out), `reconnects` (failed attempts to connect after the longest wait).";
+            "Limits that an MCP server has reached: `questions` (declined), `messages` and `requests` (times that its output waited), `line` (a line without end) and `replies` (they were not read; its process was ended each time), `tools` and `definition_depth` (lists with tools that were left out), `reconnects` (failed attempts to connect after the longest wait).";
         HOOK_DURATION: Histogram(LONG), Seconds, ["hook", "on", "outcome"],
             "callsheet_hook_duration_seconds",
             "Time until a hook answered, by its verdict; `failed`: its failure refused, `failure_ignored`: its failure allowed.";

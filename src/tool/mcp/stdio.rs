@@ -1,11 +1,12 @@
 //! Messages over the standard input and output of a process: one JSON value on each line, of at most
 //! `max_line_bytes`. While more than 256 KiB of requests of the server are unanswered, nothing is read, nor while the
 //! [budget](super::budget) is used up. A longer line is skipped. If it does not end within `max_skipped_bytes` more or
-//! 10 s, the connection ends.
+//! 10 s, the connection ends. So does that of a server that reads nothing for 3 s while so many requests are unanswered.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -39,6 +40,10 @@ const SKIPPED_TIME_MAX: Duration = Duration::from_secs(10);
 /// While there are more, nothing is read: a server that sends requests, and reads no replies or does not wait for
 /// them, must not fill the memory.
 const UNANSWERED_BYTES_MAX: usize = 256 << 10;
+
+/// Maximum time for which a server reads no message while it has so many unanswered requests. Its process is ended then:
+/// one that only writes is never able to read again.
+const UNREAD_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// Number of bytes that a short request or reply counts as.
 const REQUEST_BYTES_MIN: usize = 1 << 10;
@@ -96,6 +101,11 @@ pub(super) struct StdioTransport {
     unanswered_bytes: Arc<watch::Sender<usize>>,
     /// The requests of the server that are not answered.
     unanswered: Vec<(RequestId, Unanswered)>,
+    /// The number of messages that were written.
+    written: Arc<AtomicU64>,
+    /// While nothing is read because of unanswered requests: the time of the last message that was written, or since
+    /// which nothing is read, and the number of written messages at that time.
+    unread_since: Option<(Instant, u64)>,
     budget: MessageBudget,
     calls: Arc<OpenCalls>,
     shared: Arc<LogicalConnection>,
@@ -127,6 +137,8 @@ impl StdioTransport {
             writer: Arc::new(tokio::sync::Mutex::new(Some(stdin))),
             unanswered_bytes: Arc::new(watch::Sender::new(0)),
             unanswered: Vec::new(),
+            written: Arc::default(),
+            unread_since: None,
             budget: MessageBudget::new(shared.limits.max_messages_per_second),
             calls,
             shared,
@@ -172,12 +184,15 @@ impl StdioTransport {
             let part = available.get(..length).unwrap_or_default();
             match &mut self.skipped {
                 Some(skipped) => skipped.add(part),
+                // Before the line grows, which would double its memory.
+                None if self.line.len() + part.len() > max_line_bytes => {
+                    let mut skipped = SkippedLine::new(&std::mem::take(&mut self.line));
+                    skipped.add(part);
+                    self.skipped = Some(skipped);
+                }
                 None => self.line.extend_from_slice(part),
             }
             self.reader.consume(length);
-            if self.line.len() > max_line_bytes {
-                self.skipped = Some(SkippedLine::new(&std::mem::take(&mut self.line)));
-            }
             if newline.is_some() {
                 return Some(match self.skipped.take() {
                     Some(skipped) => StdioLine::TooLong(skipped.answered_request()),
@@ -189,20 +204,49 @@ impl StdioTransport {
 
     /// Ends the connection, because a line does not end.
     fn end_line(&mut self) -> Option<StdioLine> {
-        self.shared.limit_reached("line");
         let reason = "it was ended: it sent a line of more than mcp_limits.max_line_bytes that did not end within max_skipped_bytes more or 10 s";
-        *self.calls.end_reason.lock() = Some(reason);
+        self.end("line", reason);
         None
     }
 
-    /// Waits until the next line may be read: the budget allows it, and enough requests of the server are answered.
-    async fn wait_for_budget(&mut self) {
-        let mut unanswered = self.unanswered_bytes.subscribe();
-        if *unanswered.borrow() > UNANSWERED_BYTES_MAX {
-            self.shared.limit_reached("requests");
+    fn end(&self, limit: &'static str, reason: &'static str) {
+        self.shared.limit_reached(limit);
+        *self.calls.end_reason.lock() = Some(reason);
+    }
+
+    /// Waits until few enough requests of the server are unanswered. Returns false if it reads nothing meanwhile. Cancel
+    /// safe.
+    async fn wait_for_replies(&mut self) -> bool {
+        let is_few = |bytes: &usize| *bytes <= UNANSWERED_BYTES_MAX;
+        while !is_few(&self.unanswered_bytes.borrow()) {
+            if self.unread_since.is_none() {
+                self.shared.limit_reached("requests");
+            }
+            let written = self.written.load(Ordering::Relaxed);
+            let same = self.unread_since.filter(|(_, count)| *count == written);
+            let (since, _) = same.unwrap_or_else(|| (Instant::now(), written));
+            self.unread_since = Some((since, written));
+            let mut unanswered = self.unanswered_bytes.subscribe();
+            // The sender lives as long as this.
+            let few = tokio::time::timeout_at(since + UNREAD_TIME_MAX, unanswered.wait_for(is_few));
+            if few.await.is_err() && written == self.written.load(Ordering::Relaxed) {
+                // A message that is being written holds the writer.
+                if self.writer.try_lock().is_err() {
+                    self.end(
+                        "replies",
+                        "it was ended: it sent requests, and read no replies for 3 s",
+                    );
+                    return false;
+                }
+                self.unread_since = Some((Instant::now(), written));
+            }
         }
-        // The sender lives as long as this.
-        let _ = unanswered.wait_for(|bytes| *bytes <= UNANSWERED_BYTES_MAX).await;
+        self.unread_since = None;
+        true
+    }
+
+    /// Waits until the budget allows the next line.
+    async fn wait_for_budget(&mut self) {
         if let Some(next) = self.budget.next_read() {
             self.shared.limit_reached("messages");
             tokio::time::sleep_until(next).await;
@@ -407,6 +451,7 @@ impl Transport<RoleClient> for StdioTransport {
         item: TxJsonRpcMessage<RoleClient>,
     ) -> impl Future<Output = Result<(), SendError>> + Send + 'static {
         let (writer, calls) = (Arc::clone(&self.writer), Arc::clone(&self.calls));
+        let all_written = Arc::clone(&self.written);
         let message = serde_json::to_vec(&item);
         let bytes = message.as_ref().map_or(0, Vec::len);
         let answered = match &item {
@@ -446,12 +491,16 @@ impl Transport<RoleClient> for StdioTransport {
                 }
             };
             pipe.write_all(message.get(written..).unwrap_or_default()).await?;
+            all_written.fetch_add(1, Ordering::Relaxed);
             Ok(())
         }
     }
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
         loop {
+            if !self.wait_for_replies().await {
+                return None;
+            }
             self.wait_for_budget().await;
             match self.next_line().await? {
                 StdioLine::Whole(line) => {
@@ -677,6 +726,33 @@ mod tests {
         let answer = ClientJsonRpcMessage::error(error, Some(RequestId::Number(1)));
         transport.send(answer).await.unwrap();
         assert!(receives(&mut transport).await && !receives(&mut transport).await);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_writes_requests_and_reads_nothing_is_ended() {
+        let (mut server, stdout) = pipe::pipe().unwrap();
+        let (stdin, _input) = pipe::pipe().unwrap();
+        let calls: Arc<OpenCalls> = Arc::default();
+        let mut transport =
+            StdioTransport::new((stdout, stdin), Arc::default(), Arc::clone(&calls));
+        tokio::time::pause();
+        // The server's input is full after a few replies.
+        let mut sent = tokio::task::JoinSet::new();
+        for id in 0..100 {
+            let ping = json!({"jsonrpc": "2.0", "id": id, "method": "ping"});
+            server.write_all(format!("{ping}\n").as_bytes()).await.unwrap();
+            assert!(transport.receive().await.is_some());
+            let message = "x".repeat(10_000);
+            let error = ErrorData::new(ErrorCode::METHOD_NOT_FOUND, message, None);
+            let reply = ClientJsonRpcMessage::error(error, Some(RequestId::Number(id)));
+            sent.spawn(transport.send(reply));
+            tokio::task::yield_now().await;
+            if *transport.unanswered_bytes.borrow() > UNANSWERED_BYTES_MAX {
+                break;
+            }
+        }
+        assert!(transport.receive().await.is_none());
+        assert!(calls.end_reason.lock().unwrap().contains("read no replies"));
     }
 
     #[test]
