@@ -91,6 +91,17 @@ fn configurations_in_the_documents_are_valid() {
 }
 
 #[test]
+fn the_documented_limits_of_mcp_servers_are_the_defaults() {
+    let page = fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    let (_, block) = page.split_once("```toml\n[mcp_limits]\n").unwrap();
+    let block = format!("[mcp_limits]\n{}", block.split("```").next().unwrap());
+    let config = Config::parse(&block, "docs/configuration.md", &|_| None).unwrap();
+    assert_eq!(config.mcp_limits, Config::default().mcp_limits);
+    let keys = block.lines().filter(|line| line.contains(" = ")).count();
+    assert_eq!(keys, format!("{:?}", config.mcp_limits).matches(": ").count());
+}
+
+#[test]
 fn the_readme_is_short() {
     let text = fs::read_to_string(root().join("README.md")).unwrap();
     assert!(text.lines().count() <= 200, "{} lines", text.lines().count());

@@ -208,6 +208,23 @@ async fn five_hundred_tools_are_read_from_all_pages_and_pages_without_end_are_no
 }
 
 #[tokio::test]
+async fn the_limits_of_servers_are_configured() {
+    let folder = Folder::new("limits");
+    let text = process(&folder, "endless", "") + "[mcp_limits]\nmax_tools = 40\n";
+    let (succeeded, printed) = folder.tools(&text, &["list"]);
+    assert!(succeeded && printed.contains("only its first 40 tools are read"), "{printed}");
+    let keys = "[mcp_limits]\nmax_line_bytes = 65536\nmax_skipped_bytes = 65536\n";
+    let model = calling([60_000, 70_000].map(|length| ("test__act", json!({"length": length}))));
+    let host = folder.host(&(process(&folder, "plain", "") + keys), &model).await;
+    let session = host.open_session("one").await.unwrap();
+    assert_eq!(result(&session.run("go").await.unwrap()).0, "success");
+    let report = session.run("go").await.unwrap();
+    let (status, text) = result(&report);
+    assert!(status == "unknown" && text.contains("more than 65536 bytes"), "{status}: {text}");
+    host.shutdown().await;
+}
+
+#[tokio::test]
 async fn results_of_ten_megabytes_are_read_and_longer_ones_are_unknown_at_once() {
     let folder = Folder::new("long");
     let act = |length: usize| ("test__act", json!({"length": length}));
