@@ -1,5 +1,5 @@
 //! A span collector, a web server for a tool, and the traced binary.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod binary;
 
