@@ -352,6 +352,7 @@ impl McpServer {
                 tokio::select! {
                     () = stop.cancelled() => break None,
                     () = connection.ended() => break None,
+                    () = open.calls.ended_by_host.cancelled() => break None,
                     () = open.calls.session_lost.cancelled() => {
                         break Some(SESSION_LOST.to_owned());
                     }

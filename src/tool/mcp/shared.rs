@@ -150,6 +150,8 @@ pub(super) struct OpenCalls {
     question_calls: Mutex<HashMap<RequestId, RequestId>>,
     /// The reason why the host ended the connection, because the server has reached a limit.
     pub(super) end_reason: Mutex<Option<&'static str>>,
+    /// Cancelled with that reason. The library waits for replies that are being written before it ends a connection.
+    pub(super) ended_by_host: CancellationToken,
 }
 
 /// A call that may have been written.

@@ -212,6 +212,7 @@ impl StdioTransport {
     fn end(&self, limit: &'static str, reason: &'static str) {
         self.shared.limit_reached(limit);
         *self.calls.end_reason.lock() = Some(reason);
+        self.calls.ended_by_host.cancel();
     }
 
     /// Waits until few enough requests of the server are unanswered. Returns false if it reads nothing meanwhile. Cancel
