@@ -57,7 +57,6 @@ fn appended(deltas: &[Delta]) -> (String, Vec<String>) {
             | Delta::Error(_)
             | Delta::Problem(_)
             | Delta::Done => {}
-            _ => {}
         }
     }
     (text, calls)

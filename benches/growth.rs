@@ -38,7 +38,7 @@ use callsheet::runtime::model::{ModelClient, ModelRequest};
 use callsheet::runtime::{Host, OpenSession};
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{RunEnd, Wire};
-use callsheet::wire::ToolDefinition;
+use callsheet::wire::{ToolDefinition, WireFormat as _};
 use chat::{end, event};
 use parking_lot::Mutex;
 use report::Report;

@@ -113,7 +113,7 @@ impl Journal for FileJournal {
         let entries = lines.map(|(line, seq)| {
             let (time, body) = line.split_once(' ').unwrap_or_default();
             let time = time.parse().unwrap_or_default();
-            JournalEntry::from_body(session, Seq(seq), time, body)
+            Ok(JournalEntry::from_body(session, Seq(seq), time, body)?)
         });
         entries.collect()
     }

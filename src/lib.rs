@@ -70,119 +70,239 @@
 //! this documentation does not show are for this crate's own binary, tests and benches. They may change
 //! in every version.
 
-pub mod config;
-pub mod journal;
-#[cfg(feature = "tools")]
-pub mod launcher;
-#[cfg(feature = "rehearsal")]
-#[doc(hidden)]
-pub mod rehearsal;
-#[cfg(feature = "server")]
-pub mod server;
-pub mod tool;
-
-#[doc(hidden)]
-pub mod builder;
-#[cfg(feature = "cli")]
-#[doc(hidden)]
-pub mod cli;
-#[doc(hidden)]
-pub mod context;
-#[doc(hidden)]
-pub mod event;
-#[cfg(feature = "load")]
-#[doc(hidden)]
-pub mod load;
-#[doc(hidden)]
-pub mod message;
-#[doc(hidden)]
-pub mod record;
-#[doc(hidden)]
-pub mod response;
-#[doc(hidden)]
-pub mod runtime;
-#[doc(hidden)]
-pub mod session;
-#[doc(hidden)]
-pub mod telemetry;
-#[doc(hidden)]
-pub mod tls;
-#[doc(hidden)]
-pub mod transcript;
-#[doc(hidden)]
-pub mod turn;
-#[doc(hidden)]
-pub mod types;
-#[doc(hidden)]
-pub mod wire;
-
-pub use builder::HostBuilder;
-#[doc(hidden)]
-pub use context::Variables;
-pub use journal::{SessionQuery, SessionSummary};
-#[doc(hidden)]
-pub use record::RequestKey;
-pub use record::StopMode;
-pub use runtime::{
+#[doc(inline)]
+pub use callsheet_host::builder::HostBuilder;
+#[doc(inline)]
+pub use callsheet_host::journal::{SessionQuery, SessionSummary};
+/// [`SessionSummary`] and [`SessionHandle::state`] show its use.
+#[doc(inline)]
+pub use callsheet_host::runtime::SessionState;
+/// Returned by [`SessionHandle::refresh_tools`].
+#[doc(inline)]
+pub use callsheet_host::runtime::ToolListChange;
+#[doc(inline)]
+pub use callsheet_host::runtime::{
     ApprovalHandle, CallReport, ClientCall, CurrentRun, ErrorKind, Host, HostError, OpenSession,
     PendingApproval, PendingClientCall, QueuedInput, RunEvent, RunFailed, RunReport, RunRequest,
-    SessionHandle, SessionSnapshot, SessionState, StartedRun, StatsReport, ToolListChange,
-    TypedRun, TypedRunError,
+    SessionHandle, SessionSnapshot, StartedRun, StatsReport, TypedRun, TypedRunError,
 };
 #[doc(hidden)]
-pub use runtime::{ClientResultError, HostCounts, ModelStatus, StoredResult};
+pub use callsheet_host::runtime::{ClientResultError, HostCounts, ModelStatus, StoredResult};
 #[doc(hidden)]
-pub use turn::ApprovalDecision;
-pub use types::{
-    ApprovalVerdict, Content, ContentPart, Image, InvalidValue, Metadata, ResultPart,
-    ResultResource, RunEnd, RunError, RunId, Seq, SessionId, SummaryFailure, ToolStatus,
-    TraceContext, WaitPhase,
+pub use callsheet_machines::context::Variables;
+#[doc(hidden)]
+pub use callsheet_machines::turn::ApprovalDecision;
+#[doc(hidden)]
+pub use callsheet_values::record::RequestKey;
+/// [`SessionHandle::stop`] shows its use.
+#[doc(inline)]
+pub use callsheet_values::record::StopMode;
+/// [`Host::fork`] takes one.
+#[doc(inline)]
+pub use callsheet_values::types::Seq;
+/// Part of a [`HostError`].
+#[doc(inline)]
+pub use callsheet_values::types::SummaryFailure;
+/// Given with a [`RunRequest`], as the parent of the run's spans, and read by a tool from its
+/// [`ToolContext`](tool::ToolContext::trace).
+#[doc(inline)]
+pub use callsheet_values::types::TraceContext;
+/// Part of an [`ApprovalHandle`].
+#[doc(inline)]
+pub use callsheet_values::types::WaitPhase;
+/// Part of a [`CallReport`].
+#[doc(inline)]
+pub use callsheet_values::types::{ApprovalVerdict, ToolStatus};
+#[doc(hidden)]
+pub use callsheet_values::types::{CallKey, VerdictWithMessage};
+#[doc(inline)]
+pub use callsheet_values::types::{
+    Content, ContentPart, Image, InvalidValue, Metadata, ResultPart, ResultResource, SessionId,
 };
+/// Part of a [`RunReport`].
+#[doc(inline)]
+pub use callsheet_values::types::{RunEnd, RunError, RunId};
+
+// What the tests and benches of this package read.
+#[cfg(feature = "cli")]
 #[doc(hidden)]
-pub use types::{CallKey, VerdictWithMessage};
+pub use callsheet_cli::{self as cli, load};
+#[doc(hidden)]
+pub use callsheet_host::{runtime, telemetry};
+#[doc(hidden)]
+pub use callsheet_machines::{context, session, turn};
+#[cfg(feature = "rehearsal")]
+#[doc(hidden)]
+pub use callsheet_rehearsal as rehearsal;
+#[doc(hidden)]
+pub use callsheet_tools::tls;
+#[doc(hidden)]
+pub use callsheet_values::{event, message, record, transcript, types};
+#[doc(hidden)]
+pub use callsheet_wire::{self as wire, response};
+
+/// The configuration of a host: its types and their defaults.
+pub mod config {
+    #[doc(hidden)]
+    pub use callsheet_values::config::*;
+    #[doc(inline)]
+    pub use callsheet_values::config::{
+        AgentConfig, ApiKey, ApprovalPolicy, BaseUrl, ClientTool, Config, ConfigErrors,
+        ContextPolicy, Execution, HookRule, HostConfig, JournalConfig, LimitOverrides, Limits,
+        ModelConfig, OnRefusal, Proxy, RunOverrides, SendReasoning, Share, ToolChoice,
+        ToolProtocol, Wire,
+    };
+}
+
+/// What outlives the process: the append-only list of each session's records, from which it is rebuilt. A program names an
+/// engine with [`HostBuilder::sqlite`], or gives one of its own ([`Journal`](journal::Journal)) to
+/// [`HostBuilder::journal`].
+pub mod journal {
+    #[doc(hidden)]
+    pub use callsheet_host::journal::*;
+    #[doc(inline)]
+    pub use callsheet_host::journal::{
+        AppendStatus, Batch, BatchStatus, Journal, JournalError, MemoryJournal, SessionQuery,
+        SessionSummary,
+    };
+    /// [`Batch`] shows how an engine stores it.
+    #[doc(inline)]
+    pub use callsheet_values::record::JournalEntry;
+}
+
+/// Starts the programs of tools, hooks and MCP servers through a launcher process. Linux only.
+#[cfg(feature = "tools")]
+pub mod launcher {
+    #[doc(inline)]
+    pub use callsheet_tools::launcher::{run_if_launched, use_binary};
+}
+
+/// The HTTP API of a host. [`serve`](server::serve) runs the server. A program with an HTTP server of its own mounts the
+/// same routes with [`router`](server::router) and [`operations`](server::operations), and puts a
+/// [`Guard`](server::Guard) around them if it wants one. Its own handlers answer with
+/// [`EventStream`](server::EventStream) and with [`HostError`], which are responses.
+#[cfg(feature = "server")]
+pub mod server {
+    #[doc(hidden)]
+    pub use callsheet_server::*;
+    #[doc(inline)]
+    pub use callsheet_server::{
+        EventStream, Guard, ServerHandle, ServerOptions, operations, router, serve,
+    };
+}
+
+/// Tools: functions that the model may call.
+///
+/// A tool is a [`TypedTool`](tool::TypedTool) or a closure ([`IntoTool`](tool::IntoTool)); its input type gives the schema
+/// and the parsing of its arguments, its output type the text for the model. Below both is the object-safe
+/// [`Tool`](tool::Tool), which describes itself with a [`ToolSpec`](tool::ToolSpec) and runs calls, also several at once,
+/// each with its own [`ToolContext`](tool::ToolContext).
+///
+/// ```
+/// use callsheet::tool::{ToolContext, ToolError, ToolSpec, TypedTool};
+///
+/// #[derive(serde::Deserialize, schemars::JsonSchema)]
+/// struct Text { text: String }
+///
+/// #[derive(serde::Serialize)]
+/// struct Count { words: usize }
+///
+/// struct CountWords;
+///
+/// impl TypedTool for CountWords {
+///     type Input = Text;
+///     type Output = Count;
+///
+///     fn spec(&self) -> ToolSpec {
+///         ToolSpec::named("count_words", "Counts the words of a text.").pure()
+///     }
+///
+///     async fn call(&self, input: Text, _context: ToolContext) -> Result<Count, ToolError> {
+///         Ok(Count { words: input.text.split_whitespace().count() })
+///     }
+/// }
+/// let builder = callsheet::Host::builder().tool(CountWords);
+/// # let _ = builder;
+/// ```
+///
+/// [`HostBuilder::tool`] offers it to the agents of a host. [`ToolTest`](testing::ToolTest) tests it without a host.
+pub mod tool {
+    /// Taken by [`HostBuilder::builtin_tools`](crate::HostBuilder::builtin_tools).
+    #[cfg(feature = "tools")]
+    #[doc(inline)]
+    pub use callsheet_tools::BuiltinOptions;
+    #[doc(hidden)]
+    pub use callsheet_tools::*;
+    #[doc(inline)]
+    pub use callsheet_tools::{
+        AgentTool, Answer, ApprovalPolicy, Hook, HookAnswer, HookPoint, HookRule, IntoTool,
+        Question, QuestionKind, Tool, ToolContext, ToolError, ToolOutput, ToolSource,
+        ToolSourceContext, ToolSpec, TypedTool,
+    };
+    /// [`Hook`] shows its use.
+    #[doc(inline)]
+    pub use callsheet_tools::{HookError, HookInput};
+}
 
 /// Requests to models and their responses, without a host; models that the program implements.
 pub mod model {
-    pub use crate::config::ToolChoice;
-    pub use crate::message::{Message, MessageList, ResponseMessage, ResultContent};
-    #[doc(hidden)]
-    pub use crate::response::{ResponseAssembler, decode_body};
-    pub use crate::runtime::model::{
+    #[doc(inline)]
+    pub use callsheet_host::runtime::model::{
         ModelClient, ModelReply, ModelRequest, ModelResponse, ModelSource, ModelStream,
         RequestedCall,
     };
-    pub use crate::types::{
-        FinishKind, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails, ToolCall, Usage,
+    #[doc(inline)]
+    pub use callsheet_values::config::ToolChoice;
+    #[doc(inline)]
+    pub use callsheet_values::message::{Message, MessageList, ResponseMessage, ResultContent};
+    /// [`Delta`] shows its use.
+    #[doc(inline)]
+    pub use callsheet_values::types::{FinishKind, FinishReason, RefusalDetails};
+    /// [`ModelReply::error`] shows its use.
+    #[doc(inline)]
+    pub use callsheet_values::types::{ProviderError, ProviderErrorKind};
+    #[doc(inline)]
+    pub use callsheet_values::types::{ToolCall, Usage};
+    #[doc(inline)]
+    pub use callsheet_wire::{CallDelta, Delta, ToolDefinition};
+    #[doc(hidden)]
+    pub use callsheet_wire::{
+        CallKind, Framing,
+        response::{ResponseAssembler, decode_body},
     };
-    #[doc(hidden)]
-    pub use crate::wire::CallKind;
-    #[doc(hidden)]
-    pub use crate::wire::Framing;
-    pub use crate::wire::{CallDelta, Delta, ToolDefinition};
 }
 
 /// The events of a session, in the form of the HTTP API.
 pub mod events {
-    pub use crate::event::{EventId, PublicEvent, PublishedEvent};
-    pub use crate::runtime::SessionEvents;
+    #[doc(inline)]
+    pub use callsheet_host::runtime::SessionEvents;
     #[doc(hidden)]
-    pub use crate::telemetry::Subscription;
-    pub use crate::telemetry::{FeedItem, LiveHook};
+    pub use callsheet_host::telemetry::Subscription;
+    #[doc(inline)]
+    pub use callsheet_host::telemetry::{FeedItem, LiveHook};
+    /// [`SessionEvents`] shows its use.
+    #[doc(inline)]
+    pub use callsheet_values::event::{EventId, PublicEvent, PublishedEvent};
 }
 
 /// A model without a socket, and tests of tools and journals without a host.
 #[cfg(feature = "testing")]
 pub mod testing {
-    pub use crate::journal::check_journal;
-    pub use crate::runtime::model::FakeModel;
-    pub use crate::tool::testing::{TestedCall, ToolTest};
+    #[doc(inline)]
+    pub use callsheet_host::journal::check_journal;
+    #[doc(inline)]
+    pub use callsheet_host::runtime::model::FakeModel;
+    #[doc(inline)]
+    pub use callsheet_tools::testing::{TestedCall, ToolTest};
 }
 
 /// The names that a program with a host of its own uses.
 pub mod prelude {
     pub use crate::config::{AgentConfig, ApiKey, ApprovalPolicy, BaseUrl, Limits, ModelConfig};
     pub use crate::model::{ModelReply, ModelRequest, ModelSource, ModelStream};
-    pub use crate::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, TypedTool};
+    pub use crate::tool::{
+        IntoTool, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, TypedTool,
+    };
     pub use crate::{
         Host, HostBuilder, HostError, OpenSession, RunEnd, RunEvent, RunReport, RunRequest,
         SessionHandle, SessionId, StopMode,

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use callsheet::load::{cpu_time, memory};
 use callsheet::types::Wire;
+use callsheet::wire::WireFormat as _;
 use parking_lot::Mutex;
 use reqwest::Client;
 use serde::Deserialize;

@@ -17,11 +17,11 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use super::form_prompt::FormPrompt;
 use super::output;
 use super::progress::approval_question;
-use crate::event::{ApprovalRequest, Event};
-use crate::runtime::{HostError, SessionHandle};
-use crate::tool::ToolOutput;
-use crate::turn::{ApprovalDecision, ApprovalError};
-use crate::types::{
+use callsheet_host::runtime::{HostError, SessionHandle};
+use callsheet_machines::turn::{ApprovalDecision, ApprovalError};
+use callsheet_tools::ToolOutput;
+use callsheet_values::event::{ApprovalRequest, Event};
+use callsheet_values::types::{
     ApprovalVerdict, CallKey, QuestionKind, SessionId, VerdictWithMessage, WaitPhase,
 };
 
@@ -440,7 +440,7 @@ fn wait_for_stdin(wait: Option<&Timespec>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::CallLabel;
+    use callsheet_values::event::CallLabel;
 
     fn request(index: u32, phase: WaitPhase) -> Event {
         let key = CallKey { turn: 1, attempt: 1, index };

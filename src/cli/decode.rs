@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::response::{ResponseLimits, decode_body_with, describe_response};
-use crate::types::ToolProtocol;
-use crate::wire::{DecoderOptions, Framing, Wire};
+use callsheet_values::types::ToolProtocol;
+use callsheet_wire::response::{ResponseLimits, decode_body_with, describe_response};
+use callsheet_wire::{DecoderOptions, Framing, Wire};
 
 /// The reason why a recording could not be read.
 #[derive(Debug, thiserror::Error)]

@@ -3,7 +3,7 @@
 /// The exit status and the message of a command that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CommandError {
-    /// The exit status: 1, 2 or 130, as described in [`crate::cli`].
+    /// The exit status: 1, 2 or 130, as described in [`crate`].
     pub(super) status: u8,
     /// The message; empty if nothing is left to print.
     pub(super) message: String,

@@ -6,7 +6,7 @@ use std::io::Read as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::types::{Content, ContentPart, Image, InvalidValue, excerpt};
+use callsheet_values::types::{Content, ContentPart, Image, InvalidValue, excerpt};
 
 /// Maximum size of an image file. Model services may have lower limits and report them.
 const FILE_BYTES_MAX: u64 = 20 << 20;

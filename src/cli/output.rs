@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 
 use super::error::CommandError;
 use super::screen::wrapped_on_stderr;
-use crate::types::sanitize_text;
+use callsheet_values::types::sanitize_text;
 
 /// Writes to stdout and flushes.
 pub(super) fn to_stdout(text: &str) -> io::Result<()> {

@@ -9,10 +9,10 @@ use super::error::CommandError;
 use super::output;
 use super::setup;
 use super::tools::terminal_line;
-use crate::config::{JournalEngine, McpPin, ModelConfig};
-use crate::runtime::Host;
-use crate::runtime::model::{ModelReply, ModelRequest};
-use crate::tool::{LOCK_FILE, PinProblem, ServerListing, ToolLock, check_instructions};
+use callsheet_host::runtime::Host;
+use callsheet_host::runtime::model::{ModelReply, ModelRequest};
+use callsheet_tools::{LOCK_FILE, PinProblem, ServerListing, ToolLock, check_instructions};
+use callsheet_values::config::{JournalEngine, McpPin, ModelConfig};
 
 /// The name of the model, which is never asked.
 const NO_MODEL: &str = "no model";

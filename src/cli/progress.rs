@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use super::output::{clean, format_count};
 use super::screen::ScreenItem;
-use crate::event::ConflictResolution;
-use crate::event::{
+use callsheet_values::event::ConflictResolution;
+use callsheet_values::event::{
     ApprovalRequest, CallLabel, Event, RunStats, ServiceCall, ServiceCallStatus, WaitingFor,
 };
-use crate::types::{
+use callsheet_values::types::{
     ApprovalVerdict, CallKey, FinishKind, Question, QuestionKind, RunEnd, ToolOutcome, ToolResult,
     ToolStatus, VariableName, WaitPhase, excerpt, printable,
 };
@@ -621,8 +621,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::event::TurnSummary;
-    use crate::types::{Execution, FailureKind, FinishReason, Metadata, ResultNotes, ToolCall};
+    use callsheet_values::event::TurnSummary;
+    use callsheet_values::types::{
+        Execution, FailureKind, FinishReason, Metadata, ResultNotes, ToolCall,
+    };
 
     fn label(index: u32) -> CallLabel {
         let key = CallKey { turn: 1, attempt: 1, index };
@@ -658,7 +660,7 @@ mod tests {
             started: None,
             wait: Duration::ZERO,
             duration: Duration::from_millis(1500),
-            writes: crate::types::WriteSet::default(),
+            writes: callsheet_values::types::WriteSet::default(),
         };
         Event::CallEnded { result: Box::new(result), parallel: false, early: false }
     }
@@ -869,7 +871,7 @@ mod tests {
             assert_eq!(limit_line(limit, value, maximum, action), format!("! {expected}"));
         }
         // Each limit of the configuration has its sentence.
-        for limit in crate::config::Limits::NAMES {
+        for limit in callsheet_values::config::Limits::NAMES {
             let line = limit_line(limit, 1, 2, "ended");
             assert!(line.contains(&format!("({limit}")), "{line}");
         }

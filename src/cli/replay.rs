@@ -7,13 +7,13 @@ use super::error::CommandError;
 use super::output::{self, format_count};
 use super::sessions::unknown_session;
 use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
-use crate::journal::JournalReader;
-use crate::record::Seq;
-use crate::record::frozen_tools_key;
-use crate::runtime::AgentRules;
-use crate::session::{Replayed, replay};
-use crate::turn::Difference;
-use crate::types::{SessionId, sanitize_text};
+use callsheet_host::journal::JournalReader;
+use callsheet_host::runtime::AgentRules;
+use callsheet_machines::session::{Replayed, replay};
+use callsheet_machines::turn::Difference;
+use callsheet_values::record::Seq;
+use callsheet_values::record::frozen_tools_key;
+use callsheet_values::types::{SessionId, sanitize_text};
 
 /// Flags of `callsheet replay`.
 #[derive(Debug, clap::Args)]

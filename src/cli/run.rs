@@ -11,16 +11,16 @@ use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use super::signals::Signals;
 use super::watch::DisplayScope;
 use super::{images, output, screen, watch};
-use crate::config::{
+use callsheet_host::journal::{JournalError, JournalReader};
+use callsheet_host::runtime::{ErrorKind, Host, HostError, OpenSession, RunReport, RunRequest};
+use callsheet_host::telemetry::{self, LogFormat};
+use callsheet_tools::{ToolRegistry, ToolServer};
+use callsheet_values::config::{
     Config, DEFAULT_AGENT, JournalEngine, OutputRequest, REHEARSAL, RunOverrides, Temperature,
     ToolPattern,
 };
-use crate::journal::{JournalError, JournalReader};
-use crate::record::Record;
-use crate::runtime::{ErrorKind, Host, HostError, OpenSession, RunReport, RunRequest};
-use crate::telemetry::{self, LogFormat};
-use crate::tool::{ToolRegistry, ToolServer};
-use crate::types::{Execution, Metadata, RunEnd, SessionId, ToolChoice};
+use callsheet_values::record::Record;
+use callsheet_values::types::{Execution, Metadata, RunEnd, SessionId, ToolChoice};
 
 /// The parts of a request that flags set: the text before the first `: ` of the host's error about the part, and
 /// the flag that the user sees instead.
@@ -114,14 +114,12 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
         return Err(CommandError::usage("the prompt is empty"));
     }
     let input = images::with_images(&args.prompt, &args.images).map_err(CommandError::usage)?;
-    let request = RunRequest {
-        // Waits for a run that an earlier process left unfinished.
-        queue: args.session.is_some(),
-        overrides: overrides(&args)?,
-        metadata: parse_metadata(&args.metadata)?,
-        into: args.into.clone(),
-        ..input.into()
-    };
+    let mut request = RunRequest::from(input);
+    // Waits for a run that an earlier process left unfinished.
+    request.queue = args.session.is_some();
+    request.overrides = overrides(&args)?;
+    request.metadata = parse_metadata(&args.metadata)?;
+    request.into = args.into.clone();
     let RunSetup { mut config, tools, agent, is_stored } = RunSetup::new(&args)?;
     let mut signals = Signals::new().map_err(CommandError::failed)?;
     // The rehearsal model is started only if the chosen agent, or one that a tool runs, uses it.
@@ -134,7 +132,10 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
     let host = setup::start_host(builder, &mut signals).await;
     let host = host.map_err(|error| error.naming_data_dir_flag(args.data_dir.is_some()))?;
     let host = host.ok_or_else(CommandError::interrupted)?;
-    let open = OpenSession { agent: Some(agent), id: args.session.clone(), ..Default::default() };
+    let open = OpenSession::default().with(|open| {
+        open.agent = Some(agent);
+        open.id = args.session.clone();
+    });
     let report = run_on(&host, &args, open, is_stored, request, &mut signals).await;
     // The host also closes its journal after an error.
     host.shutdown().await;
@@ -458,7 +459,6 @@ mod tests {
         assert_eq!((error.status, error.message.contains("writer")), (2, true));
     }
 
-    #[cfg(all(feature = "mcp", target_os = "linux"))]
     #[test]
     fn a_pattern_may_name_the_tools_of_a_server() {
         let config = parse("[mcp.files]\nurl = \"http://127.0.0.1:9/mcp\"\n");

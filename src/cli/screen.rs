@@ -7,7 +7,7 @@
 use std::io::{self, IsTerminal as _, Write};
 use std::os::fd::AsFd;
 
-use crate::types::{TextSanitizer, fitting, sanitize_text, text_columns};
+use callsheet_values::types::{TextSanitizer, fitting, sanitize_text, text_columns};
 
 /// Width of an output whose width is not known.
 const DEFAULT_COLUMNS: usize = 80;

@@ -12,13 +12,13 @@ use super::open_files;
 use super::output;
 use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use super::signals::Signals;
-use crate::config::{Config, JournalEngine, REHEARSAL, parse_listen};
-use crate::rehearsal::Rehearsal;
-use crate::runtime::{AgentRules, Host};
-use crate::server::{self, ServerHandle, ServerOptions};
-use crate::telemetry::{self, LogFormat};
-use crate::tool::ToolRegistry;
-use crate::types::millis;
+use callsheet_host::runtime::{AgentRules, Host};
+use callsheet_host::telemetry::{self, LogFormat};
+use callsheet_rehearsal::Rehearsal;
+use callsheet_server::{self, ServerHandle, ServerOptions};
+use callsheet_tools::ToolRegistry;
+use callsheet_values::config::{Config, JournalEngine, REHEARSAL, parse_listen};
+use callsheet_values::types::millis;
 
 /// Flags of `callsheet serve`.
 #[derive(Debug, clap::Args)]
@@ -82,7 +82,7 @@ fn check(
 /// Returns lines about the sandboxes that this machine supports.
 #[cfg(target_os = "linux")]
 fn sandbox_summary() -> String {
-    let support = crate::launcher::sandbox_support();
+    let support = callsheet_tools::launcher::sandbox_support();
     let names = support.iter().filter(|(_, supported)| supported.is_ok());
     let names: Vec<&str> = names.map(|(level, _)| level.as_str()).collect();
     let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
@@ -131,7 +131,7 @@ async fn start(
     let Some(host) = host else { return Ok(None) };
     // The server handles connections in the background.
     let http_server =
-        server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;
+        callsheet_server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;
     Ok(Some(RunningServer { http_server, host, rehearsal, signals }))
 }
 

@@ -10,13 +10,13 @@ use super::error::CommandError;
 use super::output::{self, format_count};
 use super::screen::{ascii_signs, is_coloured, is_dumb, terminal_columns};
 use super::setup::{self, CONFIG_HELP, DATA_DIR_HELP};
-use crate::journal::export::{self, ChildSessions, TimelineStyle};
-use crate::journal::{
+use callsheet_host::journal::export::{self, ChildSessions, TimelineStyle};
+use callsheet_host::journal::{
     JournalError, JournalReader, SessionQuery, SessionSummary, open_run_id, state_after, unix_ms,
     verify, verify_children,
 };
-use crate::record::{Record, Seq};
-use crate::types::{SessionId, SessionState, sanitize_text};
+use callsheet_values::record::{Record, Seq};
+use callsheet_values::types::{SessionId, SessionState, sanitize_text};
 
 /// Number of sessions that are read at once.
 const PAGE_LENGTH: usize = 1_000;
@@ -146,7 +146,13 @@ impl OpenJournal {
                 return None;
             }
             let (from, touched_before) = (after.take(), None);
-            let listing = SessionQuery { after: from, limit, state, touched_before, children };
+            let listing = SessionQuery::default().with(|query| {
+                query.after = from;
+                query.limit = limit;
+                query.state = state;
+                query.touched_before = touched_before;
+                query.children = children;
+            });
             let page = self.reader.list(&listing);
             match &page {
                 Ok(page) => {
@@ -196,7 +202,7 @@ fn list(
         if count == 0 {
             row("ID", "AGENT", "STATE", "RECORDS", "LAST CHANGE")?;
         }
-        for SessionSummary { id, agent, state, seq, opened: _, touched, metadata: _ } in &page {
+        for SessionSummary { id, agent, state, seq, touched, .. } in &page {
             let (records, touched) = (seq.to_string(), export::when(*touched));
             row(id.as_str(), &sanitize_text(agent), state.as_str(), &records, &touched)?;
         }

@@ -9,12 +9,12 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::error::CommandError;
 use super::signals::Signals;
-use crate::builder::HostBuilder;
-use crate::config::{ApiKey, BaseUrl, Config, ModelConfig, REHEARSAL, ToolKind, Wire};
-use crate::rehearsal::{Rehearsal, RehearsalOptions};
-use crate::runtime::{Host, HostError};
-use crate::telemetry;
-use crate::tool::{BuiltinError, BuiltinOptions, ToolRegistry, builtin};
+use callsheet_host::builder::HostBuilder;
+use callsheet_host::runtime::{Host, HostError};
+use callsheet_host::telemetry;
+use callsheet_rehearsal::{Rehearsal, RehearsalOptions};
+use callsheet_tools::{BuiltinError, BuiltinOptions, ToolRegistry, builtin};
+use callsheet_values::config::{ApiKey, BaseUrl, Config, ModelConfig, REHEARSAL, ToolKind, Wire};
 
 /// The configuration file that is read by default, if it exists.
 const DEFAULT_FILE: &str = "callsheet.toml";

@@ -16,16 +16,16 @@ use super::run::choose_agent;
 use super::setup::{self, CONFIG_HELP};
 use super::signals::Signals;
 use super::watch::{self, DisplayScope};
-use crate::config::{Config, JournalEngine, ModelConfig, ToolPattern};
-use crate::journal::JournalReader;
-use crate::runtime::model::{ModelReply, ModelRequest};
-use crate::runtime::{
+use callsheet_host::journal::JournalReader;
+use callsheet_host::runtime::model::{ModelReply, ModelRequest};
+use callsheet_host::runtime::{
     CALLER, Host, OpenSession, model_that_calls, restore_startups, stored_refusals,
 };
-use crate::tool::{
+use callsheet_tools::{
     AgentTools, ListedServer, ListedTool, ModelRefusal, NOT_NAMED, ToolRegistry, ToolServer,
 };
-use crate::types::{READ_VAR, RunEnd, ToolStatus, is_invisible, one_line, printable};
+use callsheet_values::config::{Config, JournalEngine, ModelConfig, ToolPattern};
+use callsheet_values::types::{READ_VAR, RunEnd, ToolStatus, is_invisible, one_line, printable};
 
 /// Maximum size of an OpenAPI document.
 const SPEC_BYTES_MAX: u64 = 32 << 20;
@@ -51,7 +51,6 @@ pub(super) enum ToolsCommand {
         check: bool,
     },
     /// Compares the tools of MCP servers with those that were accepted (callsheet-tools.lock).
-    #[cfg(all(feature = "mcp", target_os = "linux"))]
     Pin {
         #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
         config: Option<PathBuf>,
@@ -104,7 +103,6 @@ pub(super) async fn run(command: ToolsCommand) -> Result<ExitCode, CommandError>
             let listed = list(config.as_deref(), agent, json).await?;
             Ok(if check && has_problem(&listed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
         }
-        #[cfg(all(feature = "mcp", target_os = "linux"))]
         ToolsCommand::Pin { config, accept } => super::pin::run(config.as_deref(), accept).await,
         ToolsCommand::Call(args) => call(args).await,
         ToolsCommand::Import { include, tag, file } => {
@@ -227,7 +225,7 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
             return Err(error);
         }
     }
-    let open = OpenSession { agent: Some(agent), ..OpenSession::default() };
+    let open = OpenSession::default().with(|open| open.agent = Some(agent));
     let session = host.open_session(open).await.map_err(CommandError::failed)?;
     let run = session.start_run("call the tool").await.map_err(CommandError::failed)?;
     let mode = ApprovalMode::from_flags(args.approve, false);

@@ -15,13 +15,13 @@ use super::screen::{
     LineOutput, Screen, ScreenItem, ascii_signs, is_coloured, is_dumb, terminal_columns,
 };
 use super::signals::Signals;
-use crate::event::{Event, PublishedEvent};
-use crate::journal::export::{ChildSessions, TimelineStyle, timeline};
-use crate::journal::unix_ms;
-use crate::record::{JournalEntry, Record, Seq, StopMode};
-use crate::runtime::{Host, HostError, RunFeed, RunReport, SessionHandle, StartedRun};
-use crate::telemetry::{Subscription, journal_failed};
-use crate::types::RunId;
+use callsheet_host::journal::export::{ChildSessions, TimelineStyle, timeline};
+use callsheet_host::journal::unix_ms;
+use callsheet_host::runtime::{Host, HostError, RunFeed, RunReport, SessionHandle, StartedRun};
+use callsheet_host::telemetry::{Subscription, journal_failed};
+use callsheet_values::event::{Event, PublishedEvent};
+use callsheet_values::record::{JournalEntry, Record, Seq, StopMode};
+use callsheet_values::types::RunId;
 
 /// Interval at which open calls are redrawn.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);

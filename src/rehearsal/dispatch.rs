@@ -7,7 +7,7 @@ use super::ollama::Ollama;
 use super::openai_chat::OpenaiChat;
 use super::openai_responses::OpenaiResponses;
 use super::service::{ProviderService, RehearsedAnswer};
-use crate::types::Wire;
+use callsheet_values::types::Wire;
 
 /// Returns the service of a wire format.
 pub(super) fn service(wire: Wire) -> &'static dyn ProviderService {

@@ -30,7 +30,7 @@ use super::improviser::improvise;
 use super::requests::{AnswerState, OpenRequest, RehearsalState};
 use super::script::{Response, Then};
 use super::service::{MODEL, ProviderRequest, RehearsedAnswer};
-use crate::types::Wire;
+use callsheet_values::types::Wire;
 
 /// The header that marks every answer: no language model produced it.
 pub const REHEARSAL_HEADER: &str = "x-callsheet-rehearsal";

@@ -28,7 +28,7 @@ use std::iter;
 use serde_json::Value;
 
 use super::text::items;
-use crate::tool::{CompiledSchema, FormatCheck, PathSegment, Violation};
+use callsheet_machines::contract::{CompiledSchema, FormatCheck, PathSegment, Violation};
 
 /// The refusal of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,11 +12,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::script::Script;
-use crate::types::Wire;
+use callsheet_values::types::Wire;
 
 /// A request that the server has received. Requests to an unknown path, or with an unreadable body, do not count.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 pub struct ReceivedRequest {
     /// Its number, from 1 since the server's start.
     pub number: u64,

@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use super::extract::{JsonBody, PathSession};
-use crate::runtime::HostError;
-use crate::turn::{ApprovalDecision, ApprovalError};
-use crate::types::{ApprovalVerdict, CallKey, WaitPhase};
+use callsheet_host::runtime::HostError;
+use callsheet_machines::turn::{ApprovalDecision, ApprovalError};
+use callsheet_values::types::{ApprovalVerdict, CallKey, WaitPhase};
 
 /// Maximum length of a decision's message, which the model reads after a rejection.
 const MESSAGE_CHARS_MAX: usize = 4000;

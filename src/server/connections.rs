@@ -10,8 +10,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::runtime::Host;
-use crate::telemetry::HostMetrics;
+use callsheet_host::runtime::Host;
+use callsheet_host::telemetry::HostMetrics;
 
 /// The open connections of a server.
 #[derive(Debug)]

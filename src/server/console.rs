@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn every_file_of_the_folder_is_served_with_a_known_type() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/server/console");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("console");
         let served: BTreeSet<String> = FILES.iter().map(|(name, _)| (*name).to_owned()).collect();
         assert_eq!(files_below(&folder, &folder), served);
         for name in &served {

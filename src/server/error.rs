@@ -1,12 +1,11 @@
-//! Errors of the API: a status code and the body `{"error":{"code","message"}}`. [`HostError`] and
-//! [`RunFailed`] are such responses too.
+//! Errors of the API: a status code and the body `{"error":{"code","message"}}`.
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::default_headers::with_default_headers;
-use crate::runtime::{ClientResultError, ErrorKind, HostError, RunFailed};
-use crate::types::{RunEnd, SessionId};
+use callsheet_host::error_response::error_response;
+use callsheet_host::runtime::HostError;
+use callsheet_values::types::SessionId;
 
 /// An error response.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,16 +67,12 @@ impl ApiError {
         // The time until there is room is unknown, so the shortest wait is suggested.
         let header =
             (status == StatusCode::TOO_MANY_REQUESTS).then_some((header::RETRY_AFTER, "1"));
-        // For a client, a closed session is the same as one that never existed.
-        let is_closed = matches!(error, HostError::SessionClosed);
-        let code = if is_closed { "no_such_session" } else { error.code() };
         let message = match remedy {
             Some(remedy) => format!("{error}; {remedy}"),
             None => error.to_string(),
         };
-        let reason =
-            if let HostError::SummaryFailed(reason) = error { Some(reason.as_str()) } else { None };
-        Self { header, reason, ..Self::new(status, code, message) }
+        let reason = error.summary_failure();
+        Self { header, reason, ..Self::new(status, error.api_code(), message) }
     }
 
     /// Returns the error of a request to start a run. If a run is in progress, it names the option that queues
@@ -102,102 +97,6 @@ impl ApiError {
     #[cfg(test)]
     pub(super) fn status_and_code(&self) -> (u16, &'static str) {
         (self.status.as_u16(), self.code)
-    }
-}
-
-impl HostError {
-    /// Returns the HTTP status of the API's answer.
-    #[must_use]
-    pub fn status(&self) -> StatusCode {
-        if matches!(self, Self::SummaryFailed(_)) {
-            return StatusCode::BAD_GATEWAY;
-        }
-        // Their kind is `InvalidRequest`, but the body is well formed, so they are not 400.
-        if matches!(self, Self::KeyReused | Self::NothingToCompact) {
-            return StatusCode::UNPROCESSABLE_ENTITY;
-        }
-        let is_large =
-            |error: &ClientResultError| matches!(error, ClientResultError::TooLarge { .. });
-        if matches!(self, Self::SessionTooLarge(_))
-            || matches!(self, Self::ClientResult(error) if is_large(error))
-        {
-            return StatusCode::PAYLOAD_TOO_LARGE;
-        }
-        // The position is a parameter of the request, not its path.
-        if matches!(self, Self::NoSuchRecord { .. } | Self::UnknownEventId { .. }) {
-            return StatusCode::BAD_REQUEST;
-        }
-        match self.kind() {
-            ErrorKind::InvalidRequest => StatusCode::BAD_REQUEST,
-            ErrorKind::Journal if self.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
-            ErrorKind::NotFound => StatusCode::NOT_FOUND,
-            ErrorKind::Conflict => StatusCode::CONFLICT,
-            ErrorKind::Busy => StatusCode::TOO_MANY_REQUESTS,
-            ErrorKind::Closed => StatusCode::SERVICE_UNAVAILABLE,
-            ErrorKind::Config | ErrorKind::Journal => StatusCode::INTERNAL_SERVER_ERROR,
-        }
-    }
-}
-
-/// The API's error response: [`HostError::status`], and the body `{"error":{"code","message"}}` with
-/// [`HostError::code`] and the text of the error. The code of a closed session is `no_such_session`.
-///
-/// ```
-/// use axum::extract::State;
-/// use callsheet::prelude::*;
-///
-/// async fn ask(State(host): State<Host>, question: String) -> Result<String, HostError> {
-///     let session = host.open_session(OpenSession::default()).await?;
-///     Ok(session.run(question).await?.text)
-/// }
-/// ```
-impl IntoResponse for HostError {
-    fn into_response(self) -> Response {
-        ApiError::of_host(&self, None).into_response()
-    }
-}
-
-impl RunFailed {
-    /// Returns the HTTP status for an answer that a run did not give: 502 if the run could not continue, for
-    /// example because the service failed, 504 after a timeout, 503 if the host shut down, 409 if the run was
-    /// stopped, and 422 otherwise.
-    #[must_use]
-    pub fn status(&self) -> StatusCode {
-        match self.run_end {
-            RunEnd::Failed => StatusCode::BAD_GATEWAY,
-            RunEnd::TimedOut => StatusCode::GATEWAY_TIMEOUT,
-            RunEnd::Interrupted => StatusCode::SERVICE_UNAVAILABLE,
-            RunEnd::Stopped => StatusCode::CONFLICT,
-            // `Answered` does not occur: `RunReport::text` fails only for the other ends.
-            RunEnd::Answered
-            | RunEnd::MaxTurns
-            | RunEnd::Refused
-            | RunEnd::AllToolsFailed
-            | RunEnd::Budget
-            | RunEnd::LoopDetected => StatusCode::UNPROCESSABLE_ENTITY,
-        }
-    }
-}
-
-/// An error response in the form of the API. The code is that of the run's error, or else the run end.
-///
-/// ```
-/// use axum::extract::State;
-/// use callsheet::prelude::*;
-///
-/// // The error of an `axum::response::Result` is any response.
-/// async fn ask(State(host): State<Host>, question: String) -> axum::response::Result<String> {
-///     let session = host.open_session(OpenSession::default()).await?;
-///     Ok(session.run(question).await?.text()?.to_owned())
-/// }
-/// ```
-impl IntoResponse for RunFailed {
-    fn into_response(self) -> Response {
-        let code = match &self.error {
-            Some(error) => error.code.clone(),
-            None => self.run_end.as_str().to_owned(),
-        };
-        error_response(self.status(), &code, &self.to_string(), None)
     }
 }
 
@@ -261,18 +160,9 @@ impl IntoResponse for ApiError {
     }
 }
 
-fn error_response(status: StatusCode, code: &str, message: &str, reason: Option<&str>) -> Response {
-    let mut body = serde_json::json!({"error": {"code": code, "message": message}});
-    if let (Some(reason), Some(error)) = (reason, body["error"].as_object_mut()) {
-        error.insert("reason".to_owned(), reason.into());
-    }
-    with_default_headers((status, axum::Json(body)).into_response())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::RunError;
 
     #[test]
     fn messages_name_the_request_that_helps() {
@@ -299,20 +189,5 @@ mod tests {
         assert_eq!(full.headers().get(header::RETRY_AFTER), Some(&HeaderValue::from_static("1")));
         let closed = ApiError::of_host(&HostError::SessionClosed, None);
         assert_eq!(closed.status_and_code(), (404, "no_such_session"));
-    }
-
-    #[test]
-    fn a_failed_run_is_a_response_with_the_code_of_its_error() {
-        let error = RunError {
-            code: "provider_error".to_owned(),
-            message: "it broke".to_owned(),
-            transient: true,
-        };
-        for (run_end, expected) in [(RunEnd::Failed, 502), (RunEnd::TimedOut, 504)] {
-            let failed = RunFailed { run_end, error: Some(error.clone()) };
-            assert_eq!(failed.status().as_u16(), expected);
-            assert_eq!(failed.into_response().status().as_u16(), expected);
-        }
-        assert_eq!(RunFailed { run_end: RunEnd::Budget, error: None }.status().as_u16(), 422);
     }
 }

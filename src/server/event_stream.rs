@@ -19,10 +19,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::answer_limiter::PIECE_BYTES;
 use super::state::ServerOptions;
-use crate::event::{Event, EventId, PublicEvent, PublishedEvent};
-use crate::runtime::{HostError, HostEvent, SessionEvents, SessionStateChange, StartedRun};
-use crate::telemetry::{FeedItem, journal_failed};
-use crate::types::{Seq, SessionState};
+use callsheet_host::runtime::{
+    HostError, HostEvent, SessionEvents, SessionStateChange, StartedRun,
+};
+use callsheet_host::telemetry::{FeedItem, journal_failed};
+use callsheet_values::event::{Event, EventId, PublicEvent, PublishedEvent};
+use callsheet_values::types::{Seq, SessionState};
 
 /// Size of a write from which no further event is joined to it.
 const JOINED_BYTES: usize = 8 * 1024;
@@ -320,22 +322,22 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::event::samples::published;
-    use crate::event::{Event, RunStats};
-    use crate::telemetry::{Feed, Telemetry};
-    use crate::types::RunEnd;
+    use callsheet_host::telemetry::{Feed, Telemetry};
+    use callsheet_values::event::samples::published;
+    use callsheet_values::event::{Event, RunStats};
+    use callsheet_values::types::RunEnd;
 
     const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-    fn text(text: &str) -> crate::event::PublishedEvent {
+    fn text(text: &str) -> callsheet_values::event::PublishedEvent {
         published(Event::TextReceived { text: text.to_owned() })
     }
 
-    fn end() -> crate::event::PublishedEvent {
+    fn end() -> callsheet_values::event::PublishedEvent {
         end_with("done")
     }
 
-    fn end_with(text: &str) -> crate::event::PublishedEvent {
+    fn end_with(text: &str) -> callsheet_values::event::PublishedEvent {
         published(Event::RunEnded {
             agent: "default".to_owned(),
             end: RunEnd::Answered,
@@ -351,7 +353,7 @@ mod tests {
         Feed::starting_after(Telemetry::new(&[]), Seq(0))
     }
 
-    fn publish(feed: &Feed, event: crate::event::PublishedEvent) {
+    fn publish(feed: &Feed, event: callsheet_values::event::PublishedEvent) {
         feed.publish(event, None);
     }
 

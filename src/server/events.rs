@@ -13,9 +13,9 @@ use super::error::ApiError;
 use super::event_stream::EventStream;
 use super::extract::{PathSession, StrictQuery};
 use super::state::{AppState, WATCHED_SESSIONS_MAX};
-use crate::event::EventId;
-use crate::runtime::HostError;
-use crate::types::{SessionId, excerpt};
+use callsheet_host::runtime::HostError;
+use callsheet_values::event::EventId;
+use callsheet_values::types::{SessionId, excerpt};
 
 /// Maximum number of sessions of one stream.
 const SESSIONS_MAX: usize = 256;
@@ -138,7 +138,7 @@ fn event_id(source: &str, text: &str) -> Result<EventId, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::Seq;
+    use callsheet_values::types::Seq;
 
     #[test]
     fn several_sessions_have_a_position_each() {

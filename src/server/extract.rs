@@ -22,9 +22,9 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::error::ApiError;
 use super::state::{AppState, BODIES_BYTES_MAX};
-use crate::record::RequestKey;
-use crate::runtime::SessionHandle;
-use crate::types::{SessionId, excerpt};
+use callsheet_host::runtime::SessionHandle;
+use callsheet_values::record::RequestKey;
+use callsheet_values::types::{SessionId, excerpt};
 
 /// Maximum length of an `Idempotency-Key` in bytes.
 const KEY_BYTES_MAX: usize = 255;
@@ -460,7 +460,7 @@ mod tests {
     #[serde(deny_unknown_fields)]
     struct SampleInner {
         #[expect(dead_code, reason = "only read by serde")]
-        mode: crate::record::StopMode,
+        mode: callsheet_values::record::StopMode,
     }
 
     #[test]

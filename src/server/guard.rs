@@ -23,7 +23,7 @@ use tower_service::Service;
 use super::error::ApiError;
 use super::listener::LocalAddress;
 use super::state::ServerOptions;
-use crate::config::ApiKey;
+use callsheet_values::config::ApiKey;
 
 /// A layer (`tower_layer::Layer`) that refuses requests of foreign web pages, and requests without the
 /// bearer token.
@@ -158,7 +158,7 @@ impl Guard {
         local: Option<SocketAddr>,
     ) -> Result<(), ApiError> {
         let foreign = |origin: &[u8]| {
-            let origin = crate::types::excerpt(&String::from_utf8_lossy(origin), 100);
+            let origin = callsheet_values::types::excerpt(&String::from_utf8_lossy(origin), 100);
             let message = format!(
                 "pages of {origin:?} must not use this host; add it to host.allowed_hosts, or in a program to Guard::hosts"
             );
@@ -218,7 +218,6 @@ impl From<&ServerOptions> for Guard {
     }
 }
 
-#[doc(hidden)]
 impl<S> Layer<S> for Guard {
     type Service = GuardedService<S>;
 

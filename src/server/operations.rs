@@ -12,8 +12,8 @@ use serde_json::{Map, Value, json};
 use super::answer_limiter;
 use super::error::ApiError;
 use super::state::AppState;
-use crate::runtime::ModelStatus;
-use crate::telemetry::Telemetry;
+use callsheet_host::runtime::ModelStatus;
+use callsheet_host::telemetry::Telemetry;
 
 pub(super) async fn healthz() -> impl IntoResponse {
     Json(json!({"status": "ok"}))
@@ -28,7 +28,7 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, Ap
     }
     if state.host.is_ready() {
         let models = state.host.models().into_iter().map(|model| {
-            let ModelStatus { name, breaker, in_flight, waiting } = model;
+            let ModelStatus { name, breaker, in_flight, waiting, .. } = model;
             let breaker = breaker.as_str();
             (name, json!({"breaker": breaker, "in_flight": in_flight, "waiting": waiting}))
         });

@@ -12,9 +12,9 @@ use super::answer_limiter;
 use super::error::ApiError;
 use super::extract::{EmptyBody, PathParameters, PathSession, StrictQuery};
 use super::state::AppState;
-use crate::journal::JournalEntry;
-use crate::runtime::{SentRequest, SessionCheck};
-use crate::types::{Seq, excerpt};
+use callsheet_host::journal::JournalEntry;
+use callsheet_host::runtime::{SentRequest, SessionCheck};
+use callsheet_values::types::{Seq, excerpt};
 
 /// Default of `limit`: the number of records on a page.
 const PAGE_LENGTH: usize = 100;
@@ -62,7 +62,7 @@ pub(super) async fn verify(
     _: EmptyBody,
 ) -> Result<Response, ApiError> {
     let _guard = state.reads.checks.lock().await;
-    let SessionCheck { records, open_run, breaches } = session.verify().await?;
+    let SessionCheck { records, open_run, breaches, .. } = session.verify().await?;
     let breaches = breaches.iter().map(|breach| {
         let (seq, invariant) = (breach.seq, breach.invariant.as_str());
         json!({"seq": seq, "invariant": invariant, "what": breach.message})

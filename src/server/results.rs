@@ -10,9 +10,11 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::extract::{PathSession, ResultBody, StrictQuery, rewrite_serde_error};
 use super::state::AppState;
-use crate::runtime::{HostError, StoredResult};
-use crate::tool::ToolOutput;
-use crate::types::{CallKey, ResultPart, ToolStatus, ceil_char_boundary, floor_char_boundary};
+use callsheet_host::runtime::{HostError, StoredResult};
+use callsheet_tools::ToolOutput;
+use callsheet_values::types::{
+    CallKey, ResultPart, ToolStatus, ceil_char_boundary, floor_char_boundary,
+};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -46,7 +48,7 @@ pub(super) async fn show(
     // A text that is not a call key cannot name a call.
     let key: CallKey = tool_id
         .parse()
-        .map_err(|_| HostError::NoSuchResult(crate::types::excerpt(&tool_id, 64)))?;
+        .map_err(|_| HostError::NoSuchResult(callsheet_values::types::excerpt(&tool_id, 64)))?;
     // Other requests do not wait while the session is read from the journal.
     session.wake().await?;
     let _guard = state.reads.results.lock().await;

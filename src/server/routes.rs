@@ -10,7 +10,6 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post};
 use tokio_util::sync::CancellationToken;
 
-use super::default_headers::with_default_headers;
 use super::error::ApiError;
 use super::extract::NoQuery;
 use super::mount::MountPath;
@@ -19,7 +18,8 @@ use super::state::{ApiState, AppState, ServerOptions};
 use super::{
     approvals, console, events, records, results, runs, sessions, start_page, tools, vitals,
 };
-use crate::runtime::Host;
+use callsheet_host::error_response::with_default_headers;
+use callsheet_host::runtime::Host;
 
 /// A method, a path and its handler.
 type Route = (&'static str, &'static str, MethodRouter<AppState>);

@@ -18,14 +18,14 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::extract::{EmptyBody, JsonBody, KeyedBody, PathSession, StrictObject};
 use super::state::AppState;
-use crate::config::{
+use callsheet_host::runtime::{HostError, RunRequest, StartedRun};
+use callsheet_host::telemetry::FeedItem;
+use callsheet_values::config::{
     ApprovalPolicy, ClientTool, LimitOverrides, OutputRequest, RunOverrides, Temperature,
 };
-use crate::event::Event;
-use crate::record::StopMode;
-use crate::runtime::{HostError, RunRequest, StartedRun};
-use crate::telemetry::FeedItem;
-use crate::types::{
+use callsheet_values::event::Event;
+use callsheet_values::record::StopMode;
+use callsheet_values::types::{
     Content, Execution, Metadata, TRACEPARENT, TRACESTATE, ToolChoice, TraceContext,
 };
 
@@ -109,16 +109,15 @@ pub(super) async fn start(
     let trace = trace(&headers);
     let has_key = request_key.is_some();
     let run = session
-        .start_run(RunRequest {
-            input,
-            overrides,
-            request_key,
-            trace,
-            queue,
-            metadata,
-            into,
-            ..RunRequest::default()
-        })
+        .start_run(RunRequest::default().with(|run| {
+            run.input = input;
+            run.overrides = overrides;
+            run.request_key = request_key;
+            run.trace = trace;
+            run.queue = queue;
+            run.metadata = metadata;
+            run.into = into;
+        }))
         .await
         .map_err(ApiError::of_run_start)?;
     if accepts_events(&headers) {

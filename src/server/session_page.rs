@@ -11,9 +11,9 @@ use serde::Serialize;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::answer_limiter::{AnswerPermit, LARGE_BYTES, PIECE_BYTES, json_response};
-use crate::message::{Message, content_bytes, json_bytes};
-use crate::runtime::{CallReport, CurrentRun, PendingApproval, SessionSnapshot};
-use crate::types::{QuestionKind, ResultPart};
+use callsheet_host::runtime::{CallReport, CurrentRun, PendingApproval, SessionSnapshot};
+use callsheet_values::message::{Message, content_bytes, json_bytes};
+use callsheet_values::types::{QuestionKind, ResultPart};
 
 /// Size from which a single part is encoded on a thread that may block. A part above [`LARGE_BYTES`] is
 /// encoded on a thread of its own, which waits for the client: its answer is a large one, so such threads are
@@ -325,7 +325,7 @@ fn append_member(
 mod tests {
     use super::super::answer_limiter::AnswerLimiter;
     use super::*;
-    use crate::types::{Metadata, Seq, SessionId, SessionState, Usage};
+    use callsheet_values::types::{Metadata, Seq, SessionId, SessionState, Usage};
 
     fn page(history: Vec<Message>) -> SessionPage {
         let snapshot = SessionSnapshot {

@@ -12,10 +12,10 @@ use super::extract::{JsonBody, PathSession, StrictQuery};
 use super::mount::MountPath;
 use super::session_page::SessionPage;
 use super::state::AppState;
-use crate::config::ClientTool;
-use crate::journal::SessionQuery;
-use crate::runtime::{OpenSession, SessionHandle, SessionState};
-use crate::types::{Metadata, Seq, SessionId};
+use callsheet_host::journal::SessionQuery;
+use callsheet_host::runtime::{OpenSession, SessionHandle, SessionState};
+use callsheet_values::config::ClientTool;
+use callsheet_values::types::{Metadata, Seq, SessionId};
 
 /// Default of `limit`: the number of sessions on a page.
 const PAGE_LENGTH: usize = 100;
@@ -52,8 +52,13 @@ pub(super) async fn open(
     JsonBody(request): JsonBody<OpenSessionRequest>,
 ) -> Result<Response, ApiError> {
     let OpenSessionRequest { agent, id, messages, metadata, client_tools } = request;
-    let open =
-        OpenSession { agent, id, messages, metadata, client_tools, ..OpenSession::default() };
+    let open = OpenSession::default().with(|open| {
+        open.agent = agent;
+        open.id = id;
+        open.messages = messages;
+        open.metadata = metadata;
+        open.client_tools = client_tools;
+    });
     let session = state.host.open_session(open).await?;
     created(&session, &mount).await
 }
@@ -82,7 +87,11 @@ pub(super) async fn list(
     let after = after.map(|after| SessionId::parse(&after)).transpose();
     let after = after
         .map_err(|error| ApiError::bad_request("invalid_request", format!("after: {error}")))?;
-    let mut query = SessionQuery { after, state, children, ..SessionQuery::default() };
+    let mut query = SessionQuery::default().with(|query| {
+        query.after = after;
+        query.state = state;
+        query.children = children;
+    });
     let _guard = if limit >= LONG_LENGTH { Some(shared.reads.lists.lock().await) } else { None };
     let mut answer = shared.answer_limiter.writer();
     answer.append("{\"sessions\":[")?;

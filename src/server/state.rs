@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::answer_limiter::AnswerLimiter;
 use super::event_stream::EventStream;
-use crate::config::{ApiKey, HostConfig};
-use crate::runtime::Host;
+use callsheet_host::runtime::Host;
+use callsheet_values::config::{ApiKey, HostConfig};
 
 /// Maximum number of bytes of all request bodies above 32 KiB that are being received.
 pub(super) const BODIES_BYTES_MAX: usize = 48 * 1024 * 1024;
@@ -19,7 +19,7 @@ pub(super) const WATCHED_SESSIONS_MAX: usize = 8192;
 
 /// Access rules and limits of a server.
 ///
-/// Taken by [`serve`](crate::server::serve); [`Self::router`] shows their use in a program.
+/// Taken by [`serve`](crate::serve); [`Self::router`] shows their use in a program.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerOptions {
@@ -99,7 +99,7 @@ pub(super) struct ApiState {
     pub(super) watched_sessions: Arc<Semaphore>,
     /// Cancelled at shutdown, to end event streams.
     pub(super) closing: CancellationToken,
-    /// True for [`serve`](crate::server::serve), false for a router in an application.
+    /// True for [`serve`](crate::serve), false for a router in an application.
     pub(super) is_server: bool,
 }
 

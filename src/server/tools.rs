@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use super::error::ApiError;
 use super::extract::{JsonBody, PathParameters, StrictQuery};
 use super::state::AppState;
-use crate::runtime::{CallReport, HostError};
-use crate::types::{RunEnd, RunError};
+use callsheet_host::runtime::{CallReport, HostError};
+use callsheet_values::types::{RunEnd, RunError};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -56,7 +56,7 @@ pub(super) async fn call(
         if !matches!(error, HostError::UnknownTool(_)) {
             return ApiError::from(error);
         }
-        let name = crate::types::excerpt(name, 64);
+        let name = callsheet_values::types::excerpt(name, 64);
         let message = format!("no tool is called {name:?}; GET /v1/tools lists those of an agent");
         ApiError::not_found("unknown_tool", message)
     })?;

@@ -20,7 +20,7 @@ use super::reasoning_tags::ReasoningTagReader;
 use super::repair::{Repaired, repair};
 use super::sse::{SseDecoder, SseEvent};
 use super::{Delta, Framing, Problem, Wire};
-use crate::types::{ProviderError, ProviderErrorKind, excerpt};
+use callsheet_values::types::{ProviderError, ProviderErrorKind, excerpt};
 
 /// The limits of a decoder, what it must know of the request, and the switch of the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use crate::types::{FinishReason, ProviderError, Usage};
+use callsheet_values::types::{FinishReason, ProviderError, Usage};
 
 /// One normalised change of a response. A model source of the program creates deltas, and a
-/// [`ModelClient`](crate::model::ModelClient) returns them.
+/// `ModelClient` returns them.
 ///
 /// ```
 /// use callsheet::model::{CallDelta, Delta, FinishKind, FinishReason, ModelStream, Usage};
@@ -30,7 +30,6 @@ use crate::types::{FinishReason, ProviderError, Usage};
 /// # let _ = answer_in_pieces();
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum Delta {
     /// More of the answer's text.
     Text(String),
@@ -50,7 +49,6 @@ pub enum Delta {
         arguments: Option<String>,
     },
     /// Data that the service wants back with the next request.
-    #[doc(hidden)]
     Metadata(ProviderMetadata),
     /// The reason why the response ended. The last one counts.
     Finish(FinishReason),
@@ -64,7 +62,6 @@ pub enum Delta {
     /// An error that the service reports within the response, or a payload that cannot be read.
     Error(ProviderError),
     /// Something unexpected that was ignored.
-    #[doc(hidden)]
     Problem(Problem),
     /// The wire's own mark that the response is over, such as `[DONE]`, or the end of a plain body.
     Done,
@@ -113,7 +110,6 @@ pub enum ProviderMetadata {
 ///
 /// [`Delta`] shows its use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub struct CallDelta {
     /// The wire's index, if it sent a usable one. Where the wire has none, a decoder may count the calls.
     pub index: Option<u64>,
@@ -124,21 +120,17 @@ pub struct CallDelta {
     /// More of the arguments' text. `None` and `Some("")` both add nothing.
     pub arguments: Option<String>,
     /// The kind of the call. Every piece of a call that the service runs has it.
-    #[doc(hidden)]
     pub kind: CallKind,
     /// The wire itself marks the beginning of a call here, and will mark the end of its arguments
     /// with [`Delta::Seal`]. Without this mark both are inferred.
-    #[doc(hidden)]
     pub is_marked_start: bool,
     /// The model did not write the arguments in the required form, and they were repaired.
-    #[doc(hidden)]
     pub is_repaired: bool,
     /// The protocol allows no such call. It is dropped, and counted.
-    #[doc(hidden)]
     pub is_surplus: bool,
 }
 
-crate::types::impl_with!(CallDelta);
+callsheet_values::impl_with!(CallDelta);
 
 impl CallDelta {
     /// Returns whether the piece holds arguments other than white space.
@@ -157,7 +149,6 @@ impl CallDelta {
 /// The kind of a call in a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum CallKind {
     /// A function call that we run.
     #[default]

@@ -13,7 +13,7 @@ use super::overflow::find_overflow;
 use super::reasoning_refusal::note_reasoning_refusal;
 use super::refusal::refusal_of_error;
 use super::repair::parse_value;
-use crate::types::{ProviderError, ProviderErrorKind, excerpt, one_line};
+use callsheet_values::types::{ProviderError, ProviderErrorKind, excerpt, one_line};
 
 /// Maximum length of a service's error message in characters.
 const MESSAGE_CHARS_MAX: usize = 1000;

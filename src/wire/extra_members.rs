@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::ModelRequest;
 use super::dialect::RequestFormat;
-use crate::types::ToolCall;
+use callsheet_values::types::ToolCall;
 
 /// Returns the members of a body other than the history.
 ///

@@ -10,7 +10,7 @@
 
 use serde_json::Value;
 
-use crate::types::{
+use callsheet_values::types::{
     ProviderError, ReasoningField, ReasoningRefusal, ReasoningRefusalKind, one_line,
 };
 
@@ -221,7 +221,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::wire::http_error;
+    use crate::http_error;
     use ReasoningField::{Reasoning, ReasoningContent, ReasoningDetails, Thinking};
     use ReasoningRefusalKind::{Missing, Unwanted};
 

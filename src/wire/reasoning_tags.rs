@@ -292,7 +292,7 @@ fn find_close_alone(text: &str) -> Option<(usize, &'static str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{FinishKind, FinishReason};
+    use callsheet_values::types::{FinishKind, FinishReason};
 
     /// The reasoning, the text, and the tags of each part.
     type Read = (String, String, Vec<(String, String)>);

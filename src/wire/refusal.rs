@@ -8,7 +8,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::repair::parse_value;
-use crate::types::RefusalDetails;
+use callsheet_values::types::RefusalDetails;
 
 /// The codes of errors by which a service refuses to answer. OpenAI and Azure, DashScope, Volcengine, Moonshot, and the
 /// numbers of Zhipu (1301) and MiniMax (1026, 1027).

@@ -8,7 +8,7 @@
 use serde_json::Value;
 
 use super::request::ToolDefinition;
-use crate::types::{ProviderError, ProviderErrorKind, ToolRefusal};
+use callsheet_values::types::{ProviderError, ProviderErrorKind, ToolRefusal};
 
 /// Words that an error about the definition of a tool has beside the tool's name, in lower case.
 const DEFINITION_WORDS: [&str; 12] = [
@@ -83,7 +83,7 @@ const PLAIN_KEYWORDS: [&str; 9] = [
 
 /// Returns the tools because of which a service refused a request. `tools` are those of the request, in its order,
 /// under the names that were sent. `None` if the error is about something else.
-pub(crate) fn find_refused_tools(
+pub fn find_refused_tools(
     error: &ProviderError,
     tools: &[ToolDefinition],
     has_output_schema: bool,
@@ -245,7 +245,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::wire::http_error;
+    use crate::http_error;
 
     fn tools() -> Vec<ToolDefinition> {
         let plain = json!({"type": "object", "properties": {"format": {"type": "string"}}});

@@ -7,7 +7,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 /// The result of repairing a payload that could not be parsed.
-pub(in crate::wire) enum Repaired<'a> {
+pub(crate) enum Repaired<'a> {
     /// The same payload, corrected. It may still be invalid in other ways.
     Payload(String),
     /// The payloads that arrived as one.
@@ -18,7 +18,7 @@ pub(in crate::wire) enum Repaired<'a> {
 /// lone surrogate becomes U+FFFD, `NaN`, `Infinity` and numbers out of range become `null`, and only the last value of a
 /// repeated key counts.
 #[cold]
-pub(in crate::wire) fn repair(text: &str) -> Option<Repaired<'_>> {
+pub(crate) fn repair(text: &str) -> Option<Repaired<'_>> {
     // Without the blank line between them, two server-sent events are read as one.
     let starts_payload = |line: &str| line.starts_with('{') || line == "[DONE]";
     if text.contains('\n') && text.lines().all(|line| starts_payload(line.trim())) {
@@ -40,7 +40,7 @@ pub(in crate::wire) fn repair(text: &str) -> Option<Repaired<'_>> {
 }
 
 /// Parses a JSON value. A lone surrogate becomes U+FFFD.
-pub(in crate::wire) fn parse_value(text: &str) -> Option<Value> {
+pub(crate) fn parse_value(text: &str) -> Option<Value> {
     serde_json::from_str(text)
         .or_else(|_| serde_json::from_str(&replace_lone_surrogates(text)))
         .ok()
@@ -48,7 +48,7 @@ pub(in crate::wire) fn parse_value(text: &str) -> Option<Value> {
 
 /// Replaces `NaN`, `Infinity`, `-Infinity` and numbers out of range by `null`, and escapes control characters within
 /// strings.
-pub(crate) fn repair_tokens(text: &str) -> Cow<'_, str> {
+pub fn repair_tokens(text: &str) -> Cow<'_, str> {
     let mut repaired = String::new();
     let (mut copied, mut in_string, mut escaped) = (0, false, false);
     let mut token_end = 0;
@@ -102,7 +102,7 @@ fn number_token(text: &str) -> (usize, bool) {
 }
 
 /// Replaces every escaped surrogate that is not part of a pair by an escaped U+FFFD.
-pub(crate) fn replace_lone_surrogates(text: &str) -> Cow<'_, str> {
+pub fn replace_lone_surrogates(text: &str) -> Cow<'_, str> {
     let code_unit = |at: usize| -> Option<u16> {
         let digits = text.get(at..)?.strip_prefix("\\u")?.get(..4)?;
         u16::from_str_radix(digits, 16).ok()

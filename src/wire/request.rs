@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::tool_schema::ToolForm;
-use crate::message::{Message, MessageList};
-pub use crate::types::ToolChoice;
-use crate::types::{CompactionKind, MessagePart, ModelOrigin, ReasoningRule, Wire};
+use callsheet_values::message::{Message, MessageList};
+pub use callsheet_values::types::ToolChoice;
+use callsheet_values::types::{CompactionKind, MessagePart, ModelOrigin, ReasoningRule, Wire};
 
 /// The members of bodies that belong to the prompt, other than the history.
 pub(super) const PROMPT_MEMBERS: [&str; 4] =
@@ -26,7 +26,6 @@ pub(super) const PROMPT_MEMBERS: [&str; 4] =
 /// assert_eq!(request.messages.len(), 1);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 pub struct ModelRequest {
     /// The provider's name of the model.
     pub model: String,
@@ -59,13 +58,10 @@ pub struct ModelRequest {
     /// The value of `prompt_cache_key`: the same for all requests of a session.
     pub prompt_cache_key: Option<Arc<str>>,
     /// The rule for the reasoning of the model's earlier messages.
-    #[doc(hidden)]
     pub reasoning: ReasoningRule,
     /// The host itself asks, for a summary or a final answer.
-    #[doc(hidden)]
     pub is_internal: bool,
     /// The reason why the prompt may not begin with that of the session's previous request.
-    #[doc(hidden)]
     pub prompt_change: Option<PromptChange>,
 }
 
@@ -96,7 +92,7 @@ impl ModelRequest {
 
     /// Returns the request with at most this maximum length of the answer, also in `extra_body`. A thinking budget stays
     /// below it, because Anthropic refuses any other.
-    pub(crate) fn with_output_room(mut self, room: u32) -> Self {
+    pub fn with_output_room(mut self, room: u32) -> Self {
         self.max_output_tokens =
             Some(self.max_output_tokens.map_or(room, |maximum| maximum.min(room)));
         if !self.extra_body.is_empty() {
@@ -147,7 +143,7 @@ impl ModelRequest {
     /// Returns the hash of the wire and of what precedes the messages: model, system text, tools, and members that
     /// may replace them. It is the same in each version of the program, so that records can hold it. It has 48
     /// bits, which JSON numbers represent exactly everywhere.
-    pub(crate) fn prompt_hash(&self, wire: Wire) -> u64 {
+    pub fn prompt_hash(&self, wire: Wire) -> u64 {
         let tools = self.tools.iter().map(|tool| (&tool.name, &tool.description, &tool.schema));
         let extra = self.extra_body.iter().filter(|(name, _)| PROMPT_MEMBERS.contains(&&***name));
         let omitted = self.omit_body.iter().filter(|name| PROMPT_MEMBERS.contains(&&***name));
@@ -312,9 +308,8 @@ impl PromptChange {
 
 /// The definition of a tool as the model sees it.
 ///
-/// Part of a [`ModelRequest`](crate::model::ModelRequest).
+/// Part of a [`ModelRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub struct ToolDefinition {
     /// The tool's name.
     pub name: String,
@@ -419,7 +414,7 @@ pub(super) fn merge_schema(whole: &mut Map<String, Value>, part: Map<String, Val
     }
 }
 
-crate::types::impl_with!(ModelRequest);
+callsheet_values::impl_with!(ModelRequest);
 
 #[cfg(test)]
 mod tests {

@@ -23,8 +23,8 @@ use serde_json::{Map, Value};
 use super::answer_schema::for_each_schema;
 use super::call_ids::hashed;
 use super::request::{ModelRequest, ToolChoice, ToolDefinition};
-use crate::message::{Message, MessageList, ResponseMessage};
-use crate::types::{ToolCall, Wire};
+use callsheet_values::message::{Message, MessageList, ResponseMessage};
+use callsheet_values::types::{ToolCall, Wire};
 
 /// Maximum length of a name on the wires that limit it.
 const NAME_CHARS_MAX: usize = 64;
@@ -33,7 +33,7 @@ const NAME_CHARS_MAX: usize = 64;
 ///
 /// It keeps the messages of the last request, so that what did not change is neither written nor encoded again.
 #[derive(Debug, Default)]
-pub(crate) struct AliasRenderer {
+pub struct AliasRenderer {
     last: Option<AliasedTools>,
     /// Each rendered message with its source.
     rendered: Vec<(Arc<Message>, Arc<Message>)>,
@@ -66,7 +66,7 @@ struct ToolAliases {
 
 impl AliasRenderer {
     /// Returns the request with aliases. `None` if it needs none.
-    pub(crate) fn render(&mut self, wire: Wire, request: &ModelRequest) -> Option<ModelRequest> {
+    pub fn render(&mut self, wire: Wire, request: &ModelRequest) -> Option<ModelRequest> {
         let is_same = |last: &&AliasedTools| {
             let tools = Arc::ptr_eq(&last.tools, &request.tools) || last.tools == request.tools;
             last.wire == wire && tools
@@ -100,7 +100,7 @@ impl AliasRenderer {
     }
 
     /// Returns the tools of the last request whose names have aliases, by alias.
-    pub(crate) fn original_names(&self) -> BTreeMap<Arc<str>, String> {
+    pub fn original_names(&self) -> BTreeMap<Arc<str>, String> {
         let aliases = self.last.as_ref().and_then(|last| last.aliases.as_ref());
         let tools = aliases.into_iter().flat_map(|aliases| &aliases.by_name);
         let renamed = tools.filter(|(name, tool)| **name != *tool.name);
@@ -285,13 +285,13 @@ fn property_names(schema: &Value) -> Vec<&str> {
 }
 
 /// Returns the names of the properties in a schema that some wires send under an alias, by alias.
-pub(crate) fn original_properties(schema: &Value) -> BTreeMap<String, String> {
+pub fn original_properties(schema: &Value) -> BTreeMap<String, String> {
     let odd = property_names(schema).into_iter().filter(|name| !is_identifier(name));
     odd.map(|name| (property_alias(name), name.to_owned())).collect()
 }
 
 /// Returns a value with other names of its members, at all depths. `None` if no member has another one.
-pub(crate) fn renamed(value: &Value, names: &BTreeMap<String, String>) -> Option<Value> {
+pub fn renamed(value: &Value, names: &BTreeMap<String, String>) -> Option<Value> {
     let has_name = |value: &Value| -> bool {
         let mut pending = vec![value];
         while let Some(value) = pending.pop() {
@@ -329,7 +329,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::types::CallKey;
+    use callsheet_values::types::CallKey;
 
     fn request() -> ModelRequest {
         let schema = json!({"type": "object", "required": ["$filter", "a-b"], "properties": {

@@ -1,7 +1,7 @@
 //! The images of tool results, for wire formats whose tool messages have only text.
 
-use crate::message::ResultContent;
-use crate::types::{Content, ContentPart};
+use callsheet_values::message::ResultContent;
+use callsheet_values::types::{Content, ContentPart};
 
 /// The text before the images. The text of each result has a line for each of its images.
 const HEADING: &str = "[The images of the tool results above, in their order:]";

@@ -25,7 +25,7 @@ use serde_json::{Map, Value, json};
 use super::answer_schema::for_each_schema;
 use super::portable_pattern::{is_common_pattern, portable_pattern};
 use super::request::object_schema;
-use crate::types::excerpt;
+use callsheet_values::types::excerpt;
 
 /// The greatest `minLength` and `maxLength` for llama.cpp. Its grammars repeat at most 2,000 times, and the
 /// repetitions of nested schemas multiply.

@@ -1,4 +1,4 @@
-//! The structure of the crate: dependencies go down only, machines are pure, one name stands for
+//! The structure of the packages: dependencies go down only, pure packages are pure, one name stands for
 //! one idea, files do not import each other in large circles.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -6,53 +6,47 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The modules of the crate, lowest first. A module uses only modules before it.
-const ORDER: [&str; 23] = [
-    "types",
-    "message",
-    "tls",
-    "config",
-    "launcher",
-    "event",
-    "record",
-    "transcript",
-    "wire",
-    "context",
-    "tool",
-    "response",
-    "turn",
-    "session",
-    "journal",
-    "telemetry",
-    "runtime",
-    "rehearsal",
-    "builder",
-    "server",
-    "load",
-    "cli",
-    "main",
+/// The modules of packages with several floors, lowest first. A module uses only modules before it. That packages use
+/// only those below them is what `Cargo.toml` says.
+const ORDER: [&str; 15] = [
+    "values/types",
+    "values/message",
+    "values/config",
+    "values/event",
+    "values/record",
+    "values/transcript",
+    "machines/contract",
+    "machines/context",
+    "machines/turn",
+    "machines/session",
+    "host/journal",
+    "host/telemetry",
+    "host/runtime",
+    "host/error_response",
+    "host/builder",
 ];
 
-/// Modules of pure code, without I/O, clocks or async.
-const PURE_MODULES: [&str; 10] = [
-    "types",
-    "message",
-    "event",
-    "record",
-    "transcript",
-    "wire",
-    "context",
-    "response",
-    "turn",
-    "session",
-];
+/// Packages of pure code, without I/O, clocks or async.
+const PURE_PACKAGES: [&str; 3] = ["values", "wire", "machines"];
 
 /// Crates that only one folder names, with the folder.
-const WALLED_CRATES: [(&str, &str); 2] = [("ractor", "runtime"), ("rmcp", "tool/mcp")];
+const WALLED_CRATES: [(&str, &str); 2] = [("ractor", "host/runtime"), ("rmcp", "tools/mcp")];
 
-/// Crates that pure modules must not use.
-const SHELL_CRATES: [&str; 7] =
-    ["tokio", "ractor", "reqwest", "axum", "metrics", "tracing", "parking_lot"];
+/// Crates that pure packages must not use.
+const SHELL_CRATES: [&str; 9] = [
+    "axum",
+    "futures",
+    "metrics",
+    "parking_lot",
+    "ractor",
+    "reqwest",
+    "rustix",
+    "tokio",
+    "tracing",
+];
+
+/// The attributes of modules that are only compiled for tests, also those of other packages.
+const TEST_ONLY: [&str; 2] = ["#[cfg(test)]", "#[cfg(any(test, feature = \"fixtures\"))]"];
 
 /// Folders of parallel modules: each of their modules may define the same role under the same name.
 const PARALLEL: [&str; 2] = ["wire", "rehearsal"];
@@ -65,7 +59,7 @@ const CIRCLE_MAX: usize = 3;
 struct Source {
     /// Its path below `src/`.
     path: PathBuf,
-    /// Its module's path, such as `["turn", "call"]`.
+    /// Its package and its module's path, such as `["machines", "turn", "call"]`.
     module: Vec<String>,
     /// Its text without test modules.
     code: Vec<String>,
@@ -74,7 +68,7 @@ struct Source {
 }
 
 impl Source {
-    fn top(&self) -> &str {
+    fn package(&self) -> &str {
         &self.module[0]
     }
 }
@@ -111,20 +105,20 @@ fn sources() -> Vec<Source> {
     sources
 }
 
-/// Returns the module of a file: `turn/mod.rs` and `turn.rs` are `["turn"]`.
+/// Returns the module of a file: `turn/mod.rs` and `turn.rs` are `["turn"]`, `wire/lib.rs` is `["wire"]`.
 fn module_of(path: &Path) -> Vec<String> {
     let mut parts: Vec<String> = path
         .with_extension("")
         .components()
         .map(|part| part.as_os_str().to_str().unwrap().to_owned())
         .collect();
-    if parts.last().unwrap() == "mod" {
+    if parts.len() > 1 && ["lib", "mod"].contains(&parts.last().unwrap().as_str()) {
         parts.pop();
     }
     parts
 }
 
-/// Returns the paths of modules that are declared with `#[cfg(test)]`, without extension.
+/// Returns the paths of modules that are only compiled for tests, without extension.
 fn test_modules(found: &[(PathBuf, String)]) -> Vec<PathBuf> {
     let mut tests = Vec::new();
     for (path, text) in found {
@@ -135,7 +129,7 @@ fn test_modules(found: &[(PathBuf, String)]) -> Vec<PathBuf> {
         let lines: Vec<&str> = text.lines().collect();
         for pair in lines.windows(2) {
             let declared = pair[1].split_once("mod ").and_then(|(_, rest)| rest.strip_suffix(';'));
-            if let Some(module) = declared.filter(|_| pair[0] == "#[cfg(test)]") {
+            if let Some(module) = declared.filter(|_| TEST_ONLY.contains(&pair[0])) {
                 tests.push(folder.join(module));
             }
         }
@@ -159,61 +153,66 @@ fn code_of(text: &str) -> Vec<String> {
     lines[..end].iter().map(|line| line.split("//").next().unwrap().to_owned()).collect()
 }
 
-/// Returns the top modules that a line uses, as `crate::x` or `callsheet::x`.
-fn named_modules(line: &str) -> BTreeSet<&'static str> {
-    let mut named = BTreeSet::new();
-    for marker in ["crate::", "callsheet::"] {
-        for (at, _) in line.match_indices(marker) {
-            let rest = &line[at + marker.len()..];
-            let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
-            let word = &rest[..end.unwrap_or(rest.len())];
-            named.extend(ORDER.iter().filter(|module| **module == word));
-        }
-    }
-    named
+/// Returns the first names of the paths in a line that begin at the root of its package.
+fn named_modules(line: &str) -> BTreeSet<&str> {
+    let named = line.match_indices("crate::").map(|(at, marker)| {
+        let rest = &line[at + marker.len()..];
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+        &rest[..end.unwrap_or(rest.len())]
+    });
+    named.collect()
 }
 
 #[test]
 fn dependencies_go_down_only() {
     let mut wrong = Vec::new();
-    for source in sources().iter().filter(|source| source.top() != "lib") {
-        let position = |name: &str| ORDER.iter().position(|module| *module == name);
-        let own = position(source.top());
-        let own = own.unwrap_or_else(|| panic!("{} stands in no layer", source.top()));
+    let position = |package: &str, module: &str| {
+        ORDER.iter().position(|name| *name == format!("{package}/{module}"))
+    };
+    for source in sources().iter().filter(|source| source.module.len() > 1) {
+        let Some(own) = position(source.package(), &source.module[1]) else {
+            let is_ordered =
+                ORDER.iter().any(|name| name.starts_with(&format!("{}/", source.package())));
+            assert!(!is_ordered, "{} stands on no floor", source.path.display());
+            continue;
+        };
         for (number, line) in source.code.iter().enumerate() {
             for module in named_modules(line) {
-                // Random sessions of hosts need the strict checks of the services.
-                let is_test_of_prompts = source.is_test
-                    && module == "rehearsal"
-                    && source.path == Path::new("runtime/tests/prefixes.rs");
-                if position(module).unwrap() > own && !is_test_of_prompts {
+                if position(source.package(), module).is_some_and(|it| it > own) {
                     wrong.push(format!("{}:{} names {module}", source.path.display(), number + 1));
                 }
             }
-            assert!(
-                !line.contains("use crate::{"),
-                "{}:{}: write one `use crate::x` per module",
-                source.path.display(),
-                number + 1
-            );
         }
     }
     assert!(wrong.is_empty(), "dependencies that point up:\n{}", wrong.join("\n"));
 }
 
 #[test]
-fn machines_know_no_runtime() {
+fn pure_packages_depend_on_no_runtime() {
+    for package in PURE_PACKAGES {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(package).join("Cargo.toml");
+        let manifest: toml::Table = fs::read_to_string(path).unwrap().parse().unwrap();
+        for name in manifest["dependencies"].as_table().unwrap().keys() {
+            let name = name.replace('-', "_");
+            assert!(!SHELL_CRATES.contains(&name.as_str()), "{package} depends on {name}");
+            if let Some(below) = name.strip_prefix("callsheet_") {
+                assert!(PURE_PACKAGES.contains(&below), "{package} depends on {below}");
+            }
+        }
+    }
+}
+
+#[test]
+fn pure_packages_ask_no_clock_and_do_not_wait() {
     let mut wrong = Vec::new();
     for source in sources().iter().filter(|source| !source.is_test) {
-        if !PURE_MODULES.contains(&source.top()) {
+        if !PURE_PACKAGES.contains(&source.package()) {
             continue;
         }
         for (number, line) in source.code.iter().enumerate() {
-            let shell = SHELL_CRATES.iter().any(|name| {
-                line.contains(&format!("{name}::")) || line.contains(&format!("use {name};"))
-            });
             let clock = ["Instant::now", "SystemTime", "thread::"].iter().any(|w| line.contains(w));
-            if shell || clock || line.contains("async ") || line.contains(".await") {
+            if clock || line.contains("async ") || line.contains(".await") {
                 wrong.push(format!("{}:{}: {line}", source.path.display(), number + 1));
             }
         }
@@ -258,7 +257,7 @@ fn defined_type(line: &str) -> Option<&str> {
 fn one_type_name_stands_for_one_idea() {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for source in sources().iter().filter(|source| !source.is_test) {
-        let parallel = PARALLEL.contains(&source.top())
+        let parallel = PARALLEL.contains(&source.package())
             && source.module.get(1).is_some_and(|name| DIALECTS.contains(&name.as_str()));
         for name in source.code.iter().filter_map(|line| defined_type(line)) {
             // A role of a dialect is one name per dialect; within one dialect it is defined once.
@@ -278,11 +277,11 @@ fn one_type_name_stands_for_one_idea() {
     assert!(twice.is_empty(), "type names that are defined more than once:\n{}", twice.join("\n"));
 }
 
-/// Returns the paths that a file imports from the crate's root, including item names.
+/// Returns the paths that a file imports, including item names. Each begins with the package.
 fn imports(source: &Source) -> Vec<Vec<String>> {
     let text = source.code.join("\n");
     let mut imports = Vec::new();
-    for marker in ["crate::", "super::", "self::"] {
+    for marker in ["crate::", "super::", "self::", "callsheet_"] {
         for (at, _) in text.match_indices(marker) {
             let before = text[..at].chars().next_back();
             if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':') {
@@ -324,7 +323,10 @@ fn expand(source: &Source, text: &str, paths: &mut Vec<Vec<String>>) {
         let word = &rest[..end];
         rest = &rest[end..];
         match (word, first) {
-            ("crate", true) => {}
+            ("crate", true) => path.push(source.package().to_owned()),
+            (package, true) if package.starts_with("callsheet_") => {
+                path.push(package.replacen("callsheet_", "", 1));
+            }
             ("self", true) => path.clone_from(&source.module),
             ("super", true) => {
                 path.clone_from(&source.module);
@@ -422,7 +424,7 @@ fn circles(graph: &[BTreeSet<usize>]) -> Vec<Vec<usize>> {
 #[test]
 fn no_large_circle_of_files() {
     let sources: Vec<Source> =
-        sources().into_iter().filter(|source| !source.is_test && source.top() != "lib").collect();
+        sources().into_iter().filter(|source| !source.is_test && source.module.len() > 1).collect();
     let large: Vec<String> = circles(&graph(&sources))
         .into_iter()
         .filter(|circle| circle.len() > CIRCLE_MAX)
@@ -437,20 +439,28 @@ fn no_large_circle_of_files() {
 #[test]
 fn the_circle_check_reads_imports() {
     let source = Source {
-        path: "turn/call.rs".into(),
-        module: vec!["turn".to_owned(), "call".to_owned()],
+        path: "machines/turn/call.rs".into(),
+        module: ["machines", "turn", "call"].map(str::to_owned).to_vec(),
         code: vec![
             "use super::effect::{Effect, plan::{A, B as C}, Place};".to_owned(),
-            "use crate::types::Seq;".to_owned(),
+            "use callsheet_values::types::Seq;".to_owned(),
+            "use crate::context::History;".to_owned(),
             "let x = super::super::record::Record::new();".to_owned(),
         ],
         is_test: false,
     };
     let read: BTreeSet<String> = imports(&source).iter().map(|path| path.join("/")).collect();
-    for path in ["turn/effect/Effect", "turn/effect/plan/A", "turn/effect/plan/B", "types/Seq"] {
+    for path in [
+        "machines/turn/effect/Effect",
+        "machines/turn/effect/plan/A",
+        "machines/turn/effect/plan/B",
+        "machines/turn/effect/Place",
+        "machines/record/Record/new",
+        "machines/context/History",
+        "values/types/Seq",
+    ] {
         assert!(read.contains(path), "{path} in {read:?}");
     }
-    assert!(read.contains("turn/effect/Place") && read.contains("record/Record/new"), "{read:?}");
     let graph: Vec<BTreeSet<usize>> =
         [vec![1], vec![2], vec![0], vec![0]].map(BTreeSet::from_iter).to_vec();
     assert_eq!(circles(&graph), [vec![0, 1, 2]]);

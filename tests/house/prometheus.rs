@@ -13,7 +13,7 @@ use crate::client::{HttpConnection, HttpResponse};
 use crate::host_directory::{HostDirectory, HostServer, decision, until, within};
 use crate::panels::{Dashboard, Expression, dashboards, substituted};
 use async_trait::async_trait;
-use callsheet::builder::HostBuilder;
+use callsheet::HostBuilder;
 use callsheet::rehearsal::Rehearsal;
 use callsheet::runtime::HostError;
 use callsheet::tool::{

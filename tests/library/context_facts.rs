@@ -48,7 +48,6 @@ fn said(request: &ModelRequest) -> String {
         Message::User { content } | Message::Summary { content } => content.text().into_owned(),
         Message::Assistant(response) => response.text.clone(),
         Message::Tool { content, .. } => content.to_string(),
-        _ => String::new(),
     });
     texts.collect::<Vec<_>>().join("\n")
 }

@@ -14,7 +14,7 @@ use axum::{Json, Router};
 use callsheet::config::{ApiKey, Config};
 use callsheet::prelude::Host;
 use callsheet::rehearsal::{Call, Response, Script};
-use callsheet::tool::{ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
+use callsheet::tool::{IntoTool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::ResultResource;
 use parking_lot::Mutex;
 use serde_json::{Value, json};

@@ -21,7 +21,6 @@ fn responses(name: &str, wire: Wire) -> [Response; 3] {
         Wire::OpenaiChat | Wire::GeminiGenerate | Wire::OllamaChat => {
             ("functions.quick:0".to_owned(), format!("{name} {long}{long}"))
         }
-        _ => unreachable!("no test data for this wire format"),
     };
     let calls = [
         Call::new("quick", json!({"id": "1"})).id(&short),

@@ -14,7 +14,7 @@ use callsheet::record::{Seq, StopMode};
 use callsheet::rehearsal::{Call, Finish, Rehearsal, Response, Script, ScriptPosition};
 use callsheet::runtime::{AgentRules, Host, HostError, OpenSession, RunReport, RunRequest};
 use callsheet::session::replay;
-use callsheet::tool::{ToolRegistry, ToolSpec};
+use callsheet::tool::{IntoTool, ToolRegistry, ToolSpec};
 use callsheet::types::{RunEnd, SummaryFailure};
 use serde_json::{Value, json};
 

@@ -68,9 +68,8 @@ impl Window {
             }
             let mut error = ProviderError::new(ProviderErrorKind::Status, "the prompt is too long");
             error.status = Some(400);
-            let mut overflow = ContextOverflow::default();
-            overflow.window = Some(self.tokens).filter(|_| matches!(self.refusal, Refusal::Named));
-            error.overflow = Some(overflow);
+            let window = Some(self.tokens).filter(|_| matches!(self.refusal, Refusal::Named));
+            error.overflow = Some(ContextOverflow { window, ..ContextOverflow::default() });
             return Err(error);
         }
         seen.largest = seen.largest.max(tokens);

@@ -78,7 +78,6 @@ impl StepsResult {
         let results = self.report.run_messages().iter().filter_map(|message| match &**message {
             Message::Tool { content, .. } => Some(&**content),
             Message::User { .. } | Message::Summary { .. } | Message::Assistant(_) => None,
-            _ => None,
         });
         results.collect()
     }

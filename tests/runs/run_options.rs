@@ -9,7 +9,7 @@ use callsheet::journal::verify;
 use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::{AgentRules, OpenSession, RunRequest};
 use callsheet::session::replay;
-use callsheet::tool::{ToolRegistry, ToolSpec};
+use callsheet::tool::{IntoTool, ToolRegistry, ToolSpec};
 use callsheet::types::{RunEnd, Seq, Wire};
 use callsheet::{Metadata, SessionQuery};
 use serde_json::{Value, json};

@@ -9,7 +9,7 @@ use callsheet::config::{BaseUrl, Config, ToolPattern};
 use callsheet::journal::{Journal, MemoryJournal};
 use callsheet::rehearsal::{Call, Rehearsal, Response, Script};
 use callsheet::runtime::{Host, OpenSession, RunReport, RunRequest};
-use callsheet::tool::{ToolOutput, ToolSpec};
+use callsheet::tool::{IntoTool, ToolOutput, ToolSpec};
 use callsheet::types::{Image, ResultResource, RunEnd, Wire};
 use serde_json::{Value, json};
 

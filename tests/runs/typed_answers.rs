@@ -9,7 +9,7 @@ use callsheet::record::{Record, Seq};
 use callsheet::rehearsal::{Call, Finish, Response, Script};
 use callsheet::runtime::{AgentRules, OpenSession, RunReport, RunRequest, TypedRunError};
 use callsheet::session::replay;
-use callsheet::tool::{ToolRegistry, ToolSpec};
+use callsheet::tool::{IntoTool, ToolRegistry, ToolSpec};
 use callsheet::types::{RunEnd, Wire};
 use serde_json::{Value, json};
 
@@ -91,7 +91,6 @@ fn has_field(wire: Wire, body: &Value) -> bool {
         Wire::AnthropicMessages => body.pointer("/output_config/format/schema"),
         Wire::GeminiGenerate => body.pointer("/generationConfig/responseJsonSchema"),
         Wire::OllamaChat => body.pointer("/format"),
-        _ => panic!("{wire:?}"),
     };
     found.is_some()
 }

@@ -9,7 +9,7 @@ use crate::support::{World, within, world};
 use callsheet::config::ApprovalPolicy;
 use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::{OpenSession, RunReport, RunRequest, SessionHandle};
-use callsheet::tool::{ToolContext, ToolError, ToolRegistry, ToolSpec, TypedTool};
+use callsheet::tool::{IntoTool, ToolContext, ToolError, ToolRegistry, ToolSpec, TypedTool};
 use callsheet::turn::ApprovalDecision;
 use callsheet::types::{ApprovalVerdict, SessionState, WaitPhase};
 use parking_lot::Mutex;

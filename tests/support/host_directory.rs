@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use callsheet::builder::HostBuilder;
+use callsheet::HostBuilder;
 use callsheet::config::{BaseUrl, Config, ToolPattern};
 use callsheet::journal::{Breach, JournalEntry, JournalError, JournalReader, SessionQuery, verify};
 use callsheet::record::Seq;

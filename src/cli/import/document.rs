@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::ImportError;
 use super::naming::tool_names;
-use crate::types::percent_decoded;
+use callsheet_values::types::percent_decoded;
 
 /// The methods of OpenAPI, in the order in which operations of one path are printed.
 const METHODS: [&str; 9] =

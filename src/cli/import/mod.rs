@@ -28,7 +28,7 @@ use std::collections::BTreeSet;
 use self::document::{OpenApiDocument, Operation};
 use self::toml_text::comment;
 use super::output::format_count;
-use crate::config::ToolPattern;
+use callsheet_values::config::ToolPattern;
 
 /// The second line of the output.
 const HINT: &str =

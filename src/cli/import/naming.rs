@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::tool::RESERVED_NAMES;
-use crate::types::sha256_hex;
+use callsheet_tools::RESERVED_NAMES;
+use callsheet_values::types::sha256_hex;
 
 /// Maximum length of a tool's name.
 const NAME_BYTES_MAX: usize = 64;

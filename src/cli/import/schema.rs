@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 use super::document::{OpenApiDocument, members};
-use crate::tool::ParsedSchema;
-use crate::types::{one_line, sanitize_text};
+use callsheet_tools::ParsedSchema;
+use callsheet_values::types::{one_line, sanitize_text};
 
 /// Maximum depth of nested schemas. References may be nested twice as deep.
 const DEPTH_MAX: usize = 12;

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::types::{one_line, printable};
+use callsheet_values::types::{one_line, printable};
 
 /// Maximum length of a comment. The rest is cut off.
 const COMMENT_CHARS_MAX: usize = 240;

@@ -6,9 +6,9 @@ use super::arguments::{Argument, RequestParts};
 use super::document::{OpenApiDocument, Operation, members};
 use super::security::{SecretHeader, is_secret_variable, secret_headers};
 use super::toml_text::{comment, inline_value, key, string, string_table};
-use crate::config::Config;
-use crate::tool::ToolRegistry;
-use crate::types::{one_line, sanitize_text};
+use callsheet_tools::ToolRegistry;
+use callsheet_values::config::Config;
+use callsheet_values::types::{one_line, sanitize_text};
 
 /// Maximum length of a tool's description.
 const DESCRIPTION_CHARS_MAX: usize = 300;

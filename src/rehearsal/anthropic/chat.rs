@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::rehearsal::text::{content_text, items};
+use crate::text::{content_text, items};
 
 /// Converts a checked request.
 pub(super) fn request(body: &Value) -> Value {

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::SIGNATURE_BEGIN;
 use super::signature;
-use crate::rehearsal::request_schema::RequestSchema;
-use crate::rehearsal::text::items;
+use crate::request_schema::RequestSchema;
+use crate::text::items;
 
 static SCHEMA: LazyLock<RequestSchema> =
     LazyLock::new(|| RequestSchema::new(include_str!("request.schema.json"), append_tagged, &[]));

@@ -207,8 +207,8 @@ fn usage(answer: &RehearsedAnswer<'_>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rehearsal::script::{Finish, Response, ScriptPosition};
-    use crate::rehearsal::text::items;
+    use crate::script::{Finish, Response, ScriptPosition};
+    use crate::text::items;
 
     fn asking() -> Response {
         Response {

@@ -11,9 +11,9 @@ use std::sync::LazyLock;
 use serde_json::Value;
 
 use super::signature;
-use crate::rehearsal::request_schema::RequestSchema;
-use crate::rehearsal::request_schema::append_bracketed;
-use crate::rehearsal::text::items;
+use crate::request_schema::RequestSchema;
+use crate::request_schema::append_bracketed;
+use crate::text::items;
 
 const SCHEMA_TEXT: &str = include_str!("request.schema.json");
 static SCHEMA: LazyLock<RequestSchema> =

@@ -221,7 +221,7 @@ fn usage(answer: &RehearsedAnswer<'_>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rehearsal::script::{Finish, Response};
+    use crate::script::{Finish, Response};
 
     fn payloads(response: &Response, stream: bool) -> Vec<Value> {
         let encoded = Gemini.encode(&RehearsedAnswer {

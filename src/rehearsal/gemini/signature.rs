@@ -1,6 +1,6 @@
 //! Thought signatures: opaque to a client, verified by the service.
 
-use crate::rehearsal::text::hash;
+use crate::text::hash;
 
 /// The prefix of the signatures that [`sign`] makes.
 const BEGINNING: &str = "cmVoZWFyc2Fs";

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::rehearsal::text::items;
+use crate::text::items;
 
 /// Returns the request in the form that scripts and the improviser read.
 pub(super) fn to_chat(model: &str, stream: bool, body: &Value) -> Value {

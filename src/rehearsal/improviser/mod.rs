@@ -22,7 +22,7 @@ use self::prompt::Prompt;
 use self::tool_selection::{OfferedTool, SelectedCall, select_calls};
 use super::script::{Call, Response};
 use super::text::{content_text, items, last_user_text};
-use crate::types::{READ_VAR, excerpt};
+use callsheet_values::types::{READ_VAR, excerpt};
 
 /// The largest number of characters of one result that the final answer quotes.
 const QUOTE_CHARS_MAX: usize = 2000;

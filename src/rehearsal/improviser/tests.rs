@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::improvise;
 use super::prompt::{Prompt, ValueKind};
-use crate::tool::CompiledSchema;
+use callsheet_machines::contract::CompiledSchema;
 
 fn tool(name: &str, properties: Value) -> Value {
     let required: Vec<&String> = properties.as_object().unwrap().keys().collect();

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::arguments::ArgumentFiller;
 use super::prompt::{FoundValue, Prompt, ValueKind};
-use crate::tool::CompiledSchema;
+use callsheet_machines::contract::CompiledSchema;
 
 /// The largest number of calls of one response.
 const CALLS_MAX: usize = 16;

@@ -9,8 +9,8 @@ use std::sync::LazyLock;
 use serde_json::Value;
 use serde_json::json;
 
-use crate::rehearsal::request_schema::RequestSchema;
-use crate::rehearsal::text::items;
+use crate::request_schema::RequestSchema;
+use crate::text::items;
 
 static SCHEMA: LazyLock<RequestSchema> = LazyLock::new(|| {
     let text = include_str!("request.schema.json");

@@ -117,7 +117,7 @@ fn usage(answer: &RehearsedAnswer<'_>) -> Value {
 mod tests {
     use super::super::script::ScriptPosition;
     use super::*;
-    use crate::rehearsal::script::Response;
+    use crate::script::Response;
 
     fn encode(response: &Response, stream: bool) -> Encoded {
         let request = &json!({"stream": stream});

@@ -8,11 +8,11 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-use crate::rehearsal::request_schema::Refusal;
-use crate::rehearsal::request_schema::RequestSchema;
-use crate::rehearsal::request_schema::append_bracketed;
-use crate::rehearsal::text::items;
-use crate::types::Image;
+use crate::request_schema::Refusal;
+use crate::request_schema::RequestSchema;
+use crate::request_schema::append_bracketed;
+use crate::text::items;
+use callsheet_values::types::Image;
 
 static SCHEMA: LazyLock<RequestSchema> = LazyLock::new(|| {
     RequestSchema::new(
@@ -116,7 +116,7 @@ fn stray(at: usize) -> Refusal {
 }
 
 /// Checks that a chosen tool is one of the request's.
-pub(in crate::rehearsal) fn check_tool_choice<'a>(
+pub(crate) fn check_tool_choice<'a>(
     chosen: &Value,
     mut names: impl Iterator<Item = &'a Value>,
 ) -> Result<(), Refusal> {

@@ -164,8 +164,8 @@ pub(super) fn usage(answer: &RehearsedAnswer<'_>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rehearsal::encoded::Encoded;
-    use crate::rehearsal::script::{Finish, Response, ScriptPosition};
+    use crate::encoded::Encoded;
+    use crate::script::{Finish, Response, ScriptPosition};
 
     fn encode(response: &Response, request: &Value, number: u64, created: u64) -> Encoded {
         OpenaiChat.encode(&RehearsedAnswer { response, request, number, created })

@@ -14,11 +14,11 @@ use std::sync::LazyLock;
 use serde_json::Value;
 
 use super::encrypted_content;
-use crate::rehearsal::openai_chat::check_tool_choice;
-use crate::rehearsal::request_schema::Refusal;
-use crate::rehearsal::request_schema::RequestSchema;
-use crate::rehearsal::request_schema::append_bracketed;
-use crate::rehearsal::text::items;
+use crate::openai_chat::check_tool_choice;
+use crate::request_schema::Refusal;
+use crate::request_schema::RequestSchema;
+use crate::request_schema::append_bracketed;
+use crate::text::items;
 
 static SCHEMA: LazyLock<RequestSchema> = LazyLock::new(|| {
     RequestSchema::new(include_str!("request.schema.json"), append_bracketed, &[])

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::rehearsal::text::items;
+use crate::text::items;
 
 /// Converts a checked request. Keeps the member `include`, which the encoder reads.
 pub(super) fn chat_form(body: &Value) -> Value {

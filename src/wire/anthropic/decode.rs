@@ -7,15 +7,15 @@ use serde_json::value::RawValue;
 use super::AnthropicDialect;
 use super::payload::EventPayload;
 use super::usage::UsageCounts;
-use crate::types::{FinishKind, FinishReason};
-use crate::wire::Delta;
-use crate::wire::delta::{append_call, append_text};
-use crate::wire::dialect::PayloadDecoder;
-use crate::wire::error::{parse_error_event, payload_error, unkeyed_error};
-use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
-use crate::wire::lenient::{ReadMembers, read_object};
-use crate::wire::refusal::stop_details;
-use crate::wire::repair::parse_value;
+use crate::Delta;
+use crate::delta::{append_call, append_text};
+use crate::dialect::PayloadDecoder;
+use crate::error::{parse_error_event, payload_error, unkeyed_error};
+use crate::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
+use crate::lenient::{ReadMembers, read_object};
+use crate::refusal::stop_details;
+use crate::repair::parse_value;
+use callsheet_values::types::{FinishKind, FinishReason};
 
 /// Maximum number of blocks that are read of a message's `content`. The rest is ignored.
 const BLOCKS_MAX: usize = 4096;

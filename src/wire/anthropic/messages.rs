@@ -20,16 +20,16 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::request::{CACHE_CONTROL, breakpoint, has_breakpoints};
-use crate::message::{Message, RequestPart, ResponseMessage, ResultContent};
-use crate::types::{
+use crate::ModelRequest;
+use crate::call_ids::{sanitized, sanitized_tool_name};
+use crate::extra_members::{arguments_object, write_members};
+use crate::lenient::Scalar;
+use crate::request_cache::HistoryWriter;
+use callsheet_values::message::{Message, RequestPart, ResponseMessage, ResultContent};
+use callsheet_values::types::{
     Content, ContentPart, Image, MessagePart, ModelOrigin, ReasoningRule, SendReasoning, ToolCall,
     Wire,
 };
-use crate::wire::ModelRequest;
-use crate::wire::call_ids::{sanitized, sanitized_tool_name};
-use crate::wire::extra_members::{arguments_object, write_members};
-use crate::wire::lenient::Scalar;
-use crate::wire::request_cache::HistoryWriter;
 
 /// Stands for an empty message of a user, because the service refuses empty texts, and for the message before a
 /// response that begins the history.

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::wire::repair::parse_value;
+use crate::repair::parse_value;
 
 /// Maximum bytes of one block. A longer block does not go back. Also limits the citations of a streamed text:
 /// those beyond it are dropped.

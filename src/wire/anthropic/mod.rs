@@ -13,7 +13,7 @@ mod request;
 mod stream;
 mod usage;
 
-use crate::types::FinishKind;
+use callsheet_values::types::FinishKind;
 
 use stream::BlockTracker;
 use usage::UsageCounts;

@@ -3,8 +3,8 @@
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
-use crate::wire::fast_path::{ChangeKind, FieldRole, TemplateFields};
-use crate::wire::lenient::{JsonText, Number, ObjectSeed, ReadMembers, Scalar};
+use crate::fast_path::{ChangeKind, FieldRole, TemplateFields};
+use crate::lenient::{JsonText, Number, ObjectSeed, ReadMembers, Scalar};
 
 /// An event or a message. A plain body is a message, and `message_start` holds one.
 #[derive(Default)]

@@ -4,12 +4,12 @@
 use serde_json::{Map, Value, json};
 
 use super::{AnthropicDialect, messages};
-use crate::wire::answer_schema::closed_schema;
-use crate::wire::dialect::{KeyHeader, RequestFormat, has_version};
-use crate::wire::extra_members::present_members;
-use crate::wire::request_cache::HistoryWriter;
-use crate::wire::tool_schema::ToolForm;
-use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
+use crate::answer_schema::closed_schema;
+use crate::dialect::{KeyHeader, RequestFormat, has_version};
+use crate::extra_members::present_members;
+use crate::request_cache::HistoryWriter;
+use crate::tool_schema::ToolForm;
+use crate::{Framing, ModelRequest, ToolChoice, ToolDefinition};
 
 /// Maximum length of the answer in tokens if none is configured. The API requires one.
 const MAX_TOKENS: u64 = 8192;
@@ -132,8 +132,9 @@ mod tests {
 
     use super::super::messages::is_allowed;
     use super::*;
-    use crate::message::{Message, ResponseMessage, ResultContent};
-    use crate::types::{
+    use crate::WireFormat as _;
+    use callsheet_values::message::{Message, ResponseMessage, ResultContent};
+    use callsheet_values::types::{
         CallKey, Content, ContentPart, Image, MessagePart, ModelOrigin, ReasoningRule,
         SendReasoning, ToolCall, Wire,
     };

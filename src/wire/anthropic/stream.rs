@@ -10,9 +10,9 @@ use serde_json::value::RawValue;
 use super::decode::read_or_repair;
 use super::metadata::{COLLECTED_BYTES_MAX, RawBlock};
 use super::payload::{BlockPayload, DeltaPayload};
-use crate::wire::lenient::{Scalar, argument_text};
-use crate::wire::repair::parse_value;
-use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
+use crate::lenient::{Scalar, argument_text};
+use crate::repair::parse_value;
+use crate::{CallDelta, CallKind, Delta, ProviderMetadata};
 
 /// Maximum number of blocks that are open at the same time. Services mostly have one open at a time.
 const OPEN_BLOCKS_MAX: usize = 64;

@@ -1,12 +1,12 @@
 use serde_json::json;
 
 use super::*;
-use crate::types::{FinishReason, ProviderError, ProviderErrorKind, RefusalDetails};
-use crate::wire::dialect::RequestFormat;
-use crate::wire::{CallDelta, Delta, ProviderMetadata};
+use crate::dialect::RequestFormat;
+use crate::{CallDelta, Delta, ProviderMetadata};
+use callsheet_values::types::{FinishReason, ProviderError, ProviderErrorKind, RefusalDetails};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
-    crate::wire::decoder::deltas::<AnthropicDialect>(payloads)
+    crate::decoder::deltas::<AnthropicDialect>(payloads)
 }
 
 fn start(index: u64, block: &str) -> String {
@@ -114,7 +114,7 @@ fn finish_reasons_have_a_kind_and_keep_their_text() {
 #[track_caller]
 fn check_error(event: &str, payload: &str, message: &str, status: Option<u16>, code: Option<&str>) {
     let mut out = Vec::new();
-    crate::wire::decoder::parse_in_full(&mut AnthropicDialect::default(), event, payload, &mut out);
+    crate::decoder::parse_in_full(&mut AnthropicDialect::default(), event, payload, &mut out);
     let expected = Delta::Error(ProviderError {
         kind: ProviderErrorKind::InStream,
         status,
@@ -181,8 +181,8 @@ fn the_event_name_counts_if_the_payload_has_no_type() {
     let mut out = Vec::new();
     let mut dialect = AnthropicDialect::default();
     let piece = r#"{"index":0,"delta":{"type":"text_delta","text":"a"}}"#;
-    crate::wire::decoder::parse_in_full(&mut dialect, "content_block_delta", piece, &mut out);
-    crate::wire::decoder::parse_in_full(&mut dialect, "message_stop", "{}", &mut out);
+    crate::decoder::parse_in_full(&mut dialect, "content_block_delta", piece, &mut out);
+    crate::decoder::parse_in_full(&mut dialect, "message_stop", "{}", &mut out);
     assert_eq!(out, [Delta::Text("a".into()), Delta::Done]);
 }
 
@@ -236,9 +236,9 @@ fn a_kept_block_has_a_size_limit() {
     let calls: Vec<String> = (0..100_000).map(|index| start(index, CALL)).collect();
     let mut dialect = AnthropicDialect::default();
     let mut out = Vec::new();
-    calls.iter().for_each(|call| {
-        drop(crate::wire::decoder::parse_in_full(&mut dialect, "", call, &mut out))
-    });
+    calls
+        .iter()
+        .for_each(|call| drop(crate::decoder::parse_in_full(&mut dialect, "", call, &mut out)));
     assert_eq!(out.len(), 100_000 + 100_000 - 64);
     let service = r#"{"type":"server_tool_use","id":"s","name":"g","input":{}}"#;
     let long = input(0, &"x".repeat(1 << 20));
@@ -248,7 +248,7 @@ fn a_kept_block_has_a_size_limit() {
     let mut dialect = AnthropicDialect::default();
     let mut out = Vec::new();
     payloads.iter().for_each(|payload| {
-        crate::wire::decoder::parse_in_full(&mut dialect, "", payload, &mut out);
+        crate::decoder::parse_in_full(&mut dialect, "", payload, &mut out);
     });
     assert!(!out.iter().any(|delta| matches!(delta, Delta::Metadata(_))));
 }

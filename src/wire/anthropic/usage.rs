@@ -4,10 +4,10 @@
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::types::Usage;
-use crate::wire::Delta;
-use crate::wire::lenient::Scalar;
-use crate::wire::repair::parse_value;
+use crate::Delta;
+use crate::lenient::Scalar;
+use crate::repair::parse_value;
+use callsheet_values::types::Usage;
 
 /// The counts of one message so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::ChangeKind;
-use crate::wire::lenient::{JsonText, Number, Scalar, TextContent};
+use crate::lenient::{JsonText, Number, Scalar, TextContent};
 
 /// Maximum bytes of a payload, with its event's name, that becomes a template. Most longer payloads hold more than
 /// one change.
@@ -20,7 +20,7 @@ pub(super) const FIELDS_MAX: usize = 8;
 /// The methods that add a field return `None` if the value needs a full parse: no template can be
 /// made of the payload then.
 #[derive(Clone, Debug)]
-pub(in crate::wire) struct TemplateFields<'p> {
+pub(crate) struct TemplateFields<'p> {
     pub(super) kind: ChangeKind,
     /// A value without escapes is a slice of the payload, so its address gives its position.
     fields: [Option<(FieldRole, Cow<'p, str>)>; FIELDS_MAX],
@@ -28,7 +28,7 @@ pub(in crate::wire) struct TemplateFields<'p> {
 
 /// The meaning of a field that may differ between payloads of one template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::wire) enum FieldRole {
+pub(crate) enum FieldRole {
     Text,
     Index,
     PartIndex,
@@ -42,7 +42,7 @@ pub(in crate::wire) enum FieldRole {
 
 impl<'p> TemplateFields<'p> {
     /// Starts a list of fields for a payload that holds a change of this kind.
-    pub(in crate::wire) fn new(kind: ChangeKind) -> Self {
+    pub(crate) fn new(kind: ChangeKind) -> Self {
         Self { kind, fields: Default::default() }
     }
 
@@ -51,7 +51,7 @@ impl<'p> TemplateFields<'p> {
     }
 
     /// Adds a text. An absent text adds nothing; a number needs a full parse.
-    pub(in crate::wire) fn scalar(self, role: FieldRole, value: &Scalar<'p>) -> Option<Self> {
+    pub(crate) fn scalar(self, role: FieldRole, value: &Scalar<'p>) -> Option<Self> {
         match value {
             Scalar::Absent => Some(self),
             Scalar::Text(text) => self.text(role, text),
@@ -60,7 +60,7 @@ impl<'p> TemplateFields<'p> {
     }
 
     /// Adds a content that is one text. A content in parts needs a full parse.
-    pub(in crate::wire) fn content(self, role: FieldRole, value: &TextContent<'p>) -> Option<Self> {
+    pub(crate) fn content(self, role: FieldRole, value: &TextContent<'p>) -> Option<Self> {
         match value {
             TextContent::Absent => Some(self),
             TextContent::Text(text) => self.text(role, text),
@@ -69,7 +69,7 @@ impl<'p> TemplateFields<'p> {
     }
 
     /// Adds arguments that are a JSON string. Other arguments need a full parse.
-    pub(in crate::wire) fn json_text(self, role: FieldRole, value: &JsonText<'p>) -> Option<Self> {
+    pub(crate) fn json_text(self, role: FieldRole, value: &JsonText<'p>) -> Option<Self> {
         match &value.0 {
             None => Some(self),
             // An owned text that is JSON itself may come from a value that is not a string.
@@ -79,7 +79,7 @@ impl<'p> TemplateFields<'p> {
     }
 
     /// Adds a number that is written in digits. Any other value needs a full parse.
-    pub(in crate::wire) fn number(self, role: FieldRole, value: Number<'p>) -> Option<Self> {
+    pub(crate) fn number(self, role: FieldRole, value: Number<'p>) -> Option<Self> {
         match value.raw() {
             None => Some(self),
             Some(raw) if is_digits(raw) => self.add(role, raw.into()),
@@ -89,11 +89,7 @@ impl<'p> TemplateFields<'p> {
 
     /// Adds a member that does not affect the deltas. If it is neither a plain string nor digits, it stays
     /// part of the template's fixed bytes.
-    pub(in crate::wire) fn ignored(
-        self,
-        role: FieldRole,
-        value: Option<&'p RawValue>,
-    ) -> Option<Self> {
+    pub(crate) fn ignored(self, role: FieldRole, value: Option<&'p RawValue>) -> Option<Self> {
         let raw = value.map(RawValue::get).unwrap_or_default();
         let inside = raw.strip_prefix('"').and_then(|raw| raw.strip_suffix('"'));
         match inside {
@@ -104,7 +100,7 @@ impl<'p> TemplateFields<'p> {
     }
 
     /// As [`Self::ignored`], for a member that was read as a scalar. Digits stay part of the fixed bytes.
-    pub(in crate::wire) fn ignored_text(self, role: FieldRole, value: &Scalar<'p>) -> Option<Self> {
+    pub(crate) fn ignored_text(self, role: FieldRole, value: &Scalar<'p>) -> Option<Self> {
         match value {
             Scalar::Text(Cow::Borrowed(text)) => self.add(role, Cow::Borrowed(text)),
             Scalar::Text(Cow::Owned(_)) | Scalar::Number(_) | Scalar::Absent => Some(self),

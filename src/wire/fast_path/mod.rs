@@ -23,7 +23,7 @@ use std::borrow::Cow;
 use super::Wire;
 
 pub(super) use fields::{FieldRole, TemplateFields};
-pub(crate) use scan::plain_bytes;
+pub use scan::plain_bytes;
 pub(super) use template::TemplateSet;
 
 /// The templates of a service's payloads. Passing them from one response to the next makes

@@ -20,7 +20,7 @@ pub(super) fn string_bytes(text: &[u8]) -> Option<(usize, bool)> {
 ///
 /// Nearly all strings are short. Comparing eight bytes at once, without a branch for each,
 /// finds their end faster than a search that is made for long texts.
-pub(crate) fn plain_bytes(text: &[u8]) -> Option<usize> {
+pub fn plain_bytes(text: &[u8]) -> Option<usize> {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     const HIGHS: u64 = ONES << 7;
     let (words, rest) = text.as_chunks();

@@ -26,7 +26,7 @@ pub(super) const TEMPLATES_PER_KIND_MAX: usize = 2;
 
 /// The templates of one wire, the one that matched or was added last first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::wire) struct TemplateSet {
+pub(crate) struct TemplateSet {
     pub(super) templates: Vec<PayloadTemplate>,
 }
 
@@ -73,7 +73,7 @@ impl TemplateSet {
     /// Most payloads match the same template as the one before, with the same stable values. These
     /// are found by comparing bytes alone. Otherwise the first template that fits takes over the
     /// stable values of the payload.
-    pub(in crate::wire) fn match_payload<'p>(
+    pub(crate) fn match_payload<'p>(
         &'p mut self,
         event: &str,
         payload: &'p str,
@@ -97,7 +97,7 @@ impl TemplateSet {
     }
 
     /// Makes a template of a payload that was parsed in full and has these fields.
-    pub(in crate::wire) fn add(&mut self, event: &str, payload: &str, fields: &TemplateFields<'_>) {
+    pub(crate) fn add(&mut self, event: &str, payload: &str, fields: &TemplateFields<'_>) {
         let Some(template) = PayloadTemplate::new(event, payload, fields) else { return };
         // The new one is the first of its kind.
         let mut of_kind = 1;

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use crate::wire::repair::parse_value;
+use crate::repair::parse_value;
 
 /// Maximum depth of a path, below the limit of serde_json.
 const DEPTH_MAX: usize = 100;

@@ -7,16 +7,16 @@ use serde_json::Value;
 use super::GeminiDialect;
 use super::payload::{CandidatePayload, ChunkPayload, PartPayload};
 use super::usage::read_usage;
-use crate::types::{
+use crate::dialect::PayloadDecoder;
+use crate::error::{payload_error, unkeyed_error};
+use crate::fast_path::TemplateFields;
+use crate::lenient::read_object;
+use crate::refusal::blocked_categories;
+use crate::repair::parse_value;
+use crate::{Delta, ProviderMetadata};
+use callsheet_values::types::{
     FinishKind, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails, one_line,
 };
-use crate::wire::dialect::PayloadDecoder;
-use crate::wire::error::{payload_error, unkeyed_error};
-use crate::wire::fast_path::TemplateFields;
-use crate::wire::lenient::read_object;
-use crate::wire::refusal::blocked_categories;
-use crate::wire::repair::parse_value;
-use crate::wire::{Delta, ProviderMetadata};
 
 /// Maximum length of the message of a finish reason in an error, in characters.
 const MESSAGE_CHARS: usize = 500;

@@ -13,12 +13,12 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use crate::message::{Message, RequestPart, ResponseMessage, ResultContent};
-use crate::types::{self, ContentPart, Image, ModelOrigin, ToolCall, Wire};
-use crate::wire::ModelRequest;
-use crate::wire::call_ids::sanitized_tool_name;
-use crate::wire::extra_members::{arguments_object, write_members};
-use crate::wire::request_cache::HistoryWriter;
+use crate::ModelRequest;
+use crate::call_ids::sanitized_tool_name;
+use crate::extra_members::{arguments_object, write_members};
+use crate::request_cache::HistoryWriter;
+use callsheet_values::message::{Message, RequestPart, ResponseMessage, ResultContent};
+use callsheet_values::types::{self, ContentPart, Image, ModelOrigin, ToolCall, Wire};
 
 /// The placeholder for the missing signature of a response's first call.
 const PLACEHOLDER: &str = r#"{"thoughtSignature":"skip_thought_signature_validator"}"#;
@@ -291,8 +291,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::types::CallKey;
-    use crate::wire::{ToolChoice, ToolDefinition};
+    use crate::WireFormat as _;
+    use crate::{ToolChoice, ToolDefinition};
+    use callsheet_values::types::CallKey;
 
     fn call(index: u32, id: &str, provider_id: Option<&str>, arguments: Value) -> ToolCall {
         ToolCall {

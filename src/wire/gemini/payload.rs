@@ -7,9 +7,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::arguments::ArgumentValue;
-use crate::wire::lenient::{
-    JsonText, LenientList, ObjectListSeed, ObjectSeed, ReadMembers, Scalar,
-};
+use crate::lenient::{JsonText, LenientList, ObjectListSeed, ObjectSeed, ReadMembers, Scalar};
 
 #[derive(Default)]
 pub(super) struct ChunkPayload<'a> {

@@ -5,10 +5,10 @@ use serde_json::{Map, Value, json};
 
 use super::schema::parameters;
 use super::{GeminiDialect, messages};
-use crate::wire::dialect::{KeyHeader, RequestFormat, has_version};
-use crate::wire::extra_members::present_members;
-use crate::wire::request_cache::HistoryWriter;
-use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
+use crate::dialect::{KeyHeader, RequestFormat, has_version};
+use crate::extra_members::present_members;
+use crate::request_cache::HistoryWriter;
+use crate::{Framing, ModelRequest, ToolChoice, ToolDefinition};
 
 /// First segments of model names that are resource names of another kind than `models/..`.
 const RESOURCES: [&str; 4] = ["tunedModels", "publishers", "endpoints", "projects"];
@@ -103,7 +103,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::wire::Wire;
+    use crate::Wire;
+    use crate::WireFormat as _;
 
     #[test]
     fn addresses_of_all_kinds_of_bases_and_models() {

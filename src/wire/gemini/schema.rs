@@ -9,7 +9,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::wire::request::merge_schema;
+use crate::request::merge_schema;
 
 /// Maximum depth of a schema. Deeper schemas become objects of any kind.
 const DEPTH_MAX: usize = 24;

@@ -9,8 +9,8 @@ use serde_json::value::RawValue;
 
 use super::arguments::PartialArguments;
 use super::payload::{CallPayload, PartialArgumentPayload};
-use crate::types::excerpt;
-use crate::wire::{CallDelta, Delta, Problem, ProviderMetadata};
+use crate::{CallDelta, Delta, Problem, ProviderMetadata};
+use callsheet_values::types::excerpt;
 
 /// Maximum number of pieces in one part. If a list holds more, further pieces may have been ignored.
 const PIECES_MAX: usize = 4096;

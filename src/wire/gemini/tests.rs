@@ -1,12 +1,12 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
 use super::*;
-use crate::types::{
+use crate::{CallDelta, Delta, ProviderMetadata};
+use callsheet_values::types::{
     FinishKind, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails, Usage,
 };
-use crate::wire::{CallDelta, Delta, ProviderMetadata};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
-    crate::wire::decoder::deltas::<GeminiDialect>(payloads)
+    crate::decoder::deltas::<GeminiDialect>(payloads)
 }
 
 fn text(text: &str) -> Delta {
@@ -253,10 +253,7 @@ fn the_next_call_and_a_good_finish_close_the_open_call() {
 #[test]
 fn pieces_with_an_invalid_path_are_reported_and_leave_the_call_cut_off() {
     let problem = |detail: &str| {
-        Delta::Problem(crate::wire::Problem {
-            code: "argument_without_place",
-            detail: detail.into(),
-        })
+        Delta::Problem(crate::Problem { code: "argument_without_place", detail: detail.into() })
     };
     check_parts(
         &[r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":"$.a","numberValue":1},
@@ -378,7 +375,7 @@ fn errors_are_found_in_every_position() {
         assert!(matches!(&bare[..], [Delta::Error(e)] if e.message == "m"), "{bare:?}");
     }
     let mut out = Vec::new();
-    crate::wire::decoder::parse_in_full(
+    crate::decoder::parse_in_full(
         &mut GeminiDialect::default(),
         "error",
         r#"{"message":"m"}"#,

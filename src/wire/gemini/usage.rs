@@ -4,9 +4,9 @@
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
-use crate::types::Usage;
-use crate::wire::Delta;
-use crate::wire::lenient::{ReadMembers, Scalar, read_object};
+use crate::Delta;
+use crate::lenient::{ReadMembers, Scalar, read_object};
+use callsheet_values::types::Usage;
 
 /// Reads a `usageMetadata` into `counts`. Returns `None` if it is an empty object or no object. Missing
 /// counts keep their values, because some chunks have no counts at all.

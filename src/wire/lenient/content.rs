@@ -7,7 +7,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::{Scalar, ignore_non_text_scalars};
-use crate::wire::{Delta, Problem};
+use crate::{Delta, Problem};
 
 /// Maximum number of texts of one list that are kept after the first; the rest is dropped and reported. Without
 /// this limit a hostile payload could occupy many times its own size in memory.
@@ -18,7 +18,7 @@ type DeltaKind = fn(String) -> Delta;
 
 /// Text, or parts that hold text.
 #[derive(Clone, Debug, Default)]
-pub(in crate::wire) enum TextContent<'a> {
+pub(crate) enum TextContent<'a> {
     /// The member is missing, null, or of a type that holds no text.
     #[default]
     Absent,
@@ -30,7 +30,7 @@ pub(in crate::wire) enum TextContent<'a> {
 
 /// A text of a list.
 #[derive(Clone, Debug)]
-pub(in crate::wire) struct ListedText<'a> {
+pub(crate) struct ListedText<'a> {
     /// `None` if its kind is that of the whole content.
     kind: Option<DeltaKind>,
     text: Cow<'a, str>,
@@ -39,18 +39,18 @@ pub(in crate::wire) struct ListedText<'a> {
 /// One part: the whole content, or an item of a list.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(default, bound(deserialize = "'de: 'a"))]
-pub(in crate::wire) struct TextPart<'a> {
+pub(crate) struct TextPart<'a> {
     #[serde(rename = "type")]
-    pub(in crate::wire) kind: Scalar<'a>,
-    pub(in crate::wire) text: TextContent<'a>,
-    pub(in crate::wire) thinking: TextContent<'a>,
-    pub(in crate::wire) summary: TextContent<'a>,
-    pub(in crate::wire) refusal: TextContent<'a>,
+    pub(crate) kind: Scalar<'a>,
+    pub(crate) text: TextContent<'a>,
+    pub(crate) thinking: TextContent<'a>,
+    pub(crate) summary: TextContent<'a>,
+    pub(crate) refusal: TextContent<'a>,
 }
 
 impl<'a> TextContent<'a> {
     /// Returns whether it is absent or an empty text.
-    pub(in crate::wire) fn is_blank(&self) -> bool {
+    pub(crate) fn is_blank(&self) -> bool {
         match self {
             Self::Absent => true,
             Self::Text(text) => text.is_empty(),
@@ -60,7 +60,7 @@ impl<'a> TextContent<'a> {
 
     /// Appends its texts to `out`, in the order of the parts: thinking and summaries as
     /// [`Delta::Reasoning`], refusals as [`Delta::Refusal`], and every other text as `kind`.
-    pub(in crate::wire) fn push_deltas(self, kind: DeltaKind, out: &mut Vec<Delta>) {
+    pub(crate) fn push_deltas(self, kind: DeltaKind, out: &mut Vec<Delta>) {
         let before = out.len();
         self.for_each_text(None, &mut |own_kind, text| {
             let kind = own_kind.unwrap_or(kind);

@@ -18,13 +18,13 @@ const LIST_ITEMS_MAX: usize = 4096;
 ///
 /// Unlike a type with derived `Deserialize` it is not moved while it is read, which saves time for
 /// payloads that come once per token. A repeated key is not an error: mostly the last one counts.
-pub(in crate::wire) trait ReadMembers<'de> {
+pub(crate) trait ReadMembers<'de> {
     /// Reads the value of a key that it knows. Returns whether it read the value.
     fn read_member<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error>;
 }
 
 /// Reads a JSON object into `object`. Any other JSON value is ignored.
-pub(in crate::wire) fn read_object<'de, T: ReadMembers<'de>>(
+pub(crate) fn read_object<'de, T: ReadMembers<'de>>(
     text: &'de str,
     object: &mut T,
 ) -> serde_json::Result<()> {
@@ -34,7 +34,7 @@ pub(in crate::wire) fn read_object<'de, T: ReadMembers<'de>>(
 }
 
 /// Fills an object in place. The value is true if the JSON was an object.
-pub(in crate::wire) struct ObjectSeed<'s, T>(pub(in crate::wire) &'s mut T);
+pub(crate) struct ObjectSeed<'s, T>(pub(crate) &'s mut T);
 
 impl<'de, T: ReadMembers<'de>> DeserializeSeed<'de> for ObjectSeed<'_, T> {
     type Value = bool;
@@ -74,7 +74,7 @@ impl<'de, T: ReadMembers<'de>> Visitor<'de> for ObjectSeed<'_, T> {
 
 /// Fills an empty list of objects in place. A single object counts as a list of one. The value is true if
 /// the JSON was a list or an object.
-pub(in crate::wire) struct ObjectListSeed<'s, T>(pub(in crate::wire) &'s mut LenientList<T>);
+pub(crate) struct ObjectListSeed<'s, T>(pub(crate) &'s mut LenientList<T>);
 
 impl<'de, T: ReadMembers<'de> + Default> DeserializeSeed<'de> for ObjectListSeed<'_, T> {
     type Value = bool;
@@ -126,7 +126,7 @@ impl<'de, T: ReadMembers<'de> + Default> Visitor<'de> for ObjectListSeed<'_, T> 
 
 /// A value of type `T` if the JSON is an object; `None` for any other JSON type.
 #[derive(Clone, Debug)]
-pub(in crate::wire) struct Lenient<T>(pub(in crate::wire) Option<T>);
+pub(crate) struct Lenient<T>(pub(crate) Option<T>);
 
 impl<T> Default for Lenient<T> {
     fn default() -> Self {
@@ -168,19 +168,19 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for LenientVisitor<T> {
 /// A list of objects. A single object counts as a list of one, and any other value as an empty
 /// list.
 #[derive(Clone, Debug)]
-pub(in crate::wire) struct LenientList<T> {
+pub(crate) struct LenientList<T> {
     first: Option<T>,
     more: Vec<T>,
 }
 
 impl<T> LenientList<T> {
     /// Iterates over the items in order.
-    pub(in crate::wire) fn items_mut(&mut self) -> impl Iterator<Item = &mut T> {
+    pub(crate) fn items_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.first.iter_mut().chain(&mut self.more)
     }
 
     /// Sorts the items by their indexes, unless one has none. Items with equal indexes keep their order.
-    pub(in crate::wire) fn sort_by_index(&mut self, index: impl Fn(&T) -> Option<u64>) {
+    pub(crate) fn sort_by_index(&mut self, index: impl Fn(&T) -> Option<u64>) {
         if self.more.is_empty() {
             return;
         }
@@ -195,12 +195,12 @@ impl<T> LenientList<T> {
         }
     }
 
-    pub(in crate::wire) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.first.is_none()
     }
 
     /// Returns the item if there is exactly one.
-    pub(in crate::wire) fn only(&self) -> Option<&T> {
+    pub(crate) fn only(&self) -> Option<&T> {
         self.first.as_ref().filter(|_| self.more.is_empty())
     }
 }

@@ -9,11 +9,11 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::{skip_map, skip_seq};
-use crate::wire::repair::parse_value;
+use crate::repair::parse_value;
 
 /// A text or a whole number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::wire) enum Scalar<'a> {
+pub(crate) enum Scalar<'a> {
     /// The member is missing, null, of another type, or a negative or fractional number.
     #[default]
     Absent,
@@ -23,12 +23,12 @@ pub(in crate::wire) enum Scalar<'a> {
 
 impl<'a> Scalar<'a> {
     /// Reads a JSON value.
-    pub(in crate::wire) fn read(value: &'a Value) -> Self {
+    pub(crate) fn read(value: &'a Value) -> Self {
         Self::deserialize(value).unwrap_or_default()
     }
 
     /// Returns the text if it is not empty. A number becomes its digits.
-    pub(in crate::wire) fn into_text(self) -> Option<String> {
+    pub(crate) fn into_text(self) -> Option<String> {
         match self {
             Self::Text(text) if !text.is_empty() => Some(text.into_owned()),
             Self::Number(number) => Some(number.to_string()),
@@ -37,7 +37,7 @@ impl<'a> Scalar<'a> {
     }
 
     /// Returns whether [`Self::into_text`] would return `None`.
-    pub(in crate::wire) fn is_blank(&self) -> bool {
+    pub(crate) fn is_blank(&self) -> bool {
         match self {
             Self::Text(text) => text.is_empty(),
             Self::Number(_) => false,
@@ -46,7 +46,7 @@ impl<'a> Scalar<'a> {
     }
 
     /// Returns the text, which may be empty. A number is not text.
-    pub(in crate::wire) fn as_text(&self) -> Option<&str> {
+    pub(crate) fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
             Self::Number(_) | Self::Absent => None,
@@ -54,7 +54,7 @@ impl<'a> Scalar<'a> {
     }
 
     /// Returns the whole number. A text that holds one counts.
-    pub(in crate::wire) fn as_number(&self) -> Option<u64> {
+    pub(crate) fn as_number(&self) -> Option<u64> {
         match self {
             Self::Text(text) => text.trim().parse().ok(),
             Self::Number(number) => Some(*number),
@@ -124,17 +124,17 @@ impl<'de> Visitor<'de> for ScalarVisitor {
 
 /// The JSON text of a member that should be a whole number. A text that holds one, and `1.0`, count as one.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::wire) struct Number<'a>(Option<&'a RawValue>);
+pub(crate) struct Number<'a>(Option<&'a RawValue>);
 
 impl<'a> Number<'a> {
     /// Returns the number, or `None` for any other value.
-    pub(in crate::wire) fn value(self) -> Option<u64> {
+    pub(crate) fn value(self) -> Option<u64> {
         let raw = self.raw()?;
         raw.parse().ok().or_else(|| serde_json::from_str::<Scalar<'_>>(raw).ok()?.as_number())
     }
 
     /// Returns the JSON text of the value if it is not null.
-    pub(in crate::wire) fn raw(self) -> Option<&'a str> {
+    pub(crate) fn raw(self) -> Option<&'a str> {
         self.0.map(RawValue::get)
     }
 }
@@ -147,7 +147,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Number<'a> {
 
 /// A value as text: the contents of a JSON string, or the JSON of any other value. `None` for null.
 #[derive(Clone, Debug, Default)]
-pub(in crate::wire) struct JsonText<'a>(pub(in crate::wire) Option<Cow<'a, str>>);
+pub(crate) struct JsonText<'a>(pub(crate) Option<Cow<'a, str>>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for JsonText<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -205,7 +205,7 @@ impl<'de> Visitor<'de> for JsonTextVisitor {
 
 /// Returns arguments as text: the contents of a JSON string, or the JSON itself if it is not a
 /// string or cannot be read. Null has no text.
-pub(in crate::wire) fn argument_text(raw: &str) -> Option<String> {
+pub(crate) fn argument_text(raw: &str) -> Option<String> {
     match raw.as_bytes().first() {
         Some(b'"') => match parse_value(raw) {
             Some(Value::String(text)) => Some(text),

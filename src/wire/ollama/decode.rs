@@ -5,13 +5,13 @@ use std::mem::take;
 use super::OllamaDialect;
 use super::payload::{CallPayload, ChunkPayload};
 use super::usage::read_usage;
-use crate::types::{FinishKind, FinishReason};
-use crate::wire::delta::append_text;
-use crate::wire::dialect::PayloadDecoder;
-use crate::wire::error::{payload_error, unkeyed_error};
-use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
-use crate::wire::lenient::{argument_text, read_object};
-use crate::wire::{CallDelta, Delta};
+use crate::delta::append_text;
+use crate::dialect::PayloadDecoder;
+use crate::error::{payload_error, unkeyed_error};
+use crate::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
+use crate::lenient::{argument_text, read_object};
+use crate::{CallDelta, Delta};
+use callsheet_values::types::{FinishKind, FinishReason};
 
 impl PayloadDecoder for OllamaDialect {
     fn parse_payload<'p>(

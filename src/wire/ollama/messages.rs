@@ -5,13 +5,13 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::message::{Message, ResponseMessage};
-use crate::types::{
+use crate::ModelRequest;
+use crate::request_cache::HistoryWriter;
+use crate::tool_images::append_result_images;
+use callsheet_values::message::{Message, ResponseMessage};
+use callsheet_values::types::{
     Content, ContentPart, Image, ModelOrigin, ReasoningRule, SendReasoning, ToolCall, Wire,
 };
-use crate::wire::ModelRequest;
-use crate::wire::request_cache::HistoryWriter;
-use crate::wire::tool_images::append_result_images;
 
 /// Writes the messages of a request, system prompt first. The images of results follow the last result of the turn in
 /// a message of the user. A response without reasoning depends on the responses before it (`ThinkingWriter`). No other

@@ -4,8 +4,8 @@ use serde::Deserialize;
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
-use crate::wire::fast_path::{ChangeKind, FieldRole, TemplateFields};
-use crate::wire::lenient::{
+use crate::fast_path::{ChangeKind, FieldRole, TemplateFields};
+use crate::lenient::{
     JsonText, Lenient, LenientList, ObjectSeed, ReadMembers, Scalar, TextContent,
 };
 

@@ -7,12 +7,12 @@
 use serde_json::{Value, json};
 
 use super::{OllamaDialect, messages};
-use crate::wire::dialect::{KeyHeader, RequestFormat};
-use crate::wire::extra_members::present_members;
-use crate::wire::request::function_tools;
-use crate::wire::request_cache::HistoryWriter;
-use crate::wire::tool_schema::ToolForm;
-use crate::wire::{Framing, ModelRequest};
+use crate::dialect::{KeyHeader, RequestFormat};
+use crate::extra_members::present_members;
+use crate::request::function_tools;
+use crate::request_cache::HistoryWriter;
+use crate::tool_schema::ToolForm;
+use crate::{Framing, ModelRequest};
 
 impl RequestFormat for OllamaDialect {
     const STREAM_FRAMING: Framing = Framing::JsonLines;
@@ -50,9 +50,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::message::{Message, ResponseMessage};
-    use crate::types::{CallKey, ContentPart, Image, ModelOrigin, ToolCall};
-    use crate::wire::{ToolChoice, ToolDefinition, Wire};
+    use crate::WireFormat as _;
+    use crate::{ToolChoice, ToolDefinition, Wire};
+    use callsheet_values::message::{Message, ResponseMessage};
+    use callsheet_values::types::{CallKey, ContentPart, Image, ModelOrigin, ToolCall};
 
     fn call(index: u32, id: &str, arguments: Value) -> ToolCall {
         ToolCall {
@@ -89,7 +90,7 @@ mod tests {
         )
     }
 
-    fn history() -> crate::message::MessageList {
+    fn history() -> callsheet_values::message::MessageList {
         let image = |url| ContentPart::Image(Image::parse(url).unwrap());
         let parts = vec![
             ContentPart::Text("What are these?".into()),

@@ -1,10 +1,10 @@
 use super::*;
-use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
-use crate::wire::dialect::RequestFormat;
-use crate::wire::{CallDelta, Delta};
+use crate::dialect::RequestFormat;
+use crate::{CallDelta, Delta};
+use callsheet_values::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
-    crate::wire::decoder::deltas::<OllamaDialect>(payloads)
+    crate::decoder::deltas::<OllamaDialect>(payloads)
 }
 
 fn text(text: &str) -> Delta {
@@ -180,7 +180,7 @@ fn errors_are_found_in_every_position() {
         assert_eq!(deltas(&[none]), [], "{none}");
     }
     let mut out = Vec::new();
-    crate::wire::decoder::parse_in_full(&mut OllamaDialect::default(), "error", "m", &mut out);
+    crate::decoder::parse_in_full(&mut OllamaDialect::default(), "error", "m", &mut out);
     assert!(matches!(&out[..], [Delta::Error(error)] if error.message == "m"), "{out:?}");
 }
 

@@ -2,9 +2,9 @@
 
 use serde_json::value::RawValue;
 
-use crate::types::Usage;
-use crate::wire::Delta;
-use crate::wire::lenient::Scalar;
+use crate::Delta;
+use crate::lenient::Scalar;
+use callsheet_values::types::Usage;
 
 /// Returns the token counts of a chunk, if it has any. Older versions of Ollama send no count for
 /// a prompt that is cached completely.

@@ -9,17 +9,17 @@ use std::mem::take;
 use super::OpenaiChatDialect;
 use super::payload::{CallPayload, ChoicePayload, ChunkPayload, MessagePayload};
 use super::usage::read_usage;
-use crate::types::{
+use crate::delta::{append_call, append_text};
+use crate::dialect::PayloadDecoder;
+use crate::error::{keyed_error, payload_error, unkeyed_error};
+use crate::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
+use crate::lenient::{Lenient, TextContent, read_object};
+use crate::refusal::{filtered_categories, stop_details};
+use crate::repair::parse_value;
+use crate::{CallDelta, CallKind, Delta};
+use callsheet_values::types::{
     FinishKind, FinishReason, ProviderError, ProviderErrorKind, ReasoningField, RefusalDetails,
 };
-use crate::wire::delta::{append_call, append_text};
-use crate::wire::dialect::PayloadDecoder;
-use crate::wire::error::{keyed_error, payload_error, unkeyed_error};
-use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
-use crate::wire::lenient::{Lenient, TextContent, read_object};
-use crate::wire::refusal::{filtered_categories, stop_details};
-use crate::wire::repair::parse_value;
-use crate::wire::{CallDelta, CallKind, Delta};
 
 /// The message of an error of which only a finish reason is known.
 const UNREADABLE: &str = "the service could not read the output of its model";

@@ -12,14 +12,14 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::message::{Message, RequestPart, ResponseMessage};
-use crate::types::{
+use crate::request_cache::HistoryWriter;
+use crate::tool_images::append_result_images;
+use crate::{ModelRequest, call_ids};
+use callsheet_values::message::{Message, RequestPart, ResponseMessage};
+use callsheet_values::types::{
     Content, ContentPart, ModelOrigin, ReasoningField, ReasoningMembers, ReasoningRule,
     SendReasoning, ToolCall, Wire,
 };
-use crate::wire::request_cache::HistoryWriter;
-use crate::wire::tool_images::append_result_images;
-use crate::wire::{ModelRequest, call_ids};
 
 /// Writes the messages of a request, system prompt first.
 ///
@@ -431,8 +431,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::types::{CallKey, Image, MessagePart};
+    use crate::WireFormat as _;
     use SendReasoning::{All, Auto, Calls, Never};
+    use callsheet_values::types::{CallKey, Image, MessagePart};
 
     fn call(index: u32, id: &str) -> ToolCall {
         ToolCall {

@@ -20,10 +20,10 @@ use serde::de::MapAccess;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::types::{ReasoningField, ReasoningMembers};
-use crate::wire::cumulative::CumulativeText;
-use crate::wire::lenient::{ReadMembers, Scalar, read_object};
-use crate::wire::{Delta, ProviderMetadata};
+use crate::cumulative::CumulativeText;
+use crate::lenient::{ReadMembers, Scalar, read_object};
+use crate::{Delta, ProviderMetadata};
+use callsheet_values::types::{ReasoningField, ReasoningMembers};
 
 /// Maximum bytes of the `reasoning_details`, and of a `reasoning_opaque`. Larger ones are dropped; the text
 /// of the reasoning then goes back instead of the details.

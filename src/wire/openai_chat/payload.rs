@@ -6,12 +6,12 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::decode::finish_kind;
-use crate::types::{FinishKind, FinishReason};
-use crate::wire::fast_path::{ChangeKind, FieldRole, TemplateFields};
-use crate::wire::lenient::{
+use crate::fast_path::{ChangeKind, FieldRole, TemplateFields};
+use crate::lenient::{
     JsonText, Lenient, LenientList, Number, ObjectListSeed, ObjectSeed, ReadMembers, Scalar,
     TextContent,
 };
+use callsheet_values::types::{FinishKind, FinishReason};
 
 #[derive(Default)]
 pub(super) struct ChunkPayload<'a> {

@@ -4,12 +4,12 @@
 use serde_json::{Value, json};
 
 use super::{OpenaiChatDialect, messages};
-use crate::wire::answer_schema::named_format;
-use crate::wire::dialect::{KeyHeader, RequestFormat};
-use crate::wire::request::function_tools;
-use crate::wire::request_cache::HistoryWriter;
-use crate::wire::tool_schema::ToolForm;
-use crate::wire::{Framing, ModelRequest, ToolChoice};
+use crate::answer_schema::named_format;
+use crate::dialect::{KeyHeader, RequestFormat};
+use crate::request::function_tools;
+use crate::request_cache::HistoryWriter;
+use crate::tool_schema::ToolForm;
+use crate::{Framing, ModelRequest, ToolChoice};
 
 impl RequestFormat for OpenaiChatDialect {
     const STREAM_FRAMING: Framing = Framing::Sse;
@@ -77,11 +77,12 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::message::{Message, ResponseMessage};
-    use crate::types::{CallKey, ContentPart, Image, ToolCall};
-    use crate::wire::{ToolDefinition, Wire};
+    use crate::WireFormat as _;
+    use crate::{ToolDefinition, Wire};
+    use callsheet_values::message::{Message, ResponseMessage};
+    use callsheet_values::types::{CallKey, ContentPart, Image, ToolCall};
 
-    fn history() -> crate::message::MessageList {
+    fn history() -> callsheet_values::message::MessageList {
         let call = |index, id: &str, arguments| ToolCall {
             key: CallKey { turn: 1, attempt: 1, index },
             id: id.into(),

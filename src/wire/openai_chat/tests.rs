@@ -2,12 +2,14 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails};
-use crate::wire::dialect::PayloadDecoder;
-use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
+use crate::dialect::PayloadDecoder;
+use crate::{CallDelta, CallKind, Delta, ProviderMetadata};
+use callsheet_values::types::{
+    FinishKind, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails,
+};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
-    crate::wire::decoder::deltas::<OpenaiChatDialect>(payloads)
+    crate::decoder::deltas::<OpenaiChatDialect>(payloads)
 }
 
 fn text(text: &str) -> Delta {
@@ -275,8 +277,8 @@ fn reasoning_details_are_kept_once_they_are_complete() {
     );
     let mut dialect = OpenaiChatDialect::default();
     let mut out = Vec::new();
-    crate::wire::decoder::parse_in_full(&mut dialect, "", &thinking("a"), &mut out);
-    crate::wire::decoder::parse_in_full(&mut dialect, "", &call, &mut out);
+    crate::decoder::parse_in_full(&mut dialect, "", &thinking("a"), &mut out);
+    crate::decoder::parse_in_full(&mut dialect, "", &call, &mut out);
     assert_eq!(out.len(), 2);
     dialect.end_of_body(&mut out);
     assert!(matches!(out[2..], [Delta::Metadata(_)]), "{out:?}");
@@ -510,12 +512,7 @@ fn an_event_named_error_is_an_error() {
         ("", "the service reported an error"),
     ] {
         let mut out = Vec::new();
-        crate::wire::decoder::parse_in_full(
-            &mut OpenaiChatDialect::default(),
-            "error",
-            data,
-            &mut out,
-        );
+        crate::decoder::parse_in_full(&mut OpenaiChatDialect::default(), "error", data, &mut out);
         let error = ProviderError::new(ProviderErrorKind::InStream, message);
         assert_eq!(out, [Delta::Error(error)], "{data}");
     }
@@ -566,10 +563,10 @@ fn the_length_of_lists_is_limited() {
 fn usage_and_the_done_marker_are_read() {
     let usage = r#"{"prompt_tokens":3,"completion_tokens":2}"#;
     let counts = Delta::Usage {
-        usage: crate::types::Usage {
+        usage: callsheet_values::types::Usage {
             input_tokens: 3,
             output_tokens: 2,
-            ..crate::types::Usage::default()
+            ..callsheet_values::types::Usage::default()
         },
         raw: usage.into(),
     };

@@ -6,13 +6,13 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::types::Usage;
-use crate::wire::Delta;
-use crate::wire::lenient::{Lenient, Scalar};
-use crate::wire::repair::parse_value;
+use crate::Delta;
+use crate::lenient::{Lenient, Scalar};
+use crate::repair::parse_value;
+use callsheet_values::types::Usage;
 
 /// Reads token counts. Returns `None` if the JSON is an empty object or no object.
-pub(in crate::wire) fn read_usage(raw: &RawValue) -> Option<Delta> {
+pub(crate) fn read_usage(raw: &RawValue) -> Option<Delta> {
     let text = raw.get();
     if !text.starts_with('{') || text.trim_matches(['{', '}', ' ', '\n', '\r', '\t']).is_empty() {
         return None;

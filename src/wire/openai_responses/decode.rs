@@ -8,16 +8,16 @@ use serde_json::value::RawValue;
 use super::OpenaiResponsesDialect;
 use super::payload::{EventPayload, ResponsePayload};
 use super::stream::{ItemKind, ItemRef, TextKind};
-use crate::types::{FinishKind, FinishReason, ProviderError, RefusalDetails};
-use crate::wire::delta::{append_call, append_text};
-use crate::wire::dialect::PayloadDecoder;
-use crate::wire::error::{find_error, keyed_error, malformed, parse_error_event, provider_error};
-use crate::wire::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
-use crate::wire::lenient::{TextContent, read_object};
-use crate::wire::openai_chat::usage::read_usage;
-use crate::wire::refusal::filtered_categories;
-use crate::wire::repair::parse_value;
-use crate::wire::{CallDelta, CallKind, Delta};
+use crate::delta::{append_call, append_text};
+use crate::dialect::PayloadDecoder;
+use crate::error::{find_error, keyed_error, malformed, parse_error_event, provider_error};
+use crate::fast_path::{ChangeKind, TemplateFields, TemplateMatch};
+use crate::lenient::{TextContent, read_object};
+use crate::openai_chat::usage::read_usage;
+use crate::refusal::filtered_categories;
+use crate::repair::parse_value;
+use crate::{CallDelta, CallKind, Delta};
+use callsheet_values::types::{FinishKind, FinishReason, ProviderError, RefusalDetails};
 
 /// The text or the call to which a piece of text belongs.
 enum PieceTarget {

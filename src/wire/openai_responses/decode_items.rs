@@ -7,8 +7,8 @@ use serde_json::value::RawValue;
 use super::OpenaiResponsesDialect;
 use super::payload::{EventPayload, ItemPayload};
 use super::stream::{ItemKind, TrackedItem};
-use crate::wire::lenient::{JsonText, read_object};
-use crate::wire::{CallDelta, Delta, ProviderMetadata};
+use crate::lenient::{JsonText, read_object};
+use crate::{CallDelta, Delta, ProviderMetadata};
 
 /// Maximum number of items of a complete response that are read: twice the number of calls that a
 /// response keeps.

@@ -8,12 +8,12 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::metadata::{ID_CHARS_MAX, ProviderItem, ReplayMode, replay_mode};
-use crate::message::{Message, RequestPart, ResponseMessage, ResultContent};
-use crate::types::{Content, ContentPart, ModelOrigin, SendReasoning, ToolCall, Wire};
-use crate::wire::ModelRequest;
-use crate::wire::call_ids::{sanitized, sanitized_tool_name};
-use crate::wire::lenient::Scalar;
-use crate::wire::request_cache::HistoryWriter;
+use crate::ModelRequest;
+use crate::call_ids::{sanitized, sanitized_tool_name};
+use crate::lenient::Scalar;
+use crate::request_cache::HistoryWriter;
+use callsheet_values::message::{Message, RequestPart, ResponseMessage, ResultContent};
+use callsheet_values::types::{Content, ContentPart, ModelOrigin, SendReasoning, ToolCall, Wire};
 
 /// Writes the history as items. No item depends on later messages.
 pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {

@@ -15,9 +15,9 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::message::{RequestPart, ResponseMessage};
-use crate::types::MessagePart;
-use crate::wire::lenient::Scalar;
+use crate::lenient::Scalar;
+use callsheet_values::message::{RequestPart, ResponseMessage};
+use callsheet_values::types::MessagePart;
 
 /// Maximum length of the id of an item or a call, from the service's error message for longer ids.
 pub(super) const ID_CHARS_MAX: usize = 64;

@@ -5,9 +5,9 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::stream::{ItemKind, ItemRef};
-use crate::wire::fast_path::{ChangeKind, FieldRole, TemplateFields};
-use crate::wire::lenient::{JsonText, Number, ReadMembers, Scalar, TextContent};
-use crate::wire::repair::parse_value;
+use crate::fast_path::{ChangeKind, FieldRole, TemplateFields};
+use crate::lenient::{JsonText, Number, ReadMembers, Scalar, TextContent};
+use crate::repair::parse_value;
 
 /// An event of a stream. A plain body is read as this too, to recognise it by `output` and `object`; its content is
 /// then read as [`ResponsePayload`].

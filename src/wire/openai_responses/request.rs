@@ -8,11 +8,11 @@
 use serde_json::{Value, json};
 
 use super::{OpenaiResponsesDialect, messages};
-use crate::wire::answer_schema::named_format;
-use crate::wire::dialect::{KeyHeader, RequestFormat};
-use crate::wire::request_cache::HistoryWriter;
-use crate::wire::tool_schema::ToolForm;
-use crate::wire::{Framing, ModelRequest, ToolChoice, ToolDefinition};
+use crate::answer_schema::named_format;
+use crate::dialect::{KeyHeader, RequestFormat};
+use crate::request_cache::HistoryWriter;
+use crate::tool_schema::ToolForm;
+use crate::{Framing, ModelRequest, ToolChoice, ToolDefinition};
 
 /// The smallest value of `max_output_tokens` that the service accepts, in tokens (its error message).
 const OUTPUT_TOKENS_MIN: u32 = 16;
@@ -92,9 +92,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::message::{Message, ResponseMessage};
-    use crate::types::{CallKey, Content, MessagePart, ModelOrigin, ToolCall, Wire};
-    use crate::types::{ReasoningRule, SendReasoning};
+    use crate::WireFormat as _;
+    use callsheet_values::message::{Message, ResponseMessage};
+    use callsheet_values::types::{CallKey, Content, MessagePart, ModelOrigin, ToolCall, Wire};
+    use callsheet_values::types::{ReasoningRule, SendReasoning};
 
     fn call(index: u32, id: &str, arguments: Value) -> ToolCall {
         ToolCall {
@@ -154,7 +155,7 @@ mod tests {
         ]
     }
 
-    fn history(message: ResponseMessage) -> crate::message::MessageList {
+    fn history(message: ResponseMessage) -> callsheet_values::message::MessageList {
         [
             Message::User { content: "1 + 2?".into() },
             Message::Assistant(message.into()),

@@ -2,11 +2,11 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::types::{FinishKind, FinishReason, ProviderErrorKind, Usage};
-use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
+use crate::{CallDelta, CallKind, Delta, ProviderMetadata};
+use callsheet_values::types::{FinishKind, FinishReason, ProviderErrorKind, Usage};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
-    crate::wire::decoder::deltas::<OpenaiResponsesDialect>(payloads)
+    crate::decoder::deltas::<OpenaiResponsesDialect>(payloads)
 }
 
 /// Returns an event of a type with these members.
@@ -491,7 +491,7 @@ fn the_status_decides_the_finish_kind() {
     }
     let named = r#"{"response":{"status":"completed"}}"#;
     let mut out = Vec::new();
-    crate::wire::decoder::parse_in_full(
+    crate::decoder::parse_in_full(
         &mut OpenaiResponsesDialect::default(),
         "response.completed",
         named,
@@ -564,7 +564,7 @@ fn errors_are_found_in_every_position() {
         [(r#"{"message":"m"}"#, "m"), ("m", "m"), ("", "the service reported an error")]
     {
         let mut out = Vec::new();
-        crate::wire::decoder::parse_in_full(
+        crate::decoder::parse_in_full(
             &mut OpenaiResponsesDialect::default(),
             "error",
             data,
@@ -756,7 +756,7 @@ fn many_items_take_bounded_time_and_memory() {
         let item =
             format!(r#"{{"type":"function_call","call_id":"c{index}","name":"f","arguments":""}}"#);
         let added = event("output_item.added", &format!(r#""output_index":{index},"item":{item}"#));
-        crate::wire::decoder::parse_in_full(&mut dialect, "", &added, &mut out);
+        crate::decoder::parse_in_full(&mut dialect, "", &added, &mut out);
     }
     assert_eq!((out.len(), dialect.items.all().len()), (20_000, 2048));
     let list = vec![r#"{"type":"message","content":"a"}"#; 20_000].join(",");
@@ -772,7 +772,7 @@ fn a_response_with_as_many_tokens_as_it_was_allowed_is_cut_off() {
     };
     let kind = |allowed: Option<u64>, tokens: u64| {
         let (mut dialect, mut out) = (OpenaiResponsesDialect::new(allowed), Vec::new());
-        crate::wire::decoder::parse_in_full(&mut dialect, "", &body(tokens), &mut out);
+        crate::decoder::parse_in_full(&mut dialect, "", &body(tokens), &mut out);
         let finish = out.iter().find_map(|delta| match delta {
             Delta::Finish(finish) => Some(finish.clone()),
             _ => None,

@@ -20,7 +20,7 @@ mod tests;
 use serde_json::{Map, Value};
 
 use super::repair::parse_value;
-use crate::types::{ContextOverflow, ProviderError, excerpt};
+use callsheet_values::types::{ContextOverflow, ProviderError, excerpt};
 
 /// Members of an error that hold the window, in tokens.
 const WINDOW_KEYS: [&str; 8] = [

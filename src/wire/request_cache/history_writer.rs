@@ -8,7 +8,7 @@ const SPARE_BYTES: usize = 1024;
 
 /// The part of a body that the next body can reuse.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::wire) struct ReusablePrefix {
+pub(crate) struct ReusablePrefix {
     /// Number of leading messages that must be identical.
     pub(super) messages: usize,
     /// Number of history elements in the prefix.
@@ -23,7 +23,7 @@ pub(in crate::wire) struct ReusablePrefix {
 
 /// Writes the history of a body: a list of elements, the first of which may be reused bytes.
 #[derive(Debug)]
-pub(in crate::wire) struct HistoryWriter {
+pub(crate) struct HistoryWriter {
     body: Vec<u8>,
     /// The prefix that this body reuses.
     reused: ReusablePrefix,
@@ -35,7 +35,7 @@ pub(in crate::wire) struct HistoryWriter {
 
 impl HistoryWriter {
     /// Begins the list after the head of a body.
-    pub(in crate::wire) fn new(head: &[u8]) -> Self {
+    pub(crate) fn new(head: &[u8]) -> Self {
         let mut body = Vec::with_capacity(head.len() + SPARE_BYTES);
         body.extend_from_slice(head);
         let (bytes, head_end) = (head.len(), head.len());
@@ -44,17 +44,14 @@ impl HistoryWriter {
     }
 
     /// Continues the list after the reusable prefix of a body.
-    pub(in crate::wire) fn after(body: Bytes, prefix: ReusablePrefix) -> Self {
+    pub(crate) fn after(body: Bytes, prefix: ReusablePrefix) -> Self {
         let body = leading_bytes(body, prefix.bytes);
         Self { body, reused: prefix, reusable: prefix, elements: prefix.elements }
     }
 
     /// Closes the list, writes the last member if there is one, and closes the body. Returns the body and the
     /// prefix that the next one can reuse.
-    pub(in crate::wire) fn finish(
-        mut self,
-        last: Option<(&str, &str)>,
-    ) -> (Vec<u8>, ReusablePrefix) {
+    pub(crate) fn finish(mut self, last: Option<(&str, &str)>) -> (Vec<u8>, ReusablePrefix) {
         self.reusable.history_end = self.body.len();
         self.body.push(b']');
         if let Some((member, value)) = last {
@@ -68,17 +65,17 @@ impl HistoryWriter {
     }
 
     /// Returns the position of the first message that is not in the reused prefix.
-    pub(in crate::wire) fn first_message(&self) -> usize {
+    pub(crate) fn first_message(&self) -> usize {
         self.reused.messages
     }
 
     /// Returns whether the list has no element yet.
-    pub(in crate::wire) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.elements == 0
     }
 
     /// Writes an element.
-    pub(in crate::wire) fn write(&mut self, element: &(impl Serialize + ?Sized)) {
+    pub(crate) fn write(&mut self, element: &(impl Serialize + ?Sized)) {
         if !self.is_empty() {
             self.body.push(b',');
         }
@@ -88,7 +85,7 @@ impl HistoryWriter {
 
     /// Marks the elements so far as reusable: every history that begins with the same `messages`
     /// first messages begins with these elements.
-    pub(in crate::wire) fn mark_reusable(&mut self, messages: usize) {
+    pub(crate) fn mark_reusable(&mut self, messages: usize) {
         let (elements, bytes) = (self.elements, self.body.len());
         self.reusable = ReusablePrefix { messages, elements, bytes, ..self.reusable };
     }
@@ -96,7 +93,7 @@ impl HistoryWriter {
     /// Writes those of the elements that are not in the reused prefix. `elements` are made of the
     /// whole history of `messages` messages. The first `reusable` of them stay the same whatever
     /// messages follow. If `reusable` is the number of elements, it marks nothing as reusable.
-    pub(in crate::wire) fn write_all(
+    pub(crate) fn write_all(
         &mut self,
         elements: &[impl Serialize],
         reusable: usize,
@@ -112,7 +109,7 @@ impl HistoryWriter {
 }
 
 /// Returns the head of a body: the members other than the history, and the beginning of the history.
-pub(in crate::wire) fn head(members: &impl Serialize, history_member: &str) -> Vec<u8> {
+pub(crate) fn head(members: &impl Serialize, history_member: &str) -> Vec<u8> {
     let mut head = Vec::new();
     append_json(&mut head, members);
     // Removes the closing brace, because the history belongs into the same object.

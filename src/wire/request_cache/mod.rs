@@ -17,8 +17,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::{ModelRequest, PromptChange, Wire};
-use crate::message::{Message, MessageList};
-use crate::types::ReasoningRule;
+use callsheet_values::message::{Message, MessageList};
+use callsheet_values::types::ReasoningRule;
 pub(super) use history_writer::{HistoryWriter, ReusablePrefix, head};
 use prefix::Continuation;
 
@@ -28,7 +28,7 @@ const HEADS_MAX: usize = 8;
 /// Caches heads: the encoded members before the history. The sessions of a model share them, so the
 /// tools of an agent are encoded once.
 #[derive(Debug, Default)]
-pub(crate) struct HeadCache {
+pub struct HeadCache {
     /// Each head with its request without the messages. The oldest is first.
     heads: Vec<(ModelRequest, Bytes)>,
 }
@@ -36,13 +36,13 @@ pub(crate) struct HeadCache {
 impl HeadCache {
     /// Returns the head of the body of a request, which is given without its messages. All requests
     /// to one cache have the same wire.
-    pub(crate) fn head(&mut self, wire: Wire, request: &ModelRequest) -> Bytes {
+    pub fn head(&mut self, wire: Wire, request: &ModelRequest) -> Bytes {
         let is_same =
             |(cached, _): &&(ModelRequest, Bytes)| cached.is_same_without_messages(request);
         if let Some((_, head)) = self.heads.iter().find(is_same) {
             return head.clone();
         }
-        let head = Bytes::from(wire.write_head(request));
+        let head = Bytes::from(super::write_head(wire, request));
         if self.heads.len() >= HEADS_MAX {
             self.heads.remove(0);
         }
@@ -56,7 +56,7 @@ impl HeadCache {
 /// It stays in memory while the session is awake: the size of the last body, and at most as much
 /// again as spare capacity.
 #[derive(Debug, Default)]
-pub(crate) struct RequestCache {
+pub struct RequestCache {
     last: Option<CachedRequest>,
     prompt_break: Option<PromptChange>,
     /// True if a hook changed the last request. The next prompt then possibly does not begin with that one.
@@ -77,14 +77,14 @@ struct CachedRequest {
 impl RequestCache {
     /// Returns the reason why the prompt of the last request did not begin with that of the one before it. If
     /// that one is not in memory, nothing is compared: it is the reason that the request itself gives.
-    pub(crate) fn prompt_break(&self) -> Option<PromptChange> {
+    pub fn prompt_break(&self) -> Option<PromptChange> {
         self.prompt_break
     }
 
-    /// Returns the body of the next request: the same bytes as [`Wire::request_body`]. The last
+    /// Returns the body of the next request: the same bytes as `Wire::request_body`. The last
     /// body is extended in place if nothing else refers to it.
     /// `head` returns the head of a request without messages.
-    pub(crate) fn encode_body(
+    pub fn encode_body(
         &mut self,
         wire: Wire,
         request: &ModelRequest,
@@ -104,7 +104,7 @@ impl RequestCache {
                 (shared, Vec::new(), writer)
             }
         };
-        let (body, prefix) = wire.write_history(request, writer);
+        let (body, prefix) = super::write_history(wire, request, writer);
         let body = Bytes::from(body);
         let hooked = self.was_hooked.then_some(PromptChange::Hook);
         let change = request.prompt_change.or(hooked);
@@ -166,7 +166,7 @@ impl PreviousPrompt {
             }
             Self::Other { wire: before, model, reasoning, body: old } => {
                 let continuation = match *before == wire {
-                    true => prefix::body_continuation(wire.history_member(), old, body),
+                    true => prefix::body_continuation(super::history_member(wire), old, body),
                     false => Continuation::Breaks,
                 };
                 let learnt = (*reasoning != request.reasoning).then_some(PromptChange::Reasoning);

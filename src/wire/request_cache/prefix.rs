@@ -8,8 +8,8 @@ use std::borrow::Cow;
 use memchr::memmem;
 use serde_json::Value;
 
-use crate::wire::Wire;
-use crate::wire::request::{PROMPT_MEMBERS, PromptChange};
+use crate::Wire;
+use crate::request::{PROMPT_MEMBERS, PromptChange};
 
 /// A breakpoint of Anthropic's cache, in the bytes of a body. Within a text its quotes would be escaped.
 const BREAKPOINT: &[u8] = br#","cache_control":{"type":"ephemeral"}"#;

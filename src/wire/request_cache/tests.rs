@@ -3,12 +3,13 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::message::{ResponseMessage, ResultContent};
-use crate::types::{
+use crate::WireFormat as _;
+use crate::{ToolChoice, ToolDefinition};
+use callsheet_values::message::{ResponseMessage, ResultContent};
+use callsheet_values::types::{
     CallKey, CompactionKind, Content, ContentPart, Image, MessagePart, ModelOrigin, ReasoningField,
     SendReasoning, ToolCall,
 };
-use crate::wire::{ToolChoice, ToolDefinition};
 
 const WIRES: [Wire; 5] = [
     Wire::OpenaiChat,
@@ -328,7 +329,7 @@ proptest! {
         let (mut cache, mut held) = (RequestCache::default(), Vec::new());
         for (change, holds) in changes {
             perform(change, &mut wire, &mut request);
-            let body = cache.encode_body(wire, &request, |request| wire.write_head(request).into());
+            let body = cache.encode_body(wire, &request, |request| crate::write_head(wire, request).into());
             let in_full = wire.request_body(&request);
             prop_assert_eq!(&body, &in_full, "{:?}", String::from_utf8_lossy(&body));
             prop_assert!(serde_json::from_slice::<Value>(&body).is_ok());
@@ -348,7 +349,8 @@ fn the_prefix_of_a_history_is_reused_on_every_wire() {
     for (wire, reusable) in WIRES.into_iter().zip([30, 31, 31, 31, 31]) {
         let mut request = request(turns(10));
         let mut cache = RequestCache::default();
-        let before = cache.encode_body(wire, &request, |request| wire.write_head(request).into());
+        let before =
+            cache.encode_body(wire, &request, |request| crate::write_head(wire, request).into());
         let prefix = cache.last.as_ref().unwrap().prefix;
         assert_eq!(prefix.messages, reusable, "{wire}");
         let last = before.len() - prefix.bytes;
@@ -357,7 +359,8 @@ fn the_prefix_of_a_history_is_reused_on_every_wire() {
             "{wire}: {last} bytes are not reused, more than the last two turns"
         );
         request.messages.push(user("And more."));
-        let body = cache.encode_body(wire, &request, |request| wire.write_head(request).into());
+        let body =
+            cache.encode_body(wire, &request, |request| crate::write_head(wire, request).into());
         assert_eq!(body[..prefix.bytes], before[..prefix.bytes], "{wire}");
         assert_eq!(body, wire.request_body(&request), "{wire}");
     }
@@ -367,7 +370,7 @@ fn the_prefix_of_a_history_is_reused_on_every_wire() {
 fn breaks_of(requests: &[(Wire, ModelRequest)]) -> Vec<Option<PromptChange>> {
     let mut cache = RequestCache::default();
     let breaks = requests.iter().map(|(wire, request)| {
-        cache.encode_body(*wire, request, |request| wire.write_head(request).into());
+        cache.encode_body(*wire, request, |request| crate::write_head(*wire, request).into());
         cache.prompt_break()
     });
     breaks.skip(1).collect()
@@ -486,14 +489,14 @@ proptest! {
         let mut service_calls = (0, Vec::new());
         for step in steps {
             request.tool_choice = if step.is_final { ToolChoice::None } else { ToolChoice::Auto };
-            cache.encode_body(wire, &request, |request| wire.write_head(request).into());
+            cache.encode_body(wire, &request, |request| crate::write_head(wire, request).into());
             prop_assert!(matches!(cache.prompt_break(), None | Some(PromptChange::InputsJoined)));
             // The whole body agrees.
             let body: Value = serde_json::from_slice(&wire.request_body(&request)).unwrap();
             if let Some(before) = &before {
                 let text = |value: &Value| value.to_string().into_bytes();
                 let found =
-                    prefix::body_continuation(wire.history_member(), &text(before), &text(&body));
+                    prefix::body_continuation(crate::history_member(wire), &text(before), &text(&body));
                 prop_assert_ne!(found, prefix::Continuation::Breaks, "{}\n{}", before, body);
             }
             before = Some(body);
@@ -512,7 +515,7 @@ fn the_cost_of_the_next_body_does_not_depend_on_the_length_of_the_history() {
             let mut cache = RequestCache::default();
             let mut next = |request: &ModelRequest| {
                 cache.encode_body(Wire::OpenaiChat, request, |head| {
-                    Wire::OpenaiChat.write_head(head).into()
+                    crate::write_head(Wire::OpenaiChat, head).into()
                 })
             };
             next(&request);

@@ -111,7 +111,7 @@ impl GemmaBody {
                 let Some(found) = rest.find(mark) else {
                     // The end may hold the beginning of the mark.
                     let kept = rest.len().saturating_sub(mark.len());
-                    self.at += crate::types::floor_char_boundary(rest, kept);
+                    self.at += callsheet_values::types::floor_char_boundary(rest, kept);
                     return ArgumentsEnd::Open;
                 };
                 self.at += found + mark.len();

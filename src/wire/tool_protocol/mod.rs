@@ -58,5 +58,5 @@ mod text_format;
 mod trigger;
 
 pub use reader::CallReader;
-pub(crate) use render::PromptRenderer;
+pub use render::PromptRenderer;
 pub(super) use text_context::TextContext;

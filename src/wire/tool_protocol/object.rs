@@ -14,7 +14,7 @@ use super::react::{NeedsMoreText, after};
 use super::read_call::{BodyText, ReadCall, ReadStep, from, name_length, read_items, up_to};
 use super::tagged::{CLOSE, OPEN, TOOLS_CLOSE};
 use super::trigger::one_of;
-use crate::wire::ToolDefinition;
+use crate::ToolDefinition;
 
 /// Tags that models write instead of `<tool_call>`.
 const OPENING_TAGS: [&str; 5] =

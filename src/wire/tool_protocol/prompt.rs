@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use serde_json::json;
 
-use crate::types::ToolProtocol;
-use crate::wire::{ToolChoice, ToolDefinition};
+use crate::{ToolChoice, ToolDefinition};
+use callsheet_values::types::ToolProtocol;
 
 /// Returns the text that describes the tools and the protocol. It depends only on the arguments, so it
 /// stays the same as long as they do.

@@ -5,7 +5,7 @@
 use super::bracket_scan::{BracketScan, ScanEnd};
 use super::literal;
 use super::read_call::{BodyText, ReadCall, ReadStep, from, name_length, read_objects, up_to};
-use crate::wire::ToolDefinition;
+use crate::ToolDefinition;
 
 /// Reads the text after `[`, after `<|python_tag|>`, or from bare JSON on.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::literal;
-use crate::wire::ToolDefinition;
+use crate::ToolDefinition;
 
 /// Maximum length of a name in a tag, a line or before an arrow.
 pub(super) const NAME_BYTES_MAX: usize = 200;

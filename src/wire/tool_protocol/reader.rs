@@ -7,9 +7,9 @@ use super::arrow::ARROW;
 use super::read_call::{BodyText, ReadCall, ReadStep, from, up_to};
 use super::text_context::TextContext;
 use super::trigger::{CallBody, Position, Trigger, find_trigger};
-use crate::types::{FinishKind, ToolProtocol, excerpt};
-use crate::wire::delta::append_text;
-use crate::wire::{CallDelta, Delta, Problem, ToolDefinition};
+use crate::delta::append_text;
+use crate::{CallDelta, Delta, Problem, ToolDefinition};
+use callsheet_values::types::{FinishKind, ToolProtocol, excerpt};
 
 /// The [`CallDelta::index`] of the first call, above those that a service gives to calls that it runs itself.
 const FIRST_INDEX: u64 = 1 << 32;
@@ -78,7 +78,7 @@ impl CallReader {
     }
 
     /// Creates a reader for a protocol other than `Native`, also if no tools are known.
-    pub(crate) fn reading(protocol: ToolProtocol, tools: Arc<[ToolDefinition]>) -> Self {
+    pub fn reading(protocol: ToolProtocol, tools: Arc<[ToolDefinition]>) -> Self {
         Self {
             protocol,
             tools,

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use super::prompt::{tool_choice_text, tool_prompt};
 use super::text_format::{ResultToWrite, ResultWriter, write_calls};
-use crate::message::{Message, MessageList, RequestPart, ResponseMessage};
-use crate::types::{ContentPart, MessagePart, ModelOrigin, ToolCall, ToolProtocol, Wire};
-use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
+use crate::{ModelRequest, ToolChoice, ToolDefinition};
+use callsheet_values::message::{Message, MessageList, RequestPart, ResponseMessage};
+use callsheet_values::types::{
+    ContentPart, MessagePart, ModelOrigin, ToolCall, ToolProtocol, Wire,
+};
 
 /// Turns requests with tools into requests without: the tools are in the system prompt, calls and results
 /// in the text.
@@ -14,7 +16,7 @@ use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
 /// It keeps the messages of the last request, so that what did not change is neither written again nor
 /// encoded again.
 #[derive(Debug)]
-pub(crate) struct PromptRenderer {
+pub struct PromptRenderer {
     protocol: ToolProtocol,
     wire: Wire,
     results: ResultWriter,
@@ -37,19 +39,20 @@ struct SystemPrompt {
 }
 
 impl PromptRenderer {
-    pub(crate) fn new(protocol: ToolProtocol, wire: Wire) -> Self {
+    /// Makes a renderer for requests of this protocol and wire format.
+    pub fn new(protocol: ToolProtocol, wire: Wire) -> Self {
         let results = ResultWriter::new(protocol);
         let (model, rendered) = (String::new(), Vec::new());
         Self { protocol, wire, results, prompt: None, model, sends_reasoning: true, rendered }
     }
 
     /// Returns whether it renders for this protocol and wire format.
-    pub(crate) fn matches(&self, protocol: ToolProtocol, wire: Wire) -> bool {
+    pub fn matches(&self, protocol: ToolProtocol, wire: Wire) -> bool {
         (self.protocol, self.wire) == (protocol, wire)
     }
 
     /// Returns the request as it is sent: without tools. A tool choice other than `Auto` becomes its last message.
-    pub(crate) fn render(&mut self, request: &ModelRequest) -> ModelRequest {
+    pub fn render(&mut self, request: &ModelRequest) -> ModelRequest {
         let has_tools = !request.tools.is_empty();
         let system = if has_tools { Some(self.system(request)) } else { request.system.clone() };
         let mut messages = self.messages(request);
@@ -211,9 +214,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::message::ResultContent;
-    use crate::types::{CallKey, Content, Image};
     use ToolProtocol::{Arrow, Hermes, Pythonic, React, Xml};
+    use callsheet_values::message::ResultContent;
+    use callsheet_values::types::{CallKey, Content, Image};
 
     fn call(index: u32, name: &str, arguments: Value) -> ToolCall {
         ToolCall {
@@ -294,8 +297,8 @@ mod tests {
     /// Written calls are read again as the same calls, and written results contain no call.
     #[test]
     fn written_calls_are_read_as_the_same_calls() {
-        use crate::wire::tool_protocol::CallReader;
-        use crate::wire::{CallDelta, Delta};
+        use crate::tool_protocol::CallReader;
+        use crate::{CallDelta, Delta};
         for protocol in [Hermes, Xml, React, Pythonic, Arrow] {
             let request = request();
             let rendered = PromptRenderer::new(protocol, Wire::OpenaiChat).render(&request);
@@ -431,7 +434,7 @@ mod tests {
 
     #[test]
     fn every_name_of_a_parameter_is_read_again() {
-        use crate::wire::{CallReader, Delta};
+        use crate::{CallReader, Delta};
         for name in ["a", "a-b", "größe", "a.b", "a b", ""] {
             let arguments = json!({ name: 1 });
             let written = write_calls(Pythonic, &[&call(0, "f", arguments.clone())]);

@@ -8,7 +8,7 @@ use super::parameter_type::typed_value;
 use super::read_call::{
     BodyText, NAME_BYTES_MAX, ReadCall, ReadStep, from, read_arguments, read_objects, up_to,
 };
-use crate::types::floor_char_boundary;
+use callsheet_values::types::floor_char_boundary;
 
 pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";

@@ -6,9 +6,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::CallReader;
-use crate::types::{FinishKind, FinishReason, ToolProtocol};
-use crate::wire::{Delta, ToolDefinition};
+use crate::{Delta, ToolDefinition};
 use ToolProtocol::{Arrow, Hermes, Pythonic, React, Xml};
+use callsheet_values::types::{FinishKind, FinishReason, ToolProtocol};
 
 fn tools() -> Arc<[ToolDefinition]> {
     let tool = |name: &str, properties: Value| {

@@ -2,7 +2,7 @@
 
 /// The position in a text of Markdown, as far as it matters to calls. It is given each character once.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::wire) struct TextContext {
+pub(crate) struct TextContext {
     /// The indentation, while the line has nothing else.
     indent: Option<usize>,
     /// The line begins with `>`.
@@ -68,7 +68,7 @@ impl Default for TextContext {
 
 impl TextContext {
     /// Returns true if no call can begin at this position. `next` is the character that follows.
-    pub(in crate::wire) fn resolve_protection(&mut self, next: char) -> bool {
+    pub(crate) fn resolve_protection(&mut self, next: char) -> bool {
         self.end_run(next);
         self.fence.is_some() || self.span > 0 || self.is_quoted || self.region_end.is_some()
     }
@@ -83,7 +83,7 @@ impl TextContext {
         *self = Self::default();
     }
 
-    pub(in crate::wire) fn push(&mut self, c: char) {
+    pub(crate) fn push(&mut self, c: char) {
         self.end_run(c);
         match c {
             '\n' => self.end_line(),

@@ -6,8 +6,8 @@ use aho_corasick::{AhoCorasick, BuildError};
 use serde_json::Value;
 
 use super::read_call::{from, keyword_length, name_length};
-use crate::message::ResultContent;
-use crate::types::{ContentPart, ToolCall, ToolProtocol};
+use callsheet_values::message::ResultContent;
+use callsheet_values::types::{ContentPart, ToolCall, ToolProtocol};
 
 /// Returns calls in the form in which the model writes them.
 pub(super) fn write_calls(protocol: ToolProtocol, calls: &[&ToolCall]) -> String {

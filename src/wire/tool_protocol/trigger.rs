@@ -9,8 +9,8 @@ use super::read_call::{
     BodyText, NAME_BYTES_MAX, ReadStep, from, keyword_length, name_length, up_to,
 };
 use super::tagged::{self, TaggedBody};
-use crate::types::{ToolProtocol, floor_char_boundary};
-use crate::wire::ToolDefinition;
+use crate::ToolDefinition;
+use callsheet_values::types::{ToolProtocol, floor_char_boundary};
 
 /// Maximum length of a trigger, in bytes.
 const TRIGGER_BYTES_MAX: usize = 1024;

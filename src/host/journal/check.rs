@@ -1,0 +1,240 @@
+//! Checks of a storage engine that a program implements.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::{
+    AppendStatus, Batch, BatchStatus, EngineLogState, Journal, JournalEntry, JournalError,
+    SessionQuery,
+};
+use callsheet_values::record::{Record, Seq, StopMode};
+use callsheet_values::types::{SessionId, SessionState};
+
+/// Time limit for the status of a batch.
+const STATUS_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Checks that a storage engine keeps the contract of [`Journal`]: order, durability, reading, listing
+/// and deletion. `open` opens the engine with an empty journal. Unless [`Journal::is_in_memory`] is true, it is
+/// called again after the engine was closed, and must then return the same data.
+///
+/// ```
+/// use std::sync::Arc;
+/// use callsheet::journal::MemoryJournal;
+///
+/// callsheet::testing::check_journal(|| Arc::new(MemoryJournal::new()));
+/// ```
+///
+/// # Panics
+/// If the engine breaks the contract. The message says how.
+pub fn check_journal(open: impl Fn() -> Arc<dyn Journal>) {
+    let journal = open();
+    assert_eq!(journal.count(), Ok(0), "the journal must be empty");
+    let [a, b] = [session("check-a"), session("check-b")];
+    let mut logs = [TestLog::new(&a), TestLog::new(&b)];
+    let opening = || Record::SessionOpened {
+        agent: "default".to_owned(),
+        messages: Vec::new(),
+        metadata: callsheet_values::types::Metadata::default(),
+        parent: None,
+        client_tools: None,
+    };
+    let stop = || Record::StopAsked { mode: StopMode::Now };
+    // The last id comes first, so that an engine that lists in the order of creation fails.
+    for log in logs.iter_mut().rev() {
+        log.append(&*journal, vec![opening()]);
+        log.append(&*journal, vec![stop(), stop()]);
+    }
+    let [log, _] = &mut logs;
+    log.append(&*journal, (0..100).map(|_| stop()).collect());
+    check_contents(&*journal, &logs);
+    check_refusal_after_failure(&*journal);
+
+    let listed = |filter: &SessionQuery| -> Vec<SessionId> {
+        let sessions = journal.list(filter).unwrap_or_else(|error| panic!("list: {error}"));
+        sessions.into_iter().map(|stored| stored.id).collect()
+    };
+    let all = SessionQuery::default();
+    assert!(listed(&all).iter().eq([&a, &b]), "list is in the order of the ids");
+    let first = SessionQuery { limit: 1, ..SessionQuery::default() };
+    assert!(listed(&first).iter().eq([&a]), "list respects limit");
+    let later = SessionQuery { after: Some(a), ..SessionQuery::default() };
+    assert!(listed(&later).iter().eq([&b]), "list respects after");
+    let running = SessionQuery { state: Some(SessionState::Running), ..SessionQuery::default() };
+    assert!(listed(&running).is_empty(), "list respects state");
+    let old = SessionQuery { touched_before: Some(1), ..SessionQuery::default() };
+    assert!(listed(&old).is_empty(), "list respects touched_before");
+
+    assert_eq!(journal.document("check"), Ok(None), "no document");
+    for text in ["first", "second"] {
+        journal.put_document("check", text).unwrap_or_else(|e| panic!("put_document: {e}"));
+        assert_eq!(journal.document("check"), Ok(Some(text.to_owned())), "a document is replaced");
+    }
+
+    let removes_documents = check_unused_documents(&*journal, &mut logs);
+    journal.remove(&[b.clone(), session("unknown")]).unwrap_or_else(|e| panic!("remove: {e}"));
+    assert_eq!(journal.find(&b), Ok(None), "a removed session is not found");
+    assert_eq!(journal.read(&b, Seq(0)), Ok(Vec::new()), "a removed session has no records");
+    assert_eq!(journal.count(), Ok(1), "a removed session does not count");
+    remove_unused(&*journal, u64::MAX);
+    let kept = journal.document("tools-of-b").map(|text| text.is_some());
+    assert_eq!(kept, Ok(!removes_documents), "the document of a removed session is not used");
+    let kept = journal.document("tools-of-a").map(|text| text.is_some());
+    assert_eq!(kept, Ok(true), "a document that a session names is kept");
+    journal.close();
+    if journal.is_in_memory() {
+        return;
+    }
+    drop(journal);
+    let journal = open();
+    let [log, _] = logs;
+    check_contents(&*journal, &[log]);
+    assert_eq!(journal.document("check"), Ok(Some("second".to_owned())), "a document is kept");
+    remove_unused(&*journal, u64::MAX);
+    let kept = journal.document("tools-of-a").map(|text| text.is_some());
+    assert_eq!(kept, Ok(true), "the sessions that name a document are known after a restart");
+    journal.close();
+}
+
+/// Checks the deletion of documents that no record names. Returns whether the engine deletes them.
+fn check_unused_documents(journal: &dyn Journal, logs: &mut [TestLog; 2]) -> bool {
+    let put = |key: &str| {
+        journal.put_document(key, key).unwrap_or_else(|e| panic!("put_document: {e}"));
+    };
+    let has =
+        |key: &str| journal.document(key).unwrap_or_else(|e| panic!("document: {e}")).is_some();
+    for (log, name) in logs.iter_mut().zip(["of-a", "of-b"]) {
+        let record = Record::ToolsFrozen { sha256: name.into() };
+        log.append(journal, vec![record]);
+        let key = log.entries.last().and_then(|entry| entry.document_key());
+        let key = key.unwrap_or_else(|| panic!("a frozen list is a document"));
+        // A host stores the list first. It stores an equal list again for a later session, as here.
+        put(&key);
+    }
+    put("tools-unused");
+    remove_unused(journal, 0);
+    assert!(has("tools-unused"), "a document that was stored later than the limit is kept");
+    remove_unused(journal, u64::MAX);
+    assert!(has("tools-of-a") && has("tools-of-b"), "a document that a record names is kept");
+    assert!(has("check"), "a document with another prefix is kept");
+    !has("tools-unused")
+}
+
+fn remove_unused(journal: &dyn Journal, stored_before: u64) {
+    let removed = journal.remove_unused_documents("tools-", stored_before);
+    removed.unwrap_or_else(|error| panic!("remove_unused_documents: {error}"));
+}
+
+fn session(id: &str) -> SessionId {
+    SessionId::parse(id).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn check_contents(journal: &dyn Journal, logs: &[TestLog]) {
+    assert_eq!(journal.count(), Ok(logs.len()), "count returns the number of sessions");
+    for TestLog { session, entries, .. } in logs {
+        let read = |after: u64, limit| {
+            let entries = journal.read_some(session, Seq(after), limit);
+            entries.unwrap_or_else(|error| panic!("read_some: {error}"))
+        };
+        let expected: Vec<JournalEntry> = entries.iter().map(|e| JournalEntry::clone(e)).collect();
+        assert_eq!(read(0, usize::MAX), expected, "all entries are read back unchanged");
+        let mut paged: Vec<JournalEntry> = Vec::new();
+        loop {
+            let page = read(paged.last().map_or(0, |entry| entry.seq.0), 7);
+            assert!(page.len() <= 7, "read_some respects limit");
+            if page.is_empty() {
+                break;
+            }
+            paged.extend(page);
+            assert!(paged.len() <= expected.len(), "read_some returns an entry twice");
+        }
+        assert_eq!(paged, expected, "pages of read_some have every entry once, in order");
+        assert_eq!(read(1, 1), expected[1..2], "read_some respects after and limit");
+        assert_eq!(read(expected.len() as u64, 9), [], "nothing follows the last entry");
+        let found = journal.find(session).unwrap_or_else(|error| panic!("find: {error}"));
+        let last = found.map(|found| (found.agent, found.seq.0));
+        let expected = ("default".to_owned(), expected.len() as u64);
+        assert_eq!(last, Some(expected), "find returns the agent and the last record");
+    }
+}
+
+/// Checks that nothing is stored after a failed batch, which would leave a gap. Skips an engine in memory,
+/// whose writes do not fail.
+fn check_refusal_after_failure(journal: &dyn Journal) {
+    if journal.is_in_memory() {
+        return;
+    }
+    let failed = session("check-failed");
+    let mut log = TestLog::new(&failed);
+    let opening = Record::SessionOpened {
+        agent: "default".to_owned(),
+        messages: Vec::new(),
+        metadata: callsheet_values::types::Metadata::default(),
+        parent: None,
+        client_tools: None,
+    };
+    log.append(journal, vec![opening]);
+    log.engine_state.fail(2);
+    // Record 2 counts as failed, so record 3 is refused. A copy of record 1 stands for record 2.
+    log.entries.extend(log.entries.first().cloned());
+    let stored = log.try_append(journal, vec![Record::StopAsked { mode: StopMode::Now }]);
+    assert!(stored.is_err(), "an engine reports a batch as failed if Batch::follows_failure");
+    let read = journal.read(&failed, Seq(1));
+    assert_eq!(read, Ok(Vec::new()), "a refused batch is not stored");
+    journal.remove(&[failed]).unwrap_or_else(|e| panic!("remove: {e}"));
+}
+
+/// The log of one session, with what was appended.
+struct TestLog {
+    session: SessionId,
+    engine_state: Arc<EngineLogState>,
+    entries: Vec<Arc<JournalEntry>>,
+}
+
+impl TestLog {
+    fn new(session: &SessionId) -> Self {
+        Self { session: session.clone(), engine_state: Arc::default(), entries: Vec::new() }
+    }
+
+    /// Appends records and waits until they are durable.
+    fn append(&mut self, journal: &dyn Journal, records: Vec<Record>) {
+        self.try_append(journal, records).unwrap_or_else(|error| panic!("append: {error}"));
+    }
+
+    /// Appends records and waits until they are durable or refused.
+    fn try_append(
+        &mut self,
+        journal: &dyn Journal,
+        records: Vec<Record>,
+    ) -> Result<(), JournalError> {
+        let first = self.entries.len() as u64 + 1;
+        let entries: Vec<_> = (first..)
+            .zip(records)
+            .map(|(seq, record)| JournalEntry {
+                seq: Seq(seq),
+                time: seq,
+                displayed_bytes: 0,
+                record,
+            })
+            .map(Arc::new)
+            .collect();
+        self.entries.extend(entries.iter().cloned());
+        let (sender, statuses) = mpsc::channel();
+        // The receiver is gone after a failed check.
+        let on_status = Box::new(move |status| drop(sender.send(status)));
+        let state = Arc::clone(&self.engine_state);
+        let batch = Batch::new(self.session.clone(), entries, state, on_status);
+        let status = journal.append(Batch { urgent: true, ..batch });
+        if status == AppendStatus::Durable {
+            return Ok(());
+        }
+        loop {
+            match statuses.recv_timeout(STATUS_WAIT_MAX) {
+                Ok(BatchStatus::Written) => {}
+                Ok(BatchStatus::Durable) => return Ok(()),
+                Ok(BatchStatus::Failed(error)) => return Err(error),
+                Err(_) => panic!("no status of an urgent batch in {STATUS_WAIT_MAX:?}"),
+            }
+        }
+    }
+}

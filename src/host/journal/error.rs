@@ -1,0 +1,58 @@
+//! The errors of a journal.
+
+use std::path::PathBuf;
+
+use callsheet_values::record::UnreadableRecord;
+use callsheet_values::types::SessionId;
+
+/// An error of storing or reading records.
+///
+/// [`Batch`](crate::journal::Batch) shows its use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JournalError {
+    /// Another host uses the data directory.
+    #[error("open the journal in {}: {holder} uses it: stop that host, or set another data_dir", .dir.display())]
+    Locked {
+        /// The directory.
+        dir: PathBuf,
+        /// The process that uses it.
+        holder: String,
+    },
+    /// The journal cannot be opened.
+    #[error("open the journal {}: {reason}", .path.display())]
+    Open {
+        /// The file or directory.
+        path: PathBuf,
+        /// The problem, and what to do.
+        reason: String,
+    },
+    /// The disk is full.
+    #[error("write the journal: the disk is full")]
+    Full,
+    /// The journal cannot be written.
+    #[error("write the journal: {0}")]
+    Write(String),
+    /// A fork cannot be stored, because the session whose records it shares was deleted meanwhile.
+    #[error("write the journal: session {0}, of which it is a fork, has been removed")]
+    OriginRemoved(SessionId),
+    /// The journal cannot be read.
+    #[error("read the journal: {0}")]
+    Read(String),
+    /// A record cannot be read.
+    #[error(transparent)]
+    Unreadable(#[from] UnreadableRecord),
+    /// The queue is full.
+    #[error("write the journal: the queue is full")]
+    Overloaded,
+    /// The journal is closed.
+    #[error("write the journal: it is closed")]
+    Closed,
+}
+
+impl JournalError {
+    /// Returns whether a retry may succeed.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Full | Self::Overloaded | Self::Write(_))
+    }
+}

@@ -1,0 +1,237 @@
+//! The storage engine that keeps records in memory, until it is dropped.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::{
+    AppendStatus, Batch, Journal, JournalEntry, JournalError, SessionQuery, SessionSummary, unix_ms,
+};
+use callsheet_values::record::Seq;
+use callsheet_values::types::SessionId;
+
+/// Stores records in memory. Every batch counts as durable at once.
+///
+/// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// use std::sync::Arc;
+///
+/// use callsheet::journal::MemoryJournal;
+///
+/// // A second host continues the sessions of the first.
+/// let journal = Arc::new(MemoryJournal::new());
+/// let host = Host::builder().model_source("fake", model.clone()).journal(journal.clone()).start().await?;
+/// host.open_session("demo").await?;
+/// host.shutdown().await;
+/// let host = Host::builder().model_source("fake", model).journal(journal).start().await?;
+/// assert_eq!(host.sessions(Default::default()).await?.len(), 1);
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
+#[derive(Debug, Default)]
+pub struct MemoryJournal {
+    sessions: Mutex<BTreeMap<SessionId, Vec<Arc<JournalEntry>>>>,
+    /// The documents with the times at which they were stored.
+    documents: Mutex<BTreeMap<String, (u64, String)>>,
+    /// The documents that sessions name. Locked after `sessions`.
+    uses: Mutex<BTreeSet<(SessionId, String)>>,
+}
+
+impl MemoryJournal {
+    /// Creates an empty engine.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Journal for MemoryJournal {
+    fn append(&self, batch: Batch) -> AppendStatus {
+        let mut sessions = self.sessions.lock();
+        let named = batch.entries.iter().filter_map(|entry| entry.document_key());
+        let mut named = named.map(|key| (batch.session.clone(), key)).peekable();
+        if named.peek().is_some() {
+            self.uses.lock().extend(named);
+        }
+        match sessions.get_mut(&batch.session) {
+            Some(entries) => entries.extend(batch.entries),
+            None => {
+                sessions.insert(batch.session, batch.entries);
+            }
+        }
+        AppendStatus::Durable
+    }
+
+    fn flush(&self, _: &SessionId) {}
+
+    fn read_some(
+        &self,
+        session: &SessionId,
+        after: Seq,
+        limit: usize,
+    ) -> Result<Vec<JournalEntry>, JournalError> {
+        let sessions = self.sessions.lock();
+        let Some(entries) = sessions.get(session) else { return Ok(Vec::new()) };
+        let begin = entries.partition_point(|entry| entry.seq <= after);
+        Ok(entries.iter().skip(begin).take(limit).map(|entry| JournalEntry::clone(entry)).collect())
+    }
+
+    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError> {
+        let sessions = self.sessions.lock();
+        Ok(sessions.get(session).and_then(|entries| SessionSummary::from_entries(session, entries)))
+    }
+
+    fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
+        let sessions = self.sessions.lock();
+        let begin = listing.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let limit = if listing.limit == 0 { usize::MAX } else { listing.limit };
+        Ok(sessions
+            .range::<SessionId, _>((begin, Bound::Unbounded))
+            .filter_map(|(id, entries)| SessionSummary::from_entries(id, entries))
+            .filter(|stored| listing.matches(stored))
+            .take(limit)
+            .collect())
+    }
+
+    fn count(&self) -> Result<usize, JournalError> {
+        Ok(self.sessions.lock().len())
+    }
+
+    fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
+        let mut kept = self.sessions.lock();
+        sessions.iter().for_each(|session| drop(kept.remove(session)));
+        let mut uses = self.uses.lock();
+        if !uses.is_empty() {
+            let removed: BTreeSet<&SessionId> = sessions.iter().collect();
+            uses.retain(|(session, _)| !removed.contains(session));
+        }
+        Ok(())
+    }
+
+    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
+        self.documents.lock().insert(key.to_owned(), (unix_ms(), text.to_owned()));
+        Ok(())
+    }
+
+    fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
+        Ok(self.documents.lock().get(key).map(|(_, text)| text.clone()))
+    }
+
+    fn remove_unused_documents(
+        &self,
+        prefix: &str,
+        stored_before: u64,
+    ) -> Result<(), JournalError> {
+        let mut documents = self.documents.lock();
+        let uses = self.uses.lock();
+        let used: BTreeSet<&String> = uses.iter().map(|(_, key)| key).collect();
+        documents.retain(|key, (stored, _)| {
+            !key.starts_with(prefix) || *stored >= stored_before || used.contains(key)
+        });
+        Ok(())
+    }
+
+    fn is_in_memory(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::{SessionLog, Urgency};
+    use callsheet_values::record::{Record, StopMode};
+
+    fn log(journal: &Arc<MemoryJournal>, id: &str) -> SessionLog {
+        let journal = Arc::clone(journal) as Arc<dyn Journal>;
+        SessionLog::new(SessionId::parse(id).unwrap(), journal, Seq(0), |_| ())
+    }
+
+    fn append(log: &SessionLog, records: Vec<Record>) -> (Seq, AppendStatus) {
+        log.append(records, Urgency::Urgent, || ())
+    }
+
+    #[test]
+    fn a_closed_log_appends_nothing() {
+        let log = log(&Arc::new(MemoryJournal::new()), "a");
+        log.close();
+        let stop = || vec![Record::StopAsked { mode: StopMode::Now }];
+        assert_eq!(log.try_append_at(1, stop(), Urgency::Urgent, || ()), None);
+        assert_eq!(append(&log, stop()), (Seq(0), AppendStatus::Queued));
+    }
+
+    #[test]
+    fn numbers_each_session_from_one_without_gaps() {
+        let journal = Arc::new(MemoryJournal::new());
+        let (a, b) = (log(&journal, "a"), log(&journal, "b"));
+        let opened = || Record::SessionOpened {
+            agent: "default".into(),
+            messages: vec![],
+            metadata: callsheet_values::types::Metadata::default(),
+            parent: None,
+            client_tools: None,
+        };
+        let stop = || Record::StopAsked { mode: StopMode::Now };
+        assert_eq!(append(&a, vec![opened(), stop()]), (Seq(2), AppendStatus::Durable));
+        assert_eq!(append(&b, vec![opened()]), (Seq(1), AppendStatus::Durable));
+        assert_eq!(append(&a, vec![Record::SessionClosed]), (Seq(3), AppendStatus::Durable));
+        assert_eq!(append(&a, Vec::new()), (Seq(3), AppendStatus::Durable));
+        assert_eq!((a.last_seq(), a.durable_seq()), (Seq(3), Seq(3)));
+        let records = |id: &str, after| {
+            let entries = journal.read(&SessionId::parse(id).unwrap(), Seq(after)).unwrap();
+            entries.into_iter().map(|entry| (entry.seq.0, entry.record)).collect::<Vec<_>>()
+        };
+        assert_eq!(records("a", 0), [(1, opened()), (2, stop()), (3, Record::SessionClosed)]);
+        assert_eq!(records("a", 2), [(3, Record::SessionClosed)]);
+        assert_eq!(records("a", 9), []);
+        assert_eq!(a.entries_since(Seq(1)).len(), 2);
+        a.trim_recent(Seq(2));
+        assert_eq!(a.entries_since(Seq(0)).len(), 1);
+        journal.remove(&[SessionId::parse("a").unwrap()]).unwrap();
+        assert_eq!(records("a", 0), []);
+        assert_eq!(records("b", 0), [(1, opened())]);
+        assert_eq!(journal.count(), Ok(1));
+    }
+
+    #[test]
+    fn the_listener_is_notified_before_a_record_can_be_read_as_durable() {
+        let (notify, notified) = std::sync::mpsc::channel();
+        let log = Arc::new_cyclic(|log: &std::sync::Weak<SessionLog>| {
+            let (log, journal) = (log.clone(), Arc::new(MemoryJournal::new()));
+            SessionLog::new(SessionId::parse("a").unwrap(), journal, Seq(0), move |durable| {
+                let before = log.upgrade().unwrap().durable_seq();
+                notify.send((durable, before)).unwrap();
+            })
+        });
+        append(&log, vec![Record::SessionClosed]);
+        append(&log, vec![Record::SessionClosed]);
+        let notified: Vec<_> = notified.try_iter().collect();
+        assert_eq!(notified, [(Ok(Seq(1)), Seq(0)), (Ok(Seq(2)), Seq(1))]);
+        assert_eq!(log.durable_seq(), Seq(2));
+    }
+
+    #[test]
+    fn appends_from_many_threads_keep_their_order() {
+        let journal = Arc::new(MemoryJournal::new());
+        let log = log(&journal, "a");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        append(&log, vec![Record::SessionClosed]);
+                    }
+                });
+            }
+        });
+        let entries = journal.read(&SessionId::parse("a").unwrap(), Seq(0)).unwrap();
+        let seqs: Vec<u64> = entries.iter().map(|entry| entry.seq.0).collect();
+        assert_eq!(seqs, (1..=400).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,472 @@
+//! The append-only list of a session's records, from which it is rebuilt.
+//!
+//! A [`Journal`] is a storage engine for the records of many sessions. `SessionLog` appends the
+//! records of one session. It numbers them, so that the session and its accumulator can append
+//! concurrently without a gap, and tracks which of them are durable.
+//!
+//! A program names an engine with [`HostBuilder::sqlite`](crate::builder::HostBuilder::sqlite), or gives one of its
+//! own to [`HostBuilder::journal`](crate::builder::HostBuilder::journal).
+//!
+//! | rule | file |
+//! | --- | --- |
+//! | when a record is durable (`journal.durability`, strict or relaxed), and who is notified | `log`, `sqlite/writer` |
+//! | full disk, failed write, failed fsync: what fails, and when it is tried again | `sqlite/writer`, `sqlite/writer/tasks`, `sqlite/reserve`; the session: `runtime::session::end`; the status 503: `server::error` |
+//! | group commit; limits of the queue of the writer | `sqlite/queue` |
+//! | damage (corruption: a corrupt or truncated file, a torn write, a record that cannot be read), integrity check, checksums | the file: `sqlite/database` (`check_beginning`, `check_size`, `check_ends`), `sqlite/errors`; the write-ahead log, which alone has checksums: `sqlite/writer` (`sync`); a record: `record::entry` (`JournalEntry::from_body`), `sqlite/query` (a missing one); records that contradict each other: `session::stored`; all of the journal: `sqlite/query` (`check`), `verify/`; the status 500: `server::error`; `docs/operations.md` describes it |
+//! | write-ahead log (WAL) of SQLite: when it is synced, checkpointed and emptied | `sqlite/writer`, `sqlite/writer/tasks` |
+//! | schema version of the database, conversion of an older one (migration) | `sqlite/database`; version of records: `record::entry` |
+//! | lock of the data directory: one host (split brain, two hosts; no leader election, fencing or lease), permissions of its files, a database that was removed | `sqlite/data_directory` |
+//! | deletion (secure delete, erasure): hiding, erasing, space on the disk | `sqlite/writer/tasks`, `sqlite/deletion`, `sqlite/pages` |
+//! | garbage collection of documents that no session names | `sqlite/writer/tasks`; when: `runtime::maintenance`, `runtime::tool_servers` |
+//! | fork: records that it shares with its origin, and when they are deleted | `sqlite/database` (the tables), `sqlite/deletion`; a fork of a fork: `origin` of `sqlite/writer` |
+//! | invariants of the records of a session | `verify/` |
+
+mod check;
+mod error;
+pub mod export;
+mod log;
+mod memory;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+mod verify;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+pub use callsheet_values::record::JournalEntry;
+pub use callsheet_values::record::Record;
+pub use callsheet_values::record::UnreadableRecord;
+pub use callsheet_values::transcript::{Breach, Invariant};
+pub use check::check_journal;
+pub use error::JournalError;
+pub use log::{PendingRecord, SessionLog, Urgency};
+pub use memory::MemoryJournal;
+#[cfg(feature = "sqlite")]
+pub use sqlite::JournalReader;
+#[cfg(feature = "sqlite")]
+pub use sqlite::{SqliteJournal, SqliteOptions};
+pub use verify::verify_and_drop;
+pub use verify::{open_run_id, verify, verify_children};
+
+use callsheet_values::record::Seq;
+use callsheet_values::types::Metadata;
+use callsheet_values::types::{SessionId, SessionState, is_child_session};
+
+/// A storage engine for records. All methods except `append`, `flush`, `is_in_memory` and `status` may block
+/// on a disk. An engine around another one forwards every method, also the hidden `status`.
+///
+/// One host at a time uses an engine: `Host::shutdown` frees it. The start of a second host in the same program
+/// waits a moment for one that was dropped, and fails if it runs on. That two engines, or two programs, do not write
+/// to the same database is for the engine to see to.
+///
+/// `examples/own_journal.rs` is an engine in 200 lines. [`check_journal`]
+/// tests an engine.
+///
+/// [`Batch`] shows how an engine stores records.
+pub trait Journal: Send + Sync + fmt::Debug {
+    /// Appends a batch atomically. Batches of one session are stored in the order of the calls.
+    /// Never blocks: an engine that uses a disk queues the batch and [reports](Batch::report) its status
+    /// later, from a thread of its own. If the queue is full, it reports the failure at once.
+    ///
+    /// After a batch has failed, later batches of the session fail too: see [`Batch::follows_failure`].
+    fn append(&self, batch: Batch) -> AppendStatus;
+
+    /// Makes the appended batches of a session durable soon, including those that are not urgent: a caller waits for
+    /// them. Batches of other sessions may wait longer.
+    fn flush(&self, session: &SessionId);
+
+    /// Returns at most `limit` stored entries of a session after `after`, in order. Queued entries
+    /// are not included.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn read_some(
+        &self,
+        session: &SessionId,
+        after: Seq,
+        limit: usize,
+    ) -> Result<Vec<JournalEntry>, JournalError>;
+
+    /// Returns all stored entries of a session after `after`.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<JournalEntry>, JournalError> {
+        self.read_some(session, after, usize::MAX)
+    }
+
+    /// Returns a stored session, or `None` if there is none with this id.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError>;
+
+    /// Returns stored sessions in the order of their ids.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError>;
+
+    /// Returns the number of stored sessions.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn count(&self) -> Result<usize, JournalError>;
+
+    /// Deletes sessions. After this returns, no data of them is left on the disk, except records that their forks
+    /// share. Unknown sessions are ignored.
+    ///
+    /// # Errors
+    /// If they could not be deleted. Some may have been.
+    fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError>;
+
+    /// Stores a text that belongs to no session, such as a list of tool definitions. A text that was stored
+    /// under the same key is replaced. It is durable when this returns. A key has at most 128 characters of
+    /// a-z, A-Z, 0-9, `_` and `-`.
+    ///
+    /// # Errors
+    /// If it cannot be stored.
+    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError>;
+
+    /// Returns the text that was stored under a key.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn document(&self, key: &str) -> Result<Option<String>, JournalError>;
+
+    /// Deletes the documents whose keys begin with `prefix`, which were stored before this Unix time in
+    /// milliseconds, and which no record of a stored session [names](JournalEntry::document_key). A document that
+    /// was stored again counts as new. An engine that keeps all documents need not implement this.
+    ///
+    /// # Errors
+    /// If they could not be deleted. Some may have been.
+    fn remove_unused_documents(
+        &self,
+        prefix: &str,
+        stored_before: u64,
+    ) -> Result<(), JournalError> {
+        let _ = (prefix, stored_before);
+        Ok(())
+    }
+
+    /// Returns whether it finds and removes sessions without blocking on a disk.
+    fn is_in_memory(&self) -> bool {
+        false
+    }
+
+    /// Returns the current status of the engine, for metrics. Never blocks.
+    fn status(&self) -> JournalStatus {
+        JournalStatus::default()
+    }
+
+    /// Returns the error of the last write, until a write succeeds: the journal cannot be written now. An
+    /// engine tries again by itself.
+    fn failure(&self) -> Option<JournalError> {
+        None
+    }
+
+    /// Stores all queued batches and closes. Later batches fail.
+    fn close(&self) {}
+}
+
+/// Records of one session that are stored together. A host makes it.
+///
+/// ```
+/// use callsheet::journal::{Batch, BatchStatus, JournalError};
+///
+/// /// Stores a batch, on the thread of the engine that writes.
+/// fn write(mut batch: Batch) {
+///     let error = JournalError::Write("an earlier batch was not stored".to_owned());
+///     // To store it would leave a gap between the records.
+///     if batch.follows_failure() {
+///         return batch.report(BatchStatus::Failed(error));
+///     }
+///     for entry in &batch.entries {
+///         println!("INSERT {} {} {} {}", batch.session, entry.seq, entry.time, entry.body());
+///     }
+///     batch.report(BatchStatus::Durable);
+/// }
+/// ```
+#[non_exhaustive]
+pub struct Batch {
+    /// The session.
+    pub session: SessionId,
+    /// Its next records, without a gap.
+    pub entries: Vec<Arc<JournalEntry>>,
+    /// True if a run or a client waits for it. Others may wait for the next urgent batch of their session: in SQLite
+    /// at most 30 ms.
+    pub urgent: bool,
+    /// The engine's state of the session's log.
+    pub engine_state: Arc<EngineLogState>,
+    /// Receives its status.
+    pub on_status: BatchCallback,
+}
+
+impl Batch {
+    /// Makes a batch that is not urgent.
+    #[must_use]
+    pub fn new(
+        session: SessionId,
+        entries: Vec<Arc<JournalEntry>>,
+        engine_state: Arc<EngineLogState>,
+        on_status: BatchCallback,
+    ) -> Self {
+        Self { session, entries, urgent: false, engine_state, on_status }
+    }
+
+    /// Returns true if an earlier batch of the same session failed since the session was read. An engine
+    /// reports such a batch as failed, and does not store it, because a gap would be left.
+    #[must_use]
+    pub fn follows_failure(&self) -> bool {
+        self.entries.first().is_some_and(|first| self.engine_state.has_failed(first.seq.0))
+    }
+
+    /// Reports the status: `Written` at most once, then `Durable` or `Failed` once. After a failure, the
+    /// later batches of the session [follow a failure](Self::follows_failure).
+    pub fn report(&mut self, status: BatchStatus) {
+        if let (BatchStatus::Failed(_), Some(first)) = (&status, self.entries.first()) {
+            self.engine_state.fail(first.seq.0);
+        }
+        (self.on_status)(status);
+    }
+}
+
+/// Receives the status of a batch: `Written` at most once, then `Durable` or `Failed` once.
+pub type BatchCallback = Box<dyn FnMut(BatchStatus) + Send>;
+
+/// The status of a batch.
+///
+/// [`Batch::report`] receives it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BatchStatus {
+    /// The batch survives a crash of the process. Reported only by engines in which it does not yet
+    /// survive a crash of the machine.
+    Written,
+    /// The batch survives a crash of the machine.
+    Durable,
+    /// The batch could not be stored. After a failed fsync it may be in the journal nevertheless.
+    Failed(JournalError),
+}
+
+/// The state that an engine keeps for one [`SessionLog`].
+#[derive(Debug, Default)]
+pub struct EngineLogState {
+    /// The position in the database, if it is known.
+    #[cfg(feature = "sqlite")]
+    position: parking_lot::Mutex<Option<sqlite::LogPosition>>,
+    /// The first record that could not be stored, or 0. Later records would leave a gap.
+    failed: AtomicU64,
+}
+
+impl EngineLogState {
+    /// Marks the records from this one on as not stored. An engine calls it for the first record of
+    /// a batch that fails.
+    pub fn fail(&self, from: u64) {
+        let earlier = |failed| (failed == 0 || from < failed).then_some(from);
+        // The failure of an earlier record is kept.
+        let _ = self.failed.fetch_update(Ordering::AcqRel, Ordering::Acquire, earlier);
+    }
+
+    /// Returns true if this record, or an earlier one, could not be stored.
+    #[must_use]
+    pub fn has_failed(&self, seq: u64) -> bool {
+        (1..=seq).contains(&self.failed.load(Ordering::Acquire))
+    }
+}
+
+/// The durability of a batch when `append` returns.
+///
+/// [`MemoryJournal`] stores at once, [`Batch`] shows a report that follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AppendStatus {
+    /// The batch is durable. No status follows.
+    Durable,
+    /// The batch is queued, or has failed. Its status follows.
+    Queued,
+}
+
+/// A session in a list.
+///
+/// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// host.open_session("demo").await?;
+/// let sessions = host.sessions(Default::default()).await?;
+/// assert_eq!((sessions[0].agent.as_str(), sessions[0].state.as_str()), ("default", "idle"));
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SessionSummary {
+    /// Its id.
+    pub id: SessionId,
+    /// Its agent's name.
+    pub agent: String,
+    /// In a journal: `Running` if a run has not ended, inputs wait, or its deletion has to be finished; else `Idle`.
+    pub state: SessionState,
+    /// The sequence number of its last record.
+    pub seq: Seq,
+    /// The time at which it was opened: Unix time in milliseconds.
+    pub opened: u64,
+    /// The time of its last record: Unix time in milliseconds.
+    pub touched: u64,
+    /// The client's pairs of strings.
+    #[serde(skip_serializing_if = "Metadata::is_empty")]
+    pub metadata: Metadata,
+}
+
+impl SessionSummary {
+    /// Describes a session without records, for an engine that then sets the other fields.
+    #[must_use]
+    pub fn new(id: SessionId, agent: impl Into<String>) -> Self {
+        let (state, seq) = (SessionState::Idle, Seq(0));
+        let metadata = Metadata::default();
+        Self { id, agent: agent.into(), state, seq, opened: 0, touched: 0, metadata }
+    }
+
+    /// Derives it from all stored entries of a session. `None` if they do not begin with the
+    /// session's opening.
+    #[must_use]
+    pub fn from_entries(id: &SessionId, entries: &[Arc<JournalEntry>]) -> Option<Self> {
+        let (first, last) = (entries.first()?, entries.last()?);
+        let Record::SessionOpened { agent, metadata, .. } = &first.record else { return None };
+        Some(Self {
+            metadata: metadata.clone(),
+            id: id.clone(),
+            agent: agent.clone(),
+            state: state_after(entries.iter().map(Arc::as_ref)).unwrap_or(SessionState::Idle),
+            seq: last.seq,
+            opened: first.time,
+            touched: last.time,
+        })
+    }
+}
+
+/// A filter of sessions.
+///
+/// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use callsheet::model::ModelReply;
+/// # use callsheet::prelude::*;
+/// # use callsheet::testing::FakeModel;
+/// # let model = FakeModel::replies([ModelReply::text("Hello.")]);
+/// # let host = Host::builder().model_source("fake", model).start().await?;
+/// use callsheet::SessionQuery;
+///
+/// for id in ["a", "b", "c"] {
+///     host.open_session(id).await?;
+/// }
+/// let query = SessionQuery::default().with(|new| new.limit = 2);
+/// let sessions = host.sessions(query).await?;
+/// let ids: Vec<&str> = sessions.iter().map(|session| session.id.as_str()).collect();
+/// assert_eq!(ids, ["a", "b"]);
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SessionQuery {
+    /// Sessions after this id.
+    pub after: Option<SessionId>,
+    /// Maximum number of sessions. 0 means no limit.
+    pub limit: usize,
+    /// Sessions in this state.
+    pub state: Option<SessionState>,
+    /// Sessions whose last record is older: Unix time in milliseconds.
+    pub touched_before: Option<u64>,
+    /// True if child sessions are listed, too, which calls of agents have opened.
+    pub children: bool,
+}
+
+impl SessionQuery {
+    /// Returns true if a session has the state and the age of the query. `after` and `limit`
+    /// belong to the list, not to a session.
+    #[must_use]
+    pub fn matches(&self, session: &SessionSummary) -> bool {
+        self.state.is_none_or(|state| session.state == state)
+            && self.touched_before.is_none_or(|time| session.touched < time)
+            && (self.children || !is_child_session(&session.id))
+    }
+}
+
+callsheet_values::impl_with!(SessionQuery);
+
+/// The status of an engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct JournalStatus {
+    /// Number of queued batches.
+    pub queued: usize,
+    /// Size on disk in bytes.
+    pub bytes: u64,
+}
+
+/// Receives measurements of an engine, for metrics.
+pub trait JournalObserver: Send + Sync + fmt::Debug {
+    /// A transaction was committed.
+    fn stored(&self, group: GroupCommit);
+
+    /// An fsync made all committed transactions durable.
+    fn synced(&self, took: std::time::Duration) {
+        let _ = took;
+    }
+}
+
+/// Batches that one transaction stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GroupCommit {
+    /// Number of batches.
+    pub batches: usize,
+    /// Number of records.
+    pub records: usize,
+    /// Duration of the transaction.
+    pub took: std::time::Duration,
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch")
+            .field("session", &self.session)
+            .field("entries", &self.entries)
+            .field("urgent", &self.urgent)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Returns the session's state after these records, if they change it.
+pub fn state_after<'e>(
+    entries: impl DoubleEndedIterator<Item = &'e JournalEntry>,
+) -> Option<SessionState> {
+    let mut is_forked = false;
+    entries.rev().find_map(|entry| {
+        let record = &entry.record;
+        // A fork has no queue.
+        is_forked |= matches!(record, Record::SessionForked { .. });
+        // A queued input keeps the session running, and so does a deletion that has to be finished.
+        let is_running = matches!(record, Record::RunStarted { .. } | Record::SessionClosed)
+            || (matches!(record, Record::RunEnded { waiting: 1.., .. }) && !is_forked);
+        if is_running {
+            return Some(SessionState::Running);
+        }
+        matches!(record, Record::RunEnded { .. }).then_some(SessionState::Idle)
+    })
+}
+
+/// Returns the Unix time in milliseconds.
+#[must_use]
+pub fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    callsheet_values::types::millis(since)
+}

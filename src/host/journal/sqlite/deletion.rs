@@ -1,0 +1,134 @@
+//! Deletes sessions step by step.
+//!
+//! A deleted session is hidden first: its id becomes `!` and its number. Its records are then deleted in
+//! parts. The records that forks share stay as long as one of these forks; the id is then `#` and the number.
+//! Both are less than every session id.
+
+use rusqlite::{OptionalExtension as _, Transaction};
+
+use super::{database, query, rows};
+use callsheet_values::types::SessionId;
+
+/// A text that is greater than the ids of sessions that are being deleted, and less than all others.
+const AFTER_DELETED_IDS: &str = "\"";
+
+/// The part of a session that one transaction deletes: few rows, so that other sessions do not wait, and
+/// few bytes, so that the write-ahead log stays short.
+const DELETED_ROWS_MAX: usize = 256;
+const DELETED_BYTES_MAX: u64 = 1 << 20;
+
+/// A step of the deletion of hidden sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DeletionStep {
+    /// Nothing was left to delete.
+    Nothing,
+    /// Some records were deleted, or the session keeps the records that forks share.
+    Records,
+    /// The session with this number does not exist any more.
+    Session(i64),
+}
+
+/// Hides sessions, so that they do not exist for readers. Returns the numbers of those that existed.
+pub(super) fn hide(
+    transaction: &Transaction<'_>,
+    sessions: &[SessionId],
+) -> rusqlite::Result<Vec<i64>> {
+    let mut hidden = Vec::new();
+    let has_documents = database::has_document_tables(transaction)?;
+    for session in sessions {
+        let Some(row) = query::session_row(transaction, session)? else { continue };
+        let hide = "UPDATE sessions SET id = '!' || number WHERE number = ?1";
+        transaction.prepare_cached(hide)?.execute([row.number])?;
+        let stop = "DELETE FROM running WHERE session = ?1";
+        transaction.prepare_cached(stop)?.execute([row.number])?;
+        if has_documents {
+            let release = "DELETE FROM document_uses WHERE session = ?1";
+            transaction.prepare_cached(release)?.execute([row.number])?;
+        }
+        hidden.push(row.number);
+    }
+    Ok(hidden)
+}
+
+/// Deletes some of the records of a hidden session, or the session if it has none. Keeps the records that forks
+/// share.
+pub(super) fn delete_part(transaction: &Transaction<'_>) -> rusqlite::Result<DeletionStep> {
+    let next: Option<i64> = transaction
+        .prepare_cached("SELECT number FROM sessions WHERE id < ?1 LIMIT 1")?
+        .query_row([AFTER_DELETED_IDS], |row| row.get(0))
+        .optional()?;
+    let Some(number) = next else { return Ok(DeletionStep::Nothing) };
+    // The last record that a fork shares. 0: none.
+    let shared: u64 = transaction
+        .prepare_cached("SELECT coalesce(max(prefix), 0) FROM sessions WHERE origin = ?1")?
+        .query_row([number], |row| row.get(0))?;
+    cut_row(transaction, number, shared)?;
+    if delete_rows(transaction, number, shared)? > 0 {
+        return Ok(DeletionStep::Records);
+    }
+    if shared > 0 {
+        let keep = "UPDATE sessions SET id = '#' || number WHERE number = ?1";
+        transaction.prepare_cached(keep)?.execute([number])?;
+        return Ok(DeletionStep::Records);
+    }
+    // If the session is a fork, the session with its first records may have kept them for it.
+    let release = "UPDATE sessions SET id = '!' || number
+                   WHERE number = (SELECT origin FROM sessions WHERE number = ?1) AND id = '#' || number";
+    transaction.prepare_cached(release)?.execute([number])?;
+    let delete = "DELETE FROM sessions WHERE number = ?1";
+    transaction.prepare_cached(delete)?.execute([number])?;
+    Ok(DeletionStep::Session(number))
+}
+
+/// Removes the records after the last shared one from the row that contains it. The time of the row stays, because its
+/// lines refer to it.
+fn cut_row(transaction: &Transaction<'_>, number: i64, shared: u64) -> rusqlite::Result<()> {
+    if shared == 0 {
+        return Ok(());
+    }
+    let following =
+        "SELECT rowid, seq, body FROM records WHERE session = ?1 AND seq > ?2 ORDER BY seq LIMIT 1";
+    let following: Option<(i64, u64, Vec<u8>)> = transaction
+        .prepare_cached(following)?
+        .query_row((number, shared), |row| {
+            // The text of a damaged row may not be UTF-8.
+            Ok((row.get(0)?, row.get(1)?, row.get_ref(2)?.as_bytes()?.to_vec()))
+        })
+        .optional()?;
+    let Some((row, last, bodies)) = following else { return Ok(()) };
+    let first = rows::first_of_row(last, &bodies);
+    let bodies = bodies.split(|byte| *byte == b'\n');
+    let kept: Vec<&[u8]> = (first..=shared).zip(bodies).map(|(_, body)| body).collect();
+    if kept.is_empty() {
+        return Ok(());
+    }
+    transaction
+        .prepare_cached("UPDATE records SET seq = ?2, body = CAST(?3 AS TEXT) WHERE rowid = ?1")?
+        .execute((row, shared, kept.join(&b'\n')))?;
+    Ok(())
+}
+
+/// Deletes some of the rows after the last shared record. Returns their number.
+fn delete_rows(transaction: &Transaction<'_>, number: i64, shared: u64) -> rusqlite::Result<usize> {
+    let mut deleted = Vec::new();
+    let mut bytes = 0;
+    {
+        let mut rows = transaction.prepare_cached(
+            "SELECT rowid, octet_length(body) FROM records
+             WHERE session = ?1 AND seq > ?2 ORDER BY seq DESC",
+        )?;
+        let mut rows = rows.query((number, shared))?;
+        while deleted.len() < DELETED_ROWS_MAX
+            && bytes < DELETED_BYTES_MAX
+            && let Some(row) = rows.next()?
+        {
+            deleted.push(row.get::<_, i64>(0)?);
+            bytes += row.get::<_, u64>(1)?;
+        }
+    }
+    let mut delete = transaction.prepare_cached("DELETE FROM records WHERE rowid = ?1")?;
+    for row in &deleted {
+        delete.execute([row])?;
+    }
+    Ok(deleted.len())
+}

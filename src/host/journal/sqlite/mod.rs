@@ -1,0 +1,390 @@
+//! The storage engine that keeps records in a SQLite database in the data directory.
+//!
+//! One thread writes. It stores the batches of a bounded queue in one transaction with one fsync,
+//! so many sessions share the disk's throughput, and then reports the status of each batch. Reads
+//! use connections of their own and do not wait for writes, only for the writer to reopen the database after a
+//! failure. A lock file in the directory identifies the host that uses it.
+
+mod data_directory;
+mod database;
+mod deletion;
+mod errors;
+mod kill_point;
+mod pages;
+mod query;
+mod queue;
+mod read_connections;
+mod reader;
+mod reserve;
+mod rows;
+mod writer;
+
+use std::fmt;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+pub use reader::JournalReader;
+
+use super::GroupCommit;
+use super::{
+    AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalObserver, JournalStatus,
+    SessionQuery, SessionSummary, state_after,
+};
+use callsheet_values::config::Durability;
+use callsheet_values::record::{Record, Seq};
+use callsheet_values::types::SessionId;
+
+use data_directory::OpenedDatabase;
+use queue::{Opening, QueuedBatch, StatusReporter, WriteQueue, WriterTask};
+use read_connections::ReadConnections;
+use reserve::Reserve;
+pub(super) use writer::LogPosition;
+use writer::{JournalWriter, WriteConnection, WriterParts};
+
+/// Maximum number of sessions that one transaction deletes.
+const SESSIONS_PER_REMOVAL_MAX: usize = 64;
+
+/// The error of the last write, until a write succeeds.
+type SharedFailure = Arc<Mutex<Option<JournalError>>>;
+
+/// Stores records in a SQLite database.
+///
+/// ```no_run
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use std::path::Path;
+/// use std::sync::Arc;
+///
+/// use callsheet::journal::{SqliteJournal, SqliteOptions};
+/// use callsheet::prelude::*;
+///
+/// let journal = SqliteJournal::open(Path::new("./sessions"), SqliteOptions::default())?;
+/// let host = Host::builder().journal(Arc::new(journal)).start().await?;
+/// # host.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
+pub struct SqliteJournal {
+    queue: Arc<WriteQueue>,
+    readers: Arc<ReadConnections>,
+    sessions: Arc<AtomicUsize>,
+    /// The path of the database.
+    path: PathBuf,
+    /// The open file of the database, while the writer runs.
+    file: Weak<Mutex<File>>,
+    opened: OpenedDatabase,
+    failure: SharedFailure,
+    /// Locked while one removal scans the file and erases. Otherwise the writer, which erases, would wait for the scan
+    /// of another removal.
+    erasing: Mutex<()>,
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The options of a [`SqliteJournal`].
+///
+/// ```
+/// use std::sync::Arc;
+/// use callsheet::config::Durability;
+/// use callsheet::journal::{SqliteJournal, SqliteOptions};
+/// use callsheet::prelude::*;
+///
+/// # async fn start() -> Result<(), Box<dyn std::error::Error>> {
+/// let options = SqliteOptions::default().with(|options| options.durability = Durability::Relaxed);
+/// let journal = SqliteJournal::open("./sessions".as_ref(), options)?;
+/// let host = Host::builder().journal(Arc::new(journal)).start().await?;
+/// # host.shutdown().await;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SqliteOptions {
+    /// The durability at which a batch is reported as stored.
+    pub durability: Durability,
+    /// The text in the lock file, after the id of this process: `listening on 127.0.0.1:7700`.
+    pub holder: String,
+    /// Receives every transaction and every fsync of batches, on the writer thread.
+    pub observer: Arc<dyn JournalObserver>,
+    /// Maximum number of queued batches. Further batches fail.
+    pub queue_max: usize,
+    /// Size of a file that reserves space, so that sessions can be deleted when the disk is full. 0: none.
+    pub reserve_bytes: u64,
+}
+
+impl Default for SqliteOptions {
+    /// Returns strict durability, at most 10,000 queued batches, no reserve, and no observer.
+    fn default() -> Self {
+        Self {
+            durability: Durability::Strict,
+            holder: String::new(),
+            observer: Arc::new(NoObserver),
+            queue_max: 10_000,
+            reserve_bytes: 0,
+        }
+    }
+}
+
+/// The faults of a disk, for tests.
+#[derive(Default)]
+struct DiskFaults {
+    /// The disk is full when the database has this number of pages.
+    pages_max: Option<u32>,
+    /// The file that is opened and synced instead of the write-ahead log.
+    synced_file: Option<PathBuf>,
+}
+
+/// Ignores every transaction.
+#[derive(Debug)]
+struct NoObserver;
+
+impl JournalObserver for NoObserver {
+    fn stored(&self, _: GroupCommit) {}
+}
+
+impl SqliteJournal {
+    /// Opens the journal in a data directory, creating it if necessary. The directory stays locked
+    /// until the engine is closed or dropped.
+    ///
+    /// # Errors
+    /// If another host has locked it, or it cannot be used.
+    pub fn open(dir: &Path, options: SqliteOptions) -> Result<Self, JournalError> {
+        Self::open_with_faults(dir, options, DiskFaults::default())
+    }
+
+    fn open_with_faults(
+        dir: &Path,
+        options: SqliteOptions,
+        faults: DiskFaults,
+    ) -> Result<Self, JournalError> {
+        let SqliteOptions { durability, holder, observer, queue_max, reserve_bytes } = options;
+        data_directory::create_if_missing(dir)?;
+        let lock = data_directory::DirectoryLock::acquire(dir, &holder)?;
+        let (file, opened) = (Arc::downgrade(lock.database()), lock.opened().clone());
+        let path = data_directory::database_path(dir);
+        let open_error = |error: &rusqlite::Error| errors::open_error(&path, error);
+        let reserve = Reserve::new(dir, reserve_bytes);
+        let connection = match database::open(&path) {
+            // The log needs some space.
+            Err(error @ JournalError::Open { .. }) if data_directory::is_full(dir) => {
+                let reason = format!("the disk is full: free some space ({error})");
+                let full = JournalError::Open { path: path.clone(), reason };
+                reserve.release().ok().and_then(|_| database::open(&path).ok()).ok_or(full)?
+            }
+            opened => opened?,
+        };
+        if let Some(pages) = faults.pages_max {
+            connection
+                .pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
+                .map_err(|error| open_error(&error))?;
+        }
+        let stored = query::count(&connection).map_err(|error| error.open_error(&path))?;
+        let sessions = Arc::new(AtomicUsize::new(stored));
+        let queue = Arc::new(WriteQueue::new(queue_max));
+        let database = WriteConnection::new(connection).map_err(|error| open_error(&error))?;
+        let failure = Arc::new(Mutex::new(None));
+        let readers = Arc::new(ReadConnections::new(path.clone()));
+        let parts = WriterParts {
+            database,
+            readers: Arc::clone(&readers),
+            queue: Arc::clone(&queue),
+            observer,
+            sessions: Arc::clone(&sessions),
+            durability,
+            reserve,
+            failure: Arc::clone(&failure),
+            reporter: StatusReporter::start(),
+            lock,
+        };
+        let io_error = |error: std::io::Error| JournalError::Open {
+            path: path.clone(),
+            reason: error.to_string(),
+        };
+        let wal = faults.synced_file.unwrap_or_else(|| data_directory::wal_path(&path));
+        let writer = JournalWriter::new(parts, path.clone(), wal).map_err(io_error)?;
+        let thread = std::thread::Builder::new()
+            .name("callsheet-journal".to_owned())
+            .spawn(move || writer.run())
+            .map_err(io_error)?;
+        let writer = Mutex::new(Some(thread));
+        let erasing = Mutex::new(());
+        Ok(Self { queue, readers, sessions, path, file, opened, failure, erasing, writer })
+    }
+
+    /// Performs a task on the writer thread and waits for its end. Returns true if the task is to be repeated.
+    fn run_on_writer(&self, task: WriterTask) -> Result<bool, JournalError> {
+        let (done, answer) = sync_channel(1);
+        self.queue.push_task(task, done)?;
+        answer.recv().unwrap_or(Err(JournalError::Closed))
+    }
+
+    /// Returns the pages of the database that may still have copies of deleted rows. Scans the file on the calling
+    /// thread, and keeps it locked meanwhile.
+    fn pages_with_copies(&self, removed: &[SessionId]) -> Result<Vec<u64>, JournalError> {
+        let page_size = self.readers.run(|connection| Ok(database::page_size(connection)?))?;
+        let ids: Vec<&str> = removed.iter().map(SessionId::as_str).collect();
+        let file = self.file.upgrade().ok_or(JournalError::Closed)?;
+        let mut file = file.lock();
+        pages::find_pages_with_copies(&mut file, page_size, &ids)
+            .map_err(|error| JournalError::Read(format!("{error} ({})", self.path.display())))
+    }
+
+    /// Stores the queued batches, closes the database and unlocks the directory. Later batches
+    /// fail. Blocks on the disk, as dropping the engine does.
+    fn end(&self) {
+        // The writer's connection must close last: closing it empties the write-ahead log.
+        self.readers.close();
+        self.queue.close();
+        let Some(thread) = self.writer.lock().take() else { return };
+        // A batch's callback may drop the engine on the writer thread.
+        if thread.thread().id() != std::thread::current().id() {
+            // The panic hook has printed the message.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Journal for SqliteJournal {
+    fn append(&self, batch: Batch) -> AppendStatus {
+        let Some(batch) = queued_batch(batch) else { return AppendStatus::Durable };
+        self.queue.push(batch);
+        AppendStatus::Queued
+    }
+
+    fn flush(&self, session: &SessionId) {
+        self.queue.flush(session);
+    }
+
+    fn read_some(
+        &self,
+        session: &SessionId,
+        after: Seq,
+        limit: usize,
+    ) -> Result<Vec<JournalEntry>, JournalError> {
+        self.readers.run(|connection| query::read(connection, session, after, limit))
+    }
+
+    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError> {
+        self.readers.run(|connection| query::find(connection, session))
+    }
+
+    fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
+        self.readers.run(|connection| query::list(connection, listing))
+    }
+
+    fn count(&self) -> Result<usize, JournalError> {
+        Ok(self.sessions.load(Ordering::Acquire))
+    }
+
+    fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
+        for group in sessions.chunks(SESSIONS_PER_REMOVAL_MAX) {
+            self.run_on_writer(WriterTask::Hide(group.to_vec()))?;
+        }
+        // The batches of other sessions are stored between the parts.
+        while self.run_on_writer(WriterTask::RemoveHidden)? {}
+        // The write-ahead log still contains the deleted rows.
+        self.run_on_writer(WriterTask::EmptyWal)?;
+        if sessions.is_empty() {
+            return Ok(());
+        }
+        let _erasing = self.erasing.lock();
+        let pages = self.pages_with_copies(sessions)?;
+        if !pages.is_empty() {
+            self.run_on_writer(WriterTask::Erase(pages))?;
+        }
+        Ok(())
+    }
+
+    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
+        self.run_on_writer(WriterTask::PutDocument(key.to_owned(), text.to_owned())).map(drop)
+    }
+
+    fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
+        self.readers.run(|connection| query::document(connection, key))
+    }
+
+    fn remove_unused_documents(
+        &self,
+        prefix: &str,
+        stored_before: u64,
+    ) -> Result<(), JournalError> {
+        self.run_on_writer(WriterTask::RemoveDocuments(prefix.to_owned(), stored_before)).map(drop)
+    }
+
+    fn status(&self) -> JournalStatus {
+        JournalStatus { queued: self.queue.len(), bytes: database::bytes(&self.path) }
+    }
+
+    fn failure(&self) -> Option<JournalError> {
+        let failure = self.failure.lock().clone();
+        // The writer notices a removed database only when it writes.
+        failure.or_else(|| self.opened.check().err())
+    }
+
+    fn close(&self) {
+        self.end();
+    }
+}
+
+impl Drop for SqliteJournal {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for SqliteJournal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteJournal").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// Converts a batch to its stored form, on the calling thread instead of the shared writer thread. Returns `None` if
+/// it has no entries.
+fn queued_batch(batch: Batch) -> Option<QueuedBatch> {
+    let Batch { session, entries, engine_state, urgent, on_status } = batch;
+    let opening = opening(&entries);
+    let fork = opening.as_ref().and_then(|opening| opening.fork.as_ref());
+    let shared = fork.map_or(0, |(_, shared)| usize::try_from(*shared).unwrap_or(usize::MAX));
+    Some(QueuedBatch {
+        state: state_after(entries.iter().map(Arc::as_ref)),
+        seqs: entries.first()?.seq.0..=entries.last()?.seq.0,
+        rows: rows::encode(entries.get(shared..)?),
+        // A fork uses the documents of the records that it shares.
+        documents: entries.iter().filter_map(|entry| entry.document_key()).collect(),
+        on_status: Arc::new(Mutex::new(on_status)),
+        session,
+        opening,
+        urgent,
+        queued_at: Instant::now(),
+        engine_state,
+    })
+}
+
+/// Returns the opening of a session by its first batch. A fork begins with all the records that it shares,
+/// and the record of the fork.
+fn opening(entries: &[Arc<JournalEntry>]) -> Option<Opening> {
+    let first = entries.first()?;
+    let Record::SessionOpened { agent, metadata, .. } = &first.record else { return None };
+    let metadata = (!metadata.is_empty()).then(|| serde_json::to_string(metadata).ok()).flatten();
+    let last = entries.last()?;
+    let fork = if let Record::SessionForked { from, at } = &last.record
+        && first.seq.0 == 1
+        && at.0 + 1 == last.seq.0
+        && last.seq.0 == entries.len() as u64
+    {
+        Some((from.clone(), at.0))
+    } else {
+        None
+    };
+    Some(Opening { agent: agent.clone(), metadata, time: first.time, fork })
+}
+
+callsheet_values::impl_with!(SqliteOptions);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,810 @@
+use super::super::{GroupCommit, SessionLog, Urgency};
+use super::*;
+use callsheet_values::types::SessionState;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+/// A temporary directory, deleted at the end.
+struct TestDir(PathBuf);
+
+impl TestDir {
+    fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("callsheet-journal-{}-{number}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        let _ = std::fs::remove_dir_all(&dir);
+        Self(dir)
+    }
+}
+
+impl Drop for TestDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[derive(Debug)]
+struct Nobody;
+
+impl JournalObserver for Nobody {
+    fn stored(&self, _group: GroupCommit) {}
+}
+
+fn options(durability: Durability) -> SqliteOptions {
+    let observer = Arc::new(Nobody);
+    SqliteOptions { durability, holder: "a test".to_owned(), observer, ..SqliteOptions::default() }
+}
+
+fn id(text: &str) -> SessionId {
+    SessionId::parse(text).unwrap()
+}
+
+fn opened(agent: &str) -> Record {
+    Record::SessionOpened {
+        agent: agent.to_owned(),
+        messages: Vec::new(),
+        metadata: callsheet_values::types::Metadata::default(),
+        parent: None,
+        client_tools: None,
+    }
+}
+
+fn log(journal: &Arc<SqliteJournal>, session: &str, last: u64) -> SessionLog {
+    let journal = Arc::clone(journal) as Arc<dyn Journal>;
+    SessionLog::new(id(session), journal, Seq(last), |_| ())
+}
+
+fn open(dir: &TestDir, durability: Durability) -> Arc<SqliteJournal> {
+    Arc::new(SqliteJournal::open(&dir.0, options(durability)).unwrap())
+}
+
+#[tokio::test]
+async fn durable_records_survive_reopening() {
+    for durability in [Durability::Strict, Durability::Relaxed] {
+        let dir = TestDir::new();
+        let journal = open(&dir, durability);
+        let session = log(&journal, "s1", 0);
+        session.append(vec![opened("writer")], Urgency::Urgent, || ());
+        session.append(vec![Record::SessionClosed], Urgency::Deferrable, || ());
+        session.wait_durable(Seq(2)).await.unwrap();
+        let expected = journal.read(&id("s1"), Seq(0)).unwrap();
+        assert_eq!(expected.len(), 2);
+        assert_eq!(expected[0].record, opened("writer"));
+        assert_eq!(journal.count(), Ok(1));
+        let found = journal.find(&id("s1")).unwrap().unwrap();
+        assert_eq!(
+            (found.agent.as_str(), found.seq, found.state),
+            ("writer", Seq(2), SessionState::Running),
+            "its deletion is unfinished"
+        );
+        drop(session);
+        drop(journal);
+
+        let journal = open(&dir, durability);
+        assert_eq!(journal.read(&id("s1"), Seq(0)).unwrap(), expected);
+        assert_eq!(journal.read(&id("s1"), Seq(1)).unwrap(), expected[1..]);
+        assert_eq!(journal.list(&SessionQuery::default()).unwrap(), [found]);
+        let session = log(&journal, "s1", 2);
+        session.append(vec![Record::SessionClosed], Urgency::Urgent, || ());
+        session.wait_durable(Seq(3)).await.unwrap();
+        assert_eq!(journal.read(&id("s1"), Seq(0)).unwrap().len(), 3);
+    }
+}
+
+#[tokio::test]
+async fn lists_have_the_metadata_of_sessions_and_forks() {
+    let dir = TestDir::new();
+    let metadata = callsheet_values::types::Metadata::new([("user", "u-17")]).unwrap();
+    let with = Record::SessionOpened {
+        agent: "writer".to_owned(),
+        messages: Vec::new(),
+        metadata: metadata.clone(),
+        parent: None,
+        client_tools: None,
+    };
+    let journal = open(&dir, Durability::Strict);
+    for (session, record) in [("s1", opened("writer")), ("s2", with), ("s3", opened("writer"))] {
+        let stored = log(&journal, session, 0);
+        stored.append(vec![record], Urgency::Urgent, || ());
+        stored.wait_durable(Seq(1)).await.unwrap();
+        assert_eq!(journal.find(&id(session)).unwrap().unwrap().id, id(session));
+    }
+    let fork = log(&journal, "s4", 0);
+    let mut entries = journal.read(&id("s2"), Seq(0)).unwrap();
+    let forked = Record::SessionForked { from: id("s2"), at: Seq(1) };
+    entries.push(JournalEntry { seq: Seq(2), time: 0, displayed_bytes: 0, record: forked });
+    fork.import(entries);
+    fork.wait_durable(Seq(2)).await.unwrap();
+    drop((fork, journal));
+    let journal = open(&dir, Durability::Strict);
+    let listed = journal.list(&SessionQuery::default()).unwrap();
+    let listed: Vec<_> = listed.into_iter().map(|session| session.metadata).collect();
+    let none = callsheet_values::types::Metadata::default();
+    assert_eq!(listed, [none.clone(), metadata.clone(), none, metadata]);
+}
+
+#[tokio::test]
+async fn a_full_disk_fails_batches_until_there_is_space_again() {
+    for durability in [Durability::Strict, Durability::Relaxed] {
+        let dir = TestDir::new();
+        let faults = DiskFaults { pages_max: Some(60), ..DiskFaults::default() };
+        let journal = SqliteJournal::open_with_faults(&dir.0, options(durability), faults).unwrap();
+        let journal = Arc::new(journal);
+        let large = || Record::SessionOpened {
+            agent: "large ".repeat(5_000),
+            messages: vec![],
+            metadata: callsheet_values::types::Metadata::default(),
+            parent: None,
+            client_tools: None,
+        };
+        let mut kept = 0;
+        let error = loop {
+            let session = log(&journal, &format!("s{kept}"), 0);
+            session.append(vec![large()], Urgency::Urgent, || ());
+            match session.wait_durable(Seq(1)).await {
+                Ok(()) => kept += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error, JournalError::Full);
+        assert!(kept > 0 && error.is_transient());
+        assert_eq!(journal.count(), Ok(kept));
+        // Existing records can be read, and deleting frees space.
+        assert_eq!(journal.list(&SessionQuery::default()).unwrap().len(), kept);
+        journal.remove(&[id("s0")]).unwrap();
+        let session = log(&journal, "new", 0);
+        session.append(vec![large()], Urgency::Urgent, || ());
+        assert_eq!(session.wait_durable(Seq(1)).await, Ok(()));
+        assert_eq!(journal.count(), Ok(kept));
+    }
+}
+
+#[tokio::test]
+async fn the_write_ahead_log_stays_bounded() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Relaxed);
+    let session = log(&journal, "s", 0);
+    session.append(vec![opened("default")], Urgency::Urgent, || ());
+    let body = "x".repeat(100_000);
+    for at in 1..400 {
+        session.append(vec![opened(&body)], Urgency::Urgent, || ());
+        session.wait_durable(Seq(at + 1)).await.unwrap();
+    }
+    let log = std::fs::metadata(data_directory::wal_path(&journal.path)).unwrap().len();
+    // The writer checkpoints while the queue is empty, or at the latest at 8,000 pages of 4 KiB.
+    assert!(log < 32 << 20, "{log}");
+    assert!(journal.status().bytes > 35 << 20);
+}
+
+#[tokio::test]
+async fn a_panicking_listener_does_not_stop_the_writer() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    let engine = Arc::clone(&journal) as Arc<dyn Journal>;
+    let bad = SessionLog::new(id("bad"), engine, Seq(0), |_| panic!("as it should"));
+    bad.append(vec![opened("default")], Urgency::Urgent, || ());
+    let good = log(&journal, "good", 0);
+    good.append(vec![opened("default")], Urgency::Urgent, || ());
+    assert_eq!(good.wait_durable(Seq(1)).await, Ok(()));
+    assert_eq!(journal.count(), Ok(2));
+}
+
+#[tokio::test]
+async fn a_deletion_that_was_interrupted_is_finished_by_the_next_host() {
+    let dir = TestDir::new();
+    let body = "a-secret ".repeat(100);
+    {
+        let journal = open(&dir, Durability::Strict);
+        for session in ["deleted", "kept"] {
+            let session = log(&journal, session, 0);
+            session.append(vec![opened("default")], Urgency::Urgent, || ());
+            for _ in 1..1_000 {
+                session.append(vec![opened(&body)], Urgency::Deferrable, || ());
+            }
+            session.wait_durable(session.last_seq()).await.unwrap();
+        }
+        // The host ends after a part of the deletion.
+        assert_eq!(journal.run_on_writer(WriterTask::Hide(vec![id("deleted")])), Ok(false));
+        assert_eq!(journal.run_on_writer(WriterTask::RemoveHidden), Ok(true));
+        let listed = journal.list(&SessionQuery::default()).unwrap();
+        assert_eq!(listed.iter().map(|stored| stored.id.as_str()).collect::<Vec<_>>(), ["kept"]);
+        assert_eq!((journal.count(), journal.find(&id("deleted"))), (Ok(1), Ok(None)));
+        assert_eq!(journal.read(&id("deleted"), Seq(0)), Ok(Vec::new()));
+    }
+    let journal = open(&dir, Durability::Strict);
+    assert_eq!((journal.count(), journal.find(&id("deleted"))), (Ok(1), Ok(None)));
+    // The writer has deleted the rest before its first task.
+    assert_eq!(journal.run_on_writer(WriterTask::RemoveHidden), Ok(false));
+    assert_eq!(journal.read(&id("kept"), Seq(0)).unwrap().len(), 1_000);
+    // The id is free again.
+    let session = log(&journal, "deleted", 0);
+    session.append(vec![opened("default")], Urgency::Urgent, || ());
+    assert_eq!(session.wait_durable(Seq(1)).await, Ok(()));
+}
+
+#[tokio::test]
+async fn the_write_ahead_log_stays_bounded_while_a_start_finishes_a_deletion() {
+    let dir = TestDir::new();
+    let body = "x".repeat(1 << 20);
+    {
+        let journal = open(&dir, Durability::Relaxed);
+        let session = log(&journal, "deleted", 0);
+        for _ in 0..32 {
+            session.append(vec![opened(&body)], Urgency::Urgent, || ());
+        }
+        session.wait_durable(Seq(32)).await.unwrap();
+        // The host ends before the first part of the deletion.
+        assert_eq!(journal.run_on_writer(WriterTask::Hide(vec![id("deleted")])), Ok(false));
+    }
+    let journal = open(&dir, Durability::Relaxed);
+    // The writer has deleted the records before its first task.
+    assert_eq!(journal.run_on_writer(WriterTask::RemoveHidden), Ok(false));
+    let log = std::fs::metadata(data_directory::wal_path(&journal.path)).unwrap().len();
+    assert!(log < 16 << 20, "{log}");
+}
+
+#[tokio::test]
+async fn a_check_ignores_a_session_that_is_being_deleted() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    store_session(&journal, "deleted", 3).await;
+    assert_eq!(journal.run_on_writer(WriterTask::Hide(vec![id("deleted")])), Ok(false));
+    // Deletes the records. The next part of the deletion deletes the session.
+    assert_eq!(journal.run_on_writer(WriterTask::RemoveHidden), Ok(true));
+    assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
+}
+
+#[tokio::test]
+async fn a_database_without_the_session_of_its_last_record_is_damaged() {
+    let dir = TestDir::new();
+    store_session(&open(&dir, Durability::Strict), "lost", 3).await;
+    let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+    assert_eq!(connection.execute("DELETE FROM sessions", ()), Ok(1));
+    drop(connection);
+    let error = SqliteJournal::open(&dir.0, options(Durability::Strict)).unwrap_err().to_string();
+    assert!(error.contains("it is damaged") && error.contains("restore it"), "{error}");
+}
+
+#[tokio::test]
+async fn no_stored_session_is_hibernated() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    store_session(&journal, "idle", 1).await;
+    let listed = |state| {
+        let query = SessionQuery { state: Some(state), ..SessionQuery::default() };
+        journal.list(&query).unwrap().len()
+    };
+    assert_eq!(listed(SessionState::Idle), 1);
+    assert_eq!(listed(SessionState::Hibernated), 0);
+}
+
+#[test]
+fn the_shared_records_of_a_fork_do_not_count_as_stored() {
+    let fork = Record::SessionForked { from: id("origin"), at: Seq(3) };
+    let records = [opened("a"), opened("b"), opened("c"), fork];
+    let entries = records.into_iter().zip(1..).map(|(record, seq)| {
+        Arc::new(JournalEntry { seq: Seq(seq), time: 7, displayed_bytes: 0, record })
+    });
+    let batch = Batch::new(id("fork"), entries.collect(), Arc::default(), Box::new(|_| ()));
+    assert_eq!(queued_batch(batch).map(|batch| batch.records()), Some(1));
+}
+
+#[test]
+fn the_reserve_is_released_and_filled_again() {
+    let dir = TestDir::new();
+    std::fs::create_dir_all(&dir.0).unwrap();
+    let reserve = Reserve::new(&dir.0, 100_000);
+    assert!(reserve.needs_fill());
+    reserve.fill().unwrap();
+    assert!(!reserve.needs_fill());
+    assert_eq!(std::fs::metadata(dir.0.join("journal.reserve")).unwrap().len(), 100_000);
+    reserve.release().unwrap();
+    assert!(reserve.needs_fill());
+    reserve.release().unwrap();
+    let none = Reserve::new(&dir.0, 0);
+    assert!(!none.needs_fill(), "none is wanted");
+    reserve.fill().unwrap();
+    assert!(none.needs_fill(), "one of an earlier configuration is left");
+    none.fill().unwrap();
+    assert!(!none.needs_fill() && !dir.0.join("journal.reserve").exists());
+}
+
+#[cfg(unix)]
+#[test]
+fn the_reserve_replaces_a_link_and_leaves_its_target() {
+    let dir = TestDir::new();
+    std::fs::create_dir_all(&dir.0).unwrap();
+    let target = dir.0.join("target");
+    std::fs::write(&target, "precious").unwrap();
+    std::os::unix::fs::symlink(&target, dir.0.join("journal.reserve")).unwrap();
+    let reserve = Reserve::new(&dir.0, 8);
+    assert!(reserve.needs_fill(), "the size of the target does not count");
+    reserve.fill().unwrap();
+    assert!(!reserve.needs_fill());
+    assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
+}
+
+/// A failed fsync is never repeated as if nothing had happened: the system may have dropped the data
+/// (<https://wiki.postgresql.org/wiki/Fsync_Errors>).
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn after_a_failed_fsync_nothing_is_acknowledged() {
+    for durability in [Durability::Strict, Durability::Relaxed] {
+        let dir = TestDir::new();
+        // A device that cannot be synced.
+        let faults = DiskFaults { synced_file: Some("/dev/null".into()), ..DiskFaults::default() };
+        let journal = SqliteJournal::open_with_faults(&dir.0, options(durability), faults).unwrap();
+        let journal = Arc::new(journal);
+        for name in ["first", "second"] {
+            let session = log(&journal, name, 0);
+            session.append(vec![opened("default")], Urgency::Urgent, || ());
+            let error = session.wait_durable(Seq(1)).await.unwrap_err().to_string();
+            assert!(error.contains("cannot be synced"), "{name}: {error}");
+            assert_eq!(session.durable_seq(), Seq(0));
+        }
+        let failure = journal.failure().unwrap().to_string();
+        assert!(failure.contains("cannot be synced"), "{failure}");
+        // It is read-only, also after attempts to open it again.
+        tokio::time::sleep(std::time::Duration::from_millis(1_500)).await;
+        assert!(journal.failure().is_some());
+        assert!(journal.list(&SessionQuery::default()).is_ok());
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn after_a_failed_fsync_of_a_document_no_record_is_acknowledged() {
+    let dir = TestDir::new();
+    let faults = DiskFaults { synced_file: Some("/dev/null".into()), ..DiskFaults::default() };
+    let strict = options(Durability::Strict);
+    let journal = Arc::new(SqliteJournal::open_with_faults(&dir.0, strict, faults).unwrap());
+    journal.put_document("model-a", "{}").unwrap_err();
+    let failure = journal.failure().unwrap().to_string();
+    assert!(failure.contains("cannot be synced"), "{failure}");
+    let session = log(&journal, "first", 0);
+    session.append(vec![opened("default")], Urgency::Urgent, || ());
+    session.wait_durable(Seq(1)).await.unwrap_err();
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn after_a_failed_fsync_the_database_is_opened_again() {
+    for durability in [Durability::Strict, Durability::Relaxed] {
+        let dir = TestDir::new();
+        store_session(&open(&dir, durability), "before", 5).await;
+        let synced = dir.0.join("synced");
+        let point_to = |target: &Path| {
+            let _ = std::fs::remove_file(&synced);
+            std::os::unix::fs::symlink(target, &synced).unwrap();
+        };
+        let log_path = data_directory::wal_path(&data_directory::database_path(&dir.0));
+        // The disk fails: what is opened from here on cannot be synced.
+        point_to("/dev/null".as_ref());
+        let faults = DiskFaults { synced_file: Some(synced.clone()), ..DiskFaults::default() };
+        let journal = SqliteJournal::open_with_faults(&dir.0, options(durability), faults).unwrap();
+        let journal = Arc::new(journal);
+        let going_on = log(&journal, "before", 5);
+        let failed = log(&journal, "failed", 0);
+        failed.append(vec![opened("failed-1")], Urgency::Urgent, || ());
+        failed.wait_durable(Seq(1)).await.unwrap_err();
+        tokio::time::sleep(std::time::Duration::from_millis(1_500)).await;
+        assert!(journal.failure().is_some());
+        assert!(journal.remove(&[id("before")]).is_err());
+        point_to(&log_path);
+        while journal.failure().is_some() {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        going_on.append(vec![opened("before-6")], Urgency::Urgent, || ());
+        going_on.wait_durable(Seq(6)).await.unwrap();
+        failed.append(vec![opened("failed-2")], Urgency::Urgent, || ());
+        failed.wait_durable(Seq(2)).await.unwrap_err();
+        store_session(&journal, "after", 2).await;
+        let count = journal.list(&SessionQuery::default()).unwrap().len();
+        assert_eq!(journal.count(), Ok(count));
+        drop((going_on, failed, journal));
+        let journal = open(&dir, durability);
+        assert_eq!(
+            texts(&journal, "before"),
+            (1..=6).map(|at| format!("before-{at}")).collect::<Vec<_>>()
+        );
+        assert_eq!(texts(&journal, "after"), ["after-1", "after-2"]);
+    }
+}
+
+/// Returns the texts of a session's records, all of which are openings or forks.
+fn texts(journal: &SqliteJournal, session: &str) -> Vec<String> {
+    let text = |entry: JournalEntry| {
+        if let Record::SessionForked { from, at } = entry.record {
+            return format!("fork of {from} at {}", at.0);
+        }
+        let Record::SessionOpened { agent, .. } = entry.record else { panic!("{entry:?}") };
+        agent
+    };
+    let entries = journal.read(&id(session), Seq(0)).unwrap();
+    let seqs: Vec<u64> = entries.iter().map(|entry| entry.seq.0).collect();
+    assert_eq!(seqs, (1..=entries.len() as u64).collect::<Vec<_>>());
+    entries.into_iter().map(text).collect()
+}
+
+/// Stores a session whose records have the texts `NAME-1` to `NAME-LAST`, three in each batch.
+async fn store_session(journal: &Arc<SqliteJournal>, name: &str, last: u64) {
+    let records: Vec<Record> = (1..=last).map(|at| opened(&format!("{name}-{at}"))).collect();
+    let log = log(journal, name, 0);
+    for records in records.chunks(3) {
+        log.append(records.to_vec(), Urgency::Urgent, || ());
+    }
+    log.wait_durable(Seq(last)).await.unwrap();
+}
+
+/// Forks a session, and appends a record to the fork.
+async fn store_fork(
+    journal: &Arc<SqliteJournal>,
+    from: &str,
+    at: u64,
+    to: &str,
+) -> Result<(), JournalError> {
+    let mut entries = journal.read(&id(from), Seq(0)).unwrap();
+    entries.truncate(usize::try_from(at).unwrap());
+    let record = Record::SessionForked { from: id(from), at: Seq(at) };
+    entries.push(JournalEntry { seq: Seq(at + 1), time: 7, displayed_bytes: 0, record });
+    let log = log(journal, to, 0);
+    log.import(entries);
+    log.append(vec![opened(&format!("{to}-own"))], Urgency::Urgent, || ());
+    log.wait_durable(Seq(at + 2)).await
+}
+
+/// Returns the texts of the first records of a session, and those of a fork of it.
+fn fork_texts(name: &str, at: u64, from: &str, to: &str) -> Vec<String> {
+    let mut texts: Vec<String> = (1..=at).map(|at| format!("{name}-{at}")).collect();
+    texts.extend([format!("fork of {from} at {at}"), format!("{to}-own")]);
+    texts
+}
+
+/// Returns the bytes of all files.
+fn file_text(dir: &TestDir) -> String {
+    let files = std::fs::read_dir(&dir.0).unwrap();
+    let bytes = files.flat_map(|file| std::fs::read(file.unwrap().path()).unwrap());
+    String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+}
+
+#[tokio::test]
+async fn forks_share_the_records_of_their_origin() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    let name = "shared ".repeat(1_000);
+    let name = name.trim();
+    let first = log(&journal, "origin", 0);
+    for at in 1..=100 {
+        first.append(vec![opened(&format!("{name}-{at}"))], Urgency::Deferrable, || ());
+    }
+    first.wait_durable(Seq(100)).await.unwrap();
+    let connection = database::open_reading(&journal.path).unwrap();
+    let stored_bytes = || -> u64 {
+        let sum = "SELECT sum(octet_length(body)) FROM records";
+        connection.query_row(sum, [], |row| row.get(0)).unwrap()
+    };
+    let before = stored_bytes();
+    for fork in 0..10 {
+        store_fork(&journal, "origin", 99, &format!("f{fork}")).await.unwrap();
+    }
+    let after = stored_bytes();
+    assert!(before > 700_000 && after < before + 10_000, "{before} and {after}");
+    for fork in 0..10 {
+        let fork = format!("f{fork}");
+        assert_eq!(texts(&journal, &fork), fork_texts(name, 99, "origin", &fork));
+        let found = journal.find(&id(&fork)).unwrap().unwrap();
+        assert_eq!((found.seq, found.state), (Seq(101), SessionState::Idle));
+        let some = journal.read_some(&id(&fork), Seq(97), 3).unwrap();
+        assert_eq!(some.iter().map(|entry| entry.seq.0).collect::<Vec<_>>(), [98, 99, 100]);
+    }
+    assert_eq!(journal.read(&id("origin"), Seq(0)).unwrap().len(), 100);
+}
+
+#[tokio::test]
+async fn shared_records_are_deleted_with_the_last_fork() {
+    let dir = TestDir::new();
+    let mut journal = open(&dir, Durability::Strict);
+    store_session(&journal, "origin", 10).await;
+    store_fork(&journal, "origin", 5, "five").await.unwrap();
+    store_fork(&journal, "origin", 8, "eight").await.unwrap();
+    // It shares only records of the first session, and one that shares also those of a fork.
+    store_fork(&journal, "eight", 4, "four").await.unwrap();
+    store_fork(&journal, "eight", 10, "ten").await.unwrap();
+    let ten = || {
+        let mut texts = fork_texts("origin", 8, "origin", "eight");
+        texts.extend(["fork of eight at 10".to_owned(), "ten-own".to_owned()]);
+        texts
+    };
+    journal.remove(&[id("origin")]).unwrap();
+    for reopened in [false, true] {
+        if reopened {
+            drop(journal);
+            journal = open(&dir, Durability::Strict);
+        }
+        assert_eq!((journal.count(), journal.find(&id("origin"))), (Ok(4), Ok(None)));
+        assert_eq!(texts(&journal, "five"), fork_texts("origin", 5, "origin", "five"));
+        assert_eq!(texts(&journal, "eight"), fork_texts("origin", 8, "origin", "eight"));
+        assert_eq!(texts(&journal, "four"), fork_texts("origin", 4, "eight", "four"));
+        assert_eq!(texts(&journal, "ten"), ten());
+        assert_eq!(journal.read(&id("origin"), Seq(0)), Ok(vec![]));
+    }
+    let text = file_text(&dir);
+    assert!(text.contains("origin-8") && !text.contains("origin-9"));
+
+    // The id is free, and belongs to another session.
+    store_session(&journal, "origin", 2).await;
+    assert_eq!(texts(&journal, "origin"), ["origin-1", "origin-2"]);
+    journal.remove(&[id("origin"), id("eight"), id("five")]).unwrap();
+    assert_eq!(texts(&journal, "ten"), ten());
+    assert_eq!(texts(&journal, "four"), fork_texts("origin", 4, "eight", "four"));
+    let text = file_text(&dir);
+    assert!(text.contains("origin-8") && text.contains("eight-own") && !text.contains("five-own"));
+    journal.remove(&[id("ten")]).unwrap();
+    let text = file_text(&dir);
+    assert!(text.contains("origin-4") && !text.contains("origin-5") && !text.contains("eight-own"));
+    journal.remove(&[id("four")]).unwrap();
+    let text = file_text(&dir);
+    assert!(!text.contains("origin-") && !text.contains("-own"));
+    assert_eq!(journal.count(), Ok(0));
+    drop(journal);
+    let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+    let rows = "SELECT (SELECT count(*) FROM sessions) + (SELECT count(*) FROM records)";
+    assert_eq!(connection.query_row(rows, [], |row| row.get(0)), Ok(0));
+}
+
+#[tokio::test]
+async fn a_fork_of_a_session_that_has_been_removed_is_refused() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    store_session(&journal, "origin", 3).await;
+    let entries = journal.read(&id("origin"), Seq(0)).unwrap();
+    journal.remove(&[id("origin")]).unwrap();
+    let log = log(&journal, "fork", 0);
+    let record = Record::SessionForked { from: id("origin"), at: Seq(3) };
+    let last = JournalEntry { seq: Seq(4), time: 7, displayed_bytes: 0, record };
+    log.import(entries.into_iter().chain([last]).collect());
+    let error = log.wait_durable(Seq(4)).await.unwrap_err();
+    assert_eq!(error, JournalError::OriginRemoved(id("origin")));
+    assert_eq!((journal.count(), journal.failure()), (Ok(0), None));
+}
+
+#[tokio::test]
+async fn a_damaged_session_is_removed_and_leaves_what_a_fork_shares() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    store_session(&journal, "origin", 10).await;
+    store_fork(&journal, "origin", 5, "fork").await.unwrap();
+    drop(journal);
+    let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+    // The end of the row that has the first record behind the shared ones.
+    let damage = "UPDATE records SET body = CAST(body || x'ff' AS TEXT)
+                  WHERE session = (SELECT number FROM sessions WHERE id = 'origin')
+                  AND seq = (SELECT min(seq) FROM records WHERE session = 1 AND seq >= 6)";
+    assert_eq!(connection.execute(damage, ()), Ok(1));
+    drop(connection);
+    let journal = open(&dir, Durability::Strict);
+    journal.read(&id("origin"), Seq(0)).unwrap_err();
+    journal.remove(&[id("origin")]).unwrap();
+    assert_eq!((journal.count(), journal.find(&id("origin"))), (Ok(1), Ok(None)));
+    assert_eq!(texts(&journal, "fork"), fork_texts("origin", 5, "origin", "fork"));
+}
+
+#[tokio::test]
+async fn documents_stay_for_forks_and_those_of_earlier_programs_for_ever() {
+    let dir = TestDir::new();
+    drop(open(&dir, Durability::Strict));
+    let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+    connection
+        .execute_batch(
+            "CREATE TABLE documents(key TEXT NOT NULL PRIMARY KEY, text TEXT NOT NULL) STRICT;
+             INSERT INTO documents VALUES ('tools-old', 'old');",
+        )
+        .unwrap();
+    drop(connection);
+    let journal = open(&dir, Durability::Strict);
+    journal.put_document("tools-new", "new").unwrap();
+    let session = log(&journal, "origin", 0);
+    let frozen = Record::ToolsFrozen { sha256: "new".into() };
+    session.append(vec![opened("x"), frozen], Urgency::Urgent, || ());
+    session.wait_durable(Seq(2)).await.unwrap();
+    store_fork(&journal, "origin", 2, "fork").await.unwrap();
+    let kept = |journal: &SqliteJournal| {
+        journal.remove_unused_documents("tools-", u64::MAX).unwrap();
+        ["tools-old", "tools-new"].map(|key| journal.document(key).unwrap().is_some())
+    };
+    assert_eq!(kept(&journal), [true, true]);
+    journal.remove(&[id("origin")]).unwrap();
+    assert_eq!(kept(&journal), [true, true]);
+    drop((session, journal));
+    let journal = open(&dir, Durability::Strict);
+    assert_eq!(kept(&journal), [true, true]);
+    journal.remove(&[id("fork")]).unwrap();
+    assert_eq!(kept(&journal), [true, false]);
+    assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
+}
+
+/// The table of sessions of versions 1 and 2. Their programs added a column for metadata with the first session that
+/// had some.
+const SESSIONS_OF_VERSION_1: &str = "
+    DROP TABLE sessions; DROP TABLE running;
+    CREATE TABLE sessions(
+        number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, agent TEXT NOT NULL,
+        running INTEGER NOT NULL, opened INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX running_sessions ON sessions(id) WHERE running = 1;
+    INSERT INTO sessions VALUES (1, 'old', 'default', 0, 5), (2, 'open', 'default', 1, 5);
+    PRAGMA user_version = 1;";
+const CHANGES_OF_VERSION_2: &str = "
+    ALTER TABLE sessions ADD COLUMN origin INTEGER;
+    ALTER TABLE sessions ADD COLUMN prefix INTEGER NOT NULL DEFAULT 0;
+    CREATE INDEX forks ON sessions(origin, prefix) WHERE origin IS NOT NULL;
+    PRAGMA user_version = 2;";
+
+#[tokio::test]
+async fn a_database_of_an_earlier_version_is_converted() {
+    let with_metadata = "ALTER TABLE sessions ADD COLUMN metadata TEXT;
+        UPDATE sessions SET metadata = '{\"user\":\"u-17\"}' WHERE number = 1;";
+    let versions: [&[&str]; 3] =
+        [&[], &[CHANGES_OF_VERSION_2], &[CHANGES_OF_VERSION_2, with_metadata]];
+    for changes in versions {
+        let dir = TestDir::new();
+        drop(open(&dir, Durability::Strict));
+        let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+        connection.execute_batch(SESSIONS_OF_VERSION_1).unwrap();
+        changes.iter().for_each(|change| connection.execute_batch(change).unwrap());
+        let body = |seq| {
+            JournalEntry { seq: Seq(seq), time: 5, displayed_bytes: 0, record: opened("x") }.body()
+        };
+        let mut rows = vec![(1, 1, body(1)), (1, 2, body(2)), (2, 1, body(1))];
+        if !changes.is_empty() {
+            // From version 2 on a row can have several records.
+            rows = vec![(1, 2, format!("{}\n{}", body(1), body(2))), (2, 1, body(1))];
+        }
+        for row in rows {
+            connection.execute("INSERT INTO records VALUES (?1, ?2, 5, ?3)", row).unwrap();
+        }
+        drop(connection);
+        let error = JournalReader::open(&dir.0).unwrap_err().to_string();
+        assert!(error.contains("start the host once"), "{error}");
+        let journal = open(&dir, Durability::Strict);
+        let sessions = journal.list(&SessionQuery::default()).unwrap();
+        let states: Vec<_> =
+            sessions.iter().map(|found| (found.id.as_str(), found.state)).collect();
+        assert_eq!(states, [("old", SessionState::Idle), ("open", SessionState::Running)]);
+        assert_eq!(sessions[0].metadata.is_empty(), changes.len() < 2);
+        let session = log(&journal, "old", 2);
+        session.append(vec![opened("y"), opened("z")], Urgency::Urgent, || ());
+        session.wait_durable(Seq(4)).await.unwrap();
+        assert_eq!(texts(&journal, "old"), ["x", "x", "y", "z"]);
+        store_fork(&journal, "old", 3, "new").await.unwrap();
+        assert_eq!(texts(&journal, "new"), ["x", "x", "y", "fork of old at 3", "new-own"]);
+        assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
+    }
+}
+
+/// Appends of one session that one transaction stores are one row, and each record keeps its time.
+#[tokio::test]
+async fn batches_of_a_session_are_stored_as_one_row() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    let (session, other) = (log(&journal, "s1", 0), log(&journal, "s2", 0));
+    let first = || vec![opened("writer")];
+    let next = || vec![Record::SessionClosed, Record::SessionClosed];
+    session.append_at(1_000, first(), Urgency::Deferrable, || ());
+    session.append_at(1_000, next(), Urgency::Deferrable, || ());
+    session.append_at(1_007, next(), Urgency::Deferrable, || ());
+    // The clock was set back.
+    session.append_at(900, next(), Urgency::Deferrable, || ());
+    session.append_at(950, next(), Urgency::Urgent, || ());
+    other.append_at(2_000, first(), Urgency::Urgent, || ());
+    session.wait_durable(Seq(9)).await.unwrap();
+    other.wait_durable(Seq(1)).await.unwrap();
+    let times = |after| -> Vec<_> {
+        let entries = journal.read(&id("s1"), Seq(after)).unwrap();
+        entries.iter().map(|entry| (entry.seq.0, entry.time)).collect()
+    };
+    let expected: Vec<(u64, u64)> =
+        (1..).zip([1_000, 1_000, 1_000, 1_007, 1_007, 900, 900, 950, 950]).collect();
+    assert_eq!(times(0), expected);
+    assert_eq!(times(4), expected[4..]);
+    let found = journal.find(&id("s1")).unwrap().unwrap();
+    assert_eq!((found.seq, found.touched), (Seq(9), 950));
+    let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+    let rows = "SELECT count(*) FROM records WHERE session = 1";
+    let rows: i64 = connection.query_row(rows, [], |row| row.get(0)).unwrap();
+    // Two, unless this thread is delayed between the appends.
+    assert!(rows < 5, "{rows}");
+    // A fork of a part of a row.
+    store_fork(&journal, "s1", 2, "fork").await.unwrap();
+    let fork = journal.read(&id("fork"), Seq(0)).unwrap();
+    assert_eq!(fork[..2], journal.read(&id("s1"), Seq(0)).unwrap()[..2]);
+    journal.remove(&[id("s1")]).unwrap();
+    assert_eq!(journal.read(&id("fork"), Seq(0)).unwrap(), fork);
+}
+
+/// A fork in the same transaction as the records that it shares.
+#[tokio::test]
+async fn a_fork_follows_records_that_wait() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    let origin = log(&journal, "origin", 0);
+    origin.append(vec![opened("x"), opened("y")], Urgency::Deferrable, || ());
+    origin.append(vec![opened("z")], Urgency::Deferrable, || ());
+    let mut entries = Vec::new();
+    for (seq, record) in (1..).zip([
+        opened("x"),
+        opened("y"),
+        opened("z"),
+        Record::SessionForked { from: id("origin"), at: Seq(3) },
+    ]) {
+        entries.push(JournalEntry { seq: Seq(seq), time: 0, displayed_bytes: 0, record });
+    }
+    let fork = log(&journal, "fork", 0);
+    fork.import(entries);
+    fork.wait_durable(Seq(4)).await.unwrap();
+    assert_eq!(texts(&journal, "fork"), ["x", "y", "z", "fork of origin at 3"]);
+    assert_eq!(origin.durable_seq(), Seq(3));
+}
+
+/// A batch that is not urgent waits for its own session, not for others.
+#[test]
+fn a_batch_waits_for_an_urgent_one_of_its_session() {
+    let queue = WriteQueue::new(100);
+    // Those with an hour are not due in this test, however long this thread is delayed.
+    let batch = |session: &str, urgent, due: Duration| QueuedBatch {
+        session: id(session),
+        opening: None,
+        state: None,
+        seqs: 1..=1,
+        rows: Vec::new(),
+        documents: Vec::new(),
+        urgent,
+        queued_at: Instant::now() + due,
+        engine_state: Arc::default(),
+        on_status: Arc::new(Mutex::new(Box::new(|_| ()))),
+    };
+    let hour = Duration::from_secs(3_600);
+    let sessions = |work: &queue::WriterWork| -> Vec<String> {
+        work.queued.iter().map(|batch| batch.session.to_string()).collect()
+    };
+    for (session, urgent) in [("a", false), ("b", false), ("a", true), ("c", true), ("a", false)] {
+        queue.push(batch(session, urgent, hour));
+    }
+    assert_eq!(sessions(&queue.next_work(None)), ["a", "a", "c", "a"]);
+    queue.push(batch("d", false, hour));
+    queue.flush(&id("d"));
+    let work = queue.next_work(None);
+    assert!(work.flush && sessions(&work) == ["d"]);
+    // A task comes after all that was queued before it.
+    let (done, _answer) = sync_channel(1);
+    queue.push_task(WriterTask::EmptyWal, done).unwrap();
+    queue.push(batch("e", true, hour));
+    let work = queue.next_work(None);
+    assert!(work.task.is_some() && sessions(&work) == ["b"]);
+    assert_eq!(sessions(&queue.next_work(None)), ["e"]);
+    // When one has waited long, it is stored with all others.
+    queue.push(batch("f", false, Duration::from_millis(20)));
+    queue.push(batch("g", false, hour));
+    assert_eq!(sessions(&queue.next_work(None)), ["f", "g"]);
+    queue.close();
+    assert!(queue.next_work(None).ended);
+}
+
+#[test]
+fn a_copy_on_an_empty_page_of_64_kib_is_found_and_erased() {
+    const PAGE_SIZE: usize = 65_536;
+    let dir = TestDir::new();
+    std::fs::create_dir(&dir.0).unwrap();
+    let path = dir.0.join("pages");
+    let mut content = vec![0_u8; 2 * PAGE_SIZE];
+    // A table leaf without cells: its content starts at 65,536, which is stored as 0.
+    content[PAGE_SIZE] = 13;
+    content[PAGE_SIZE + 100] = 1;
+    std::fs::write(&path, &content).unwrap();
+    let mut file = File::options().read(true).write(true).open(&path).unwrap();
+    assert_eq!(pages::find_pages_with_copies(&mut file, PAGE_SIZE, &[]).unwrap(), [2]);
+    pages::erase_unused(&mut file, PAGE_SIZE, &[2]).unwrap();
+    content[PAGE_SIZE + 100] = 0;
+    assert!(std::fs::read(&path).unwrap() == content, "the page has other bytes");
+}

@@ -1,0 +1,185 @@
+//! Keeps two hosts of one process from writing to the same journal of the program, and from recording metrics to the
+//! same recorder with the same labels. The start of the second host waits a moment, because a host that was dropped
+//! ends soon; then it fails.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+use tokio::time::Instant;
+
+use super::error::HostError;
+use crate::journal::{
+    AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError, JournalStatus,
+    SessionQuery, SessionSummary,
+};
+use crate::telemetry::MetricsOptions;
+use callsheet_values::record::Seq;
+use callsheet_values::types::SessionId;
+
+/// Maximum time for which a host waits for what another host of this process uses. That host may have been
+/// dropped, and end soon.
+pub(super) const OTHER_HOST_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// The pause between two tries.
+pub(super) const OTHER_HOST_RETRY: Duration = Duration::from_millis(10);
+
+static CLAIMED: Mutex<BTreeSet<Claimed>> = Mutex::new(BTreeSet::new());
+
+/// What a host claims: a journal, or a recorder with labels. The addresses are those of the values in their `Arc`,
+/// which the host keeps alive.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Claimed {
+    Journal(usize),
+    Metrics(usize, BTreeMap<String, String>),
+}
+
+/// Frees what it claims when it is dropped.
+#[derive(Debug)]
+struct Claim(Claimed);
+
+impl Claim {
+    /// Returns `None` if another host has it and keeps it.
+    async fn wait(claimed: Claimed) -> Option<Self> {
+        let until = Instant::now() + OTHER_HOST_WAIT_MAX;
+        while !CLAIMED.lock().insert(claimed.clone()) {
+            if Instant::now() >= until {
+                return None;
+            }
+            tokio::time::sleep(OTHER_HOST_RETRY).await;
+        }
+        Some(Self(claimed))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        CLAIMED.lock().remove(&self.0);
+    }
+}
+
+/// The claim to a recorder with the host's labels. Two hosts that share both would overwrite each other's gauges.
+#[derive(Debug, Default)]
+pub(super) struct MetricsClaim(Mutex<Option<Claim>>);
+
+impl MetricsClaim {
+    /// # Errors
+    /// If a running host has the same recorder and the same labels.
+    pub(super) async fn wait(metrics: &MetricsOptions) -> Result<Self, HostError> {
+        let Some(recorder) = &metrics.recorder else { return Ok(Self::default()) };
+        let address = Arc::as_ptr(recorder).cast::<()>().addr();
+        let claim = Claim::wait(Claimed::Metrics(address, metrics.labels.clone())).await;
+        let problem = "a running host of this program has the same recorder and the same labels: tell them \
+                       apart with HostBuilder::metrics_label";
+        let claim = claim.ok_or_else(|| HostError::Config(problem.to_owned()))?;
+        Ok(Self(Mutex::new(Some(claim))))
+    }
+
+    /// Lets another host have the recorder and the labels, although handles of this host may still exist.
+    pub(super) fn release(&self) {
+        *self.0.lock() = None;
+    }
+}
+
+/// An engine of the program. One host has it until it closes it; what a dropped host appends later fails.
+#[derive(Debug)]
+pub(super) struct ClaimedJournal {
+    engine: Arc<dyn Journal>,
+    /// `None` after the journal was closed. Locked for reading while a batch is appended.
+    claim: RwLock<Option<Claim>>,
+}
+
+impl ClaimedJournal {
+    /// # Errors
+    /// If a running host uses the engine.
+    pub(super) async fn wait(engine: Arc<dyn Journal>) -> Result<Self, HostError> {
+        let address = Arc::as_ptr(&engine).cast::<()>().addr();
+        let claim = Claim::wait(Claimed::Journal(address)).await;
+        let problem = "a running host of this program uses the journal: shut it down first (Host::shutdown), or \
+                       give each host a journal of its own";
+        let claim = claim.ok_or_else(|| HostError::Config(problem.to_owned()))?;
+        Ok(Self { engine, claim: RwLock::new(Some(claim)) })
+    }
+}
+
+impl Journal for ClaimedJournal {
+    fn append(&self, mut batch: Batch) -> AppendStatus {
+        // An engine may report a batch at once, and the report may append the next one.
+        let claim = self.claim.read_recursive();
+        if claim.is_none() {
+            batch.report(BatchStatus::Failed(JournalError::Closed));
+            return AppendStatus::Queued;
+        }
+        self.engine.append(batch)
+    }
+
+    fn flush(&self, session: &SessionId) {
+        self.engine.flush(session);
+    }
+
+    fn read_some(
+        &self,
+        session: &SessionId,
+        after: Seq,
+        limit: usize,
+    ) -> Result<Vec<JournalEntry>, JournalError> {
+        self.engine.read_some(session, after, limit)
+    }
+
+    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<JournalEntry>, JournalError> {
+        self.engine.read(session, after)
+    }
+
+    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError> {
+        self.engine.find(session)
+    }
+
+    fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
+        self.engine.list(listing)
+    }
+
+    fn count(&self) -> Result<usize, JournalError> {
+        self.engine.count()
+    }
+
+    fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
+        self.engine.remove(sessions)
+    }
+
+    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
+        self.engine.put_document(key, text)
+    }
+
+    fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
+        self.engine.document(key)
+    }
+
+    fn remove_unused_documents(
+        &self,
+        prefix: &str,
+        stored_before: u64,
+    ) -> Result<(), JournalError> {
+        self.engine.remove_unused_documents(prefix, stored_before)
+    }
+
+    fn is_in_memory(&self) -> bool {
+        self.engine.is_in_memory()
+    }
+
+    fn status(&self) -> JournalStatus {
+        self.engine.status()
+    }
+
+    fn failure(&self) -> Option<JournalError> {
+        self.engine.failure()
+    }
+
+    fn close(&self) {
+        // Batches that are being appended come first.
+        let claim = self.claim.write().take();
+        if claim.is_some() {
+            self.engine.close();
+        }
+    }
+}

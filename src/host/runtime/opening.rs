@@ -1,0 +1,129 @@
+//! Opens sessions: those of clients, and the children of calls.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::OpenSession;
+use super::agent::Agent;
+use super::error::HostError;
+use super::handle::SessionHandle;
+use super::host_ref::{HostRef, HostState};
+use super::ids;
+use super::message::HostMessage;
+use super::publish::Publisher;
+use super::session_start::{SessionOrigin, SessionStart};
+use super::task;
+use callsheet_machines::context::InitialHistory;
+use callsheet_values::config::{ClientTool, RunOverrides};
+use callsheet_values::types::{ParentCall, Seq, SessionId, SessionState, is_child_session};
+
+/// Returns the id that a client asks for, or a new one.
+pub(super) fn requested_id(asked: Option<String>) -> Result<SessionId, HostError> {
+    let id = match asked {
+        Some(text) => SessionId::parse(&text).ok(),
+        None => ids::session_id(),
+    };
+    let id = id.ok_or(HostError::InvalidSessionId)?;
+    if is_child_session(&id) { Err(HostError::ReservedSessionId) } else { Ok(id) }
+}
+
+/// Returns the named agent; without a name `default`, or the only agent if there is no `default`.
+///
+/// # Errors
+/// [`HostError::UnknownAgent`] if there is none.
+pub(super) fn find_agent(host: &HostState, name: Option<String>) -> Result<Arc<Agent>, HostError> {
+    let agents = &host.agents;
+    let found = match &name {
+        Some(name) => agents.get(name),
+        None => agents
+            .get(callsheet_values::config::DEFAULT_AGENT)
+            .or_else(|| agents.values().next().filter(|_| agents.len() == 1)),
+    };
+    let name = name.unwrap_or_else(|| callsheet_values::config::DEFAULT_AGENT.to_owned());
+    found.map(Arc::clone).ok_or_else(|| HostError::unknown_agent(name, agents))
+}
+
+/// Opens a session with this id. `parent` is the call that opens a child session. The session is opened even if
+/// the future is dropped.
+///
+/// # Errors
+/// If the messages or client tools are invalid, the id is taken, the host is full or shuts down, or the journal
+/// fails.
+pub(super) async fn open(
+    host_ref: &HostRef,
+    id: SessionId,
+    agent: Arc<Agent>,
+    options: OpenSession,
+    parent: Option<Arc<ParentCall>>,
+) -> Result<SessionHandle, HostError> {
+    task::to_its_end(open_reserved(host_ref.clone(), id, agent, options, parent)).await
+}
+
+/// Opens a session, whose id is reserved until it is open.
+async fn open_reserved(
+    host_ref: HostRef,
+    id: SessionId,
+    agent: Arc<Agent>,
+    options: OpenSession,
+    parent: Option<Arc<ParentCall>>,
+) -> Result<SessionHandle, HostError> {
+    // `agent` and `id` were resolved by the caller.
+    let OpenSession { agent: _, id: _, messages, metadata, client_tools, extensions } = options;
+    // Only checks the messages: the record of the opening has them as JSON.
+    InitialHistory::parse(&messages)?;
+    let client_tools = Some(client_tools).filter(|tools| !tools.is_empty());
+    let client_tools: Option<Arc<[ClientTool]>> = client_tools.map(Into::into);
+    let declared = RunOverrides::default().with(|new| new.client_tools.clone_from(&client_tools));
+    // The declared tools are those of the session itself, so there are none to inherit.
+    agent.check_client_tools(&declared, &[])?;
+    let (waiter, waited) = oneshot::channel();
+    let is_stored = async || {
+        let (shared, id) = (Arc::clone(&host_ref.shared), id.clone());
+        let found = host_ref.quick_read(move || shared.journal.find(&id)).await??;
+        Ok::<_, HostError>(found.is_some())
+    };
+    if let Err(error) = host_ref.shared.reserve_new(&id, waiter) {
+        // For a stored session the error is `SessionExists`, also on a full host.
+        let exists = matches!(error, HostError::Full(_)) && is_stored().await?;
+        return Err(if exists { HostError::SessionExists } else { error });
+    }
+    let start = SessionStart {
+        publisher: Publisher::new(id.clone(), host_ref.shared.telemetry.clone(), Seq(0)),
+        id: id.clone(),
+        agent,
+        tools: None,
+        origin: SessionOrigin::New { messages, metadata, parent, client_tools },
+    };
+    let begin = async {
+        // The reservation only excludes sessions that are awake, starting or being deleted.
+        if is_stored().await? {
+            return Err(HostError::SessionExists);
+        }
+        let begun = host_ref.actor.cast(HostMessage::Begin(Box::new(start)));
+        begun.map_err(|_| HostError::ShuttingDown)
+    };
+    if let Err(error) = begin.await {
+        host_ref.shared.uncount_sessions(1);
+        // Frees the id, and fails requests that wait for the session.
+        host_ref.shared.fail_wake(&id, error.clone());
+        return Err(error);
+    }
+    let awake_session = match host_ref.wait_until_awake(waited).await {
+        Ok(awake_session) => awake_session,
+        Err(error) => {
+            // A source of tools panicked before anything was recorded, and the host actor has freed the id
+            // (`fail_wake`), or the host has ended. Only the count of sessions is left to undo.
+            host_ref.shared.uncount_sessions(1);
+            return Err(error);
+        }
+    };
+    if let Err(error) = awake_session.log.wait_durable(awake_session.log.last_seq()).await {
+        // The journal has failed: the session ends itself (`session/end`) and frees the id.
+        host_ref.shared.uncount_sessions(1);
+        return Err(error.into());
+    }
+    host_ref.shared.session_states.changed(&id, SessionState::Idle);
+    host_ref.shared.extensions.add_to_session(&id, extensions);
+    Ok(SessionHandle::new(id, host_ref))
+}

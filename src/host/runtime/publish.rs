@@ -1,0 +1,164 @@
+//! The path of a session's events to metrics, logs and subscribers.
+
+use std::sync::{Arc, Weak};
+
+use crate::journal::{JournalError, unix_ms};
+use crate::telemetry::{Feed, ReaderGuard, SourceRecord, Subscription, Telemetry};
+use callsheet_values::event::{Event, PublishedEvent};
+use callsheet_values::types::{RunId, Seq, SessionId};
+use callsheet_wire::response::ResponseAssembler;
+
+/// Maximum number of unread events of a subscriber. One that would have more receives these and then
+/// `FeedItem::Lagged`, and its stream ends. All subscribers of a session share one buffer (`telemetry::feed`).
+pub(super) const SUBSCRIBER_EVENTS_MAX: usize = 1024;
+
+/// Publishes the events of one session. Clones publish to the same subscribers.
+#[derive(Clone, Debug)]
+pub(super) struct Publisher {
+    session: SessionId,
+    feed: Arc<Feed>,
+    telemetry: Telemetry,
+}
+
+impl Publisher {
+    /// Creates the publisher of a session whose last durable record is `last`.
+    pub(super) fn new(session: SessionId, telemetry: Telemetry, last: Seq) -> Self {
+        Self { session, feed: Arc::new(Feed::starting_after(telemetry.clone(), last)), telemetry }
+    }
+
+    /// Returns the id of the session.
+    pub(super) fn session(&self) -> &SessionId {
+        &self.session
+    }
+
+    /// Returns the telemetry of the host.
+    pub(super) fn telemetry(&self) -> &Telemetry {
+        &self.telemetry
+    }
+
+    /// Closes the feed for hibernation, unless there are subscribers. Returns whether it was closed.
+    pub(super) fn close_if_unwatched(&self) -> bool {
+        self.feed.close_if_unwatched()
+    }
+
+    /// Returns true if the session's events have a reader, or one is about to subscribe.
+    pub(super) fn is_watched(&self) -> bool {
+        self.feed.is_watched()
+    }
+
+    /// Reopens the feed, because the session does not hibernate.
+    pub(super) fn reopen(&self) {
+        self.feed.reopen();
+    }
+
+    /// Returns the access for subscribers. It does not keep the feed alive, so that the streams of
+    /// the subscribers end with the session.
+    pub(super) fn feed_access(&self) -> FeedAccess {
+        FeedAccess { feed: Arc::downgrade(&self.feed) }
+    }
+
+    /// Adds the model's answer to the trace, if traces contain messages.
+    pub(super) fn trace_answer(&self, response: &ResponseAssembler) {
+        self.telemetry.traces().answered(&self.session, response);
+    }
+
+    /// Publishes an event that shows no record. Never waits for a subscriber.
+    pub(super) fn publish(&self, run: &RunId, turn: u32, event: Event) {
+        debug_assert!(!event.has_record_id(), "{event:?} has a record");
+        self.observe_and_publish(run, turn, event, None);
+    }
+
+    /// Publishes the event of a record.
+    pub(super) fn publish_recorded(
+        &self,
+        run: &RunId,
+        turn: u32,
+        event: Event,
+        source: SourceRecord,
+    ) {
+        debug_assert!(event.has_record_id(), "{event:?} has no record");
+        self.observe_and_publish(run, turn, event, Some(source));
+    }
+
+    /// Publishes an event after a record. The event may be the view of that record.
+    pub(super) fn publish_after(
+        &self,
+        run: &RunId,
+        turn: u32,
+        event: Event,
+        record: Option<SourceRecord>,
+    ) {
+        match record.filter(|_| event.has_record_id()) {
+            Some(source) => self.publish_recorded(run, turn, event, source),
+            None => self.publish(run, turn, event),
+        }
+    }
+
+    /// Passes an event to metrics, logs, traces and live hooks, and to the feed.
+    fn observe_and_publish(
+        &self,
+        run: &RunId,
+        turn: u32,
+        event: Event,
+        source: Option<SourceRecord>,
+    ) {
+        // A text delta changes no metric. It needs only the feed, unless hooks or logs take texts.
+        if !self.telemetry.observes_text() && self.feed.append_text_without_subscribers(&event) {
+            return;
+        }
+        let published = PublishedEvent {
+            session: self.session.clone(),
+            run: run.clone(),
+            turn,
+            timestamp_ms: source.map_or_else(unix_ms, |source| source.time),
+            id: None,
+            stream_text: callsheet_values::event::EventStreamText::default(),
+            event,
+        };
+        self.telemetry.observe(&published);
+        self.feed.publish(published, source);
+    }
+}
+
+/// Accepts subscribers while the session is in memory.
+#[derive(Clone, Debug)]
+pub(super) struct FeedAccess {
+    feed: Weak<Feed>,
+}
+
+impl FeedAccess {
+    /// Passes the durability of the session's records to the feed: the last durable record, or the
+    /// journal's failure.
+    pub(super) fn handle_journal(&self, durable: Result<Seq, JournalError>) {
+        let Some(feed) = self.feed.upgrade() else { return };
+        match durable {
+            Ok(upto) => feed.mark_durable(upto),
+            Err(error) => feed.fail(error),
+        }
+    }
+
+    /// Returns the session's feed, which stays open while the second value exists. `None` if the
+    /// session is gone or hibernates.
+    pub(super) fn acquire_reader_guard(&self) -> Option<(Arc<Feed>, ReaderGuard)> {
+        let feed = self.feed.upgrade()?;
+        let pending = feed.acquire_reader_guard()?;
+        Some((feed, pending))
+    }
+
+    /// Returns the number of unread events of the slowest subscriber.
+    pub(super) fn longest_queue(&self) -> usize {
+        self.feed.upgrade().map_or(0, |feed| feed.longest_queue())
+    }
+
+    /// Returns the events from now on. `None` if the session is gone or hibernates.
+    pub(super) fn subscribe(&self) -> Option<Subscription> {
+        let (feed, _pending) = self.acquire_reader_guard()?;
+        Some(feed.subscribe(SUBSCRIBER_EVENTS_MAX))
+    }
+
+    /// Returns the events of one run from now on. It may start later. `None` if the session is gone or hibernates.
+    pub(super) fn subscribe_to(&self, run: &RunId) -> Option<Subscription> {
+        let (feed, _pending) = self.acquire_reader_guard()?;
+        Some(feed.subscribe_to_run(run.clone(), SUBSCRIBER_EVENTS_MAX))
+    }
+}

@@ -1,0 +1,185 @@
+//! Start of a host after a crash or a shutdown: opens the journal, and continues the runs that the last
+//! host left unfinished. `turn::resume` decides the outcomes of their calls.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::agent_trees;
+use super::call_by_hand::CALLER;
+#[cfg(feature = "sqlite")]
+use super::claims::{OTHER_HOST_RETRY, OTHER_HOST_WAIT_MAX};
+use super::error::HostError;
+use super::handle::SessionHandle;
+use super::host_ref::HostRef;
+use super::ids::CALL_PREFIX;
+#[cfg(feature = "sqlite")]
+use super::task::blocking;
+use crate::journal::{Journal, JournalError, MemoryJournal, SessionQuery};
+#[cfg(feature = "sqlite")]
+use crate::journal::{SqliteJournal, SqliteOptions};
+use crate::telemetry::Telemetry;
+use callsheet_values::config::{Config, JournalEngine};
+use callsheet_values::record::{Record, Seq, StopMode};
+use callsheet_values::types::{SessionId, SessionState};
+
+/// Maximum number of batches that wait to be written.
+#[cfg(feature = "sqlite")]
+const QUEUE_MAX: usize = 65_536;
+
+/// Maximum number of sessions of one page of the list.
+const PAGE_LENGTH: usize = 1000;
+
+/// Opens the configured journal.
+pub(super) async fn open_journal(
+    config: &Config,
+    holder: String,
+    telemetry: &Telemetry,
+) -> Result<Arc<dyn Journal>, HostError> {
+    match config.journal.engine {
+        JournalEngine::Memory => Ok(Arc::new(MemoryJournal::new())),
+        JournalEngine::Sqlite => open_sqlite(config, holder, telemetry).await,
+    }
+}
+
+#[cfg(feature = "sqlite")]
+async fn open_sqlite(
+    config: &Config,
+    holder: String,
+    telemetry: &Telemetry,
+) -> Result<Arc<dyn Journal>, HostError> {
+    let dir = config.host.data_dir.clone();
+    let options = SqliteOptions {
+        durability: config.journal.durability,
+        holder,
+        observer: Arc::new(telemetry.metrics().journal().clone()),
+        queue_max: QUEUE_MAX,
+        reserve_bytes: config.journal.reserve_bytes,
+    };
+    let until = Instant::now() + OTHER_HOST_WAIT_MAX;
+    loop {
+        let (dir, options) = (dir.clone(), options.clone());
+        match blocking(move || SqliteJournal::open(&dir, options)).await? {
+            Ok(opened) => return Ok(Arc::new(opened)),
+            Err(error) if !is_own_lock(&error) || Instant::now() >= until => {
+                return Err(error.into());
+            }
+            Err(_) => tokio::time::sleep(OTHER_HOST_RETRY).await,
+        }
+    }
+}
+
+/// Returns true if a host of this process holds the directory. It may have been dropped, and end soon.
+#[cfg(feature = "sqlite")]
+fn is_own_lock(error: &JournalError) -> bool {
+    let JournalError::Locked { holder, .. } = error else { return false };
+    let pid = holder.strip_prefix("pid ").and_then(|rest| rest.split(',').next());
+    pid.and_then(|pid| pid.parse().ok()) == Some(std::process::id())
+}
+
+#[cfg(not(feature = "sqlite"))]
+async fn open_sqlite(_: &Config, _: String, _: &Telemetry) -> Result<Arc<dyn Journal>, HostError> {
+    let problem = "journal.engine = \"sqlite\": callsheet was built without its feature `sqlite`; \
+                   enable it, or set \"memory\"";
+    Err(HostError::Config(problem.to_owned()))
+}
+
+/// Returns the number of stored sessions, and the ids of the sessions with unfinished runs, queued inputs or an
+/// unfinished deletion, and of the sessions of calls by hand.
+pub(super) fn find_unfinished_sessions(
+    journal: &dyn Journal,
+) -> Result<(usize, Vec<SessionId>), JournalError> {
+    let mut found = Vec::new();
+    let mut listing = SessionQuery {
+        state: Some(SessionState::Running),
+        children: true,
+        limit: PAGE_LENGTH,
+        ..SessionQuery::default()
+    };
+    loop {
+        let page = journal.list(&listing)?;
+        let is_last = page.len() < PAGE_LENGTH;
+        found.extend(page.into_iter().map(|stored| stored.id));
+        if is_last {
+            found.extend(idle_calls(journal)?);
+            return Ok((journal.count()?, found));
+        }
+        listing.after = found.last().cloned();
+    }
+}
+
+/// Returns the sessions of calls by hand that a crash left before their run or after it.
+fn idle_calls(journal: &dyn Journal) -> Result<Vec<SessionId>, JournalError> {
+    let mut listing = SessionQuery {
+        after: SessionId::parse(CALL_PREFIX).ok(),
+        state: Some(SessionState::Idle),
+        limit: PAGE_LENGTH,
+        ..SessionQuery::default()
+    };
+    let mut found = Vec::new();
+    loop {
+        let page = journal.list(&listing)?;
+        listing.after = page.last().map(|stored| stored.id.clone());
+        let is_last = page.len() < PAGE_LENGTH
+            || page.last().is_none_or(|last| !last.id.as_str().starts_with(CALL_PREFIX));
+        found.extend(page.into_iter().filter(|stored| stored.agent == CALLER).map(|s| s.id));
+        if is_last {
+            return Ok(found);
+        }
+    }
+}
+
+/// Deletes the sessions whose deletion is unfinished and those of calls by hand. Leaves the others with unfinished
+/// runs as they are.
+pub(super) async fn finish_deletions(host_ref: HostRef, unfinished: Vec<SessionId>) {
+    let shared = Arc::clone(&host_ref.shared);
+    let leftover = move || {
+        let is_leftover = |id: &SessionId| is_leftover(&*shared.journal, id);
+        unfinished.into_iter().filter(is_leftover).collect()
+    };
+    close_all(&host_ref, host_ref.read(leftover).await.unwrap_or_default()).await;
+}
+
+/// Returns true if a session is closed, but not deleted, or is that of a call by hand that a crash has cut off.
+fn is_leftover(journal: &dyn Journal, id: &SessionId) -> bool {
+    let Ok(Some(stored)) = journal.find(id) else { return false };
+    if stored.agent == CALLER {
+        return true;
+    }
+    let last = journal.read(id, Seq(stored.seq.0.saturating_sub(1))).unwrap_or_default();
+    last.last().is_some_and(|entry| matches!(entry.record, Record::SessionClosed))
+}
+
+async fn close_all(host_ref: &HostRef, sessions: Vec<SessionId>) {
+    for id in sessions {
+        if let Err(error) = SessionHandle::new(id.clone(), host_ref.clone()).close().await {
+            tracing::error!(session = %id, %error, "session_not_deleted");
+        }
+    }
+}
+
+/// Wakes the sessions with unfinished runs, which then continue, and deletes those whose deletion is unfinished and
+/// those of calls by hand. Stops the runs of child sessions whose parents have no unfinished run.
+pub(super) async fn recover(host_ref: HostRef, unfinished: Vec<SessionId>, began: Instant) {
+    let (shared, ids) = (Arc::clone(&host_ref.shared), unfinished.clone());
+    let orphans = host_ref.read(move || agent_trees::orphans(&*shared.journal, &ids)).await;
+    let orphans = orphans.and_then(|found| Ok(found?)).unwrap_or_default();
+    let woken = unfinished.iter().map(|id| host_ref.get_or_wake(id));
+    let woken = futures::future::join_all(woken).await;
+    let recovered = woken.iter().filter(|woken| woken.is_ok()).count();
+    let is_leftover = |woken: &Result<_, _>| {
+        matches!(woken, Err(HostError::NoSuchSession(_)))
+            || matches!(woken, Err(HostError::AgentGone(agent)) if agent == CALLER)
+    };
+    let leftover = unfinished.iter().zip(&woken).filter(|(_, woken)| is_leftover(woken));
+    let leftover: Vec<_> = leftover.map(|(id, _)| id.clone()).collect();
+    let failed = unfinished.len() - recovered - leftover.len();
+    let took = began.elapsed();
+    close_all(&host_ref, leftover).await;
+    for id in orphans {
+        // The parent's run has ended, so that no call waits for this child.
+        let _ = SessionHandle::new(id, host_ref.clone()).stop(StopMode::Now).await;
+    }
+    host_ref.shared.telemetry.metrics().journal().runs_recovered(recovered, took);
+    tracing::info!(runs = recovered, failed, ?took, "runs_recovered");
+}

@@ -1,0 +1,78 @@
+//! The end of the session actor when its records cannot be stored, or when the session is deleted.
+//! Hibernation is in [`hibernate`](super::hibernate).
+
+use std::sync::atomic::Ordering;
+
+use ractor::ActorRef;
+
+use super::SessionActor;
+use super::run::RunActors;
+use crate::journal::JournalError;
+use crate::runtime::error::HostError;
+use crate::runtime::host_ref::SessionSlot;
+use crate::runtime::message::SessionMessage;
+use crate::runtime::stored_sessions;
+use crate::runtime::task;
+use callsheet_values::types::SessionState;
+
+impl SessionActor {
+    /// Ends the session because a record could not be stored. The state in memory may be ahead of
+    /// the journal, so the next request reads the session from the journal again.
+    pub(super) fn fail(&mut self, myself: &ActorRef<SessionMessage>, error: JournalError) {
+        // A client that deletes the origin of a fork meanwhile is no failure of the journal.
+        if !matches!(error, JournalError::OriginRemoved(_)) {
+            tracing::error!(session = %self.id, %error, "journal_failed");
+            self.host_ref.shared.telemetry.metrics().journal().session_failed();
+        }
+        let reason = HostError::Journal(error);
+        let durable = self.log.durable_seq();
+        // The callers of runs whose ends were lost receive this failure, so the runs must not go on.
+        let lost: Vec<_> = self.ended_runs.drain(..).filter(|(_, end)| *end > durable).collect();
+        let has_lost_end = !lost.is_empty();
+        let lost = lost.into_iter().map(|(run, _)| (run, self.id.clone()));
+        self.host_ref.shared.unrecorded_failures.lock().extend(lost);
+        if let Some(run) = self.run.take() {
+            self.host_ref.shared.unrecorded_failures.lock().insert(run.id.clone(), self.id.clone());
+            run.fail(reason.clone());
+        }
+        for actor in self.forget_actors().iter().flat_map(RunActors::cells) {
+            actor.kill();
+        }
+        self.fail_callers(&reason);
+        for reply in self.callers.close.drain(..) {
+            // The caller, which may be gone, deletes the session without waking it.
+            let _ = reply.send(Err(HostError::SessionClosed));
+        }
+        self.activity.leaving.store(true, Ordering::Release);
+        self.log.close();
+        // The journal may have an open run: also one whose end was lost.
+        let has_open_run = has_lost_end || self.activity.has_open_run.load(Ordering::Acquire);
+        let shared = &self.host_ref.shared;
+        // The slot of a session that is being deleted is another one.
+        shared.remove_awake_if(&self.id, myself.get_id(), || {
+            shared.set_has_unfinished_run(&self.id, has_open_run);
+            // A request that wakes the session publishes the next state.
+            let state = if has_open_run { SessionState::Running } else { SessionState::Hibernated };
+            shared.session_states.changed(&self.id, state);
+            true
+        });
+        myself.stop(None);
+    }
+
+    /// Deletes the records of the closed session and its child sessions in the background. Requests wait in the slot
+    /// until then. [`proceed`](Self::proceed) stops the actor when its last tools have ended.
+    pub(super) fn delete_session(&mut self, myself: &ActorRef<SessionMessage>) {
+        self.release_actors();
+        self.log.close();
+        self.host_ref.shared.replace(&self.id, myself.get_id(), SessionSlot::Deleting(Vec::new()));
+        let waiting = std::mem::take(&mut self.callers.close);
+        let (host_ref, id) = (self.host_ref.clone(), self.id.clone());
+        let has_children = self.session.has_children();
+        task::detach(async move {
+            let deleted = stored_sessions::delete(&host_ref, &id, has_children).await;
+            for reply in waiting {
+                let _ = reply.send(deleted.clone());
+            }
+        });
+    }
+}

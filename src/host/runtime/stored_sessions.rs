@@ -1,0 +1,379 @@
+//! Requests about the past of a session: its records, reports of runs, decisions about past turns, forks,
+//! and deletion.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::future::BoxFuture;
+use tokio::sync::oneshot;
+
+use super::agent_trees;
+use super::error::HostError;
+use super::handle::SessionHandle;
+use super::host_ref::HostRef;
+use super::message::{HostMessage, ReportResult, SessionMessage};
+use super::publish::Publisher;
+use super::report::{CallReport, Messages, RunReport};
+use super::session_start::{SessionOrigin, SessionStart};
+use super::task;
+use crate::journal::{Breach, JournalError, SessionLog, open_run_id, verify_and_drop};
+use crate::telemetry::FeedItem;
+use callsheet_machines::session::{PastRun, StoredSession, past_run};
+use callsheet_machines::turn::{ApprovalDecision, check_repeated_decision};
+use callsheet_values::event::Event;
+use callsheet_values::record::{JournalEntry, Record, Seq};
+use callsheet_values::types::{CallKey, FinishReason, RunId, SessionId, SessionState};
+
+/// Size from which a page of records ends.
+const PAGE_BYTES: u64 = 1 << 20;
+
+impl SessionHandle {
+    /// Returns the stored records after a position, in order.
+    ///
+    /// # Errors
+    /// If they cannot be read, or the host shuts down.
+    pub async fn records(&self, after: Seq) -> Result<Vec<JournalEntry>, HostError> {
+        let (shared, id) = (Arc::clone(&self.host_ref.shared), self.id().clone());
+        Ok(self.host_ref.read(move || shared.journal.read(&id, after)).await??)
+    }
+
+    /// Returns at most `limit` stored records after a position, fewer if they are large, and true if there
+    /// are more. Does not wake the session.
+    ///
+    /// # Errors
+    /// If there is no such session, or its records cannot be read.
+    pub async fn record_page(
+        &self,
+        after: Seq,
+        limit: usize,
+    ) -> Result<(Vec<JournalEntry>, bool), HostError> {
+        let (shared, id) = (Arc::clone(&self.host_ref.shared), self.id().clone());
+        let read = move || {
+            if shared.journal.find(&id)?.is_none() {
+                return Err(HostError::NoSuchSession(id));
+            }
+            let (mut page, mut bytes) = (Vec::<JournalEntry>::new(), 0);
+            let (mut position, mut count) = (after, 1);
+            loop {
+                // One more than is returned tells whether there are more.
+                let wanted = count.min(limit.saturating_add(1) - page.len());
+                let entries = shared.journal.read_some(&id, position, wanted)?;
+                let is_last = entries.len() < wanted;
+                for entry in entries {
+                    if page.len() == limit || (bytes >= PAGE_BYTES && !page.is_empty()) {
+                        return Ok((page, true));
+                    }
+                    position = entry.seq;
+                    bytes += entry.approximate_bytes();
+                    page.push(entry);
+                }
+                if is_last {
+                    return Ok((page, false));
+                }
+                // The next records may be larger than these, so the number grows step by step.
+                let average = (bytes / page.len().max(1) as u64).max(1);
+                let fitting = usize::try_from(PAGE_BYTES / average).unwrap_or(usize::MAX);
+                count = fitting.clamp(1, 2 * count);
+            }
+        };
+        self.host_ref.read(read).await?
+    }
+
+    /// Checks the stored records. Does not wake the session.
+    ///
+    /// # Errors
+    /// If there is no such session, or its records cannot be read.
+    pub async fn verify(&self) -> Result<SessionCheck, HostError> {
+        let (shared, id) = (Arc::clone(&self.host_ref.shared), self.id().clone());
+        // The semaphore is never closed.
+        let permit = Arc::clone(&shared.history.verifications).acquire_owned().await;
+        let check = move || {
+            let _permit = permit;
+            let entries = shared.journal.read(&id, Seq(0))?;
+            if entries.is_empty() {
+                return Err(HostError::NoSuchSession(id));
+            }
+            let (records, open_run) = (entries.len(), open_run_id(&entries).cloned());
+            Ok(SessionCheck { records, open_run, breaches: verify_and_drop(&id, entries) })
+        };
+        self.host_ref.read(check).await?
+    }
+}
+
+/// The result of [`SessionHandle::verify`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SessionCheck {
+    /// The number of records.
+    pub records: usize,
+    /// The run that has not ended.
+    pub open_run: Option<RunId>,
+    /// The invariants that the records breach.
+    pub breaches: Vec<Breach>,
+}
+
+/// Returns the report of a run when it is over and durable. The session delivers it to the caller that
+/// started the run.
+pub(super) async fn await_report(
+    session: SessionHandle,
+    run: RunId,
+    receiver: Option<oneshot::Receiver<ReportResult>>,
+    log: Arc<SessionLog>,
+) -> Result<RunReport, HostError> {
+    // Boxed: this future is kept for as long as the run takes, and rarely reads the journal.
+    let Some(receiver) = receiver else { return Box::pin(report(session, run)).await };
+    let (report, upto) =
+        receiver.await.unwrap_or_else(|_| Err(session.host_ref.shared.unavailable_error()))?;
+    log.wait_durable(upto).await?;
+    match report {
+        Some(report) => Ok(report),
+        None => Box::pin(self::report(session, run)).await,
+    }
+}
+
+/// Waits until a run has ended, and returns its report from the journal.
+pub(super) async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostError> {
+    loop {
+        // Subscribes before reading, so that the run's end is not missed.
+        let mut events = session.subscribe_to(&run).await?;
+        if let Some(report) = read_finished_report(&session.host_ref, session.id(), &run).await? {
+            return Ok(report);
+        }
+        loop {
+            match events.next().await {
+                Some(FeedItem::Event(published))
+                    if !matches!(published.event, Event::RunEnded { .. }) => {}
+                Some(_) => break,
+                None => return Err(session.host_ref.shared.unavailable_error()),
+            }
+        }
+    }
+}
+
+/// Returns the report of a run, if the run has ended.
+pub(super) async fn read_finished_report(
+    host_ref: &HostRef,
+    id: &SessionId,
+    run: &RunId,
+) -> Result<Option<RunReport>, HostError> {
+    let (shared, id, run) = (Arc::clone(&host_ref.shared), id.clone(), run.clone());
+    let past = host_ref.read(move || {
+        let entries = shared.journal.read(&id, Seq(0))?;
+        let own = shared.agents.get(agent_name(&entries, &id)?);
+        let session_rules_of = |overrides: &_| {
+            own.map(|own| own.with_recorded_overrides(overrides).session_rules())
+                .unwrap_or_default()
+        };
+        past_run(&entries, &run, &session_rules_of)
+            .map_err(|error| HostError::Rebuild(error.to_string()))
+    });
+    Ok(past.await??.map(run_report))
+}
+
+fn run_report(past: PastRun) -> RunReport {
+    let PastRun {
+        id,
+        seq: _,
+        end,
+        text,
+        output,
+        started_at,
+        ended_at,
+        error,
+        finish_reason,
+        stats,
+        calls,
+        first_message,
+        messages,
+    } = past;
+    let calls = calls
+        .into_iter()
+        .map(|(usage, result)| CallReport::new(id.clone(), Some(usage), result))
+        .collect();
+    RunReport {
+        run_id: id,
+        run_end: end,
+        text,
+        output,
+        finish_reason: finish_reason.as_ref().map(|finish| finish.kind),
+        truncated: finish_reason.as_ref().is_some_and(FinishReason::is_truncated),
+        refusal: finish_reason.and_then(|finish| finish.refusal),
+        error,
+        started_at,
+        ended_at,
+        turns: stats.turns,
+        calls,
+        stats,
+        exact: (&stats).into(),
+        messages: Messages { all: messages, first_of_run: first_message },
+    }
+}
+
+/// Answers a decision about a call that waits for none. Repeating a recorded decision is not an error.
+pub(super) async fn check_past_decision(
+    session: &SessionHandle,
+    key: CallKey,
+    decision: ApprovalDecision,
+) -> Result<(), HostError> {
+    let is_about_call = move |record: &Record| {
+        matches!(record, Record::ApprovalAsked { request } if request.call.key == key)
+            || matches!(record, Record::ApprovalGiven { key: decided, .. } if *decided == key)
+    };
+    let entries = session.records_of_turn(key, is_about_call).await?.unwrap_or_default();
+    let records = entries.iter().map(|entry| &entry.record);
+    Ok(check_repeated_decision(records, key, &decision)?)
+}
+
+/// Deletes a session whose slot is reserved for deletion, and its child sessions before it, unless it is known to
+/// have none.
+pub(super) async fn delete(
+    host_ref: &HostRef,
+    id: &SessionId,
+    may_have_children: bool,
+) -> Result<(), HostError> {
+    if may_have_children {
+        // If they cannot be found, then the session cannot be deleted either.
+        if let Err(error) = delete_children(host_ref, id).await {
+            host_ref.shared.end_deletion(id);
+            return Err(error);
+        }
+    }
+    let removed = host_ref.shared.removals.remove(&host_ref.shared.journal, id).await;
+    let is_deleted = removed.as_ref().is_ok_and(|removed| removed.was_removed);
+    if is_deleted {
+        host_ref.shared.uncount_sessions(1);
+        // The subscribers are notified before another session can have the id.
+        host_ref.shared.session_states.deleted(id);
+        host_ref.shared.suspended.lock().remove(id);
+        host_ref.shared.set_has_unfinished_run(id, false);
+    }
+    if !is_deleted && removed.as_ref().is_ok_and(|removed| removed.result.is_err()) {
+        host_ref.shared.failed_deletions.lock().insert(id.clone());
+    }
+    host_ref.shared.end_deletion(id);
+    host_ref.shared.update_counts();
+    removed?.result?;
+    if is_deleted { Ok(()) } else { Err(HostError::NoSuchSession(id.clone())) }
+}
+
+fn delete_children<'a>(
+    host_ref: &'a HostRef,
+    id: &'a SessionId,
+) -> BoxFuture<'a, Result<(), HostError>> {
+    let (shared, of) = (Arc::clone(&host_ref.shared), id.clone());
+    Box::pin(async move {
+        let children = host_ref
+            .quick_read(move || agent_trees::readable_children(&*shared.journal, &of))
+            .await??;
+        for child in children {
+            // A child may have children of its own.
+            SessionHandle::new(child, host_ref.clone()).close().await?;
+        }
+        Ok(())
+    })
+}
+
+/// Maximum size of a fork that stays in memory after it is made. A few small requests could otherwise fill
+/// the memory with forks of a large session. One whose run still has to end leaves memory after `idle_after`.
+const AWAKE_FORK_BYTES_MAX: u64 = 1 << 20;
+
+/// Opens a session with the records of another one up to `at`. A run that is open at that record ends in the new
+/// session. The session is opened even if the future is dropped.
+pub(super) async fn fork(
+    from: &SessionHandle,
+    at: Seq,
+    id: SessionId,
+) -> Result<SessionHandle, HostError> {
+    task::to_its_end(fork_reserved(from.clone(), at, id)).await
+}
+
+/// Opens a fork, whose id is reserved until it is open.
+async fn fork_reserved(
+    from: SessionHandle,
+    at: Seq,
+    id: SessionId,
+) -> Result<SessionHandle, HostError> {
+    let host_ref = from.host_ref.clone();
+    if let Some(awake_session) = host_ref.shared.awake(from.id()) {
+        awake_session.log.wait_durable(awake_session.log.last_seq()).await?;
+    }
+    let (waiter, waited) = oneshot::channel();
+    host_ref.shared.reserve_new(&id, waiter)?;
+    let opening = read_fork_start(&host_ref, from.id(), at, &id).await;
+    let begun = opening.and_then(|opening| {
+        let begun = host_ref.actor.cast(HostMessage::Begin(Box::new(opening)));
+        begun.map_err(|_| HostError::ShuttingDown)
+    });
+    if let Err(error) = begun {
+        host_ref.shared.uncount_sessions(1);
+        // The error is about the origin. Requests that wait for the fork find that there is no session of its id.
+        host_ref.shared.release_slot(&id);
+        return Err(error);
+    }
+    // If its start panicked, the copied records may be stored already: the fork stays counted.
+    let awake_session = host_ref.wait_until_awake(waited).await?;
+    if let Err(error) = awake_session.log.wait_durable(awake_session.log.last_seq()).await {
+        host_ref.shared.uncount_sessions(1);
+        if let JournalError::OriginRemoved(origin) = error {
+            return Err(HostError::NoSuchSession(origin));
+        }
+        return Err(error.into());
+    }
+    host_ref.shared.session_states.changed(&id, SessionState::Idle);
+    if awake_session.log.bytes() > AWAKE_FORK_BYTES_MAX {
+        // If the session has ended, no message is needed.
+        let _ = awake_session.actor.cast(SessionMessage::Hibernate { idle: Duration::ZERO });
+    }
+    Ok(SessionHandle::new(id, host_ref))
+}
+
+/// Returns the start of the fork `to`: the records of `from` up to `at`, and the session that they rebuild.
+async fn read_fork_start(
+    host_ref: &HostRef,
+    from: &SessionId,
+    at: Seq,
+    to: &SessionId,
+) -> Result<SessionStart, HostError> {
+    let (shared, source, new) = (Arc::clone(&host_ref.shared), from.clone(), to.clone());
+    let (rebuilt, adopted) = host_ref
+        .read(move || {
+            if shared.journal.find(&new)?.is_some() {
+                return Err(HostError::SessionExists);
+            }
+            let mut entries = shared.journal.read(&source, Seq(0))?;
+            let Some(last) = entries.last().map(|entry| entry.seq) else {
+                return Err(HostError::NoSuchSession(source));
+            };
+            if at.0 == 0 || at > last {
+                return Err(HostError::NoSuchRecord { at, last });
+            }
+            let agent = agent_name(&entries, &source)?;
+            let own = shared.agents.get(agent).cloned();
+            let own = own.ok_or_else(|| HostError::AgentGone(agent.to_owned()))?;
+            let session_rules_of =
+                |overrides: &_| own.with_recorded_overrides(overrides).session_rules();
+            let now = crate::journal::unix_ms();
+            let rebuilt = StoredSession::fork(&mut entries, source, at, now, &session_rules_of)
+                .map_err(|error| HostError::Rebuild(error.to_string()))?;
+            Ok((rebuilt, entries))
+        })
+        .await??;
+    let agent = host_ref.shared.agents.get(&rebuilt.agent).cloned();
+    let agent = agent.ok_or_else(|| HostError::AgentGone(rebuilt.agent.clone()))?;
+    let tools = host_ref.frozen_tools(&agent, &rebuilt.session).await?;
+    Ok(SessionStart {
+        publisher: Publisher::new(to.clone(), host_ref.shared.telemetry.clone(), Seq(0)),
+        id: to.clone(),
+        agent,
+        tools,
+        origin: SessionOrigin::Forked(Box::new(rebuilt), adopted),
+    })
+}
+
+fn agent_name<'a>(entries: &'a [JournalEntry], id: &SessionId) -> Result<&'a str, HostError> {
+    match entries.first().map(|entry| &entry.record) {
+        Some(Record::SessionOpened { agent, .. }) => Ok(agent),
+        Some(_) | None => Err(HostError::NoSuchSession(id.clone())),
+    }
+}

@@ -1,0 +1,271 @@
+//! Steering, stops, suspension, shutdown, close and frozen tools; what the runtime reports of the current turn and
+//! run; and the condition of hibernation. Runs start in `runs.rs`; the context is made smaller in `context.rs`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::idempotency_keys::RequestEffect;
+use super::machine::{
+    InputLimits, Lifecycle, Session, SessionEffect, SessionRecord, SessionRefusal,
+};
+use super::open_run::{RunSpec, RunStage, TurnOrigin};
+use super::run_machine::RunAnswer;
+use crate::turn::{CancelReason, CommittedTurn};
+use callsheet_values::event::Event;
+use callsheet_values::record::{Record, RequestKey, Seq, StopMode};
+use callsheet_values::types::{CallKey, Content, RunError, RunId};
+
+impl Session {
+    /// Adds an input to the current run. It stands in the history after the turn in progress or the open initial
+    /// calls, or at once without these. Returns the position of the input's record if the same request was accepted
+    /// before.
+    ///
+    /// # Errors
+    /// If the request is refused.
+    pub fn handle_steer(
+        &mut self,
+        input: Content,
+        request_key: Option<RequestKey>,
+        limits: InputLimits,
+    ) -> Result<Option<Seq>, SessionRefusal> {
+        self.check_open()?;
+        if let Some(seen) = self.keys.find(request_key.as_ref())? {
+            let is_steering = seen.effect == RequestEffect::Steered;
+            return if is_steering { Ok(Some(seen.seq)) } else { Err(SessionRefusal::KeyReused) };
+        }
+        if input.is_blank() {
+            return Err(SessionRefusal::EmptyInput);
+        }
+        if self.is_suspended() {
+            return Err(SessionRefusal::Suspended);
+        }
+        let run = self.run.as_ref().ok_or(SessionRefusal::NoRun)?;
+        self.check_room(limits.inputs_max)?;
+        limits.check(&input)?;
+        let event = Event::RunSteered { input: input.clone() };
+        let record = Record::Steered { input, follows_turn: self.turn, request: request_key };
+        let record = self.run_record(&run.id, record, vec![event]);
+        self.record(vec![record]);
+        Ok(None)
+    }
+
+    /// Stops the current run. A stop that changes nothing leaves no record. Queued runs stay: the next one starts
+    /// when the run has ended.
+    pub fn handle_stop(&mut self, mode: StopMode) {
+        let Some(run) = self.run.as_ref().filter(|run| !run.is_stopping(mode)) else { return };
+        let reason = run.cancel.unwrap_or(CancelReason::Stop);
+        let record = self.run_record(&run.id, Record::StopAsked { mode }, Vec::new());
+        self.record(vec![record]);
+        if mode == StopMode::Now && !self.suspended && !self.waits_before_turn() {
+            self.outbox.push_back(SessionEffect::CancelTurn(reason));
+        }
+    }
+
+    /// Lets an interrupted run go on as soon as the session is awake. With `manual` a run waits
+    /// for [`handle_resume`](Self::handle_resume), unless it is to stop anyway. Returns true if
+    /// the session was suspended and goes on.
+    pub fn handle_wake(&mut self, now: Duration, manual: bool) -> bool {
+        let is_stopping = |run: &super::OpenRun| run.cancel.is_some() || run.stops_after_turn;
+        let waits = manual && self.run.as_deref().is_some_and(|run| !is_stopping(run));
+        let resumes = self.suspended && !waits;
+        if resumes {
+            self.resume(now);
+        }
+        resumes
+    }
+
+    /// Resumes an interrupted run.
+    ///
+    /// # Errors
+    /// If no run is suspended.
+    pub fn handle_resume(&mut self, now: Duration) -> Result<(), SessionRefusal> {
+        if !self.is_suspended() {
+            return Err(SessionRefusal::NotSuspended);
+        }
+        self.resume(now);
+        Ok(())
+    }
+
+    fn resume(&mut self, now: Duration) {
+        self.suspended = false;
+        if let Some(run) = &mut self.run {
+            run.resume(now);
+        }
+    }
+
+    /// Handles the shutdown of the host. Interrupts the current run after its turn; at once with `now`, or if the
+    /// turn waits only for people. Queued runs do not start any more.
+    pub fn handle_shutdown(&mut self, now: bool) {
+        self.shutting_down = true;
+        for queued in &self.queue {
+            let (run_id, reason) = (queued.run_id.clone(), SessionRefusal::ShuttingDown);
+            self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
+        }
+        let waits = self.waits_before_turn();
+        let Some(run) = self.run.as_deref_mut().filter(|_| !self.suspended) else { return };
+        let reason = *run.cancel.get_or_insert(CancelReason::Shutdown);
+        let may_cancel = now && !waits;
+        // A turn that waits only for people would not end before the host, so it is cancelled at once. A run
+        // that can continue on the next host is kept before this function is called (`leave_at_shutdown` of
+        // `runtime::session::hibernate`): none of its calls runs, and it is not that of a child session.
+        if may_cancel || run.turn().is_some_and(super::OpenTurn::is_resting) {
+            self.outbox.push_back(SessionEffect::CancelTurn(reason));
+        }
+    }
+
+    /// Notes that the host shuts down: no further run starts.
+    pub fn note_shutdown(&mut self) {
+        self.shutting_down = true;
+    }
+
+    /// Freezes the list of the servers' tools; `sha256` is the hash of the list. Returns false if no run waits for
+    /// it.
+    pub fn handle_tools_read(&mut self, sha256: Arc<str>) -> bool {
+        let is_needed = std::mem::take(&mut self.waits_for_tools) && self.frozen_tools.is_none();
+        let Some(run) = self.run.as_ref().filter(|_| is_needed) else { return false };
+        let record = self.run_record(&run.id, Record::ToolsFrozen { sha256 }, Vec::new());
+        self.record(vec![record]);
+        true
+    }
+
+    /// Replaces the frozen list of tools, on request, by the one with this SHA-256.
+    ///
+    /// # Errors
+    /// If a run is in progress or queued, or the session is closing or closed.
+    pub fn handle_tools_refreshed(&mut self, sha256: Arc<str>) -> Result<(), SessionRefusal> {
+        self.check_idle()?;
+        if self.frozen_tools.as_ref() != Some(&sha256) {
+            let (run_id, turn, events) = (None, self.turn, Vec::new());
+            let record = Record::ToolsFrozen { sha256 };
+            self.record(vec![SessionRecord { record, run_id, turn, events }]);
+        }
+        Ok(())
+    }
+
+    /// Sets whether the current turn waits only for people. Such a turn is cancelled if its run is to end.
+    pub fn handle_resting(&mut self, now: Duration, rests: bool) {
+        let Some(run) = self.run.as_deref_mut() else { return };
+        if let RunStage::Turn(turn) = &mut run.stage {
+            turn.set_resting(now, rests);
+        }
+        if let Some(reason) = run.cancel.filter(|_| rests) {
+            self.outbox.push_back(SessionEffect::CancelTurn(reason));
+        }
+    }
+
+    /// Handles the death of the owner of the current turn. The turn continues from its records.
+    pub fn handle_turn_lost(&mut self, now: Duration) {
+        let Some(run) = self.run.as_deref_mut() else { return };
+        if let RunStage::Turn(turn) = &mut run.stage {
+            run.people += turn.rested(now);
+            *turn = super::OpenTurn::new(turn.request_kind, Some(TurnOrigin::Recorded));
+            // The resumed turn asks again for a smaller context.
+            self.forget_summary();
+        }
+    }
+
+    /// Ends the current run as failed, after its turn if that was committed.
+    pub fn handle_run_failed(
+        &mut self,
+        now: Duration,
+        committed: Option<&CommittedTurn>,
+        error: RunError,
+    ) {
+        if let Some(turn) = committed {
+            self.handle_turn_committed(turn);
+        }
+        if self.run.is_some() {
+            let failed = callsheet_values::types::RunEnd::Failed;
+            let answer = RunAnswer::default();
+            self.record_run_end(now, Vec::new(), failed, answer, Some(error));
+        }
+    }
+
+    /// Closes the session: the current run is stopped, and queued runs do not start.
+    pub fn handle_close(&mut self) {
+        if self.lifecycle == Lifecycle::Open {
+            self.lifecycle = Lifecycle::Closing;
+        }
+        for RunSpec { run_id, .. } in std::mem::take(&mut self.queue) {
+            let reason = SessionRefusal::Closed;
+            self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
+        }
+        self.handle_stop(StopMode::Now);
+    }
+
+    /// Returns true if a decision about this call is for the current turn.
+    #[must_use]
+    pub fn expects_decision(&self, key: CallKey) -> bool {
+        self.run.is_some() && !self.suspended && key.turn == self.turn
+    }
+
+    /// Returns true if the current run waits only for people, and is not being cancelled.
+    #[must_use]
+    pub fn waits_for_people(&self) -> bool {
+        let is_resting = |run: &super::OpenRun| {
+            run.cancel.is_none() && run.turn().is_some_and(super::OpenTurn::is_resting)
+        };
+        !self.suspended && self.run.as_deref().is_some_and(is_resting)
+    }
+
+    /// Returns true if nothing is lost when the session leaves memory: it waits only for people, is suspended without
+    /// a queue, or is idle without a pending summary. A session that closes, or whose host shuts down, does not
+    /// leave.
+    #[must_use]
+    pub fn may_hibernate(&self) -> bool {
+        let rests = match &self.run {
+            Some(_) if !self.suspended => self.waits_for_people(),
+            Some(_) => self.queue.is_empty(),
+            None => self.queue.is_empty() && !self.waits_for_summary(),
+        };
+        rests && self.lifecycle == Lifecycle::Open && !self.shutting_down
+    }
+
+    pub(super) fn check_open(&self) -> Result<(), SessionRefusal> {
+        match self.lifecycle {
+            Lifecycle::New | Lifecycle::Open => Ok(()),
+            Lifecycle::Closing | Lifecycle::Closed => Err(SessionRefusal::Closed),
+        }
+    }
+
+    /// Checks that the session is open and no run is in progress or waits.
+    pub(super) fn check_idle(&self) -> Result<(), SessionRefusal> {
+        self.check_open()?;
+        if self.run.is_some() || !self.queue.is_empty() {
+            return Err(SessionRefusal::RunInProgress);
+        }
+        Ok(())
+    }
+
+    /// Returns true if no turn is in progress, because the run waits for tools or for a summary.
+    fn waits_before_turn(&self) -> bool {
+        let has_turn = self.run.as_ref().is_some_and(|run| run.turn().is_some());
+        self.waits_for_tools || (self.waits_for_summary() && !has_turn)
+    }
+
+    pub(super) fn check_room(&self, inputs_max: usize) -> Result<(), SessionRefusal> {
+        // The input of the run itself waits for the results of initial calls.
+        let own = usize::from(self.history.initial_calls().is_some());
+        let pending = self.history.pending_inputs().saturating_sub(own);
+        let steered = pending + self.inputs_before_turn();
+        let waiting = self.queue.len() + steered;
+        if waiting < inputs_max { Ok(()) } else { Err(SessionRefusal::QueueFull(inputs_max)) }
+    }
+
+    /// Returns the number of inputs in the history that wait for the next turn, because the run waits for tools or
+    /// for a summary. Messages of the host are not counted, nor is the input of the run itself, unless it waited for
+    /// initial calls.
+    fn inputs_before_turn(&self) -> usize {
+        let is_ready = |run: &super::OpenRun| matches!(run.stage, RunStage::Ready(_));
+        if self.run.as_deref().is_some_and(is_ready) { self.history.inputs_since_turn() } else { 0 }
+    }
+
+    pub(super) fn run_record(
+        &self,
+        run: &RunId,
+        record: Record,
+        events: Vec<Event>,
+    ) -> SessionRecord {
+        SessionRecord { record, run_id: Some(run.clone()), turn: self.turn, events }
+    }
+}

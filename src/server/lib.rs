@@ -1,0 +1,163 @@
+//! The HTTP API of a host: routes, status codes, event streams and access control.
+//!
+//! [`serve`] runs the server, for the binary and for programs. A program with an HTTP server of its own
+//! mounts the same routes with [`router`] and [`operations`], and puts a [`Guard`] around them if it wants
+//! one. Its own handlers answer with [`EventStream`] and with [`HostError`], which are responses.
+//!
+//! Handlers are thin: each parses a request, calls the [`Host`], and turns the result into a
+//! response.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `lib.rs` | the server's start and graceful shutdown |
+//! | `routes.rs` | the routes, as routers that can be mounted below a path |
+//! | `mount.rs` | the path below which the routes are mounted |
+//! | `state.rs` | [`ServerOptions`], and the state that all handlers share |
+//! | `guard.rs` | access control of every request: authentication by bearer token; `Host` and `Origin` (CSRF, CORS, DNS rebinding) |
+//! | `listener.rs` | accepts connections; time limits for clients that do not send (slowloris) or do not read; size of a header |
+//! | `connections.rs` | `max_connections`, and which connection is closed for a new one |
+//! | `extract.rs` | strict parsing of paths, queries and JSON bodies; the session of a path; `Idempotency-Key`; limits of bodies (size, time, memory) |
+//! | `error.rs` | [`HostError`] as a status code, an error body and `Retry-After`; the error codes: `runtime::error` |
+//! | `sessions.rs` | `/v1/sessions`: open, list (pagination by `limit` and `after`), show, close, fork |
+//! | `session_page.rs` | a session with its messages, streamed, whole or by page |
+//! | `answer_limiter.rs` | the memory of answers that clients have not received, and bodies that are sent in pieces |
+//! | `tools.rs` | `/v1/tools`: lists the tools of an agent, calls one |
+//! | `runs.rs` | `/v1/sessions/{id}/`: `runs`, `steer`, `stop`, `resume`, `tools/refresh`, `compact`, `context` |
+//! | `approvals.rs` | `/v1/sessions/{id}/approvals/{tool_id}` |
+//! | `results.rs` | `/v1/sessions/{id}/results/{tool_id}`: shows a result, receives that of a client tool |
+//! | `events.rs` | `/v1/sessions/{id}/events`, `/v1/events`: the positions at which a client starts to read |
+//! | `event_stream.rs` | Server-Sent Events of a run or a session; keep-alive comments (heartbeat) |
+//! | `records.rs` | `/v1/sessions/{id}/`: `records`, `verify`, `turns/{turn}/request` |
+//! | `vitals.rs` | `/v1/ui/vitals` |
+//! | `operations.rs` | liveness (`/healthz`), readiness (`/readyz`), `/metrics`, `/v1/host/models` |
+//! | `start_page.rs` | the start page, `page.html` |
+//! | `console.rs` | the files of the console |
+
+mod answer_limiter;
+mod approvals;
+mod connections;
+mod console;
+mod error;
+mod event_stream;
+mod events;
+mod extract;
+mod guard;
+mod listener;
+mod mount;
+mod operations;
+mod records;
+mod results;
+mod routes;
+mod runs;
+mod session_page;
+mod sessions;
+mod start_page;
+mod state;
+mod tools;
+mod vitals;
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use callsheet_host::runtime::Host;
+#[cfg(doc)]
+use callsheet_host::runtime::HostError;
+
+use connections::Connections;
+pub use event_stream::EventStream;
+pub use guard::Guard;
+pub use guard::GuardedService;
+pub use routes::{operations, router};
+use state::ApiState;
+pub use state::ServerOptions;
+
+/// Paths that need no token, because they reveal nothing of sessions (`/readyz` has the names and the load of
+/// models, and the error of a journal that cannot be written). Health probes send none, and a browser sends none
+/// until the console has asked the user for it.
+const PUBLIC_PATHS: [&str; 3] = ["/", "/healthz", "/readyz"];
+
+/// Serves a host's API on a listener until [`ServerHandle::shutdown`].
+///
+/// ```
+/// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use callsheet::prelude::*;
+/// use callsheet::server::{self, ServerOptions};
+///
+/// let host = Host::builder().start().await?;
+/// let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+/// let server = server::serve(listener, host.clone(), ServerOptions::default())?;
+/// println!("http://{}", server.addr());
+/// host.shutdown().await;
+/// server.shutdown().await;
+/// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+/// ```
+///
+/// # Errors
+/// If the listener's address cannot be read, or is not loopback and the options have no token.
+pub fn serve(
+    listener: TcpListener,
+    host: Host,
+    options: ServerOptions,
+) -> io::Result<ServerHandle> {
+    let addr = listener.local_addr()?;
+    if !addr.ip().is_loopback() && options.token.is_none() {
+        let problem = format!("{addr} is not loopback and needs ServerOptions::token");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+    }
+    let closing = CancellationToken::new();
+    let close_timeout = options.close_timeout;
+    let guard = Guard::from(&options).public_paths(PUBLIC_PATHS).public_paths(console::PATHS);
+    let connections = Connections::new(host.clone(), options.max_connections);
+    let listener_options = options.clone();
+    let state = ApiState::new(&host, &options, &closing, true);
+    let router = routes::server_router(state).layer(guard);
+    let serving = listener::serve(listener, router, connections, listener_options, closing.clone());
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the accept loop; its handle awaits or aborts it"
+    )]
+    let task = tokio::spawn(serving);
+    Ok(ServerHandle { addr, closing, close_timeout, task })
+}
+
+/// A running server. Dropping it aborts the server.
+///
+/// Returned by [`serve`].
+#[derive(Debug)]
+pub struct ServerHandle {
+    addr: SocketAddr,
+    closing: CancellationToken,
+    close_timeout: Duration,
+    task: JoinHandle<()>,
+}
+
+impl ServerHandle {
+    /// Returns the address that the server listens on.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Shuts the server down: accepts no more connections, ends event streams, and waits until the
+    /// other responses are complete, at most for `close_timeout`. The host keeps running.
+    pub async fn shutdown(mut self) {
+        self.closing.cancel();
+        // A client that reads slowly or never closes its connection must not block the shutdown.
+        let _ = tokio::time::timeout(self.close_timeout, &mut self.task).await;
+    }
+}
+
+impl Drop for ServerHandle {
+    fn drop(&mut self) {
+        self.closing.cancel();
+        self.task.abort();
+    }
+}
+
+callsheet_values::impl_with!(ServerOptions);

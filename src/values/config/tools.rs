@@ -1,0 +1,229 @@
+//! The changes of the configuration to a tool (`[tools.NAME]`): effects, approvals, limits.
+
+use std::fmt;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::error::quoted_names;
+use super::{ConfiguredTool, Proxy};
+use crate::types::excerpt;
+
+/// The effects of a tool's calls outside the process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolEffect {
+    /// Calls have no effect outside the process. They may start early and may be repeated.
+    None,
+    /// Calls may have effects outside the process. They wait for the response to complete, unless [`StartPolicy`]
+    /// says otherwise. A retry repeats only calls that are idempotent or were certainly not sent.
+    #[default]
+    Some,
+}
+
+/// The time at which a sealed call of a tool with effects may start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StartPolicy {
+    /// After the response has completed.
+    #[default]
+    OnFinish,
+    /// As soon as the call is sealed, even if the response breaks later.
+    OnSeal,
+}
+
+/// The approval policy of a tool.
+///
+/// ```
+/// use callsheet::prelude::*;
+///
+/// let pay = ToolSpec::named("pay", "Pays a bill.").approval(ApprovalPolicy::BEFORE);
+/// let pay = pay.into_tool(async |(): (), _| Ok("paid"));
+/// # let _ = pay;
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ApprovalPolicy {
+    /// The calls that need approval before they run.
+    pub before: AskedCalls,
+    /// Approval is needed before the model sees the result.
+    pub after: bool,
+}
+
+/// The calls that need approval before they run, from none to all.
+///
+/// ```
+/// use callsheet::config::AskedCalls;
+/// use callsheet::prelude::*;
+///
+/// assert_eq!(ApprovalPolicy::WRITES.before, AskedCalls::Writes);
+/// let tool = ToolSpec::named("read", "Reads.").pure().approval(ApprovalPolicy::WRITES);
+/// assert!(!tool.asks_before());
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AskedCalls {
+    /// None.
+    #[default]
+    None,
+    /// Those of tools whose effects destroy something.
+    Destructive,
+    /// Those of tools with effects.
+    Writes,
+    /// All.
+    All,
+}
+
+impl ApprovalPolicy {
+    /// No approval is needed.
+    pub const NEVER: Self = Self { before: AskedCalls::None, after: false };
+    /// Approval is needed before a call of a destructive tool runs.
+    pub const DESTRUCTIVE: Self = Self { before: AskedCalls::Destructive, after: false };
+    /// Approval is needed before a call of a tool with effects runs.
+    pub const WRITES: Self = Self { before: AskedCalls::Writes, after: false };
+    /// Approval is needed before a call runs.
+    pub const BEFORE: Self = Self { before: AskedCalls::All, after: false };
+    /// Approval is needed before the model sees the result.
+    pub const AFTER: Self = Self { before: AskedCalls::None, after: true };
+
+    /// The values in the configuration and in requests.
+    pub(super) const NAMES: [(&'static str, Self); 8] = [
+        ("never", Self::NEVER),
+        ("destructive", Self::DESTRUCTIVE),
+        ("writes", Self::WRITES),
+        ("before", Self::BEFORE),
+        ("after", Self::AFTER),
+        ("destructive and after", Self { after: true, ..Self::DESTRUCTIVE }),
+        ("writes and after", Self { after: true, ..Self::WRITES }),
+        ("before and after", Self { after: true, ..Self::BEFORE }),
+    ];
+
+    /// Returns whether any approval is needed.
+    #[must_use]
+    pub fn is_asked(self) -> bool {
+        self != Self::NEVER
+    }
+
+    /// Returns the union of both policies.
+    #[must_use]
+    pub fn union(self, other: Self) -> Self {
+        Self { before: self.before.max(other.before), after: self.after || other.after }
+    }
+}
+
+impl fmt::Display for ApprovalPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let found = Self::NAMES.into_iter().find(|(_, policy)| policy == self);
+        f.write_str(found.map_or("", |(name, _)| name))
+    }
+}
+
+impl Serialize for ApprovalPolicy {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ApprovalPolicy {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let found = Self::NAMES.into_iter().find(|(name, _)| *name == text);
+        found.map(|(_, policy)| policy).ok_or_else(|| {
+            let (names, text) = (quoted_names(&Self::NAMES), excerpt(&text, 64));
+            serde::de::Error::custom(format!("approval is {names}, not {text:?}"))
+        })
+    }
+}
+
+/// A maximum rate of calls, such as `10/s`, `100/m` or `5000/h`.
+///
+/// ```
+/// use std::time::Duration;
+/// use callsheet::config::CallRate;
+///
+/// let rate: CallRate = "10/s".parse()?;
+/// assert_eq!(rate.interval(), Duration::from_millis(100));
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallRate {
+    calls: NonZeroU32,
+    period: Duration,
+}
+
+impl CallRate {
+    /// Makes a rate of a number of calls in a period.
+    pub fn per(calls: NonZeroU32, period: Duration) -> Self {
+        Self { calls, period }
+    }
+
+    /// Returns the minimum time between the starts of two calls.
+    #[must_use]
+    pub fn interval(self) -> Duration {
+        self.period / self.calls.get()
+    }
+}
+
+impl FromStr for CallRate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let periods = [("s", 1), ("m", 60), ("h", 3600)];
+        let parsed = text.split_once('/').and_then(|(calls, unit)| {
+            let (_, seconds) = periods.iter().find(|(name, _)| *name == unit)?;
+            Some(Self { calls: calls.parse().ok()?, period: Duration::from_secs(*seconds) })
+        });
+        let expected = "must be a number of calls per second, minute or hour, such as \"10/s\", \
+                        \"100/m\" or \"5000/h\"";
+        parsed.ok_or_else(|| format!("{expected}, not {text:?}"))
+    }
+}
+
+/// The changes of the configuration to one tool, or the definition of a tool. `None` means no change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ToolOverride {
+    /// The effects of calls outside the process.
+    pub effect: Option<ToolEffect>,
+    /// The time at which a sealed call may start.
+    pub start: Option<StartPolicy>,
+    /// True if effects of calls destroy something.
+    pub destructive: Option<bool>,
+    /// True if no other call of the turn runs while a call of this tool runs.
+    pub exclusive: Option<bool>,
+    /// True if a call may run again with the same idempotency key.
+    pub idempotent: Option<bool>,
+    /// True if identical calls of one response each run.
+    pub repeatable: Option<bool>,
+    /// True if its results are never cleared from the context.
+    pub keep: Option<bool>,
+    /// True if calls run on a thread of the blocking pool.
+    pub blocking: Option<bool>,
+    /// The time limit of a call.
+    pub timeout: Option<Duration>,
+    /// The approvals that its calls need.
+    pub approval: Option<ApprovalPolicy>,
+    /// The time limit of an approval, and of the answer to a question.
+    pub approval_timeout: Option<Duration>,
+    /// Maximum number of concurrent calls in the host.
+    pub max_concurrent: Option<NonZeroU32>,
+    /// Maximum number of further attempts of a failed call.
+    pub retries: Option<u32>,
+    /// Maximum rate of calls in the host.
+    pub rate: Option<CallRate>,
+    /// The number of failed calls in a row that open its circuit breaker; 0: it never opens.
+    pub breaker_failures: Option<u32>,
+    /// The time for which the circuit breaker stays open.
+    pub breaker_open_for: Option<Duration>,
+    /// Maximum number of bytes of a result that the model sees.
+    pub max_result_bytes: Option<NonZeroUsize>,
+    /// The definition of a tool that is not registered otherwise: `kind` and its keys.
+    pub definition: Option<ConfiguredTool>,
+    /// For `read_file`: the root directory.
+    pub root: Option<PathBuf>,
+    /// For `http_get`: allowed addresses that would be refused by default. Each is `host`,
+    /// `host:port`, an IP address or a network such as `10.0.0.0/8`.
+    pub allow: Vec<String>,
+    /// For `http_get`: the proxy through which requests are sent.
+    pub proxy: Proxy,
+}
