@@ -1,5 +1,5 @@
 //! Spans as a collector receives them, with the real binary, HTTP and protobuf.
-#![expect(clippy::expect_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
