@@ -136,6 +136,9 @@ pub use source::{ToolSource, ToolSourceContext};
 pub use template::Template;
 pub use typed::{IntoTool, TypedTool};
 
+/// The target of the log lines about MCP servers.
+pub const MCP_MODULE: &str = concat!(module_path!(), "::mcp");
+
 /// A function that the model may call: the object-safe form, with the arguments as JSON. A tool whose
 /// schema is known at compile time is shorter as a [`TypedTool`] or a closure ([`IntoTool`]).
 #[async_trait]

@@ -17,6 +17,7 @@ use tracing::{Level, Metadata, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
+use callsheet_tools::MCP_MODULE;
 use callsheet_values::types::Secrets;
 
 /// The default filter. Other crates log only warnings. A span of another crate at `info` would begin every line
@@ -28,9 +29,6 @@ const MCP_LIBRARY: &str = "rmcp";
 
 /// The library of the actors, which has a span at `info` for each actor.
 const ACTOR_LIBRARY: &str = "ractor";
-
-/// The module that logs what MCP servers do.
-const MCP_MODULE: &str = "callsheet::tool::mcp";
 
 /// Maximum number of lines that each place in the code of [`MCP_LIBRARY`] and [`MCP_MODULE`] logs in
 /// [`SERVER_LINES_PERIOD`], and of bytes of such a line. A server can cause as many and as long ones as it likes.

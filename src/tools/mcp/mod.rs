@@ -648,3 +648,11 @@ impl ToolServer for McpServer {
         }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_target_of_log_lines_is_this_module() {
+        assert_eq!(module_path!().strip_suffix("::tests"), Some(crate::MCP_MODULE));
+    }
+}
