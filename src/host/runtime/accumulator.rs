@@ -402,8 +402,9 @@ impl AccumulatorActor {
                 return self.reply_to_decision(reply, accepted, myself);
             }
             AccumulatorMessage::Flush { reply } => {
+                let is_resumable = self.current.as_ref().is_some_and(|it| it.turn.is_resumable());
                 // The caller may be gone.
-                let _ = reply.send(());
+                let _ = reply.send(is_resumable);
                 return;
             }
             AccumulatorMessage::Finish => return myself.stop(None),

@@ -243,8 +243,9 @@ pub(super) enum AccumulatorMessage {
     Decide { key: CallKey, decision: Box<ApprovalDecision>, reply: DecisionReply },
     /// End a call with the result of the client.
     AnswerCall { key: CallKey, outcome: Box<ToolOutcome>, reply: DecisionReply },
-    /// Reply when all earlier messages are handled, and the records that follow from them are appended.
-    Flush { reply: ReplyPort<()> },
+    /// Reply when all earlier messages are handled, and the records that follow from them are appended: whether the turn
+    /// is resumable then.
+    Flush { reply: ReplyPort<bool> },
 }
 
 /// The end of an exchange.

@@ -28,7 +28,6 @@ use super::run::{ActiveRun, RunActors, RunCaller};
 use crate::runtime::error::HostError;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage};
 use crate::runtime::supervision::call;
-use callsheet_machines::session::pending_approvals;
 use callsheet_values::types::SessionState;
 
 impl SessionActor {
@@ -83,12 +82,14 @@ impl SessionActor {
         }
         let Some(accumulator) = self.accumulator() else { return false };
         let flush = |reply| AccumulatorMessage::Flush { reply };
-        if call(&accumulator, flush).await.is_err() {
-            return false;
-        }
+        let is_resumable = call(&accumulator, flush).await;
         // If a record cannot be stored, the message about that ends the session.
         let is_durable = self.log.wait_durable(self.log.last_seq()).await.is_ok();
-        if !is_durable || self.is_decision_recorded() {
+        if is_resumable != Ok(true) || !is_durable {
+            return false;
+        }
+        // A call whose approval was stored meanwhile may have started.
+        if call(&accumulator, flush).await != Ok(true) {
             return false;
         }
         let leaves = self.host_ref.shared.remove_awake_if(&self.id, myself.get_id(), || {
@@ -117,13 +118,5 @@ impl SessionActor {
             run.is_resumable && !run.is_turn_cancelled && run.recovering.is_none()
         };
         self.run.as_deref().is_some_and(is_resumable) && !self.is_in_child_run()
-    }
-
-    /// Returns whether the turn has recorded a decision that it has not reported to the session yet.
-    fn is_decision_recorded(&self) -> bool {
-        self.run.as_deref().is_some_and(|run| {
-            let entries = self.log.entries_since(run.seq_before_turn);
-            pending_approvals(entries.iter().map(|entry| &**entry)).len() != run.approvals.len()
-        })
     }
 }
