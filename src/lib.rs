@@ -298,7 +298,9 @@ pub mod testing {
 
 /// The names that a program with a host of its own uses.
 pub mod prelude {
-    pub use crate::config::{AgentConfig, ApiKey, ApprovalPolicy, BaseUrl, Limits, ModelConfig};
+    pub use crate::config::{
+        AgentConfig, ApiKey, ApprovalPolicy, BaseUrl, Execution, Limits, ModelConfig,
+    };
     pub use crate::model::{ModelReply, ModelRequest, ModelSource, ModelStream};
     pub use crate::tool::{
         IntoTool, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, TypedTool,

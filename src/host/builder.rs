@@ -119,7 +119,7 @@ impl HostBuilder {
     }
 
     /// Changes the configuration, for example limits of the host or the time after which sessions
-    /// hibernate.
+    /// hibernate. If no agent has been added, it has the agent `default`, whose model the start chooses.
     ///
     /// ```
     /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
@@ -138,7 +138,15 @@ impl HostBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
     /// ```
     pub fn configure(mut self, change: impl FnOnce(&mut Config)) -> Self {
+        let implied = AgentConfig::new("");
+        let is_implied = self.config.agents.is_empty();
+        if is_implied {
+            self.config.agents.insert(DEFAULT_AGENT.to_owned(), implied.clone());
+        }
         change(&mut self.config);
+        if is_implied && self.config.agents.get(DEFAULT_AGENT) == Some(&implied) {
+            self.config.agents.remove(DEFAULT_AGENT);
+        }
         self.set.insert(("configure", String::new()));
         self
     }
@@ -381,8 +389,12 @@ impl HostBuilder {
             config.models.entry(name.clone()).or_insert_with(|| ModelConfig::for_source(name));
         }
         if config.agents.is_empty() {
+            config.agents.insert(DEFAULT_AGENT.to_owned(), AgentConfig::new(""));
+        }
+        // Only the agent that a host without agents gets has no model.
+        if config.agents.get(DEFAULT_AGENT).is_some_and(|agent| agent.model.is_empty()) {
             let model = only_model(&config)?;
-            config.agents.insert(DEFAULT_AGENT.to_owned(), AgentConfig::new(model));
+            config.agents.entry(DEFAULT_AGENT.to_owned()).and_modify(|agent| agent.model = model);
         }
         for agent in config.agents.values_mut() {
             let missing = |name: &&String| !agent.tools.iter().any(|tool| tool.matches(name));

@@ -57,6 +57,32 @@ async fn a_tool_of_the_builder_is_offered() {
     host.shutdown().await;
 }
 
+#[tokio::test]
+async fn configure_changes_the_agent_that_a_host_without_agents_gets() {
+    let models = || {
+        let model = FakeModel::replies([ModelReply::text("aye")]);
+        (Host::builder().model_source("fake", model.clone()), model)
+    };
+    let (builder, model) = models();
+    let builder = builder.configure(|config| {
+        for agent in config.agents.values_mut() {
+            agent.system = "You talk like a pirate.".to_owned();
+        }
+    });
+    let host = builder.start().await.unwrap();
+    assert_eq!(host.open_session("one").await.unwrap().run("hi").await.unwrap().text, "aye");
+    assert_eq!(model.requests()[0].system.as_deref(), Some("You talk like a pirate."));
+    host.shutdown().await;
+
+    // An agent that is not changed is not added to those of the program.
+    let (builder, model) = models();
+    let builder = builder.configure(|config| config.host.max_queued_inputs = 7);
+    let host = builder.agent("cook", AgentConfig::new("fake")).start().await.unwrap();
+    assert_eq!(host.open_session("one").await.unwrap().run("hi").await.unwrap().text, "aye");
+    assert_eq!(model.requests()[0].system, None);
+    host.shutdown().await;
+}
+
 /// Runs the test above in an empty folder: the working directory is that of the whole process.
 #[test]
 fn a_host_without_a_journal_stores_nothing() {

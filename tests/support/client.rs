@@ -103,7 +103,9 @@ impl HttpConnection {
 
     /// Reads until the text has been received.
     pub(crate) async fn until(&mut self, text: &str) {
-        while !self.text().contains(text) {
+        let mut searched = 0;
+        while memchr::memmem::find(&self.bytes[searched..], text.as_bytes()).is_none() {
+            searched = self.bytes.len().saturating_sub(text.len());
             assert!(self.read_more().await, "{text:?} never came, but {:?}", self.text());
         }
     }

@@ -213,24 +213,23 @@ impl SessionActor {
         for approval in &run.approvals {
             let Ok(key) = approval.tool_id.parse::<CallKey>() else { continue };
             let cause = "nobody can be asked: nobody reads the events of this run";
+            tracing::warn!(
+                session = %self.id,
+                tool = %approval.tool_name,
+                phase = approval.phase.as_str(),
+                "nobody_to_ask: read the run's events (SessionHandle::start_run) or answer \
+                 session.approvals(); an approval is not asked for with approval = \"never\""
+            );
             let (reply, _) = tokio::sync::oneshot::channel();
             let message = match approval.phase {
                 WaitPhase::Client => {
-                    let what = "no client runs it: nobody reads the events of this run. Answer \
-                                client calls: see SessionHandle::start_run";
+                    let what = "no client runs it: nobody reads the events of this run";
                     let outcome = Box::new(failed_outcome(FailureKind::ToolError, what));
                     let answer = AccumulatorMessage::AnswerCall { key, outcome, reply };
                     self.send_to_accumulator(answer);
                     continue;
                 }
-                WaitPhase::Input => {
-                    format!("{cause}. Answer questions: see SessionHandle::start_run")
-                }
-                WaitPhase::Before | WaitPhase::After => format!(
-                    "{cause}. Set tools.{}.approval = \"never\", or answer approvals: see \
-                     SessionHandle::start_run",
-                    approval.tool_name
-                ),
+                WaitPhase::Input | WaitPhase::Before | WaitPhase::After => cause.to_owned(),
             };
             let decision = Box::new(ApprovalDecision {
                 phase: Some(approval.phase),

@@ -323,7 +323,8 @@ async fn a_call_is_rejected_at_once_if_nobody_can_be_asked() {
     let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
     let (status, text) = results(&report)["pay"];
     assert_eq!(status, "refused");
-    assert!(text.contains("nobody can be asked") && text.contains("tools.pay.approval"), "{text}");
+    assert!(text.contains("nobody can be asked"), "{text}");
+    assert!(!text.contains("approval ="), "the model can set no key: {text}");
 
     // A subscriber can be asked.
     let mut events = session.subscribe().await.unwrap();
