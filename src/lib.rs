@@ -123,7 +123,7 @@ pub use callsheet_values::types::{
 #[doc(inline)]
 pub use callsheet_values::types::{RunEnd, RunError, RunId};
 
-// What the tests and benches of this package read.
+// Modules that the tests and benches of this package use.
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub use callsheet_cli::{self as cli, load};
@@ -154,7 +154,7 @@ pub mod config {
     };
 }
 
-/// What outlives the process: the append-only list of each session's records, from which it is rebuilt. A program names an
+/// The journal: the append-only list of each session's records, from which it is rebuilt. A program names an
 /// engine with [`HostBuilder::sqlite`], or gives one of its own ([`Journal`](journal::Journal)) to
 /// [`HostBuilder::journal`].
 pub mod journal {

@@ -82,8 +82,7 @@ check cargo test --locked --features otlp --test house -- documents --ignored
 # The explorers of the state machines take most of the time, so they are optimised.
 check cargo test --locked --features otlp --lib --config 'profile.test.package.callsheet-machines.opt-level = 1'
 check cargo test --locked --no-fail-fast --features otlp --bins --examples --test '*'
-# The examples of the other packages are run by the package of `tests/doc_examples`.
-check cargo test --locked --features otlp --doc -p callsheet -p callsheet-doc-examples
+check cargo test --locked --features otlp --doc
 # The default features, which lack `otlp`.
 check cargo test --locked --test api -- trace_context
 finish

@@ -32,6 +32,8 @@
 //! | `signals.rs` | SIGINT and SIGTERM |
 //! | `open_files.rs` | the limit of open files |
 //! | `error.rs`, `output.rs` | exit status and message of an error; writing without panics |
+// The package `tests/doc_examples` runs the examples, which use the package `callsheet`.
+#![cfg(not(doctest))]
 
 mod approval_prompts;
 pub mod decode;

@@ -391,12 +391,12 @@ impl HostBuilder {
         if config.agents.is_empty() {
             config.agents.insert(DEFAULT_AGENT.to_owned(), AgentConfig::new(""));
         }
-        // Only the agent that a host without agents gets has no model.
-        if config.agents.get(DEFAULT_AGENT).is_some_and(|agent| agent.model.is_empty()) {
-            let model = only_model(&config)?;
-            config.agents.entry(DEFAULT_AGENT.to_owned()).and_modify(|agent| agent.model = model);
-        }
+        let only_model = only_model(&config);
         for agent in config.agents.values_mut() {
+            // Only the agent that a host without agents gets has none.
+            if agent.model.is_empty() {
+                agent.model = only_model.clone()?;
+            }
             let missing = |name: &&String| !agent.tools.iter().any(|tool| tool.matches(name));
             let missing: Vec<_> = offered.iter().filter(missing).map(ToolPattern::new).collect();
             agent.tools.extend(missing);

@@ -86,14 +86,8 @@ impl HostError {
 /// ```
 impl IntoResponse for HostError {
     fn into_response(self) -> Response {
-        let status = self.status();
-        let mut response =
-            error_response(status, self.api_code(), &self.to_string(), self.summary_failure());
-        if status == StatusCode::TOO_MANY_REQUESTS {
-            // The time until there is room is unknown, so the shortest wait is suggested.
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-        }
-        response
+        let code = self.api_code();
+        error_response(self.status(), code, &self.to_string(), self.summary_failure())
     }
 }
 
@@ -153,7 +147,12 @@ pub fn error_response(
     if let (Some(reason), Some(error)) = (reason, body["error"].as_object_mut()) {
         error.insert("reason".to_owned(), reason.into());
     }
-    with_default_headers((status, axum::Json(body)).into_response())
+    let mut response = with_default_headers((status, axum::Json(body)).into_response());
+    if status == StatusCode::TOO_MANY_REQUESTS {
+        // The time until there is room is unknown, so the shortest wait is suggested.
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
 }
 
 #[cfg(test)]

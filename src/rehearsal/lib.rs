@@ -20,6 +20,8 @@
 //! | `request_schema` | checks requests by the `request.schema.json` of each service |
 //! | `encoded`, `text` | encoded bodies; reading, splitting and hashing of texts |
 //! | `openai_chat`, `openai_responses`, `anthropic`, `gemini`, `ollama` | one service each: its strict request check and its encoding |
+// The package `tests/doc_examples` runs the examples, which use the package `callsheet`.
+#![cfg(not(doctest))]
 
 mod anthropic;
 mod dispatch;

@@ -63,16 +63,12 @@ impl ApiError {
     }
 
     fn of_host(error: &HostError, remedy: Option<&str>) -> Self {
-        let status = error.status();
-        // The time until there is room is unknown, so the shortest wait is suggested.
-        let header =
-            (status == StatusCode::TOO_MANY_REQUESTS).then_some((header::RETRY_AFTER, "1"));
         let message = match remedy {
             Some(remedy) => format!("{error}; {remedy}"),
             None => error.to_string(),
         };
         let reason = error.summary_failure();
-        Self { header, reason, ..Self::new(status, error.api_code(), message) }
+        Self { reason, ..Self::new(error.status(), error.api_code(), message) }
     }
 
     /// Returns the error of a request to start a run. If a run is in progress, it names the option that queues

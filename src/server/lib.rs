@@ -32,6 +32,8 @@
 //! | `operations.rs` | liveness (`/healthz`), readiness (`/readyz`), `/metrics`, `/v1/host/models` |
 //! | `start_page.rs` | the start page, `page.html` |
 //! | `console.rs` | the files of the console |
+// The package `tests/doc_examples` runs the examples, which use the package `callsheet`.
+#![cfg(not(doctest))]
 
 mod answer_limiter;
 mod approvals;

@@ -37,6 +37,8 @@
 //! | `pinning.rs` | feature `mcp`, Linux: definitions of servers' tools that were accepted: `callsheet-tools.lock` |
 //! | `mcp/` | feature `mcp`, Linux: tools of servers of the Model Context Protocol |
 //! | `builtin/` | feature `tools`: `calculator`, `clock`, `http_get`, `read_file`, `get_variable`, `set_variable` |
+// The package `tests/doc_examples` runs the examples, which use the package `callsheet`.
+#![cfg(not(doctest))]
 
 #[cfg(feature = "tools")]
 pub mod launcher;

@@ -21,15 +21,15 @@ pub const NOT_NAMED: &str = "the agent's tools do not name it";
 pub struct ListedTool {
     /// The name.
     pub name: String,
-    /// Where it comes from.
+    /// The kind of its implementation.
     pub kind: RegisteredKind,
     /// Its effect.
     pub effect: ToolEffect,
     /// The time at which a call starts.
     pub start: StartPolicy,
-    /// Whether a repeated call has the effect of one.
+    /// May run again with the same idempotency key after a crash.
     pub idempotent: bool,
-    /// Which calls a person is asked about.
+    /// The phases of a call that need a person's approval.
     pub approval: ApprovalPolicy,
     /// The estimated size of the definition in a request, in tokens.
     pub tokens: usize,

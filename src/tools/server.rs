@@ -104,7 +104,7 @@ pub enum ServerObservation<'a> {
         method: &'a str,
         /// The type of its error, if it failed.
         error_type: Option<&'a str>,
-        /// How long it took.
+        /// The time until its answer or failure.
         duration: Duration,
     },
     /// The server has reached a limit.
@@ -189,7 +189,7 @@ impl ServerListing {
 /// The state of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerStatus {
-    /// Whether it is up.
+    /// Starting, up or down.
     pub state: ServerState,
     /// The last list that the server gave. It stays while the server is down.
     pub listing: Option<Arc<ServerListing>>,

@@ -57,6 +57,8 @@
 //!    and `messages.rs`, a strategy in `fast_path/tests/payloads.rs`, recordings for
 //!    `tests/library/corpus_decode.rs`, and the wire in the lists of `request_cache/tests.rs`,
 //!    `tests/library/hostile.rs`, `tests/providers/wire_pairs.rs` and `tests/library/wire_splits.rs`.
+// The package `tests/doc_examples` runs the examples, which use the package `callsheet`.
+#![cfg(not(doctest))]
 #![warn(clippy::indexing_slicing)]
 
 pub mod response;
@@ -148,7 +150,7 @@ macro_rules! dialect_of {
     };
 }
 
-/// How requests of a wire format are sent, and how its responses are framed.
+/// The HTTP exchange of a wire format: address, headers and body of a request, framing of a response.
 pub trait WireFormat: Sized {
     /// Returns the address for requests to a model, below its `base_url`.
     #[must_use]

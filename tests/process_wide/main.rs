@@ -1,5 +1,5 @@
-//! What belongs to the whole process: its launcher, its cryptography provider, its memory. Other tests in the same
-//! process would disturb these tests.
+//! Tests of the state of a whole process: its launcher, its cryptography provider, its memory. Other tests in the same
+//! process would disturb them.
 
 #[path = "../support/client.rs"]
 #[expect(dead_code, reason = "these tests use a part")]

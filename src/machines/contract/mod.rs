@@ -1,11 +1,11 @@
-//! The contract of tools and hooks, as values: what a tool says about itself, what a hook is asked and answers, and the
+//! The contract of tools and hooks, as values: the properties of a tool, the input and the answer of a hook, and the
 //! check of a value by a JSON Schema.
 //!
 //! | file | what it holds |
 //! | --- | --- |
 //! | `spec.rs` | [`ToolSpec`]: name, input schema and scheduling policy of a tool |
 //! | `schema/` | [`ParsedSchema`]: a compiled JSON Schema, and the check of a value with a limited number of steps |
-//! | `hook.rs` | [`HookInput`] and [`HookAnswer`]: what a hook is asked, and its answer |
+//! | `hook.rs` | [`HookInput`], [`HookAnswer`] and [`HookError`] |
 
 mod hook;
 mod schema;

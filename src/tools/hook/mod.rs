@@ -70,9 +70,9 @@ pub trait Hook: Send + Sync + 'static {
 /// A hook with its rule.
 #[derive(Clone)]
 pub struct RegisteredHook {
-    /// When it is asked.
+    /// The points and calls at which it is asked.
     pub rule: HookRule,
-    /// What is asked.
+    /// The hook.
     pub hook: Arc<dyn Hook>,
 }
 

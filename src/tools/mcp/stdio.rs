@@ -517,9 +517,7 @@ impl Transport<RoleClient> for StdioTransport {
                     let line = format!("(a line of more than {most} bytes)");
                     self.shared.unparsed_lines.lock().add(&line);
                     if let Some(id) = id {
-                        let message = format!(
-                            "the answer has more than {most} bytes (mcp_limits.max_line_bytes)"
-                        );
+                        let message = format!("the answer has more than {most} bytes");
                         let data = Some(UNREADABLE.into());
                         let error = ErrorData::new(ErrorCode::PARSE_ERROR, message, data);
                         return Some(ServerJsonRpcMessage::error(error, Some(id)));
