@@ -2,10 +2,11 @@
 //! every event type is described.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use callsheet::config::Config;
+use callsheet::config::{Config, KeyDescription, described_keys};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -90,15 +91,43 @@ fn configurations_in_the_documents_are_valid() {
     }
 }
 
+/// Returns the rows of a section of the configuration, as a document has them.
+fn key_rows(keys: &[KeyDescription]) -> String {
+    let mut rows = "| key | value | default | meaning |\n| --- | --- | --- | --- |\n".to_owned();
+    for KeyDescription { key, form, default, text } in keys {
+        assert!(text.ends_with('.') && !text.contains(['[', '|']), "{key}: {text}");
+        let default = if default.is_empty() { String::new() } else { format!("`{default}`") };
+        rows += &format!("| `{key}` | {form} | {default} | {text} |\n");
+    }
+    rows
+}
+
+/// The tables of keys in the documents have the rows of the tables in the code. With `CALLSHEET_UPDATE_DOCUMENTS` set,
+/// writes them.
 #[test]
-fn the_documented_limits_of_mcp_servers_are_the_defaults() {
-    let page = fs::read_to_string(root().join("docs/configuration.md")).unwrap();
-    let (_, block) = page.split_once("```toml\n[mcp_limits]\n").unwrap();
-    let block = format!("[mcp_limits]\n{}", block.split("```").next().unwrap());
-    let config = Config::parse(&block, "docs/configuration.md", &|_| None).unwrap();
-    assert_eq!(config.mcp_limits, Config::default().mcp_limits);
-    let keys = block.lines().filter(|line| line.contains(" = ")).count();
-    assert_eq!(keys, format!("{:?}", config.mcp_limits).matches(": ").count());
+fn keys_are_documented_as_the_code_defines_them() {
+    const END: &str = "<!-- end of the keys -->";
+    let mut sections = BTreeMap::from_iter(described_keys());
+    for path in documents() {
+        let (mut current, mut text) = (fs::read_to_string(&path).unwrap(), String::new());
+        let written = current.clone();
+        while let Some((before, rest)) = current.split_once("<!-- keys of ") {
+            let (name, rest) = rest.split_once(" -->\n").unwrap();
+            let (_, after) = rest.split_once(END).unwrap();
+            let keys = sections.remove(name).unwrap_or_else(|| panic!("{name} has no keys left"));
+            text += &format!("{before}<!-- keys of {name} -->\n{}{END}", key_rows(&keys));
+            current = after.to_owned();
+        }
+        text += &current;
+        if std::env::var_os("CALLSHEET_UPDATE_DOCUMENTS").is_some() && text != written {
+            fs::write(&path, &text).unwrap();
+        } else {
+            let update = "CALLSHEET_UPDATE_DOCUMENTS=1 cargo test --test house -- documents";
+            let differs = text.lines().zip(written.lines()).find(|(new, old)| new != old);
+            assert!(text == written, "{}: {differs:?}; {update}", path.display());
+        }
+    }
+    assert!(sections.is_empty(), "sections without a document: {:?}", sections.keys());
 }
 
 #[test]

@@ -3,60 +3,68 @@
 use std::sync::Arc;
 
 use serde_json::Value;
+#[cfg(feature = "toml")]
+use toml::de::DeValue;
 
 use super::REHEARSAL;
 use super::context::ContextPolicy;
+#[cfg(feature = "toml")]
+use super::file::values::{self, Parsed};
+use super::key_table::{self, key_table, named_values};
 use super::limits::Limits;
 use crate::types::Execution;
 
-/// Default of `output_retries`.
-const OUTPUT_RETRIES: u32 = 2;
-
-/// The configuration of one agent: models, tools, limits and execution mode.
-///
-/// ```
-/// use callsheet::config::{AgentConfig, Execution, Limits};
-///
-/// let agent = AgentConfig::new("main")
-///     .system("You are careful.")
-///     .tools(["clock", "calc*"])
-///     .limits(Limits::default().with(|limits| limits.max_turns = Some(5)))
-///     .with(|agent| agent.execution = Execution::Parallel { max: 4 });
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct AgentConfig {
-    /// The name of the configured model.
-    pub model: String,
-    /// Names of the fallback models. When the attempts with a model are used up, or after an error that is not
-    /// retried, the turn continues with the next one.
-    pub fallback_models: Vec<String>,
-    /// The system prompt. Empty means none.
-    pub system: String,
-    /// Patterns of the tools that it may call. Empty means none.
-    pub tools: Vec<ToolPattern>,
-    /// The way in which tools are offered to the model.
-    pub tool_loading: ToolLoading,
-    /// True if a response may have more than one tool call. If not, only the first is kept.
-    pub multi_tool_calls: bool,
-    /// The execution mode of tool calls.
-    pub execution: Execution,
-    /// True if calls of pure tools, and of tools with `start = "on_seal"`, may start before the end of their
-    /// response.
-    pub early_start: bool,
-    /// The consequence of a refused answer.
-    pub on_refusal: OnRefusal,
-    /// True if a run's overrides may exceed the agent's configuration.
-    pub allow_overrides: bool,
-    /// The limits of its runs and turns.
-    pub limits: Limits,
-    /// The rules that keep the context of its sessions small.
-    pub context: ContextPolicy,
-    /// The JSON schema of the answers of its runs.
-    pub output_schema: Option<Arc<Value>>,
-    /// If an answer does not match the schema, the model is asked once for an answer in this form, and then again
-    /// at most this number of times.
-    pub output_retries: u32,
+key_table! {
+    /// The configuration of one agent: models, tools, limits and execution mode.
+    ///
+    /// ```
+    /// use callsheet::config::{AgentConfig, Execution, Limits};
+    ///
+    /// let agent = AgentConfig::new("main")
+    ///     .system("You are careful.")
+    ///     .tools(["clock", "calc*"])
+    ///     .limits(Limits::default().with(|limits| limits.max_turns = Some(5)))
+    ///     .with(|agent| agent.execution = Execution::Parallel { max: 4 });
+    /// ```
+    #[derive(Clone, Debug, PartialEq)]
+    #[non_exhaustive]
+    pub struct AgentConfig(
+        /// The name of the configured model. Required if there are several.
+        model: String => "name of a model",
+    ) {
+        /// Names of the fallback models. When the attempts with a model are used up, or after an error that is not
+        /// retried, the turn continues with the next one.
+        fallback_models: Vec<String> = Vec::new() => "list of names of models";
+        /// The system prompt. Empty means none.
+        system: String = String::new(), Any;
+        /// Names of the tools that it may call, or patterns: `*` stands for any characters, `?` for one. Empty means
+        /// none.
+        tools: Vec<ToolPattern> = Vec::new() => "list of names and patterns";
+        /// The way in which tools are offered to the model. `all`: each request holds all definitions. `search`: the
+        /// model finds those that only a pattern matched. `auto`: `search` if there are more than 30.
+        tool_loading: ToolLoading = ToolLoading::Auto, Any;
+        /// The execution mode of tool calls.
+        execution: Execution = Execution::Sequential, Any;
+        /// True if a response may have more than one tool call. If not, only the first is kept.
+        multi_tool_calls: bool = true, Any;
+        /// The consequence of a refused answer. `end`: the run ends as `refused`. `fallback`: the next of
+        /// `fallback_models` is asked.
+        on_refusal: OnRefusal = OnRefusal::End, Any;
+        /// True if calls of pure tools, and of tools with `start = "on_seal"`, may start before the end of their
+        /// response.
+        early_start: bool = true, Any;
+        /// True if a run's overrides may exceed the agent's configuration, and replace its system prompt and temperature.
+        allow_overrides: bool = false, Any;
+        /// The JSON schema of the answers of its runs. The file names a file that holds it.
+        output_schema: Option<Arc<Value>> = None => "path";
+        /// If an answer does not match the schema, the model is asked once for an answer in this form, and then again at
+        /// most this number of times.
+        output_retries: u32 = 2, UpTo(10);
+        /// The limits of its runs and turns.
+        limits: Limits = Limits::default();
+        /// The rules that keep the context of its sessions small.
+        context: ContextPolicy = ContextPolicy::default();
+    }
 }
 
 /// The way in which an agent offers its tools to the model.
@@ -95,26 +103,44 @@ pub enum OnRefusal {
     Fallback,
 }
 
+named_values!(ToolLoading, [("all", Self::All), ("search", Self::Search), ("auto", Self::Auto)]);
+named_values!(OnRefusal, [("end", Self::End), ("fallback", Self::Fallback)]);
+
+impl key_table::Value for Execution {
+    fn form() -> String {
+        let max = Self::PARALLEL_MAX;
+        format!("\"sequential\" or {{ parallel = N }} with N from 1 to {max}")
+    }
+
+    fn to_toml(&self) -> String {
+        match self {
+            Self::Sequential => "\"sequential\"".to_owned(),
+            Self::Parallel { max } => format!("{{ parallel = {max} }}"),
+        }
+    }
+
+    #[cfg(feature = "toml")]
+    fn parse(value: &DeValue<'_>) -> Parsed<Self> {
+        const MAX: u32 = Execution::PARALLEL_MAX;
+        let invalid = || values::wrong_type(&Self::form(), value);
+        if let Some(text) = value.as_str() {
+            return text.parse().map_err(|_| invalid());
+        }
+        let table = value.as_table().filter(|table| table.len() == 1).ok_or_else(invalid)?;
+        let max = table.get("parallel").ok_or_else(invalid)?;
+        match values::unsigned::<u32>(max.get_ref()) {
+            Ok(max) if (1..=MAX).contains(&max) => Ok(Self::Parallel { max }),
+            Ok(max) => Err(format!("parallel is a number from 1 to {MAX}, not {max}")),
+            Err(error) => Err(format!("parallel: {error}")),
+        }
+    }
+}
+
 impl AgentConfig {
     /// Creates an agent without tools and system prompt that uses `model`.
     #[must_use]
     pub fn new(model: impl Into<String>) -> Self {
-        Self {
-            model: model.into(),
-            fallback_models: Vec::new(),
-            system: String::new(),
-            tools: Vec::new(),
-            tool_loading: ToolLoading::Auto,
-            multi_tool_calls: true,
-            execution: Execution::Sequential,
-            early_start: true,
-            on_refusal: OnRefusal::End,
-            allow_overrides: false,
-            limits: Limits::default(),
-            context: ContextPolicy::default(),
-            output_schema: None,
-            output_retries: OUTPUT_RETRIES,
-        }
+        Self::with_defaults(model.into())
     }
 
     /// Sets the system prompt.

@@ -1,38 +1,36 @@
 //! Agents as tools: `[tools.NAME]` with `kind = "agent"`.
 
 use super::Share;
+use super::key_table::{key_table, named_values};
 
-/// An agent as a tool. A call runs the agent in a child session, and returns its final text.
-///
-/// `AgentTool` is the tool.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub struct AgentToolConfig {
-    /// The name of the agent.
-    pub agent: String,
-    /// Maximum depth of a child session below the root session. Default: 1. If the agent tools on the path to
-    /// a child have different values, the lowest applies.
-    pub max_depth: u32,
-    /// Maximum number of child sessions below one run of the root session, at all depths. Default: 8. If the
-    /// agent tools on the path to a child have different values, the lowest applies.
-    pub max_children: u32,
-    /// The share of the parent run's remaining tokens, calls and time that a child may use. Not zero.
-    /// Default: a half.
-    pub share_of_budget: Share,
-    /// The events of the child that the watchers of its parent receive. Default: those about tools.
-    pub agent_events: AgentEvents,
+key_table! {
+    /// An agent as a tool. A call runs the agent in a child session, and returns its final text.
+    ///
+    /// `AgentTool` is the tool.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub struct AgentToolConfig(
+        /// The name of the agent.
+        agent: String => "name of an agent; required",
+    ) {
+        /// Maximum number of calls of agents between the root session and a child. If the agent tools on the path to a child have
+        /// different values, the lowest applies.
+        max_depth: u32 = 1, Positive;
+        /// Maximum number of child sessions below one run of the root session, at all depths. If the agent tools on the
+        /// path to a child have different values, the lowest applies.
+        max_children: u32 = 8, Positive;
+        /// The share of the parent run's remaining tokens, calls and time that a child may use.
+        share_of_budget: Share = Share::HALF => "share from 0.001 to 1";
+        /// The events of the child that the watchers of its parent receive, besides approvals: none, those about tool
+        /// calls and limits, or all.
+        agent_events: AgentEvents = AgentEvents::Tools, Any;
+    }
 }
 
 impl AgentToolConfig {
     /// Configures an agent as a tool, with default values.
     pub fn new(agent: impl Into<String>) -> Self {
-        Self {
-            agent: agent.into(),
-            max_depth: 1,
-            max_children: 8,
-            share_of_budget: Share::HALF,
-            agent_events: AgentEvents::default(),
-        }
+        Self::with_defaults(agent.into())
     }
 }
 
@@ -51,3 +49,5 @@ pub enum AgentEvents {
     /// All.
     All,
 }
+
+named_values!(AgentEvents, [("none", Self::None), ("tools", Self::Tools), ("all", Self::All)]);

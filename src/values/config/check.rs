@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use super::ToolKind;
 use super::error::did_you_mean;
+use super::key_table::KeyTable;
 use super::mcp::tool_prefix;
-use super::{AgentToolConfig, Config, ConfigError, ConfigErrors, Limits, ToolEffect, ToolOverride};
+use super::{AgentToolConfig, Config, ConfigError, ConfigErrors, ToolEffect, ToolOverride};
 use crate::types::{Execution, READ_VAR, USE_TOOL};
 
 impl Config {
     /// Checks the configuration against the names of the registered tools. Values of a file were checked
-    /// when it was parsed. The most important values are checked here too, because code may have set them.
+    /// when it was parsed. Plain keys are checked here too, because code may have set them.
     ///
     /// # Errors
     /// All mistakes, with the key of each.
@@ -21,7 +22,7 @@ impl Config {
         if self.agents.is_empty() {
             add_error("agents".to_owned(), "there is no agent".to_owned());
         }
-        // Agents: models, execution, limits.
+        // Agents: models, execution.
         for (name, agent) in &self.agents {
             for (at, model) in agent.models().enumerate() {
                 let key = match at.checked_sub(1) {
@@ -49,75 +50,56 @@ impl Config {
                     format!("must allow 1 to {} concurrent calls", Execution::PARALLEL_MAX);
                 add_error(format!("agents.{name}.execution"), message);
             }
-            for (key, message) in agent.limits.invalid_limits() {
-                add_error(format!("agents.{name}.limits.{key}"), message.to_owned());
+        }
+        for (name, tool) in &self.tools {
+            if tool.timeout == Some(Duration::ZERO) {
+                add_error(format!("tools.{name}.timeout"), "must be longer than 0".to_owned());
             }
         }
-        // The policies of tools and of servers.
-        let tools = self.tools.iter().map(|(name, tool)| (format!("tools.{name}"), tool));
-        let servers = self.mcp.iter().map(|(name, server)| (format!("mcp.{name}"), &server.policy));
-        for (table, policy) in tools.chain(servers) {
-            let times = [
-                ("timeout", policy.timeout),
-                ("approval_timeout", policy.approval_timeout),
-                ("breaker_open_for", policy.breaker_open_for),
-            ];
-            for (key, _) in times.into_iter().filter(|(_, time)| *time == Some(Duration::ZERO)) {
-                add_error(format!("{table}.{key}"), ZERO_DURATION.to_owned());
-            }
+        for (table, keys) in self.key_tables() {
+            keys.check_keys(&mut |key, message| add_error(format!("{table}.{key}"), message));
         }
-        // Servers, models and the host: times and counts that must not be 0.
         for (name, server) in &self.mcp {
-            let times = [
-                ("start_timeout", server.start_timeout),
-                ("timeout", server.timeout),
-                ("max_timeout", server.max_timeout),
-            ];
-            for (key, _) in times.into_iter().filter(|(_, time)| time.is_zero()) {
-                add_error(format!("mcp.{name}.{key}"), ZERO_DURATION.to_owned());
-            }
             if server.max_timeout < server.timeout {
                 let message = "must not be shorter than timeout";
                 add_error(format!("mcp.{name}.max_timeout"), message.to_owned());
             }
         }
-        for (name, model) in &self.models {
-            let times = [
-                ("connect_timeout", model.connect_timeout),
-                ("first_event_timeout", model.first_event_timeout),
-                ("idle_timeout", model.idle_timeout),
-                ("progress_timeout", model.progress_timeout),
-                ("answer_timeout", model.answer_timeout),
-                ("breaker_open_for", model.breaker_open_for),
-            ];
-            for (key, _) in times.into_iter().filter(|(_, time)| time.is_zero()) {
-                add_error(format!("models.{name}.{key}"), ZERO_DURATION.to_owned());
-            }
-            if model.max_attempts == 0 {
-                add_error(format!("models.{name}.max_attempts"), BELOW_ONE.to_owned());
-            }
-        }
-        let counts = [
-            ("max_sessions", self.host.max_sessions),
-            ("max_concurrent_runs", self.host.max_concurrent_runs),
-            ("max_queued_inputs", self.host.max_queued_inputs),
-            ("max_connections", self.host.max_connections),
-            ("max_large_answers", self.host.max_large_answers),
-        ];
-        for (key, _) in counts.into_iter().filter(|(_, count)| *count == 0) {
-            add_error(format!("host.{key}"), BELOW_ONE.to_owned());
-        }
-        let times = [
-            ("header_read_timeout", self.host.header_read_timeout),
-            ("write_timeout", self.host.write_timeout),
-        ];
-        for (key, _) in times.into_iter().filter(|(_, time)| time.is_zero()) {
-            add_error(format!("host.{key}"), ZERO_DURATION.to_owned());
-        }
-        if self.host.max_session_bytes == Some(0) {
-            add_error("host.max_session_bytes".to_owned(), BELOW_ONE.to_owned());
-        }
         if errors.is_empty() { Ok(()) } else { Err(ConfigErrors::new(errors)) }
+    }
+
+    /// Returns the sections whose plain keys are checked, with their names.
+    fn key_tables(&self) -> Vec<(String, &dyn KeyTable)> {
+        let mut tables: Vec<(String, &dyn KeyTable)> = vec![
+            ("host".to_owned(), &self.host),
+            ("journal".to_owned(), &self.journal),
+            ("console".to_owned(), &self.console),
+            ("mcp_limits".to_owned(), &self.mcp_limits),
+        ];
+        for (name, agent) in &self.agents {
+            tables.push((format!("agents.{name}"), agent));
+            tables.push((format!("agents.{name}.limits"), &agent.limits));
+            tables.push((format!("agents.{name}.context"), &agent.context));
+        }
+        for (name, model) in &self.models {
+            tables.push((format!("models.{name}"), model));
+        }
+        for (name, tool) in &self.tools {
+            tables.push((format!("tools.{name}"), tool));
+            match tool.definition.as_ref().map(|definition| &definition.kind) {
+                Some(ToolKind::Command(command)) => {
+                    tables.push((format!("tools.{name}"), &**command));
+                }
+                Some(ToolKind::Http(http)) => tables.push((format!("tools.{name}"), &**http)),
+                // `agent_tool_mistakes` checks them.
+                Some(ToolKind::Agent(_)) | None => {}
+            }
+        }
+        for (name, server) in &self.mcp {
+            tables.push((format!("mcp.{name}"), server));
+            tables.push((format!("mcp.{name}"), &server.policy));
+        }
+        tables
     }
 
     /// Creates an error about a value of `[agents.NAME]`, with its line.
@@ -139,9 +121,8 @@ impl Config {
             let message = format!("no agent is called {:?} (known: {known})", agent.agent);
             mistakes.push(("agent", message));
         }
+        agent.check_keys(&mut |key, message| mistakes.push((key, message)));
         let checks = [
-            ("max_depth", agent.max_depth == 0, BELOW_ONE),
-            ("max_children", agent.max_children == 0, BELOW_ONE),
             ("share_of_budget", agent.share_of_budget.is_zero(), "must be at least 0.001"),
             (
                 "effect",
@@ -245,35 +226,6 @@ impl Config {
 /// The tools of the host itself that hooks are asked about.
 const HOST_TOOLS: [&str; 2] = [READ_VAR, "find_tools"];
 
-const BELOW_ONE: &str = "must be at least 1";
-const ZERO_DURATION: &str = "must be longer than 0";
-
-impl Limits {
-    /// Returns the keys of invalid limits, with the reason.
-    fn invalid_limits(&self) -> Vec<(&'static str, &'static str)> {
-        let counts = [
-            ("max_turns", self.max_turns == Some(0)),
-            ("max_failed_turns", self.max_failed_turns == Some(0)),
-            ("max_tokens_per_run", self.max_tokens_per_run == Some(0)),
-            ("max_tool_calls_per_run", self.max_tool_calls_per_run == Some(0)),
-            ("repeat_limit", self.repeat_limit == Some(0)),
-            ("max_tool_calls_per_turn", self.max_tool_calls_per_turn == Some(0)),
-            ("max_arguments_bytes", self.max_arguments_bytes == 0),
-            ("max_result_bytes", self.max_result_bytes == 0),
-            ("max_variables_bytes", self.max_variables_bytes == 0),
-        ];
-        let times = [
-            ("tool_timeout", self.tool_timeout == Some(Duration::ZERO)),
-            ("run_timeout", self.run_timeout == Some(Duration::ZERO)),
-            ("cancel_grace", self.cancel_grace.is_zero()),
-        ];
-        let counts = counts.map(|(key, is_wrong)| (key, is_wrong, BELOW_ONE));
-        let times = times.map(|(key, is_wrong)| (key, is_wrong, ZERO_DURATION));
-        let all = counts.into_iter().chain(times).filter(|(_, is_wrong, _)| *is_wrong);
-        all.map(|(key, _, message)| (key, message)).collect()
-    }
-}
-
 fn unknown_tool_message(pattern: &str, registered: &[&str]) -> String {
     if pattern == "read_file" {
         return "there is no read_file without [tools.read_file] root = \"DIR\"".to_owned();
@@ -347,6 +299,21 @@ mod tests {
             config.models.get_mut("main").unwrap().max_attempts = 0;
         };
         check(attempts, &["models.main.max_attempts: must be at least 1"]);
+        let bounds = |config: &mut Config| {
+            config.journal.keep_idle = Some(Duration::ZERO);
+            config.mcp_limits.max_questions = 101;
+            config.mcp_limits.max_reconnect_wait = Duration::ZERO;
+            config.models.get_mut("main").unwrap().temperature = Some(f64::NAN);
+        };
+        check(
+            bounds,
+            &[
+                "journal.keep_idle: must be longer than 0",
+                "mcp_limits.max_questions: must be from 1 to 100, and is 101",
+                "mcp_limits.max_reconnect_wait: must be from \"100ms\" to \"1h\"",
+                "models.main.temperature: must be a number from 0 to 2, not NaN",
+            ],
+        );
         let policy = ToolOverride {
             timeout: Some(Duration::ZERO),
             approval_timeout: Some(Duration::ZERO),

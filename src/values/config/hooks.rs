@@ -2,47 +2,47 @@
 
 use std::time::Duration;
 
+use super::key_table::{key_table, named_values};
 use super::{ProcessConfig, ServiceConfig, ToolPattern};
 use crate::types::HookPoint;
 
-/// The default time limit of a hook.
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The point at which a hook is asked, and what it is asked about.
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use callsheet::tool::{HookPoint, HookRule};
-///
-/// let rule = HookRule::new("guard", HookPoint::BeforeCall)
-///     .tools(["files__*"])
-///     .timeout(Duration::from_secs(1));
-/// assert!(rule.concerns_tool("files__read") && !rule.concerns_tool("clock"));
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct HookRule {
-    /// The name in messages, logs and metrics.
-    pub name: String,
-    /// The point.
-    pub on: HookPoint,
-    /// The names of the agents. `None`: all.
-    pub agents: Option<Vec<String>>,
-    /// The tools whose calls it is asked about. `None`: all.
-    pub tools: Option<Vec<ToolPattern>>,
-    /// The time limit of an answer.
-    pub timeout: Duration,
-    /// The verdict if the hook fails.
-    pub on_failure: HookFailure,
+key_table! {
+    /// The point at which a hook is asked, and what it is asked about.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use callsheet::tool::{HookPoint, HookRule};
+    ///
+    /// let rule = HookRule::new("guard", HookPoint::BeforeCall)
+    ///     .tools(["files__*"])
+    ///     .timeout(Duration::from_secs(1));
+    /// assert!(rule.concerns_tool("files__read") && !rule.concerns_tool("clock"));
+    /// ```
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub struct HookRule(
+        /// The name in messages, logs and metrics.
+        name: String,
+        /// The point.
+        on: HookPoint,
+    ) {
+        /// The names of the agents. Without it: all.
+        agents: Option<Vec<String>> = None => "list of names";
+        /// The tools whose calls it is asked about, for `before_call` and `after_call`. Without it: all.
+        tools: Option<Vec<ToolPattern>> = None => "list of names and patterns";
+        /// The time limit of an answer.
+        timeout: Duration = Duration::from_secs(5), Positive;
+        /// The verdict if the hook fails. `allow`: its failure is ignored.
+        on_failure: HookFailure = HookFailure::Refuse, Any;
+    }
 }
 
 impl HookRule {
     /// Creates the rule of a hook that is asked at this point about all agents and all tools. If the hook
     /// fails, the verdict is to refuse.
     pub fn new(name: impl Into<String>, on: HookPoint) -> Self {
-        let (agents, tools, on_failure) = (None, None, HookFailure::Refuse);
-        Self { name: name.into(), on, agents, tools, timeout: DEFAULT_TIMEOUT, on_failure }
+        Self::with_defaults(name.into(), on)
     }
 
     /// Asks only about runs of these agents.
@@ -96,6 +96,8 @@ pub enum HookFailure {
     /// Allow.
     Allow,
 }
+
+named_values!(HookFailure, [("refuse", Self::Refuse), ("allow", Self::Allow)]);
 
 /// A hook of the configuration file: a table `[[hooks]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]

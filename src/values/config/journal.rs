@@ -2,32 +2,35 @@
 
 use std::time::Duration;
 
-/// The configuration of the journal.
-///
-/// ```
-/// use callsheet::config::Config;
-///
-/// let config = Config::default().with(|config| {
-///     config.journal.set_relaxed_durability(true);
-///     config.journal.set_manual_resume(true);
-/// });
-/// assert!(config.journal.keep_idle.is_none());
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub struct JournalConfig {
-    /// The storage engine.
-    pub engine: JournalEngine,
-    /// The durability that a run waits for.
-    pub durability: Durability,
-    /// The handling of runs that were in progress when the host ended.
-    pub resume: Resume,
-    /// Sessions without activity for this time are deleted, once they have left memory (`idle_after`). `None` means
-    /// never.
-    pub keep_idle: Option<Duration>,
-    /// Bytes of the disk that are kept free, so that sessions can be deleted when it is full. Default: 4
-    /// MiB. 0 means none.
-    pub reserve_bytes: u64,
+use super::key_table::{key_table, named_values};
+
+key_table! {
+    /// The configuration of the journal.
+    ///
+    /// ```
+    /// use callsheet::config::Config;
+    ///
+    /// let config = Config::default().with(|config| {
+    ///     config.journal.set_relaxed_durability(true);
+    ///     config.journal.set_manual_resume(true);
+    /// });
+    /// assert!(config.journal.keep_idle.is_none());
+    /// ```
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub struct JournalConfig {
+        /// The storage engine. With `memory`, sessions end with the host.
+        engine: JournalEngine = JournalEngine::Sqlite, Any;
+        /// The durability that a run waits for. With `relaxed`, runs do not wait for the disk; clients still do.
+        durability: Durability = Durability::Strict, Any;
+        /// The handling of runs that were in progress when the host ended. With `manual`, they wait for a request that
+        /// resumes them.
+        resume: Resume = Resume::Auto, Any;
+        /// The time after which a session without activity is deleted, once it has left memory (`idle_after`).
+        keep_idle: Option<Duration> = None, Limit;
+        /// Bytes of the disk that are kept free, so that sessions can be deleted when it is full. 0: none.
+        reserve_bytes: u64 = 4 << 20, Any;
+    }
 }
 
 impl JournalConfig {
@@ -76,14 +79,6 @@ pub enum Resume {
     Manual,
 }
 
-impl Default for JournalConfig {
-    fn default() -> Self {
-        Self {
-            engine: JournalEngine::Sqlite,
-            durability: Durability::Strict,
-            resume: Resume::Auto,
-            keep_idle: None,
-            reserve_bytes: 4 * 1024 * 1024,
-        }
-    }
-}
+named_values!(JournalEngine, [("sqlite", Self::Sqlite), ("memory", Self::Memory)]);
+named_values!(Durability, [("strict", Self::Strict), ("relaxed", Self::Relaxed)]);
+named_values!(Resume, [("auto", Self::Auto), ("manual", Self::Manual)]);

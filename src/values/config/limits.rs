@@ -2,80 +2,66 @@
 
 use std::time::Duration;
 
-/// The limits of a run and its turns. `None` means no limit. Whatever is set here, a response has at most
-/// 1024 calls, and at most `max_response_bytes` of its model. Each limit that is reached is published as the
-/// event `limit_reached`.
-///
-/// ```
-/// use callsheet::prelude::*;
-///
-/// let limits = Limits::default().with(|new| new.max_turns = Some(5));
-/// let agent = AgentConfig::new("local").with(|new| new.limits = limits);
-/// let host = Host::builder().agent("default", agent);
-/// # let _ = host;
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Limits {
-    /// Maximum number of turns of a run. Default: 10. When it is reached, one more request asks
-    /// the model for an answer without calls. That request is not counted, nor are those for a typed answer, a
-    /// second one that forces a call, and a turn of initial calls.
-    pub max_turns: Option<u32>,
-    /// Maximum number of consecutive turns with calls of which none succeeded. Default: 3. When it is
-    /// reached, the run ends as `all_tools_failed`.
-    pub max_failed_turns: Option<u32>,
-    /// The token budget of a run: maximum number of input and output tokens, including failed
-    /// attempts, summaries and child sessions. Default: no limit. When the service reports more, the run
-    /// ends as `budget`. A complete answer is kept: the run then ends as without the limit, such as `answered`,
-    /// and the action of the event is `answer_kept`.
-    pub max_tokens_per_run: Option<u64>,
-    /// Maximum number of calls of a run that are kept in the history, including those of child
-    /// sessions. Default: no limit. When a further call opens, the run is stopped and ends as `budget`.
-    pub max_tool_calls_per_run: Option<u32>,
-    /// Number of consecutive turns with the same calls and results after which the model receives a
-    /// note (none if it is 1). Default: 3. After twice as many turns the run ends as `loop_detected`.
-    pub repeat_limit: Option<u32>,
-    /// Maximum number of calls of a response. Default: 64. Up to as many further calls are answered without running,
-    /// and the rest is removed, unless [`Self::truncate_excess`] or [`Self::fail_on_excess`] says otherwise.
-    pub max_tool_calls_per_turn: Option<u32>,
-    /// The handling of calls above `max_tool_calls_per_turn`. Default: `answer`.
-    pub on_excess: OnExcess,
-    /// The time limit of a call whose tool has none of its own and does not run an agent. Default: 30 seconds. After
-    /// it, the call is stopped and its outcome is a timeout. Time in which the call only waits for people does not
-    /// count.
-    pub tool_timeout: Option<Duration>,
-    /// The time that a stopped call has to end by itself. Default: 1 second. After it, the call's
-    /// actor is killed, but not a blocking thread, nor a call of an agent.
-    pub cancel_grace: Duration,
-    /// The time limit of a run. Default: 30 minutes. After it, the run is stopped and ends as
-    /// `timed_out`. Time in which the run only waits for people does not count.
-    pub run_timeout: Option<Duration>,
-    /// Maximum size of a call's arguments in bytes. Default: 1 MiB. A call with larger ones is not run,
-    /// and its outcome is an error.
-    pub max_arguments_bytes: usize,
-    /// Maximum size in bytes of the part of a result that the model receives. Default: 64 KiB. A note
-    /// tells the model about the rest; the journal and clients have the whole result.
-    pub max_result_bytes: usize,
-    /// Maximum size of a session's variables in bytes: names, and values as JSON. Default: 256 KiB.
-    /// The writes of a call that exceed it are dropped, and the model receives a note.
-    pub max_variables_bytes: usize,
+use super::key_table::{key_table, named_values};
+
+key_table! {
+    /// The limits of a run and its turns. `None` means no limit. Whatever is set here, a response has at most
+    /// 1024 calls, and at most `max_response_bytes` of its model. Each limit that is reached is published as the
+    /// event `limit_reached`.
+    ///
+    /// ```
+    /// use callsheet::prelude::*;
+    ///
+    /// let limits = Limits::default().with(|new| new.max_turns = Some(5));
+    /// let agent = AgentConfig::new("local").with(|new| new.limits = limits);
+    /// let host = Host::builder().agent("default", agent);
+    /// # let _ = host;
+    /// ```
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    pub struct Limits {
+        /// Maximum number of turns of a run. When it is reached, one more request asks the model for an answer without
+        /// calls. That request is not counted, nor are those for a typed answer, a second one that forces a call, and a
+        /// turn of initial calls.
+        max_turns: Option<u32> = Some(10), Limit;
+        /// Maximum number of calls of a response. Up to as many further calls are answered without running, and the
+        /// rest is removed, unless `on_excess` says otherwise.
+        max_tool_calls_per_turn: Option<u32> = Some(64), Limit;
+        /// The handling of calls above `max_tool_calls_per_turn`.
+        on_excess: OnExcess = OnExcess::Answer, Any;
+        /// Maximum number of calls of a run that are kept in the history, including those of child sessions. When a
+        /// further call opens, the run is stopped and ends as `budget`.
+        max_tool_calls_per_run: Option<u32> = None, Limit;
+        /// The token budget of a run: maximum number of input and output tokens, including failed attempts, summaries
+        /// and child sessions. When the service reports more, the run ends as `budget`. A complete answer is kept: the
+        /// run then ends as without the limit, such as `answered`, and the action of the event is `answer_kept`.
+        max_tokens_per_run: Option<u64> = None, Limit;
+        /// Maximum number of consecutive turns with calls of which none succeeded. When it is reached, the run ends as
+        /// `all_tools_failed`.
+        max_failed_turns: Option<u32> = Some(3), Limit;
+        /// Number of consecutive turns with the same calls and results after which the model receives a note (none if
+        /// it is 1). After twice as many turns the run ends as `loop_detected`.
+        repeat_limit: Option<u32> = Some(3), Limit;
+        /// The time limit of a call whose tool has none of its own and does not run an agent. After it, the call is
+        /// stopped and its outcome is a timeout. Time in which the call only waits for people does not count.
+        tool_timeout: Option<Duration> = Some(Duration::from_secs(30)), Limit;
+        /// The time that a stopped call has to end by itself. After it, the call's actor is killed, but not a blocking
+        /// thread, nor a call of an agent.
+        cancel_grace: Duration = Duration::from_secs(1), Positive;
+        /// The time limit of a run. After it, the run is stopped and ends as `timed_out`. Time in which the run only
+        /// waits for people does not count.
+        run_timeout: Option<Duration> = Some(Duration::from_secs(1_800)), Limit;
+        /// Maximum size of a call's arguments in bytes. A call with larger ones is not run, and its outcome is an error.
+        max_arguments_bytes: usize = 1 << 20, Positive;
+        /// Maximum size in bytes of the part of a result that the model receives. A note tells the model about the
+        /// rest; the journal and clients have the whole result.
+        max_result_bytes: usize = 64 << 10, Positive;
+        /// Maximum size of a session's variables in bytes: names, and values as JSON. The writes of a call that exceed
+        /// it are dropped, and the model receives a note.
+        max_variables_bytes: usize = 256 << 10, Positive;
+    }
 }
 
 impl Limits {
-    /// The configuration keys of the limits that can be reached.
-    pub const NAMES: [&str; 11] = [
-        "max_turns",
-        "max_failed_turns",
-        "max_tokens_per_run",
-        "max_tool_calls_per_run",
-        "repeat_limit",
-        "max_tool_calls_per_turn",
-        "tool_timeout",
-        "run_timeout",
-        "max_arguments_bytes",
-        "max_result_bytes",
-        "max_variables_bytes",
-    ];
-
     /// Removes calls above `max_tool_calls_per_turn` from the response.
     #[must_use]
     pub fn truncate_excess(self) -> Self {
@@ -87,26 +73,6 @@ impl Limits {
     #[must_use]
     pub fn fail_on_excess(self) -> Self {
         Self { on_excess: OnExcess::Fail, ..self }
-    }
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            max_turns: Some(10),
-            max_failed_turns: Some(3),
-            max_tokens_per_run: None,
-            max_tool_calls_per_run: None,
-            repeat_limit: Some(3),
-            max_tool_calls_per_turn: Some(64),
-            on_excess: OnExcess::Answer,
-            tool_timeout: Some(Duration::from_secs(30)),
-            cancel_grace: Duration::from_secs(1),
-            run_timeout: Some(Duration::from_secs(1_800)),
-            max_arguments_bytes: 1024 * 1024,
-            max_result_bytes: 64 * 1024,
-            max_variables_bytes: 256 * 1024,
-        }
     }
 }
 
@@ -122,4 +88,26 @@ pub enum OnExcess {
     Truncate,
     /// The response is cancelled, none of its calls runs, and the run ends as `failed`.
     Fail,
+}
+
+named_values!(
+    OnExcess,
+    [("answer", Self::Answer), ("truncate", Self::Truncate), ("fail", Self::Fail)]
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn limit_names_are_configuration_keys() {
+        for name in Limits::NAMES {
+            let is_read = ["1", "\"1s\""].iter().any(|value| {
+                let text = format!("[agents.default.limits]\n{name} = {value}\n");
+                Config::parse(&text, "test.toml", &|_| None).is_ok()
+            });
+            assert!(is_read, "{name}");
+        }
+    }
 }

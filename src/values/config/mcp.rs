@@ -4,86 +4,76 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::key_table::{key_table, named_values};
 use super::{ProcessConfig, SecretSource, ServiceConfig, ToolOverride, ToolPattern};
 
-/// Default of `max_connections`.
-const DEFAULT_MAX_CONNECTIONS: NonZeroUsize = NonZeroUsize::new(100).unwrap();
-
-/// Default of `max_messages_per_second`.
-const DEFAULT_MESSAGES_PER_SECOND: NonZeroU32 = NonZeroU32::new(1_000).unwrap();
-
-/// A server of the Model Context Protocol, whose tools the agents may offer as `NAME__TOOL`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct McpConfig {
-    /// The way to reach it.
-    pub transport: McpTransport,
-    /// The tools that may be offered, by their names on the server.
-    pub tools: Vec<ToolPattern>,
-    /// The tools that are not offered, although `tools` names them.
-    pub exclude: Vec<ToolPattern>,
-    /// The claims of the server about its tools that the host trusts.
-    pub trust: McpTrust,
-    /// The treatment of tools that differ from the accepted ones.
-    pub pin: McpPin,
-    /// True if the model reads the server's instructions.
-    pub instructions: bool,
-    /// The file with the accepted tools, written by `callsheet tools pin`.
-    pub lock_file: PathBuf,
-    /// Time limit of an attempt to connect.
-    pub start_timeout: Duration,
-    /// The first request to the server.
-    pub handshake: McpHandshake,
-    /// Time limit of a call without progress. Each notification of progress restarts it.
-    pub timeout: Duration,
-    /// Time limit of a whole call, at least `timeout`.
-    pub max_timeout: Duration,
-    /// The sessions that share a connection.
-    pub share: McpShare,
-    /// Maximum number of sessions that are connected at once, with [`McpShare::Session`].
-    pub max_connections: NonZeroUsize,
-    /// The policy of all its tools. `[tools.NAME__TOOL]` changes it for one tool.
-    pub policy: ToolOverride,
+key_table! {
+    /// A server of the Model Context Protocol, whose tools the agents may offer as `NAME__TOOL`.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub struct McpConfig(
+        /// The way to reach it.
+        transport: McpTransport,
+    ) {
+        /// The tools that may be offered, by their names on the server.
+        tools: Vec<ToolPattern> = vec![ToolPattern::new("*")];
+        /// The tools that are not offered, although `tools` names them.
+        exclude: Vec<ToolPattern> = Vec::new();
+        /// The claims of the server about its tools that the host trusts. `none`: every tool may have effects and never
+        /// runs twice. `annotations`: the annotations of its tools count.
+        trust: McpTrust = McpTrust::None, Any;
+        /// The treatment of tools that differ from the accepted ones. `off`: they are not compared. `warn`: the log
+        /// reports them. `require`: they are not offered, and their calls are refused.
+        pin: McpPin = McpPin::Off, Any;
+        /// True if the model reads the server's instructions.
+        instructions: bool = true, Any;
+        /// The file with the accepted tools, written by `callsheet tools pin`.
+        lock_file: PathBuf = PathBuf::from("callsheet-tools.lock");
+        /// The sessions that share a connection. `host`: all of them. `session`: each has its own while it is awake.
+        share: McpShare = McpShare::Host, Any;
+        /// With `share = "session"`: maximum number of sessions that are connected at once. Idle sessions give way.
+        max_connections: NonZeroUsize = const { NonZeroUsize::new(100).unwrap() }, Limit;
+        /// Time limit of an attempt to connect.
+        start_timeout: Duration = Duration::from_secs(30), Positive;
+        /// The first request to the server: `server/discover` of the newest protocol, the handshake of earlier ones
+        /// (`initialize`), or the one that the server accepted the last time.
+        handshake: McpHandshake = McpHandshake::Auto, Any;
+        /// Time limit of a call without progress. Each notification of progress restarts it.
+        timeout: Duration = Duration::from_secs(60), Positive;
+        /// Time limit of a whole call, at least `timeout`.
+        max_timeout: Duration = Duration::from_secs(600), Positive;
+        /// The policy of all its tools. `[tools.NAME__TOOL]` changes it for one tool.
+        policy: ToolOverride = ToolOverride::default();
+    }
 }
 
-/// The limits of each server of the Model Context Protocol: `[mcp_limits]`. The metric
-/// `callsheet_mcp_limits_reached_total` counts how often a server reaches one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct McpLimits {
-    /// Maximum number of messages a second that are read of those that a server sends without being asked, for each
-    /// connection and event stream. As many more are read at once. Default: 1,000.
-    pub max_messages_per_second: NonZeroU32,
-    /// Maximum size of a line of a program in bytes. A longer one is skipped. Default: 16 MiB.
-    pub max_line_bytes: usize,
-    /// Maximum number of bytes of a longer line that are skipped. If it goes on, or for more than 10 s, the program is
-    /// ended and started again. Default: 64 MiB.
-    pub max_skipped_bytes: usize,
-    /// Maximum number of questions of a call, at most 100. Further ones are declined. Default: 100.
-    pub max_questions: usize,
-    /// Maximum number of tools that are read of a list. Default: 2,000.
-    pub max_tools: usize,
-    /// Maximum number of levels of a tool's definition, at most 120. A tool with a deeper one is left out. Default: 100.
-    pub max_definition_depth: usize,
-    /// The longest wait between failed attempts to connect. The first one is 0.1 s, and doubles. Default: 1 minute.
-    pub max_reconnect_wait: Duration,
-    /// Maximum number of log lines a second of each kind that servers cause. A line with the number of the others
-    /// follows. Only the binary limits its log. Default: 5.
-    pub max_log_lines_per_second: u32,
-}
-
-impl Default for McpLimits {
-    fn default() -> Self {
-        Self {
-            max_messages_per_second: DEFAULT_MESSAGES_PER_SECOND,
-            max_line_bytes: 16 << 20,
-            max_skipped_bytes: 64 << 20,
-            max_questions: 100,
-            max_tools: 2_000,
-            max_definition_depth: 100,
-            max_reconnect_wait: Duration::from_secs(60),
-            max_log_lines_per_second: 5,
-        }
+key_table! {
+    /// The limits of each server of the Model Context Protocol: `[mcp_limits]`. The metric
+    /// `callsheet_mcp_limits_reached_total` counts how often a server reaches one.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub struct McpLimits {
+        /// Maximum number of messages a second that are read of those that a server sends without being asked, for each
+        /// connection and event stream. As many more are read at once.
+        max_messages_per_second: NonZeroU32 = const { NonZeroU32::new(1_000).unwrap() }
+            => "whole number from 1 to 1000000";
+        /// Maximum size of a line of a program in bytes. A longer one is skipped.
+        max_line_bytes: usize = 16 << 20, Within(64 << 10, 1 << 30);
+        /// Maximum number of bytes of a longer line that are skipped. If it goes on, or for more than 10 s, the program
+        /// is ended and started again.
+        max_skipped_bytes: usize = 64 << 20, Within(64 << 10, 1 << 40);
+        /// Maximum number of questions of a call. Further ones are declined.
+        max_questions: usize = 100, Within(1, 100);
+        /// Maximum number of tools that are read of a list. Further ones are left out.
+        max_tools: usize = 2_000, Within(1, 100_000);
+        /// Maximum number of levels of a tool's definition. A tool with a deeper one is left out.
+        max_definition_depth: usize = 100, Within(10, 120);
+        /// The longest wait between failed attempts to connect. The first one is 0.1 s, and doubles.
+        max_reconnect_wait: Duration = Duration::from_secs(60),
+            Within(Duration::from_millis(100), Duration::from_secs(3_600));
+        /// Maximum number of log lines a second of each kind that servers cause. A line with the number of the others
+        /// follows. Only the binary limits its log.
+        max_log_lines_per_second: u32 = 5, Within(1, 10_000);
     }
 }
 
@@ -177,25 +167,18 @@ pub enum McpPin {
     Require,
 }
 
+named_values!(McpTrust, [("none", Self::None), ("annotations", Self::Annotations)]);
+named_values!(McpPin, [("off", Self::Off), ("warn", Self::Warn), ("require", Self::Require)]);
+named_values!(McpShare, [("host", Self::Host), ("session", Self::Session)]);
+named_values!(
+    McpHandshake,
+    [("auto", Self::Auto), ("discover", Self::Discover), ("initialize", Self::Initialize)]
+);
+
 impl McpConfig {
     /// Configures a server with default values: all its tools are offered, and none of its claims is trusted.
     pub fn new(transport: McpTransport) -> Self {
-        Self {
-            transport,
-            tools: vec![ToolPattern::new("*")],
-            exclude: Vec::new(),
-            trust: McpTrust::None,
-            pin: McpPin::Off,
-            instructions: true,
-            lock_file: PathBuf::from("callsheet-tools.lock"),
-            start_timeout: Duration::from_secs(30),
-            handshake: McpHandshake::Auto,
-            timeout: Duration::from_secs(60),
-            max_timeout: Duration::from_secs(600),
-            share: McpShare::Host,
-            max_connections: DEFAULT_MAX_CONNECTIONS,
-            policy: ToolOverride::default(),
-        }
+        Self::with_defaults(transport)
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! | rule | file |
 //! | --- | --- |
-//! | defaults | the file of the table, such as `host` or `limits`; tools: `tools`, `tool_definition`, `agent_tool` |
+//! | a key: its type, default, bounds and description | its row in the file of its section, such as `host` or `limits`; the form of the rows: `key_table` |
 //! | precedence: flags, then environment variables, then the file | `cli::setup`, `file/mod` (`Config::parse`) |
 //! | unknown keys, errors with file and line | `file/source` |
 //! | checks of the whole, also of values that a program has set | `check`; `listen` without a token: `host` |
@@ -30,6 +30,7 @@ mod host;
 #[cfg(feature = "tools")]
 mod host_files;
 mod journal;
+mod key_table;
 mod limits;
 mod mcp;
 mod model;
@@ -61,6 +62,7 @@ pub use host::HostConfig;
 pub use host::{TOKEN_ENV, parse_listen};
 pub use journal::JournalConfig;
 pub use journal::{Durability, JournalEngine, Resume};
+pub use key_table::KeyDescription;
 pub use limits::Limits;
 pub use limits::OnExcess;
 pub use mcp::{
@@ -81,10 +83,11 @@ pub use tool_definition::{
 pub use tools::ApprovalPolicy;
 pub use tools::{AskedCalls, CallRate, StartPolicy, ToolEffect, ToolOverride};
 
-use crate::types::Secrets;
+use crate::types::{HookPoint, Secrets};
 pub use secrets::with_last_word;
 
 use error::KeyLocations;
+use key_table::KeyTable;
 
 /// The name of the built-in offline model. The file must not define a model of this name.
 pub const REHEARSAL: &str = "rehearsal";
@@ -261,6 +264,34 @@ impl Default for Config {
             secrets: Secrets::default(),
         }
     }
+}
+
+/// Describes the keys of each section, by its name in the documents.
+#[must_use]
+pub fn described_keys() -> Vec<(&'static str, Vec<KeyDescription>)> {
+    let (config, agent) = (Config::default(), AgentConfig::new(""));
+    let command = CommandConfig::new([""]);
+    let server =
+        McpConfig::new(McpTransport::Http { service: ServiceConfig::new(""), oauth: None });
+    let tables: [(&str, &[&dyn KeyTable]); 14] = [
+        ("[host]", &[&config.host]),
+        ("[journal]", &[&config.journal]),
+        ("[console]", &[&config.console]),
+        ("[models.NAME]", &[&ModelConfig::new(BaseUrl::unset(), "")]),
+        ("[agents.NAME]", &[&agent]),
+        ("[agents.NAME.limits]", &[&agent.limits]),
+        ("[agents.NAME.context]", &[&agent.context]),
+        ("[tools.NAME]", &[&server.policy]),
+        ("[tools.NAME] with kind = \"command\"", &[&command, &command.process]),
+        ("[tools.NAME] with kind = \"http\"", &[&HttpConfig::new(HttpMethod::Get, "")]),
+        ("[tools.NAME] with kind = \"agent\"", &[&AgentToolConfig::new("")]),
+        ("[mcp.NAME]", &[&server]),
+        ("[mcp_limits]", &[&config.mcp_limits]),
+        ("[[hooks]]", &[&HookRule::new("", HookPoint::BeforeCall)]),
+    ];
+    let described =
+        |tables: &[&dyn KeyTable]| tables.iter().flat_map(|table| table.described_keys()).collect();
+    tables.map(|(name, tables)| (name, described(tables))).to_vec()
 }
 
 crate::types::impl_with!(

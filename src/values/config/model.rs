@@ -6,91 +6,99 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::key_table::{key_table, named_values};
 use crate::types::{InvalidValue, SendReasoning, ToolProtocol, Wire};
 
-/// The configuration of one model: address, wire format and time limits.
-///
-/// ```
-/// use callsheet::config::{ApiKey, BaseUrl, ModelConfig, Wire};
-///
-/// let base_url = BaseUrl::parse("https://api.anthropic.com/v1")?;
-/// let key = ApiKey::new("a-secret-from-a-vault")?;
-/// let model = ModelConfig::new(base_url, "claude-sonnet-4-5").with(|model| {
-///     model.wire = Wire::AnthropicMessages;
-///     model.api_key = Some(key);
-///     model.max_output_tokens = Some(2_000);
-/// });
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, PartialEq)]
-#[non_exhaustive]
-pub struct ModelConfig {
-    /// The wire format.
-    pub wire: Wire,
-    /// The base URL, without `/chat/completions`.
-    pub base_url: BaseUrl,
-    /// The name of the model at its service.
-    pub model: String,
-    /// The API key, if the service needs one.
-    pub api_key: Option<ApiKey>,
-    /// The file of the key, which is used instead of `api_key`. The first request 10 s after it was read reads it again,
-    /// and so does a request whose key the service has refused (401).
-    pub api_key_file: Option<PathBuf>,
-    /// True if responses are streamed. Default: true.
-    pub stream: bool,
-    /// The time limit for connecting. Default: 10 seconds. After it, the attempt fails.
-    pub connect_timeout: Duration,
-    /// The time limit from the request to the first byte of a streamed response, comments included. Default: 60
-    /// seconds. After it, the attempt fails.
-    pub first_event_timeout: Duration,
-    /// The time limit of the silence of a streamed response, after its first byte. Default: 60 seconds. After it, the
-    /// attempt fails. Any byte ends a silence, also that of a ping, a comment or a lifecycle event.
-    pub idle_timeout: Duration,
-    /// The time limit of a streamed response without progress, after its first byte: no text, no thinking, no part of
-    /// a call. Default: 10 minutes. After it, the attempt fails, although the service shows that it is alive.
-    pub progress_timeout: Duration,
-    /// The time limit of a whole plain (not streamed) answer, from its request to its last byte.
-    /// Default: 10 minutes. After it, the attempt fails. If the service streams nevertheless, it limits the time to
-    /// the first byte, and `idle_timeout` and `progress_timeout` apply after that.
-    pub answer_timeout: Duration,
-    /// Maximum number of bytes of one response, arguments included. Default: 64 MiB. A larger response
-    /// fails, and is not retried with the same model.
-    pub max_response_bytes: u64,
-    /// Maximum number of attempts of a turn with this model. Default: 3. When the last one has failed, the turn
-    /// continues with the next fallback model, or fails.
-    pub max_attempts: u32,
-    /// Maximum number of concurrent requests to the model in the host. Default: 256. Further
-    /// requests wait. `None` means no limit.
-    pub max_concurrent_requests: Option<NonZeroU32>,
-    /// Number of consecutive failures that open the circuit breaker. Default: 10. While it is open,
-    /// requests fail at once. `None` disables it.
-    pub breaker_failures: Option<u32>,
-    /// The time that the circuit breaker stays open. Default: 10 seconds. It doubles after each
-    /// failed probe, up to eight times this value.
-    pub breaker_open_for: Duration,
-    /// The context window of the model in tokens: input and output together. `None` if it is not known.
-    pub context_window: Option<u64>,
-    /// The rule for asking the service to cache the prompt.
-    pub prompt_cache: PromptCache,
-    /// The rule for sending the reasoning of the model's messages back to it.
-    pub send_reasoning: SendReasoning,
-    /// The form of tool calls: that of the wire format, or one in the text, for models without tool calling.
-    pub tool_protocol: ToolProtocol,
-    /// Maximum number of output tokens that requests ask for.
-    pub max_output_tokens: Option<u32>,
-    /// The sampling temperature.
-    pub temperature: Option<f64>,
-    /// Additional headers of every request, with lower-case names.
-    pub headers: BTreeMap<String, String>,
-    /// Additional members of every request body. They replace most members of the host, or are merged with them.
-    pub extra_body: serde_json::Map<String, serde_json::Value>,
-    /// The members instead of `extra_body` in the host's own requests: for a summary, and for a final answer, which may
-    /// not call tools. `None`: `extra_body`.
-    pub extra_body_internal: Option<serde_json::Map<String, serde_json::Value>>,
-    /// Members that are removed from request bodies, such as those that the service rejects.
-    pub omit_body: BTreeSet<String>,
-    /// Decodes payloads that match a template without parsing them. Default: true. The environment can disable it.
-    pub fast_path: bool,
+key_table! {
+    /// The configuration of one model: address, wire format and time limits.
+    ///
+    /// ```
+    /// use callsheet::config::{ApiKey, BaseUrl, ModelConfig, Wire};
+    ///
+    /// let base_url = BaseUrl::parse("https://api.anthropic.com/v1")?;
+    /// let key = ApiKey::new("a-secret-from-a-vault")?;
+    /// let model = ModelConfig::new(base_url, "claude-sonnet-4-5").with(|model| {
+    ///     model.wire = Wire::AnthropicMessages;
+    ///     model.api_key = Some(key);
+    ///     model.max_output_tokens = Some(2_000);
+    /// });
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[derive(Clone, PartialEq)]
+    #[non_exhaustive]
+    pub struct ModelConfig(
+        /// The base URL, without `/chat/completions`.
+        base_url: BaseUrl => "URL; required",
+        /// The name of the model at its service.
+        model: String => "text; required",
+    ) {
+        /// The wire format.
+        wire: Wire = Wire::OpenaiChat, Any;
+        /// The API key, if the service needs one.
+        api_key: Option<ApiKey> = None;
+        /// The file of the key, instead of the variable that `api_key_env` names. The first request 10 s after it was
+        /// read reads it again, and so does a request whose key the service has refused (401).
+        api_key_file: Option<PathBuf> = None => "path";
+        /// True if responses are streamed.
+        stream: bool = true, Any;
+        /// The time limit for connecting. After it, the attempt fails.
+        connect_timeout: Duration = Duration::from_secs(10), Positive;
+        /// The time limit from the request to the first byte of a streamed response, comments included. After it, the
+        /// attempt fails.
+        first_event_timeout: Duration = Duration::from_secs(60), Positive;
+        /// The time limit of the silence of a streamed response, after its first byte. After it, the attempt fails. Any
+        /// byte ends a silence, also that of a ping, a comment or a lifecycle event.
+        idle_timeout: Duration = Duration::from_secs(60), Positive;
+        /// The time limit of a streamed response without progress, after its first byte: no text, no thinking, no part
+        /// of a call. After it, the attempt fails, although the service shows that it is alive. In a file without this
+        /// key it is at least `idle_timeout`.
+        progress_timeout: Duration = Duration::from_secs(600), Positive;
+        /// The time limit of a whole plain (not streamed) answer, from its request to its last byte. After it, the
+        /// attempt fails. If the service streams nevertheless, it limits the time to the first byte, and `idle_timeout`
+        /// and `progress_timeout` apply after that.
+        answer_timeout: Duration = Duration::from_secs(600), Positive;
+        /// Maximum number of bytes of one response, arguments included. A larger response fails, and is not retried with
+        /// the same model. Its text, and one event of a stream, have at most 16 MiB.
+        max_response_bytes: u64 = 64 << 20, Positive;
+        /// Maximum number of attempts of a turn with this model. When the last one has failed, the turn continues with
+        /// the next fallback model, or fails. After two broken (not silent) streams in a turn, the next attempt asks for
+        /// a plain answer.
+        max_attempts: u32 = 3, Positive;
+        /// Maximum number of concurrent requests to the model in the host. Further requests wait, fairly between
+        /// sessions.
+        max_concurrent_requests: Option<NonZeroU32> = NonZeroU32::new(256), Limit;
+        /// Number of consecutive failures that open the circuit breaker. While it is open, requests fail at once.
+        /// Without a limit it never opens.
+        breaker_failures: Option<u32> = Some(10), Limit;
+        /// The time that the circuit breaker stays open. It doubles after each failed probe, up to eight times this
+        /// value.
+        breaker_open_for: Duration = Duration::from_secs(10), Positive;
+        /// The context window of the model in tokens: input and output together. Without it, the host learns it from
+        /// the service.
+        context_window: Option<u64> = None, Positive;
+        /// The rule for asking the service to cache the prompt.
+        prompt_cache: PromptCache = PromptCache::Auto, Any;
+        /// The rule for sending the reasoning of the model's messages back to it. `auto` learns from refusals.
+        send_reasoning: SendReasoning = SendReasoning::Auto, Any;
+        /// The form of tool calls: that of the wire format, or one in the text, for models without tool calling.
+        tool_protocol: ToolProtocol = ToolProtocol::Native, Any;
+        /// Maximum number of output tokens that requests ask for.
+        max_output_tokens: Option<u32> = None, Positive;
+        /// The sampling temperature.
+        temperature: Option<f64> = None, UpTo(Some(2.0));
+        /// Additional headers of every request. Names are in lower case.
+        headers: BTreeMap<String, String> = BTreeMap::new() => "table of texts";
+        /// Additional members of every request body. They replace most members of the host, or are merged with them, but
+        /// not the messages, tools, model and `stream`.
+        extra_body: serde_json::Map<String, serde_json::Value> = serde_json::Map::new() => "table";
+        /// The members instead of `extra_body` in the host's own requests: for a summary, and for a final answer, which
+        /// may not call tools. Without it: `extra_body`.
+        extra_body_internal: Option<serde_json::Map<String, serde_json::Value>> = None => "table";
+        /// Members that are removed from request bodies, such as those that the service rejects.
+        omit_body: BTreeSet<String> = BTreeSet::new() => "list of names";
+        /// Decodes payloads that match a template without parsing them. The environment can disable it.
+        fast_path: bool = true;
+    }
 }
 
 impl fmt::Debug for ModelConfig {
@@ -110,35 +118,7 @@ impl ModelConfig {
     /// Creates a model with the Chat Completions wire format and default values.
     #[must_use]
     pub fn new(base_url: BaseUrl, model: impl Into<String>) -> Self {
-        Self {
-            wire: Wire::OpenaiChat,
-            base_url,
-            model: model.into(),
-            api_key: None,
-            api_key_file: None,
-            stream: true,
-            connect_timeout: Duration::from_secs(10),
-            first_event_timeout: Duration::from_secs(60),
-            idle_timeout: Duration::from_secs(60),
-            progress_timeout: Duration::from_secs(600),
-            answer_timeout: Duration::from_secs(600),
-            max_response_bytes: 64 << 20,
-            max_attempts: 3,
-            max_concurrent_requests: NonZeroU32::new(256),
-            breaker_failures: Some(10),
-            breaker_open_for: Duration::from_secs(10),
-            context_window: None,
-            prompt_cache: PromptCache::Auto,
-            send_reasoning: SendReasoning::Auto,
-            tool_protocol: ToolProtocol::Native,
-            max_output_tokens: None,
-            temperature: None,
-            headers: BTreeMap::new(),
-            extra_body: serde_json::Map::new(),
-            extra_body_internal: None,
-            omit_body: BTreeSet::new(),
-            fast_path: true,
-        }
+        Self::with_defaults(base_url, model.into())
     }
 
     /// Returns the window that the configuration names: `context_window`, or else the `num_ctx` that requests to
@@ -192,6 +172,11 @@ pub enum PromptCache {
     /// Never.
     Off,
 }
+
+named_values!(PromptCache, [("auto", Self::Auto), ("off", Self::Off)]);
+named_values!(SendReasoning, Self::NAMES);
+named_values!(ToolProtocol, Self::NAMES);
+named_values!(Wire, Self::NAMES);
 
 /// The hosts whose services accept `prompt_cache_key` in requests: OpenAI, Azure and OpenRouter. Servers on
 /// this machine (llama.cpp, vLLM, Ollama, LM Studio) ignore it, if they do not use it.

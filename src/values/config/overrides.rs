@@ -6,6 +6,7 @@
 //! `allow_overrides`. Every run may set `stream`, `tool_choice` and the form of its answer, and add tools that its
 //! client executes.
 
+use std::fmt::Debug;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
@@ -291,81 +292,52 @@ impl LimitOverrides {
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
+}
 
-    /// Returns the limits of an agent with these overrides.
-    ///
-    /// # Errors
-    /// If a limit exceeds the agent's and `may_raise` is false. Names the first one.
-    pub fn apply(&self, limits: &Limits, may_raise: bool) -> Result<Limits, InvalidOverride> {
-        let number = |key, requested, configured| {
-            apply_limit(key, requested, configured, may_raise, |n: u32| n.to_string())
-        };
-        let time = |key, requested, configured| {
-            apply_limit(key, requested, configured, may_raise, |time: Duration| format!("{time:?}"))
-        };
-        let size = |key, requested: Option<NonZeroUsize>, configured| {
-            let requested = requested.map(NonZeroUsize::get);
-            let size = apply_limit(key, requested, Some(configured), may_raise, |bytes: usize| {
-                bytes.to_string()
-            })?;
-            Ok(size.unwrap_or(configured))
-        };
-        Ok(Limits {
-            max_turns: number("limits.max_turns", self.max_turns, limits.max_turns)?,
-            max_failed_turns: number(
-                "limits.max_failed_turns",
-                self.max_failed_turns,
-                limits.max_failed_turns,
-            )?,
-            max_tokens_per_run: apply_limit(
-                "limits.max_tokens_per_run",
-                self.max_tokens_per_run,
-                limits.max_tokens_per_run,
-                may_raise,
-                |tokens: u64| tokens.to_string(),
-            )?,
-            max_tool_calls_per_run: number(
-                "limits.max_tool_calls_per_run",
-                self.max_tool_calls_per_run,
-                limits.max_tool_calls_per_run,
-            )?,
-            repeat_limit: number("limits.repeat_limit", self.repeat_limit, limits.repeat_limit)?,
-            max_tool_calls_per_turn: number(
-                "limits.max_tool_calls_per_turn",
-                self.max_tool_calls_per_turn,
-                limits.max_tool_calls_per_turn,
-            )?,
-            tool_timeout: time("limits.tool_timeout", self.tool_timeout, limits.tool_timeout)?,
-            run_timeout: time("limits.run_timeout", self.run_timeout, limits.run_timeout)?,
-            max_arguments_bytes: size(
-                "limits.max_arguments_bytes",
-                self.max_arguments_bytes,
-                limits.max_arguments_bytes,
-            )?,
-            max_result_bytes: size(
-                "limits.max_result_bytes",
-                self.max_result_bytes,
-                limits.max_result_bytes,
-            )?,
-            max_variables_bytes: size(
-                "limits.max_variables_bytes",
-                self.max_variables_bytes,
-                limits.max_variables_bytes,
-            )?,
-            on_excess: limits.on_excess,
-            cancel_grace: limits.cancel_grace,
-        })
-    }
+/// Implements the overrides of the limits that may be `None`, and of the sizes, which may not.
+macro_rules! limit_overrides {
+    (limits: $($limit:ident),+; sizes: $($size:ident),+) => {
+        impl LimitOverrides {
+            /// Returns the limits of an agent with these overrides.
+            ///
+            /// # Errors
+            /// If a limit exceeds the agent's and `may_raise` is false. Names the first one.
+            pub fn apply(&self, limits: &Limits, may_raise: bool) -> Result<Limits, InvalidOverride> {
+                let Self { $($limit,)+ $($size),+ } = *self;
+                let mut new = limits.clone();
+                $(
+                    let key = concat!("limits.", stringify!($limit));
+                    new.$limit = apply_limit(key, $limit, limits.$limit, may_raise)?;
+                )+
+                $(
+                    let (key, own) = (concat!("limits.", stringify!($size)), limits.$size);
+                    let size = apply_limit(key, $size.map(NonZeroUsize::get), Some(own), may_raise)?;
+                    new.$size = size.unwrap_or(own);
+                )+
+                Ok(new)
+            }
+        }
+
+        impl Limits {
+            /// The configuration keys of the limits that can be reached.
+            pub const NAMES: [&str; 11] = [$(stringify!($limit),)+ $(stringify!($size)),+];
+        }
+    };
+}
+
+limit_overrides! {
+    limits: max_turns, max_failed_turns, max_tokens_per_run, max_tool_calls_per_run, repeat_limit,
+        max_tool_calls_per_turn, tool_timeout, run_timeout;
+    sizes: max_arguments_bytes, max_result_bytes, max_variables_bytes
 }
 
 /// Applies one limit. A `requested` of `None` means no change, and zero no limit. A `configured` of `None` means no
 /// limit. No limit is the highest value.
-fn apply_limit<T: Copy + Default + PartialOrd>(
+fn apply_limit<T: Copy + Debug + Default + PartialOrd>(
     key: &'static str,
     requested: Option<T>,
     configured: Option<T>,
     may_raise: bool,
-    format: impl Fn(T) -> String,
 ) -> Result<Option<T>, InvalidOverride> {
     let Some(requested) = requested else { return Ok(configured) };
     let requested = Some(requested).filter(|requested| *requested != T::default());
@@ -377,7 +349,8 @@ fn apply_limit<T: Copy + Default + PartialOrd>(
     if fits || may_raise {
         return Ok(requested);
     }
-    let format = |limit: Option<T>| limit.map_or("0 (no limit)".to_owned(), &format);
+    let format =
+        |limit: Option<T>| limit.map_or("0 (no limit)".to_owned(), |limit| format!("{limit:?}"));
     Err(InvalidOverride::new(key, format(requested), format(configured)))
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::error::quoted_names;
+use super::key_table::{self, key_table, named_values};
 use super::{ConfiguredTool, Proxy};
 use crate::types::excerpt;
 
@@ -88,7 +89,7 @@ impl ApprovalPolicy {
     pub const AFTER: Self = Self { before: AskedCalls::None, after: true };
 
     /// The values in the configuration and in requests.
-    pub(super) const NAMES: [(&'static str, Self); 8] = [
+    const NAMES: [(&'static str, Self); 8] = [
         ("never", Self::NEVER),
         ("destructive", Self::DESTRUCTIVE),
         ("writes", Self::WRITES),
@@ -180,50 +181,69 @@ impl FromStr for CallRate {
     }
 }
 
-/// The changes of the configuration to one tool, or the definition of a tool. `None` means no change.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ToolOverride {
-    /// The effects of calls outside the process.
-    pub effect: Option<ToolEffect>,
-    /// The time at which a sealed call may start.
-    pub start: Option<StartPolicy>,
-    /// True if effects of calls destroy something.
-    pub destructive: Option<bool>,
-    /// True if no other call of the turn runs while a call of this tool runs.
-    pub exclusive: Option<bool>,
-    /// True if a call may run again with the same idempotency key.
-    pub idempotent: Option<bool>,
-    /// True if identical calls of one response each run.
-    pub repeatable: Option<bool>,
-    /// True if its results are never cleared from the context.
-    pub keep: Option<bool>,
-    /// True if calls run on a thread of the blocking pool.
-    pub blocking: Option<bool>,
-    /// The time limit of a call.
-    pub timeout: Option<Duration>,
-    /// The approvals that its calls need.
-    pub approval: Option<ApprovalPolicy>,
-    /// The time limit of an approval, and of the answer to a question.
-    pub approval_timeout: Option<Duration>,
-    /// Maximum number of concurrent calls in the host.
-    pub max_concurrent: Option<NonZeroU32>,
-    /// Maximum number of further attempts of a failed call.
-    pub retries: Option<u32>,
-    /// Maximum rate of calls in the host.
-    pub rate: Option<CallRate>,
-    /// The number of failed calls in a row that open its circuit breaker; 0: it never opens.
-    pub breaker_failures: Option<u32>,
-    /// The time for which the circuit breaker stays open.
-    pub breaker_open_for: Option<Duration>,
-    /// Maximum number of bytes of a result that the model sees.
-    pub max_result_bytes: Option<NonZeroUsize>,
-    /// The definition of a tool that is not registered otherwise: `kind` and its keys.
-    pub definition: Option<ConfiguredTool>,
-    /// For `read_file`: the root directory.
-    pub root: Option<PathBuf>,
-    /// For `http_get`: allowed addresses that would be refused by default. Each is `host`,
-    /// `host:port`, an IP address or a network such as `10.0.0.0/8`.
-    pub allow: Vec<String>,
-    /// For `http_get`: the proxy through which requests are sent.
-    pub proxy: Proxy,
+key_table! {
+    /// The changes of the configuration to one tool, or the definition of a tool. `None` means no change.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct ToolOverride {
+        /// The effects of calls outside the process.
+        effect: Option<ToolEffect> = None, Any;
+        /// True if effects of calls destroy something. Only for `approval = "destructive"`.
+        destructive: Option<bool> = None, Any;
+        /// The time at which a sealed call may start.
+        start: Option<StartPolicy> = None, Any;
+        /// True if no other call of the turn runs while a call of this tool runs.
+        exclusive: Option<bool> = None, Any;
+        /// True if a call may run again with the same idempotency key.
+        idempotent: Option<bool> = None, Any;
+        /// True if identical calls of one response each run.
+        repeatable: Option<bool> = None, Any;
+        /// True if its results are never cleared from the context.
+        keep: Option<bool> = None, Any;
+        /// True if calls run on a thread of the blocking pool.
+        blocking: Option<bool> = None => "true or false";
+        /// The time limit of a call.
+        timeout: Option<Duration> = None => "time above 0";
+        /// The approvals that its calls need.
+        approval: Option<ApprovalPolicy> = None, Any;
+        /// The time limit of an approval, and of the answer to a question. After it, the call, or its result, is
+        /// refused.
+        approval_timeout: Option<Duration> = None, Positive;
+        /// Maximum number of concurrent calls in the host.
+        max_concurrent: Option<NonZeroU32> = None, Any;
+        /// Maximum rate of calls in the host.
+        rate: Option<CallRate> = None, Any;
+        /// Maximum number of further attempts of a failed call, if they can do no harm.
+        retries: Option<u32> = None, Any;
+        /// The number of failed calls in a row that open its circuit breaker; 0: it never opens.
+        breaker_failures: Option<u32> = None, Any;
+        /// The time for which the circuit breaker stays open. It doubles after each failed probe, up to eight times this
+        /// value.
+        breaker_open_for: Option<Duration> = None, Positive;
+        /// Maximum number of bytes of a result that the model sees, instead of the limit of the agent.
+        max_result_bytes: Option<NonZeroUsize> = None, Any;
+        /// The definition of a tool that is not registered otherwise: `kind` and its keys.
+        definition: Option<ConfiguredTool> = None;
+        /// For `read_file`: the root directory.
+        root: Option<PathBuf> = None => "path";
+        /// For `http_get`: allowed addresses that would be refused by default. Each is `host`, `host:port`, an IP address
+        /// or a network such as `10.0.0.0/8`.
+        allow: Vec<String> = Vec::new() => "list of texts";
+        /// For `http_get`: the proxy through which requests are sent.
+        proxy: Proxy = Proxy::None => "\"none\", \"env\" or a URL";
+    }
+}
+
+named_values!(ToolEffect, [("none", Self::None), ("some", Self::Some)]);
+named_values!(StartPolicy, [("on_finish", Self::OnFinish), ("on_seal", Self::OnSeal)]);
+named_values!(ApprovalPolicy, Self::NAMES);
+
+impl key_table::Value for CallRate {
+    fn form() -> String {
+        "rate such as \"10/s\", \"100/m\" or \"5000/h\"".to_owned()
+    }
+
+    #[cfg(feature = "toml")]
+    fn parse(value: &toml::de::DeValue<'_>) -> Result<Self, String> {
+        super::file::values::string(value)?.parse()
+    }
 }

@@ -9,19 +9,8 @@ use toml::de::DeValue;
 use super::source::Section;
 use super::values::{self, Parsed};
 use crate::config::error::did_you_mean;
-use crate::config::{
-    AgentConfig, ContextPolicy, Execution, Limits, ModelConfig, OnRefusal, REHEARSAL, ToolLoading,
-    ToolPattern,
-};
-
-/// Maximum of `output_retries`.
-const OUTPUT_RETRIES_MAX: u32 = 10;
-
-const TOOL_LOADINGS: [(&str, ToolLoading); 3] =
-    [("all", ToolLoading::All), ("search", ToolLoading::Search), ("auto", ToolLoading::Auto)];
-
-const ON_REFUSAL: [(&str, OnRefusal); 2] =
-    [("end", OnRefusal::End), ("fallback", OnRefusal::Fallback)];
+use crate::config::key_table::KeyTable as _;
+use crate::config::{AgentConfig, ContextPolicy, Limits, ModelConfig, REHEARSAL, ToolPattern};
 
 impl AgentConfig {
     /// Returns the agent of a file without agents. It uses the only model of the file, or the rehearsal model if
@@ -43,36 +32,13 @@ impl AgentConfig {
                 section.require("model", &implicit);
                 implicit.unwrap_or_default().to_owned()
             });
-        let fallback_models = fallback_models(section, &model, models);
-        let default = Self::new(model);
-        let agent = Self {
-            fallback_models,
-            system: section.read("system", values::string).unwrap_or_default(),
-            tools: section.list("tools", pattern).unwrap_or_default(),
-            tool_loading: section
-                .read("tool_loading", |value| values::one_of(value, &TOOL_LOADINGS))
-                .unwrap_or_default(),
-            multi_tool_calls: section
-                .read("multi_tool_calls", values::boolean)
-                .unwrap_or(default.multi_tool_calls),
-            execution: section.read("execution", execution).unwrap_or(default.execution),
-            early_start: section
-                .read("early_start", values::boolean)
-                .unwrap_or(default.early_start),
-            on_refusal: section
-                .read("on_refusal", |value| values::one_of(value, &ON_REFUSAL))
-                .unwrap_or(default.on_refusal),
-            allow_overrides: section
-                .read("allow_overrides", values::boolean)
-                .unwrap_or(default.allow_overrides),
-            limits: Limits::read(&section.table("limits")),
-            context: ContextPolicy::read(&section.table("context")),
-            output_schema: output_schema(section),
-            output_retries: section
-                .read("output_retries", output_retries)
-                .unwrap_or(default.output_retries),
-            ..default
-        };
+        let mut agent = Self::new(model);
+        agent.read_keys(section);
+        agent.fallback_models = fallback_models(section, &agent.model, models);
+        agent.tools = section.list("tools", pattern).unwrap_or_default();
+        agent.limits = Limits::read_table(&section.table("limits"));
+        agent.context = ContextPolicy::read_table(&section.table("context"));
+        agent.output_schema = output_schema(section);
         section.report_unknown_keys();
         agent
     }
@@ -89,13 +55,6 @@ fn output_schema(section: &Section<'_, '_>) -> Option<Arc<Value>> {
         .map(Arc::new)
         .map_err(|error| section.add_error("output_schema", format!("{}: {error}", path.display())))
         .ok()
-}
-
-fn output_retries(value: &DeValue<'_>) -> Parsed<u32> {
-    match values::unsigned::<u32>(value)? {
-        retries @ 0..=OUTPUT_RETRIES_MAX => Ok(retries),
-        other => Err(format!("must be a number from 0 to {OUTPUT_RETRIES_MAX}, not {other}")),
-    }
 }
 
 /// Returns the model of an agent that names none: the only model, or the rehearsal model if there is no model.
@@ -147,23 +106,5 @@ fn pattern(value: &DeValue<'_>) -> Parsed<ToolPattern> {
         Err(format!(
             "must be a tool's name, in which * and ? stand for other characters, not {text:?}"
         ))
-    }
-}
-
-fn execution(value: &DeValue<'_>) -> Parsed<Execution> {
-    const MAX: u32 = Execution::PARALLEL_MAX;
-    let invalid = || {
-        let expected = format!("\"sequential\" or {{ parallel = N }} with N from 1 to {MAX}");
-        values::wrong_type(&expected, value)
-    };
-    if let Some(text) = value.as_str() {
-        return text.parse().map_err(|_| invalid());
-    }
-    let table = value.as_table().filter(|table| table.len() == 1).ok_or_else(invalid)?;
-    let max = table.get("parallel").ok_or_else(invalid)?;
-    match values::unsigned::<u32>(max.get_ref()) {
-        Ok(max) if (1..=MAX).contains(&max) => Ok(Execution::Parallel { max }),
-        Ok(max) => Err(format!("parallel is a number from 1 to {MAX}, not {max}")),
-        Err(error) => Err(format!("parallel: {error}")),
     }
 }

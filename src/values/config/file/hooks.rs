@@ -7,9 +7,10 @@ use toml::de::DeValue;
 use super::process::{EnvLookup, command, service};
 use super::source::Section;
 use super::values::{self, Parsed};
+use crate::config::key_table::KeyTable as _;
 use crate::config::{
-    AgentConfig, DEFAULT_AGENT, HookConfig, HookFailure, HookKind, HookRule, ProcessConfig,
-    ServiceConfig, ToolPattern,
+    AgentConfig, DEFAULT_AGENT, HookConfig, HookKind, HookRule, ProcessConfig, ServiceConfig,
+    ToolPattern,
 };
 use crate::types::HookPoint;
 
@@ -40,9 +41,6 @@ impl HookConfig {
         let agents =
             section.non_empty_list("agents", empty, |value| known_agent(value, known_agents));
         let tools = section.non_empty_list("tools", empty, values::non_empty_string);
-        let timeout = section.read("timeout", values::positive_duration);
-        let failures = [("refuse", HookFailure::Refuse), ("allow", HookFailure::Allow)];
-        let on_failure = section.read("on_failure", |value| values::one_of(value, &failures));
         if tools.is_some() && on.is_some_and(|on| !on.concerns_call()) {
             section.add_error("tools", "needs on = \"before_call\" or \"after_call\"");
         }
@@ -53,16 +51,16 @@ impl HookConfig {
             },
             HookKindName::Http => http(section, env),
         });
-        // The keys of a hook depend on its kind.
-        if kind_name.is_some() {
-            section.report_unknown_keys();
-        }
-        let (on, kind) = (on?, kind?);
-        let mut rule = HookRule::new(name.unwrap_or_else(|| kind.default_name()), on);
+        let name = name.or(kind.as_ref().map(HookKind::default_name)).unwrap_or_default();
+        let mut rule = HookRule::new(name, on.unwrap_or(HookPoint::BeforeCall));
+        rule.read_keys(section);
         rule.agents = agents;
         rule.tools = tools.map(|tools| tools.into_iter().map(ToolPattern::new).collect());
-        rule.timeout = timeout.unwrap_or(rule.timeout);
-        rule.on_failure = on_failure.unwrap_or_default();
+        // The keys of a hook depend on its kind.
+        if kind.is_some() {
+            section.report_unknown_keys();
+        }
+        let (_, kind) = (on?, kind?);
         Some(Self { rule, kind })
     }
 }
@@ -107,7 +105,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::Config;
+    use crate::config::{Config, HookFailure};
 
     fn parse(text: &str) -> Result<Config, String> {
         let env = |name: &str| (name == "SET").then(|| "value".to_owned());

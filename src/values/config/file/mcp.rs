@@ -1,16 +1,13 @@
 //! Reads `[mcp.NAME]` of the configuration file into [`McpConfig`]. Errors are collected in the section.
 
-use std::num::{NonZeroU32, NonZeroUsize};
-use std::time::Duration;
+use std::num::NonZeroU32;
 
 use super::process::{EnvLookup, command, env_value, secret_source, service};
 use super::source::Section;
 use super::values;
-use crate::config::mcp::{
-    McpConfig, McpHandshake, McpLimits, McpPin, McpShare, McpTransport, McpTrust, OAuthConfig,
-    OAuthGrant,
-};
-use crate::config::{ProcessConfig, SecretSource, ToolOverride, ToolPattern};
+use crate::config::key_table::KeyTable as _;
+use crate::config::mcp::{McpConfig, McpLimits, McpShare, McpTransport, OAuthConfig, OAuthGrant};
+use crate::config::{ProcessConfig, SecretSource, ToolPattern};
 
 /// Maximum length of a server's name, which is ASCII. The name is the prefix of the names of its tools, which have a
 /// maximum length too.
@@ -49,85 +46,31 @@ impl McpConfig {
         }
         let exclude = section.list("exclude", values::non_empty_string).unwrap_or_default();
         config.exclude = exclude.into_iter().map(ToolPattern::new).collect();
-        let trusts = [("none", McpTrust::None), ("annotations", McpTrust::Annotations)];
-        let trust = section.read("trust", |value| values::one_of(value, &trusts));
-        config.trust = trust.unwrap_or_default();
-        let pins = [("off", McpPin::Off), ("warn", McpPin::Warn), ("require", McpPin::Require)];
-        let pin = section.read("pin", |value| values::one_of(value, &pins));
-        config.pin = pin.unwrap_or_default();
-        config.instructions =
-            section.read("instructions", values::boolean).unwrap_or(config.instructions);
         config.lock_file = section.resolve_path("callsheet-tools.lock");
-        let times = [
-            ("start_timeout", &mut config.start_timeout),
-            ("timeout", &mut config.timeout),
-            ("max_timeout", &mut config.max_timeout),
-        ];
-        for (key, time) in times {
-            *time = section.read(key, values::positive_duration).unwrap_or(*time);
-        }
+        config.read_keys(section);
+        config.policy.read_keys(section);
         if section.has("max_timeout") && config.max_timeout < config.timeout {
             section.add_error("max_timeout", "must not be shorter than timeout");
         }
         // The default may be shorter than the configured timeout.
         config.max_timeout = config.max_timeout.max(config.timeout);
-        let handshakes = [
-            ("auto", McpHandshake::Auto),
-            ("discover", McpHandshake::Discover),
-            ("initialize", McpHandshake::Initialize),
-        ];
-        let handshake = section.read("handshake", |value| values::one_of(value, &handshakes));
-        config.handshake = handshake.unwrap_or_default();
-        let shares = [("host", McpShare::Host), ("session", McpShare::Session)];
-        let share = section.read("share", |value| values::one_of(value, &shares));
-        config.share = share.unwrap_or_default();
-        // A wrong value of `share` has its error already.
-        let is_wrong = share.is_none() && section.has("share");
-        if config.share == McpShare::Host && !is_wrong {
+        if config.share == McpShare::Host && !section.is_wrong("share") {
             section.forbid("max_connections", "needs share = \"session\"");
         }
-        if let Some(limit) = section.read("max_connections", values::optional_limit) {
-            let limit = limit.and_then(NonZeroUsize::new);
-            config.max_connections = limit.unwrap_or(NonZeroUsize::MAX);
-        }
-        config.policy = ToolOverride::read_policy(section);
         section.report_unknown_keys();
         config
     }
 }
 
-/// Bounds of the longest wait between attempts to connect.
-const RECONNECT_WAIT_MIN: Duration = Duration::from_millis(100);
-const RECONNECT_WAIT_MAX: Duration = Duration::from_secs(3_600);
-
 impl McpLimits {
     pub(super) fn read(section: &Section<'_, '_>) -> Self {
         let mut limits = Self::default();
-        let bounds = (1, 1_000_000);
+        limits.read_keys(section);
         let messages =
-            section.read("max_messages_per_second", |value| values::within(value, bounds));
+            section.read("max_messages_per_second", |value| values::within(value, (1, 1_000_000)));
         if let Some(messages) = messages.and_then(NonZeroU32::new) {
             limits.max_messages_per_second = messages;
         }
-        let numbers = [
-            ("max_line_bytes", &mut limits.max_line_bytes, (64 << 10, 1 << 30)),
-            ("max_skipped_bytes", &mut limits.max_skipped_bytes, (64 << 10, 1 << 40)),
-            ("max_questions", &mut limits.max_questions, (1, 100)),
-            ("max_tools", &mut limits.max_tools, (1, 100_000)),
-            ("max_definition_depth", &mut limits.max_definition_depth, (10, 120)),
-        ];
-        for (key, number, bounds) in numbers {
-            *number = section.read(key, |value| values::within(value, bounds)).unwrap_or(*number);
-        }
-        let wait = section.read("max_reconnect_wait", |value| {
-            let wait = values::duration(value)?;
-            let is_within = (RECONNECT_WAIT_MIN..=RECONNECT_WAIT_MAX).contains(&wait);
-            is_within.then_some(wait).ok_or_else(|| "must be from \"100ms\" to \"1h\"".to_owned())
-        });
-        limits.max_reconnect_wait = wait.unwrap_or(limits.max_reconnect_wait);
-        let lines =
-            section.read("max_log_lines_per_second", |value| values::within(value, (1, 10_000)));
-        limits.max_log_lines_per_second = lines.unwrap_or(limits.max_log_lines_per_second);
         section.report_unknown_keys();
         limits
     }
@@ -210,7 +153,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::{ApprovalPolicy, Config, ToolEffect};
+    use crate::config::{ApprovalPolicy, Config, McpHandshake, McpPin, McpTrust, ToolEffect};
 
     fn parse(text: &str) -> Result<Config, String> {
         let env = |name: &str| (name == "SET").then(|| "value".to_owned());

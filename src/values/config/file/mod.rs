@@ -1,22 +1,19 @@
 //! Reads `callsheet.toml`: parses its values, and collects all errors with their lines.
 
 mod agent;
-mod console;
-mod context;
 mod hooks;
 mod host;
-mod journal;
-mod limits;
 mod mcp;
 mod model;
 mod process;
-mod source;
+pub(super) mod source;
 mod tool_definition;
 mod tools;
-mod values;
+pub(super) mod values;
 
 use std::collections::BTreeMap;
 
+use super::key_table::KeyTable as _;
 use super::{
     AgentConfig, BaseUrl, Config, ConfigErrors, ConsoleConfig, DEFAULT_AGENT, FAST_PATH_ENV,
     HookConfig, HostConfig, JournalConfig, MULTI_TOOL_CALLS_ENV, McpConfig, McpLimits, ModelConfig,
@@ -67,8 +64,8 @@ impl Config {
         let [host_table, journal_table, console_table] =
             ["host", "journal", "console"].map(|key| root.table(key));
         let host = HostConfig::read(&host_table, env);
-        let journal = JournalConfig::read(&journal_table);
-        let console = ConsoleConfig::read(&console_table);
+        let journal = JournalConfig::read_table(&journal_table);
+        let console = ConsoleConfig::read_table(&console_table);
         let mut models: BTreeMap<String, ModelConfig> = root
             .tables("models")
             .into_iter()

@@ -1,15 +1,13 @@
 //! Reads `[models.NAME]`.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 
 use toml::de::DeValue;
 
 use super::source::Section;
 use super::values::{self, Parsed};
-use crate::config::{
-    ApiKey, BaseUrl, ModelConfig, PromptCache, SecretSource, SendReasoning, ToolProtocol, Wire,
-};
+use crate::config::key_table::KeyTable as _;
+use crate::config::{ApiKey, BaseUrl, ModelConfig, SecretSource};
 use crate::types::InvalidValue;
 
 impl ModelConfig {
@@ -19,7 +17,6 @@ impl ModelConfig {
         env: &dyn Fn(&str) -> Option<String>,
         needs_key: bool,
     ) -> Self {
-        let wire = section.read("wire", |value| values::one_of(value, &Wire::NAMES));
         let base_url = section.read("base_url", base_url);
         let model = section.read("model", values::non_empty_string);
         section.require("base_url", &base_url);
@@ -46,64 +43,20 @@ impl ModelConfig {
                 }
             }
         });
-        let default = Self::new(base_url.unwrap_or_else(BaseUrl::unset), model.unwrap_or_default());
-        let idle_timeout =
-            section.read("idle_timeout", values::positive_duration).unwrap_or(default.idle_timeout);
-        let config = Self {
-            wire: wire.unwrap_or(default.wire),
-            api_key: api_key.flatten().or(key_of_file),
-            api_key_file,
-            stream: section.read("stream", values::boolean).unwrap_or(default.stream),
-            connect_timeout: section
-                .read("connect_timeout", values::positive_duration)
-                .unwrap_or(default.connect_timeout),
-            first_event_timeout: section
-                .read("first_event_timeout", values::positive_duration)
-                .unwrap_or(default.first_event_timeout),
-            idle_timeout,
-            progress_timeout: section
-                .read("progress_timeout", values::positive_duration)
-                // A file that allows a longer silence allows it without progress too.
-                .unwrap_or(default.progress_timeout.max(idle_timeout)),
-            answer_timeout: section
-                .read("answer_timeout", values::positive_duration)
-                .unwrap_or(default.answer_timeout),
-            max_response_bytes: section
-                .read("max_response_bytes", values::positive)
-                .unwrap_or(default.max_response_bytes),
-            max_attempts: section
-                .read("max_attempts", values::positive)
-                .unwrap_or(default.max_attempts),
-            max_concurrent_requests: section
-                .read("max_concurrent_requests", values::unsigned)
-                .map_or(default.max_concurrent_requests, NonZeroU32::new),
-            breaker_failures: section
-                .read("breaker_failures", values::optional_limit)
-                .unwrap_or(default.breaker_failures),
-            breaker_open_for: section
-                .read("breaker_open_for", values::positive_duration)
-                .unwrap_or(default.breaker_open_for),
-            context_window: section.read("context_window", values::positive),
-            tool_protocol: section
-                .read("tool_protocol", |value| values::one_of(value, &ToolProtocol::NAMES))
-                .unwrap_or_default(),
-            prompt_cache: section.read("prompt_cache", prompt_cache).unwrap_or_default(),
-            send_reasoning: section
-                .read("send_reasoning", |value| values::one_of(value, &SendReasoning::NAMES))
-                .unwrap_or_default(),
-            max_output_tokens: section.read("max_output_tokens", values::positive),
-            temperature: section.read("temperature", temperature),
-            headers: section.read("headers", headers).unwrap_or_default(),
-            extra_body: section.read("extra_body", extra_body).unwrap_or_default(),
-            extra_body_internal: section.read("extra_body_internal", extra_body),
-            omit_body: section
-                .list("omit_body", omit_body_member)
-                .unwrap_or_default()
-                .into_iter()
-                .collect(),
-            // `base_url` and `model`, set above, and `fast_path`, set by the caller.
-            ..default
-        };
+        let mut config =
+            Self::new(base_url.unwrap_or_else(BaseUrl::unset), model.unwrap_or_default());
+        config.read_keys(section);
+        if !section.has("progress_timeout") {
+            // A file that allows a longer silence allows it without progress too.
+            config.progress_timeout = config.progress_timeout.max(config.idle_timeout);
+        }
+        config.api_key = api_key.flatten().or(key_of_file);
+        config.api_key_file = api_key_file;
+        config.headers = section.read("headers", headers).unwrap_or_default();
+        config.extra_body = section.read("extra_body", extra_body).unwrap_or_default();
+        config.extra_body_internal = section.read("extra_body_internal", extra_body);
+        let omit_body = section.list("omit_body", omit_body_member);
+        config.omit_body = omit_body.unwrap_or_default().into_iter().collect();
         section.forbid("api_key", "a key is never in this file: name a variable with api_key_env, or another file with api_key_file");
         section.report_unknown_keys();
         config
@@ -112,23 +65,6 @@ impl ModelConfig {
 
 fn base_url(value: &DeValue<'_>) -> Parsed<BaseUrl> {
     BaseUrl::parse(&values::string(value)?).map_err(|error| error.to_string())
-}
-
-fn prompt_cache(value: &DeValue<'_>) -> Parsed<PromptCache> {
-    match &*values::non_empty_string(value)? {
-        "auto" => Ok(PromptCache::Auto),
-        "off" => Ok(PromptCache::Off),
-        other => Err(format!("must be \"auto\" or \"off\", not {other:?}")),
-    }
-}
-
-fn temperature(value: &DeValue<'_>) -> Parsed<f64> {
-    let number = values::float(value)?;
-    if (0.0..=2.0).contains(&number) {
-        Ok(number)
-    } else {
-        Err(format!("must be a number from 0 to 2, not {number}"))
-    }
 }
 
 fn headers(value: &DeValue<'_>) -> Parsed<BTreeMap<String, String>> {

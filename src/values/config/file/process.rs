@@ -2,7 +2,7 @@
 //! requests.
 
 use std::collections::BTreeMap;
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::NonZeroU64;
 
 use toml::de::DeValue;
 use url::Url;
@@ -10,6 +10,7 @@ use url::Url;
 use super::source::Section;
 use super::tools::parse_allow_entry;
 use super::values::{self, Parsed};
+use crate::config::key_table::KeyTable as _;
 use crate::config::tool_definition::{ProcessConfig, SandboxLevel};
 use crate::config::{Proxy, SecretSource, ServiceConfig};
 
@@ -32,10 +33,10 @@ impl ProcessConfig {
         for name in env.keys().filter(|name| secret_env.contains_key(*name)) {
             section.add_error("env", format!("{name} is also in secret_env"));
         }
-        let sandbox = section.read("sandbox", |value| values::one_of(value, &SandboxLevel::NAMES));
-        let sandbox = sandbox.unwrap_or_default();
+        let mut process = Self::default();
+        process.read_keys(section);
         let paths = |key| {
-            if sandbox == SandboxLevel::None {
+            if process.sandbox == SandboxLevel::None {
                 section.forbid(
                     key,
                     "needs a sandbox: set sandbox to \"read\", \"write\" or \"strict\"",
@@ -44,19 +45,16 @@ impl ProcessConfig {
             let paths = section.list(key, values::non_empty_string).unwrap_or_default();
             paths.iter().map(|path| section.resolve_path(path)).collect()
         };
+        let (read_paths, write_paths) = (paths("read_paths"), paths("write_paths"));
         Self {
             cwd: section.path("cwd").unwrap_or_else(|| section.resolve_path("")),
             env,
             env_pass: env_pass.unwrap_or_default(),
             secret_env,
-            sandbox,
-            read_paths: paths("read_paths"),
-            write_paths: paths("write_paths"),
-            host_files: Vec::new(),
+            read_paths,
+            write_paths,
             max_memory: section.read("max_memory", values::size).and_then(NonZeroU64::new),
-            max_processes: section
-                .read("max_processes", values::positive)
-                .and_then(NonZeroU32::new),
+            ..process
         }
     }
 }

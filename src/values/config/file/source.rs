@@ -81,7 +81,7 @@ impl<'t> ConfigSource<'t> {
 /// A table that is being read. [`Section::report_unknown_keys`] records an error for each key that was neither read
 /// nor forbidden before.
 #[derive(Debug)]
-pub(super) struct Section<'s, 't> {
+pub(in crate::config) struct Section<'s, 't> {
     source: &'s ConfigSource<'t>,
     key_path: String,
     table: Option<&'s DeTable<'t>>,
@@ -96,7 +96,7 @@ impl<'s, 't> Section<'s, 't> {
 
     /// Parses the value of a key. Returns `None` if the key is missing, or if the value is wrong. Records an error
     /// for a wrong value.
-    pub(super) fn read<T>(
+    pub(in crate::config) fn read<T>(
         &self,
         key: &'static str,
         parse: impl FnOnce(&DeValue<'t>) -> Parsed<T>,
@@ -277,6 +277,12 @@ impl<'s, 't> Section<'s, 't> {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
+    /// Returns whether an error about the key is recorded.
+    pub(super) fn is_wrong(&self, key: &str) -> bool {
+        let key = self.key(key);
+        self.source.errors.borrow().iter().any(|error| error.key == key)
+    }
+
     /// Records this error if the key is present, and marks the key as known.
     pub(super) fn forbid(&self, key: &'static str, message: &str) {
         if self.value(key).is_some() {
@@ -285,7 +291,7 @@ impl<'s, 't> Section<'s, 't> {
     }
 
     /// Records an error for every key that was neither read nor forbidden.
-    pub(super) fn report_unknown_keys(&self) {
+    pub(in crate::config) fn report_unknown_keys(&self) {
         self.report_unknown_keys_with_hints(&[]);
     }
 

@@ -6,11 +6,12 @@ use super::process::{EnvLookup, command, headers, proxy};
 use super::source::Section;
 use super::tools::parse_allow_entry;
 use super::values::{self, Parsed};
+use crate::config::key_table::{KeyTable as _, Value as _};
 use crate::config::tool_definition::{
     CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, HttpBody, HttpConfig, HttpMethod,
     ProcessConfig, ToolInput, ToolKind,
 };
-use crate::config::{AgentEvents, AgentToolConfig};
+use crate::config::{AgentToolConfig, Share};
 
 /// The kind of a tool that a table defines, as the key `kind` names it.
 #[derive(Clone, Copy)]
@@ -24,17 +25,6 @@ const KINDS: [(&str, ToolKindName); 3] = [
     ("command", ToolKindName::Command),
     ("http", ToolKindName::Http),
     ("agent", ToolKindName::Agent),
-];
-
-const AGENT_EVENTS: [(&str, AgentEvents); 3] =
-    [("none", AgentEvents::None), ("tools", AgentEvents::Tools), ("all", AgentEvents::All)];
-
-const METHODS: [(&str, HttpMethod); 5] = [
-    ("GET", HttpMethod::Get),
-    ("POST", HttpMethod::Post),
-    ("PUT", HttpMethod::Put),
-    ("PATCH", HttpMethod::Patch),
-    ("DELETE", HttpMethod::Delete),
 ];
 
 impl ConfiguredTool {
@@ -72,19 +62,19 @@ impl AgentToolConfig {
         let agent = section.read("agent", values::non_empty_string);
         section.require("agent", &agent);
         let mut config = Self::new(agent.unwrap_or_default());
-        if let Some(depth) = section.read("max_depth", values::positive) {
-            config.max_depth = depth;
-        }
-        if let Some(children) = section.read("max_children", values::positive) {
-            config.max_children = children;
-        }
-        if let Some(share) = section.read("share_of_budget", values::share_above_zero) {
+        config.read_keys(section);
+        if let Some(share) = section.read("share_of_budget", share_above_zero) {
             config.share_of_budget = share;
         }
-        let events = section.read("agent_events", |value| values::one_of(value, &AGENT_EVENTS));
-        config.agent_events = events.unwrap_or(config.agent_events);
         config
     }
+}
+
+/// Parses a share from 0.001 to 1, after it is rounded to thousandths.
+fn share_above_zero(value: &DeValue<'_>) -> Parsed<Share> {
+    let number = values::float(value)?;
+    let share = Share::of(number).filter(|share| !share.is_zero());
+    share.ok_or_else(|| format!("must be a share from 0.001 to 1, and is {number}"))
 }
 
 impl ToolInput {
@@ -116,13 +106,10 @@ impl CommandConfig {
         let stdins = (CommandStdin::None, CommandStdin::Json, CommandStdin::Text);
         let stdin = section.read("stdin", |value| stdin_or_body(value, stdins));
         config.stdin = stdin.unwrap_or_default();
-        let outputs = [("text", CommandOutput::Text), ("json", CommandOutput::Json)];
-        let output = section.read("output", |value| values::one_of(value, &outputs));
-        config.output = output.unwrap_or_default();
+        config.read_keys(section);
         config.output_schema = section.path("output_schema");
         // A wrong value of `output` has its error already.
-        let is_wrong = output.is_none() && section.has("output");
-        let is_text = config.output == CommandOutput::Text && !is_wrong;
+        let is_text = config.output == CommandOutput::Text && !section.is_wrong("output");
         if config.output_schema.is_some() && is_text {
             section.add_error("output_schema", "needs output = \"json\"");
         }
@@ -131,9 +118,6 @@ impl CommandConfig {
         if let Some(ok_exit) = ok_exit {
             config.ok_exit = ok_exit.into_iter().map(i32::from).collect();
         }
-        if let Some(bytes) = section.read("max_output_bytes", values::positive) {
-            config.max_output_bytes = bytes;
-        }
         config.process = ProcessConfig::read(section, env);
         config
     }
@@ -141,10 +125,11 @@ impl CommandConfig {
 
 impl HttpConfig {
     fn read(section: &Section<'_, '_>, env: EnvLookup<'_>) -> Self {
-        let method = section.read("method", |value| values::one_of(value, &METHODS));
+        let method = section.read("method", HttpMethod::parse);
         let url = section.read("url", values::non_empty_string);
         section.require("url", &url);
         let mut config = Self::new(method.unwrap_or_default(), url.unwrap_or_default());
+        config.read_keys(section);
         config.query = section.table("query").entries(values::string);
         (config.headers, config.secret_headers) = headers(section, env);
         config.allow = section.list("allow", parse_allow_entry).unwrap_or_default();
@@ -153,13 +138,9 @@ impl HttpConfig {
         if let Some(body) = section.read("body", |value| stdin_or_body(value, bodies)) {
             config.body = body;
         }
-        config.pick = section.read("pick", values::string);
         let empty_message = "must not be empty: a list of statuses such as [200, 201]";
         if let Some(ok_status) = section.non_empty_list("ok_status", empty_message, http_status) {
             config.ok_status = ok_status;
-        }
-        if let Some(header) = section.read("idempotency_header", values::non_empty_string) {
-            config.idempotency_header = header;
         }
         config
     }

@@ -1,7 +1,6 @@
 //! Reads `[tools.NAME]`.
 
 use std::net::IpAddr;
-use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 
 use toml::de::DeValue;
@@ -9,37 +8,10 @@ use toml::de::DeValue;
 use super::process::proxy;
 use super::source::Section;
 use super::values::{self, Parsed};
-use crate::config::{ApprovalPolicy, ConfiguredTool, StartPolicy, ToolEffect, ToolOverride};
+use crate::config::key_table::KeyTable as _;
+use crate::config::{ConfiguredTool, ToolOverride};
 
 impl ToolOverride {
-    /// Reads the policy keys that `[tools.NAME]` and `[mcp.NAME]` have in common, except `timeout`, which has
-    /// another meaning for a server.
-    pub(super) fn read_policy(section: &Section<'_, '_>) -> Self {
-        Self {
-            effect: section.read("effect", |value| values::one_of(value, &ToolEffect::NAMES)),
-            start: section.read("start", |value| values::one_of(value, &StartPolicy::NAMES)),
-            destructive: section.read("destructive", values::boolean),
-            exclusive: section.read("exclusive", values::boolean),
-            idempotent: section.read("idempotent", values::boolean),
-            repeatable: section.read("repeatable", values::boolean),
-            keep: section.read("keep", values::boolean),
-            approval: section
-                .read("approval", |value| values::one_of(value, &ApprovalPolicy::NAMES)),
-            approval_timeout: section.read("approval_timeout", values::positive_duration),
-            max_concurrent: section
-                .read("max_concurrent", values::positive)
-                .and_then(NonZeroU32::new),
-            retries: section.read("retries", values::unsigned),
-            rate: section.read("rate", |value| values::string(value)?.parse()),
-            breaker_failures: section.read("breaker_failures", values::unsigned),
-            breaker_open_for: section.read("breaker_open_for", values::positive_duration),
-            max_result_bytes: section
-                .read("max_result_bytes", values::positive)
-                .and_then(NonZeroUsize::new),
-            ..Self::default()
-        }
-    }
-
     pub(super) fn read(
         name: &str,
         section: &Section<'_, '_>,
@@ -49,8 +21,9 @@ impl ToolOverride {
             blocking: section.read("blocking", values::boolean),
             timeout: section.read("timeout", values::positive_duration),
             definition: ConfiguredTool::read(section, env),
-            ..Self::read_policy(section)
+            ..Self::default()
         };
+        tool_override.read_keys(section);
         if tool_override.definition.is_some() {
             section.report_unknown_keys();
             return tool_override;
@@ -70,15 +43,6 @@ impl ToolOverride {
         section.report_unknown_keys();
         tool_override
     }
-}
-
-impl ToolEffect {
-    const NAMES: [(&'static str, Self); 2] = [("none", Self::None), ("some", Self::Some)];
-}
-
-impl StartPolicy {
-    const NAMES: [(&'static str, Self); 2] =
-        [("on_finish", Self::OnFinish), ("on_seal", Self::OnSeal)];
 }
 
 /// Parses an entry of `allow`: a target that may be reached although it is not public.

@@ -6,32 +6,32 @@ use std::time::Duration;
 use toml::de::DeValue;
 
 use crate::config::error::quoted_names;
-use crate::config::{Share, parse_duration};
+use crate::config::parse_duration;
 
 /// A parsed value, or the message of an error.
-pub(super) type Parsed<T> = Result<T, String>;
+pub(in crate::config) type Parsed<T> = Result<T, String>;
 
 /// Returns the message for a value of the wrong type.
-pub(super) fn wrong_type(expected: &str, value: &DeValue<'_>) -> String {
+pub(in crate::config) fn wrong_type(expected: &str, value: &DeValue<'_>) -> String {
     format!("must be {expected}, not {}", described(value))
 }
 
-pub(super) fn string(value: &DeValue<'_>) -> Parsed<String> {
+pub(in crate::config) fn string(value: &DeValue<'_>) -> Parsed<String> {
     value.as_str().map(str::to_owned).ok_or_else(|| wrong_type("a string", value))
 }
 
 /// Parses a string that is not blank.
-pub(super) fn non_empty_string(value: &DeValue<'_>) -> Parsed<String> {
+pub(in crate::config) fn non_empty_string(value: &DeValue<'_>) -> Parsed<String> {
     let text = string(value)?;
     if text.trim().is_empty() { Err("must not be empty".to_owned()) } else { Ok(text) }
 }
 
-pub(super) fn boolean(value: &DeValue<'_>) -> Parsed<bool> {
+pub(in crate::config) fn boolean(value: &DeValue<'_>) -> Parsed<bool> {
     value.as_bool().ok_or_else(|| wrong_type("true or false", value))
 }
 
 /// Parses a whole number of at least 0 that fits `T`.
-pub(super) fn unsigned<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
+pub(in crate::config) fn unsigned<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
     let Some(integer) = value.as_integer() else { return Err(wrong_type("a whole number", value)) };
     let number = i128::from_str_radix(integer.as_str(), integer.radix())
         .map_err(|_| format!("{integer} is too large"))?;
@@ -64,16 +64,8 @@ where
     Err(format!("must be from {least} to {most}, and is {number}"))
 }
 
-/// Parses a whole number. Returns `None` for 0, which means no limit.
-pub(super) fn optional_limit<T>(value: &DeValue<'_>) -> Parsed<Option<T>>
-where
-    T: TryFrom<u64> + Default + PartialEq,
-{
-    unsigned(value).map(|number: T| Some(number).filter(|number| *number != T::default()))
-}
-
 /// Parses a number with or without a fraction.
-pub(super) fn float(value: &DeValue<'_>) -> Parsed<f64> {
+pub(in crate::config) fn float(value: &DeValue<'_>) -> Parsed<f64> {
     let text = match (value.as_float(), value.as_integer()) {
         (Some(float), _) => float.as_str().to_owned(),
         (None, Some(integer)) if integer.radix() == 10 => integer.as_str().to_owned(),
@@ -82,21 +74,6 @@ pub(super) fn float(value: &DeValue<'_>) -> Parsed<f64> {
     let not_a_number = || format!("must be a number, not {text}");
     let number: f64 = text.parse().map_err(|_| not_a_number())?;
     if number.is_finite() { Ok(number) } else { Err(not_a_number()) }
-}
-
-/// Parses a share: 0, or from 0.001 to 1, after it is rounded to thousandths. A number above 0 that rounds to 0 is an
-/// error, because 0 can have a meaning of its own.
-pub(super) fn share(value: &DeValue<'_>) -> Parsed<Share> {
-    let number = float(value)?;
-    let share = Share::of(number).filter(|share| number == 0.0 || !share.is_zero());
-    share.ok_or_else(|| format!("must be 0 or a share from 0.001 to 1, and is {number}"))
-}
-
-/// Parses a share from 0.001 to 1, after it is rounded to thousandths.
-pub(super) fn share_above_zero(value: &DeValue<'_>) -> Parsed<Share> {
-    let number = float(value)?;
-    let share = Share::of(number).filter(|share| !share.is_zero());
-    share.ok_or_else(|| format!("must be a share from 0.001 to 1, and is {number}"))
 }
 
 /// Parses a size in bytes above 0, such as `"512MiB"` or a whole number.
@@ -112,7 +89,7 @@ pub(super) fn size(value: &DeValue<'_>) -> Parsed<u64> {
 }
 
 /// Parses a duration such as `"30s"`, which may be 0.
-pub(super) fn duration(value: &DeValue<'_>) -> Parsed<Duration> {
+pub(in crate::config) fn duration(value: &DeValue<'_>) -> Parsed<Duration> {
     let Some(text) = value.as_str() else {
         return Err(wrong_type("a time such as \"30s\"", value));
     };
@@ -125,13 +102,8 @@ pub(super) fn positive_duration(value: &DeValue<'_>) -> Parsed<Duration> {
     if duration.is_zero() { Err("must be longer than 0".to_owned()) } else { Ok(duration) }
 }
 
-/// Parses a duration. Returns `None` for 0, which means no limit.
-pub(super) fn optional_duration(value: &DeValue<'_>) -> Parsed<Option<Duration>> {
-    duration(value).map(|duration| Some(duration).filter(|duration| !duration.is_zero()))
-}
-
 /// Parses one of these names.
-pub(super) fn one_of<T: Copy>(value: &DeValue<'_>, names: &[(&str, T)]) -> Parsed<T> {
+pub(in crate::config) fn one_of<T: Copy>(value: &DeValue<'_>, names: &[(&str, T)]) -> Parsed<T> {
     let found = value.as_str().and_then(|text| names.iter().find(|(name, _)| *name == text));
     found.map(|(_, value)| *value).ok_or_else(|| wrong_type(&quoted_names(names), value))
 }
