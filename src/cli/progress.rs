@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::output::{clean, format_count};
 use super::screen::ScreenItem;
-use callsheet_values::event::ConflictResolution;
 use callsheet_values::event::{
     ApprovalRequest, CallLabel, Event, RunStats, ServiceCall, ServiceCallStatus, WaitingFor,
 };
+use callsheet_values::event::{AttemptFallback, ConflictResolution};
 use callsheet_values::types::{
     ApprovalVerdict, CallKey, FinishKind, Question, QuestionKind, RunEnd, ToolOutcome, ToolResult,
     ToolStatus, VariableName, WaitPhase, excerpt, printable,
@@ -37,6 +37,8 @@ pub(super) struct RunProgress {
     models: Vec<String>,
     /// The index of the model that is asked.
     model_index: usize,
+    /// What the attempt that starts next does in another way.
+    fallback: Option<AttemptFallback>,
     /// The name of the model that each turn asks first.
     first_model: String,
     /// The name of the model that is asked.
@@ -146,9 +148,9 @@ impl RunProgress {
                 let failed = self.failed_attempt(*attempt, reason);
                 Some(ScreenItem::Line(format!("{failed}; the part that has arrived is used")))
             }
-            Event::AttemptStarted { attempt, model, reason, wait, rollback, fallback, .. } => {
+            Event::AttemptStarted { attempt, model, reason, wait, streamed: _ } => {
                 let failed = self.failed_attempt(attempt.saturating_sub(1).max(1), reason);
-                let next = if *fallback {
+                let next = if self.fallback == Some(AttemptFallback::NextModel) {
                     let fallback_model = self.model_name(self.model_index + 1, model);
                     format!("asks the fallback model {fallback_model}")
                 } else if wait.is_zero() {
@@ -156,7 +158,8 @@ impl RunProgress {
                 } else {
                     format!("follows in {}", format_duration(*wait))
                 };
-                let form = if *rollback { ", without streaming" } else { "" };
+                let is_plain = self.fallback == Some(AttemptFallback::PlainAnswer);
+                let form = if is_plain { ", without streaming" } else { "" };
                 Some(ScreenItem::Line(format!("{failed}; attempt {attempt} {next}{form}")))
             }
             Event::AttemptVoided { attempt, reason, model: _, streamed: _ } => {
@@ -206,6 +209,7 @@ impl RunProgress {
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
             | Event::AttemptEnded { .. }
+            | Event::AttemptFellBack { .. }
             | Event::OfChild { .. }
             | Event::HistoryRepaired { .. } => None,
         };
@@ -296,9 +300,11 @@ impl RunProgress {
                 (self.silent_since, self.is_wait_reported) = (None, false);
                 self.retry = None;
             }
-            Event::AttemptStarted { attempt, model, wait, fallback, .. } => {
+            Event::AttemptFellBack { to } => self.fallback = Some(*to),
+            Event::AttemptStarted { attempt, model, wait, .. } => {
                 self.attempt = *attempt;
-                self.model_index += usize::from(*fallback);
+                let is_next = self.fallback.take() == Some(AttemptFallback::NextModel);
+                self.model_index += usize::from(is_next);
                 self.model = self.model_name(self.model_index, model);
                 let start = now + *wait;
                 (self.silent_since, self.is_thinking) = (Some(start), false);
@@ -917,15 +923,13 @@ mod tests {
         }
     }
 
-    fn attempt(attempt: u32, reason: &str, wait: Duration, fallback: bool) -> Event {
+    fn attempt(attempt: u32, reason: &str, wait: Duration) -> Event {
         Event::AttemptStarted {
             attempt,
             model: "m".to_owned(),
             streamed: true,
             reason: reason.to_owned(),
             wait,
-            rollback: false,
-            fallback,
         }
     }
 
@@ -935,7 +939,7 @@ mod tests {
         progress.handle_event(Duration::ZERO, &started(0, "{}"));
         progress.handle_event(Duration::ZERO, &started(1, "{}"));
         assert_eq!(progress.open_call_lines(Duration::ZERO).len(), 2);
-        let second = attempt(2, "it\nbroke", Duration::from_millis(300), false);
+        let second = attempt(2, "it\nbroke", Duration::from_millis(300));
         let line = line_of(progress.handle_event(Duration::ZERO, &second));
         assert_eq!(line, "! attempt 1 with m failed: it broke; attempt 2 follows in 300 ms");
         assert!(progress.open_call_lines(Duration::ZERO).is_empty());
@@ -945,32 +949,34 @@ mod tests {
     fn an_attempt_of_which_a_part_is_used_is_followed_by_no_other() {
         let mut progress = asking_models(&["main"]);
         let mut line = |event: &Event| line_of(progress.handle_event(Duration::ZERO, event));
-        let recovered = attempt(1, "the host stopped", Duration::ZERO, false);
+        let recovered = attempt(1, "the host stopped", Duration::ZERO);
         let expected =
             "! attempt 1 with main failed: the host stopped; the part that has arrived is used";
         assert_eq!(line(&recovered), expected);
-        let second = line(&attempt(2, "500: boom", Duration::ZERO, false));
+        let second = line(&attempt(2, "500: boom", Duration::ZERO));
         assert_eq!(second, "! attempt 1 with main failed: 500: boom; attempt 2 follows");
-        let recovered = line(&attempt(2, "the host stopped", Duration::ZERO, false));
+        let recovered = line(&attempt(2, "the host stopped", Duration::ZERO));
         assert_eq!(recovered, expected.replace("attempt 1", "attempt 2"));
         // No model is waited for.
         assert!(progress.open_call_lines(Duration::from_secs(5)).is_empty());
         // The attempts of each turn are counted from 1.
         progress.handle_event(Duration::ZERO, &Event::TurnStarted);
         let mut line = |event: &Event| line_of(progress.handle_event(Duration::ZERO, event));
-        let second = line(&attempt(2, "500: boom", Duration::ZERO, false));
+        let second = line(&attempt(2, "500: boom", Duration::ZERO));
         assert!(second.ends_with("; attempt 2 follows"), "{second}");
     }
 
     #[test]
     fn a_failed_attempt_has_its_own_reason_and_the_configured_name_of_its_model() {
         let mut progress = asking_models(&["main", "backup"]);
+        let next_model = Event::AttemptFellBack { to: AttemptFallback::NextModel };
+        assert_eq!(progress.handle_event(Duration::ZERO, &next_model), None);
         let mut line = |event: &Event| line_of(progress.handle_event(Duration::ZERO, event));
-        let fallback = line(&attempt(2, "500: boom", Duration::ZERO, true));
+        let fallback = line(&attempt(2, "500: boom", Duration::ZERO));
         let expected =
             "! attempt 1 with main failed: 500: boom; attempt 2 asks the fallback model backup";
         assert_eq!(fallback, expected);
-        let third = line(&attempt(3, "500: boom", Duration::ZERO, false));
+        let third = line(&attempt(3, "500: boom", Duration::ZERO));
         assert_eq!(third, "! attempt 2 with backup failed: the same again; attempt 3 follows");
         let voided = Event::AttemptVoided {
             attempt: 3,
@@ -991,12 +997,12 @@ mod tests {
         let at = Duration::from_millis;
         let mut progress = asking_models(&["main"]);
         progress.handle_event(at(0), &Event::TurnStarted);
-        progress.handle_event(at(100), &attempt(2, "429", at(5_000), false));
+        progress.handle_event(at(100), &attempt(2, "429", at(5_000)));
         assert_eq!(progress.open_call_lines(at(200)), ["⠹ attempt 2 starts in 5 s"]);
         assert_eq!(progress.long_wait_line(at(4_900)), None);
         assert!(progress.open_call_lines(at(5_200)).is_empty());
         assert_eq!(progress.open_call_lines(at(7_200)), ["⠋ waiting for main, 2 s"]);
-        progress.handle_event(at(7_300), &attempt(3, "429", at(5_000), false));
+        progress.handle_event(at(7_300), &attempt(3, "429", at(5_000)));
         let voided = Event::AttemptVoided {
             attempt: 3,
             model: "m".to_owned(),

@@ -354,7 +354,7 @@ mod tests {
     }
 
     fn publish(feed: &Feed, event: callsheet_values::event::PublishedEvent) {
-        feed.publish(event, None);
+        feed.publish(event);
     }
 
     fn start(feed: &Feed) -> (impl Stream<Item = String> + Unpin + use<>, CancellationToken) {

@@ -46,7 +46,8 @@ impl Folder {
         let id = SessionId::parse(session).unwrap();
         let journal = Arc::clone(&self.journal) as Arc<dyn Journal>;
         let log = SessionLog::new(id, journal, Seq(0), |_| ());
-        let (last, _) = log.append(records, Urgency::Urgent, || ());
+        log.append(records, Urgency::Urgent, || ());
+        let last = log.last_seq();
         log.wait_durable(last).await.unwrap();
     }
 

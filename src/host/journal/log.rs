@@ -69,6 +69,15 @@ impl From<Record> for PendingRecord {
     }
 }
 
+/// Records that were appended.
+#[derive(Debug)]
+pub struct Appended {
+    /// Their entries. If the log is closed, they are not stored.
+    pub entries: Vec<Arc<JournalEntry>>,
+    /// Whether the entries are durable already.
+    pub status: AppendStatus,
+}
+
 /// The urgency of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Urgency {
@@ -118,12 +127,12 @@ impl SessionLog {
         records: Vec<R>,
         urgency: Urgency,
         on_stored: impl FnOnce() + Send + 'static,
-    ) -> (Seq, AppendStatus) {
+    ) -> Appended {
         self.append_at(unix_ms(), records, urgency, on_stored)
     }
 
-    /// Appends records as one batch, and returns the number of the last one. `time_ms` is the
-    /// time of the records and their events, as Unix time in milliseconds.
+    /// Appends records as one batch. `time_ms` is the time of the records and their events, as Unix time in
+    /// milliseconds.
     ///
     /// If the returned status is [`AppendStatus::Durable`], the records are durable already, and
     /// `on_stored` is dropped. If it is [`AppendStatus::Queued`], the engine stores them later and
@@ -138,9 +147,9 @@ impl SessionLog {
         records: impl IntoIterator<Item = R>,
         urgency: Urgency,
         on_stored: impl FnOnce() + Send + 'static,
-    ) -> (Seq, AppendStatus) {
-        let appended = self.try_append_at(time_ms, records, urgency, on_stored);
-        appended.unwrap_or_else(|| (self.last_seq(), AppendStatus::Queued))
+    ) -> Appended {
+        let appended = self.append_unless_closed(time_ms, records, urgency, on_stored);
+        appended.unwrap_or_else(|entries| Appended { entries, status: AppendStatus::Queued })
     }
 
     /// Appends records as [`Self::append_at`] does. Returns `None` if the log is closed: the records are dropped, as if
@@ -151,31 +160,39 @@ impl SessionLog {
         records: impl IntoIterator<Item = R>,
         urgency: Urgency,
         on_stored: impl FnOnce() + Send + 'static,
-    ) -> Option<(Seq, AppendStatus)> {
-        let mut records = records.into_iter().peekable();
+    ) -> Option<Appended> {
+        self.append_unless_closed(time_ms, records, urgency, on_stored).ok()
+    }
+
+    /// Appends records as [`Self::append_at`] does. Returns the entries as an error if the log is closed.
+    fn append_unless_closed<R: Into<PendingRecord>>(
+        &self,
+        time_ms: u64,
+        records: impl IntoIterator<Item = R>,
+        urgency: Urgency,
+        on_stored: impl FnOnce() + Send + 'static,
+    ) -> Result<Appended, Vec<Arc<JournalEntry>>> {
         let mut state = self.state.lock();
-        if records.peek().is_none() {
-            return Some((state.last_seq, AppendStatus::Durable));
-        }
-        if state.closed {
-            return None;
-        }
-        let mut entries = Vec::with_capacity(records.size_hint().0);
-        for record in records {
+        let numbered = (state.last_seq.0 + 1..).zip(records);
+        let entries = numbered.map(|(seq, record)| {
             let PendingRecord { record, displayed_bytes } = record.into();
-            state.last_seq.0 += 1;
-            let seq = state.last_seq;
-            let entry = JournalEntry { seq, time: time_ms, displayed_bytes, record };
-            state.bytes += entry.approximate_bytes();
-            entries.push(Arc::new(entry));
+            Arc::new(JournalEntry { seq: Seq(seq), time: time_ms, displayed_bytes, record })
+        });
+        let entries: Vec<_> = entries.collect();
+        let Some(last) = entries.last().map(|entry| entry.seq) else {
+            return Ok(Appended { entries, status: AppendStatus::Durable });
+        };
+        if state.closed {
+            return Err(entries);
         }
+        state.last_seq = last;
+        state.bytes += entries.iter().map(|entry| entry.approximate_bytes()).sum::<u64>();
         state.recent.extend(entries.iter().cloned());
-        let last = state.last_seq;
         let durability = Arc::clone(&self.durability);
         let mut on_stored = Some(on_stored);
-        let appended = self.journal.append(Batch {
+        let status = self.journal.append(Batch {
             session: self.session.clone(),
-            entries,
+            entries: entries.clone(),
             engine_state: Arc::clone(&self.engine_state),
             urgent: urgency == Urgency::Urgent,
             on_status: Box::new(move |status| {
@@ -187,10 +204,10 @@ impl SessionLog {
                 durability.update(last, status);
             }),
         });
-        if appended == AppendStatus::Durable {
+        if status == AppendStatus::Durable {
             self.durability.mark_durable(last);
         }
-        Some((last, appended))
+        Ok(Appended { entries, status })
     }
 
     /// Closes the log. Records that were appended before are still stored; to wait for them, use

@@ -146,6 +146,7 @@ impl Journal for MemoryJournal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal::Appended;
     use crate::journal::{SessionLog, Urgency};
     use callsheet_values::record::{Record, StopMode};
 
@@ -155,7 +156,8 @@ mod tests {
     }
 
     fn append(log: &SessionLog, records: Vec<Record>) -> (Seq, AppendStatus) {
-        log.append(records, Urgency::Urgent, || ())
+        let Appended { entries, status } = log.append(records, Urgency::Urgent, || ());
+        (entries.last().map_or(log.last_seq(), |entry| entry.seq), status)
     }
 
     #[test]
@@ -163,8 +165,9 @@ mod tests {
         let log = log(&Arc::new(MemoryJournal::new()), "a");
         log.close();
         let stop = || vec![Record::StopAsked { mode: StopMode::Now }];
-        assert_eq!(log.try_append_at(1, stop(), Urgency::Urgent, || ()), None);
-        assert_eq!(append(&log, stop()), (Seq(0), AppendStatus::Queued));
+        assert!(log.try_append_at(1, stop(), Urgency::Urgent, || ()).is_none());
+        assert_eq!(append(&log, stop()), (Seq(1), AppendStatus::Queued));
+        assert_eq!(log.last_seq(), Seq(0));
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub use callsheet_values::record::UnreadableRecord;
 pub use callsheet_values::transcript::{Breach, Invariant};
 pub use check::check_journal;
 pub use error::JournalError;
-pub use log::{PendingRecord, SessionLog, Urgency};
+pub use log::{Appended, PendingRecord, SessionLog, Urgency};
 pub use memory::MemoryJournal;
 #[cfg(feature = "sqlite")]
 pub use sqlite::JournalReader;

@@ -27,13 +27,12 @@ use super::references::SessionReferences;
 use super::supervision::call;
 use super::task::{self, OwnedTask};
 use super::tool_limiter::{CallPermit, ToolLimiters};
-use crate::journal::{AppendStatus, PendingRecord, SessionLog, Urgency, unix_ms};
-use crate::telemetry::SourceRecord;
+use crate::journal::{AppendStatus, Appended, PendingRecord, SessionLog, Urgency, unix_ms};
 use callsheet_machines::turn::{
     ApprovalError, AttemptPlan, Effect, PermitReply, StartedCalls, Turn, TurnAction,
 };
 use callsheet_values::event::Event;
-use callsheet_values::record::Seq;
+use callsheet_values::record::{Record, Seq};
 use callsheet_values::types::{CallKey, ParentCall, WaitPhase};
 
 /// The time that tools have to report their ends if a timer of the turn fires late. Then the host was stalled, and
@@ -99,6 +98,8 @@ struct CurrentTurn {
     last_seq: Seq,
     /// Bytes of text and thinking of the running attempt that were published.
     displayed_bytes: u64,
+    /// The last attempt has failed, and its text is void.
+    is_attempt_void: bool,
     /// The pending approvals at the last notification to the session.
     notified: PendingApprovals,
 }
@@ -113,33 +114,12 @@ struct PendingApprovals {
     is_resumable: bool,
 }
 
-/// The records of one poll loop, and the events that follow them.
+/// The records of one poll loop, and the other events that follow them.
 #[derive(Default)]
 struct TurnBatch {
     records: Vec<PendingRecord>,
-    /// Events, each with the number of records before it and the number of bytes that were displayed at
-    /// the last of these records.
-    events: Vec<(u64, u64, Event)>,
-}
-
-impl TurnBatch {
-    /// Publishes the event now, or after the records that precede it.
-    fn push_event(&mut self, event: Event, setup: &AccumulatorSetup, current: &mut CurrentTurn) {
-        match self.records.last() {
-            None => {
-                // The text of an attempt may become void long after the record of its failure.
-                let record = event.has_record_id().then(|| SourceRecord {
-                    seq: setup.log.last_seq(),
-                    time: unix_ms(),
-                    displayed_bytes: current.displayed_bytes,
-                });
-                setup.publish(event, record, current);
-            }
-            Some(PendingRecord { displayed_bytes, .. }) => {
-                self.events.push((self.records.len() as u64, *displayed_bytes, event));
-            }
-        }
-    }
+    /// Events, each with the number of records before it.
+    events: Vec<(usize, Event)>,
 }
 
 /// The timer of the turn. It may fire too early, which the state machine accepts.
@@ -227,6 +207,7 @@ impl CurrentTurn {
             reported_records: Arc::default(),
             last_seq: Seq(0),
             displayed_bytes: 0,
+            is_attempt_void: false,
             notified: PendingApprovals::default(),
         }
     }
@@ -244,6 +225,24 @@ impl CurrentTurn {
             self.counted_stalls = stalled;
             self.turn.handle_stall(uncounted);
         }
+    }
+
+    /// Returns the number of bytes of the running attempt that were published before a record.
+    fn displayed_before(&mut self, record: &Record) -> u64 {
+        let is_void = std::mem::take(&mut self.is_attempt_void);
+        let ends_void_attempt =
+            matches!(record, Record::LimitReached { .. } | Record::TurnCommitted { .. });
+        let before = if is_void && ends_void_attempt { 0 } else { self.displayed_bytes };
+        let starts_or_ends = matches!(
+            record,
+            Record::AttemptStarted { .. }
+                | Record::AttemptFailed { kept: true, host_stopped: true, .. }
+                | Record::TurnCommitted { .. }
+        );
+        let is_failure = matches!(record, Record::AttemptFailed { kept: false, .. });
+        self.displayed_bytes = if starts_or_ends { 0 } else { before };
+        self.is_attempt_void = is_failure || is_void && !starts_or_ends && !ends_void_attempt;
+        before
     }
 
     fn handle_sent(&mut self, now: Duration, sent: Option<Box<RequestSent>>) {
@@ -449,13 +448,16 @@ impl AccumulatorActor {
             while let Some(effect) = current.turn.poll() {
                 match effect {
                     Effect::Record(record) => {
-                        let displayed_bytes = current.displayed_bytes;
+                        let displayed_bytes = current.displayed_before(&record);
                         batch.records.push(PendingRecord { record, displayed_bytes });
                     }
                     Effect::Emit(event) => {
                         current.displayed_bytes =
                             event.displayed_bytes_after(current.displayed_bytes);
-                        batch.push_event(event, &self.setup, current);
+                        match batch.records.len() {
+                            0 => self.setup.publish(event, current),
+                            records => batch.events.push((records, event)),
+                        }
                     }
                     Effect::Perform(action) => self.setup.perform_action(action, current, myself),
                 }
@@ -519,31 +521,32 @@ impl AccumulatorSetup {
         myself: &ActorRef<AccumulatorMessage>,
     ) -> bool {
         let TurnBatch { records, events } = batch;
-        let count = records.len() as u64;
-        current.records += count;
+        current.records += records.len() as u64;
         let (turn, upto) = (current.number, current.records);
         let accumulator = myself.clone();
         let may_continue = current.turn.may_commit_early();
         let waits = current.turn.waits_for_records() && !may_continue;
         let urgency = if waits { Urgency::Urgent } else { Urgency::Deferrable };
-        let time = unix_ms();
         let reported_records = Arc::clone(&current.reported_records);
-        let appended = self.log.try_append_at(time, records, urgency, move || {
+        let appended = self.log.try_append_at(unix_ms(), records, urgency, move || {
             // One message serves all batches that are reported before the actor handles it.
             if !may_continue && reported_records.fetch_max(upto, Ordering::AcqRel) == 0 {
                 let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn });
             }
         });
-        let Some((last, appended)) = appended else {
+        let Some(Appended { entries, status }) = appended else {
             // The session has left memory. The turn goes on from its stored records, without these.
             return false;
         };
-        current.last_seq = last;
-        for (records_before, displayed_bytes, event) in events {
-            let seq = Seq(last.0 - count + records_before);
-            self.publish(event, Some(SourceRecord { seq, time, displayed_bytes }), current);
+        let mut events = events.into_iter().peekable();
+        for (entry, records) in entries.iter().zip(1..) {
+            current.last_seq = entry.seq;
+            self.publisher.publish_entry(entry, |key| current.turn.recorded_call(key));
+            while let Some((_, event)) = events.next_if(|(before, _)| *before == records) {
+                self.publish(event, current);
+            }
         }
-        may_continue || appended == AppendStatus::Durable
+        may_continue || status == AppendStatus::Durable
     }
 
     /// Requests a permit for a tool. If it is granted later, the accumulator receives a message.
@@ -591,8 +594,8 @@ impl AccumulatorSetup {
         let _ = self.session.cast(message);
     }
 
-    /// Publishes an event of the turn. `record` is the record directly before it.
-    fn publish(&self, event: Event, record: Option<SourceRecord>, current: &mut CurrentTurn) {
+    /// Publishes an event of the turn that shows no record.
+    fn publish(&self, event: Event, current: &mut CurrentTurn) {
         if let Event::AttemptEnded { error, .. } = &event
             && let Some(breaker_permit) = current.breaker_permit.take()
         {
@@ -608,7 +611,7 @@ impl AccumulatorSetup {
         if let Event::AttemptEnded { error: None, .. } = &event {
             self.publisher.trace_answer(current.turn.response());
         }
-        self.publisher.publish_after(&current.scope.run, current.number, event, record);
+        self.publisher.publish(&current.scope.run, current.number, event);
     }
 
     /// Performs an action of the turn. If its receiver has ended, the session is notified of that

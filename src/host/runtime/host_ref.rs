@@ -58,7 +58,7 @@ use crate::telemetry::Telemetry;
 use callsheet_machines::session::{InputLimits, Session, StoredSession};
 use callsheet_tools::ToolSource;
 use callsheet_values::config::ConsoleConfig;
-use callsheet_values::record::{Record, Seq};
+use callsheet_values::record::{EventProjector, Record, Seq};
 use callsheet_values::types::{RunId, Secrets, SessionId, SessionState, is_child_session};
 
 /// Maximum number of times that a request is sent. It is sent again if its session leaves memory before
@@ -537,12 +537,17 @@ impl HostRef {
 
     async fn read_session(&self, id: &SessionId) -> Result<SessionStart, HostError> {
         let (shared, of) = (Arc::clone(&self.shared), id.clone());
-        let stored = self.read(move || read_stored(&shared, &of)).await??;
+        let (stored, projector) = self.read(move || read_stored(&shared, &of)).await??;
         let agent = self.shared.agents.get(&stored.agent).cloned();
         let agent = agent.ok_or_else(|| HostError::AgentGone(stored.agent.clone()))?;
         let tools = self.frozen_tools(&agent, &stored.session).await?;
         Ok(SessionStart {
-            publisher: Publisher::new(id.clone(), self.shared.telemetry.clone(), stored.last),
+            publisher: Publisher::new(
+                id.clone(),
+                projector,
+                self.shared.telemetry.clone(),
+                stored.last,
+            ),
             id: id.clone(),
             agent,
             tools,
@@ -581,7 +586,10 @@ impl HostRef {
     }
 }
 
-fn read_stored(shared: &HostState, id: &SessionId) -> Result<StoredSession, HostError> {
+fn read_stored(
+    shared: &HostState,
+    id: &SessionId,
+) -> Result<(StoredSession, EventProjector), HostError> {
     let entries = shared.journal.read(id, Seq(0))?;
     let Some(first) = entries.first() else { return Err(HostError::NoSuchSession(id.clone())) };
     let Record::SessionOpened { agent, .. } = &first.record else {
@@ -593,5 +601,9 @@ fn read_stored(shared: &HostState, id: &SessionId) -> Result<StoredSession, Host
     let session_rules_of = |overrides: &_| own.with_recorded_overrides(overrides).session_rules();
     let stored = StoredSession::read(&entries, &session_rules_of)
         .map_err(|error| HostError::Rebuild(format!("session {id}: {error}")))?;
-    if stored.session.is_closed() { Err(HostError::NoSuchSession(id.clone())) } else { Ok(stored) }
+    if stored.session.is_closed() {
+        return Err(HostError::NoSuchSession(id.clone()));
+    }
+    let projector = EventProjector::after(id.clone(), agent, stored.session.turn(), &entries);
+    Ok((stored, projector))
 }

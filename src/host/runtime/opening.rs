@@ -16,6 +16,7 @@ use super::session_start::{SessionOrigin, SessionStart};
 use super::task;
 use callsheet_machines::context::InitialHistory;
 use callsheet_values::config::{ClientTool, RunOverrides};
+use callsheet_values::record::EventProjector;
 use callsheet_values::types::{ParentCall, Seq, SessionId, SessionState, is_child_session};
 
 /// Returns the id that a client asks for, or a new one.
@@ -89,7 +90,12 @@ async fn open_reserved(
         return Err(if exists { HostError::SessionExists } else { error });
     }
     let start = SessionStart {
-        publisher: Publisher::new(id.clone(), host_ref.shared.telemetry.clone(), Seq(0)),
+        publisher: Publisher::new(
+            id.clone(),
+            EventProjector::new(id.clone(), &agent.name, 0),
+            host_ref.shared.telemetry.clone(),
+            Seq(0),
+        ),
         id: id.clone(),
         agent,
         tools: None,

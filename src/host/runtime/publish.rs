@@ -2,10 +2,13 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::journal::{JournalError, unix_ms};
-use crate::telemetry::{Feed, ReaderGuard, SourceRecord, Subscription, Telemetry};
+use parking_lot::Mutex;
+
+use crate::journal::{JournalEntry, JournalError, unix_ms};
+use crate::telemetry::{Feed, ReaderGuard, Subscription, Telemetry};
 use callsheet_values::event::{Event, PublishedEvent};
-use callsheet_values::types::{RunId, Seq, SessionId};
+use callsheet_values::record::{EventProjector, with_call};
+use callsheet_values::types::{CallKey, RunId, Seq, SessionId, ToolCall};
 use callsheet_wire::response::ResponseAssembler;
 
 /// Maximum number of unread events of a subscriber. One that would have more receives these and then
@@ -16,14 +19,21 @@ pub(super) const SUBSCRIBER_EVENTS_MAX: usize = 1024;
 #[derive(Clone, Debug)]
 pub(super) struct Publisher {
     session: SessionId,
+    projector: Arc<Mutex<EventProjector>>,
     feed: Arc<Feed>,
     telemetry: Telemetry,
 }
 
 impl Publisher {
-    /// Creates the publisher of a session whose last durable record is `last`.
-    pub(super) fn new(session: SessionId, telemetry: Telemetry, last: Seq) -> Self {
-        Self { session, feed: Arc::new(Feed::starting_after(telemetry.clone(), last)), telemetry }
+    /// Creates the publisher of a session whose last durable record is `last`. `projector` has read its records.
+    pub(super) fn new(
+        session: SessionId,
+        projector: EventProjector,
+        telemetry: Telemetry,
+        last: Seq,
+    ) -> Self {
+        let feed = Arc::new(Feed::starting_after(telemetry.clone(), last));
+        Self { session, projector: Arc::new(Mutex::new(projector)), feed, telemetry }
     }
 
     /// Returns the id of the session.
@@ -64,59 +74,42 @@ impl Publisher {
 
     /// Publishes an event that shows no record. Never waits for a subscriber.
     pub(super) fn publish(&self, run: &RunId, turn: u32, event: Event) {
-        debug_assert!(!event.has_record_id(), "{event:?} has a record");
-        self.observe_and_publish(run, turn, event, None);
-    }
-
-    /// Publishes the event of a record.
-    pub(super) fn publish_recorded(
-        &self,
-        run: &RunId,
-        turn: u32,
-        event: Event,
-        source: SourceRecord,
-    ) {
-        debug_assert!(event.has_record_id(), "{event:?} has no record");
-        self.observe_and_publish(run, turn, event, Some(source));
-    }
-
-    /// Publishes an event after a record. The event may be the view of that record.
-    pub(super) fn publish_after(
-        &self,
-        run: &RunId,
-        turn: u32,
-        event: Event,
-        record: Option<SourceRecord>,
-    ) {
-        match record.filter(|_| event.has_record_id()) {
-            Some(source) => self.publish_recorded(run, turn, event, source),
-            None => self.publish(run, turn, event),
-        }
-    }
-
-    /// Passes an event to metrics, logs, traces and live hooks, and to the feed.
-    fn observe_and_publish(
-        &self,
-        run: &RunId,
-        turn: u32,
-        event: Event,
-        source: Option<SourceRecord>,
-    ) {
+        debug_assert!(!event.has_record_id(), "{event:?} shows a record");
         // A text delta changes no metric. It needs only the feed, unless hooks or logs take texts.
         if !self.telemetry.observes_text() && self.feed.append_text_without_subscribers(&event) {
             return;
         }
-        let published = PublishedEvent {
+        self.observe_and_publish(PublishedEvent {
             session: self.session.clone(),
             run: run.clone(),
             turn,
-            timestamp_ms: source.map_or_else(unix_ms, |source| source.time),
+            timestamp_ms: unix_ms(),
             id: None,
             stream_text: callsheet_values::event::EventStreamText::default(),
             event,
-        };
+        });
+    }
+
+    /// Publishes the events of an entry that was appended. `call_of` returns a call of the current turn.
+    pub(super) fn publish_entry(
+        &self,
+        entry: &JournalEntry,
+        call_of: impl Fn(CallKey) -> Option<ToolCall>,
+    ) {
+        self.projector.lock().project(entry, |mut published| {
+            if let Event::CallEnded { result, .. } = &published.event
+                && let Some(call) = call_of(result.call.key)
+            {
+                with_call(&mut published.event, call);
+            }
+            self.observe_and_publish(published);
+        });
+    }
+
+    /// Passes an event to metrics, logs, traces and live hooks, and to the feed.
+    fn observe_and_publish(&self, published: PublishedEvent) {
         self.telemetry.observe(&published);
-        self.feed.publish(published, source);
+        self.feed.publish(published);
     }
 }
 

@@ -274,6 +274,7 @@ impl RunEvent {
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
             | Event::AttemptEnded { .. }
+            | Event::AttemptFellBack { .. }
             | Event::TurnEnded { .. }
             | Event::LimitReached { .. }
             | Event::ContextCompacted { .. }

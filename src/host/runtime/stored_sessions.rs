@@ -22,7 +22,7 @@ use crate::telemetry::FeedItem;
 use callsheet_machines::session::{PastRun, StoredSession, past_run};
 use callsheet_machines::turn::{ApprovalDecision, check_repeated_decision};
 use callsheet_values::event::Event;
-use callsheet_values::record::{JournalEntry, Record, Seq};
+use callsheet_values::record::{EventProjector, JournalEntry, Record, Seq};
 use callsheet_values::types::{CallKey, FinishReason, RunId, SessionId, SessionState};
 
 /// Size from which a page of records ends.
@@ -336,7 +336,7 @@ async fn read_fork_start(
     to: &SessionId,
 ) -> Result<SessionStart, HostError> {
     let (shared, source, new) = (Arc::clone(&host_ref.shared), from.clone(), to.clone());
-    let (rebuilt, adopted) = host_ref
+    let (rebuilt, projector, adopted) = host_ref
         .read(move || {
             if shared.journal.find(&new)?.is_some() {
                 return Err(HostError::SessionExists);
@@ -356,14 +356,16 @@ async fn read_fork_start(
             let now = crate::journal::unix_ms();
             let rebuilt = StoredSession::fork(&mut entries, source, at, now, &session_rules_of)
                 .map_err(|error| HostError::Rebuild(error.to_string()))?;
-            Ok((rebuilt, entries))
+            let turn = rebuilt.session.turn();
+            let projector = EventProjector::after(new, &rebuilt.agent, turn, &entries);
+            Ok((rebuilt, projector, entries))
         })
         .await??;
     let agent = host_ref.shared.agents.get(&rebuilt.agent).cloned();
     let agent = agent.ok_or_else(|| HostError::AgentGone(rebuilt.agent.clone()))?;
     let tools = host_ref.frozen_tools(&agent, &rebuilt.session).await?;
     Ok(SessionStart {
-        publisher: Publisher::new(to.clone(), host_ref.shared.telemetry.clone(), Seq(0)),
+        publisher: Publisher::new(to.clone(), projector, host_ref.shared.telemetry.clone(), Seq(0)),
         id: to.clone(),
         agent,
         tools,

@@ -41,6 +41,7 @@ pub fn log(published: &PublishedEvent) {
     match &published.event {
         Event::TextReceived { text } => line!(trace, published, text, "text_received"),
         Event::ThinkingReceived { text } => line!(trace, published, text, "thinking_received"),
+        Event::AttemptFellBack { .. } => {}
         Event::TurnStarted => line!(debug, published, "turn_started"),
         Event::InputQueued { input, waiting } => {
             line!(info, published, waiting, "input_queued");
@@ -230,6 +231,7 @@ fn call(published: &PublishedEvent) {
         | Event::TextReceived { .. }
         | Event::ResponseEnded { .. }
         | Event::AttemptEnded { .. }
+        | Event::AttemptFellBack { .. }
         | Event::AttemptStarted { .. }
         | Event::AttemptVoided { .. }
         | Event::ArgumentsLost { .. }

@@ -16,7 +16,9 @@ use super::metric_table::{
 use super::models::ModelMetrics;
 use callsheet_machines::turn::BreakerState;
 use callsheet_values::config::Limits;
-use callsheet_values::event::{ArgumentsAnomaly, Event, RunStats, ServiceCallStatus, TurnSummary};
+use callsheet_values::event::{
+    ArgumentsAnomaly, AttemptFallback, Event, RunStats, ServiceCallStatus, TurnSummary,
+};
 use callsheet_values::types::{
     ApprovalVerdict, CompactionKind, ContextPart, FailureKind, HookPoint, PartTokens,
     ProviderError, ProviderErrorKind, RunEnd, RunError, SessionState, ToolResult, Usage,
@@ -221,10 +223,10 @@ impl Metrics {
                 let first_chunk = first_chunk.filter(|_| *streamed);
                 self.attempt_ended(model, *duration, first_chunk, *usage, error.as_deref());
             }
-            Event::AttemptStarted { rollback, fallback, .. } => {
-                self.runs.rollbacks.increment(u64::from(*rollback));
-                self.runs.model_fallbacks.increment(u64::from(*fallback));
-            }
+            Event::AttemptFellBack { to } => match to {
+                AttemptFallback::PlainAnswer => self.runs.rollbacks.increment(1),
+                AttemptFallback::NextModel => self.runs.model_fallbacks.increment(1),
+            },
             Event::TurnEnded { summary } => self.turn_ended(summary),
             Event::LimitReached { limit, value, maximum, action: _, reason: _ } => {
                 // The event is published at half of the limit too.
@@ -240,6 +242,7 @@ impl Metrics {
             }
             // The child session has counted it.
             Event::OfChild { .. } => {}
+            Event::AttemptStarted { .. } => {}
             // The gauge follows what the host has stored of the model.
             Event::ToolSetAside { .. } => {}
             Event::HistoryRepaired { repairs } => {

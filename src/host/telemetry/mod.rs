@@ -39,8 +39,7 @@ mod prometheus_page;
 mod traces;
 
 pub use feed::{
-    Feed, FeedItem, FeedPosition, FeedSnapshot, ReaderGuard, SourceRecord, Subscription,
-    journal_failed,
+    Feed, FeedItem, FeedPosition, FeedSnapshot, ReaderGuard, Subscription, journal_failed,
 };
 pub use host_telemetry::Telemetry;
 pub use live_hooks::{LiveHook, RegisteredLiveHooks};

@@ -32,9 +32,7 @@
 //! wakes up applies the records and decides nothing again.
 
 use super::context_state::EndedRun;
-use super::machine::{
-    Session, SessionEffect, SessionRecord, SessionRefusal, SummaryReply, SummaryRequest,
-};
+use super::machine::{Session, SessionEffect, SessionRefusal, SummaryReply, SummaryRequest};
 use super::open_run::{Overflow, RunStage};
 use crate::context::compaction::{
     self, AppliedChange, DROPPED_REFERENCES_MAX, KeptResults, SUMMARY_REQUEST, SummaryLimits,
@@ -43,7 +41,6 @@ use crate::context::compaction::{
 use crate::context::tokens::{ModelTokens, TokenMeter, estimate_message, estimate_text};
 use crate::turn::RunRules;
 use callsheet_values::config::{ContextPolicy, HistoryForm, Share};
-use callsheet_values::event::Event;
 use callsheet_values::message::{Message, MessageList};
 use callsheet_values::record::{Compaction, Record};
 use callsheet_values::types::{COMPACT_AT, ContextPart, PartTokens, RunId, SummaryFailure, Usage};
@@ -729,7 +726,8 @@ impl Session {
         self.context.pending_summary = Some(plan);
         self.context.summary_requested_after = Some(self.turn);
         let overrides = self.current_overrides();
-        let run_id = self.run_of_context();
+        let ended = self.context.ended_run.as_ref().map(|run| &run.id);
+        let run_id = self.run.as_ref().map(|run| &run.id).or(ended).cloned();
         let request = SummaryRequest { run_id, overrides, messages, output_room };
         self.outbox.push_back(SessionEffect::RequestSummary(Box::new(request)));
     }
@@ -784,12 +782,9 @@ impl Session {
                 self.turn.saturating_sub(u32::try_from(turns.count()).unwrap_or(u32::MAX))
             }
         };
-        let kind = change.kind();
-        let event = Event::ContextCompacted { kind, tokens_before, tokens_after, upto };
         let change = Box::new(change);
         let record = Record::Compacted { change, upto, tokens_before, tokens_after, usage };
-        let (run_id, turn) = (self.run_of_context(), self.turn);
-        self.record(vec![SessionRecord { record, run_id, turn, events: vec![event] }]);
+        self.record(vec![record]);
     }
 
     /// Records that a summary is not used, with the reason and the tokens that it used.
@@ -804,23 +799,9 @@ impl Session {
         let window = self.window(rules).unwrap_or_default();
         let (value, maximum) = (tokens, rules.context.compact_at.part_of(window));
         let reason = Some(reason);
-        let event = Event::LimitReached {
-            limit: limit.clone(),
-            value,
-            maximum,
-            action: action.clone(),
-            reason,
-        };
         let record =
             Record::LimitReached { limit, value, maximum, action, reason, note: None, usage };
-        let (run_id, turn) = (self.run_of_context(), self.turn);
-        self.record(vec![SessionRecord { record, run_id, turn, events: vec![event] }]);
-    }
-
-    /// Returns the run that events about the context belong to.
-    fn run_of_context(&self) -> Option<RunId> {
-        let ended = self.context.ended_run.as_ref().map(|run| &run.id);
-        self.run.as_ref().map(|run| &run.id).or(ended).cloned()
+        self.record(vec![record]);
     }
 }
 

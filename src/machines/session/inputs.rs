@@ -5,15 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::idempotency_keys::RequestEffect;
-use super::machine::{
-    InputLimits, Lifecycle, Session, SessionEffect, SessionRecord, SessionRefusal,
-};
+use super::machine::{InputLimits, Lifecycle, Session, SessionEffect, SessionRefusal};
 use super::open_run::{RunSpec, RunStage, TurnOrigin};
 use super::run_machine::RunAnswer;
 use crate::turn::{CancelReason, CommittedTurn};
-use callsheet_values::event::Event;
 use callsheet_values::record::{Record, RequestKey, Seq, StopMode};
-use callsheet_values::types::{CallKey, Content, RunError, RunId};
+use callsheet_values::types::{CallKey, Content, RunError};
 
 impl Session {
     /// Adds an input to the current run. It stands in the history after the turn in progress or the open initial
@@ -39,12 +36,12 @@ impl Session {
         if self.is_suspended() {
             return Err(SessionRefusal::Suspended);
         }
-        let run = self.run.as_ref().ok_or(SessionRefusal::NoRun)?;
+        if self.run.is_none() {
+            return Err(SessionRefusal::NoRun);
+        }
         self.check_room(limits.inputs_max)?;
         limits.check(&input)?;
-        let event = Event::RunSteered { input: input.clone() };
         let record = Record::Steered { input, follows_turn: self.turn, request: request_key };
-        let record = self.run_record(&run.id, record, vec![event]);
         self.record(vec![record]);
         Ok(None)
     }
@@ -54,8 +51,7 @@ impl Session {
     pub fn handle_stop(&mut self, mode: StopMode) {
         let Some(run) = self.run.as_ref().filter(|run| !run.is_stopping(mode)) else { return };
         let reason = run.cancel.unwrap_or(CancelReason::Stop);
-        let record = self.run_record(&run.id, Record::StopAsked { mode }, Vec::new());
-        self.record(vec![record]);
+        self.record(vec![Record::StopAsked { mode }]);
         if mode == StopMode::Now && !self.suspended && !self.waits_before_turn() {
             self.outbox.push_back(SessionEffect::CancelTurn(reason));
         }
@@ -122,9 +118,10 @@ impl Session {
     /// it.
     pub fn handle_tools_read(&mut self, sha256: Arc<str>) -> bool {
         let is_needed = std::mem::take(&mut self.waits_for_tools) && self.frozen_tools.is_none();
-        let Some(run) = self.run.as_ref().filter(|_| is_needed) else { return false };
-        let record = self.run_record(&run.id, Record::ToolsFrozen { sha256 }, Vec::new());
-        self.record(vec![record]);
+        if !is_needed || self.run.is_none() {
+            return false;
+        }
+        self.record(vec![Record::ToolsFrozen { sha256 }]);
         true
     }
 
@@ -135,9 +132,7 @@ impl Session {
     pub fn handle_tools_refreshed(&mut self, sha256: Arc<str>) -> Result<(), SessionRefusal> {
         self.check_idle()?;
         if self.frozen_tools.as_ref() != Some(&sha256) {
-            let (run_id, turn, events) = (None, self.turn, Vec::new());
-            let record = Record::ToolsFrozen { sha256 };
-            self.record(vec![SessionRecord { record, run_id, turn, events }]);
+            self.record(vec![Record::ToolsFrozen { sha256 }]);
         }
         Ok(())
     }
@@ -258,14 +253,5 @@ impl Session {
     fn inputs_before_turn(&self) -> usize {
         let is_ready = |run: &super::OpenRun| matches!(run.stage, RunStage::Ready(_));
         if self.run.as_deref().is_some_and(is_ready) { self.history.inputs_since_turn() } else { 0 }
-    }
-
-    pub(super) fn run_record(
-        &self,
-        run: &RunId,
-        record: Record,
-        events: Vec<Event>,
-    ) -> SessionRecord {
-        SessionRecord { record, run_id: Some(run.clone()), turn: self.turn, events }
     }
 }

@@ -15,7 +15,7 @@ use super::reference_index::{RecordRange, ReferenceIndex};
 use crate::context::{History, InitialHistory, ResultCut, Variables};
 use crate::turn::{CancelReason, CommittedTurn, TurnSpec};
 use callsheet_values::config::{ClientTool, RunOverrides};
-use callsheet_values::event::{Event, RunStats};
+use callsheet_values::event::RunStats;
 use callsheet_values::message::{MessageList, content_bytes};
 use callsheet_values::record::{Record, Seq, StopMode};
 use callsheet_values::types::{
@@ -116,7 +116,7 @@ impl Session {
         let mut session = Self::blank();
         let agent = agent.to_owned();
         let record = Record::SessionOpened { agent, messages, metadata, parent, client_tools };
-        session.record(vec![SessionRecord { record, run_id: None, turn: 0, events: Vec::new() }]);
+        session.record(vec![record]);
         session
     }
 
@@ -464,7 +464,7 @@ impl Session {
     }
 
     /// Pushes an effect that appends these records as one batch.
-    pub(super) fn record(&mut self, batch: Vec<SessionRecord>) {
+    pub(super) fn record(&mut self, batch: Vec<Record>) {
         self.outbox.push_back(SessionEffect::Record(batch));
     }
 
@@ -616,7 +616,7 @@ impl InputLimits {
 pub enum SessionEffect {
     /// Append these records as one batch and hand each of them to [`Session::apply`] before the next
     /// effect is polled.
-    Record(Vec<SessionRecord>),
+    Record(Vec<Record>),
     /// Read the tools that servers offer, and answer by [`Session::handle_tools_read`]. No turn begins
     /// before, unless its run is cancelled.
     ReadTools,
@@ -675,19 +675,6 @@ pub enum SummaryReply {
         /// The reason.
         reason: SummaryFailure,
     },
-}
-
-/// A record of the session machine with its events.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct SessionRecord {
-    /// The record.
-    pub record: Record,
-    /// The run that the events belong to.
-    pub run_id: Option<RunId>,
-    /// The turn that the events belong to.
-    pub turn: u32,
-    /// The events to publish behind the record, in order.
-    pub events: Vec<Event>,
 }
 
 /// A turn to begin or to continue.

@@ -55,8 +55,8 @@ mod tests;
 pub use approvals::{PendingApprovalRequest, pending_approvals};
 pub use idempotency_keys::{IDEMPOTENCY_KEYS_MAX, IdempotencyKeys, RequestEffect, SeenRequest};
 pub use machine::{
-    InputLimits, RunAdmission, RunResult, Session, SessionEffect, SessionRecord, SessionRefusal,
-    SessionRulesOf, SummaryReply, SummaryRequest, TurnBegin,
+    InputLimits, RunAdmission, RunResult, Session, SessionEffect, SessionRefusal, SessionRulesOf,
+    SummaryReply, SummaryRequest, TurnBegin,
 };
 pub use open_run::{OpenRun, OpenTurn, RecordedAt, RunSpec, RunStage, SessionRunRules, TurnOrigin};
 pub use past_run::{PastRun, past_run};

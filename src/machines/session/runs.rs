@@ -6,15 +6,15 @@ use std::time::Duration;
 use super::idempotency_keys::RequestEffect;
 use super::machine::{
     InputLimits, Lifecycle, PreTurnWait, RunAdmission, RunResult, Session, SessionEffect,
-    SessionRecord, SessionRefusal, TurnBegin, answer_write,
+    SessionRefusal, TurnBegin, answer_write,
 };
 use super::open_run::{OpenTurn, RunSpec, RunStage, TurnOrigin};
 use super::run_machine::{FollowUp, Instruction, RunAnswer, RunNext};
 use crate::turn::{InitialCallsStart, LimitHit, RunRules, TurnSpec};
 use callsheet_values::config::RunOverrides;
-use callsheet_values::event::{CallLabel, Event, RunStats};
+use callsheet_values::event::RunStats;
 use callsheet_values::record::{Record, RequestKey};
-use callsheet_values::types::{Content, RequestKind, RunEnd, RunError, RunId, Usage, VariableName};
+use callsheet_values::types::{Content, RequestKind, RunEnd, RunError, Usage, VariableName};
 
 /// Returns the rules of a run with these overrides.
 pub type RulesOf<'a> = &'a dyn Fn(&RunOverrides) -> Arc<RunRules>;
@@ -71,8 +71,6 @@ impl Session {
         }
         self.check_room(limits.inputs_max)?;
         let RunSpec { run_id, input, overrides, trace, metadata, into } = run;
-        let event = Event::InputQueued { input: input.clone(), waiting: self.queue.len() + 1 };
-        let id = run_id.clone();
         let record = Record::InputQueued {
             run_id,
             input,
@@ -82,7 +80,7 @@ impl Session {
             metadata,
             into,
         };
-        self.record(vec![self.run_record(&id, record, vec![event])]);
+        self.record(vec![record]);
         Ok(())
     }
 
@@ -128,8 +126,7 @@ impl Session {
                 }
                 match self.initial_calls(&rules) {
                     Some(calls) => {
-                        let batch = self.initial_calls_records(&run_id(self), calls);
-                        self.record(batch);
+                        self.record(initial_calls_records(calls).collect());
                     }
                     None => self.begin_turn(now, kind, rules),
                 }
@@ -145,16 +142,14 @@ impl Session {
             }
             RunStage::FollowUp(FollowUp { limits, next }) => {
                 let (limits, next) = (limits.clone(), next.clone());
-                let id = run.id.clone();
-                let limits: Vec<_> =
-                    limits.into_iter().map(|hit| self.limit_record(&id, hit)).collect();
+                let limits: Vec<_> = limits.into_iter().map(limit_record).collect();
                 match next {
                     // Once the last limit is recorded, the stage becomes `Ready`.
                     RunNext::Turn(_) => self.record(limits),
                     RunNext::Instruct(Instruction { request_kind, text }) => {
                         let record = Record::Instructed { request: request_kind, text };
                         let mut batch = limits;
-                        batch.push(self.run_record(&id, record, Vec::new()));
+                        batch.push(record);
                         self.record(batch);
                     }
                     RunNext::End { end, answer, error } => {
@@ -178,9 +173,7 @@ impl Session {
             Some(queued) if self.shutting_down => self.record_interrupted_run(&queued, rules_of),
             Some(queued) => self.record_run_start(&queued, None, rules_of),
             None if self.lifecycle == Lifecycle::Closing => {
-                let record = Record::SessionClosed;
-                let (turn, events) = (self.turn, Vec::new());
-                self.record(vec![SessionRecord { record, run_id: None, turn, events }]);
+                self.record(vec![Record::SessionClosed]);
                 self.outbox.push_back(SessionEffect::Close);
             }
             None => {}
@@ -198,7 +191,7 @@ impl Session {
         let mut batch = vec![self.run_start_record(run, request_key, &rules)];
         let calls = self.initial_calls(&rules).filter(|_| !self.needs_tools(&rules));
         if let Some(calls) = calls {
-            batch.extend(self.initial_calls_records(&run.run_id, calls));
+            batch.extend(initial_calls_records(calls));
         }
         self.record(batch);
     }
@@ -208,17 +201,11 @@ impl Session {
         run: &RunSpec,
         request_key: Option<RequestKey>,
         rules: &RunRules,
-    ) -> SessionRecord {
+    ) -> Record {
         let RunSpec { run_id, input, overrides, trace, metadata, into } = run.clone();
         let metadata = metadata.over(&self.metadata);
         let (model, execution) = (rules.models.first().origin.model.clone(), rules.execution);
-        let event = Event::RunStarted {
-            agent: self.agent.clone(),
-            model: model.clone(),
-            execution,
-            metadata: metadata.clone(),
-        };
-        let record = Record::RunStarted {
+        Record::RunStarted {
             run_id,
             input,
             overrides,
@@ -228,31 +215,27 @@ impl Session {
             trace,
             metadata,
             into,
-        };
-        self.run_record(&run.run_id, record, vec![event])
+        }
     }
 
     /// Records a queued run as started and interrupted, so that its input stands in the history.
     fn record_interrupted_run(&mut self, queued: &RunSpec, rules_of: RulesOf<'_>) {
-        let (end, stats) = (RunEnd::Interrupted, RunStats::default());
-        let record = Record::RunEnded {
+        let ended = Record::RunEnded {
             run_id: queued.run_id.clone(),
-            end,
+            end: RunEnd::Interrupted,
             text: String::new(),
             error: None,
             output: None,
             into: None,
             finish_reason: None,
-            stats: (&stats).into(),
+            stats: (&RunStats::default()).into(),
             waiting: self.queue.len().saturating_sub(1) as u64,
         };
-        let event = self.run_end_event(end, RunAnswer::default(), None, stats);
         let started = self.run_start_record(
             queued,
             None,
             &rules_of(&self.with_client_tools(&queued.overrides)),
         );
-        let ended = self.run_record(&queued.run_id, record, vec![event]);
         self.record(vec![started, ended]);
         let (run_id, reason) = (queued.run_id.clone(), SessionRefusal::ShuttingDown);
         self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
@@ -313,23 +296,6 @@ impl Session {
         Some(InitialCallsStart::new(self.turn + 1, calls, rules))
     }
 
-    fn initial_calls_records(&self, run: &RunId, calls: InitialCallsStart) -> Vec<SessionRecord> {
-        let InitialCallsStart { response, limit } = calls;
-        let mut events = vec![Event::TurnStarted];
-        if let Record::ResponseEnded { message, .. } = &response {
-            events.extend(message.calls.iter().map(|call| {
-                let (key, provider_id) = (call.key, call.provider_id.clone());
-                let call = CallLabel { key, provider_id, name: call.name.clone() };
-                Event::CallOpened { call }
-            }));
-        }
-        let response = self.run_record(run, response, events);
-        let limit = limit.map(|hit| self.limit_record(run, hit));
-        let turn = self.turn + 1;
-        let records = [response].into_iter().chain(limit);
-        records.map(|record| SessionRecord { turn, ..record }).collect()
-    }
-
     fn begin_turn(&mut self, now: Duration, kind: RequestKind, rules: Arc<RunRules>) {
         self.turn += 1;
         if let Some(run) = &mut self.run {
@@ -387,31 +353,14 @@ impl Session {
 
     /// Records a limit that ends the run before its next turn. The record cancels that turn.
     fn record_limit(&mut self, hit: LimitHit) {
-        let record = self.limit_record(&run_id(self), hit);
-        self.record(vec![record]);
-    }
-
-    fn limit_record(&self, run: &RunId, hit: LimitHit) -> SessionRecord {
-        let LimitHit { limit, value, maximum, action, note } = hit;
-        let (limit, action) = (limit.to_owned(), action.to_owned());
-        let reason = None;
-        let event = Event::LimitReached {
-            limit: limit.clone(),
-            value,
-            maximum,
-            action: action.clone(),
-            reason,
-        };
-        let usage = Usage::default();
-        let record = Record::LimitReached { limit, value, maximum, action, reason, note, usage };
-        self.run_record(run, record, vec![event])
+        self.record(vec![limit_record(hit)]);
     }
 
     /// Records the end of the current run behind the records of `batch`.
     pub(super) fn record_run_end(
         &mut self,
         now: Duration,
-        mut batch: Vec<SessionRecord>,
+        mut batch: Vec<Record>,
         end: RunEnd,
         answer: RunAnswer,
         error: Option<RunError>,
@@ -419,7 +368,7 @@ impl Session {
         self.pre_turn_times.advance(now, None);
         let Some(run) = self.run.as_deref() else { return };
         let (into, hit) = self.answer_variable(run, end, &answer);
-        batch.extend(hit.map(|hit| self.limit_record(&run.id, hit)));
+        batch.extend(hit.map(limit_record));
         let mut stats = run.stats;
         stats.turns = run.machine.turns();
         stats.duration = run.elapsed(now);
@@ -432,13 +381,14 @@ impl Session {
         stats.model += summary;
         stats.waits += tools;
         stats.overhead += between - summary - tools;
+        let RunAnswer { text, output, finish_reason } = answer;
         let summary = RunResult {
             run_id: run.id.clone(),
             end,
-            text: answer.text.clone(),
-            output: answer.output.clone(),
+            text: text.clone(),
+            output: output.clone(),
             error: error.clone(),
-            finish_reason: answer.finish_reason.clone(),
+            finish_reason: finish_reason.clone(),
             stats,
             began: run.began,
             first_message: run.first_message,
@@ -447,16 +397,15 @@ impl Session {
         let record = Record::RunEnded {
             run_id: run.id.clone(),
             end,
-            text: answer.text.clone(),
-            error: error.clone(),
-            output: answer.output.clone(),
+            text,
+            error,
+            output,
             into,
-            finish_reason: answer.finish_reason.clone(),
+            finish_reason,
             stats: (&stats).into(),
             waiting: self.queue.len() as u64,
         };
-        let event = self.run_end_event(end, answer, error, stats);
-        batch.push(self.run_record(&run.id, record, vec![event]));
+        batch.push(record);
         self.record(batch);
         self.outbox.push_back(SessionEffect::RunEnded(Box::new(summary)));
     }
@@ -481,22 +430,25 @@ impl Session {
         let limit = "max_variables_bytes";
         (None, Some(LimitHit { limit, value, maximum, action: "answer_not_stored", note: None }))
     }
-
-    fn run_end_event(
-        &self,
-        end: RunEnd,
-        answer: RunAnswer,
-        error: Option<RunError>,
-        stats: RunStats,
-    ) -> Event {
-        let (agent, stats) = (self.agent.clone(), Box::new(stats));
-        let RunAnswer { text, output, finish_reason } = answer;
-        Event::RunEnded { agent, end, text, output, error, finish_reason, stats }
-    }
 }
 
-fn run_id(session: &Session) -> RunId {
-    session.run.as_ref().map_or_else(|| RunId(String::new().into()), |run| run.id.clone())
+/// Returns the records with which the turn of the session's initial calls begins.
+fn initial_calls_records(calls: InitialCallsStart) -> impl Iterator<Item = Record> {
+    let InitialCallsStart { response, limit } = calls;
+    [response].into_iter().chain(limit.map(limit_record))
+}
+
+fn limit_record(hit: LimitHit) -> Record {
+    let LimitHit { limit, value, maximum, action, note } = hit;
+    Record::LimitReached {
+        limit: limit.to_owned(),
+        value,
+        maximum,
+        action: action.to_owned(),
+        reason: None,
+        note,
+        usage: Usage::default(),
+    }
 }
 
 #[cfg(test)]
@@ -518,7 +470,7 @@ mod tests {
             match effect {
                 SessionEffect::Record(batch) => batch.iter().for_each(|made| {
                     let at = RecordedAt { seq: Seq(1), time: 0, now };
-                    session.apply(at, &made.record, &|_| (&**rules).into()).unwrap();
+                    session.apply(at, made, &|_| (&**rules).into()).unwrap();
                 }),
                 SessionEffect::RunEnded(summary) => stats = Some(summary.stats),
                 SessionEffect::ReadTools
@@ -551,7 +503,7 @@ mod tests {
         let mut session = Session::open("a", messages, Metadata::default(), None, None);
         perform(&mut session, &rules, Duration::ZERO);
         let run = RunSpec {
-            run_id: RunId("r".into()),
+            run_id: callsheet_values::types::RunId("r".into()),
             input: "more".into(),
             overrides: Arc::default(),
             trace: None,

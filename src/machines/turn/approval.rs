@@ -370,7 +370,7 @@ impl Turn {
         }
     }
 
-    /// Records and publishes the request for an approval, unless that was done before the turn was
+    /// Records the request for an approval, unless that was done before the turn was
     /// resumed.
     pub(super) fn request_approval(&mut self, index: usize, phase: WaitPhase) {
         let now = self.now();
@@ -384,8 +384,7 @@ impl Turn {
         call.approval_requested_at = Some(now);
         call.approval_wait_before_resume = Duration::ZERO;
         let request = Box::new(approval_request(call, phase));
-        self.record(Record::ApprovalAsked { request: request.clone() });
-        self.emit(Event::ApprovalAsked { request });
+        self.record(Record::ApprovalAsked { request });
     }
 
     /// Records and publishes the decision of a pending approval, and applies it.

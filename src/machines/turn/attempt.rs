@@ -16,7 +16,7 @@ use super::spec::RunRules;
 use super::turn_hooks::HookStage;
 use super::{Turn, TurnStage};
 use callsheet_values::config::OnRefusal;
-use callsheet_values::event::Event;
+use callsheet_values::event::{AttemptFallback, Event};
 use callsheet_values::record::{Record, ResponseEnding};
 use callsheet_values::types::{
     ContextOverflow, FinishKind, FinishReason, MessagePart, ProviderError, ProviderErrorKind,
@@ -70,8 +70,6 @@ pub(super) enum ContextReduction {
     Awaited {
         /// The error of the attempt.
         error: ProviderError,
-        /// True if text of the attempt was published, and not that it is void.
-        is_displayed: bool,
     },
     /// It was made smaller, or could not be.
     Used,
@@ -125,27 +123,22 @@ impl Turn {
     /// Starts the first attempt of the turn.
     pub(super) fn request_first(&mut self) {
         let plan = self.retry.plan_first_attempt();
-        self.begin_attempt(plan, None, Event::TurnStarted);
+        self.begin_attempt(plan, None);
     }
 
     /// Starts another attempt after one that is void.
     pub(super) fn request_again(&mut self, plan: AttemptPlan, reason: String) {
         let previous = &self.attempt.plan;
-        let fallback = plan.model_index != previous.model_index;
-        let event = Event::AttemptStarted {
-            attempt: plan.attempt,
-            model: self.model_name(&plan),
-            streamed: plan.streamed,
-            reason: reason.clone(),
-            wait: plan.wait,
-            rollback: !fallback && previous.streamed && !plan.streamed,
-            fallback,
-        };
-        self.begin_attempt(plan, Some(reason), event);
+        if plan.model_index != previous.model_index {
+            self.emit(Event::AttemptFellBack { to: AttemptFallback::NextModel });
+        } else if previous.streamed && !plan.streamed {
+            self.emit(Event::AttemptFellBack { to: AttemptFallback::PlainAnswer });
+        }
+        self.begin_attempt(plan, Some(reason));
     }
 
-    /// Records the start of an attempt, publishes `event` and requests the response.
-    fn begin_attempt(&mut self, mut plan: AttemptPlan, reason: Option<String>, event: Event) {
+    /// Records the start of an attempt, and requests the response.
+    fn begin_attempt(&mut self, mut plan: AttemptPlan, reason: Option<String>) {
         plan.left_out_tools = self.left_out_tools(plan.model_index);
         self.record(Record::AttemptStarted {
             turn: self.spec.number,
@@ -156,7 +149,6 @@ impl Turn {
             wait_ms: callsheet_values::types::millis(plan.wait),
             prompt: self.spec.new_prompt,
         });
-        self.emit(event);
         self.attempt.plan = plan.clone();
         self.attempt.requested_at = self.clock.now() + plan.wait;
         self.attempt.first_delta_at = None;
@@ -348,7 +340,6 @@ impl Turn {
             self.end_response(ResponseEnding::BrokenKept, None);
             return;
         }
-        let is_displayed = !self.attempt.display_order.is_empty();
         self.void_attempt();
         if !self.is_out_of_tokens() && self.retry_without_tools(&error) {
             return;
@@ -363,16 +354,15 @@ impl Turn {
             && error.is_context_overflow()
             && !self.is_out_of_tokens()
         {
-            self.request_smaller_context(error, is_displayed);
+            self.request_smaller_context(error);
             return;
         }
-        self.follow_up_failure(error, is_displayed);
+        self.follow_up_failure(error);
     }
 
-    /// Asks the session to make its context smaller, and waits for it. `is_displayed` says that text of the attempt
-    /// was published.
-    pub(super) fn request_smaller_context(&mut self, error: ProviderError, is_displayed: bool) {
-        self.reduction = ContextReduction::Awaited { error: error.clone(), is_displayed };
+    /// Asks the session to make its context smaller, and waits for it.
+    pub(super) fn request_smaller_context(&mut self, error: ProviderError) {
+        self.reduction = ContextReduction::Awaited { error: error.clone() };
         self.effects.perform(TurnAction::ReduceContext(error));
     }
 
@@ -385,7 +375,7 @@ impl Turn {
     pub fn handle_context_reduced(&mut self, now: Duration, reduced: bool) {
         self.clock.advance(now);
         let reduction = std::mem::replace(&mut self.reduction, ContextReduction::Used);
-        let ContextReduction::Awaited { error, is_displayed } = reduction else {
+        let ContextReduction::Awaited { error } = reduction else {
             self.reduction = reduction;
             return;
         };
@@ -398,42 +388,17 @@ impl Turn {
             let plan = self.retry.plan_same_model_attempt();
             self.request_again(plan, error.message);
         } else {
-            self.follow_up_failure(error, is_displayed);
+            self.follow_up_failure(error);
         }
         self.advance();
     }
 
     /// Makes another attempt after one that is void, or ends the turn.
-    fn follow_up_failure(&mut self, error: ProviderError, is_displayed: bool) {
-        let next = self.retry.after_error(&error, self.attempt.plan.streamed);
-        let is_out_of_tokens = self.is_out_of_tokens();
-        if is_displayed && (next.is_none() || is_out_of_tokens) {
-            self.publish_void(error.message.clone());
-        }
-        match next {
-            Some(_) if is_out_of_tokens => self.end_out_of_tokens(false),
+    fn follow_up_failure(&mut self, error: ProviderError) {
+        match self.retry.after_error(&error, self.attempt.plan.streamed) {
+            Some(_) if self.is_out_of_tokens() => self.end_out_of_tokens(false),
             Some(plan) => self.request_again(plan, error.message),
             None => self.fail(error),
-        }
-    }
-
-    /// Publishes that the text of the last attempt is void. No attempt follows.
-    fn publish_void(&mut self, reason: String) {
-        self.emit(Event::AttemptVoided {
-            attempt: self.attempt(),
-            model: self.model_name(&self.attempt.plan),
-            streamed: self.attempt.plan.streamed,
-            reason,
-        });
-    }
-
-    /// Publishes that the text of the last attempt is void, if the turn ends while it waits for a smaller context.
-    pub(super) fn void_displayed_text(&mut self) {
-        if let ContextReduction::Awaited { error, is_displayed } = &mut self.reduction
-            && std::mem::take(is_displayed)
-        {
-            let reason = error.message.clone();
-            self.publish_void(reason);
         }
     }
 

@@ -1,10 +1,10 @@
-//! The end of a call: its outcome, its writes, its record and its event.
+//! The end of a call: its outcome, its writes and its record.
 
 use super::Turn;
 use super::call::{CallPhase, TurnCall};
-use callsheet_values::event::{CallLabel, Event};
+use callsheet_values::event::CallLabel;
 use callsheet_values::record::Record;
-use callsheet_values::types::{Execution, ToolOutcome, ToolResult, WriteSet, millis};
+use callsheet_values::types::{ToolOutcome, ToolResult, WriteSet};
 
 impl Turn {
     /// Decides the outcome of a call that writes no variables.
@@ -21,7 +21,6 @@ impl Turn {
     ) {
         self.stop_tool_clock(index);
         let now = self.clock.now();
-        let parallel = self.spec.rules.execution != Execution::Sequential;
         self.release_tool_permit(index);
         self.withdraw_hooks(index);
         let Some(call) = self.calls.get_mut(index) else { return };
@@ -35,7 +34,6 @@ impl Turn {
         let early = call.early;
         if let Some(result) = call.result(self.spec.run_elapsed) {
             self.record(call_ended_record(&result, early, false));
-            self.emit(Event::CallEnded { result: Box::new(result), parallel, early });
         }
         if bytes > maximum {
             self.record_limit("max_result_bytes", bytes, maximum, "shortened");
@@ -79,9 +77,9 @@ pub(crate) fn call_ended_record(result: &ToolResult, early: bool, amended: bool)
         outcome: outcome.clone(),
         notes: notes.clone(),
         writes: writes.clone(),
-        started_ms: started.map(millis),
-        wait_ms: millis(*wait),
-        duration_ms: millis(*duration),
+        started: *started,
+        wait: *wait,
+        duration: *duration,
         early,
         amended,
     }

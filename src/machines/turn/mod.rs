@@ -127,7 +127,7 @@ use call::{CallPhase, TurnCall};
 pub(crate) use call_end::call_ended_record;
 use callsheet_values::event::{CallLabel, Event};
 use callsheet_values::record::{ResponseEnding, ResponseMessage};
-use callsheet_values::types::{CallKey, ToolOutcome, Usage};
+use callsheet_values::types::{CallKey, ToolCall, ToolOutcome, Usage};
 use callsheet_wire::Delta;
 use callsheet_wire::response::{ARGUMENTS_LOST, ExchangeEnd, ResponseAssembler};
 use clock::TurnClock;
@@ -359,7 +359,6 @@ impl Turn {
         match &mut self.stage {
             TurnStage::AwaitingResponse if waits_for_context => {
                 self.stage = TurnStage::Finished;
-                self.void_displayed_text();
                 self.commit(TurnEnd::Cancelled(reason), None);
             }
             TurnStage::AwaitingResponse => {
@@ -427,6 +426,12 @@ impl Turn {
         if let Some(call) = self.calls.get_mut(index) {
             call.phase = phase;
         }
+    }
+
+    /// Returns a call of the current attempt as the model made it.
+    #[must_use]
+    pub fn recorded_call(&self, key: CallKey) -> Option<ToolCall> {
+        self.position(key).and_then(|index| self.calls.get(index)).map(TurnCall::recorded_call)
     }
 
     fn position(&self, key: CallKey) -> Option<usize> {

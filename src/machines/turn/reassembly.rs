@@ -118,8 +118,7 @@ impl Turn {
             times: self.clock.times(),
         };
         let (end, summary) = (record.end.clone(), Box::new(self.summary(&record)));
-        self.record(Record::TurnCommitted { turn: number, end, summary: summary.clone() });
-        self.emit(Event::TurnEnded { summary });
+        self.record(Record::TurnCommitted { turn: number, end, summary });
         let commit = Effect::Perform(TurnAction::Commit(Box::new(record)));
         self.effects.defer(DeferredEffect::Queue(commit));
         // The session adds the ids of this turn to its set now. It would have to copy the set if the

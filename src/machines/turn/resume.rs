@@ -44,8 +44,6 @@ struct RecordedTurn<'t, 'a> {
     /// The reason to end the turn early.
     cancelled: Option<CancelReason>,
     started: StartedCalls,
-    /// True if text of the attempt was published before it failed.
-    is_displayed: bool,
 }
 
 impl Turn {
@@ -78,10 +76,7 @@ impl Turn {
         let cancelled = run.and_then(cancel_reason).or(cancel);
         let not_started = AttemptTranscript::default();
         let attempt = turn.and_then(TurnTranscript::attempt).unwrap_or(&not_started);
-        let failure = attempt.failure.and_then(|failure| entries.get(failure.at.index));
-        let failure: Option<&JournalEntry> = failure.map(Borrow::borrow);
-        let is_displayed = failure.is_some_and(|entry| entry.displayed_bytes > 0);
-        let recorded = RecordedTurn { attempt, cancelled, started, is_displayed };
+        let recorded = RecordedTurn { attempt, cancelled, started };
         let model = attempt.start.map_or("", |start| start.model);
         let retry = RetryPolicy::new(Arc::clone(&spec.rules.models), spec.seed);
         let retry = retry.for_request(spec.request_kind).resumed(
@@ -146,19 +141,10 @@ impl Turn {
     /// have received more of the response than is kept, so that the kept part is published again.
     fn resume_broken(&mut self, partial: &PartialResponse, recorded: &RecordedTurn<'_, '_>) {
         let message = Arc::new(partial.message.clone());
-        let (attempt, start) = (recorded.attempt_number(), recorded.attempt.start);
+        let attempt = recorded.attempt_number();
         // A recorded failure was published before: the attempt had broken before the crash.
         if recorded.attempt.failure.is_none() {
-            let error = self.record_host_stopped(attempt, true);
-            self.emit(Event::AttemptStarted {
-                attempt,
-                model: start.map_or(String::new(), |start| start.model.to_owned()),
-                streamed: start.is_some_and(|start| start.streamed),
-                reason: error.message,
-                wait: Duration::ZERO,
-                rollback: false,
-                fallback: false,
-            });
+            self.record_host_stopped(attempt, true);
             for text in displayed_text(&message, &partial.displayed_segments) {
                 self.emit(text.into());
             }
@@ -217,7 +203,7 @@ impl Turn {
                 return;
             }
             // The host stopped while the session made its context smaller.
-            self.request_smaller_context(error.clone(), recorded.is_displayed);
+            self.request_smaller_context(error.clone());
             return;
         }
         // An attempt that had failed before does not fail again.
@@ -226,15 +212,6 @@ impl Turn {
             None => self.record_host_stopped(attempt, false),
         };
         if is_limit_recorded || self.is_out_of_tokens() {
-            if failure.is_none() {
-                let start = recorded.attempt.start;
-                self.emit(Event::AttemptVoided {
-                    attempt,
-                    model: start.map_or(String::new(), |start| start.model.to_owned()),
-                    streamed: start.is_some_and(|start| start.streamed),
-                    reason: error.message,
-                });
-            }
             self.end_out_of_tokens(is_limit_recorded);
             return;
         }

@@ -16,7 +16,6 @@ use std::time::Duration;
 use super::call::TurnCall;
 use super::effect::{CancelReason, TurnAction, TurnEnd};
 use super::{Turn, TurnStage};
-use callsheet_values::event::Event;
 use callsheet_values::record::{Record, ResponseEnding};
 use callsheet_values::types::Usage;
 use callsheet_wire::response::ExchangeEnd;
@@ -120,8 +119,6 @@ impl Turn {
     /// Cancels the turn because the time of the run is over.
     pub(super) fn end_out_of_time(&mut self) {
         let timeout = self.spec.rules.limits.run_timeout.unwrap_or_default();
-        // Before the limit, as readers of the journal receive it.
-        self.void_displayed_text();
         self.record_time_limit(RUN_TIMEOUT_KEY, timeout, "ended");
         self.handle_cancel(self.now(), CancelReason::RunTimeout);
     }
@@ -141,7 +138,7 @@ impl Turn {
         self.record_limit(limit, millis, millis, action);
     }
 
-    /// Records and publishes that a limit was reached, with the action that follows.
+    /// Records that a limit was reached, with the action that follows.
     pub(super) fn record_limit(&mut self, limit: &str, value: u64, maximum: u64, action: &str) {
         self.record(Record::LimitReached {
             limit: limit.to_owned(),
@@ -152,7 +149,5 @@ impl Turn {
             note: None,
             usage: Usage::default(),
         });
-        let (limit, action) = (limit.to_owned(), action.to_owned());
-        self.emit(Event::LimitReached { limit, value, maximum, action, reason: None });
     }
 }

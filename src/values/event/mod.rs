@@ -262,10 +262,11 @@ pub enum Event {
         reason: String,
         /// The delay before it.
         wait: Duration,
-        /// True if it requests a plain answer because streams broke.
-        rollback: bool,
-        /// True if it uses the agent's next model.
-        fallback: bool,
+    },
+    /// The attempt that starts next is made in another way than the last one.
+    AttemptFellBack {
+        /// The way.
+        to: AttemptFallback,
     },
     /// The last attempt of a turn failed after some of its text was published, and no attempt
     /// follows. Watchers discard the text of the turn.
@@ -387,11 +388,21 @@ impl Event {
             | Self::ResultReleased { .. }
             | Self::ResponseEnded { .. }
             | Self::AttemptEnded { .. }
+            | Self::AttemptFellBack { .. }
             | Self::OfChild { .. }
             | Self::HistoryRepaired { .. }
             | Self::ToolSetAside { .. } => false,
         }
     }
+}
+
+/// What an attempt after a failed one does in another way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AttemptFallback {
+    /// It asks the agent's next model.
+    NextModel,
+    /// It requests a plain answer, because streams broke.
+    PlainAnswer,
 }
 
 /// A published event: with session, run, turn and time.

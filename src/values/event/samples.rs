@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    ApprovalRequest, ArgumentsAnomaly, CallLabel, ChildEvent, ConflictResolution, Event,
-    PublishedEvent, RunStats, ServerToolsChange, ServiceCall, ServiceCallStatus, ToolListChange,
-    TurnSummary, TurnTimes, WaitingFor,
+    ApprovalRequest, ArgumentsAnomaly, AttemptFallback, CallLabel, ChildEvent, ConflictResolution,
+    Event, PublishedEvent, RunStats, ServerToolsChange, ServiceCall, ServiceCallStatus,
+    ToolListChange, TurnSummary, TurnTimes, WaitingFor,
 };
 use crate::types::{
     ApprovalVerdict, CallKey, CompactionKind, Execution, FinishKind, FinishReason, ProviderError,
@@ -155,7 +155,7 @@ kinds! {
     RunStarted InputQueued RunSteered RunWaiting ToolsChanged ServerReleased TurnStarted ThinkingReceived TextReceived CallOpened
     CallDetected ArgumentsAnomalyFound ArgumentsLost CallWaiting CallStarted CallProgressed ApprovalAsked
     ApprovalGiven ConflictFound CallDiscarded CallEnded ServiceCallChanged OutcomeLate
-    ResultReleased ResponseEnded AttemptEnded AttemptStarted AttemptVoided TurnEnded LimitReached
+    ResultReleased ResponseEnded AttemptEnded AttemptFellBack AttemptStarted AttemptVoided TurnEnded LimitReached
     ContextCompacted OfChild HistoryRepaired ToolSetAside RunEnded
 }
 
@@ -279,8 +279,6 @@ pub fn every() -> Vec<Event> {
             streamed: false,
             reason: "it broke".into(),
             wait: ms(250),
-            rollback: true,
-            fallback: false,
         },
         Event::AttemptVoided {
             attempt: 3,
@@ -304,6 +302,7 @@ pub fn every() -> Vec<Event> {
         },
         Event::OfChild { call: key(), event: Arc::new(child_event()) },
         Event::HistoryRepaired { repairs: 1 },
+        Event::AttemptFellBack { to: AttemptFallback::PlainAnswer },
         Event::ToolSetAside {
             tool_name: "clock".into(),
             model: "m".to_owned(),

@@ -5,10 +5,13 @@
 
 mod compaction;
 mod entry;
+mod millis;
 mod past;
+mod projector;
 mod size;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -17,6 +20,7 @@ pub use crate::message::ResponseMessage;
 pub use compaction::{Compaction, CutResult};
 pub use entry::{JournalEntry, RECORD_VERSION, UnreadableRecord};
 pub use past::{DisplayedText, PastEvents, RunningText, displayed_text, part_after};
+pub use projector::{EventProjector, with_call};
 
 pub use crate::types::Seq;
 
@@ -344,16 +348,18 @@ pub enum Record {
         /// The variables that it writes.
         #[serde(skip_serializing_if = "WriteSet::is_empty", default)]
         writes: WriteSet,
-        /// Start time, in milliseconds since the start of the run. `None` if the call never
-        /// started.
+        /// Start time since the start of the run. `None` if the call never started. Stored in whole milliseconds.
+        #[serde(rename = "started_ms", with = "millis::optional")]
         #[serde(skip_serializing_if = "Option::is_none", default)]
-        started_ms: Option<u64>,
-        /// Time from seal to start, or to the outcome if it never started, in milliseconds.
-        #[serde(skip_serializing_if = "is_zero", default)]
-        wait_ms: u64,
-        /// Time from start to outcome, in milliseconds.
-        #[serde(skip_serializing_if = "is_zero", default)]
-        duration_ms: u64,
+        started: Option<Duration>,
+        /// Time from seal to start, or to the outcome if it never started. Stored in whole milliseconds.
+        #[serde(rename = "wait_ms", with = "millis")]
+        #[serde(skip_serializing_if = "millis::is_zero", default)]
+        wait: Duration,
+        /// Time from start to outcome. Stored in whole milliseconds.
+        #[serde(rename = "duration_ms", with = "millis")]
+        #[serde(skip_serializing_if = "millis::is_zero", default)]
+        duration: Duration,
         /// True if it started before the end of its response.
         #[serde(skip_serializing_if = "std::ops::Not::not", default)]
         early: bool,

@@ -8,7 +8,7 @@ use super::{
     SessionOpening, SteeredInput, StopRequest, Transcript, TurnCommit, TurnTranscript,
 };
 use crate::record::{JournalEntry, Record};
-use crate::types::{COMPACT_AT, CallKey};
+use crate::types::{COMPACT_AT, CallKey, millis};
 
 /// The longest time by which a clock may be set back, in milliseconds: a day.
 pub const CLOCK_SETBACK_MAX_MS: u64 = 24 * 60 * 60 * 1000;
@@ -158,9 +158,9 @@ impl<'a> Transcript<'a> {
                 outcome,
                 notes,
                 writes,
-                started_ms,
-                wait_ms,
-                duration_ms,
+                started,
+                wait,
+                duration,
                 early,
                 amended,
             } => {
@@ -171,9 +171,9 @@ impl<'a> Transcript<'a> {
                         outcome,
                         notes,
                         writes,
-                        started_ms: *started_ms,
-                        wait_ms: *wait_ms,
-                        duration_ms: *duration_ms,
+                        started_ms: started.map(millis),
+                        wait_ms: millis(*wait),
+                        duration_ms: millis(*duration),
                         early: *early,
                         amended: *amended,
                     });

@@ -42,23 +42,22 @@ use super::publish::Publisher;
 use super::snapshot::SessionSnapshot;
 use super::supervision::{ChildEnd, ReplyPort};
 use super::tool_servers::PerSessionConnection;
-use crate::journal::{SessionLog, Urgency, unix_ms};
-use crate::telemetry::SourceRecord;
+use crate::journal::{Appended, SessionLog, Urgency};
 use begin::SessionArguments;
 pub(super) use begin::spawn;
 use callsheet_machines::context::{VARIABLE_NAME_BYTES_MAX, VariableError};
 use callsheet_machines::session::{
-    RecordedAt, RunAdmission, RunSpec, Session, SessionEffect, SessionRecord, SessionRefusal,
-    SessionRunRules, TurnBegin, TurnOrigin,
+    RecordedAt, RunAdmission, RunSpec, Session, SessionEffect, SessionRefusal, SessionRunRules,
+    TurnBegin, TurnOrigin,
 };
 use callsheet_machines::turn::{ApprovalError, CommittedTurn, TurnSpec};
 use callsheet_tools::Extensions;
 use callsheet_values::config::RunOverrides;
-use callsheet_values::event::Event;
+use callsheet_values::event::{CallLabel, Event};
 use callsheet_values::message::MessageList;
 use callsheet_values::record::{Record, RequestKey, Seq};
 use callsheet_values::types::{
-    CallKey, Content, RequestKind, RunId, SessionId, SessionState, child_run_id,
+    CallKey, Content, RequestKind, RunId, SessionId, SessionState, ToolCall, child_run_id,
 };
 use callsheet_wire::PromptChange;
 use run::{ActiveRun, RunAgents, RunCaller, SessionActors};
@@ -516,21 +515,17 @@ impl SessionActor {
 
     /// Appends records as one batch, applies them and publishes their events. Returns the position
     /// of the first one.
-    fn append(&mut self, batch: Vec<SessionRecord>) -> Option<Seq> {
-        let count = batch.len() as u64;
-        let records: Vec<_> = batch.iter().map(|record| record.record.clone()).collect();
-        let time = unix_ms();
-        let (last, _) = self.log.append_at(time, records, Urgency::Deferrable, || ());
-        let first = last.0.saturating_sub(count) + 1;
-        let ends = batch.iter().any(|of| matches!(of.record, Record::RunEnded { .. }));
-        for (SessionRecord { record, run_id, turn, events }, seq) in batch.into_iter().zip(first..)
-        {
-            let at = RecordedAt { seq: Seq(seq), time, now: self.now() };
+    fn append(&mut self, batch: Vec<Record>) -> Option<Seq> {
+        let ends = batch.iter().any(|record| matches!(record, Record::RunEnded { .. }));
+        let Appended { entries, .. } = self.log.append(batch, Urgency::Deferrable, || ());
+        for entry in &entries {
+            let (seq, time, record) = (entry.seq, entry.time, &entry.record);
+            let at = RecordedAt { seq, time, now: self.now() };
             let agents = &self.agents;
             let session_rules_of =
                 |overrides: &RunOverrides| SessionRunRules::from(&*agents.rules(overrides));
-            if let Err(error) = self.session.apply(at, &record, &session_rules_of) {
-                tracing::error!(session = %self.id, seq, error, "session_record_contradicts");
+            if let Err(error) = self.session.apply(at, record, &session_rules_of) {
+                tracing::error!(session = %self.id, seq = seq.0, error, "session_record_contradicts");
             }
             // A client that reads the run's end finds the session idle, and room for another run.
             if !self.session.holds_slot() && self.run_count_guard.take().is_some() {
@@ -538,15 +533,31 @@ impl SessionActor {
                 self.host_ref.shared.session_states.changed(&self.id, SessionState::Idle);
                 self.host_ref.shared.update_counts();
             }
-            self.record_appended(&record, Seq(seq), time, ends);
-            let position = SourceRecord { seq: Seq(seq), time, displayed_bytes: 0 };
-            for event in events {
-                if let Some(run) = &run_id {
-                    self.publisher.publish_after(run, turn, event, Some(position));
-                }
+            self.record_appended(record, seq, time, ends);
+            self.publisher.publish_entry(entry, |_| None);
+            self.publish_transient(record);
+        }
+        entries.first().map(|entry| entry.seq)
+    }
+
+    /// Publishes the events that tell of a record to the watchers of the moment only.
+    fn publish_transient(&self, record: &Record) {
+        let turn = self.session.turn();
+        if let Record::InputQueued { run_id, input, .. } = record {
+            let (input, waiting) = (input.clone(), self.session.queue().len());
+            self.publisher.publish(run_id, turn, Event::InputQueued { input, waiting });
+        }
+        let Some(run) = self.session.run().map(|run| &run.id) else { return };
+        if let Record::Steered { input, .. } = record {
+            self.publisher.publish(run, turn, Event::RunSteered { input: input.clone() });
+        } else if let Record::ResponseEnded { turn, message, .. } = record {
+            // The calls that the session was opened with.
+            for ToolCall { key, provider_id, name, .. } in &message.calls {
+                let (provider_id, name) = (provider_id.clone(), name.clone());
+                let call = CallLabel { key: *key, provider_id, name };
+                self.publisher.publish(run, *turn, Event::CallOpened { call });
             }
         }
-        (count > 0).then_some(Seq(first))
     }
 
     /// Updates the actor's data of runs and turns. `ends` is true if the same batch ends the run.

@@ -14,11 +14,10 @@ use ractor::{ActorCell, ActorRef};
 
 use super::SessionActor;
 use super::run::RunActors;
-use crate::journal::{Urgency, unix_ms};
+use crate::journal::{Appended, Urgency, unix_ms};
 use crate::runtime::child_sessions::stop_child;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage};
 use crate::runtime::supervision::{ChildEnd, EndCause};
-use crate::telemetry::SourceRecord;
 use callsheet_machines::turn::{
     CancelReason, CommittedTurn, Effect, ToolCompletion, Turn, TurnAction, TurnSpec,
 };
@@ -141,7 +140,7 @@ impl SessionActor {
             while let Some(effect) = turn.poll() {
                 match effect {
                     Effect::Record(record) => batch.push(record),
-                    Effect::Emit(event) => events.push((batch.len() as u64, event)),
+                    Effect::Emit(event) => events.push((batch.len(), event)),
                     Effect::Perform(TurnAction::Commit(record)) => committed = Some(*record),
                     // The call would have stopped its child, and waited for its end.
                     Effect::Perform(TurnAction::Start(start)) => {
@@ -152,15 +151,17 @@ impl SessionActor {
                     Effect::Perform(_) => {}
                 }
             }
-            let (count, time) = (batch.len() as u64, unix_ms());
-            let (last, _) = self.log.append_at(time, batch, Urgency::Deferrable, || ());
-            for (behind, event) in events {
-                let seq = Seq(last.0.saturating_sub(count) + behind);
-                let record = SourceRecord { seq, time, displayed_bytes: 0 };
-                self.publisher.publish_after(run, number, event, Some(record));
+            let Appended { entries, .. } = self.log.append(batch, Urgency::Deferrable, || ());
+            for (records, entry) in [None].into_iter().chain(entries.iter().map(Some)).enumerate() {
+                if let Some(entry) = entry {
+                    self.publisher.publish_entry(entry, |key| turn.recorded_call(key));
+                }
+                for (_, event) in events.extract_if(.., |(before, _)| *before == records) {
+                    self.publisher.publish(run, number, event);
+                }
             }
-            if count == 0 && agents.is_empty() {
-                return Some((committed?, last));
+            if entries.is_empty() && agents.is_empty() {
+                return Some((committed?, self.log.last_seq()));
             }
             for key in agents {
                 let kind = FailureKind::Cancelled;
@@ -169,7 +170,7 @@ impl SessionActor {
                 let completion = ToolCompletion { outcome, variables };
                 turn.handle_outcome(Duration::ZERO, key, completion);
             }
-            stored += count;
+            stored += entries.len() as u64;
             turn.handle_recorded(Duration::ZERO, stored);
         }
     }

@@ -63,17 +63,6 @@ struct FeedState {
 #[must_use = "the feed stays open only while this value exists"]
 pub struct ReaderGuard(#[expect(dead_code, reason = "its references are counted")] Arc<()>);
 
-/// The record that an event shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SourceRecord {
-    /// The record's sequence number.
-    pub seq: Seq,
-    /// The time of record and event.
-    pub time: u64,
-    /// Bytes of text and thinking of the running attempt that were published before the record.
-    pub displayed_bytes: u64,
-}
-
 /// The progress of a feed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedPosition {
@@ -121,20 +110,19 @@ impl Feed {
         Self { telemetry, state: Mutex::new(state), ring: Arc::default() }
     }
 
-    /// Assigns the event's id, if it has one. Delivers the event at once, or when its own record and all records
-    /// shown before it are durable. Never blocks. Does nothing after the journal has failed.
-    pub fn publish(&self, mut published: PublishedEvent, source: Option<SourceRecord>) {
+    /// Delivers an event at once, or when its own record and all records shown before it are durable. The event of a
+    /// record has its id; a text gets one here. Never blocks. Does nothing after the journal has failed.
+    pub fn publish(&self, mut published: PublishedEvent) {
         let mut state = self.state.lock();
         if state.failed.is_some() {
             return;
         }
         let event = &published.event;
-        let position = match source {
-            Some(record) => EventId::for_record(record.seq, record.displayed_bytes, event),
-            None => state.published.after(event),
-        };
+        let position = published.id.unwrap_or_else(|| state.published.after(event));
         state.published = position;
-        published.id = event.has_id().then_some(position);
+        if event.text().is_some() {
+            published.id = Some(position);
+        }
         if position.seq > state.durable || !state.waiting.is_empty() {
             state.waiting.push_back((position.seq, published));
             return;

@@ -14,13 +14,13 @@ fn text(text: impl ToString) -> Event {
 }
 
 fn publish(feed: &Feed, event: Event) {
-    feed.publish(samples::published(event), None);
+    feed.publish(samples::published(event));
 }
 
 /// Publishes the event of the record `seq`. `displayed_bytes` of the attempt were published before.
 fn publish_recorded(feed: &Feed, event: Event, seq: u64, displayed_bytes: u64) {
-    let source = SourceRecord { seq: Seq(seq), time: 7, displayed_bytes };
-    feed.publish(samples::published(event), Some(source));
+    let id = Some(EventId::for_record(Seq(seq), displayed_bytes, &event));
+    feed.publish(PublishedEvent { id, timestamp_ms: 7, ..samples::published(event) });
 }
 
 fn limit() -> Event {
@@ -97,10 +97,8 @@ async fn a_subscriber_to_a_run_receives_only_events_of_that_run() {
     let feed = feed();
     let (one, other) = (feed.subscribe_to_run(RunId("b".into()), 2), feed.subscribe(8));
     for (number, run) in ["a", "a", "a", "b", "c", "b"].into_iter().enumerate() {
-        feed.publish(
-            PublishedEvent { run: RunId(run.into()), ..samples::published(text(number)) },
-            None,
-        );
+        let run = RunId(run.into());
+        feed.publish(PublishedEvent { run, ..samples::published(text(number)) });
     }
     assert!(feed.ring.has_subscribers());
     drop(feed);
@@ -171,7 +169,7 @@ fn a_subscriber_that_does_not_read_keeps_only_its_own_events() {
     let feed = feed();
     let in_run = |run: &str, event| {
         let run = RunId(run.into());
-        feed.publish(PublishedEvent { run, ..samples::published(event) }, None);
+        feed.publish(PublishedEvent { run, ..samples::published(event) });
     };
     let mut stuck = feed.subscribe_to_run(RunId("a".into()), 8);
     let mut reader = feed.subscribe(8);
@@ -303,7 +301,7 @@ fn text_that_waits_for_a_record_is_one_event() {
     publish(&feed, text("a"));
     assert!(append(&text("b")));
     assert!(!append(&Event::ThinkingReceived { text: "hm".into() }));
-    publish(&feed, limit());
+    publish(&feed, Event::RunSteered { input: "go".into() });
     publish(&feed, text("c"));
     assert!(append(&text("d")));
     assert_eq!(feed.position().delivered.to_string(), "0.0");
@@ -313,7 +311,7 @@ fn text_that_waits_for_a_record_is_one_event() {
     feed.mark_durable(Seq(3));
     assert_eq!(
         ready(&mut subscriber),
-        ["3.0 TurnStarted", "3.2 ab", "3.2 LimitReached", "3.4 cd", "3.5 e"]
+        ["3.0 TurnStarted", "3.2 ab", " RunSteered", "3.4 cd", "3.5 e"]
     );
     drop(subscriber);
     assert!(append(&text("f")));

@@ -7,13 +7,11 @@ use std::time::Duration;
 
 use crate::context::repair_pairing;
 use crate::session::{
-    RecordedAt, Session, SessionEffect, SessionRecord, SessionRunRules, StoredSession, TurnBegin,
-    TurnOrigin,
+    RecordedAt, Session, SessionEffect, SessionRunRules, StoredSession, TurnBegin, TurnOrigin,
 };
 use crate::turn::fixtures::{model, rules};
 use crate::turn::{CancelReason, CommittedTurn, ModelPlan, ModelPlans, OutputRules, RunRules};
 use callsheet_values::config::{ContextPolicy, HistoryForm, Limits, RunOverrides, Share};
-use callsheet_values::event::Event;
 use callsheet_values::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use callsheet_values::types::{Execution, OutputMode, RunId, ToolCall};
 
@@ -344,26 +342,16 @@ impl World {
         }
     }
 
-    fn append(&mut self, batch: Vec<SessionRecord>, session_rules: &SessionRunRules) {
+    fn append(&mut self, batch: Vec<Record>, session_rules: &SessionRunRules) {
         assert!(!batch.is_empty());
-        let ends = batch.iter().any(|of| matches!(of.record, Record::RunEnded { .. }));
-        for SessionRecord { record, events, .. } in batch {
-            let is_public = !matches!(
-                record,
-                Record::StopAsked { .. }
-                    | Record::SessionOpened { .. }
-                    | Record::ToolsFrozen { .. }
-                    | Record::Instructed { .. }
-                    | Record::SessionClosed
-            );
-            assert_eq!(is_public, !events.is_empty(), "{record:?}: {events:?}");
+        let ends = batch.iter().any(|record| matches!(record, Record::RunEnded { .. }));
+        for record in batch {
             let is_queued = matches!(record, Record::InputQueued { .. });
             let may_wait = !self.session.shutting_down && !self.is_closing();
             assert!(!is_queued || may_wait, "an input waits for nothing");
             if matches!(record, Record::RunStarted { .. }) {
                 assert!(!self.is_closing(), "no run starts once the session is to close");
                 assert!(ends || !self.session.shutting_down, "no run starts during a shutdown");
-                assert!(matches!(events[..], [Event::RunStarted { .. }]));
             }
             self.log.push(record.clone());
             let seq = Seq(self.log.len() as u64);

@@ -198,14 +198,14 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
                     for made in batch {
                         let Some(recorded) = self.recording.record(self.at) else { break };
                         if self.recording.is_input(self.at)
-                            && discriminant(recorded) != discriminant(&made.record)
+                            && discriminant(recorded) != discriminant(&made)
                         {
                             // The host stopped before the whole batch was stored. The machine
                             // makes the rest again, after the input that arrived then.
                             self.session.outbox.clear();
                             return self.handle_input(recorded);
                         }
-                        self.expect(made.record)?;
+                        self.expect(made)?;
                     }
                 }
                 Some(SessionEffect::BeginTurn(begin)) => return Ok(Some(begin)),

@@ -197,10 +197,10 @@ impl Life {
             match effect {
                 SessionEffect::Record(batch) => {
                     for made in batch {
-                        self.append(made.record.clone());
+                        self.append(made.clone());
                         let seq = Seq(self.log.len() as u64);
                         let at = RecordedAt { seq, time: 0, now: Duration::ZERO };
-                        self.session.apply(at, &made.record, &|_| session_rules(script)).unwrap();
+                        self.session.apply(at, &made, &|_| session_rules(script)).unwrap();
                     }
                 }
                 SessionEffect::BeginTurn(begin) => self.begin_turn(*begin),

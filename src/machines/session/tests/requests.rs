@@ -113,7 +113,7 @@ impl Recorded {
             let Some(effect) = self.session.poll(now, &rules_of) else { return };
             match effect {
                 SessionEffect::Record(batch) => {
-                    batch.iter().for_each(|made| self.append(now, &made.record));
+                    batch.iter().for_each(|made| self.append(now, made));
                 }
                 SessionEffect::BeginTurn(begin) => self.began = Some(*begin),
                 SessionEffect::CancelTurn(reason) => self.cancels.push(reason),

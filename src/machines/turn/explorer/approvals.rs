@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 
 use super::*;
 use crate::turn::{ApprovalDecision, ApprovalError, check_repeated_decision};
-use callsheet_values::types::{ApprovalVerdict, WaitPhase};
+use callsheet_values::types::{ApprovalVerdict, ResultNotes, WaitPhase};
 
 /// A call and the phase of its approval.
 pub(super) type ApprovalId = (CallKey, WaitPhase);
@@ -208,14 +208,10 @@ impl World {
     }
 
     pub(super) fn add_pending_approval(&mut self, approval: ApprovalId) {
-        assert!(
-            matches!(self.log.last(), Some(Record::ApprovalAsked { request }) if (request.call.key, request.phase) == approval),
-            "a request for an approval was not published right after its record"
-        );
         let call = self.turn.calls.iter().find(|call| call.key() == approval.0);
         // A cancellation or a break may follow in the same batch of effects.
         if call.and_then(TurnCall::pending_wait_phase) == Some(approval.1) {
-            assert!(self.pending_approvals.insert(approval), "an approval was published twice");
+            assert!(self.pending_approvals.insert(approval), "an approval was requested twice");
         }
     }
 
@@ -237,13 +233,13 @@ impl World {
 
     /// Checks that a result which needs a review is published only after it is approved, and that the journal has the
     /// answer of the tool.
-    pub(super) fn check_review(&self, result: &ToolResult) {
-        let key = result.notes.duplicate_of.unwrap_or(result.call.key);
-        if result.notes.reused || !self.is_reviewed(key) {
+    pub(super) fn check_review(&self, of: CallKey, outcome: &ToolOutcome, notes: &ResultNotes) {
+        let key = notes.duplicate_of.unwrap_or(of);
+        if notes.reused || !self.is_reviewed(key) {
             return;
         }
-        let is_visible = result.outcome.content.contains("answer")
-            || result.outcome.kind == Some(FailureKind::ToolError);
+        let is_visible =
+            outcome.content.contains("answer") || outcome.kind == Some(FailureKind::ToolError);
         let decision = self.recorded_decision((key, WaitPhase::After), &self.log);
         assert!(
             !is_visible || decision == Some(ApprovalVerdict::Approved),

@@ -3,7 +3,10 @@
 
 use super::*;
 use crate::turn::HookScope;
-use callsheet_values::types::{ApprovalVerdict, HookDecision, HookPoint, HookVerdict, WaitPhase};
+use callsheet_values::event::CallLabel;
+use callsheet_values::types::{
+    ApprovalVerdict, HookDecision, HookPoint, HookVerdict, ResultNotes, WaitPhase,
+};
 use serde_json::json;
 
 /// The decisions of hooks in scenarios.
@@ -56,12 +59,18 @@ impl World {
     }
 
     /// Checks that the answer of a tool is an outcome only if hooks allow it, and that a refused call has not run.
-    pub(super) fn check_result_allowed(&self, result: &ToolResult, rules: &RunRules) {
-        let key = result.call.key;
-        let is_copy = result.notes.duplicate_of.is_some() || result.notes.reused;
-        let is_answer = result.outcome.content.contains("answer")
-            || result.outcome.kind == Some(FailureKind::ToolError);
-        if is_answer && !is_copy && rules.has_hook(HookPoint::AfterCall, &result.call.name) {
+    pub(super) fn check_result_allowed(
+        &self,
+        call: &CallLabel,
+        outcome: &ToolOutcome,
+        notes: &ResultNotes,
+        rules: &RunRules,
+    ) {
+        let key = call.key;
+        let is_copy = notes.duplicate_of.is_some() || notes.reused;
+        let is_answer =
+            outcome.content.contains("answer") || outcome.kind == Some(FailureKind::ToolError);
+        if is_answer && !is_copy && rules.has_hook(HookPoint::AfterCall, &call.name) {
             let verdict = self.hook_verdict(key, HookPoint::AfterCall);
             assert!(
                 verdict.is_some_and(|verdict| verdict != HookVerdict::Refuse),

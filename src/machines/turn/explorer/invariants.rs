@@ -292,7 +292,7 @@ impl World {
         }
         for result in &record.results {
             self.check_result(result);
-            self.check_review(result);
+            self.check_review(result.call.key, &result.outcome, &result.notes);
         }
         self.check_journal(record);
         self.check_serial(record);

@@ -518,10 +518,17 @@ impl World {
     pub(super) fn perform_effect(&mut self, effect: Effect, scenario: &Scenario) {
         match effect {
             Effect::Record(record) => {
-                if let Record::CallEnded { call, outcome, writes, .. } = &record {
+                if let Record::CallEnded { call, outcome, notes, writes, amended, .. } = &record {
                     let was_released = self.released.contains(&call.key);
                     assert!(!was_released, "an outcome changed after its release");
                     self.check_writes(call.key, outcome, writes);
+                    if !amended {
+                        self.check_review(call.key, outcome, notes);
+                        self.check_result_allowed(call, outcome, notes, &scenario.spec.rules);
+                        self.handed.remove(&call.key);
+                        let before = self.outcomes.insert(call.key, outcome.clone());
+                        assert_eq!(before, None, "two outcomes were recorded");
+                    }
                 }
                 if let Record::ApprovalAsked { request } = &record {
                     self.check_approval_request(
@@ -529,6 +536,9 @@ impl World {
                         request.phase,
                         &scenario.spec.rules,
                     );
+                    if request.phase != callsheet_values::types::WaitPhase::Client {
+                        self.add_pending_approval((request.call.key, request.phase));
+                    }
                 }
                 self.log.push(record);
                 self.record_times.push(self.unix_ms());
@@ -611,19 +621,6 @@ impl World {
             Effect::Perform(TurnAction::Answer { key, number, answer }) => {
                 self.receive_answer(key, number, &answer);
             }
-            Effect::Emit(Event::CallEnded { result, .. }) => {
-                let key = result.call.key;
-                let record = self.log.last();
-                assert!(
-                    matches!(record, Some(Record::CallEnded { call, .. }) if call.key == key),
-                    "an outcome was not published right after its record"
-                );
-                self.check_review(&result);
-                self.check_result_allowed(&result, &scenario.spec.rules);
-                self.handed.remove(&key);
-                let before = self.outcomes.insert(key, result.outcome);
-                assert_eq!(before, None, "two outcomes were published");
-            }
             Effect::Emit(Event::CallDiscarded { call, had_result }) => {
                 self.handed.remove(&call.key);
                 let was_published = self.outcomes.remove(&call.key).is_some();
@@ -636,9 +633,6 @@ impl World {
             Effect::Emit(Event::CallWaiting { call, client_input: Some(_), .. }) => {
                 self.receive_client_call(call.key, &scenario.spec.rules);
             }
-            Effect::Emit(Event::ApprovalAsked { request }) => {
-                self.add_pending_approval((request.call.key, request.phase));
-            }
             Effect::Emit(Event::ResultReleased { key, .. }) => {
                 assert!(matches!(
                     self.turn.stage,
@@ -647,7 +641,7 @@ impl World {
                 assert!(self.released.last() < Some(&key), "released out of order, or twice");
                 assert!(
                     self.outcomes.contains_key(&key),
-                    "released before its outcome was published"
+                    "released before its outcome was recorded"
                 );
                 self.released.push(key);
             }

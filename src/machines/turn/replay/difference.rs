@@ -1,5 +1,7 @@
 //! The comparison of a recorded and a replayed record, and the report of their difference.
 
+use std::time::Duration;
+
 use std::fmt;
 
 use serde_json::Value;
@@ -61,12 +63,10 @@ pub(super) fn timeless(record: &Record) -> Record {
             displayed_segments.clear();
             clear_refusal(finish_reason);
         }
-        Record::CallEnded { started_ms, wait_ms, duration_ms, early, .. } => {
+        Record::CallEnded { started, wait, duration, early, .. } => {
             *early = false;
-            if let Some(started) = started_ms {
-                *started = 0;
-            }
-            (*wait_ms, *duration_ms) = (0, 0);
+            *started = started.map(|_| Duration::ZERO);
+            (*wait, *duration) = (Duration::ZERO, Duration::ZERO);
         }
         Record::TurnCommitted { summary, .. } => {
             summary.times = TurnTimes::default();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::super::fixtures::model;
 use super::super::{ModelPlan, ModelPlans};
 use super::*;
+use callsheet_values::event::AttemptFallback;
 use callsheet_values::types::ToolRefusal;
 
 /// Returns rules with two attempts with `main`, and one with `backup`, which does not stream.
@@ -30,13 +31,15 @@ fn attempts(driver: &Driver) -> Vec<(u32, &str)> {
     attempts.collect()
 }
 
-/// Returns the published retries: the model, and whether it is a rollback or a fallback.
-fn retries(driver: &Driver) -> Vec<(&str, bool, bool)> {
-    let retries = driver.events.iter().filter_map(|event| match event {
-        Event::AttemptStarted { model, rollback, fallback, .. } => {
-            Some((model.as_str(), *rollback, *fallback))
+/// Returns the published retries: the model, and what it falls back to.
+fn retries(driver: &Driver) -> Vec<(&str, Option<AttemptFallback>)> {
+    let mut fallback = None;
+    let retries = driver.events.iter().filter_map(|event| {
+        if let Event::AttemptFellBack { to } = event {
+            fallback = Some(*to);
         }
-        _ => None,
+        let Event::AttemptStarted { model, .. } = event else { return None };
+        Some((model.as_str(), fallback.take()))
     });
     retries.collect()
 }
@@ -50,7 +53,7 @@ fn the_next_model_begins_when_the_attempts_with_the_first_are_used_up() {
     driver.break_off();
     assert_eq!(driver.requests, [(1, true), (2, true), (3, false)]);
     assert_eq!(attempts(&driver), [(1, "main"), (2, "main"), (3, "backup")]);
-    assert_eq!(retries(&driver), [("main", false, false), ("backup", false, true)]);
+    assert_eq!(retries(&driver), [("main", None), ("backup", Some(AttemptFallback::NextModel))]);
     driver
         .receive([text("Here."), finish(FinishKind::Stop)])
         .close_stream()
@@ -75,7 +78,7 @@ fn refuse_request(driver: &mut Driver, seconds: u64) {
 fn a_refusal_of_the_breaker_leads_to_the_next_model_and_the_last_model_is_waited_for() {
     let mut driver = Driver::with(two_models());
     refuse_request(&mut driver, 30);
-    assert_eq!(retries(&driver), [("backup", false, true)]);
+    assert_eq!(retries(&driver), [("backup", Some(AttemptFallback::NextModel))]);
     refuse_request(&mut driver, 30);
     driver.now = Duration::from_secs(30);
     refuse_request(&mut driver, 60);
@@ -191,7 +194,7 @@ fn after_a_crash_the_last_model_is_requested_again() {
     driver.crash(records);
     assert_eq!(attempts(&driver), [(1, "main"), (2, "backup"), (3, "backup")]);
     assert_eq!(driver.requests.last(), Some(&(3, false)));
-    let retry = ("backup", false, false);
+    let retry = ("backup", None);
     assert_eq!(retries(&driver).last(), Some(&retry), "a crash causes no fallback");
     driver.break_off();
     assert!(matches!(driver.commit.as_ref().unwrap().end, TurnEnd::Failed(_)));
@@ -365,10 +368,18 @@ fn text_is_void_if_no_attempt_follows_the_wait_for_a_smaller_context() {
         entries[failure].displayed_bytes = if is_displayed { 5 } else { 0 };
         let stop = Some(CancelReason::Stop);
         let mut turn = Turn::resume(spec(rules(PARALLEL)), &entries, 0, stop);
-        let effects = std::iter::from_fn(|| turn.poll());
-        let voids =
-            effects.filter(|effect| matches!(effect, Effect::Emit(event) if is_void(event)));
-        assert_eq!(voids.count(), expected);
+        let made = std::iter::from_fn(|| turn.poll()).filter_map(|effect| match effect {
+            Effect::Record(record) => Some((record, 0)),
+            Effect::Emit(_) | Effect::Perform(_) => None,
+        });
+        let made: Vec<_> = made.collect();
+        let mut projector = EventProjector::new(SessionId::parse("s").unwrap(), "default", 0);
+        entries.iter().for_each(|entry| projector.project(entry, drop));
+        let mut voids = 0;
+        for entry in super::entries(0, &made) {
+            projector.project(&entry, |shown| voids += usize::from(is_void(&shown.event)));
+        }
+        assert_eq!(voids, expected);
     }
 }
 

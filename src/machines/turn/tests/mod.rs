@@ -33,10 +33,10 @@ use super::{
 use crate::context::Variables;
 use callsheet_values::config::OnExcess;
 use callsheet_values::event::Event;
-use callsheet_values::record::{Record, StopMode};
+use callsheet_values::record::{EventProjector, JournalEntry, Record, Seq, StopMode, with_call};
 use callsheet_values::types::{
     Answer, CallKey, Execution, FailureKind, FinishKind, HookDecision, ProviderError,
-    ProviderErrorKind, Reference, ToolOutcome, ToolStatus, VariablesUse, WriteSet,
+    ProviderErrorKind, Reference, SessionId, ToolOutcome, ToolStatus, VariablesUse, WriteSet,
 };
 use callsheet_wire::response::ExchangeEnd;
 use callsheet_wire::{CallDelta, Delta};
@@ -66,6 +66,8 @@ struct Driver {
     set_aside: Vec<String>,
     answers: Vec<(u32, u32, Answer)>,
     events: Vec<Event>,
+    projector: EventProjector,
+    displayed_bytes: u64,
     commit: Option<CommittedTurn>,
 }
 
@@ -129,6 +131,8 @@ impl Driver {
             set_aside: Vec::new(),
             answers: Vec::new(),
             events: Vec::new(),
+            projector: EventProjector::new(SessionId::parse("s").unwrap(), "default", 0),
+            displayed_bytes: 0,
             commit: None,
         };
         driver.perform_effects();
@@ -146,9 +150,13 @@ impl Driver {
                 match effect {
                     Effect::Record(record) => {
                         self.records += 1;
+                        self.project(&record);
                         self.log.push(record);
                     }
-                    Effect::Emit(event) => self.events.push(event),
+                    Effect::Emit(event) => {
+                        self.displayed_bytes = event.displayed_bytes_after(self.displayed_bytes);
+                        self.events.push(event);
+                    }
                     Effect::Perform(action) => self.perform(action),
                 }
             }
@@ -157,6 +165,21 @@ impl Driver {
             }
             self.turn.handle_recorded(self.now, self.records);
         }
+    }
+
+    /// Adds the events that show a record.
+    fn project(&mut self, record: &Record) {
+        let displayed_bytes = self.displayed_bytes;
+        let entry = JournalEntry { seq: Seq(1), time: 0, displayed_bytes, record: record.clone() };
+        self.projector.project(&entry, |mut published| {
+            if let Event::CallEnded { result, .. } = &published.event
+                && let Some(call) = self.turn.recorded_call(result.call.key)
+            {
+                with_call(&mut published.event, call);
+            }
+            self.displayed_bytes = published.event.displayed_bytes_after(self.displayed_bytes);
+            self.events.push(published.event);
+        });
     }
 
     fn perform(&mut self, action: TurnAction) {

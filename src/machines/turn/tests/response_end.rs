@@ -378,8 +378,13 @@ fn the_response_up_to_an_early_start_is_kept_after_a_crash() {
     let (mut published, mut kept) = (Vec::new(), None);
     while let Some(effect) = turn.poll() {
         match effect {
-            Effect::Emit(Event::AttemptStarted { attempt, .. }) => {
-                published.push(attempt.to_string())
+            Effect::Record(Record::AttemptFailed {
+                attempt,
+                kept: true,
+                host_stopped: true,
+                ..
+            }) => {
+                published.push(attempt.to_string());
             }
             Effect::Emit(Event::TextReceived { text }) => published.push(text),
             Effect::Record(Record::ResponseEnded { message, .. }) => kept = Some(message),

@@ -105,7 +105,7 @@ impl PublishedEvent {
             Event::TurnEnded { summary } => {
                 self.single("turn_end", &TurnEndView::new(summary), 256)
             }
-            Event::AttemptStarted { attempt, model, streamed, reason, wait, .. } => {
+            Event::AttemptStarted { attempt, model, streamed, reason, wait } => {
                 self.attempt(&AttemptView::new(*attempt, model, *streamed, reason, millis(*wait)))
             }
             Event::AttemptVoided { attempt, model, streamed, reason } => {
@@ -155,6 +155,7 @@ impl PublishedEvent {
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
             | Event::AttemptEnded { .. }
+            | Event::AttemptFellBack { .. }
             | Event::OutcomeLate { .. }
             | Event::HistoryRepaired { .. } => [None, None, None],
         }
@@ -713,6 +714,7 @@ mod tests {
             }),
         )]);
         next(&[]); // HistoryRepaired
+        next(&[]); // AttemptFellBack
         next(&[("tool_set_aside", json!({"tool_name": "clock", "model": "m", "reason": "no"}))]);
         let stats = json!({
             "turns": 2, "tool_calls": 3, "input_tokens": 20, "output_tokens": 9, "duration_ms": 3000,

@@ -7,26 +7,18 @@
 mod text;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Duration;
 
+use super::projector::{EventProjector, with_call};
 use super::{JournalEntry, Record};
-use crate::event::{CallLabel, Event, EventId, PublishedEvent};
-use crate::types::{
-    COMPACT_AT, Execution, RunId, Seq, SessionId, ToolCall, ToolResult, WaitPhase,
-    floor_char_boundary,
-};
+use crate::event::{Event, EventId, PublishedEvent};
+use crate::types::{RunId, Seq, SessionId, ToolCall, floor_char_boundary};
 pub use text::{DisplayedText, displayed_text};
 use text::{UnsentText, display_order};
 
 /// Recreates events from entries, from the beginning of a session or of a run.
 #[derive(Clone, Debug)]
 pub struct PastEvents {
-    session: SessionId,
-    agent: String,
-    run: RunId,
-    turn: u32,
-    parallel: bool,
+    projector: EventProjector,
     /// The record of the last event that was returned.
     seq: Seq,
     /// The last record that the watcher knows. It may know less of the text of the attempt that ran
@@ -39,10 +31,6 @@ pub struct PastEvents {
     held: Option<Vec<PublishedEvent>>,
     /// The known calls of the attempt.
     calls: Vec<ToolCall>,
-    /// The model of the last request, and true if a streamed answer was requested.
-    last_request: (String, bool),
-    /// The event that voids the text of a failed attempt. It is returned if no attempt follows.
-    voided: Option<PublishedEvent>,
     /// True after the first entry.
     has_read: bool,
 }
@@ -72,18 +60,12 @@ impl PastEvents {
     #[must_use]
     pub fn new(session: SessionId, agent: &str, turn: u32) -> Self {
         Self {
-            session,
-            agent: agent.to_owned(),
-            run: RunId(String::new().into()),
-            turn,
-            parallel: false,
+            projector: EventProjector::new(session, agent, turn),
             seq: Seq(0),
             known: Seq(0),
             attempt: Seq(0),
             held: None,
             calls: Vec::new(),
-            last_request: (String::new(), true),
-            voided: None,
             has_read: false,
         }
     }
@@ -99,190 +81,39 @@ impl PastEvents {
     /// Reads the next entry. Appends the events that can be returned now to `out`.
     pub fn handle_entry(&mut self, entry: &JournalEntry, out: &mut VecDeque<PublishedEvent>) {
         self.has_read = true;
-        let is_retried =
-            matches!(entry.record, Record::AttemptStarted { .. } | Record::AttemptFailed { .. });
-        let is_over = ends_turn(&entry.record);
-        let voided = self.voided.take_if(|_| is_retried || is_over);
-        if let Some(mut voided) = voided.filter(|_| is_over) {
-            // The position of the live event, which follows the events since the attempt failed.
-            voided.id = Some(EventId { seq: Seq(entry.seq.0.saturating_sub(1)), bytes: 0 });
-            self.release(voided, out);
+        if let Record::ResponseEnded { message, displayed_segments, .. } = &entry.record {
+            self.calls.extend(message.calls.iter().cloned());
+            if entry.seq > self.known && self.held.is_some() {
+                let text = UnsentText::new(display_order(message, displayed_segments), 0);
+                self.release_with_text(text, entry.time, out);
+            }
+        } else if let Record::CallIntended { call, so_far, .. } = &entry.record {
+            self.calls.push(call.clone());
+            let partial = so_far.iter().flat_map(|partial| &partial.message.calls);
+            self.calls.extend(partial.cloned());
         }
-        let event = match &entry.record {
-            Record::SessionOpened {
-                agent,
-                messages: _,
-                metadata: _,
-                parent: _,
-                client_tools: _,
-            } => {
-                self.agent.clone_from(agent);
-                return;
+        let starts_attempt = matches!(entry.record, Record::AttemptStarted { .. });
+        let starts_again =
+            matches!(entry.record, Record::AttemptFailed { kept: true, host_stopped: true, .. });
+        if starts_attempt || starts_again || ends_attempt(&entry.record) {
+            self.release_held(out);
+        }
+        if starts_attempt {
+            self.calls.clear();
+        }
+        let mut shown = Vec::new();
+        self.projector.project(entry, |published| shown.push(published));
+        for published in shown {
+            // An event is held until the text before it is known.
+            match &mut self.held {
+                Some(held) => held.push(published),
+                None => self.release(published, out),
             }
-            Record::RunStarted { run_id, model, execution, metadata, .. } => {
-                self.release_held(out);
-                self.run = run_id.clone();
-                self.parallel = *execution != Execution::Sequential;
-                let (agent, model) = (self.agent.clone(), model.clone());
-                let metadata = metadata.clone();
-                Event::RunStarted { agent, model, execution: *execution, metadata }
-            }
-            Record::AttemptStarted {
-                turn,
-                attempt,
-                model,
-                streamed,
-                reason,
-                wait_ms,
-                prompt: _,
-            } => {
-                self.release_held(out);
-                self.turn = *turn;
-                self.last_request = (model.clone(), *streamed);
-                self.calls.clear();
-                let wait = Duration::from_millis(*wait_ms);
-                let event = match reason {
-                    None => Event::TurnStarted,
-                    Some(reason) => self.attempt_started(*attempt, reason, wait),
-                };
-                self.push(entry, event, out);
-                self.hold_from(entry.seq);
-                return;
-            }
-            Record::AttemptFailed { attempt, error, kept, host_stopped, .. } => {
-                if !*kept || *host_stopped {
-                    self.release_held(out);
-                }
-                // It is unknown how much text was published before a crash.
-                if !*kept && (entry.displayed_bytes > 0 || *host_stopped) {
-                    let (model, streamed) = self.last_request.clone();
-                    let (attempt, reason) = (*attempt, error.message.clone());
-                    let event = Event::AttemptVoided { attempt, model, streamed, reason };
-                    let id = EventId::for_record(entry.seq, entry.displayed_bytes, &event);
-                    self.voided = Some(self.published(id, entry.time, event));
-                }
-                if *kept && *host_stopped {
-                    let event = self.attempt_started(*attempt, &error.message, Duration::ZERO);
-                    self.push(entry, event, out);
-                    self.hold_from(entry.seq);
-                }
-                return;
-            }
-            Record::ResponseEnded { turn, message, displayed_segments, .. } => {
-                self.turn = *turn;
-                self.calls.extend(message.calls.iter().cloned());
-                if self.held.is_some() {
-                    if entry.seq <= self.known {
-                        self.release_held(out);
-                        return;
-                    }
-                    let text = UnsentText::new(display_order(message, displayed_segments), 0);
-                    self.release_with_text(text, entry.time, out);
-                    return;
-                }
-                // These are the initial calls of the session, which no attempt precedes.
-                Event::TurnStarted
-            }
-            Record::CallIntended { call, so_far, .. } => {
-                self.calls.push(call.clone());
-                let partial = so_far.iter().flat_map(|partial| &partial.message.calls);
-                self.calls.extend(partial.cloned());
-                return;
-            }
-            // No event shows this record: watchers receive the state of the open call instead.
-            Record::ApprovalAsked { request } if request.phase == WaitPhase::Client => return,
-            Record::ApprovalAsked { request } => Event::ApprovalAsked { request: request.clone() },
-            Record::CallEnded { amended: true, .. } => return,
-            Record::CallEnded {
-                call,
-                outcome,
-                notes,
-                writes,
-                started_ms,
-                wait_ms,
-                duration_ms,
-                early,
-                amended: false,
-            } => {
-                let CallLabel { key, provider_id, name } = call.clone();
-                // Id and arguments are added when the event is released.
-                let (id, arguments, raw) = (Arc::default(), Arc::default(), None);
-                let result = ToolResult {
-                    call: ToolCall { key, id, provider_id, name, arguments, raw, indirect: false },
-                    outcome: outcome.clone(),
-                    notes: notes.clone(),
-                    started: started_ms.map(Duration::from_millis),
-                    wait: Duration::from_millis(*wait_ms),
-                    duration: Duration::from_millis(*duration_ms),
-                    writes: writes.clone(),
-                };
-                let (result, parallel, early) = (Box::new(result), self.parallel, *early);
-                Event::CallEnded { result, parallel, early }
-            }
-            Record::TurnCommitted { turn, end: _, summary } => {
-                self.release_held(out);
-                self.turn = *turn;
-                Event::TurnEnded { summary: summary.clone() }
-            }
-            Record::LimitReached { limit, value, maximum, action, reason, note: _, usage: _ } => {
-                Event::LimitReached {
-                    limit: limit.clone(),
-                    value: *value,
-                    maximum: *maximum,
-                    action: action.clone(),
-                    reason: *reason,
-                }
-            }
-            Record::Compacted { change, upto, tokens_before, tokens_after, usage: _ } => {
-                Event::ContextCompacted {
-                    kind: change.kind(),
-                    tokens_before: *tokens_before,
-                    tokens_after: *tokens_after,
-                    upto: *upto,
-                }
-            }
-            Record::RunEnded {
-                run_id: _,
-                end,
-                text,
-                error,
-                output,
-                into: _,
-                finish_reason,
-                stats,
-                waiting: _,
-            } => {
-                self.release_held(out);
-                Event::RunEnded {
-                    agent: self.agent.clone(),
-                    end: *end,
-                    text: text.clone(),
-                    output: output.clone(),
-                    error: error.clone(),
-                    finish_reason: finish_reason.clone(),
-                    stats: Box::new(stats.into()),
-                }
-            }
-            Record::SessionForked { .. }
-            | Record::InputQueued { .. }
-            | Record::CallReported { .. }
-            | Record::HooksDecided { .. }
-            | Record::TurnHooksDecided { .. }
-            | Record::ApprovalGiven { .. }
-            | Record::Steered { .. }
-            | Record::StopAsked { .. }
-            | Record::Instructed { .. }
-            | Record::ToolsFrozen { .. }
-            | Record::SessionClosed => return,
-        };
-        self.push(entry, event, out);
-    }
-
-    fn attempt_started(&self, attempt: u32, reason: &str, wait: Duration) -> Event {
-        let (model, streamed) = self.last_request.clone();
-        let reason = reason.to_owned();
-        let (rollback, fallback) = (false, false);
-        Event::AttemptStarted { attempt, model, streamed, reason, wait, rollback, fallback }
+        }
+        if starts_attempt || starts_again {
+            self.attempt = entry.seq;
+            self.held = Some(Vec::new());
+        }
     }
 
     /// Appends the held events and the text of the running attempt. Called after the last entry.
@@ -304,28 +135,11 @@ impl PastEvents {
             self.release_held(out);
             return;
         }
-        self.run = running.run.clone();
-        self.turn = running.turn;
+        self.projector.set_position(running.run.clone(), running.turn);
         self.calls.extend(running.calls.iter().cloned());
         let pieces = running.pieces.iter();
         let pieces = pieces.map(|piece| (piece.is_thinking, piece.text.as_str())).collect();
         self.release_with_text(UnsentText::new(pieces, running.from), running.time, out);
-    }
-
-    /// Appends an event, or holds it until the text before it is known.
-    fn push(&mut self, entry: &JournalEntry, event: Event, out: &mut VecDeque<PublishedEvent>) {
-        let id = EventId::for_record(entry.seq, entry.displayed_bytes, &event);
-        let published = self.published(id, entry.time, event);
-        match &mut self.held {
-            Some(held) => held.push(published),
-            None => self.release(published, out),
-        }
-    }
-
-    /// Holds the events of an attempt that starts with this record.
-    fn hold_from(&mut self, start: Seq) {
-        self.attempt = start;
-        self.held = Some(Vec::new());
     }
 
     /// Releases the events of an attempt whose text is void or known, or that has no more text.
@@ -361,41 +175,31 @@ impl PastEvents {
         while let Some((is_thinking, piece)) = text.next(upto) {
             let piece = DisplayedText { is_thinking, text: piece.to_owned() };
             let id = EventId { seq: self.seq, bytes: text.at };
-            out.push_back(self.published(id, time, piece.into()));
+            out.push_back(self.projector.published_at(id, time, piece.into()));
         }
     }
 
     fn release(&mut self, mut published: PublishedEvent, out: &mut VecDeque<PublishedEvent>) {
-        if let Event::CallEnded { result, .. } = &mut published.event
+        if let Event::CallEnded { result, .. } = &published.event
             && let Some(call) = self.calls.iter().find(|call| call.key == result.call.key)
         {
-            result.call.id.clone_from(&call.id);
-            result.call.arguments.clone_from(&call.arguments);
-            result.call.raw.clone_from(&call.raw);
+            with_call(&mut published.event, call.clone());
         }
         self.seq = published.id.map_or(self.seq, |id| id.seq);
         out.push_back(published);
     }
-
-    fn published(&self, id: EventId, time: u64, event: Event) -> PublishedEvent {
-        PublishedEvent {
-            session: self.session.clone(),
-            run: self.run.clone(),
-            turn: self.turn,
-            timestamp_ms: time,
-            id: Some(id),
-            stream_text: crate::event::EventStreamText::default(),
-            event,
-        }
-    }
 }
 
-/// Returns whether the record shows that no attempt follows a failed one. Others, such as the records of a smaller
-/// context, may come between two attempts.
-fn ends_turn(record: &Record) -> bool {
-    let is_end = matches!(record, Record::TurnCommitted { .. } | Record::RunEnded { .. });
-    // A failed summary ends no turn.
-    is_end || matches!(record, Record::LimitReached { limit, .. } if limit != COMPACT_AT)
+/// Returns whether no text of an attempt follows this record.
+fn ends_attempt(record: &Record) -> bool {
+    matches!(
+        record,
+        Record::RunStarted { .. }
+            | Record::AttemptFailed { kept: false, .. }
+            | Record::ResponseEnded { .. }
+            | Record::TurnCommitted { .. }
+            | Record::RunEnded { .. }
+    )
 }
 
 /// Returns the part of an event after a position: all of it, nothing, or the rest of a text.

@@ -1,10 +1,17 @@
 //! Past events of entries that were serialised and read again.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use super::text::PIECE_BYTES_MAX;
 use super::*;
+use crate::event::CallLabel;
 use crate::record::{CancelReason, Compaction, DisplayedSegment, ResponseMessage};
 use crate::record::{ResponseEnding, StopMode, TurnEnd};
-use crate::types::{CallKey, ProviderError, ProviderErrorKind, ResultNotes, ToolOutcome, Usage};
+use crate::types::{
+    COMPACT_AT, CallKey, Execution, ProviderError, ProviderErrorKind, ResultNotes, ToolOutcome,
+    Usage,
+};
 
 fn session() -> SessionId {
     SessionId::parse("s1").unwrap()
@@ -87,9 +94,9 @@ fn ended(index: u32, bytes: u64, amended: bool) -> (u64, Record) {
         outcome: ToolOutcome::ok("12:00"),
         notes: ResultNotes::default(),
         writes: crate::types::WriteSet::default(),
-        started_ms: Some(1),
-        wait_ms: 2,
-        duration_ms: 3,
+        started: Some(Duration::from_millis(1)),
+        wait: Duration::from_millis(2),
+        duration: Duration::from_millis(3),
         early: true,
         amended,
     };
