@@ -4,7 +4,7 @@
 //! plain SQLite, a plain task, an awake session, or an empty host.
 //!
 //! Run `cargo bench --bench sessions`, with another number of sessions after `--`. Every part has a
-//! time limit of two minutes. The model is the built-in rehearsal server in the same process.
+//! time limit of two minutes. The model is a mock provider in the same process.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
 #[path = "shared/report.rs"]
@@ -24,9 +24,9 @@ use callsheet::journal::{
 };
 use callsheet::load::memory;
 use callsheet::record::{Record, Seq};
-use callsheet::rehearsal::{Rehearsal, RehearsalOptions, Response, Script};
 use callsheet::runtime::{Host, OpenSession};
 use callsheet::types::{Content, Execution, RunEnd, RunId, SessionId};
+use callsheet_mock_provider::{MockProvider, MockProviderOptions, Response, Script};
 use futures::StreamExt;
 use futures::future::join_all;
 use report::Report;
@@ -87,18 +87,18 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-async fn model() -> Rehearsal {
+async fn model() -> MockProvider {
     let mut response = Response::text("Done.");
     response.repeat = true;
     let script = Script::new([response]);
-    let options = RehearsalOptions::default().with(|new| {
+    let options = MockProviderOptions::default().with(|new| {
         new.script = script;
         new.keep_requests = 0;
     });
-    Rehearsal::start(options).await.unwrap()
+    MockProvider::start(options).await.unwrap()
 }
 
-async fn host(model: &Rehearsal, dir: &Path) -> Host {
+async fn host(model: &MockProvider, dir: &Path) -> Host {
     let mut config = Config::default();
     config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
     config.host.data_dir = dir.to_owned();

@@ -71,7 +71,7 @@ done
 
 check cargo fmt --check
 # The feature `otlp` is in every command, so that each dependency is compiled for one set of features.
-check cargo clippy --locked --features otlp --all-targets -- -D warnings
+check cargo clippy --locked --workspace --features otlp --all-targets -- -D warnings
 # The library without what its features add, and the targets that need none of them.
 check cargo clippy --locked -p callsheet --no-default-features --all-targets -- -D warnings
 check env RUSTDOCFLAGS="-D warnings" cargo doc --locked --features otlp --no-deps --quiet
@@ -80,7 +80,7 @@ check cargo test --locked --features otlp --test house -- documents --ignored
 # If CI is set, a missing corpus, Prometheus, Node, MCP server, Chromium or bubblewrap is a failure instead
 # of a skipped test.
 # The explorers of the state machines take most of the time, so they are optimised.
-check cargo test --locked --features otlp --lib --config 'profile.test.package.callsheet-machines.opt-level = 1'
+check cargo test --locked --workspace --features otlp --lib --config 'profile.test.package.callsheet-machines.opt-level = 1'
 check cargo test --locked --no-fail-fast --features otlp --bins --examples --test '*'
 check cargo test --locked --features otlp --doc
 # The default features, which lack `otlp`.

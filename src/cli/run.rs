@@ -139,9 +139,6 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
     let report = run_on(&host, &args, open, is_stored, request, &mut signals).await;
     // The host also closes its journal after an error.
     host.shutdown().await;
-    if let Some(rehearsal) = rehearsal {
-        rehearsal.shutdown().await;
-    }
     let (report, is_choice_unmet) = report?;
     if !args.json
         && let Some(error) = &report.error

@@ -100,7 +100,7 @@ fn sandbox_summary() -> String {
 struct RunningServer {
     http_server: ServerHandle,
     host: Host,
-    rehearsal: Option<Rehearsal>,
+    _rehearsal: Option<Rehearsal>,
     signals: Signals,
 }
 
@@ -118,7 +118,7 @@ async fn start(
     // The handlers are installed before the start is announced, because a reader of the announcement may send
     // a signal at once.
     let mut signals = Signals::new().map_err(CommandError::failed)?;
-    let rehearsal = setup::start_rehearsal(config).await?;
+    let _rehearsal = setup::start_rehearsal(config).await?;
     let options = ServerOptions::from(&config.host).with(|options| {
         options.max_connections = open_files::raise_open_file_limit(options.max_connections);
     });
@@ -132,7 +132,7 @@ async fn start(
     // The server handles connections in the background.
     let http_server =
         callsheet_server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;
-    Ok(Some(RunningServer { http_server, host, rehearsal, signals }))
+    Ok(Some(RunningServer { http_server, host, _rehearsal, signals }))
 }
 
 impl RunningServer {
@@ -149,9 +149,6 @@ impl RunningServer {
             () = self.signals.next() => return ExitCode::from(INTERRUPTED),
         }
         self.http_server.shutdown().await;
-        if let Some(rehearsal) = self.rehearsal {
-            rehearsal.shutdown().await;
-        }
         ExitCode::SUCCESS
     }
 }
@@ -325,8 +322,8 @@ mod tests {
             (&["--config", "my file's.toml"][..], "--config 'my file'\\''s.toml'"),
             (&["--config", "$(x).toml"][..], "--config '$(x).toml'"),
             (
-                &["--rehearsal", "--wire", "ollama-chat", "--config", "x.toml"][..],
-                "--config x.toml --wire ollama-chat --rehearsal",
+                &["--rehearsal", "--wire", "openai-chat", "--config", "x.toml"][..],
+                "--config x.toml --wire openai-chat --rehearsal",
             ),
             (
                 &["--base-url", "http://[::1]:80/v1", "--model", "m", "--api-key-env", "KEY"][..],

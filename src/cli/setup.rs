@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
@@ -12,7 +13,7 @@ use super::signals::Signals;
 use callsheet_host::builder::HostBuilder;
 use callsheet_host::runtime::{Host, HostError};
 use callsheet_host::telemetry;
-use callsheet_rehearsal::{Rehearsal, RehearsalOptions};
+use callsheet_rehearsal::{Rehearsal, improvise};
 use callsheet_tools::{BuiltinError, BuiltinOptions, ToolRegistry, builtin};
 use callsheet_values::config::{ApiKey, BaseUrl, Config, ModelConfig, REHEARSAL, ToolKind, Wire};
 
@@ -38,7 +39,7 @@ pub(super) const DATA_DIR_HELP: &str = "The data directory, where sessions are s
 pub(super) struct ConfigArgs {
     #[arg(long, value_name = "FILE", help = CONFIG_HELP)]
     config: Option<PathBuf>,
-    /// The wire format of --base-url or of the rehearsal model.
+    /// The wire format of --base-url.
     #[arg(long, value_name = "WIRE", value_parser = wires())]
     wire: Option<Wire>,
     /// The base URL of a model that is not configured, such as http://127.0.0.1:8080/v1.
@@ -95,11 +96,17 @@ impl ConfigArgs {
     fn choose_model(&self, config: &mut Config) -> Result<(), CommandError> {
         let use_rehearsal = self.rehearsal || self.model.as_deref() == Some(REHEARSAL);
         if use_rehearsal && self.base_url.is_none() {
-            config.use_rehearsal(self.wire.unwrap_or(Wire::OpenaiChat));
+            if let Some(wire) = self.wire.filter(|wire| *wire != Wire::OpenaiChat) {
+                return Err(CommandError::usage(format!(
+                    "--wire {wire}: the rehearsal model speaks openai-chat only (leave out --wire, or name a \
+                     service that speaks {wire} with --base-url and --model)"
+                )));
+            }
+            config.use_rehearsal(Wire::OpenaiChat);
             return Ok(());
         }
         if self.wire.is_some() && self.base_url.is_none() {
-            let message = "--wire needs --base-url or --rehearsal: a configured model has its own wire format";
+            let message = "--wire needs --base-url: a configured model has its own wire format";
             return Err(CommandError::usage(message));
         }
         let Some(model) = &self.model else { return Ok(()) };
@@ -221,6 +228,9 @@ pub(super) fn keep_agents(config: &mut Config, agent: &str) {
     config.agents.retain(|name, _| name == agent || called.contains(name));
 }
 
+/// The pause between the chunks of the rehearsal model, so that a person can follow its text.
+const READABLE_PACE: Duration = Duration::from_millis(15);
+
 /// Starts the rehearsal model if an agent uses it, and sets its address in the configuration.
 pub(super) async fn start_rehearsal(
     config: &mut Config,
@@ -228,7 +238,7 @@ pub(super) async fn start_rehearsal(
     if !config.needs_rehearsal() {
         return Ok(None);
     }
-    let rehearsal = Rehearsal::start(RehearsalOptions::watchable())
+    let rehearsal = Rehearsal::start(improvise, READABLE_PACE)
         .await
         .map_err(|error| CommandError::failed(format!("start the rehearsal model: {error}")))?;
     config.set_rehearsal(BaseUrl::parse(&rehearsal.base_url()).map_err(CommandError::failed)?);

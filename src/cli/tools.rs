@@ -201,7 +201,7 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
         agent.tools = vec![ToolPattern::new(&args.name)];
     }
     config.agents.extend(called);
-    let rehearsal = setup::start_rehearsal(&mut config).await?;
+    let _rehearsal = setup::start_rehearsal(&mut config).await?;
     // Set after the host's start, because a server describes its tools only then.
     let arguments = Arc::new(OnceLock::<Value>::new());
     let given = Arc::clone(&arguments);
@@ -232,9 +232,6 @@ async fn call(args: CallArgs) -> Result<ExitCode, CommandError> {
     let shown = DisplayScope::Calls;
     let report = watch::on_screen(&host, &session, run, shown, mode, &mut signals).await;
     host.shutdown().await;
-    if let Some(rehearsal) = rehearsal {
-        rehearsal.shutdown().await;
-    }
     let report = report?;
     if let Some(error) = &report.error {
         output::error(&error.message);

@@ -457,16 +457,18 @@ fn only_model(config: &Config) -> Result<String, HostError> {
 /// Starts the rehearsal model if an agent uses it.
 #[cfg(feature = "rehearsal")]
 async fn start_rehearsal(config: &mut Config) -> Result<Box<dyn Any + Send + Sync>, HostError> {
-    use callsheet_rehearsal::{Rehearsal, RehearsalOptions};
+    use std::time::Duration;
+
+    use callsheet_rehearsal::{Rehearsal, improvise};
     use callsheet_values::config::BaseUrl;
 
     if !config.needs_rehearsal() {
         return Ok(Box::new(()));
     }
-    let options = RehearsalOptions { keep_requests: 0, ..RehearsalOptions::default() };
     let failed =
         |error: &dyn fmt::Display| HostError::Config(format!("start the rehearsal model: {error}"));
-    let rehearsal = Rehearsal::start(options).await.map_err(|error| failed(&error))?;
+    let rehearsal =
+        Rehearsal::start(improvise, Duration::ZERO).await.map_err(|error| failed(&error))?;
     config.set_rehearsal(BaseUrl::parse(&rehearsal.base_url()).map_err(|error| failed(&error))?);
     Ok(Box::new(rehearsal))
 }

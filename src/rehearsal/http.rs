@@ -1,262 +1,100 @@
-//! The server: paths and connections.
+//! The server, and the pace of a stream.
 
-use std::io;
-use std::net::SocketAddr;
-use std::pin::Pin;
+use std::convert::Infallible;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Path, State};
-use axum::http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use axum::body::Body;
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::header::{CONTENT_TYPE, HeaderName};
 use axum::http::{Method, StatusCode, Uri};
-use axum::response::Response as HttpResponse;
-use axum::routing::{get, post};
-use axum::serve::Listener;
-use serde_json::{Value, json};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tokio_util::task::TaskTracker;
-use tokio_util::task::task_tracker::TaskTrackerToken;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::post;
+use axum::{Json, Router};
+use futures::StreamExt as _;
+use serde_json::Value;
 
-use super::dispatch;
-use super::encoded::Encoded;
-use super::fault;
-use super::improviser::improvise;
-use super::requests::{AnswerState, OpenRequest, RehearsalState};
-use super::script::{Response, Then};
-use super::service::{MODEL, ProviderRequest, RehearsedAnswer};
-use callsheet_values::types::Wire;
+use super::RehearsedAnswer;
+use super::openai_chat::{self, AnswerId};
 
 /// The header that marks every answer: no language model produced it.
-pub const REHEARSAL_HEADER: &str = "x-callsheet-rehearsal";
+const REHEARSAL_HEADER: HeaderName = HeaderName::from_static("x-callsheet-rehearsal");
 
 /// The largest size of a request body, in bytes.
 const REQUEST_BYTES_MAX: usize = 64 << 20;
 
-/// Returns the routes of every wire format and of the list of models, with and without a version prefix.
-pub(super) fn router(state: Arc<RehearsalState>) -> Router {
-    let mut router = Router::new();
-    for prefix in ["", "/v1", "/v1beta"] {
-        router = router.route(&format!("{prefix}/models"), get(models));
-        for (path, wire) in [
-            ("/chat/completions", Wire::OpenaiChat),
-            ("/responses", Wire::OpenaiResponses),
-            ("/messages", Wire::AnthropicMessages),
-            ("/models/{action}", Wire::GeminiGenerate),
-            ("/api/chat", Wire::OllamaChat),
-        ] {
-            let ask = move |s, u, a, h, b| ask(wire, s, u, a, h, b);
-            router = router.route(&format!("{prefix}{path}"), post(ask));
-        }
-    }
-    router
+/// The values that all requests share.
+struct Answering<F> {
+    answer: F,
+    pace: Duration,
+    /// The number of requests so far.
+    received: AtomicU64,
+}
+
+/// Returns the route of Chat Completions.
+pub(super) fn router<F>(answer: F, pace: Duration) -> Router
+where
+    F: Fn(&Value) -> RehearsedAnswer + Send + Sync + 'static,
+{
+    let answering = Arc::new(Answering { answer, pace, received: AtomicU64::new(0) });
+    Router::new()
+        .route("/v1/chat/completions", post(complete::<F>))
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_path)
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
-        .with_state(state)
+        .with_state(answering)
 }
 
-async fn models() -> HttpResponse {
-    let model = json!({"id": MODEL, "object": "model", "created": 0, "owned_by": "callsheet"});
-    json_answer(200, &json!({"object": "list", "data": [model]}))
-}
-
-async fn no_such_path(method: Method, uri: Uri) -> HttpResponse {
-    let message =
-        format!("Unknown request URL: {method} {}. (offline rehearsal model)", uri.path());
-    json_answer(404, &dispatch::service(Wire::OpenaiChat).error(404, &message))
-}
-
-async fn ask(
-    wire: Wire,
-    State(state): State<Arc<RehearsalState>>,
-    uri: Uri,
-    action: Option<Path<String>>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> HttpResponse {
-    let body = match body {
-        Ok(body) => body,
-        Err(rejection) => {
-            let status = rejection.status().as_u16();
-            return json_answer(
-                status,
-                &dispatch::service(wire).error(status, &rejection.body_text()),
-            );
-        }
-    };
-    let body = serde_json::from_slice::<Value>(&body).unwrap_or_default();
-    let action = action.as_deref().map_or("", String::as_str);
-    let mut open = state.receive(wire, &uri, &headers, &body);
-    match dispatch::service(wire).read(&ProviderRequest { body: &body, action }) {
-        Ok(request) => answer(state, open, &request).await,
-        Err(refused) => {
-            open.set_status(refused.status);
-            open.end(AnswerState::Whole);
-            json_answer(refused.status, &refused.body)
-        }
-    }
-}
-
-/// Answers a request by the script or the improviser.
-async fn answer(
-    state: Arc<RehearsalState>,
-    mut open: OpenRequest,
-    request: &Value,
-) -> HttpResponse {
-    let scripted = {
-        let mut script = state.script.lock();
-        script.next_response(request).ok_or(script.then)
-    };
-    let response = match scripted {
-        Ok(response) => response,
-        Err(Then::Improvise) => improvise(request),
-        Err(Then::Done) => Response::text("(offline rehearsal model) The script is done."),
-    };
-    for step in fault::before_headers(&response) {
-        let reached = async {
-            match step {
-                fault::SendStep::Pause(duration) => tokio::time::sleep(duration).await,
-                fault::SendStep::Hold(name) => state.pass_gate(&name).await,
-                fault::SendStep::Send(_) | fault::SendStep::Stall { .. } | fault::SendStep::Cut => {
-                }
-            }
-        };
-        // A stopped server ends its connections, whatever they wait for.
-        if state.stop.run_until_cancelled(reached).await.is_none() {
-            open.end(AnswerState::Broken);
-            return marked_answer(503, "text/plain", Body::empty());
-        }
-    }
-    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let number = open.number;
-    let encoded = dispatch::encode(
-        open.wire,
-        &RehearsedAnswer { response: &response, request, number, created },
+async fn no_such_path(method: Method, uri: Uri) -> Response {
+    let path = uri.path();
+    let message = format!(
+        "Unknown request URL: {method} {path}. The offline rehearsal model speaks the wire format openai-chat only."
     );
-    let status = response.status.unwrap_or(200);
-    open.set_status(status);
-    planned_answer(state, open, &response, &encoded, status)
+    json_response(StatusCode::NOT_FOUND, &openai_chat::error(&message))
 }
 
-/// Returns the answer whose body is sent by the plan of its response.
-fn planned_answer(
-    state: Arc<RehearsalState>,
-    open: OpenRequest,
-    response: &Response,
-    encoded: &Encoded,
-    status: u16,
-) -> HttpResponse {
-    let steps = fault::plan(encoded, response, state.chunk_delay);
-    let body = Body::from_stream(fault::perform(steps, state, open));
-    let mut answer = marked_answer(status, &encoded.content_type, body);
-    let retry_after = response.retry_after.as_deref().map(HeaderValue::from_str);
-    if let Some(Ok(value)) = retry_after {
-        answer.headers_mut().insert(RETRY_AFTER, value);
-    }
-    for (name, value) in &response.headers {
-        if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), HeaderValue::from_str(value)) {
-            answer.headers_mut().insert(name, value);
+async fn complete<F>(
+    State(answering): State<Arc<Answering<F>>>,
+    request: Result<Json<Value>, JsonRejection>,
+) -> Response
+where
+    F: Fn(&Value) -> RehearsedAnswer,
+{
+    let request = match request {
+        Ok(Json(request)) => request,
+        Err(rejection) => {
+            return json_response(rejection.status(), &openai_chat::error(&rejection.body_text()));
         }
+    };
+    let answer = (answering.answer)(&request);
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let number = answering.received.fetch_add(1, Ordering::Relaxed) + 1;
+    let id = AnswerId { number, created };
+    if request["stream"] != true {
+        return json_response(StatusCode::OK, &openai_chat::plain(&answer, &request, id));
     }
-    answer
-}
-
-fn json_answer(status: u16, body: &Value) -> HttpResponse {
-    marked_answer(status, "application/json", Body::from(body.to_string()))
-}
-
-/// Returns an answer with the header that marks it.
-fn marked_answer(status: u16, content_type: &str, body: Body) -> HttpResponse {
-    let mut answer = HttpResponse::new(body);
-    *answer.status_mut() =
-        StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let headers = answer.headers_mut();
-    headers.insert(HeaderName::from_static(REHEARSAL_HEADER), HeaderValue::from_static("1"));
-    if let Ok(value) = HeaderValue::from_str(content_type) {
-        headers.insert(CONTENT_TYPE, value);
-    }
-    answer
-}
-
-/// A listener whose connections are counted and end when the server stops.
-///
-/// axum spawns a task per connection and keeps no handle of it. Therefore the end comes through the
-/// socket: reads, writes and flushes fail once the server has stopped.
-#[derive(Debug)]
-pub(super) struct CountedListener {
-    pub(super) listener: TcpListener,
-    pub(super) stop: CancellationToken,
-    pub(super) tasks: TaskTracker,
-}
-
-impl Listener for CountedListener {
-    type Io = CountedStream;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (CountedStream, SocketAddr) {
-        let (stream, peer) = Listener::accept(&mut self.listener).await;
-        // Small chunks are sent at once. If this fails they are only delayed.
-        let _ = stream.set_nodelay(true);
-        let stopped = Box::pin(self.stop.clone().cancelled_owned());
-        (CountedStream { stream, stopped, _counted: self.tasks.token() }, peer)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-}
-
-/// A connection that ends when the server stops.
-#[derive(Debug)]
-pub(super) struct CountedStream {
-    stream: TcpStream,
-    stopped: Pin<Box<WaitForCancellationFutureOwned>>,
-    _counted: TaskTrackerToken,
-}
-
-impl CountedStream {
-    /// Fails if the server has stopped. Otherwise the task is woken when it stops.
-    fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        match self.stopped.as_mut().poll(cx) {
-            Poll::Ready(()) => Err(io::ErrorKind::ConnectionAborted.into()),
-            Poll::Pending => Ok(()),
+    let pace = answering.pace;
+    let chunks = openai_chat::stream(&answer, &request, id).into_iter().enumerate();
+    let body = futures::stream::iter(chunks).then(move |(index, chunk)| async move {
+        if index > 0 && !pace.is_zero() {
+            tokio::time::sleep(pace).await;
+        } else {
+            // Gives hyper the chance to flush, so that every chunk is a write of its own.
+            tokio::task::yield_now().await;
         }
-    }
+        Ok::<_, Infallible>(chunk)
+    });
+    let body = Body::from_stream(body);
+    marked_response(StatusCode::OK, "text/event-stream; charset=utf-8", body)
 }
 
-impl AsyncRead for CountedStream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.check(cx)?;
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
+fn json_response(status: StatusCode, body: &Value) -> Response {
+    marked_response(status, "application/json", Body::from(body.to_string()))
 }
 
-impl AsyncWrite for CountedStream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.check(cx)?;
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.check(cx)?;
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
+/// Returns a response with the header that marks it.
+fn marked_response(status: StatusCode, content_type: &'static str, body: Body) -> Response {
+    (status, [(CONTENT_TYPE, content_type), (REHEARSAL_HEADER, "1")], body).into_response()
 }

@@ -5,20 +5,20 @@ use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::collector::{Collector, Folder, Pages, Spans, hex, traceparent};
-use callsheet::rehearsal::{Rehearsal, Script};
+use callsheet_mock_provider::{MockProvider, Script};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use serde_json::{Value, json};
 
 const PROMPT: &str = "Read the secret page.";
 
-async fn model(script: Value) -> Rehearsal {
+async fn model(script: Value) -> MockProvider {
     let script: Script = serde_json::from_value(script).unwrap();
-    Rehearsal::with_script(script).await.unwrap()
+    MockProvider::with_script(script).await.unwrap()
 }
 
 /// Returns a turn with a page, a sum and a failing call, then the answer.
-async fn three_calls(pages: &Pages) -> Rehearsal {
+async fn three_calls(pages: &Pages) -> MockProvider {
     model(json!({"responses": [
         {"text": ["Let me look."], "calls": [
             {"id": "page", "name": "http_get", "arguments": {"url": pages.url}},
@@ -32,7 +32,7 @@ async fn three_calls(pages: &Pages) -> Rehearsal {
 }
 
 /// Runs the binary with a prompt and these environment variables.
-async fn run(model: &Rehearsal, collector: &str, variables: &[(&str, &str)]) -> String {
+async fn run(model: &MockProvider, collector: &str, variables: &[(&str, &str)]) -> String {
     let folder = Folder::new(&model.base_url());
     let output = folder.run(collector, variables, PROMPT).await;
     let errors = String::from_utf8(output.stderr).unwrap();

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
-use callsheet::rehearsal::{Rehearsal, Script};
+use callsheet_mock_provider::{MockProvider, Script};
 use serde_json::{Value, json};
 
 const PROMPT: &str = "What time is it in Tokyo and in Beijing, and what is 17 % of 2,350?";
@@ -121,6 +121,7 @@ fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
         .with("agent.toml", "[tools.x]\nkind='agent'\ndescription='d'\nagent='nope'\n")
         .with("schema.toml", "[agents.default]\noutput_schema = 'list.json'\n")
         .with("list.json", "{\"type\": \"array\", \"items\": {\"$ref\": \"#/x\"}}");
+    let one_wire = "--wire ollama-chat: the rehearsal model speaks openai-chat only";
     let no_agent = "agent.toml:4: tools.x.agent: no agent is called \"nope\" (known: default)";
     std::fs::write(folder.0.join("latin.toml"), b"# \xe9\n").unwrap();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -167,7 +168,10 @@ fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
         (vec!["--listen", &used], "another program uses this address"),
         (vec!["--log-format", "xml"], "a log format is \"text\" or \"json\""),
         (vec!["decode", "--wire", "smoke"], "invalid value 'smoke' for '--wire <WIRE>'"),
-        (vec!["run", "--wire", "openai-chat", "x"], "--wire needs --base-url or --rehearsal"),
+        (vec!["run", "--wire", "openai-chat", "x"], "--wire needs --base-url: "),
+        (vec!["run", "--rehearsal", "--wire", "ollama-chat", "x"], one_wire),
+        (vec!["serve", "--rehearsal", "--wire", "ollama-chat"], one_wire),
+        (vec!["run", "--model", "rehearsal", "--wire", "ollama-chat", "x"], one_wire),
         (vec!["sessions", "list"], "name the data_dir of a host"),
         (vec!["sessions", "list", "--data-dir", "none"], "name the --data-dir of a host"),
         (vec!["replay", "s", "--data-dir", "none"], "name the --data-dir of a host"),
@@ -279,7 +283,7 @@ async fn an_answer_without_the_call_that_was_asked_for_has_the_exit_status_of_a_
         let script: Script =
             serde_json::from_value(json!({ "responses": [{"text": ["No."], "repeat": true}] }))
                 .unwrap();
-        let model = Rehearsal::with_script(script).await.unwrap();
+        let model = MockProvider::with_script(script).await.unwrap();
         let folder = Folder::new("choice").with("c.toml", "[agents.a]\ntools=['clock']\n");
         let url = model.base_url();
         let flags =
@@ -297,7 +301,7 @@ async fn only_the_chosen_model_needs_its_key() {
     let script: Script =
         serde_json::from_value(json!({ "responses": [{"text": ["Hi."], "repeat": true}] }))
             .unwrap();
-    let model = Rehearsal::with_script(script).await.unwrap();
+    let model = MockProvider::with_script(script).await.unwrap();
     let url = model.base_url();
     let file = format!(
         "[models.free]\nbase_url='{url}'\nmodel='x'\n\
@@ -331,7 +335,7 @@ async fn run_with(name: &str, responses: Value) -> Output {
 
 async fn run_with_flags(name: &str, responses: Value, flags: &[&str]) -> Output {
     let script: Script = serde_json::from_value(json!({ "responses": responses })).unwrap();
-    let model = Rehearsal::with_script(script).await.unwrap();
+    let model = MockProvider::with_script(script).await.unwrap();
     let url = model.base_url();
     let args = ["run", "--base-url", &url, "--model", "m"];
     Folder::new(name).run(&[&args[..], flags, &["x"]].concat())
@@ -354,7 +358,7 @@ async fn a_refused_key_is_named_with_its_variable() {
     let refused = json!({"status": 401, "error": {"error": {"message": "boom"}}});
     let script = json!({"responses": [refused, refused]});
     let script: Script = serde_json::from_value(script).unwrap();
-    let model = Rehearsal::with_script(script).await.unwrap();
+    let model = MockProvider::with_script(script).await.unwrap();
     let (folder, url) = (Folder::new("refused-key"), model.base_url());
     for (flags, hint) in [
         (&["--api-key-env", "A_KEY"][..], "the key in A_KEY was sent"),
@@ -396,7 +400,7 @@ async fn a_fallback_is_named_as_the_configuration_names_it() {
         {"text": ["Here."]},
     ]}))
     .unwrap();
-    let model = Rehearsal::with_script(script).await.unwrap();
+    let model = MockProvider::with_script(script).await.unwrap();
     let url = model.base_url();
     let config = format!(
         "[models.main]\nbase_url = \"{url}\"\nmodel = \"m\"\n\
@@ -439,12 +443,12 @@ fn without_a_terminal_calls_are_rejected_unless_approve_is_given() {
 }
 
 /// Starts a model that streams the beginning of an answer and then waits.
-async fn model_that_pauses() -> Rehearsal {
+async fn model_that_pauses() -> MockProvider {
     let script = json!({"responses": [
         {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]}
     ]});
     let script: Script = serde_json::from_value(script).unwrap();
-    Rehearsal::with_script(script).await.unwrap()
+    MockProvider::with_script(script).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -515,7 +519,7 @@ async fn a_slow_reader_of_json_gets_everything_and_approvals_wait_for_it() {
         {"text": ["It is ", "5."]},
     ]});
     let script: Script = serde_json::from_value(script).unwrap();
-    let model = Rehearsal::with_script(script).await.unwrap();
+    let model = MockProvider::with_script(script).await.unwrap();
     let config = "[tools.calculator]\napproval = 'before'\n";
     let folder = Folder::new("slow").with("callsheet.toml", config);
     let url = model.base_url();
@@ -687,7 +691,7 @@ fn each_line_of_a_host_can_be_json() {
 async fn images_are_sent_with_the_prompt() {
     let script = json!({"responses": [{"text": ["A pixel."]}]});
     let script: Script = serde_json::from_value(script).unwrap();
-    let model = Rehearsal::with_script(script).await.unwrap();
+    let model = MockProvider::with_script(script).await.unwrap();
     let folder = Folder::new("image").with("a.gif", "GIF89a");
     let url = model.base_url();
     let args = ["run", "--base-url", &url, "--model", "m", "--image", "a.gif"];
@@ -833,7 +837,7 @@ async fn run_prints_a_typed_answer_and_sends_what_its_flags_ask_for() {
         {"text": ["Here:\n```json\n{\"sum\": 5}\n```"]},
     ]});
     let script: Script = serde_json::from_value(script).unwrap();
-    let model = Rehearsal::with_script(script).await.unwrap();
+    let model = MockProvider::with_script(script).await.unwrap();
     let schema =
         r#"{"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}"#;
     let folder = Folder::new("typed").with("sum.json", schema);
@@ -858,7 +862,7 @@ async fn run_prints_a_typed_answer_and_sends_what_its_flags_ask_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn run_may_raise_the_maximum_length_of_a_response() {
     let script = json!({"responses": [{"text": ["Yes."]}]});
-    let model = Rehearsal::with_script(serde_json::from_value(script).unwrap()).await.unwrap();
+    let model = MockProvider::with_script(serde_json::from_value(script).unwrap()).await.unwrap();
     let url = model.base_url();
     let config = format!(
         "[models.main]\nbase_url = \"{url}\"\nmodel = \"m\"\nmax_output_tokens = 100\n\

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use callsheet::rehearsal::{Call, Rehearsal, Response, Script, ScriptPosition};
+use callsheet_mock_provider::{Call, MockProvider, Response, Script, ScriptPosition};
 use serde_json::{Value, json};
 
 /// Time limit of every step, so that a test fails instead of hanging.
@@ -25,7 +25,7 @@ async fn output(mut command: Command) -> Output {
 }
 
 /// Runs the load, and returns its line of JSON and the exit status.
-async fn load(model: &Rehearsal, arguments: &[&str]) -> (Value, Option<i32>) {
+async fn load(model: &MockProvider, arguments: &[&str]) -> (Value, Option<i32>) {
     let base_url = model.base_url();
     let mut all = vec!["--base-url", &base_url, "--model", "m", "--threads", "1", "--json"];
     all.extend(arguments);
@@ -67,7 +67,7 @@ fn always(response: Response) -> Script {
 
 #[tokio::test]
 async fn correct_answers_are_counted_and_timed() {
-    let model = Rehearsal::with_script(script(3)).await.unwrap();
+    let model = MockProvider::with_script(script(3)).await.unwrap();
     for journal in ["memory", "relaxed", "strict"] {
         let before = model.received();
         let arguments =
@@ -98,7 +98,7 @@ async fn correct_answers_are_counted_and_timed() {
 
 #[tokio::test]
 async fn sessions_keep_their_history_until_they_are_renewed() {
-    let model = Rehearsal::with_script(script(0)).await.unwrap();
+    let model = MockProvider::with_script(script(0)).await.unwrap();
     let (report, status) = load(&model, &["--runs", "5", "--renew-after", "3"]).await;
     assert_eq!((status, &report["ok"]), (Some(0), &json!(5)), "{report}");
     let requests = model.requests();
@@ -125,7 +125,7 @@ async fn wrong_answers_are_errors_of_their_kinds() {
         (tool("other", json!({"i": 1})), &[], "tool_error", "t1a1c0 of other"),
         (tool("work", json!({"i": "one"})), &[], "tool_error", "t1a1c0 of work"),
     ] {
-        let model = Rehearsal::with_script(script).await.unwrap();
+        let model = MockProvider::with_script(script).await.unwrap();
         let sessions = ["--sessions", "2", "--runs", "2", "--renew-after", "1"];
         let (report, status) = load(&model, &[&sessions[..], arguments].concat()).await;
         assert_eq!(status, Some(1), "{kind}: {report}");
@@ -144,7 +144,7 @@ async fn one_wrong_answer_among_correct_ones_fails() {
     let always = say("Right.").with(|response| response.repeat = true);
     // The first response is for the warm-up.
     let script = Script::new([say("Right."), say("Right."), say("Wrong."), always]);
-    let model = Rehearsal::with_script(script).await.unwrap();
+    let model = MockProvider::with_script(script).await.unwrap();
     let (report, status) = load(&model, &["--runs", "4", "--expect-text", "Right."]).await;
     assert_eq!(status, Some(1));
     assert_eq!((&report["ok"], &report["errors"]), (&json!(3), &json!(1)));
@@ -168,7 +168,7 @@ async fn a_refused_connection_is_an_error_for_each_run() {
 
 #[tokio::test]
 async fn the_table_has_a_row_for_each_figure() {
-    let model = Rehearsal::with_script(script(1)).await.unwrap();
+    let model = MockProvider::with_script(script(1)).await.unwrap();
     let base_url = model.base_url();
     let output = output(command(&["--base-url", &base_url, "--model", "m"])).await;
     assert_eq!(output.status.code(), Some(0));
@@ -233,14 +233,14 @@ async fn the_rehearsal_model_runs_in_another_process() {
 #[tokio::test]
 async fn max_time_limits_the_load() {
     let stall = Response { stall_after_chunks: Some(1), ..Response::text("One two.") };
-    let model = Rehearsal::with_script(always(stall)).await.unwrap();
+    let model = MockProvider::with_script(always(stall)).await.unwrap();
     let (report, status) = load(&model, &["--sessions", "3", "--max-time", "300ms"]).await;
     // Not even the warm-up ends.
     assert_eq!((status, &report["ok"], &report["late"]), (Some(1), &json!(0), &json!(true)));
     let first = Response::text("One two.");
     let stall = Response { stall_after_chunks: Some(1), ..first.clone() };
     let script = Script::new([first.clone(), first, stall]);
-    let model = Rehearsal::with_script(script).await.unwrap();
+    let model = MockProvider::with_script(script).await.unwrap();
     let (report, status) = load(&model, &["--max-time", "5s"]).await;
     assert_eq!((status, &report["ok"], &report["late"]), (Some(0), &json!(1), &json!(true)));
     assert_eq!(report["unfinished"], 1);
@@ -260,7 +260,7 @@ async fn ended(child: Child) -> Output {
 async fn an_interrupt_prints_the_report_so_far() {
     let say = || Response::text("One two.");
     let script = Script::new([say(), say(), say(), say().hold(ScriptPosition::Finish, "gate")]);
-    let model = Rehearsal::with_script(script).await.unwrap();
+    let model = MockProvider::with_script(script).await.unwrap();
     let base_url = model.base_url();
     let child = command(&["--base-url", &base_url, "--model", "m", "--json"]).spawn().unwrap();
     tokio::time::timeout(PATIENCE, model.wait_for_gate("gate")).await.expect("the third run");

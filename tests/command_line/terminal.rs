@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use callsheet::rehearsal::{Call, Rehearsal, Response, Script, ScriptPosition};
+use callsheet_mock_provider::{Call, MockProvider, Response, Script, ScriptPosition};
 use parking_lot::Mutex;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
@@ -209,7 +209,7 @@ async fn what_was_typed_before_a_question_does_not_answer_it() {
     let calls = Response::calls([clock("Asia/Tokyo"), clock("Asia/Shanghai")]);
     let script =
         Script::new([calls.hold(ScriptPosition::Headers, "start"), Response::text("Done.")]);
-    let model = Rehearsal::with_script(script).await.unwrap();
+    let model = MockProvider::with_script(script).await.unwrap();
     let url = model.base_url();
     let args = ["run", "--wire", "openai-chat", "--base-url", &url, "--model", "m", "hello"];
     let config = "[tools.clock]\napproval = \"before\"\n";
@@ -234,7 +234,7 @@ async fn the_error_of_a_service_is_harmless_and_breaks_between_words() {
     let message = format!("bad \u{202e}\u{1b}[31m thing\n{}", "and so on ".repeat(12));
     let error = json!({"error": {"message": message}});
     let failing = Response::status(400).with(|response| response.error = Some(error));
-    let model = Rehearsal::with_script(Script::new([failing])).await.unwrap();
+    let model = MockProvider::with_script(Script::new([failing])).await.unwrap();
     let url = model.base_url();
     let args = ["run", "--wire", "openai-chat", "--base-url", &url, "--model", "m", "hello"];
     let terminal = Terminal::start("error", &args, 40, "xterm-256color", "");
@@ -248,7 +248,7 @@ async fn the_error_of_a_service_is_harmless_and_breaks_between_words() {
 #[tokio::test(flavor = "multi_thread")]
 async fn ctrl_c_stops_the_run_and_restores_the_terminal() {
     let held = || Response::text("Never.").hold(ScriptPosition::Headers, "start");
-    let model = Rehearsal::with_script(Script::new([held(), held()])).await.unwrap();
+    let model = MockProvider::with_script(Script::new([held(), held()])).await.unwrap();
     let url = model.base_url();
     for kind in ["xterm-256color", "dumb"] {
         let args = ["run", "--wire", "openai-chat", "--base-url", &url, "--model", "m", "hello"];

@@ -48,8 +48,7 @@ const SHELL_CRATES: [&str; 9] = [
 /// The attributes of modules that are only compiled for tests, also those of other packages.
 const TEST_ONLY: [&str; 2] = ["#[cfg(test)]", "#[cfg(any(test, feature = \"fixtures\"))]"];
 
-/// Folders of parallel modules: each of their modules may define the same role under the same name.
-const PARALLEL: [&str; 2] = ["wire", "rehearsal"];
+/// The parallel modules of the package `wire`: each of them may define the same role under the same name.
 const DIALECTS: [&str; 5] = ["anthropic", "gemini", "ollama", "openai_chat", "openai_responses"];
 
 /// The largest number of files that may import each other in a circle.
@@ -257,7 +256,7 @@ fn defined_type(line: &str) -> Option<&str> {
 fn one_type_name_stands_for_one_idea() {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for source in sources().iter().filter(|source| !source.is_test) {
-        let parallel = PARALLEL.contains(&source.package())
+        let parallel = source.package() == "wire"
             && source.module.get(1).is_some_and(|name| DIALECTS.contains(&name.as_str()));
         for name in source.code.iter().filter_map(|line| defined_type(line)) {
             // A role of a dialect is one name per dialect; within one dialect it is defined once.

@@ -14,12 +14,12 @@ use crate::host_directory::{HostDirectory, HostServer, decision, until, within};
 use crate::panels::{Dashboard, Expression, dashboards, substituted};
 use async_trait::async_trait;
 use callsheet::HostBuilder;
-use callsheet::rehearsal::Rehearsal;
 use callsheet::runtime::HostError;
 use callsheet::tool::{
     Hook, HookAnswer, HookError, HookInput, HookPoint, HookRule, Tool, ToolContext, ToolError,
     ToolOutput, ToolSpec,
 };
+use callsheet_mock_provider::MockProvider;
 use futures::future::join_all;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -58,7 +58,8 @@ data: [DONE]
 async fn every_expression_has_data() {
     let Some(mut prometheus) = Prometheus::find() else { return };
     let directory = HostDirectory::new(script()).await;
-    let backup = Rehearsal::with_script(callsheet::rehearsal::Script::default()).await.unwrap();
+    let backup =
+        MockProvider::with_script(callsheet_mock_provider::Script::default()).await.unwrap();
     let served = recovered(&directory, &backup).await;
     prometheus.start(served.addr());
     prometheus.until_ready().await;
@@ -190,7 +191,7 @@ fn script() -> Value {
     json!({"responses": responses})
 }
 
-fn setup(directory: &HostDirectory, backup: &Rehearsal) -> HostBuilder {
+fn setup(directory: &HostDirectory, backup: &MockProvider) -> HostBuilder {
     let (main, backup) = (directory.model.base_url(), backup.base_url());
     let rest = format!(
         r#"
@@ -240,7 +241,7 @@ fn setup(directory: &HostDirectory, backup: &Rehearsal) -> HostBuilder {
 }
 
 /// Starts a host that resumes a run of a crashed host.
-async fn recovered(directory: &HostDirectory, backup: &Rehearsal) -> HostServer {
+async fn recovered(directory: &HostDirectory, backup: &MockProvider) -> HostServer {
     let setup = setup(directory, backup);
     let crashing = HostServer::start(setup.clone()).await.unwrap();
     crashing.open("crashed").await;

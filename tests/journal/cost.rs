@@ -13,10 +13,10 @@ use callsheet::journal::{
     JournalObserver, JournalStatus, SessionQuery, SessionSummary, SqliteJournal, SqliteOptions,
 };
 use callsheet::record::{Record, Seq};
-use callsheet::rehearsal::{Call, Rehearsal, Response, Script};
 use callsheet::runtime::{Host, OpenSession};
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{Execution, RunEnd, SessionId};
+use callsheet_mock_provider::{Call, MockProvider, Response, Script};
 use futures::future::join_all;
 use parking_lot::{Condvar, Mutex};
 use serde_json::json;
@@ -225,7 +225,7 @@ impl Tool for WorkTool {
 struct World {
     host: Host,
     journal: Arc<Counted>,
-    _model: Rehearsal,
+    _model: MockProvider,
 }
 
 /// Returns the responses of concurrent runs: each has a turn of four calls and then an answer.
@@ -236,7 +236,7 @@ fn work(runs: usize) -> Vec<Response> {
 }
 
 async fn world(name: &str, is_pure: bool, execution: Execution, script: Vec<Response>) -> World {
-    let model = Rehearsal::with_script(Script::new(script).then_done()).await.unwrap();
+    let model = MockProvider::with_script(Script::new(script).then_done()).await.unwrap();
     let mut config = Config::default();
     config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
     let agent = config.agents.get_mut("default").unwrap();

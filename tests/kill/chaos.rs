@@ -21,7 +21,7 @@ use axum::Router;
 use axum::http::Uri;
 use callsheet::model::{ModelReply, ModelRequest, ModelSource, ModelStream};
 use callsheet::prelude::*;
-use callsheet::rehearsal::{Call, Rehearsal, RehearsalOptions, Response};
+use callsheet_mock_provider::{Call, MockProvider, MockProviderOptions, Response};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -331,8 +331,8 @@ body = "none"
 async fn a_host_is_killed_with_tools_of_all_kinds_running() {
     let kills = std::env::var("CALLSHEET_KILLS").map_or(6, |number| number.parse().unwrap());
     let folder = Folder::new("host");
-    let options = RehearsalOptions::default().with(|new| new.keep_requests = 0);
-    let model = Rehearsal::start(options).await.unwrap();
+    let options = MockProviderOptions::default().with(|new| new.keep_requests = 0);
+    let model = MockProvider::start(options).await.unwrap();
     let port = service(&folder).await;
     let text = configuration(&folder, &model.base_url(), port);
     std::fs::write(folder.path.join("callsheet.toml"), text).unwrap();

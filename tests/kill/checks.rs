@@ -48,7 +48,7 @@ pub(crate) async fn check_everything(
             problems.push(format!("the provider refused {}", request.body));
         }
         statistics.broken +=
-            usize::from(request.ended == callsheet::rehearsal::AnswerState::ClientLeft);
+            usize::from(request.ended == callsheet_mock_provider::AnswerState::ClientLeft);
     }
     statistics.effects = scenario.shared.effects.done().len();
     assert!(

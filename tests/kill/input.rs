@@ -2,7 +2,7 @@
 //! in its request, so it is the same for every process of the host.
 
 use callsheet::config::ToolProtocol;
-use callsheet::rehearsal::{Call, Rehearsal, Response};
+use callsheet_mock_provider::{Call, MockProvider, Response};
 use serde_json::{Value, json};
 
 use crate::rng::SeededRng;
@@ -21,7 +21,7 @@ pub(crate) struct UserInput {
 
 impl UserInput {
     /// Makes an input with every kind of call and a steer.
-    pub(crate) fn plain(name: &str, model: &Rehearsal, port: u16) -> Self {
+    pub(crate) fn plain(name: &str, model: &MockProvider, port: u16) -> Self {
         let mut input = Self {
             name: name.to_owned(),
             start: json!({"input": format!("job {name};"), "queue": true}),
@@ -41,7 +41,7 @@ impl UserInput {
     /// session has had `turns_before` such turns.
     pub(crate) fn in_text(
         name: &str,
-        model: &Rehearsal,
+        model: &MockProvider,
         port: u16,
         protocol: ToolProtocol,
         turns_before: usize,
@@ -68,7 +68,7 @@ impl UserInput {
         Self { name: name.to_owned(), start, steer: None, stop: None }
     }
 
-    pub(crate) fn random(name: &str, model: &Rehearsal, port: u16, rng: &mut SeededRng) -> Self {
+    pub(crate) fn random(name: &str, model: &MockProvider, port: u16, rng: &mut SeededRng) -> Self {
         let input = format!("job {name};");
         let mut start = json!({"input": input, "queue": true});
         if rng.percent(20) {
@@ -158,7 +158,7 @@ fn calls_in_text(protocol: ToolProtocol, calls: &[Call]) -> String {
 }
 
 /// Scripts the turns and the answer for requests whose last input is `last_user`.
-fn script(model: &Rehearsal, last_user: &str, turns: Vec<Response>) {
+fn script(model: &MockProvider, last_user: &str, turns: Vec<Response>) {
     for (turn, mut response) in turns.into_iter().enumerate() {
         response.text = ["Let ", "me ", "löok. "].map(str::to_owned).to_vec();
         model.push(response.with(|response| {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use callsheet::config::ToolProtocol;
-use callsheet::rehearsal::{Rehearsal, RehearsalOptions};
+use callsheet_mock_provider::{MockProvider, MockProviderOptions};
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -46,7 +46,7 @@ pub(crate) struct SharedState {
     pub(crate) address: watch::Sender<Option<std::net::SocketAddr>>,
     /// Number of events that all watchers have received.
     pub(crate) events: watch::Sender<usize>,
-    pub(crate) model: Rehearsal,
+    pub(crate) model: MockProvider,
     pub(crate) effects: Effects,
     /// Clients start nothing more.
     is_finished: AtomicBool,
@@ -92,11 +92,11 @@ impl fmt::Display for Statistics {
 impl Scenario {
     pub(crate) async fn new(setup: ScenarioOptions) -> Self {
         let directory = HostDirectory::new(setup.name);
-        let options = RehearsalOptions::default().with(|new| {
+        let options = MockProviderOptions::default().with(|new| {
             new.chunk_delay = Duration::from_millis(1);
             new.keep_requests = 100_000;
         });
-        let model = Rehearsal::start(options).await.unwrap();
+        let model = MockProvider::start(options).await.unwrap();
         let effects = Effects::start(&directory.path.join("effects.txt")).await;
         directory.write_config(&config(setup, &model.base_url(), effects.port));
         let shared = SharedState {

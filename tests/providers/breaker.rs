@@ -7,11 +7,11 @@ use crate::client::Service;
 use crate::support::{World, events, until_event, within, world};
 use callsheet::config::{BaseUrl, Config, ModelConfig};
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{Rehearsal, Response, Script, ScriptPosition};
 use callsheet::runtime::{BreakerState, ModelStatus, OpenSession, RunReport, SessionHandle};
 use callsheet::server::{self, ServerOptions};
 use callsheet::tool::ToolRegistry;
 use callsheet::types::RunEnd;
+use callsheet_mock_provider::{MockProvider, Response, Script, ScriptPosition};
 use serde_json::{Value, json};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -60,7 +60,7 @@ fn assert_metric(world: &World, line: &str) {
 
 #[tokio::test]
 async fn an_open_breaker_sends_runs_to_the_next_model() {
-    let backup = Rehearsal::with_script(Script::new([
+    let backup = MockProvider::with_script(Script::new([
         Response::text("Here."),
         Response::text("Here again."),
     ]))

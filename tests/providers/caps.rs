@@ -8,9 +8,9 @@ use crate::support::tools::{CallControl, registry, registry_with_blocks};
 use crate::support::{World, parallel, until_event, within, world};
 use callsheet::config::{Config, ToolOverride};
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{Call, Response, Script, When};
 use callsheet::runtime::{OpenSession, SessionHandle, StartedRun};
 use callsheet::types::{RunEnd, ToolStatus};
+use callsheet_mock_provider::{Call, Response, Script, When};
 use futures::future::join_all;
 use serde_json::json;
 

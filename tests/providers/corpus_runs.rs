@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use crate::support::{parallel, world_of};
 use async_trait::async_trait;
-use callsheet::rehearsal::{Response, Script};
 use callsheet::tool::{
     ParsedSchema, Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec,
 };
 use callsheet::types::RunEnd;
 use callsheet::types::Wire;
+use callsheet_mock_provider::{Response, Script};
 use serde_json::{Value, json};
 
 /// A tool that accepts any arguments. Every second tool has effects.

@@ -17,10 +17,10 @@ use crate::support::{World, events, parallel, results, until_event, within, worl
 use callsheet::config::{BaseUrl, Config, ModelConfig, ToolLoading, ToolPattern};
 use callsheet::journal::{Journal, MemoryJournal};
 use callsheet::record::{Record, Seq, StopMode};
-use callsheet::rehearsal::{Call, Finish, Rehearsal, Response, Script, ScriptPosition};
 use callsheet::runtime::{Host, OpenSession, SessionHandle};
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{RunEnd, ToolStatus, Wire};
+use callsheet_mock_provider::{Call, Finish, MockProvider, Response, Script, ScriptPosition};
 use futures::StreamExt as _;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -916,9 +916,9 @@ async fn strict_world(
     tools: ToolRegistry,
     journal: &Arc<MemoryJournal>,
 ) -> World {
-    let rehearsal = Rehearsal::with_script(Script::new([])).await.expect("a provider");
+    let model = MockProvider::with_script(Script::new([])).await.expect("a provider");
     let mut config = Config::default();
-    config.set_rehearsal(BaseUrl::parse(&rehearsal.base_url()).expect("its address"));
+    config.set_rehearsal(BaseUrl::parse(&model.base_url()).expect("its address"));
     service.configure(wire, &mut config);
     let agent = config.agents.get_mut("default").expect("the agent");
     agent.tools = vec![ToolPattern::new("*")];
@@ -927,7 +927,7 @@ async fn strict_world(
     let host = Host::builder().config(config).tools(tools).journal(journal);
     let host = host.start().await.expect("a host");
     let session = host.open_session(OpenSession::default()).await.expect("a session");
-    World { model: rehearsal, host, session }
+    World { model, host, session }
 }
 
 fn no_call(_: &Value) -> Option<(String, Value)> {

@@ -4,16 +4,16 @@
 use crate::support::tools::{CallControl, registry};
 use crate::support::{World, events, parallel, within, world};
 use callsheet::config::{BaseUrl, Config, ModelConfig, StartPolicy, ToolOverride};
-use callsheet::rehearsal::{Call, Rehearsal, Response, Script, ScriptPosition};
 use callsheet::runtime::RunReport;
 use callsheet::tool::ToolRegistry;
 use callsheet::types::{RunEnd, ToolStatus};
+use callsheet_mock_provider::{Call, MockProvider, Response, Script, ScriptPosition};
 use serde_json::{Value, json};
 
 /// A world with two scripted providers: `rehearsal` and its fallback `backup`.
 struct TwoModels {
     world: World,
-    backup: Rehearsal,
+    backup: MockProvider,
 }
 
 async fn two(
@@ -22,7 +22,7 @@ async fn two(
     tools: ToolRegistry,
     change: impl FnOnce(&mut Config),
 ) -> TwoModels {
-    let backup = Rehearsal::with_script(Script::new(second)).await.expect("a second provider");
+    let backup = MockProvider::with_script(Script::new(second)).await.expect("a second provider");
     let url = BaseUrl::parse(&backup.base_url()).expect("its address");
     let world = world(Script::new(first), tools, |config| {
         config.models.insert("backup".into(), ModelConfig::new(url, "backup-model"));

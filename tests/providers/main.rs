@@ -1,5 +1,5 @@
 //! Model providers over HTTP: each wire format, failures, retries, fallback models, limits of a model, secrets, and
-//! the rehearsal model.
+//! the rehearsal model and the mock provider.
 
 #[path = "../support/client.rs"]
 #[expect(dead_code, reason = "these tests use a part")]
@@ -13,12 +13,13 @@ mod caps;
 mod corpus_runs;
 mod failures;
 mod fallback;
+mod mock_provider;
 mod model_caps;
 mod pairing;
 mod rehearsal;
 mod scenarios;
-mod scripts;
 mod secrets;
+mod several_calls;
 mod tool_protocols;
 mod wire_anthropic;
 mod wire_fast_path;

@@ -8,9 +8,9 @@ use crate::support::tools::{CallControl, registry};
 use crate::support::{World, within, world};
 use callsheet::config::Config;
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{Call, Response, Script, ScriptPosition, When};
 use callsheet::runtime::{ModelStatus, OpenSession, SessionHandle, StartedRun};
 use callsheet::types::RunEnd;
+use callsheet_mock_provider::{Call, Response, Script, ScriptPosition, When};
 use serde_json::{Value, json};
 
 /// Makes a response to the input `input`.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::support::tools::{CallControl, registry};
 use crate::support::{parallel, within, world};
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{Call, Finish, Response, Script};
 use callsheet::types::{RunEnd, ToolStatus};
+use callsheet_mock_provider::{Call, Finish, Response, Script};
 use serde_json::json;
 
 /// A deterministic random generator (splitmix64).

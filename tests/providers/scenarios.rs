@@ -4,9 +4,9 @@
 use crate::support::tools::{CallControl, registry};
 use crate::support::{World, results, within, world};
 use callsheet::config::Config;
-use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::RunReport;
 use callsheet::types::RunEnd;
+use callsheet_mock_provider::{Call, Response, Script};
 use serde_json::{Value, json};
 
 /// Reads the example whose first line is this comment.

@@ -13,9 +13,9 @@ use axum::routing::post;
 use axum::{Json, Router};
 use callsheet::config::{ApiKey, Config};
 use callsheet::prelude::Host;
-use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::tool::{IntoTool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::ResultResource;
+use callsheet_mock_provider::{Call, Response, Script};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 

@@ -4,9 +4,9 @@
 use crate::support::tools::{CallControl, registry};
 use crate::support::{World, parallel, within, world_of};
 use callsheet::config::{Config, RunOverrides, ToolProtocol};
-use callsheet::rehearsal::{Call, Finish, ReceivedRequest, Response, Script, ScriptPosition};
 use callsheet::runtime::{RunReport, RunRequest};
 use callsheet::types::{RunEnd, ToolStatus, Wire};
+use callsheet_mock_provider::{Call, Finish, ReceivedRequest, Response, Script, ScriptPosition};
 use serde_json::{Value, json};
 
 /// The protocols with calls of `quick` for the ids `a` and `b`, as many as a response may have.

@@ -1,11 +1,11 @@
-//! Runs over Anthropic's wire: over HTTP, against the rehearsal server, which refuses what Anthropic
+//! Runs over Anthropic's wire: over HTTP, against the mock provider, which refuses what Anthropic
 //! refuses.
 
 use crate::support::tools::{CallControl, registry};
 use crate::support::{World, parallel, within, world_of};
 use callsheet::config::Config;
-use callsheet::rehearsal::{Call, Response, Script, ScriptPosition};
 use callsheet::types::{RunEnd, ToolStatus, Wire};
+use callsheet_mock_provider::{Call, Response, Script, ScriptPosition};
 use serde_json::{Value, json};
 
 fn call(tool: &str, id: &str) -> Call {
@@ -77,7 +77,7 @@ async fn thinking_goes_back_unchanged_with_its_signature() {
     assert_eq!(kinds, ["thinking", "text", "tool_use", "tool_use"]);
     assert_eq!(blocks[0]["thinking"], "Both at once.");
     let signature = blocks[0]["signature"].as_str().expect("a signature");
-    assert!(signature.starts_with("rehearsal-"), "{signature}");
+    assert!(signature.starts_with("mock-"), "{signature}");
     // The server made the signature and refuses a changed one.
     world.run("and now?").await;
     assert_eq!(world.last_messages()[1], messages[1]);
@@ -141,7 +141,7 @@ async fn a_pure_call_starts_at_the_end_of_its_block() {
 #[tokio::test]
 async fn a_call_that_is_cut_off_by_the_length_is_answered_and_the_run_goes_on() {
     let cut = Response {
-        finish_reason: callsheet::rehearsal::Finish::Word("length".into()),
+        finish_reason: callsheet_mock_provider::Finish::Word("length".into()),
         ..Response::calls([Call::raw("writes", r#"{"id":"#).id("toolu_a")])
     };
     let (world, control) = world([cut, Response::text("I see.")], unchanged).await;

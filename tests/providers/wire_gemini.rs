@@ -1,15 +1,15 @@
-//! Runs over Gemini's wire: over HTTP, against the rehearsal server, which refuses what Gemini
+//! Runs over Gemini's wire: over HTTP, against the mock provider, which refuses what Gemini
 //! refuses.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use crate::support::tools::{CallControl, registry};
 use crate::support::{World, within, world_of};
 use callsheet::config::Config;
-use callsheet::rehearsal::{Call, Response, Script, ScriptPosition};
 use callsheet::response::{ResponseLimits, decode_body, describe_response};
 use callsheet::runtime::{OpenSession, RunReport};
 use callsheet::types::{Execution, RunEnd, ToolStatus, Wire};
 use callsheet::wire::{DecoderOptions, Framing};
+use callsheet_mock_provider::{Call, Response, Script, ScriptPosition};
 use serde_json::{Value, json};
 
 fn call(tool: &str, id: &str) -> Call {
@@ -20,7 +20,7 @@ fn call(tool: &str, id: &str) -> Call {
 async fn world(control: &CallControl, script: Script, stream: bool) -> World {
     let change = |config: &mut Config| {
         for model in config.models.values_mut() {
-            model.model = "gemini-3-rehearsal".into();
+            model.model = "gemini-3-mock".into();
             model.stream = stream;
         }
         config.agents.get_mut("default").unwrap().execution = Execution::Parallel { max: 8 };
@@ -89,7 +89,7 @@ async fn turns_with_parallel_tools_streamed_and_plain() {
         assert!(answers[1]["functionResponse"]["response"]["error"].is_string(), "{answers}");
         let method = if stream { "streamGenerateContent?alt=sse" } else { "generateContent" };
         for request in world.requests() {
-            assert_eq!(request.path, format!("/v1/models/gemini-3-rehearsal:{method}"));
+            assert_eq!(request.path, format!("/v1/models/gemini-3-mock:{method}"));
         }
         // The next run sends the signature of the answer back.
         assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);

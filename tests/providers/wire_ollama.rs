@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::support::tools::{CallControl, registry};
 use crate::support::{World, events, parallel, within, world_of};
 use callsheet::config::{Config, ModelConfig};
-use callsheet::rehearsal::{Call, Finish, Response, Script, ScriptPosition};
 use callsheet::types::{RunEnd, Wire};
+use callsheet_mock_provider::{Call, Finish, Response, Script, ScriptPosition};
 use serde_json::{Value, json};
 
 fn call(tool: &str, id: &str) -> Call {

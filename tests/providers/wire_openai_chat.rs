@@ -4,8 +4,8 @@
 
 use crate::support::tools::{CallControl, registry};
 use crate::support::{events, parallel, world, world_of};
-use callsheet::rehearsal::{Call, Finish, ReceivedRequest, Response, Script};
 use callsheet::types::{RunEnd, Wire};
+use callsheet_mock_provider::{Call, Finish, ReceivedRequest, Response, Script};
 use serde_json::{Value, json};
 
 /// Runs a turn with calls and the turn of the answer. Returns the message of the first turn as it

@@ -5,9 +5,9 @@
 use crate::support::tools::{CallControl, registry};
 use crate::support::{World, parallel, within, world_of};
 use callsheet::config::RunOverrides;
-use callsheet::rehearsal::{Call, Finish, Response, Script};
 use callsheet::runtime::{RunReport, RunRequest};
 use callsheet::types::{RunEnd, Wire};
+use callsheet_mock_provider::{Call, Finish, Response, Script};
 use serde_json::{Value, json};
 
 /// Returns three responses: thinking, text and two calls with ids that other services refuse; a

@@ -1,15 +1,15 @@
-//! Runs over the Responses wire: over HTTP, against the rehearsal server, which refuses what OpenAI
+//! Runs over the Responses wire: over HTTP, against the mock provider, which refuses what OpenAI
 //! refuses.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use crate::support::tools::{CallControl, registry};
 use crate::support::{World, parallel, within, world_of};
 use callsheet::config::Config;
-use callsheet::rehearsal::{Call, Finish, Response, Script, ScriptPosition};
 use callsheet::response::{ResponseLimits, decode_body, describe_response};
 use callsheet::runtime::RunReport;
 use callsheet::types::{RunEnd, Wire};
 use callsheet::wire::{DecoderOptions, Framing};
+use callsheet_mock_provider::{Call, Finish, Response, Script, ScriptPosition};
 use serde_json::{Value, json};
 
 fn call(tool: &str, id: &str) -> Call {

@@ -2,9 +2,9 @@
 
 use crate::support::tools::{CallControl, registry_with_blocks};
 use crate::support::{parallel, within, world};
-use callsheet::rehearsal::{Call, Response, Script, When};
 use callsheet::runtime::OpenSession;
 use callsheet::types::RunEnd;
+use callsheet_mock_provider::{Call, Response, Script, When};
 use serde_json::json;
 
 fn call(tool: &str, id: &str) -> Call {

@@ -7,12 +7,12 @@ use callsheet::config::{BaseUrl, ClientTool, Config, RunOverrides};
 use callsheet::journal::verify;
 use callsheet::prelude::*;
 use callsheet::record::{Record, Seq};
-use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::{AgentRules, OpenSession, RunRequest};
 use callsheet::session::replay;
 use callsheet::tool::{Hook, HookAnswer, HookError, HookInput, HookPoint, HookRule, ToolOutput};
 use callsheet::types::{RunEnd, ToolChoice, ToolStatus};
 use callsheet::{ClientResultError, HostError};
+use callsheet_mock_provider::{Call, Response, Script};
 use serde_json::{Value, json};
 
 const SLEEPY: &str = "idle_after = \"1ms\"";
@@ -451,7 +451,8 @@ impl Hook for Guard {
 async fn hooks_guard_the_calls_of_the_client() {
     let script =
         Script::new([Response::calls([call("secret"), call("open")]), Response::text("Done.")]);
-    let model = callsheet::rehearsal::Rehearsal::with_script(script.then_done()).await.unwrap();
+    let model =
+        callsheet_mock_provider::MockProvider::with_script(script.then_done()).await.unwrap();
     let mut config = Config::default();
     config.journal.engine = callsheet::config::JournalEngine::Memory;
     config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());

@@ -11,11 +11,11 @@ use callsheet::config::{
 };
 use callsheet::journal::{Journal as _, MemoryJournal, verify};
 use callsheet::record::{Seq, StopMode};
-use callsheet::rehearsal::{Call, Finish, Rehearsal, Response, Script, ScriptPosition};
 use callsheet::runtime::{AgentRules, Host, HostError, OpenSession, RunReport, RunRequest};
 use callsheet::session::replay;
 use callsheet::tool::{IntoTool, ToolRegistry, ToolSpec};
 use callsheet::types::{RunEnd, SummaryFailure};
+use callsheet_mock_provider::{Call, Finish, MockProvider, Response, Script, ScriptPosition};
 use serde_json::{Value, json};
 
 /// A window that three results of a tool that is kept fill to nine tenths, in tokens.
@@ -690,8 +690,9 @@ async fn a_client_may_ask_for_a_smaller_context() {
 async fn a_stored_session_has_the_same_context() {
     let directory = std::env::temp_dir().join(format!("callsheet-context-{}", std::process::id()));
     let start = async |responses: Vec<Response>| {
-        let model =
-            callsheet::rehearsal::Rehearsal::with_script(Script::new(responses)).await.unwrap();
+        let model = callsheet_mock_provider::MockProvider::with_script(Script::new(responses))
+            .await
+            .unwrap();
         let mut config = Config::default();
         config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
         let agent = config.agents.get_mut("default").unwrap();
@@ -801,7 +802,7 @@ async fn the_first_request_after_a_restart_is_compared_with_the_last_one_before_
     let journal = Arc::new(MemoryJournal::new());
     let breaks = async |system: &str, history: HistoryForm, overrides: RunOverrides| {
         let responses = [calls("long"), Response::text("Done.")];
-        let model = Rehearsal::with_script(Script::new(responses)).await.unwrap();
+        let model = MockProvider::with_script(Script::new(responses)).await.unwrap();
         let mut config = Config::default();
         config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
         let agent = config.agents.get_mut("default").unwrap();

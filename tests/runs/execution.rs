@@ -3,8 +3,8 @@
 
 use crate::support::tools::{CallControl, registry};
 use crate::support::{events, kinds, parallel, results, within, world};
-use callsheet::rehearsal::{Call, Response, Script, ScriptPosition};
 use callsheet::types::{RunEnd, ToolStatus};
+use callsheet_mock_provider::{Call, Response, Script, ScriptPosition};
 use serde_json::json;
 
 fn call(tool: &str, id: &str) -> Call {

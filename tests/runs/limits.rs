@@ -7,13 +7,13 @@ use crate::support::{World, events, results, within, world, world_of};
 use callsheet::config::{Config, Limits, ModelConfig, OnRefusal, RunOverrides};
 use callsheet::journal::verify;
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{
-    AnswerState, Call, Finish, ReceivedRequest, Response, Script, ScriptPosition, When,
-};
 use callsheet::runtime::{RunReport, RunRequest};
 use callsheet::session::StoredSession;
 use callsheet::tool::ToolRegistry;
 use callsheet::types::{FinishKind, RunEnd, Seq, ToolStatus, Wire};
+use callsheet_mock_provider::{
+    AnswerState, Call, Finish, ReceivedRequest, Response, Script, ScriptPosition, When,
+};
 use serde_json::{Value, json};
 
 const NOT_STARTED: &str = "Error: not started: the run was ended before";

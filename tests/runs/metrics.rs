@@ -5,9 +5,9 @@ use crate::support::tools::{CallControl, registry};
 use crate::support::{parallel, within, world};
 use callsheet::model::ModelReply;
 use callsheet::prelude::*;
-use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::HostCounts;
 use callsheet::testing::FakeModel;
+use callsheet_mock_provider::{Call, Response, Script};
 use serde_json::json;
 use std::time::Duration;
 

@@ -4,9 +4,9 @@
 use crate::support::tools::{CallControl, registry};
 use crate::support::{World, events, parallel, within, world};
 use callsheet::config::RunOverrides;
-use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::{HostError, RunRequest};
 use callsheet::types::RunEnd;
+use callsheet_mock_provider::{Call, Response, Script};
 use serde_json::{Value, json};
 
 fn request_with(overrides: Value) -> RunRequest {

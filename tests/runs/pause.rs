@@ -4,8 +4,8 @@
 use crate::support::tools::{CallControl, registry};
 use crate::support::{World, events, results, within, world};
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{Call, Response, Script, ScriptPosition};
 use callsheet::types::RunEnd;
+use callsheet_mock_provider::{Call, Response, Script, ScriptPosition};
 use serde_json::{Value, json};
 
 /// Returns a response with a text that the service then pauses.

@@ -3,10 +3,10 @@
 
 use crate::client::{HttpConnection, HttpResponse, post};
 use crate::support::{World, events, until_event, within, world};
-use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::server::{self, ServerHandle, ServerOptions};
 use callsheet::tool::{Answer, IntoTool, Question, ToolContext, ToolError, ToolRegistry, ToolSpec};
 use callsheet::types::{RunEnd, ToolStatus};
+use callsheet_mock_provider::{Call, Response, Script};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 

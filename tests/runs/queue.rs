@@ -5,9 +5,9 @@ use crate::client::{HttpConnection, Service, post};
 use crate::support::tools::{CallControl, registry};
 use crate::support::{World, events, within, world};
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{Response, Script, ScriptPosition};
 use callsheet::runtime::{HostError, RunRequest};
 use callsheet::types::RunEnd;
+use callsheet_mock_provider::{Response, Script, ScriptPosition};
 use serde_json::{Value, json};
 
 fn queued(input: &str) -> RunRequest {

@@ -6,12 +6,12 @@ use crate::client::Service;
 use crate::support::{World, events, within, world, world_of};
 use callsheet::config::{BaseUrl, Config, RunOverrides, Temperature, ToolChoice, ToolPattern};
 use callsheet::journal::verify;
-use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::{AgentRules, OpenSession, RunRequest};
 use callsheet::session::replay;
 use callsheet::tool::{IntoTool, ToolRegistry, ToolSpec};
 use callsheet::types::{RunEnd, Seq, Wire};
 use callsheet::{Metadata, SessionQuery};
+use callsheet_mock_provider::{Call, Response, Script};
 use serde_json::{Value, json};
 
 fn tools() -> ToolRegistry {

@@ -6,9 +6,9 @@ use crate::support::tools::{CallControl, registry};
 use crate::support::{World, events, kinds, results, until_event, within, world};
 use callsheet::config::Config;
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::{HostError, OpenSession, SessionHandle};
 use callsheet::types::{RunEnd, ToolStatus};
+use callsheet_mock_provider::{Call, Response, Script};
 use serde_json::{Value, json};
 
 fn user(content: &str) -> Value {

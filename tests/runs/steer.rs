@@ -5,9 +5,9 @@ use crate::client::Service;
 use crate::support::tools::{CallControl, registry};
 use crate::support::{World, within, world};
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{Call, Response, Script, ScriptPosition};
 use callsheet::runtime::{HostError, RunReport, SessionHandle};
 use callsheet::types::RunEnd;
+use callsheet_mock_provider::{Call, Response, Script, ScriptPosition};
 use serde_json::{Value, json};
 
 /// Starts a world whose first response calls a tool that waits until `a` is released.

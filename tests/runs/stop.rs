@@ -7,10 +7,10 @@ use std::time::Duration;
 use crate::support::tools::{CallControl, registry};
 use crate::support::{World, parallel, results, until_event, within, world};
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{AnswerState, Call, Response, Script, ScriptPosition};
 use callsheet::runtime::{HostCounts, RunReport};
 use callsheet::telemetry::Subscription;
 use callsheet::types::{RunEnd, ToolStatus};
+use callsheet_mock_provider::{AnswerState, Call, Response, Script, ScriptPosition};
 use serde_json::json;
 
 fn call(tool: &str, id: &str) -> Call {

@@ -7,10 +7,10 @@ use crate::support::tools::{CallControl, registry};
 use crate::support::{World, within, world_of};
 use callsheet::config::{BaseUrl, Config, ToolPattern};
 use callsheet::journal::{Journal, MemoryJournal};
-use callsheet::rehearsal::{Call, Rehearsal, Response, Script};
 use callsheet::runtime::{Host, OpenSession, RunReport, RunRequest};
 use callsheet::tool::{IntoTool, ToolOutput, ToolSpec};
 use callsheet::types::{Image, ResultResource, RunEnd, Wire};
+use callsheet_mock_provider::{Call, MockProvider, Response, Script};
 use serde_json::{Value, json};
 
 const PIXEL: &str =
@@ -186,7 +186,7 @@ async fn a_stored_session_sends_the_same_images_again() {
     for run in ["draw", "and now?"] {
         let answers = [Response::calls([Call::new("chart", json!({}))]), Response::text("Seen.")];
         let answers = if run == "draw" { answers.to_vec() } else { vec![Response::text("Yes.")] };
-        let model = Rehearsal::with_script(Script::new(answers)).await.unwrap();
+        let model = MockProvider::with_script(Script::new(answers)).await.unwrap();
         let mut config = Config::default();
         config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
         config.agents.get_mut("default").unwrap().tools = vec![ToolPattern::new("chart")];

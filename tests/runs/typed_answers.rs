@@ -6,11 +6,11 @@ use crate::support::{World, events, within, world, world_of};
 use callsheet::config::{BaseUrl, Config, OutputMode, OutputRequest, RunOverrides, ToolPattern};
 use callsheet::journal::verify;
 use callsheet::record::{Record, Seq};
-use callsheet::rehearsal::{Call, Finish, Response, Script};
 use callsheet::runtime::{AgentRules, OpenSession, RunReport, RunRequest, TypedRunError};
 use callsheet::session::replay;
 use callsheet::tool::{IntoTool, ToolRegistry, ToolSpec};
 use callsheet::types::{RunEnd, Wire};
+use callsheet_mock_provider::{Call, Finish, Response, Script};
 use serde_json::{Value, json};
 
 const WIRES: [Wire; 5] = [

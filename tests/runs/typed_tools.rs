@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use crate::support::{World, within, world};
 use callsheet::config::ApprovalPolicy;
-use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::{OpenSession, RunReport, RunRequest, SessionHandle};
 use callsheet::tool::{IntoTool, ToolContext, ToolError, ToolRegistry, ToolSpec, TypedTool};
 use callsheet::turn::ApprovalDecision;
 use callsheet::types::{ApprovalVerdict, SessionState, WaitPhase};
+use callsheet_mock_provider::{Call, Response, Script};
 use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

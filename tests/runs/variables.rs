@@ -9,12 +9,12 @@ use crate::support::{World, events, parallel, results, within, world};
 use async_trait::async_trait;
 use callsheet::config::Config;
 use callsheet::record::StopMode;
-use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::server::{self, ServerOptions};
 use callsheet::tool::{
     BuiltinOptions, Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec, builtin,
 };
 use callsheet::types::{RunEnd, ToolStatus};
+use callsheet_mock_provider::{Call, Response, Script};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};

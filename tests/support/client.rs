@@ -4,10 +4,10 @@
 use std::net::SocketAddr;
 
 use callsheet::config::{BaseUrl, Config, JournalEngine};
-use callsheet::rehearsal::{Rehearsal, Script};
 use callsheet::runtime::Host;
 use callsheet::server::{self, ServerHandle, ServerOptions};
 use callsheet::tool::{BuiltinOptions, builtin};
+use callsheet_mock_provider::{MockProvider, Script};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 pub(crate) struct Service {
     pub(crate) host: Host,
     pub(crate) server: ServerHandle,
-    pub(crate) model: Rehearsal,
+    pub(crate) model: MockProvider,
 }
 
 impl Service {
@@ -28,7 +28,7 @@ impl Service {
     /// Starts a host with a script, the text of a configuration, and server options.
     pub(crate) async fn start_with(script: Value, config: &str, options: ServerOptions) -> Self {
         let script: Script = serde_json::from_value(script).unwrap();
-        let model = Rehearsal::with_script(script).await.unwrap();
+        let model = MockProvider::with_script(script).await.unwrap();
         let has_data_dir = config.contains("data_dir");
         let mut config = Config::parse(config, "test.toml", &|_| None).unwrap();
         if !has_data_dir {

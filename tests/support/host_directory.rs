@@ -11,11 +11,11 @@ use callsheet::HostBuilder;
 use callsheet::config::{BaseUrl, Config, ToolPattern};
 use callsheet::journal::{Breach, JournalEntry, JournalError, JournalReader, SessionQuery, verify};
 use callsheet::record::Seq;
-use callsheet::rehearsal::{Rehearsal, Script};
 use callsheet::runtime::{Host, HostError};
 use callsheet::server::{self, ServerHandle, ServerOptions};
 use callsheet::tool::{Calculator, SetVariable};
 use callsheet::types::SessionId;
+use callsheet_mock_provider::{MockProvider, Script};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -42,7 +42,7 @@ pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
 /// A data directory, deleted on drop, and a scripted model.
 pub(crate) struct HostDirectory {
     pub(crate) dir: PathBuf,
-    pub(crate) model: Rehearsal,
+    pub(crate) model: MockProvider,
     pub(crate) control: CallControl,
 }
 
@@ -54,7 +54,7 @@ impl HostDirectory {
         let dir = std::env::temp_dir().join(name);
         let _ = std::fs::remove_dir_all(&dir);
         let script: Script = serde_json::from_value(script).unwrap();
-        let model = Rehearsal::with_script(script).await.unwrap();
+        let model = MockProvider::with_script(script).await.unwrap();
         Self { dir, model, control: CallControl::new() }
     }
 

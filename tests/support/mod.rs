@@ -6,11 +6,11 @@ pub(crate) mod tools;
 use std::time::Duration;
 
 use callsheet::config::{BaseUrl, Config, JournalEngine};
-use callsheet::rehearsal::{ReceivedRequest, Rehearsal, Script};
 use callsheet::runtime::{Host, HostCounts, OpenSession, RunReport, SessionHandle};
 use callsheet::telemetry::{FeedItem, Subscription};
 use callsheet::tool::ToolRegistry;
 use callsheet::types::{Execution, Wire};
+use callsheet_mock_provider::{MockProvider, ReceivedRequest, Script};
 use futures::StreamExt;
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A host, its only session, and the scripted provider.
 pub(crate) struct World {
-    pub(crate) model: Rehearsal,
+    pub(crate) model: MockProvider,
     pub(crate) host: Host,
     pub(crate) session: SessionHandle,
 }
@@ -30,7 +30,7 @@ pub(crate) async fn world(
     tools: ToolRegistry,
     change: impl FnOnce(&mut Config),
 ) -> World {
-    let model = Rehearsal::with_script(script).await.unwrap();
+    let model = MockProvider::with_script(script).await.unwrap();
     let mut config = Config::default();
     config.journal.engine = JournalEngine::Memory;
     config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use callsheet::config::Config;
-use callsheet::rehearsal::{Call, Rehearsal, RehearsalOptions, Response, Script};
 use callsheet::tool::ToolRegistry;
 use callsheet::tool::testing::ToolTest;
+use callsheet_mock_provider::{Call, MockProvider, MockProviderOptions, Response, Script};
 use serde_json::{Value, json};
 
 /// A variable of the host with a secret value: cargo sets it for tests.
@@ -957,12 +957,12 @@ fn wrong_configuration_is_found_before_the_start() {
 }
 
 /// Writes the configuration of a real host with a command tool. Returns its scripted model.
-async fn host(folder: &Folder, script: &str, keys: &str) -> Rehearsal {
+async fn host(folder: &Folder, script: &str, keys: &str) -> MockProvider {
     let call = Response::calls([Call::new("t", json!({"a": "x"}))]);
     let responses = [call, Response::text("Done."), Response::text("Done again.")];
     let script_of_model = Script::new(responses);
-    let options = RehearsalOptions::default().with(|options| options.script = script_of_model);
-    let model = Rehearsal::start(options).await.unwrap();
+    let options = MockProviderOptions::default().with(|options| options.script = script_of_model);
+    let model = MockProvider::start(options).await.unwrap();
     let mut text = folder.script(script, keys);
     let url = model.base_url();
     std::fs::create_dir_all(folder.path.join("work")).unwrap();

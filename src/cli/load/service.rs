@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::options::ExpectedRun;
 use super::{LoadError, work};
-use callsheet_rehearsal::{Call, Rehearsal, RehearsalOptions, Response, Script};
+use callsheet_rehearsal::{Call, Rehearsal, RehearsedAnswer};
 use callsheet_values::config::BaseUrl;
 
 /// The number of bytes that are read of the line that the service's process prints.
@@ -48,29 +48,22 @@ impl Workload {
         }
     }
 
-    fn script(&self) -> Script {
+    /// Answers a request: with calls, and after their results with the last text.
+    fn answer(&self, request: &Value) -> RehearsedAnswer {
+        let last = request["messages"].as_array().and_then(|messages| messages.last());
+        let has_results = last.is_some_and(|message| message["role"] == "tool");
+        if self.calls == 0 || has_results {
+            return RehearsedAnswer { text: self.text("All of it is done"), calls: Vec::new() };
+        }
         let ms = callsheet_values::types::millis(self.work);
-        let calls = (0..self.calls).map(|i| {
+        let call = |i: u32| {
             // Makes arguments of about 60 bytes.
             let pad = format!("{i:0>34}");
-            Call::new(work::NAME, json!({"i": i, "ms": ms, "pad": pad}))
-        });
-        let in_turn = |turns: usize, response: Response| {
-            response.with(|response| {
-                response.repeat = true;
-                response.when.turns = Some(turns);
-            })
+            let arguments = json!({"i": i, "ms": ms, "pad": pad});
+            Call { name: work::NAME.to_owned(), arguments }
         };
-        let done = Response { text: self.text("All of it is done"), ..Response::default() };
-        if self.calls == 0 {
-            return Script::new([in_turn(0, done)]).then_done();
-        }
-        let asking = Response {
-            text: self.text("Some work is to be done"),
-            calls: calls.collect(),
-            ..Response::default()
-        };
-        Script::new([in_turn(0, asking), in_turn(1, done)]).then_done()
+        let text = self.text("Some work is to be done");
+        RehearsedAnswer { text, calls: (0..self.calls).map(call).collect() }
     }
 
     fn text(&self, begin: &str) -> Vec<String> {
@@ -142,13 +135,8 @@ fn kill(child: &mut Child) {
 /// # Errors
 /// If it cannot listen, or stdout is closed.
 pub async fn serve(workload: Workload) -> io::Result<()> {
-    let options = RehearsalOptions {
-        script: workload.script(),
-        chunk_delay: workload.pace,
-        keep_requests: 0,
-        ..RehearsalOptions::default()
-    };
-    let rehearsal = Rehearsal::start(options).await?;
+    let answer = move |request: &Value| workload.answer(request);
+    let rehearsal = Rehearsal::start(answer, workload.pace).await?;
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{}", rehearsal.base_url()).and_then(|()| stdout.flush())?;
     drop(stdout);
@@ -165,16 +153,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_expected_answer_is_that_of_the_script() {
+    fn the_expected_answer_is_the_one_after_the_results() {
         for calls in [0, 1, 4] {
             let workload = Workload { calls, texts: 9, ..Workload::default() };
-            let script = workload.script();
-            let last = script.responses.last().unwrap();
+            let asked_by = |role: &str| workload.answer(&json!({"messages": [{"role": role}]}));
+            let last = asked_by("tool");
             let expected = workload.expected();
             assert_eq!(expected.text, Some(last.text.concat()));
-            assert_eq!(last.text.len(), 9);
-            let called: usize = script.responses.iter().map(|response| response.calls.len()).sum();
-            assert_eq!(expected.calls, Some(called));
+            assert_eq!((last.text.len(), last.calls.len()), (9, 0));
+            assert_eq!(expected.calls, Some(asked_by("user").calls.len()));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The answers of the rehearsal model to requests that no response of a script fits.
+//! The answers of the rehearsal model to people.
 //!
 //! Pure and deterministic. The improviser does not understand language: it searches the prompt for
 //! names of the offered tools and for values that fit their arguments, and makes the calls that
@@ -19,17 +19,17 @@ mod tool_selection;
 use serde_json::Value;
 
 use self::prompt::Prompt;
-use self::tool_selection::{OfferedTool, SelectedCall, select_calls};
-use super::script::{Call, Response};
-use super::text::{content_text, items, last_user_text};
+use self::tool_selection::{OfferedTool, select_calls};
+use super::text::{content_text, items, last_user_text, words};
+use super::{Call, RehearsedAnswer};
 use callsheet_values::types::{READ_VAR, excerpt};
 
 /// The largest number of characters of one result that the final answer quotes.
 const QUOTE_CHARS_MAX: usize = 2000;
 
-/// Answers a request that passed the strict check: with calls, or with a final text.
+/// Answers a request: with calls, or with a final text.
 #[must_use]
-pub fn improvise(request: &Value) -> Response {
+pub fn improvise(request: &Value) -> RehearsedAnswer {
     let prompt = Prompt::read(&last_user_text(request));
     let answered = answered_calls(request);
     let tools = items(&request["tools"]).iter();
@@ -47,16 +47,15 @@ pub fn improvise(request: &Value) -> Response {
         calls.truncate(1);
     }
     if calls.is_empty() {
-        return Response::text(&final_answer(&prompt, &answered, !tools.is_empty()));
+        let text = final_answer(&prompt, &answered, !tools.is_empty());
+        return RehearsedAnswer { text: words(&text), calls };
     }
     let preamble = match (answered.is_empty(), prompt.is_chinese()) {
         (false, _) => "",
         (true, true) => "我来查一下。",
         (true, false) => "Let me look that up.",
     };
-    let mut response = Response::text(preamble);
-    response.calls = calls.into_iter().map(|call| Call::new(&call.name, call.arguments)).collect();
-    response
+    RehearsedAnswer { text: words(preamble), calls }
 }
 
 /// A call of the history with its result.
@@ -67,7 +66,7 @@ struct AnsweredCall {
 }
 
 impl AnsweredCall {
-    fn is_same_call(&self, call: &SelectedCall) -> bool {
+    fn is_same_call(&self, call: &Call) -> bool {
         self.name == call.name && self.arguments == call.arguments
     }
 }

@@ -41,8 +41,7 @@ fn request(prompt: &str) -> Value {
 
 /// Returns the calls as text: `clock {"zone":"UTC"}`.
 fn calls(request: &Value) -> Vec<String> {
-    let call =
-        |call: super::Call| format!("{} {}", call.name.clone().unwrap(), call.arguments_text());
+    let call = |call: super::Call| format!("{} {}", call.name, call.arguments);
     improvise(request).calls.into_iter().map(call).collect()
 }
 
@@ -57,7 +56,7 @@ fn answer(request: &mut Value, results: &[&str]) {
         .enumerate()
         .map(|(n, call)| {
             json!({"id": format!("c{round}_{n}"), "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments_text()}})
+                "function": {"name": call.name, "arguments": call.arguments.to_string()}})
         })
         .collect();
     messages.push(json!({"role": "assistant", "content": null, "tool_calls": calls}));
@@ -193,7 +192,7 @@ fn a_number_fits_its_schema() {
         let mut request = request(&format!("call scale with n={number}"));
         request["tools"] = json!([tool("scale", json!({"n": schema}))]);
         let calls = improvise(&request).calls;
-        assert_eq!(calls[0].arguments, Some(json!({"n": expected})));
+        assert_eq!(calls[0].arguments, json!({"n": expected}));
     }
 }
 
@@ -218,12 +217,10 @@ proptest::proptest! {
         let request = request(&prompt);
         let tools = request["tools"].as_array().unwrap();
         for call in improvise(&request).calls {
-            let name = call.name.unwrap();
-            let tool = tools.iter().find(|tool| tool["function"]["name"] == name.as_str());
+            let tool = tools.iter().find(|tool| tool["function"]["name"] == call.name.as_str());
             let schema = &tool.unwrap()["function"]["parameters"];
-            let arguments = call.arguments.unwrap();
             let schema = CompiledSchema::compile(schema, &[]).unwrap();
-            assert!(schema.is_valid(&arguments), "{prompt}: {arguments}");
+            assert!(schema.is_valid(&call.arguments), "{prompt}: {}", call.arguments);
         }
     }
 }

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::arguments::ArgumentFiller;
 use super::prompt::{FoundValue, Prompt, ValueKind};
+use crate::Call;
 use callsheet_machines::contract::CompiledSchema;
 
 /// The largest number of calls of one response.
@@ -27,13 +28,6 @@ pub(super) struct OfferedTool<'a> {
     schema: &'a Value,
     /// The property that gets another value of the prompt in each call, and the kind of its values.
     main_property: Option<(&'a str, ValueKind)>,
-}
-
-/// A call to make.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct SelectedCall {
-    pub(super) name: String,
-    pub(super) arguments: Value,
 }
 
 /// A tool that the prompt asks for.
@@ -127,7 +121,7 @@ pub(super) fn select_calls(
     prompt: &Prompt,
     tools: &[OfferedTool<'_>],
     tool_choice: &Value,
-) -> Vec<SelectedCall> {
+) -> Vec<Call> {
     let forced = tool_choice["function"]["name"].as_str();
     let allowed = || tools.iter().filter(|tool| forced.is_none_or(|name| name == tool.name));
     let mut selected: Vec<SelectedTool<'_, '_>> =
@@ -143,10 +137,10 @@ pub(super) fn select_calls(
     }
     keep_named(&mut selected);
     share_values(&mut selected);
-    let mut calls: Vec<(usize, SelectedCall)> =
+    let mut calls: Vec<(usize, Call)> =
         selected.iter().flat_map(|selected| calls_to_tool(prompt, selected)).collect();
     calls.sort_by_key(|(at, _)| *at);
-    let mut distinct: Vec<SelectedCall> = Vec::new();
+    let mut distinct: Vec<Call> = Vec::new();
     for (_, call) in calls {
         if distinct.len() < CALLS_MAX && !distinct.contains(&call) {
             distinct.push(call);
@@ -190,10 +184,9 @@ fn share_values(selected: &mut [SelectedTool<'_, '_>]) {
 }
 
 /// Returns the calls of one tool with their positions.
-fn calls_to_tool(prompt: &Prompt, selected: &SelectedTool<'_, '_>) -> Vec<(usize, SelectedCall)> {
+fn calls_to_tool(prompt: &Prompt, selected: &SelectedTool<'_, '_>) -> Vec<(usize, Call)> {
     let SelectedTool { tool, at, values, .. } = selected;
-    let call =
-        |at: usize, arguments: Value| (at, SelectedCall { name: tool.name.to_owned(), arguments });
+    let call = |at: usize, arguments: Value| (at, Call { name: tool.name.to_owned(), arguments });
     let written = written_out(prompt, tool);
     if !written.is_empty() {
         return written.into_iter().map(|(at, arguments)| call(at, arguments)).collect();

@@ -283,9 +283,9 @@ impl ModelClient {
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use callsheet::config::{BaseUrl, ModelConfig};
     /// use callsheet::model::{Message, ModelClient, ModelRequest};
-    /// # use callsheet::rehearsal::{Rehearsal, RehearsalOptions};
+    /// # use callsheet::rehearsal::{Rehearsal, improvise};
     ///
-    /// # let service = Rehearsal::start(RehearsalOptions::default()).await?;
+    /// # let service = Rehearsal::start(improvise, Default::default()).await?;
     /// # let address = service.base_url();
     /// let base_url = BaseUrl::parse(&address)?;
     /// let client = ModelClient::new(&ModelConfig::new(base_url, "rehearsal"))?;
@@ -321,10 +321,10 @@ impl ModelClient {
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # use callsheet::config::{BaseUrl, ModelConfig};
     /// # use callsheet::model::{Delta, Message, ModelClient, ModelRequest};
-    /// # use callsheet::rehearsal::{Rehearsal, RehearsalOptions};
+    /// # use callsheet::rehearsal::{Rehearsal, improvise};
     /// use futures::StreamExt as _;
     ///
-    /// # let service = Rehearsal::start(RehearsalOptions::default()).await?;
+    /// # let service = Rehearsal::start(improvise, Default::default()).await?;
     /// # let base_url = BaseUrl::parse(&service.base_url())?;
     /// # let client = ModelClient::new(&ModelConfig::new(base_url, "rehearsal"))?;
     /// let request = ModelRequest::new("rehearsal", vec![Message::user("Say hello.")].into());

@@ -12,7 +12,7 @@ mod host_events;
 mod hostile;
 mod inputs;
 mod limits;
-#[cfg(all(feature = "rehearsal", feature = "prometheus"))]
+#[cfg(feature = "prometheus")]
 mod prefixes;
 mod provider;
 mod questions;

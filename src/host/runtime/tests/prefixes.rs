@@ -23,7 +23,7 @@ use super::recovery::run_actors;
 use super::*;
 use crate::journal::{AppendStatus, MemoryJournal};
 use crate::runtime::host_ref::ToolSources;
-use callsheet_rehearsal::{Call, Finish, ReceivedRequest, Rehearsal, Response, Script};
+use callsheet_mock_provider::{Call, Finish, MockProvider, ReceivedRequest, Response, Script};
 use callsheet_tools::{ToolSource, ToolSourceContext};
 use callsheet_values::config::{AgentConfig, HistoryForm, RunOverrides, Share};
 use callsheet_values::record::{Record, StopMode};
@@ -234,7 +234,7 @@ fn response(random: &mut Random, number: u64, anthropic: &[String]) -> Response 
 struct World {
     seed: u64,
     random: Random,
-    model: Arc<Rehearsal>,
+    model: Arc<MockProvider>,
     journal: Arc<MemoryJournal>,
     changes: Arc<Mutex<Vec<(u64, Change)>>>,
     plugins: Arc<AtomicU64>,
@@ -279,7 +279,7 @@ impl World {
             (response.when.last_user, response.repeat) = (Some(SUMMARY.to_owned()), true);
         });
         let script = Script::new(std::iter::once(summary).chain(responses)).then_done();
-        let model = Arc::new(Rehearsal::with_script(script).await.unwrap());
+        let model = Arc::new(MockProvider::with_script(script).await.unwrap());
         let mut config = Config::default();
         config.journal.engine = JournalEngine::Memory;
         config.host.shutdown_grace = Duration::from_millis(20);

@@ -11,7 +11,7 @@ use axum::body::Bytes;
 use futures::Stream;
 
 use super::encoded::{BodyChunk, Encoded};
-use super::requests::{AnswerState, OpenRequest, RehearsalState};
+use super::requests::{AnswerState, OpenRequest, ProviderState};
 use super::script::{Response, ScriptPosition};
 
 /// The pause that lets the bytes before a cut reach the socket: hyper drops unflushed bytes when
@@ -35,7 +35,7 @@ pub(super) enum SendStep {
 
 /// The body broke off because the script says so, or because the server is shut down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the rehearsal broke the body off")]
+#[error("the mock provider broke the body off")]
 pub(super) struct BrokeOff;
 
 /// Returns the pauses and gates before the status line.
@@ -116,7 +116,7 @@ fn waits_by_chunk(
 /// the server stops. When the client disconnects, the stream is dropped and `open` records it.
 pub(super) fn perform(
     steps: Vec<SendStep>,
-    state: Arc<RehearsalState>,
+    state: Arc<ProviderState>,
     open: OpenRequest,
 ) -> impl Stream<Item = Result<Bytes, BrokeOff>> + Send {
     let sender = BodySender { steps: steps.into(), state, open };
@@ -144,7 +144,7 @@ pub(super) fn perform(
 
 struct BodySender {
     steps: VecDeque<SendStep>,
-    state: Arc<RehearsalState>,
+    state: Arc<ProviderState>,
     open: OpenRequest,
 }
 

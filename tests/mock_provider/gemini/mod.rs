@@ -14,7 +14,7 @@ use super::encoded::{BodyChunk, ChunkMark};
 use super::openai_chat;
 use super::script::Call;
 use super::service::{
-    MODEL, ProviderRequest, ProviderService, RehearsedAnswer, RequestRefusal, set,
+    MODEL, ProviderRequest, ProviderService, RequestRefusal, ScriptedAnswer, set,
 };
 use super::text::split_in;
 
@@ -46,7 +46,7 @@ impl ProviderService for Gemini {
         Ok(translate::to_chat(model, stream, &body))
     }
 
-    fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {
+    fn stream(&self, answer: &ScriptedAnswer<'_>) -> Vec<BodyChunk> {
         let response = answer.response;
         let chunk = |part: Value, mark: ChunkMark| {
             BodyChunk::event(&envelope(answer, json!([part]), None), mark)
@@ -73,7 +73,7 @@ impl ProviderService for Gemini {
         chunks
     }
 
-    fn plain(&self, answer: &RehearsedAnswer<'_>) -> Value {
+    fn plain(&self, answer: &ScriptedAnswer<'_>) -> Value {
         let response = answer.response;
         let mut parts = Vec::new();
         let thoughts = response.reasoning.concat();
@@ -110,18 +110,18 @@ impl ProviderService for Gemini {
 }
 
 /// Returns the members that a plain body and every chunk of a stream have, with these parts.
-fn envelope(answer: &RehearsedAnswer<'_>, parts: Value, finish: Option<String>) -> Value {
+fn envelope(answer: &ScriptedAnswer<'_>, parts: Value, finish: Option<String>) -> Value {
     let mut candidate = json!({"content": {"role": "model", "parts": parts}, "index": 0});
     set(&mut candidate, "finishReason", finish);
     json!({
         "candidates": [candidate],
         "modelVersion": MODEL,
-        "responseId": format!("rehearsal-{}", answer.number),
+        "responseId": format!("mock-{}", answer.number),
     })
 }
 
 /// Returns the last text of a response. It has the signature if there are no calls.
-fn text_part(answer: &RehearsedAnswer<'_>, text: &str) -> Value {
+fn text_part(answer: &ScriptedAnswer<'_>, text: &str) -> Value {
     let mut part = json!({"text": text});
     if answer.response.calls.is_empty() {
         part["thoughtSignature"] = signature::sign(answer.number, "").into();
@@ -131,7 +131,7 @@ fn text_part(answer: &RehearsedAnswer<'_>, text: &str) -> Value {
 
 /// Returns the parts of a call: one, or several that stream the arguments, if the script sets `pieces` above 1 and
 /// the arguments are an object.
-fn call_parts(answer: &RehearsedAnswer<'_>, place: usize, call: &Call) -> Vec<Value> {
+fn call_parts(answer: &ScriptedAnswer<'_>, place: usize, call: &Call) -> Vec<Value> {
     let whole = whole_call(answer, place, call);
     let count = call.pieces.filter(|count| *count > 1);
     let (Some(count), Some(args)) = (count, whole["functionCall"]["args"].as_object()) else {
@@ -151,7 +151,7 @@ fn call_parts(answer: &RehearsedAnswer<'_>, place: usize, call: &Call) -> Vec<Va
     std::iter::once(opening).chain(pieces.into_iter().map(piece)).chain([close]).collect()
 }
 
-fn whole_call(answer: &RehearsedAnswer<'_>, place: usize, call: &Call) -> Value {
+fn whole_call(answer: &ScriptedAnswer<'_>, place: usize, call: &Call) -> Value {
     let text = call.arguments_text();
     let mut function = match serde_json::from_str::<Value>(&text) {
         Ok(args) => json!({"args": args}),
@@ -199,7 +199,7 @@ fn partial_arguments(path: &str, value: &Value, count: usize, out: &mut Vec<Valu
 
 /// Returns the token counts: the script's (names of Chat Completions are translated, others are sent unchanged), else
 /// one token for each four bytes.
-fn usage(answer: &RehearsedAnswer<'_>) -> Value {
+fn usage(answer: &ScriptedAnswer<'_>) -> Value {
     let counts = openai_chat::usage(answer);
     if counts.get("prompt_tokens").is_none() && counts.get("completion_tokens").is_none() {
         return counts;
@@ -224,7 +224,7 @@ mod tests {
     use crate::script::{Finish, Response};
 
     fn payloads(response: &Response, stream: bool) -> Vec<Value> {
-        let encoded = Gemini.encode(&RehearsedAnswer {
+        let encoded = Gemini.encode(&ScriptedAnswer {
             response,
             request: &json!({"stream": stream}),
             number: 7,

@@ -11,7 +11,7 @@ use super::encoded::{BodyChunk, ChunkMark, Encoded};
 use super::openai_chat;
 use super::script::Call;
 use super::service::{
-    MODEL, ProviderRequest, ProviderService, RehearsedAnswer, RequestRefusal, set,
+    MODEL, ProviderRequest, ProviderService, RequestRefusal, ScriptedAnswer, set,
 };
 use super::text::hash;
 
@@ -32,7 +32,7 @@ impl ProviderService for Anthropic {
         Ok(chat::request(request.body))
     }
 
-    fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {
+    fn stream(&self, answer: &ScriptedAnswer<'_>) -> Vec<BodyChunk> {
         let response = answer.response;
         let usage = usage(answer);
         let mut opening_usage = usage.clone();
@@ -83,7 +83,7 @@ impl ProviderService for Anthropic {
         chunks
     }
 
-    fn plain(&self, answer: &RehearsedAnswer<'_>) -> Value {
+    fn plain(&self, answer: &ScriptedAnswer<'_>) -> Value {
         let response = answer.response;
         let mut content = Vec::new();
         if !response.reasoning.is_empty() {
@@ -135,21 +135,21 @@ impl ProviderService for Anthropic {
 }
 
 /// The prefix of a signature of this server.
-const SIGNATURE_BEGIN: &str = "rehearsal-";
+const SIGNATURE_BEGIN: &str = "mock-";
 
 /// Returns the signature of a thought. It fails to verify if the thought is changed.
 fn signature(thinking: &str) -> String {
-    format!("{SIGNATURE_BEGIN}{}", hash(&format!("callsheet rehearsal {thinking}"), 32))
+    format!("{SIGNATURE_BEGIN}{}", hash(&format!("callsheet mock {thinking}"), 32))
 }
 
 fn message(
-    answer: &RehearsedAnswer<'_>,
+    answer: &ScriptedAnswer<'_>,
     content: Value,
     stop_reason: Option<&str>,
     usage: Value,
 ) -> Value {
     json!({
-        "id": format!("msg_rehearsal_{}", answer.number),
+        "id": format!("msg_mock_{}", answer.number),
         "type": "message",
         "role": "assistant",
         "model": MODEL,
@@ -161,7 +161,7 @@ fn message(
 }
 
 /// Returns the content block of a call.
-fn call_block(answer: &RehearsedAnswer<'_>, place: usize, call: &Call, input: Value) -> Value {
+fn call_block(answer: &ScriptedAnswer<'_>, place: usize, call: &Call, input: Value) -> Value {
     let mut block = json!({"type": "tool_use", "input": input});
     set(&mut block, "id", answer.call_id("toolu", place, call));
     set(&mut block, "name", call.name.as_deref());
@@ -187,7 +187,7 @@ fn block(
 
 /// Returns the token counts: the script's, with the names of this wire format or of Chat Completions,
 /// else estimated.
-fn usage(answer: &RehearsedAnswer<'_>) -> Value {
+fn usage(answer: &ScriptedAnswer<'_>) -> Value {
     let counts = openai_chat::usage(answer);
     if counts.get("prompt_tokens").is_none() && counts.get("completion_tokens").is_none() {
         return counts;
@@ -224,7 +224,7 @@ mod tests {
 
     fn encode(response: &Response, stream: bool) -> Encoded {
         let request = json!({"stream": stream, "messages": []});
-        Anthropic.encode(&RehearsedAnswer { response, request: &request, number: 7, created: 1 })
+        Anthropic.encode(&ScriptedAnswer { response, request: &request, number: 7, created: 1 })
     }
 
     fn text(encoded: &Encoded) -> String {

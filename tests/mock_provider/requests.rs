@@ -62,7 +62,7 @@ struct ObservedState {
 
 /// The state that the connections and the handle share.
 #[derive(Debug)]
-pub(super) struct RehearsalState {
+pub(super) struct ProviderState {
     pub(super) script: Mutex<Script>,
     pub(super) chunk_delay: Duration,
     pub(super) stop: CancellationToken,
@@ -70,7 +70,7 @@ pub(super) struct RehearsalState {
     observed: watch::Sender<ObservedState>,
 }
 
-impl RehearsalState {
+impl ProviderState {
     pub(super) fn new(script: Script, chunk_delay: Duration, keep_requests: usize) -> Self {
         Self {
             script: Mutex::new(script),
@@ -174,7 +174,7 @@ impl RehearsalState {
 /// disconnected, or that the server has stopped.
 #[derive(Debug)]
 pub(super) struct OpenRequest {
-    state: Arc<RehearsalState>,
+    state: Arc<ProviderState>,
     pub(super) wire: Wire,
     pub(super) number: u64,
     ended: AnswerState,

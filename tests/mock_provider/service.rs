@@ -1,12 +1,12 @@
-//! The interface that the rehearsal service of each wire format implements.
+//! The interface that the service of each wire format implements.
 
 use serde_json::Value;
 
 use super::encoded::{BodyChunk, Encoded};
 use super::script::{Call, Response};
 
-/// The name under which the rehearsal model answers, whatever model was requested.
-pub const MODEL: &str = "rehearsal";
+/// The name of the model in answers, whatever model was requested.
+pub(super) const MODEL: &str = "mock";
 
 /// The service of one wire format.
 pub(super) trait ProviderService {
@@ -19,10 +19,10 @@ pub(super) trait ProviderService {
     fn read(&self, request: &ProviderRequest<'_>) -> Result<Value, RequestRefusal>;
 
     /// Returns the chunks of an answer as a stream.
-    fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk>;
+    fn stream(&self, answer: &ScriptedAnswer<'_>) -> Vec<BodyChunk>;
 
     /// Returns an answer as one plain body.
-    fn plain(&self, answer: &RehearsedAnswer<'_>) -> Value;
+    fn plain(&self, answer: &ScriptedAnswer<'_>) -> Value;
 
     /// Returns a stream as a body: its chunks, its content type, and the bytes of malformed chunks and keep-alives.
     fn stream_body(&self, chunks: Vec<BodyChunk>) -> Encoded {
@@ -30,7 +30,7 @@ pub(super) trait ProviderService {
     }
 
     /// Encodes an answer: as a stream if the request's `stream` is true.
-    fn encode(&self, answer: &RehearsedAnswer<'_>) -> Encoded {
+    fn encode(&self, answer: &ScriptedAnswer<'_>) -> Encoded {
         if answer.request["stream"] == true {
             self.stream_body(self.stream(answer))
         } else {
@@ -65,7 +65,7 @@ pub(super) struct RequestRefusal {
 
 /// A response of a script or of the improviser, and the request that it answers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RehearsedAnswer<'a> {
+pub(super) struct ScriptedAnswer<'a> {
     pub(super) response: &'a Response,
     /// The request in the Chat Completions form.
     pub(super) request: &'a Value,
@@ -75,7 +75,7 @@ pub(super) struct RehearsedAnswer<'a> {
     pub(super) created: u64,
 }
 
-impl RehearsedAnswer<'_> {
+impl ScriptedAnswer<'_> {
     /// Returns the id of a call: the script's, or else one with this prefix. `None` if the script
     /// sends none.
     pub(super) fn call_id(&self, prefix: &str, index: usize, call: &Call) -> Option<String> {

@@ -10,7 +10,7 @@ use super::encoded::{BodyChunk, ChunkMark};
 use super::request_schema::Refusal;
 use super::script::Call;
 use super::service::{
-    MODEL, ProviderRequest, ProviderService, RehearsedAnswer, RequestRefusal, set, tokens,
+    MODEL, ProviderRequest, ProviderService, RequestRefusal, ScriptedAnswer, set, tokens,
 };
 
 pub(super) use check::check_tool_choice;
@@ -24,7 +24,7 @@ impl ProviderService for OpenaiChat {
         Ok(request.body.clone())
     }
 
-    fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {
+    fn stream(&self, answer: &ScriptedAnswer<'_>) -> Vec<BodyChunk> {
         let response = answer.response;
         let chunk = |delta: Value, mark: ChunkMark| {
             BodyChunk::event(&chunk(answer, json!([choice("delta", delta, None)])), mark)
@@ -57,7 +57,7 @@ impl ProviderService for OpenaiChat {
         chunks
     }
 
-    fn plain(&self, answer: &RehearsedAnswer<'_>) -> Value {
+    fn plain(&self, answer: &ScriptedAnswer<'_>) -> Value {
         let response = answer.response;
         let content = response.text.concat();
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
@@ -104,18 +104,18 @@ pub(super) fn invalid_request(refusal: Refusal) -> RequestRefusal {
 }
 
 /// Returns the members that a plain body and every chunk of a stream have, with these choices.
-fn envelope(answer: &RehearsedAnswer<'_>, object: &str, choices: Value) -> Value {
+fn envelope(answer: &ScriptedAnswer<'_>, object: &str, choices: Value) -> Value {
     json!({
-        "id": format!("chatcmpl-rehearsal-{}", answer.number),
+        "id": format!("chatcmpl-mock-{}", answer.number),
         "object": object,
         "created": answer.created,
         "model": MODEL,
-        "system_fingerprint": "callsheet-rehearsal",
+        "system_fingerprint": "mock",
         "choices": choices,
     })
 }
 
-fn chunk(answer: &RehearsedAnswer<'_>, choices: Value) -> Value {
+fn chunk(answer: &ScriptedAnswer<'_>, choices: Value) -> Value {
     envelope(answer, "chat.completion.chunk", choices)
 }
 
@@ -125,7 +125,7 @@ fn choice(key: &str, content: Value, finish: Option<&str>) -> Value {
 }
 
 /// Returns the opening of a call and the pieces of its arguments.
-fn call_pieces(answer: &RehearsedAnswer<'_>, place: usize, call: &Call) -> Vec<Value> {
+fn call_pieces(answer: &ScriptedAnswer<'_>, place: usize, call: &Call) -> Vec<Value> {
     let index = (!call.no_index).then_some(call.index.unwrap_or(place as u64));
     let indexed = |mut piece: Value| {
         set(&mut piece, "index", index);
@@ -137,7 +137,7 @@ fn call_pieces(answer: &RehearsedAnswer<'_>, place: usize, call: &Call) -> Vec<V
 }
 
 /// Returns a call with its id, its name and these arguments.
-fn opening(answer: &RehearsedAnswer<'_>, place: usize, call: &Call, arguments: &str) -> Value {
+fn opening(answer: &ScriptedAnswer<'_>, place: usize, call: &Call, arguments: &str) -> Value {
     let mut opening = json!({"type": "function", "function": {"arguments": arguments}});
     set(&mut opening, "id", answer.call_id("call", place, call));
     set(&mut opening["function"], "name", call.name.as_deref());
@@ -145,7 +145,7 @@ fn opening(answer: &RehearsedAnswer<'_>, place: usize, call: &Call, arguments: &
 }
 
 /// Returns the token counts: the script's, else one token for four bytes.
-pub(super) fn usage(answer: &RehearsedAnswer<'_>) -> Value {
+pub(super) fn usage(answer: &ScriptedAnswer<'_>) -> Value {
     if let Some(usage) = &answer.response.usage {
         return usage.clone();
     }
@@ -168,7 +168,7 @@ mod tests {
     use crate::script::{Finish, Response, ScriptPosition};
 
     fn encode(response: &Response, request: &Value, number: u64, created: u64) -> Encoded {
-        OpenaiChat.encode(&RehearsedAnswer { response, request, number, created })
+        OpenaiChat.encode(&ScriptedAnswer { response, request, number, created })
     }
 
     fn lines(encoded: &Encoded) -> Vec<String> {
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(datas[9]["choices"][0]["finish_reason"], "tool_calls");
         assert_eq!(datas[10]["choices"], json!([]));
         assert!(datas[10]["usage"]["completion_tokens"].as_u64() > Some(0));
-        assert!(datas.iter().all(|data| data["model"] == "rehearsal"));
+        assert!(datas.iter().all(|data| data["model"] == "mock"));
         for (at, number) in [
             (ScriptPosition::Call(0), 4),
             (ScriptPosition::AfterCall(0), 7),

@@ -1,8 +1,8 @@
-//! The script: the answers of the rehearsal model, with their pace and faults.
+//! The script: the answers of the provider, with their pace and faults.
 //!
 //! A script is JSON, or built in Rust. It is a list of responses. Each request that passes the strict check gets
-//! the first response whose `when` fits. That response is then removed, unless it repeats. If none fits, the model
-//! improvises or says that the script is done, as `then` decides.
+//! the first response whose `when` fits. That response is then removed, unless it repeats. If none fits, the answer is
+//! that of the rehearsal model, or says that the script is done, as `then` decides.
 //!
 //! ```json
 //! {"responses": [
@@ -19,14 +19,12 @@ use std::collections::BTreeMap;
 
 use axum::body::Bytes;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::text::{last_user_text, split_every, split_in, turns_since_user, words};
+use callsheet_rehearsal::RehearsedAnswer;
 
-/// The names of the built-in scripts, for [`Script::named`].
-pub const SCRIPT_NAMES: [&str; 3] = ["weather_and_news", "three_tools", "duplicate_calls"];
-
-/// The answers of a rehearsal server, request after request.
+/// The answers of a provider, request after request.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Script {
@@ -42,7 +40,7 @@ pub struct Script {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Then {
-    /// Improvise from the prompt and the offered tools.
+    /// Improvise from the prompt and the offered tools, as the rehearsal model does.
     #[default]
     Improvise,
     /// Answer with a short text that says that the script is done.
@@ -214,38 +212,6 @@ impl From<String> for RawChunk {
 }
 
 impl Script {
-    /// Parses a script from JSON.
-    ///
-    /// # Errors
-    /// If the text is not a script; the error names the position.
-    pub fn from_json(text: &str) -> Result<Self, InvalidScript> {
-        serde_json::from_str(text).map_err(|error| InvalidScript(error.to_string()))
-    }
-
-    /// Returns a built-in script (one of `SCRIPT_NAMES`) for the tools `get_weather {city}`, `get_news {topic}`
-    /// and `get_time {zone}`. Its two responses ignore the prompt; after them the model improvises.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        let weather = || Call::new("get_weather", json!({"city": "Tokyo"}));
-        let news = || Call::new("get_news", json!({"topic": "technology"}));
-        let time = || Call::new("get_time", json!({"zone": "Asia/Tokyo"}));
-        let (calls, answer) = match name {
-            "weather_and_news" => {
-                (vec![weather(), news()], "That is the weather in Tokyo, and the news.")
-            }
-            "three_tools" => {
-                (vec![weather(), news(), time()], "That is the weather, the news and the time.")
-            }
-            "duplicate_calls" => {
-                (vec![weather(), weather()], "I asked for the same weather twice.")
-            }
-            _ => return None,
-        };
-        let mut asking = Response::text("Let me look that up.");
-        asking.calls = calls;
-        Some(Self::new([asking, Response::text(&format!("(offline rehearsal model) {answer}"))]))
-    }
-
     /// Returns a script of these responses, which improvises after them.
     pub fn new(responses: impl IntoIterator<Item = Response>) -> Self {
         Self { responses: responses.into_iter().collect(), then: Then::Improvise }
@@ -265,6 +231,13 @@ impl Script {
             return self.responses.get(found).cloned();
         }
         Some(self.responses.remove(found))
+    }
+}
+
+impl From<RehearsedAnswer> for Response {
+    fn from(answer: RehearsedAnswer) -> Self {
+        let calls = answer.calls.iter().map(|call| Call::new(&call.name, call.arguments.clone()));
+        Self { text: answer.text, ..Self::calls(calls) }
     }
 }
 
@@ -385,11 +358,6 @@ impl Call {
     }
 }
 
-/// The error of a text that is not a script.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("invalid script: {0}")]
-pub struct InvalidScript(String);
-
 /// Distinguishes an absent finish reason from `null`: serde calls it only for a present member.
 fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Finish, D::Error> {
     Ok(Option::<String>::deserialize(from)?.map_or(Finish::Null, Finish::Word))
@@ -402,11 +370,13 @@ fn object<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Value>, D:
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn reads_every_part_of_the_format() {
-        let script = Script::from_json(
+        let script: Script = serde_json::from_str(
             r#"{"then": "done", "responses": [
                 {"when": {"model": "m", "last_user": "hi", "stream": true, "turns": 0}, "repeat": true,
                  "reasoning": ["hm"], "text": ["a", "b"], "finish_reason": null,
@@ -433,9 +403,13 @@ mod tests {
         assert_eq!(script.responses[1].finish_reason, Finish::Inferred);
         assert_eq!(script.responses[1].raw_chunks[0].0, "data: x\n\n");
         assert_eq!(script.responses[3].finish_reason, Finish::Word("length".into()));
-        let error = Script::from_json(r#"{"responses": [{"txt": []}]}"#).unwrap_err().to_string();
+        let error = serde_json::from_str::<Script>(r#"{"responses": [{"txt": []}]}"#)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("unknown field `txt`"), "{error}");
-        let error = Script::from_json(r#"{"responses": [{"usage": 5}]}"#).unwrap_err().to_string();
+        let error = serde_json::from_str::<Script>(r#"{"responses": [{"usage": 5}]}"#)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("expected a map"), "{error}");
     }
 
@@ -482,15 +456,5 @@ mod tests {
             let taken = script.next_response(&json!({"messages": messages[..count]}));
             assert_eq!(taken.map(|response| response.text.concat()).as_deref(), expect, "{count}");
         }
-    }
-
-    #[test]
-    fn every_named_script_is_there() {
-        for name in SCRIPT_NAMES {
-            let script = Script::named(name).unwrap();
-            assert!(script.responses[0].calls.len() >= 2, "{name}");
-            assert!(script.responses[1].calls.is_empty(), "{name}");
-        }
-        assert_eq!(Script::named("no_such"), None);
     }
 }

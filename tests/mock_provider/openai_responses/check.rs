@@ -126,7 +126,7 @@ fn check_encrypted(item: &Value, stateless: bool) -> Result<(), Refusal> {
     };
     let summary = items(&item["summary"]).iter().filter_map(|part| part["text"].as_str());
     let summary: String = summary.collect();
-    let parts = encrypted.strip_prefix("rehearsal.").and_then(|rest| rest.rsplit_once('.'));
+    let parts = encrypted.strip_prefix("mock.").and_then(|rest| rest.rsplit_once('.'));
     let reason = match parts {
         Some((item_id, _)) if encrypted_content(item_id, &summary) != encrypted => {
             "could not be decrypted or parsed."

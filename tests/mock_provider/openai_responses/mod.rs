@@ -16,7 +16,7 @@ use super::openai_chat::OpenaiChat;
 use super::openai_chat::invalid_request;
 use super::script::{Call, Finish, Response};
 use super::service::{
-    MODEL, ProviderRequest, ProviderService, RehearsedAnswer, RequestRefusal, set, tokens,
+    MODEL, ProviderRequest, ProviderService, RequestRefusal, ScriptedAnswer, set, tokens,
 };
 use super::text::{hash, items};
 
@@ -29,11 +29,11 @@ impl ProviderService for OpenaiResponses {
         Ok(form::chat_form(request.body))
     }
 
-    fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {
+    fn stream(&self, answer: &ScriptedAnswer<'_>) -> Vec<BodyChunk> {
         ResponseEncoder { answer }.stream()
     }
 
-    fn plain(&self, answer: &RehearsedAnswer<'_>) -> Value {
+    fn plain(&self, answer: &ScriptedAnswer<'_>) -> Value {
         let encoder = ResponseEncoder { answer };
         let mut body = encoder.whole(&encoder.ending(), encoder.items());
         if !encoder.has_finish() {
@@ -59,12 +59,12 @@ impl ProviderService for OpenaiResponses {
 /// Returns the text that this server sends as encrypted reasoning. It is accepted only with the same summary,
 /// and not with the id of another item.
 fn encrypted_content(id: &str, summary: &str) -> String {
-    format!("rehearsal.{id}.{}", hash(&format!("{id}\n{summary}"), 8))
+    format!("mock.{id}.{}", hash(&format!("{id}\n{summary}"), 8))
 }
 
 /// Encodes one response.
 struct ResponseEncoder<'a> {
-    answer: &'a RehearsedAnswer<'a>,
+    answer: &'a ScriptedAnswer<'a>,
 }
 
 /// The end of a response.
@@ -163,7 +163,7 @@ impl ResponseEncoder<'_> {
     fn whole(&self, ending: &Ending, output: Vec<Value>) -> Value {
         let is_over = ending.status != "in_progress";
         json!({
-            "id": format!("resp_rehearsal_{}", self.answer.number),
+            "id": format!("resp_mock_{}", self.answer.number),
             "object": "response",
             "created_at": self.answer.created,
             "status": ending.status,
@@ -318,7 +318,7 @@ mod tests {
     }
 
     fn encode(response: &Response, request: Value) -> Encoded {
-        OpenaiResponses.encode(&RehearsedAnswer {
+        OpenaiResponses.encode(&ScriptedAnswer {
             response,
             request: &request,
             number: 7,

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::encoded::{BodyChunk, ChunkMark, Encoded};
 use super::script::{Call, Finish};
 use super::service::{
-    MODEL, ProviderRequest, ProviderService, RehearsedAnswer, RequestRefusal, set, tokens,
+    MODEL, ProviderRequest, ProviderService, RequestRefusal, ScriptedAnswer, set, tokens,
 };
 
 /// The service of this wire format.
@@ -22,7 +22,7 @@ impl ProviderService for Ollama {
         check::read(request.body).map_err(|message| self.refusal(400, &message))
     }
 
-    fn stream(&self, answer: &RehearsedAnswer<'_>) -> Vec<BodyChunk> {
+    fn stream(&self, answer: &ScriptedAnswer<'_>) -> Vec<BodyChunk> {
         let response = answer.response;
         let line = |message: Value, mark| BodyChunk::line(&line(answer, message, false), mark);
         let thought = |piece: &String| json!({"content": "", "thinking": piece});
@@ -41,7 +41,7 @@ impl ProviderService for Ollama {
         chunks
     }
 
-    fn plain(&self, answer: &RehearsedAnswer<'_>) -> Value {
+    fn plain(&self, answer: &ScriptedAnswer<'_>) -> Value {
         let response = answer.response;
         let mut message = json!({"content": response.text.concat()});
         if !response.reasoning.is_empty() {
@@ -65,7 +65,7 @@ impl ProviderService for Ollama {
 }
 
 /// Returns the members that a plain body and every line of a stream have, with this message.
-fn line(answer: &RehearsedAnswer<'_>, mut message: Value, done: bool) -> Value {
+fn line(answer: &ScriptedAnswer<'_>, mut message: Value, done: bool) -> Value {
     message["role"] = "assistant".into();
     let seconds = i64::try_from(answer.created).unwrap_or_default();
     let created_at = Timestamp::from_second(seconds).unwrap_or_default().to_string();
@@ -73,7 +73,7 @@ fn line(answer: &RehearsedAnswer<'_>, mut message: Value, done: bool) -> Value {
 }
 
 /// Returns the last line of a stream, or a plain body: with the finish reason and the token counts.
-fn last_line(answer: &RehearsedAnswer<'_>, message: Value) -> Value {
+fn last_line(answer: &ScriptedAnswer<'_>, message: Value) -> Value {
     let mut line = line(answer, message, !answer.response.no_done);
     let reason = match &answer.response.finish_reason {
         Finish::Word(word) => Some(word.as_str()),
@@ -89,7 +89,7 @@ fn last_line(answer: &RehearsedAnswer<'_>, message: Value) -> Value {
 }
 
 /// Returns a call. Ollama sends calls whole, so `pieces` of the script has no effect.
-fn whole_call(answer: &RehearsedAnswer<'_>, place: usize, call: &Call) -> Value {
+fn whole_call(answer: &ScriptedAnswer<'_>, place: usize, call: &Call) -> Value {
     let arguments = match (&call.arguments_raw, &call.arguments) {
         (Some(raw), _) => serde_json::from_str(raw).unwrap_or_else(|_| raw.as_str().into()),
         (None, Some(arguments)) => arguments.clone(),
@@ -104,7 +104,7 @@ fn whole_call(answer: &RehearsedAnswer<'_>, place: usize, call: &Call) -> Value 
 }
 
 /// Returns the token counts: the script's, else one token for four bytes.
-fn usage(answer: &RehearsedAnswer<'_>) -> Value {
+fn usage(answer: &ScriptedAnswer<'_>) -> Value {
     if let Some(usage) = &answer.response.usage {
         return usage.clone();
     }
@@ -121,7 +121,7 @@ mod tests {
 
     fn encode(response: &Response, stream: bool) -> Encoded {
         let request = &json!({"stream": stream});
-        Ollama.encode(&RehearsedAnswer { response, request, number: 7, created: 1 })
+        Ollama.encode(&ScriptedAnswer { response, request, number: 7, created: 1 })
     }
 
     fn lines(encoded: &Encoded) -> Vec<Value> {
@@ -163,7 +163,7 @@ mod tests {
                 &json!({"role": role, "content": ""}),
             ]
         );
-        assert!(lines.iter().all(|line| line["model"] == "rehearsal"));
+        assert!(lines.iter().all(|line| line["model"] == "mock"));
         assert_eq!(lines[0]["created_at"], "1970-01-01T00:00:01Z");
         assert_eq!((&lines[4]["done"], &lines[5]["done"]), (&json!(false), &json!(true)));
         assert_eq!(lines[5]["done_reason"], "stop");
