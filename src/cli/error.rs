@@ -24,12 +24,4 @@ impl CommandError {
     pub(super) fn interrupted() -> Self {
         Self { status: 130, message: String::new() }
     }
-
-    /// Names `--data-dir` instead of the configuration's key, if the flag has set the directory.
-    pub(super) fn naming_data_dir_flag(mut self, is_set: bool) -> Self {
-        if is_set && let Some((before, after)) = self.message.rsplit_once(" data_dir") {
-            self.message = format!("{before} --data-dir{after}");
-        }
-        self
-    }
 }

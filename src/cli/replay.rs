@@ -34,9 +34,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, CommandError> {
     let tools = setup::tools(&config)?;
     let dir = args.data_dir.as_ref().unwrap_or(&config.host.data_dir);
     let rules = AgentRules::new(&config, tools).map_err(CommandError::usage)?;
-    let journal = JournalReader::open(dir).map_err(|error| {
-        CommandError::usage(error).naming_data_dir_flag(args.data_dir.is_some())
-    })?;
+    let journal = JournalReader::open(dir).map_err(CommandError::usage)?;
     let entries = journal.read(session, Seq(0)).map_err(CommandError::failed)?;
     if entries.is_empty() {
         return Err(unknown_session(dir, session));

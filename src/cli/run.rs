@@ -129,8 +129,7 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitCode, CommandError> {
         announce_rehearsal(&config);
     }
     let builder = Host::builder().config(config).tools(tools);
-    let host = setup::start_host(builder, &mut signals).await;
-    let host = host.map_err(|error| error.naming_data_dir_flag(args.data_dir.is_some()))?;
+    let host = setup::start_host(builder, &mut signals).await?;
     let host = host.ok_or_else(CommandError::interrupted)?;
     let open = OpenSession::default().with(|open| {
         open.agent = Some(agent);
@@ -173,8 +172,7 @@ impl RunSetup {
                 if let Some(dir) = &args.data_dir {
                     config.host.data_dir.clone_from(dir);
                 }
-                find_stored_agent(&config, id)
-                    .map_err(|error| error.naming_data_dir_flag(args.data_dir.is_some()))?
+                find_stored_agent(&config, id)?
             }
             None => {
                 // Without a session nothing is stored.

@@ -57,7 +57,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
         return check(&config, tools, &config_source);
     }
     telemetry::init_logs(args.log_format).map_err(CommandError::usage)?;
-    let Some(server) = start(&mut config, tools, args.data_dir.is_some()).await? else {
+    let Some(server) = start(&mut config, tools).await? else {
         return Ok(ExitCode::SUCCESS);
     };
     announce_start(&args, &config, server.http_server.addr(), &config_source);
@@ -109,7 +109,6 @@ struct RunningServer {
 async fn start(
     config: &mut Config,
     tools: ToolRegistry,
-    has_data_dir_flag: bool,
 ) -> Result<Option<RunningServer>, CommandError> {
     let requested_addr = config.host.listen;
     let listener = TcpListener::bind(requested_addr).await.map_err(|error| {
@@ -126,9 +125,7 @@ async fn start(
         .config(config.clone())
         .tools(tools)
         .journal_holder(format!("listening on {requested_addr}"));
-    let host = setup::start_host(builder, &mut signals).await;
-    let host = host.map_err(|error| error.naming_data_dir_flag(has_data_dir_flag))?;
-    let Some(host) = host else { return Ok(None) };
+    let Some(host) = setup::start_host(builder, &mut signals).await? else { return Ok(None) };
     // The server handles connections in the background.
     let http_server =
         callsheet_server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;

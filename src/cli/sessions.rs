@@ -118,9 +118,7 @@ impl JournalLocation {
             Some(dir) => dir.clone(),
             None => setup::load(self.config.as_deref())?.config.host.data_dir,
         };
-        let reader = JournalReader::open(&dir).map_err(|error| {
-            CommandError::usage(error).naming_data_dir_flag(self.data_dir.is_some())
-        })?;
+        let reader = JournalReader::open(&dir).map_err(CommandError::usage)?;
         Ok(OpenJournal { reader, dir })
     }
 }

@@ -102,7 +102,7 @@ impl ConfigArgs {
                      service that speaks {wire} with --base-url and --model)"
                 )));
             }
-            config.use_rehearsal(Wire::OpenaiChat);
+            config.use_rehearsal();
             return Ok(());
         }
         if self.wire.is_some() && self.base_url.is_none() {

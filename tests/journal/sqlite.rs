@@ -339,7 +339,7 @@ fn the_directory_is_accessible_only_to_this_user() {
 fn an_invalid_journal_is_refused_with_a_reason() {
     let dir = TestDir::new();
     fs::write(&dir.0, "a file").unwrap();
-    assert!(refused(&dir).ends_with(": it is not a directory: set data_dir to another path"));
+    assert!(refused(&dir).ends_with(": it is not a directory: use another data directory"));
     fs::remove_file(&dir.0).unwrap();
 
     fs::create_dir(&dir.0).unwrap();
@@ -357,7 +357,7 @@ fn an_invalid_journal_is_refused_with_a_reason() {
     let other = rusqlite::Connection::open(dir.database()).unwrap();
     other.execute_batch("CREATE TABLE x(y)").unwrap();
     let error = refused(&dir);
-    assert!(error.ends_with("another program's database: name another data_dir"), "{error}");
+    assert!(error.ends_with("another program's database: use another data directory"), "{error}");
     drop(other);
     fs::remove_file(dir.database()).unwrap();
 
@@ -792,7 +792,7 @@ fn a_record_of_a_later_version_is_an_error_of_its_own() {
 fn commands_read_a_live_journal_and_one_of_a_stopped_host() {
     let dir = TestDir::new();
     let error = JournalReader::open(&dir.0).unwrap_err().to_string();
-    assert!(error.contains("journal.db") && error.contains("data_dir of a host"), "{error}");
+    assert!(error.contains("journal.db") && error.contains("data directory of a host"), "{error}");
     let journal = open(&dir);
     let reader = JournalReader::open(&dir.0).unwrap();
     let raw = Raw::new("a");

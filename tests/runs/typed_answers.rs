@@ -226,6 +226,19 @@ async fn tools_are_called_on_a_service_that_enforces_a_schema_from_the_first_tok
 }
 
 #[tokio::test]
+async fn a_typed_answer_may_have_no_text_and_then_text_is_an_error() {
+    let final_answer = Response::calls([Call::new("final_answer", json!({"sum": 5}))]);
+    // An empty answer is asked for again, once.
+    let responses = vec![Response::text(""), Response::text(""), final_answer];
+    let world = start(Wire::OpenaiChat, responses).await;
+    let report = within(world.session.run(typed(OutputMode::Tool))).await.unwrap();
+    assert_eq!(report.output.as_deref(), Some(&json!({"sum": 5})), "{report:?}");
+    assert_eq!(report.text, "");
+    let error = report.text().unwrap_err().to_string();
+    assert!(error.ends_with("RunReport::output has a typed answer"), "{error}");
+}
+
+#[tokio::test]
 async fn calls_beside_the_final_answer_run_and_its_value_counts() {
     let final_answer = Call::new("final_answer", json!({"sum": 5}));
     let responses = vec![Response::text("It is 5."), Response::calls([add(), final_answer])];

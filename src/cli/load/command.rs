@@ -217,8 +217,7 @@ pub(crate) async fn run(args: LoadArgs) -> Result<ExitCode, CommandError> {
         output::to_stderr("\r\x1b[K");
     }
     drop(service);
-    let mut report =
-        report.map_err(|error| failure(error).naming_data_dir_flag(args.data_dir.is_some()))?;
+    let mut report = report.map_err(failure)?;
     let (base_url, api_key_env) = (args.base_url.as_deref(), args.api_key_env.as_deref());
     for tally in report.errors_by_kind.values_mut() {
         tally.example = refused_key(&tally.example, base_url, api_key_env);

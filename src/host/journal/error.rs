@@ -11,7 +11,7 @@ use callsheet_values::types::SessionId;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JournalError {
     /// Another host uses the data directory.
-    #[error("open the journal in {}: {holder} uses it: stop that host, or set another data_dir", .dir.display())]
+    #[error("open the journal in {}: {holder} uses it: stop that host, or use another data directory", .dir.display())]
     Locked {
         /// The directory.
         dir: PathBuf,

@@ -226,7 +226,7 @@ impl SessionHandle {
         let mode = output.take().map(|output| output.mode).unwrap_or_default();
         *output = Some(OutputRequest::new(schema).with(|new| new.mode = mode));
         let report = self.run(request).await?;
-        report.text()?;
+        report.check_answered()?;
         let value = report.output.as_deref().unwrap_or(&serde_json::Value::Null);
         let output =
             T::deserialize(value).map_err(|error| TypedRunError::Decode(error.to_string()))?;

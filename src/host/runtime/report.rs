@@ -169,14 +169,24 @@ impl RunReport {
     /// Returns the answer.
     ///
     /// # Errors
-    /// If the run ended for another reason than an answer. [`RunReport::text`](field@Self::text) has
-    /// the part that exists.
+    /// If the run ended for another reason than an answer: [`RunReport::text`](field@Self::text) has the part that
+    /// exists. If there is no text beside a typed answer: the code of the error is then `no_text`.
     pub fn text(&self) -> Result<&str, RunFailed> {
-        if self.run_end == RunEnd::Answered {
-            Ok(&self.text)
-        } else {
-            Err(RunFailed { run_end: self.run_end, error: self.error.clone() })
+        self.check_answered()?;
+        if self.text.trim().is_empty() {
+            let code = "no_text".to_owned();
+            let message = "the answer has no text; RunReport::output has a typed answer".to_owned();
+            let error = Some(RunError { code, message, transient: false });
+            return Err(RunFailed { run_end: self.run_end, error });
         }
+        Ok(&self.text)
+    }
+
+    pub(super) fn check_answered(&self) -> Result<(), RunFailed> {
+        if self.run_end == RunEnd::Answered {
+            return Ok(());
+        }
+        Err(RunFailed { run_end: self.run_end, error: self.error.clone() })
     }
 
     /// Returns the history before the run.

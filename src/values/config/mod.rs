@@ -157,10 +157,9 @@ impl Config {
         }
     }
 
-    /// Makes every agent use the offline rehearsal model with this wire format.
-    pub fn use_rehearsal(&mut self, wire: Wire) {
-        let model = ModelConfig { wire, ..ModelConfig::rehearsal(BaseUrl::unset()) };
-        self.use_model(REHEARSAL, model);
+    /// Makes every agent use the offline rehearsal model.
+    pub fn use_rehearsal(&mut self) {
+        self.use_model(REHEARSAL, ModelConfig::rehearsal(BaseUrl::unset()));
     }
 
     /// Adds a model and makes every agent use only this one.

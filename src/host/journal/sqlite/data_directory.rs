@@ -48,18 +48,16 @@ pub(super) fn create_if_missing(dir: &Path) -> Result<(), JournalError> {
     match fs::metadata(dir) {
         Ok(found) if found.is_dir() => return Ok(()),
         Ok(_) => {
-            return Err(open_error(
-                "it is not a directory: set data_dir to another path".to_owned(),
-            ));
+            return Err(open_error("it is not a directory: use another data directory".to_owned()));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(open_error(format!("{error}: name another data_dir"))),
+        Err(error) => return Err(open_error(format!("{error}: use another data directory"))),
     }
     let mut builder = DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    let hint = "create it, or name another data_dir";
+    let hint = "create it, or use another data directory";
     builder
         .create(dir)
         .and_then(|()| dir.parent().map_or(Ok(()), sync_directory))
@@ -123,8 +121,8 @@ fn protect(dir: &Path) -> Result<(), JournalError> {
     }
     // In a sticky directory such as /tmp, users cannot replace the files of another user.
     if found.mode() & 0o022 != 0 && found.mode() & 0o1000 == 0 {
-        let reason = "other users can write to this directory: run chmod go-w on it, or name another \
-                      data_dir";
+        let reason = "other users can write to this directory: run chmod go-w on it, or use another \
+                      data directory";
         return Err(failed(dir, reason.to_owned()));
     }
     Ok(())

@@ -126,7 +126,7 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
         .map_err(open_error)?;
     if mode != "wal" {
         let reason = format!(
-            "its write-ahead log cannot be used here ({mode}): name a data_dir on a local disk"
+            "its write-ahead log cannot be used here ({mode}): use a data directory on a local disk"
         );
         return Err(JournalError::Open { path: file.to_owned(), reason });
     }
@@ -290,7 +290,7 @@ pub(super) fn check_kind(
         (APPLICATION_ID, _) => {
             refused(format!("it is damaged (version {version}): {RESTORE_HINT}"))
         }
-        _ => refused("it is another program's database: name another data_dir".to_owned()),
+        _ => refused("it is another program's database: use another data directory".to_owned()),
     }
 }
 

@@ -43,7 +43,9 @@ impl JournalReader {
         let file = data_directory::database_path(dir);
         let open_error = |reason: String| JournalError::Open { path: file.clone(), reason };
         if let Err(error) = fs::metadata(&file) {
-            return Err(open_error(format!("{error}: name the data_dir of a host that has run")));
+            return Err(open_error(format!(
+                "{error}: name the data directory of a host that has run"
+            )));
         }
         let readers = ReadConnections::new(file.clone());
         let connection =
