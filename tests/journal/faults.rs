@@ -343,7 +343,7 @@ fn an_invalid_journal_is_refused_with_one_line() {
     let dir = path("file");
     std::fs::write(&dir, "a file").unwrap();
     let message = refused(&command(&dir, &["env"]).output().unwrap());
-    assert!(message.ends_with("is not a directory: set --data-dir to another path"), "{message}");
+    assert!(message.ends_with("is not a directory: use another data directory"), "{message}");
     assert!(message.contains(dir.to_str().unwrap()), "{message}");
 
     let dir = path("garbage");
@@ -361,7 +361,7 @@ async fn a_damaged_journal_is_refused_with_one_line() {
     assert_eq!(host.run("s", "hello").await.status, 200);
     let second = refused(&command(&dir, &["env"]).output().unwrap());
     assert!(second.contains(&format!("pid {}", host.child.id())), "{second}");
-    assert!(second.ends_with("stop that host, or set another --data-dir"), "{second}");
+    assert!(second.ends_with("stop that host, or use another data directory"), "{second}");
     host.stop();
 
     let file = dir.join("journal.db");

@@ -10,6 +10,7 @@
 //! | order in which text and thinking were displayed | `display_order` |
 //! | the response as a whole: applies each delta | `assembler` |
 //! | secrets of the host in deltas, also across two of them | `redaction` |
+//! | what follows the decoder: names of tools, calls in the text, secrets | `reader` |
 //! | decoding of a recorded response, and its description as JSON | `decode_report` |
 #![warn(clippy::indexing_slicing)]
 
@@ -22,6 +23,7 @@ mod display_order;
 mod finish_reason;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
+mod reader;
 mod redaction;
 
 pub use arguments::{ParsedArguments, parse_arguments};
@@ -31,4 +33,5 @@ pub use decode_report::{decode_body, decode_body_with, describe_response};
 pub use display_order::DisplayOrder;
 pub use finish_reason::{ARGUMENTS_LOST, classify_ending};
 pub use finish_reason::{ExchangeEnd, ended_well};
+pub use reader::ResponseReader;
 pub use redaction::DeltaRedactor;

@@ -30,10 +30,10 @@ use super::{ClientInner, ModelRequest, error};
 use callsheet_values::types::{
     ProviderError, ProviderErrorKind, TRACEPARENT, TRACESTATE, ToolRefusal, TraceContext, one_line,
 };
-use callsheet_wire::response::DeltaRedactor;
+use callsheet_wire::response::ResponseReader;
 use callsheet_wire::{
-    CallDelta, CallReader, Decoder, DecoderOptions, Delta, Framing, PayloadTemplates,
-    ToolDefinition, WireFormat as _, find_refused_tools, http_error,
+    Decoder, DecoderOptions, Delta, Framing, PayloadTemplates, ToolDefinition, WireFormat as _,
+    find_refused_tools, http_error,
 };
 
 /// Maximum number of bytes that are read of an error's body.
@@ -60,28 +60,15 @@ const POLLED_AGAIN: u32 = 4;
 #[derive(Debug)]
 pub(in crate::runtime) struct ModelExchange {
     response: ServiceExchange,
-    /// `None` if calls come in the form of the wire format.
-    calls: Option<Box<PromptedCalls>>,
-    /// `None` if the host has no secrets.
-    redactor: Option<DeltaRedactor>,
-    /// The names of tools that were sent under an alias, by alias.
-    tool_names: BTreeMap<Arc<str>, String>,
+    reader: ResponseReader,
+    /// The error that follows what was held back.
+    error: Option<ProviderError>,
 }
 
 impl ModelExchange {
-    /// Creates an exchange. `calls` reads the calls in the text of the response.
-    pub(super) fn new(
-        response: ServiceExchange,
-        calls: Option<CallReader>,
-        redactor: Option<DeltaRedactor>,
-    ) -> Self {
-        let (calls, tool_names) = (calls.map(PromptedCalls::new), BTreeMap::new());
-        Self { response, calls, redactor, tool_names }
-    }
-
-    /// Replaces the names of tools in the response by these, by alias.
-    pub(super) fn with_names(self, tool_names: BTreeMap<Arc<str>, String>) -> Self {
-        Self { tool_names, ..self }
+    /// Creates an exchange.
+    pub(super) fn new(response: ServiceExchange, reader: ResponseReader) -> Self {
+        Self { response, reader, error: None }
     }
 
     /// Returns the body of a request that was not sent yet. A model of the program has none.
@@ -103,83 +90,30 @@ impl ModelExchange {
     /// Returns the deltas that arrived together. Batches are never empty. The caller reads nothing after an error.
     pub(in crate::runtime) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
         loop {
-            if let Some(mut error) = self.calls.as_mut().and_then(|calls| calls.error.take()) {
-                if let Some(redactor) = &self.redactor {
-                    redactor.redact_error(&mut error);
-                }
+            if let Some(error) = self.error.take() {
                 return Some(Err(error));
             }
-            let mut batch = match &mut self.response {
+            let received = match &mut self.response {
                 ServiceExchange::Http(exchange) => exchange.next().await,
                 ServiceExchange::Source(exchange) => exchange.next().await,
             };
-            if let (Some(Ok(batch)), false) = (&mut batch, self.tool_names.is_empty()) {
-                replace_names(batch, &self.tool_names);
+            let (batch, is_over) = match received {
+                Some(Ok(batch)) => (self.reader.read(batch), false),
+                end => {
+                    self.error = end.and_then(Result::err);
+                    (self.reader.finish(), true)
+                }
+            };
+            if let Some(error) = &mut self.error {
+                self.reader.redact_error(error);
             }
-            if let Some(calls) = &mut self.calls {
-                batch = calls.read(batch);
-                if batch.as_ref().is_some_and(|batch| batch.as_ref().is_ok_and(Vec::is_empty)) {
-                    continue;
-                }
+            if !batch.is_empty() {
+                return Some(Ok(batch));
             }
-            let Some(redactor) = &mut self.redactor else { return batch };
-            match batch {
-                Some(Ok(batch)) => {
-                    let batch = redactor.redact(batch);
-                    if !batch.is_empty() {
-                        return Some(Ok(batch));
-                    }
-                }
-                Some(Err(mut error)) => {
-                    redactor.redact_error(&mut error);
-                    return Some(Err(error));
-                }
-                None => return redactor.finish().map(|delta| Ok(vec![delta])),
+            if is_over {
+                return self.error.take().map(Err);
             }
         }
-    }
-}
-
-/// Replaces the aliases of tools in calls by their names.
-fn replace_names(batch: &mut [Delta], names: &BTreeMap<Arc<str>, String>) {
-    for delta in batch {
-        if let Delta::Call(CallDelta { name: Some(name), .. }) = delta
-            && let Some(original) = names.get(&**name)
-        {
-            name.clone_from(original);
-        }
-    }
-}
-
-/// The calls in the text of a response.
-#[derive(Debug)]
-struct PromptedCalls {
-    reader: CallReader,
-    /// An error that came while text was held back.
-    error: Option<ProviderError>,
-}
-
-impl PromptedCalls {
-    fn new(reader: CallReader) -> Box<Self> {
-        Box::new(Self { reader, error: None })
-    }
-
-    /// Reads calls from what the service has sent. Nothing that was held back is lost at the end.
-    fn read(
-        &mut self,
-        batch: Option<Result<Vec<Delta>, ProviderError>>,
-    ) -> Option<Result<Vec<Delta>, ProviderError>> {
-        let end = match batch {
-            Some(Ok(batch)) => return Some(Ok(self.reader.read(batch))),
-            Some(Err(error)) => Some(error),
-            None => None,
-        };
-        let held = self.reader.finish();
-        if held.is_empty() {
-            return end.map(Err);
-        }
-        self.error = end;
-        Some(Ok(held))
     }
 }
 
@@ -635,13 +569,10 @@ async fn read_http_error(mut response: reqwest::Response, deadline: Instant) -> 
 #[cfg(test)]
 mod tests {
     use futures::StreamExt as _;
-    use serde_json::json;
 
-    use super::super::ModelStream;
-    use super::super::deadline::{HostLagClock, TimeLimits};
+    use super::super::deadline::HostLagClock;
     use super::*;
     use callsheet_values::config::{BaseUrl, ModelConfig};
-    use callsheet_values::types::{REDACTED, Secrets, ToolProtocol};
     use callsheet_wire::Wire;
 
     /// The beginning of a response, signs of life, and the rest with the text "ok".
@@ -855,30 +786,5 @@ mod tests {
 
     fn content_type(wire: Wire) -> &'static str {
         if wire == Wire::OllamaChat { "application/x-ndjson" } else { "text/event-stream" }
-    }
-
-    #[tokio::test]
-    async fn secrets_are_replaced_in_an_error_that_comes_while_text_is_held_back() {
-        let secret = "a-secret-of-the-host";
-        let source = move |_: ModelRequest| -> ModelStream {
-            let error = format!("the key {secret} is not known");
-            let error = ProviderError::new(ProviderErrorKind::Transport, error);
-            // The text may be the beginning of a call.
-            let text = Delta::Text("<tool_c".to_owned());
-            Box::pin(futures::stream::iter([Ok(vec![text]), Err(error)]))
-        };
-        let request = ModelRequest::new("m", [].into());
-        let (limits, clock) =
-            (TimeLimits::from(&ModelConfig::for_source("m")), HostLagClock::default());
-        let source = SourceExchange::new(Arc::new(source), &request, limits, clock);
-        let tools = [ToolDefinition::new("f", "for a test", json!({}))].into();
-        let calls = CallReader::new(ToolProtocol::Hermes, &tools);
-        let redactor = DeltaRedactor::new(&Secrets::new([secret]));
-        let response = ServiceExchange::Source(Box::new(source));
-        let mut exchange = ModelExchange::new(response, calls, redactor);
-        let held = exchange.next().await.unwrap().unwrap();
-        assert!(matches!(held.as_slice(), [Delta::Problem(_)]), "{held:?}");
-        let error = exchange.next().await.unwrap().unwrap_err();
-        assert_eq!(error.message, format!("the key {REDACTED} is not known"));
     }
 }

@@ -37,7 +37,7 @@ use callsheet_tools::tls;
 use callsheet_values::config::{ModelConfig, SecretSource};
 use callsheet_values::types::TraceContext;
 use callsheet_values::types::{InvalidValue, ProviderError, Secrets, ToolProtocol};
-use callsheet_wire::response::{DeltaRedactor, ExchangeEnd};
+use callsheet_wire::response::{DeltaRedactor, ExchangeEnd, ResponseReader};
 use callsheet_wire::{
     AliasRenderer, CallReader, Delta, Framing, HeadCache, KeyHeader, PayloadTemplates,
     PromptChange, PromptRenderer, RequestCache, ToolChoice, Wire, WireFormat as _,
@@ -153,7 +153,7 @@ impl ModelService {
             Self::Http(client) => (client.inner.tool_protocol, client.inner.wire),
             Self::Source { config, .. } => (config.tool_protocol, config.wire),
         };
-        let calls = CallReader::new(protocol, &request.tools);
+        let calls = CallReader::new(protocol, &request.tools).map(Box::new);
         let rendered = cache.render(protocol, wire, request);
         let request = rendered.as_ref().unwrap_or(request);
         let mut tool_names = BTreeMap::new();
@@ -174,7 +174,8 @@ impl ModelService {
                 ServiceExchange::Source(Box::new(exchange))
             }
         };
-        ModelExchange::new(response, calls, DeltaRedactor::new(secrets)).with_names(tool_names)
+        let redactor = DeltaRedactor::new(secrets);
+        ModelExchange::new(response, ResponseReader { tool_names, calls, redactor })
     }
 }
 
