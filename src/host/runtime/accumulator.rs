@@ -227,7 +227,8 @@ impl CurrentTurn {
         }
     }
 
-    /// Returns the number of bytes of the running attempt that were published before a record.
+    /// Returns the number of bytes of the running attempt that were published before a record. No attempt runs at the
+    /// record that shows the text of a failed one to be void.
     fn displayed_before(&mut self, record: &Record) -> u64 {
         let is_void = std::mem::take(&mut self.is_attempt_void);
         let ends_void_attempt =
