@@ -37,7 +37,7 @@ pub(super) struct RunProgress {
     models: Vec<String>,
     /// The index of the model that is asked.
     model_index: usize,
-    /// What the attempt that starts next does in another way.
+    /// The fallback that was announced for the next attempt.
     fallback: Option<AttemptFallback>,
     /// The name of the model that each turn asks first.
     first_model: String,

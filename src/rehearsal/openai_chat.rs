@@ -12,7 +12,7 @@ use super::{Call, RehearsedAnswer};
 /// The name under which the rehearsal model answers, whatever model was requested.
 const MODEL: &str = "rehearsal";
 
-/// What distinguishes an answer from others of the same content.
+/// The number and time of an answer, from which its ids are made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AnswerId {
     /// The number of the request at this server, from 1.

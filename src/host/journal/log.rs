@@ -74,7 +74,7 @@ impl From<Record> for PendingRecord {
 pub struct Appended {
     /// Their entries. If the log is closed, they are not stored.
     pub entries: Vec<Arc<JournalEntry>>,
-    /// Whether the entries are durable already.
+    /// Durable already, or queued.
     pub status: AppendStatus,
 }
 

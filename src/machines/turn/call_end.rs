@@ -33,7 +33,7 @@ impl Turn {
         let maximum = outcome.model_bytes_max(self.spec.rules.limits.max_result_bytes) as u64;
         let early = call.early;
         if let Some(result) = call.result(self.spec.run_elapsed) {
-            self.record(call_ended_record(&result, early, false));
+            self.record(call_ended_record(result, early, false));
         }
         if bytes > maximum {
             self.record_limit("max_result_bytes", bytes, maximum, "shortened");
@@ -59,27 +59,23 @@ impl Turn {
     pub(super) fn record_amended_end(&mut self, index: usize) {
         let Some(call) = self.calls.get(index) else { return };
         if let Some(result) = call.result(self.spec.run_elapsed) {
-            let record = call_ended_record(&result, call.early, true);
+            let record = call_ended_record(result, call.early, true);
             self.record(record);
         }
     }
 }
 
 /// Returns the record of a call that has its outcome.
-pub(crate) fn call_ended_record(result: &ToolResult, early: bool, amended: bool) -> Record {
+pub(crate) fn call_ended_record(result: ToolResult, early: bool, amended: bool) -> Record {
     let ToolResult { call, outcome, notes, started, wait, duration, writes } = result;
     Record::CallEnded {
-        call: CallLabel {
-            key: call.key,
-            provider_id: call.provider_id.clone(),
-            name: call.name.clone(),
-        },
-        outcome: outcome.clone(),
-        notes: notes.clone(),
-        writes: writes.clone(),
-        started: *started,
-        wait: *wait,
-        duration: *duration,
+        call: CallLabel { key: call.key, provider_id: call.provider_id, name: call.name },
+        outcome,
+        notes,
+        writes,
+        started,
+        wait,
+        duration,
         early,
         amended,
     }

@@ -263,9 +263,9 @@ pub enum Event {
         /// The delay before it.
         wait: Duration,
     },
-    /// The attempt that starts next is made in another way than the last one.
+    /// The attempt that starts next uses the agent's next model, or requests a plain answer.
     AttemptFellBack {
-        /// The way.
+        /// The fallback.
         to: AttemptFallback,
     },
     /// The last attempt of a turn failed after some of its text was published, and no attempt
@@ -396,7 +396,7 @@ impl Event {
     }
 }
 
-/// What an attempt after a failed one does in another way.
+/// The fallback of an attempt after a failed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttemptFallback {
     /// It asks the agent's next model.

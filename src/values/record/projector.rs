@@ -105,8 +105,9 @@ impl EventProjector {
                 prompt: _,
             } => {
                 self.turn = *turn;
-                self.request =
-                    LastRequest { turn: *turn, model: model.clone(), streamed: *streamed };
+                (self.request.turn, self.request.streamed) = (*turn, *streamed);
+                // Mostly the same model, so that the buffer fits.
+                self.request.model.clone_from(model);
                 let wait = Duration::from_millis(*wait_ms);
                 match reason {
                     None => Event::TurnStarted,

@@ -10,7 +10,7 @@
 //! | order in which text and thinking were displayed | `display_order` |
 //! | the response as a whole: applies each delta | `assembler` |
 //! | secrets of the host in deltas, also across two of them | `redaction` |
-//! | what follows the decoder: names of tools, calls in the text, secrets | `reader` |
+//! | the step after the decoder: tool names, calls in the text, redaction | `reader` |
 //! | decoding of a recorded response, and its description as JSON | `decode_report` |
 #![warn(clippy::indexing_slicing)]
 

@@ -1,4 +1,4 @@
-//! What follows the decoder: the names of tools, the calls in the text, and the secrets of the host.
+//! The last step of reading a response, after the decoder: restores tool names, finds calls in the text, redacts secrets.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

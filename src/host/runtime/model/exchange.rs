@@ -62,7 +62,7 @@ pub(in crate::runtime) struct ModelExchange {
     response: ServiceExchange,
     reader: ResponseReader,
     /// The error that follows what was held back.
-    error: Option<ProviderError>,
+    error: Option<Box<ProviderError>>,
 }
 
 impl ModelExchange {
@@ -91,7 +91,7 @@ impl ModelExchange {
     pub(in crate::runtime) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
         loop {
             if let Some(error) = self.error.take() {
-                return Some(Err(error));
+                return Some(Err(*error));
             }
             let received = match &mut self.response {
                 ServiceExchange::Http(exchange) => exchange.next().await,
@@ -100,7 +100,7 @@ impl ModelExchange {
             let (batch, is_over) = match received {
                 Some(Ok(batch)) => (self.reader.read(batch), false),
                 end => {
-                    self.error = end.and_then(Result::err);
+                    self.error = end.and_then(Result::err).map(Box::new);
                     (self.reader.finish(), true)
                 }
             };
@@ -111,7 +111,7 @@ impl ModelExchange {
                 return Some(Ok(batch));
             }
             if is_over {
-                return self.error.take().map(Err);
+                return self.error.take().map(|error| Err(*error));
             }
         }
     }

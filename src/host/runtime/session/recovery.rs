@@ -140,6 +140,9 @@ impl SessionActor {
             while let Some(effect) = turn.poll() {
                 match effect {
                     Effect::Record(record) => batch.push(record),
+                    Effect::Emit(event) if batch.is_empty() => {
+                        self.publisher.publish(run, number, event);
+                    }
                     Effect::Emit(event) => events.push((batch.len(), event)),
                     Effect::Perform(TurnAction::Commit(record)) => committed = Some(*record),
                     // The call would have stopped its child, and waited for its end.
@@ -152,11 +155,10 @@ impl SessionActor {
                 }
             }
             let Appended { entries, .. } = self.log.append(batch, Urgency::Deferrable, || ());
-            for (records, entry) in [None].into_iter().chain(entries.iter().map(Some)).enumerate() {
-                if let Some(entry) = entry {
-                    self.publisher.publish_entry(entry, |key| turn.recorded_call(key));
-                }
-                for (_, event) in events.extract_if(.., |(before, _)| *before == records) {
+            let mut events = events.into_iter().peekable();
+            for (entry, records) in entries.iter().zip(1..) {
+                self.publisher.publish_entry(entry, |key| turn.recorded_call(key));
+                while let Some((_, event)) = events.next_if(|(before, _)| *before == records) {
                     self.publisher.publish(run, number, event);
                 }
             }

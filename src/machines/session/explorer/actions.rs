@@ -393,7 +393,7 @@ impl World {
                 duration: Duration::ZERO,
                 writes: WriteSet([("x".into(), serde_json::json!(number).into())].into()),
             };
-            records.push(crate::turn::call_ended_record(&result, false, false));
+            records.push(crate::turn::call_ended_record(result, false, false));
         }
         let end = cancel.map_or(TurnEnd::Finished, TurnEnd::Cancelled);
         records.push(committed(number, end));

@@ -64,7 +64,7 @@ fn committed(turn: u32) -> Record {
 }
 
 fn ended(result: &ToolResult) -> Record {
-    crate::turn::call_ended_record(result, false, false)
+    crate::turn::call_ended_record(result.clone(), false, false)
 }
 
 /// Returns the history that the records give when they are read from the journal.
