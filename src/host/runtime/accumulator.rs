@@ -33,7 +33,7 @@ use callsheet_machines::turn::{
 };
 use callsheet_values::event::Event;
 use callsheet_values::record::{Record, Seq};
-use callsheet_values::types::{CallKey, ParentCall, WaitPhase};
+use callsheet_values::types::{CallKey, ParentCall};
 
 /// The time that tools have to report their ends if a timer of the turn fires late. Then the host was stalled, and
 /// the ends may be among what it has not handled yet.
@@ -100,14 +100,16 @@ struct CurrentTurn {
     displayed_bytes: u64,
     /// The last attempt has failed, and its text is void.
     is_attempt_void: bool,
-    /// The pending approvals at the last notification to the session.
-    notified: PendingApprovals,
+    /// Number of approvals that the turn has requested.
+    requested_approvals: u64,
+    /// What the session knows of the turn's wait for people. `None` if the turn was resumed a moment ago.
+    reported_wait: Option<PeopleWaitReport>,
 }
 
-/// The calls of a turn that wait for people.
-#[derive(Default)]
-struct PendingApprovals {
-    keys: Vec<(CallKey, WaitPhase)>,
+/// What the session is told about the wait of a turn for people. The approvals themselves are in the records.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct PeopleWaitReport {
+    requested_approvals: u64,
     /// True if the turn waits for nothing else.
     waits_only_for_people: bool,
     /// True if none of its calls runs either.
@@ -180,6 +182,7 @@ impl CurrentTurn {
     fn begin(start: TurnStart, started: StartedCalls, lag_clock: &HostLagClock) -> Self {
         let TurnStart { spec, scope, request, resume, cancel } = start;
         let number = spec.number;
+        let reported_wait = resume.is_none().then(PeopleWaitReport::default);
         let turn = match resume {
             None => {
                 let mut turn = Turn::new(spec);
@@ -208,7 +211,8 @@ impl CurrentTurn {
             last_seq: Seq(0),
             displayed_bytes: 0,
             is_attempt_void: false,
-            notified: PendingApprovals::default(),
+            requested_approvals: 0,
+            reported_wait,
         }
     }
 
@@ -272,13 +276,8 @@ impl AccumulatorActor {
         started: StartedCalls,
         myself: &ActorRef<AccumulatorMessage>,
     ) {
-        let is_resumed = start.resume.is_some();
         self.current = Some(CurrentTurn::begin(start, started, &self.setup.lag_clock));
         self.perform_effects(myself);
-        if is_resumed {
-            let epoch = self.setup.epoch;
-            let _ = self.setup.session.cast(SessionMessage::TurnResumed { epoch });
-        }
     }
 
     /// Attaches to the tool supervisor. Returns the calls that it still runs for the resumed turn.
@@ -443,12 +442,11 @@ impl AccumulatorActor {
         loop {
             // Made anew each time: most of a run's time is spent without records, so kept buffers would cost memory.
             let mut batch = TurnBatch::default();
-            // This comes first, so that a subscriber that receives an approval request finds it in
-            // the snapshot.
-            self.setup.notify_approvals(current);
             while let Some(effect) = current.turn.poll() {
                 match effect {
                     Effect::Record(record) => {
+                        let is_request = matches!(record, Record::ApprovalAsked { .. });
+                        current.requested_approvals += u64::from(is_request);
                         let displayed_bytes = current.displayed_before(&record);
                         batch.records.push(PendingRecord { record, displayed_bytes });
                     }
@@ -468,6 +466,7 @@ impl AccumulatorActor {
             }
             current.turn.handle_recorded(current.began.elapsed(), current.records);
         }
+        self.setup.report_wait(current);
         self.setup.send_request(current, myself);
         self.set_timer(myself);
     }
@@ -571,28 +570,21 @@ impl AccumulatorSetup {
         reply
     }
 
-    /// Notifies the session of the pending approvals, if they have changed.
-    fn notify_approvals(&self, current: &mut CurrentTurn) {
-        let CurrentTurn { turn, notified, .. } = current;
-        let waits = (turn.waits_only_for_people(), turn.is_resumable());
-        let is_notified = (notified.waits_only_for_people, notified.is_resumable) == waits
-            && turn.pending_approvals().eq(notified.keys.iter().copied());
-        if is_notified {
-            return;
-        }
-        notified.keys.clear();
-        notified.keys.extend(turn.pending_approvals());
-        (notified.waits_only_for_people, notified.is_resumable) = waits;
-        let approvals = notified.keys.iter().filter_map(|(key, _)| turn.pending_approval(*key));
-        let (epoch, approvals) = (self.epoch, approvals.collect());
-        let (waits_only_for_people, is_resumable) = waits;
-        let message = SessionMessage::ApprovalsChanged {
-            epoch,
-            approvals,
-            waits_only_for_people,
-            is_resumable,
+    /// Tells the session about the turn's wait for people, if that has changed: after the records, in which the session
+    /// finds the approvals.
+    fn report_wait(&self, current: &mut CurrentTurn) {
+        let report = PeopleWaitReport {
+            requested_approvals: current.requested_approvals,
+            waits_only_for_people: current.turn.waits_only_for_people(),
+            is_resumable: current.turn.is_resumable(),
         };
-        let _ = self.session.cast(message);
+        if current.reported_wait.replace(report) != Some(report) {
+            let PeopleWaitReport { waits_only_for_people, is_resumable, .. } = report;
+            let epoch = self.epoch;
+            let changed =
+                SessionMessage::ApprovalsChanged { epoch, waits_only_for_people, is_resumable };
+            let _ = self.session.cast(changed);
+        }
     }
 
     /// Publishes an event of the turn that shows no record.

@@ -32,7 +32,7 @@ use callsheet_machines::turn::{
     PermitReply, StartedCalls, ToolCompletion, TurnSpec,
 };
 use callsheet_tools::{Extensions, ToolServer};
-use callsheet_values::event::{ApprovalRequest, ServerToolsChange, ToolListChange};
+use callsheet_values::event::{ServerToolsChange, ToolListChange};
 use callsheet_values::record::{JournalEntry, RequestKey, Seq, StopMode};
 use callsheet_values::types::{
     Answer, CallKey, Content, HookDecision, HookPoint, ProviderError, Question, Reference,
@@ -103,16 +103,9 @@ pub(super) enum SessionMessage {
     Locate { reference: Reference, reply: ReplyPort<Result<RecordRange, ReferenceError>> },
     /// A turn was committed by the record `seq`. Counts only if it comes from the run's current actors.
     TurnCommitted { epoch: u64, turn: Box<CommittedTurn>, seq: Seq },
-    /// At least one of these has changed: the pending approvals; `waits_only_for_people`: the turn waits only for
-    /// people; `is_resumable`: it does, and none of its calls runs.
-    ApprovalsChanged {
-        epoch: u64,
-        approvals: Vec<ApprovalRequest>,
-        waits_only_for_people: bool,
-        is_resumable: bool,
-    },
-    /// The rebuilt turn has reported everything that its records contain.
-    TurnResumed { epoch: u64 },
+    /// The turn has requested an approval, or one of these has changed: `waits_only_for_people`: the turn waits only
+    /// for people; `is_resumable`: it does, and none of its calls runs.
+    ApprovalsChanged { epoch: u64, waits_only_for_people: bool, is_resumable: bool },
     /// Replies true if a person or a program may answer the approvals of the run and of its children.
     CheckApprovalReader { reply: ReplyPort<bool> },
     /// Reject the pending approvals: the run at the root of this child session has no reader.

@@ -1,11 +1,9 @@
-//! The pending approvals of a turn, from its records, where no turn is in memory that knows them: in a suspended
-//! session, for the parents of a child, and at the shutdown of the host. Questions of tools and calls for the client
-//! are among them.
+//! The pending approvals of a turn, from its records. Questions of tools and calls for the client are among them.
 
 use std::collections::BTreeMap;
 
 use callsheet_values::event::ApprovalRequest;
-use callsheet_values::record::{JournalEntry, Record};
+use callsheet_values::record::{JournalEntry, Record, Seq};
 use callsheet_values::types::CallKey;
 
 /// An approval that was requested and is neither decided nor void.
@@ -13,6 +11,8 @@ use callsheet_values::types::CallKey;
 pub struct PendingApprovalRequest {
     /// The request.
     pub request: ApprovalRequest,
+    /// The position of its record.
+    pub seq: Seq,
     /// The time of the request: Unix time in milliseconds.
     pub asked_at: u64,
 }
@@ -22,16 +22,16 @@ pub fn pending_approvals<'a>(
     entries: impl IntoIterator<Item = &'a JournalEntry>,
 ) -> Vec<PendingApprovalRequest> {
     let mut pending: BTreeMap<CallKey, PendingApprovalRequest> = BTreeMap::new();
-    for JournalEntry { record, time, .. } in entries {
+    for JournalEntry { seq, record, time, .. } in entries {
         match record {
             // The calls of an attempt that failed, or that another one follows, are void.
             Record::AttemptStarted { .. } | Record::AttemptFailed { kept: false, .. } => {
                 pending.clear();
             }
             Record::ApprovalAsked { request } => {
-                let approval =
-                    PendingApprovalRequest { request: (**request).clone(), asked_at: *time };
-                pending.insert(request.call.key, approval);
+                let request = (**request).clone();
+                let key = request.call.key;
+                pending.insert(key, PendingApprovalRequest { request, seq: *seq, asked_at: *time });
             }
             // The approval is decided, or the call has a result. A review of the result is another request.
             Record::ApprovalGiven { key, .. } | Record::CallReported { key, .. } => {

@@ -101,6 +101,7 @@ impl SessionActor {
             agents.use_tools(tools);
         }
         agents.read_tool_sources(&id, &host_ref.shared);
+        let seq_before_calls = log.last_seq();
         let mut state = Self {
             prompt_cache_key: prompt_cache_key(&id),
             id,
@@ -115,6 +116,7 @@ impl SessionActor {
             callers: Callers::default(),
             run_count_guard: None,
             stored_seq_before_turn: stored.as_ref().map_or(Seq(0), before_turn),
+            seq_before_calls,
             last_run_end: 0,
             ended_runs: Vec::new(),
             server_connections: Vec::new(),

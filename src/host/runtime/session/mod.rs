@@ -39,7 +39,6 @@ use super::message::{
 };
 use super::model::ModelRequest;
 use super::publish::Publisher;
-use super::snapshot::SessionSnapshot;
 use super::supervision::{ChildEnd, ReplyPort};
 use super::tool_servers::PerSessionConnection;
 use crate::journal::{Appended, SessionLog, Urgency};
@@ -84,6 +83,8 @@ pub(super) struct SessionActor {
     run_count_guard: Option<CountGuard>,
     /// The last record before the turn that was read from the journal.
     stored_seq_before_turn: Seq,
+    /// The calls that run were started after this record. The tool that asked an earlier question is gone.
+    seq_before_calls: Seq,
     /// The time of the last record of a run's end: Unix time in milliseconds.
     last_run_end: u64,
     /// The runs that have ended and whose last records may not be durable, with the positions of these records.
@@ -104,8 +105,6 @@ struct Callers {
     runs: HashMap<RunId, RunCaller>,
     /// Those that wait for the session to be deleted.
     close: Vec<ReplyPort<Result<(), HostError>>>,
-    /// Those that wait for a snapshot.
-    snapshots: Vec<ReplyPort<SessionSnapshot>>,
 }
 
 /// The handler of a [`SessionActor`].
@@ -205,7 +204,11 @@ impl SessionActor {
                 }
                 self.session.handle_shutdown(now);
             }
-            SessionMessage::Snapshot { reply } => self.callers.snapshots.push(reply),
+            SessionMessage::Snapshot { reply } => {
+                // The caller may be gone.
+                let _ = reply.send(self.snapshot());
+                return;
+            }
             SessionMessage::Close { reply } => {
                 self.close(reply);
                 self.perform_effects(myself);
@@ -221,21 +224,19 @@ impl SessionActor {
                     self.commit(*turn, seq);
                 }
             }
-            SessionMessage::ApprovalsChanged {
-                epoch,
-                approvals,
-                waits_only_for_people,
-                is_resumable,
-            } => {
-                let noted = self.note_approvals(epoch, approvals, is_resumable);
-                if noted && Box::pin(self.leave_at_shutdown(myself)).await {
-                    return;
-                }
-                if noted {
-                    self.approvals_changed(waits_only_for_people);
+            SessionMessage::ApprovalsChanged { epoch, waits_only_for_people, is_resumable } => {
+                if epoch == self.actors.epoch
+                    && !self.is_recovering()
+                    && let Some(run) = &mut self.run
+                {
+                    run.is_resumable = is_resumable;
+                    if Box::pin(self.leave_at_shutdown(myself)).await {
+                        return;
+                    }
+                    self.session.handle_resting(self.now(), waits_only_for_people);
+                    self.reject_if_nobody_can_be_asked();
                 }
             }
-            SessionMessage::TurnResumed { epoch } => self.turn_resumed(epoch),
             SessionMessage::CheckApprovalReader { reply } => {
                 let _ = reply.send(self.can_answer_approvals());
                 return;
@@ -328,7 +329,6 @@ impl SessionActor {
         if self.session.is_closed() && self.actors.ending.is_empty() {
             myself.stop(None);
         }
-        self.send_snapshots();
         self.publish_wait();
     }
 
@@ -624,7 +624,6 @@ impl SessionActor {
                 None
             }
             TurnOrigin::Recorded | TurnOrigin::Stored => {
-                run.approvals_unknown = true;
                 Some(self.log.entries_since(run.seq_before_turn))
             }
         };

@@ -84,6 +84,9 @@ impl SessionActor {
         run.recoveries += 1;
         let is_too_often = run.recoveries > RUN_RECOVERIES_MAX;
         let supervisor = self.forget_actors().and_then(|actors| actors.living_supervisor());
+        if supervisor.is_none() {
+            self.seq_before_calls = self.log.last_seq();
+        }
         if is_too_often {
             if let Some(supervisor) = supervisor {
                 supervisor.kill();
@@ -93,8 +96,6 @@ impl SessionActor {
         }
         self.spawn_actors_with(myself, supervisor);
         let Some(run) = self.run.as_mut() else { return };
-        run.approvals.clear();
-        run.approvals_unknown = false;
         run.is_resumable = false;
         let entries = self.log.entries_since(run.seq_before_turn);
         let committed = committed(&entries);

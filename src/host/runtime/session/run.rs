@@ -25,7 +25,6 @@ use crate::runtime::publish::Publisher;
 use crate::runtime::references::SessionReferences;
 use crate::runtime::report::{CallReport, Messages, RunReport};
 use crate::runtime::sent_requests::SessionRequests;
-use crate::runtime::snapshot::PendingApproval;
 use crate::runtime::stream::{StreamHandler, StreamSetup};
 use crate::runtime::supervision::{has_ended, spawn_linked};
 use crate::runtime::supervisor::{ToolSupervisorHandler, ToolSupervisorSetup};
@@ -172,10 +171,6 @@ pub(super) struct ActiveRun {
     pub(super) recovering: Option<HashSet<ActorId>>,
     /// The last record before the current turn.
     pub(super) seq_before_turn: Seq,
-    /// The approvals that the current turn waits for, and the calls that its client has to run.
-    pub(super) approvals: Vec<PendingApproval>,
-    /// The turn continues from the journal, and its accumulator has not reported its approvals.
-    pub(super) approvals_unknown: bool,
     /// The current turn waits only for people, and none of its calls runs.
     pub(super) is_resumable: bool,
     /// The current turn is cancelled.
@@ -200,8 +195,6 @@ impl ActiveRun {
             recoveries: 0,
             recovering: None,
             seq_before_turn,
-            approvals: Vec::new(),
-            approvals_unknown: false,
             is_resumable: false,
             is_turn_cancelled: false,
             calls: Vec::new(),
@@ -215,8 +208,6 @@ impl ActiveRun {
     }
 
     pub(super) fn turn_committed(&mut self, record: CommittedTurn) {
-        self.approvals.clear();
-        self.approvals_unknown = false;
         self.is_resumable = false;
         if self.is_awaited() {
             let usage = Some(record.usage);

@@ -1,10 +1,10 @@
 //! The public view of a session: its snapshot, the sizes of the parts of its context, and the approvals that
 //! its turn waits for.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::SessionActor;
-use crate::journal::unix_ms;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage};
 use crate::runtime::report::{CallReport, ContextPartReport, ContextReport};
 use crate::runtime::snapshot::{
@@ -13,28 +13,16 @@ use crate::runtime::snapshot::{
 use crate::runtime::task;
 use crate::runtime::tool::failed_outcome;
 use callsheet_machines::context::tokens::part_of;
-use callsheet_machines::session::pending_approvals;
+use callsheet_machines::session::{PendingApprovalRequest, pending_approvals};
 use callsheet_machines::turn::{ApprovalDecision, results_so_far};
-use callsheet_values::event::{ApprovalRequest, WaitingFor};
+use callsheet_values::event::WaitingFor;
 use callsheet_values::message::MessageList;
-use callsheet_values::record::{Record, Seq};
+use callsheet_values::record::JournalEntry;
 use callsheet_values::types::{
     ApprovalVerdict, CallKey, ContextPart, FailureKind, RequestKind, RunId, SessionState, WaitPhase,
 };
 
 impl SessionActor {
-    /// Answers the callers that wait for a snapshot, unless the approvals of a resumed turn are
-    /// still unknown.
-    pub(super) fn send_snapshots(&mut self) {
-        if self.run.as_ref().is_some_and(|run| run.approvals_unknown) {
-            return;
-        }
-        for reply in std::mem::take(&mut self.callers.snapshots) {
-            // The caller may be gone.
-            let _ = reply.send(self.snapshot());
-        }
-    }
-
     /// Returns the parts of the context: that of the current run, or of a run without overrides. Counts the bytes of
     /// the whole history, so it is made on request only.
     pub(super) fn context_report(&mut self) -> ContextReport {
@@ -70,17 +58,11 @@ impl SessionActor {
         ContextReport { window, source, used, parts }
     }
 
-    fn snapshot(&self) -> SessionSnapshot {
+    pub(super) fn snapshot(&self) -> SessionSnapshot {
         let session = &self.session;
         let current_run = session.run().map(|run| {
             let suspended = session.is_suspended();
-            let seq_before_turn = self.run.as_ref().map(|run| run.seq_before_turn);
-            let seq_before_turn = seq_before_turn.unwrap_or(self.stored_seq_before_turn);
-            let pending = match &self.run {
-                Some(run) => run.approvals.clone(),
-                None => self.recorded_approvals(seq_before_turn),
-            };
-            let (approvals, client_calls) = PendingClientCall::separate(pending);
+            let (approvals, client_calls) = PendingClientCall::separate(self.pending_approvals());
             CurrentRun {
                 run_id: run.id.clone(),
                 metadata: run.metadata.clone(),
@@ -89,7 +71,7 @@ impl SessionActor {
                 suspended,
                 approvals,
                 client_calls,
-                results: self.results_so_far(&run.id, seq_before_turn),
+                results: self.results_so_far(&run.id),
             }
         });
         let state = if current_run.is_some() { SessionState::Running } else { SessionState::Idle };
@@ -113,52 +95,29 @@ impl SessionActor {
 
     /// Returns the results of the current turn up to the first call that has none, as far as they
     /// are durable.
-    fn results_so_far(&self, run: &RunId, seq_before_turn: Seq) -> Vec<CallReport> {
+    fn results_so_far(&self, run: &RunId) -> Vec<CallReport> {
         let durable = self.log.durable_seq();
-        let entries = self.log.entries_since(seq_before_turn);
+        let entries = self.turn_entries();
         let records = entries.iter().filter(|entry| entry.seq <= durable);
         let results = results_so_far(records.map(|entry| &entry.record));
         results.map(|result| CallReport::new(run.clone(), None, result)).collect()
     }
 
-    /// Returns the pending approvals of a suspended run's turn, from its records.
-    fn recorded_approvals(&self, seq_before_turn: Seq) -> Vec<PendingApproval> {
-        let entries = self.log.entries_since(seq_before_turn);
+    /// Returns the records of the current turn.
+    fn turn_entries(&self) -> Vec<Arc<JournalEntry>> {
+        let of_run = self.run.as_ref().map(|run| run.seq_before_turn);
+        self.log.entries_since(of_run.unwrap_or(self.stored_seq_before_turn))
+    }
+
+    /// Returns the approvals that the current turn waits for, and the calls that its client has to run.
+    fn pending_approvals(&self) -> Vec<PendingApproval> {
+        let entries = self.turn_entries();
         let pending = pending_approvals(entries.iter().map(|entry| &**entry)).into_iter();
-        // The tool that has asked a question does not run any more.
-        let pending = pending.filter(|pending| pending.request.phase != WaitPhase::Input);
+        let is_asked_still = |pending: &PendingApprovalRequest| {
+            pending.request.phase != WaitPhase::Input || pending.seq > self.seq_before_calls
+        };
+        let pending = pending.filter(is_asked_still);
         pending.map(|pending| PendingApproval::new(pending.request, pending.asked_at)).collect()
-    }
-
-    /// Notes the approvals that the turn waits for, from a report of the accumulator. `is_resumable` is true if
-    /// the turn waits for nothing else, and none of its calls runs. Returns false if the report is out of date.
-    pub(super) fn note_approvals(
-        &mut self,
-        epoch: u64,
-        requests: Vec<ApprovalRequest>,
-        is_resumable: bool,
-    ) -> bool {
-        if epoch != self.actors.epoch || self.is_recovering() {
-            return false;
-        }
-        let approvals = requests.into_iter().map(|request| {
-            let asked_at = self.asked_at(&request);
-            PendingApproval::new(request, asked_at)
-        });
-        let approvals = approvals.collect();
-        if let Some(run) = &mut self.run {
-            run.approvals = approvals;
-            run.is_resumable = is_resumable;
-        }
-        true
-    }
-
-    /// Handles a change of the approvals. `waits_only_for_people` is true if the turn waits only for people.
-    pub(super) fn approvals_changed(&mut self, waits_only_for_people: bool) {
-        if self.run.is_some() {
-            self.session.handle_resting(self.now(), waits_only_for_people);
-        }
-        self.reject_if_nobody_can_be_asked();
     }
 
     /// Notifies the call that opened this child session when its run begins to wait only for people, or goes on.
@@ -170,8 +129,9 @@ impl SessionActor {
 
     /// Rejects the pending approvals of a run whose caller waits for its end, if no other reader can answer them.
     /// Answers the calls for the client with an error then.
-    fn reject_if_nobody_can_be_asked(&self) {
-        if self.run.as_ref().is_none_or(|run| run.approvals.is_empty() || !run.is_awaited()) {
+    pub(super) fn reject_if_nobody_can_be_asked(&self) {
+        let is_awaited = self.run.as_ref().is_some_and(|run| run.is_awaited());
+        if !is_awaited || self.pending_approvals().is_empty() {
             return;
         }
         let parent = self.session.parent().filter(|_| self.is_in_child_run());
@@ -209,8 +169,10 @@ impl SessionActor {
 
     /// Rejects the pending approvals, because nothing can answer them. Answers the calls for the client with errors.
     pub(super) fn reject_approvals(&self) {
-        let Some(run) = &self.run else { return };
-        for approval in &run.approvals {
+        if self.run.is_none() {
+            return;
+        }
+        for approval in self.pending_approvals() {
             let Ok(key) = approval.tool_id.parse::<CallKey>() else { continue };
             let cause = "nobody can be asked: nobody reads the events of this run";
             tracing::warn!(
@@ -242,38 +204,16 @@ impl SessionActor {
         }
     }
 
-    /// Handles the accumulator's message that it has reported the approvals of a resumed turn.
-    pub(super) fn turn_resumed(&mut self, epoch: u64) {
-        if epoch == self.actors.epoch
-            && !self.is_recovering()
-            && let Some(run) = &mut self.run
-        {
-            run.approvals_unknown = false;
-        }
-    }
-
     /// Returns the time at which the first open approval or client call expires: Unix time in milliseconds, so that
     /// it can be compared while the session hibernates. The turn, which decides the expiry, computes
     /// the same time on its own clock (`turn::approval`).
     pub(super) fn approvals_expire_at(&self) -> Option<u64> {
+        self.run.as_ref()?;
         let tools = &self.agents.current().rules.tools;
-        let until = |approval: &PendingApproval| {
+        let until = |approval: PendingApproval| {
             let timeout = tools.get(&*approval.tool_name)?.approval_timeout;
             approval.asked_at.checked_add(u64::try_from(timeout.as_millis()).ok()?)
         };
-        self.run.as_ref()?.approvals.iter().filter_map(until).min()
-    }
-
-    /// Returns the time of an approval request: Unix time in milliseconds. This is the time of its record, or now if
-    /// the record is not appended yet.
-    fn asked_at(&self, request: &ApprovalRequest) -> u64 {
-        let after = self.run.as_ref().map_or(Seq(0), |run| run.seq_before_turn);
-        let entries = self.log.entries_since(after);
-        let recorded = entries.iter().find(|entry| {
-            matches!(&entry.record, Record::ApprovalAsked { request: recorded }
-                if recorded.call.key == request.call.key && recorded.phase == request.phase
-                    && recorded.arguments_sha256 == request.arguments_sha256)
-        });
-        recorded.map_or_else(unix_ms, |entry| entry.time)
+        self.pending_approvals().into_iter().filter_map(until).min()
     }
 }
