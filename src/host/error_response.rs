@@ -148,8 +148,8 @@ pub fn error_response(
         error.insert("reason".to_owned(), reason.into());
     }
     let mut response = with_default_headers((status, axum::Json(body)).into_response());
-    if status == StatusCode::TOO_MANY_REQUESTS {
-        // The time until there is room is unknown, so the shortest wait is suggested.
+    if status == StatusCode::TOO_MANY_REQUESTS || code == HostError::ShuttingDown.code() {
+        // The time until there is room, or the next host, is unknown, so the shortest wait is suggested.
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     }
     response

@@ -122,8 +122,67 @@ async fn after_a_crash_pure_calls_run_again_and_calls_with_effects_do_not() {
 }
 
 #[tokio::test]
-async fn a_shutdown_interrupts_running_and_queued_runs() {
+async fn a_shutdown_leaves_running_and_queued_runs_to_the_next_host() {
+    let script = json!({"responses": [
+        {"calls": [call("waits", "p")]}, {"text": ["One."]}, {"text": ["Two."]}]});
+    let directory = HostDirectory::new(script).await;
+    let grace = "shutdown_grace = \"50ms\"";
+    let served = directory.start(grace, "").await;
+    served.open("s").await;
+    let jobs = [
+        ("job-1", json!({"input": "go"})),
+        ("job-2", json!({"input": "then", "queue": true, "wait": true})),
+    ];
+    let path = "/v1/sessions/s/runs";
+    let accepted = served.post_keyed(path, jobs[0].0, &jobs[0].1).await;
+    let first = accepted.json()["run_id"].clone();
+    directory.control.lines(1).await;
+    let (waiting, ()) = tokio::join!(served.post_keyed(path, jobs[1].0, &jobs[1].1), async {
+        served.until_snapshot("s", |s| s["queued"][0].is_object()).await;
+        within(served.host.shutdown()).await;
+    });
+    assert_eq!(waiting.error(), (503, "shutting_down".to_owned()));
+    assert_eq!(waiting.header("retry-after"), Some("1"), "{waiting:?}");
+    served.shutdown().await;
+    assert_eq!(run_ends(&directory, "s"), [""; 0]);
+    let served = directory.start(grace, "").await;
+    directory.control.release("p");
+    let again = served.post_keyed(path, jobs[0].0, &jobs[0].1).await;
+    assert_eq!((again.status, &again.json()["run_id"]), (202, &first));
+    let report = served.post_keyed(path, jobs[1].0, &jobs[1].1).await;
+    assert_eq!((report.status, &report.json()["text"]), (200, &json!("Two.")));
+    let after = served.until_snapshot("s", is_idle).await;
+    assert_eq!(inputs(&after), ["go", "then"]);
+    assert_eq!(run_ends(&directory, "s"), ["answered", "answered"]);
+    assert_eq!(directory.control.log(), ["start p", "start p", "end p"]);
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_run_between_two_turns_does_not_wait_for_the_end_of_the_grace_period() {
     let (directory, served) = service(hanging_script(), "").await;
+    served.begin("s", json!({"input": "go"})).await;
+    directory.model.wait_for_gate("middle").await;
+    served.begin("s", json!({"input": "then", "queue": true})).await;
+    // The grace period is longer than the patience of this test. The running turn finishes, and with it the run.
+    let stopping = served.shutdown();
+    let release = async { directory.model.open_gate("middle") };
+    tokio::join!(stopping, release);
+    assert_eq!(run_ends(&directory, "s"), ["answered"]);
+    let served = directory.start("", "").await;
+    let after = served.until_snapshot("s", |s| is_idle(s) && inputs(s).len() == 2).await;
+    assert_eq!(inputs(&after), ["go", "then"]);
+    assert_eq!(run_ends(&directory, "s"), ["answered", "answered"]);
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_shutdown_interrupts_running_and_queued_runs_if_that_is_configured() {
+    let directory = HostDirectory::new(hanging_script()).await;
+    let served = directory.start("on_shutdown = \"interrupt\"", "").await;
+    served.open("s").await;
     served.begin("s", json!({"input": "go"})).await;
     directory.model.wait_for_gate("middle").await;
     served.begin("s", json!({"input": "then", "queue": true})).await;

@@ -87,7 +87,12 @@ pub(super) struct AgentCallRunner {
 #[async_trait]
 impl AgentCaller for AgentCallRunner {
     async fn call(&self, context: &ToolContext) -> Result<ToolOutput, ToolError> {
-        self.call_child(context).await
+        let called = self.call_child(context).await;
+        if called.is_err() && self.host_ref.shared.suspends_runs() {
+            // The next host goes on with the call and its child.
+            context.cancelled().await;
+        }
+        called
     }
 }
 
@@ -106,6 +111,9 @@ impl AgentCallRunner {
                 return Err(ToolError::new("the call has no child session").permanent());
             };
             let child = SessionHandle::new(id, self.host_ref.clone());
+            if self.host_ref.shared.suspends_runs() {
+                return Err(ToolError::new(HostError::ShuttingDown.to_string()));
+            }
             if self.start.is_cancelled || context.is_cancelled() {
                 self.stop_existing_child(&child, &run).await;
                 return Err(cancelled());
@@ -230,6 +238,9 @@ impl AgentCallRunner {
                 biased;
                 () = context.cancelled(), if !is_stopped => {
                     is_stopped = true;
+                    if self.host_ref.shared.suspends_runs() {
+                        return Err(HostError::ShuttingDown);
+                    }
                     // If the child is gone, it has ended.
                     let _ = child.stop(StopMode::Now).await;
                 }

@@ -57,7 +57,7 @@ use crate::journal::{Journal, SessionLog};
 use crate::telemetry::Telemetry;
 use callsheet_machines::session::{InputLimits, Session, StoredSession};
 use callsheet_tools::ToolSource;
-use callsheet_values::config::ConsoleConfig;
+use callsheet_values::config::{ConsoleConfig, OnShutdown};
 use callsheet_values::record::{EventProjector, Record, Seq};
 use callsheet_values::types::{RunId, Secrets, SessionId, SessionState, is_child_session};
 
@@ -100,6 +100,7 @@ pub(super) struct HostState {
     pub(super) sessions_with_unfinished_run: Mutex<BTreeSet<SessionId>>,
     pub(super) started: Instant,
     pub(super) closing: AtomicBool,
+    pub(super) on_shutdown: OnShutdown,
     /// True after a server or the program has looked for pending approvals: from then on they wait for it, and are
     /// not rejected for lack of a reader.
     pub(super) approvals_are_read: AtomicBool,
@@ -198,6 +199,11 @@ pub(super) enum SessionSlot {
 impl HostState {
     pub(super) fn is_shutting_down(&self) -> bool {
         self.closing.load(Ordering::SeqCst)
+    }
+
+    /// Returns whether the host shuts down and leaves its runs to the next host.
+    pub(super) fn suspends_runs(&self) -> bool {
+        self.on_shutdown == OnShutdown::Suspend && self.is_shutting_down()
     }
 
     /// Returns the error of a request to a session that is gone.

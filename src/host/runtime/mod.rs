@@ -161,7 +161,7 @@ use agent_trees::AgentTrees;
 use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
 use callsheet_tools::Extensions;
 use callsheet_tools::ToolRegistry;
-use callsheet_values::config::{ClientTool, Config, Resume};
+use callsheet_values::config::{ClientTool, Config, JournalEngine, OnShutdown, Resume};
 use callsheet_values::record::Seq;
 use callsheet_values::types::Metadata;
 use claims::{ClaimedJournal, MetricsClaim};
@@ -189,8 +189,7 @@ const END_MAX: Duration = Duration::from_secs(5);
 /// A host of many sessions in one process. All clones are the same host; cloning is cheap.
 ///
 /// Dropping the last clone ends the host at once, like a crash of the process: the next host with the
-/// same journal continues its runs. [`Host::shutdown`] ends runs as `interrupted`, and they stay so; a run
-/// that waits only for approvals or for results of its client continues on the next host. After a drop, requests
+/// same journal continues its runs. So does [`Host::shutdown`], but running turns may end first. After a drop, requests
 /// by handles of its sessions fail with [`HostError::SessionClosed`], or with [`HostError::ShuttingDown`] if the
 /// session was not in memory; after a shutdown, with [`HostError::ShuttingDown`].
 #[derive(Clone, Debug)]
@@ -407,10 +406,21 @@ impl Host {
         let telemetry = Telemetry::with(&names, &metrics, traces, live_hooks);
         let secrets = config.secrets();
         let metrics_claim = MetricsClaim::wait(&metrics).await?;
+        if journal.is_none()
+            && config.journal.engine == JournalEngine::Memory
+            && config.host.on_shutdown == Some(OnShutdown::Suspend)
+        {
+            let problem = "host.on_shutdown: \"suspend\" needs a journal that lasts, and journal.engine is \"memory\"";
+            return Err(HostError::Config(problem.to_owned()));
+        }
         let journal = match journal {
             Some(engine) => Arc::new(ClaimedJournal::wait(engine).await?),
             None => open_journal(&config, journal_holder, &telemetry).await?,
         };
+        let on_shutdown = config.host.on_shutdown.unwrap_or(match journal.is_in_memory() {
+            true => OnShutdown::Interrupt,
+            false => OnShutdown::Suspend,
+        });
         log_tools_not_offered(&config, &registered);
         let models = Arc::new(Model::all(&config, &model_sources, &telemetry, &stalls, &secrets)?);
         let tool_servers = ToolServers::new(
@@ -461,6 +471,7 @@ impl Host {
             ),
             started,
             closing: AtomicBool::new(false),
+            on_shutdown,
             approvals_are_read: AtomicBool::new(false),
             sessions: AtomicUsize::new(session_count),
             index: parking_lot::Mutex::default(),
@@ -680,12 +691,16 @@ impl Host {
         }
     }
 
-    /// Shuts the host down: accepts no more runs, lets running turns finish within `shutdown_grace`,
-    /// answers the rest as cancelled, gives tools their grace period, and ends every session. Runs that
-    /// this ends are `interrupted`. A run that waits only for approvals or for results of its client is
-    /// kept: the next host with the same journal continues it, and a caller that waits for its report here receives
-    /// [`HostError::ShuttingDown`]. On return everything is stored and the journal is free for another
-    /// host.
+    /// Shuts the host down: accepts no more runs, lets running turns finish within `shutdown_grace`, gives tools that
+    /// still run their grace period, and ends every session. On return everything is stored and the journal is free for
+    /// another host.
+    ///
+    /// With [`OnShutdown::Suspend`], which is the default if the journal lasts, the runs that have not ended are left as
+    /// a crash leaves them, and queued inputs stay queued: the next host with the same journal goes on with them. A
+    /// caller that waits for such a report receives [`HostError::ShuttingDown`].
+    ///
+    /// With [`OnShutdown::Interrupt`], the calls that have no outcome are answered as cancelled, and the runs end as
+    /// `interrupted`. Only a run that waits for nothing but approvals or results of its client is left to the next host.
     pub async fn shutdown(&self) {
         let HostInner { host_ref, shutdown_grace, cancel_grace, .. } = &*self.inner;
         let shared = &host_ref.shared;

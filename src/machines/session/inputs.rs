@@ -9,6 +9,7 @@ use super::machine::{InputLimits, Lifecycle, Session, SessionEffect, SessionRefu
 use super::open_run::{RunSpec, RunStage, TurnOrigin};
 use super::run_machine::RunAnswer;
 use crate::turn::{CancelReason, CommittedTurn};
+use callsheet_values::config::OnShutdown;
 use callsheet_values::record::{Record, RequestKey, Seq, StopMode};
 use callsheet_values::types::{CallKey, Content, RunError};
 
@@ -89,16 +90,20 @@ impl Session {
         }
     }
 
-    /// Handles the shutdown of the host. Interrupts the current run after its turn; at once with `now`, or if the
-    /// turn waits only for people. Queued runs do not start any more.
-    pub fn handle_shutdown(&mut self, now: bool) {
-        self.shutting_down = true;
+    /// Handles the shutdown of the host. Queued runs do not start any more, and their callers are refused.
+    ///
+    /// With [`OnShutdown::Suspend`] nothing else begins: the run stops before its next turn ([`is_held`](Self::is_held)).
+    /// With [`OnShutdown::Interrupt`] the current run is interrupted after its turn; at once with `now`, or if the turn
+    /// waits only for people.
+    pub fn handle_shutdown(&mut self, on_shutdown: OnShutdown, now: bool) {
+        self.note_shutdown(on_shutdown);
         for queued in &self.queue {
             let (run_id, reason) = (queued.run_id.clone(), SessionRefusal::ShuttingDown);
             self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
         }
         let waits = self.waits_before_turn();
-        let Some(run) = self.run.as_deref_mut().filter(|_| !self.suspended) else { return };
+        let is_interrupted = !self.suspended && on_shutdown == OnShutdown::Interrupt;
+        let Some(run) = self.run.as_deref_mut().filter(|_| is_interrupted) else { return };
         let reason = *run.cancel.get_or_insert(CancelReason::Shutdown);
         let may_cancel = now && !waits;
         // A turn that waits only for people would not end before the host, so it is cancelled at once. A run
@@ -110,8 +115,26 @@ impl Session {
     }
 
     /// Notes that the host shuts down: no further run starts.
-    pub fn note_shutdown(&mut self) {
-        self.shutting_down = true;
+    pub fn note_shutdown(&mut self, on_shutdown: OnShutdown) {
+        self.shutdown = Some(on_shutdown);
+    }
+
+    /// Returns true if the session is open and has a run in progress or a queue, which the next host can go on with.
+    #[must_use]
+    pub fn may_be_suspended(&self) -> bool {
+        let has_work = self.run.is_some() || !self.queue.is_empty();
+        has_work && !self.suspended && self.lifecycle == Lifecycle::Open
+    }
+
+    /// Returns true if the session is open and leaves the rest of its run, or its queue, to the next host: no turn is
+    /// in progress, and none begins here.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        let is_left = match self.run.as_deref() {
+            Some(run) => run.is_held(self.shutdown),
+            None => self.shutdown == Some(OnShutdown::Suspend),
+        };
+        is_left && self.may_be_suspended()
     }
 
     /// Freezes the list of the servers' tools; `sha256` is the hash of the list. Returns false if no run waits for
@@ -213,7 +236,7 @@ impl Session {
             Some(_) => self.queue.is_empty(),
             None => self.queue.is_empty() && !self.waits_for_summary(),
         };
-        rests && self.lifecycle == Lifecycle::Open && !self.shutting_down
+        rests && self.lifecycle == Lifecycle::Open && self.shutdown.is_none()
     }
 
     pub(super) fn check_open(&self) -> Result<(), SessionRefusal> {
@@ -232,10 +255,12 @@ impl Session {
         Ok(())
     }
 
-    /// Returns true if no turn is in progress, because the run waits for tools or for a summary.
+    /// Returns true if no turn is in progress, because the run waits for tools or for a summary, or is left to the next
+    /// host.
     fn waits_before_turn(&self) -> bool {
         let has_turn = self.run.as_ref().is_some_and(|run| run.turn().is_some());
-        self.waits_for_tools || (self.waits_for_summary() && !has_turn)
+        let is_held = self.run.as_ref().is_some_and(|run| run.is_held(self.shutdown));
+        self.waits_for_tools || (self.waits_for_summary() && !has_turn) || is_held
     }
 
     pub(super) fn check_room(&self, inputs_max: usize) -> Result<(), SessionRefusal> {

@@ -14,7 +14,7 @@ use super::open_run::{
 use super::reference_index::{RecordRange, ReferenceIndex};
 use crate::context::{History, InitialHistory, ResultCut, Variables};
 use crate::turn::{CancelReason, CommittedTurn, TurnSpec};
-use callsheet_values::config::{ClientTool, RunOverrides};
+use callsheet_values::config::{ClientTool, OnShutdown, RunOverrides};
 use callsheet_values::event::RunStats;
 use callsheet_values::message::{MessageList, content_bytes};
 use callsheet_values::record::{Record, Seq, StopMode};
@@ -87,7 +87,8 @@ pub struct Session {
     /// - *Resumable*: the turn rests and none of its calls runs
     ///   ([`Turn::is_resumable`](crate::turn::Turn::is_resumable)). Its host may end without ending the run.
     pub(super) suspended: bool,
-    pub(super) shutting_down: bool,
+    /// What the shutdown of the host does with runs, if it shuts down.
+    pub(super) shutdown: Option<OnShutdown>,
     pub(super) outbox: VecDeque<SessionEffect>,
 }
 
@@ -143,7 +144,7 @@ impl Session {
             waits_for_tools: false,
             pre_turn_times: PreTurnTimes::default(),
             suspended: false,
-            shutting_down: false,
+            shutdown: None,
             outbox: VecDeque::new(),
         }
     }

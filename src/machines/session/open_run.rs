@@ -7,7 +7,7 @@ use super::run_machine::{FollowUp, RunMachine, RunNext};
 use crate::turn::{
     CancelReason, CommittedTurn, LimitHit, MAX_TOKENS_KEY, OutputRules, RUN_TIMEOUT_KEY, RunRules,
 };
-use callsheet_values::config::{Limits, RunOverrides};
+use callsheet_values::config::{Limits, OnShutdown, RunOverrides};
 use callsheet_values::event::RunStats;
 use callsheet_values::record::{Seq, StopMode};
 use callsheet_values::types::{
@@ -199,6 +199,13 @@ impl OpenTurn {
 }
 
 impl OpenRun {
+    /// Returns true if the next host begins the next turn, because this one shuts down.
+    pub(super) fn is_held(&self, shutdown: Option<OnShutdown>) -> bool {
+        shutdown == Some(OnShutdown::Suspend)
+            && self.cancel.is_none()
+            && matches!(self.stage, RunStage::Ready(_))
+    }
+
     /// Starts a run in a session whose history has `first_message` messages.
     pub(super) fn start(
         run: RunSpec,

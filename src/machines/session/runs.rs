@@ -11,7 +11,7 @@ use super::machine::{
 use super::open_run::{OpenTurn, RunSpec, RunStage, TurnOrigin};
 use super::run_machine::{FollowUp, Instruction, RunAnswer, RunNext};
 use crate::turn::{InitialCallsStart, LimitHit, RunRules, TurnSpec};
-use callsheet_values::config::RunOverrides;
+use callsheet_values::config::{OnShutdown, RunOverrides};
 use callsheet_values::event::RunStats;
 use callsheet_values::record::{Record, RequestKey};
 use callsheet_values::types::{Content, RequestKind, RunEnd, RunError, Usage, VariableName};
@@ -62,7 +62,7 @@ impl Session {
         rules_of: RulesOf<'_>,
     ) -> Result<(), SessionRefusal> {
         limits.check(&run.input)?;
-        if self.shutting_down {
+        if self.shutdown.is_some() {
             return Err(SessionRefusal::ShuttingDown);
         }
         if self.run.is_none() && self.queue.is_empty() {
@@ -95,7 +95,11 @@ impl Session {
     }
 
     fn advance(&mut self, now: Duration, rules_of: RulesOf<'_>) {
+        let shutdown = self.shutdown;
         let Some(run) = self.run.as_deref_mut() else { return self.advance_idle(rules_of) };
+        if run.is_held(shutdown) {
+            return;
+        }
         match &mut run.stage {
             RunStage::Ready(kind) => {
                 let (kind, rules) = (*kind, rules_of(&run.overrides));
@@ -161,17 +165,20 @@ impl Session {
     }
 
     /// Makes the context smaller if the last run is to be formatted or a summary was requested. Then starts
-    /// the next queued run, or at a shutdown records it as interrupted; or closes the session if that was
-    /// requested and no run waits.
+    /// the next queued run, or at a shutdown records it as interrupted or leaves it to the next host; or closes the
+    /// session if that was requested and no run waits.
     fn advance_idle(&mut self, rules_of: RulesOf<'_>) {
-        if self.lifecycle != Lifecycle::Open || self.shutting_down {
+        if self.lifecycle != Lifecycle::Open || self.shutdown.is_some() {
             self.forget_summary();
         } else if self.shrink_idle(rules_of) {
             return;
         }
         match self.queue.front().cloned() {
-            Some(queued) if self.shutting_down => self.record_interrupted_run(&queued, rules_of),
-            Some(queued) => self.record_run_start(&queued, None, rules_of),
+            Some(queued) => match self.shutdown {
+                None => self.record_run_start(&queued, None, rules_of),
+                Some(OnShutdown::Interrupt) => self.record_interrupted_run(&queued, rules_of),
+                Some(OnShutdown::Suspend) => {}
+            },
             None if self.lifecycle == Lifecycle::Closing => {
                 self.record(vec![Record::SessionClosed]);
                 self.outbox.push_back(SessionEffect::Close);
@@ -247,7 +254,10 @@ impl Session {
     #[must_use]
     pub fn deadline_before_turn(&self) -> Option<Duration> {
         let waits = |run: &&super::OpenRun| {
-            run.cancel.is_none() && matches!(run.stage, RunStage::Ready(_)) && !self.suspended
+            run.cancel.is_none()
+                && matches!(run.stage, RunStage::Ready(_))
+                && !self.suspended
+                && !run.is_held(self.shutdown)
         };
         self.run.as_deref().filter(waits)?.deadline()
     }

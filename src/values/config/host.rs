@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::key_table::{Value, key_table};
+use super::key_table::{Value, key_table, named_values};
 use super::model::ApiKey;
 
 /// The default of [`HostConfig::token_env`].
@@ -32,9 +32,12 @@ key_table! {
         token_env: String = TOKEN_ENV.to_owned(), Filled;
         /// The token that requests must have. `None` means that they need none.
         token: Option<ApiKey> = None;
-        /// The time that running turns have to finish at shutdown. After it, they are cancelled. Those that wait only
-        /// for approvals or results of clients are kept for the next host.
+        /// The time that running turns have to finish at shutdown.
         shutdown_grace: Duration = Duration::from_secs(10), Any;
+        /// What a shutdown does with the runs that have not ended. With `suspend`, the next host goes on with them, as
+        /// after a crash. With `interrupt`, they end as `interrupted`, except those that wait only for approvals or
+        /// results of clients. Default: `suspend` if the journal is in a file, else `interrupt`.
+        on_shutdown: Option<OnShutdown> = None, Any;
         /// Maximum number of sessions, awake or hibernating. Further ones are refused.
         max_sessions: usize = 100_000, Positive;
         /// Maximum number of concurrent runs, without those of child sessions. Further ones are refused.
@@ -63,6 +66,17 @@ key_table! {
         idle_after: Option<Duration> = Some(Duration::from_secs(5 * 60)), Limit;
     }
 }
+
+/// What a shutdown of the host does with the runs that have not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OnShutdown {
+    /// Nothing is recorded: the next host goes on with them, as after a crash. Queued inputs stay queued.
+    Suspend,
+    /// They end as `interrupted`, and queued inputs with them.
+    Interrupt,
+}
+
+named_values!(OnShutdown, [("suspend", Self::Suspend), ("interrupt", Self::Interrupt)]);
 
 impl HostConfig {
     /// Checks that the address is loopback, or that requests need a token.

@@ -58,7 +58,7 @@ pub use error::ConfigError;
 pub use error::ConfigErrors;
 pub use hooks::HookRule;
 pub use hooks::{HookConfig, HookFailure, HookKind};
-pub use host::HostConfig;
+pub use host::{HostConfig, OnShutdown};
 pub use host::{TOKEN_ENV, parse_listen};
 pub use journal::JournalConfig;
 pub use journal::{Durability, JournalEngine, Resume};

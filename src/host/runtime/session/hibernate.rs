@@ -15,8 +15,7 @@
 //!   ([`Session::may_hibernate`](callsheet_machines::session::Session)).
 //! - Neither the session is closing nor the host is shutting down.
 //!
-//! At the shutdown of the host, other conditions hold: a session leaves memory if its run waits only for people and
-//! none of its calls runs ([`leave_at_shutdown`](SessionActor::leave_at_shutdown)).
+//! At the shutdown of the host, other conditions hold ([`leave_at_shutdown`](SessionActor::leave_at_shutdown)).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -72,24 +71,40 @@ impl SessionActor {
         }
     }
 
-    /// Ends the actor at the shutdown of the host if the run waits only for people and none of its calls runs.
-    /// Writes no record: the run continues from its records on the next host. Returns whether the actor ends.
+    /// Leaves memory at the shutdown of the host, if the next host can go on with the run from its records. Writes no
+    /// record. Returns whether the session has left: it handles no further message, and its actor ends, if tools still
+    /// run after their grace period.
     ///
-    /// The run of a child session ends with the call that opened it, because that call runs.
-    pub(super) async fn leave_at_shutdown(&mut self, myself: &ActorRef<SessionMessage>) -> bool {
-        if !self.host_ref.shared.is_shutting_down() || !self.has_resumable_run() {
+    /// With `on_shutdown = "interrupt"`, that is a run that waits only for people and none of whose calls runs. The run
+    /// of a child session ends with the call that opened it, because that call runs.
+    ///
+    /// With `"suspend"`, it is also a run between two turns, and each run once the grace period of the shutdown is over:
+    /// it is left as by a crash, but the outcomes that are known are stored first.
+    pub(super) async fn leave_at_shutdown(
+        &mut self,
+        myself: &ActorRef<SessionMessage>,
+        is_grace_over: bool,
+    ) -> bool {
+        if !self.host_ref.shared.is_shutting_down() {
             return false;
         }
-        let Some(accumulator) = self.accumulator() else { return false };
-        let flush = |reply| AccumulatorMessage::Flush { reply };
-        let is_resumable = call(&accumulator, flush).await;
+        let stops_turn = is_grace_over
+            && self.host_ref.shared.suspends_runs()
+            && self.session.may_be_suspended();
+        if stops_turn {
+            // Everything that has been reported so far is handled first.
+            let _ = self.flush_turn().await;
+            self.log.close();
+        } else if !self.session.is_held() && !(self.has_resumable_run() && self.flush_turn().await)
+        {
+            return false;
+        }
         // If a record cannot be stored, the message about that ends the session.
-        let is_durable = self.log.wait_durable(self.log.last_seq()).await.is_ok();
-        if is_resumable != Ok(true) || !is_durable {
+        if self.log.wait_durable(self.log.last_seq()).await.is_err() {
             return false;
         }
         // A call whose approval was stored meanwhile may have started.
-        if call(&accumulator, flush).await != Ok(true) {
+        if !stops_turn && !self.session.is_held() && !self.flush_turn().await {
             return false;
         }
         let leaves = self.host_ref.shared.remove_awake_if(&self.id, myself.get_id(), || {
@@ -101,16 +116,33 @@ impl SessionActor {
             leaves
         });
         if leaves {
-            for actor in self.forget_actors().iter().flat_map(RunActors::cells) {
-                actor.kill();
-            }
+            self.release_actors();
             if let Some(run) = self.run.take() {
                 run.fail(HostError::ShuttingDown);
             }
             self.fail_callers(&HostError::ShuttingDown);
-            myself.stop(None);
+            self.run_count_guard = None;
+            self.stop_if_left(myself);
         }
         leaves
+    }
+
+    /// Stops the actor of a session that has left memory once no tool runs.
+    pub(super) fn stop_if_left(&self, myself: &ActorRef<SessionMessage>) {
+        if self.has_left() && self.actors.ending.is_empty() {
+            myself.stop(None);
+        }
+    }
+
+    /// Returns whether the session has left memory.
+    pub(super) fn has_left(&self) -> bool {
+        self.activity.leaving.load(Ordering::Acquire)
+    }
+
+    /// Waits until the accumulator has handled what it has received. Returns whether the turn is resumable.
+    async fn flush_turn(&self) -> bool {
+        let Some(accumulator) = self.accumulator() else { return false };
+        call(&accumulator, |reply| AccumulatorMessage::Flush { reply }).await == Ok(true)
     }
 
     fn has_resumable_run(&self) -> bool {

@@ -161,8 +161,13 @@ impl SessionActor {
         if !is_maintenance {
             self.activity.touched_ms.store(self.host_ref.shared.clock_ms(), Ordering::Relaxed);
         }
-        if self.host_ref.shared.is_shutting_down() {
-            self.session.note_shutdown();
+        if self.has_left() {
+            // The sender asks the next actor of the session.
+            return;
+        }
+        let is_shutting_down = self.host_ref.shared.is_shutting_down();
+        if is_shutting_down {
+            self.session.note_shutdown(self.host_ref.shared.on_shutdown);
         }
         match message {
             SessionMessage::StartRun { run, request_key, queue, extensions, reply } => {
@@ -199,10 +204,10 @@ impl SessionActor {
                 return;
             }
             SessionMessage::Interrupt { now } => {
-                if Box::pin(self.leave_at_shutdown(myself)).await {
+                if Box::pin(self.leave_at_shutdown(myself, now)).await {
                     return;
                 }
-                self.session.handle_shutdown(now);
+                self.session.handle_shutdown(self.host_ref.shared.on_shutdown, now);
             }
             SessionMessage::Snapshot { reply } => {
                 // The caller may be gone.
@@ -230,7 +235,7 @@ impl SessionActor {
                     && let Some(run) = &mut self.run
                 {
                     run.is_resumable = is_resumable;
-                    if Box::pin(self.leave_at_shutdown(myself)).await {
+                    if Box::pin(self.leave_at_shutdown(myself, false)).await {
                         return;
                     }
                     self.session.handle_resting(self.now(), waits_only_for_people);
@@ -301,13 +306,19 @@ impl SessionActor {
             }
         }
         self.proceed(myself);
+        if is_shutting_down && self.session.is_held() {
+            Box::pin(self.leave_at_shutdown(myself, false)).await;
+        }
     }
 
     fn handle_child_end(&mut self, myself: &ActorRef<SessionMessage>, end: ChildEnd) {
         if self.host_ref.shared.is_shutting_down() {
-            self.session.note_shutdown();
+            self.session.note_shutdown(self.host_ref.shared.on_shutdown);
         }
         self.handle_actor_end(myself, end);
+        if self.has_left() {
+            return self.stop_if_left(myself);
+        }
         self.proceed(myself);
     }
 

@@ -12,7 +12,7 @@ use callsheet_tools::{
     AgentTool, Hook, HookAnswer, HookError, HookInput, HookRule, RegisteredHook,
 };
 use callsheet_values::config::{
-    AgentConfig, AgentEvents, AgentToolConfig, ApprovalPolicy, ClientTool, Share,
+    AgentConfig, AgentEvents, AgentToolConfig, ApprovalPolicy, ClientTool, OnShutdown, Share,
 };
 use callsheet_values::event::{Event, PublishedEvent};
 use callsheet_values::record::{Record, StopMode};
@@ -1024,6 +1024,31 @@ async fn a_stop_ends_a_parent_whose_child_waits_for_a_person() {
         assert_eq!(ends(&host).await, [RunEnd::Stopped, RunEnd::Stopped]);
         all_is_over(&host, &provider, 3).await;
     }
+}
+
+#[tokio::test]
+async fn a_shutdown_leaves_a_parent_and_its_child_to_the_next_host() {
+    let provider = noting("helper").await;
+    let journal = Arc::new(MemoryJournal::new());
+    let setup = || {
+        limited(&provider, |config| {
+            config.host.on_shutdown = Some(OnShutdown::Suspend);
+            config.host.shutdown_grace = Duration::from_millis(20);
+        })
+    };
+    let first = start_on(setup(), Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&first).await;
+    let mut run = session.start_run("go").await.unwrap();
+    let asked = child_event(&mut run.events, is_asked).await;
+    timeout(SOON, first.shutdown()).await.unwrap();
+    assert_eq!(run.report.await.unwrap_err(), HostError::ShuttingDown);
+    drop((session, first));
+    let host = restart(setup, &journal).await;
+    assert!(ends(&host).await.is_empty());
+    approve(&host, &asked).await;
+    until("the run has ended", || host.counts().runs == 0).await;
+    assert_eq!(ends(&host).await, [RunEnd::Answered, RunEnd::Answered]);
+    all_is_over(&host, &provider, 6).await;
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use super::world::{HeldTurn, World, request_key};
 use crate::session::machine::Lifecycle;
 use crate::session::{InputLimits, RunAdmission, RunSpec, SessionRefusal, SummaryReply};
 use crate::turn::CancelReason;
-use callsheet_values::config::RunOverrides;
+use callsheet_values::config::{OnShutdown, RunOverrides};
 use callsheet_values::event::{ApprovalRequest, CallLabel, TurnSummary, TurnTimes};
 use callsheet_values::record::{
     Record, RequestKey, ResponseEnding, ResponseMessage, Seq, StopMode, TurnEnd,
@@ -47,7 +47,10 @@ pub(super) enum Action {
     Hibernate,
     Wake,
     Resume,
-    Shutdown(bool),
+    /// The host shuts down. True if its grace period is over.
+    Shutdown(OnShutdown, bool),
+    /// The next host goes on with the session.
+    Restart,
     Close,
     /// The list of the servers' tools arrives.
     ReadTools,
@@ -68,6 +71,22 @@ impl World {
         }
         let (left, session) = (&self.left, &self.session);
         let mut actions = Vec::new();
+        let shutdowns = [
+            Action::Shutdown(OnShutdown::Interrupt, false),
+            Action::Shutdown(OnShutdown::Interrupt, true),
+            Action::Shutdown(OnShutdown::Suspend, false),
+        ];
+        // A host has one mode, and its grace period ends once.
+        let may_follow = |action: &Action| match (session.shutdown, action) {
+            (Some(before), Action::Shutdown(on_shutdown, _)) => before == *on_shutdown,
+            _ => true,
+        };
+        if left.shutdowns > 0 {
+            actions.extend(shutdowns.into_iter().filter(may_follow));
+        }
+        if session.shutdown == Some(OnShutdown::Suspend) {
+            actions.push(Action::Restart);
+        }
         let mut may = |count: u32, some: &[Action]| {
             if count > 0 {
                 actions.extend(some);
@@ -79,7 +98,6 @@ impl World {
         may(left.steers, &[Action::Steer]);
         let stops = [Action::Stop(StopMode::Now), Action::Stop(StopMode::AfterTurn)];
         may(left.stops, &stops);
-        may(left.shutdowns, &[Action::Shutdown(false), Action::Shutdown(true)]);
         may(left.closes, &[Action::Close]);
         may(left.forks, &[Action::Fork]);
         may(left.refreshes, &[Action::RefreshTools]);
@@ -97,7 +115,7 @@ impl World {
             actions.push(Action::Hibernate);
         }
         // A host that shuts down wakes no run.
-        if suspended && !session.shutting_down {
+        if suspended && session.shutdown.is_none() {
             let waits = self.interrupted && left.manual && session.is_suspended();
             let stops = session
                 .run
@@ -263,9 +281,17 @@ impl World {
                 self.session.handle_resume(now).unwrap();
                 self.has_slot = true;
             }
-            Action::Shutdown(at_once) => {
+            Action::Shutdown(on_shutdown, at_once) => {
                 self.left.shutdowns -= 1;
-                self.session.handle_shutdown(at_once);
+                self.session.handle_shutdown(on_shutdown, at_once);
+            }
+            Action::Restart => {
+                let is_held = self.session.is_held();
+                self.restart(true);
+                assert!(
+                    !is_held || self.session.suspended,
+                    "the next host has nothing to go on with"
+                );
             }
             Action::ReadTools => {
                 self.reads_tools = false;
@@ -318,7 +344,7 @@ impl World {
     }
 
     fn resume_if_suspended(&mut self) {
-        if self.session.is_suspended() && !self.session.shutting_down {
+        if self.session.is_suspended() && self.session.shutdown.is_none() {
             self.session.handle_resume(Duration::ZERO).unwrap();
             self.has_slot = true;
         }
@@ -345,7 +371,7 @@ impl World {
         let has_room = !is_busy || self.waiting_inputs() < self.inputs_max();
         let limits = InputLimits::inputs(self.inputs_max());
         let handled = self.session.handle_run_request(run, request, limits, &rules_of);
-        assert_eq!(handled.is_ok(), has_room && !self.session.shutting_down, "{handled:?}");
+        assert_eq!(handled.is_ok(), has_room && self.session.shutdown.is_none(), "{handled:?}");
         if handled.is_ok() {
             self.has_slot |= admission == RunAdmission::Start;
             self.accepted.push((run_id, Seq(self.log.len() as u64 + 1)));

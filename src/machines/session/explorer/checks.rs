@@ -225,16 +225,18 @@ impl World {
         self.log.iter().filter(|record| is_counted(record)).count()
     }
 
-    /// Checks that a run in progress has an owner of its turn or waits for its tools or for a summary, and has a
-    /// slot, and that an idle session has neither owner nor slot.
+    /// Checks that a run in progress has an owner of its turn, waits for its tools or for a summary, or is left to the
+    /// next host, and has a slot, and that an idle session without a queue has neither owner nor slot.
     fn check_owner(&self) {
         let goes_on = self.session.run.is_some() && !self.session.suspended;
         let waits_for_tools = self.session.waits_for_tools();
         let waits_for_summary = self.session.waits_for_summary();
-        let is_owned = self.turn.is_some() || waits_for_tools || waits_for_summary;
+        let is_held = self.session.is_held();
+        let is_left = is_held && self.session.run.is_some();
+        let is_owned = self.turn.is_some() || waits_for_tools || waits_for_summary || is_left;
         assert!(goes_on == is_owned || (waits_for_summary && !goes_on), "the owner of the turn");
         assert!(!waits_for_summary || self.turn.is_none(), "no turn begins before its summary");
-        assert_eq!(goes_on, self.has_slot, "the slot among the host's runs");
+        assert_eq!(goes_on || is_held, self.has_slot, "the slot among the host's runs");
         assert_eq!(self.session.holds_slot(), self.has_slot);
         if let Some(turn) = &self.turn {
             assert_eq!(turn.number, self.session.turn);
@@ -279,7 +281,7 @@ impl World {
         let is_counted = !has_records && stored.turn + 1 == live.turn;
         assert!(stored.turn == live.turn - begun || is_counted, "the last turn");
         // The first reason for a cancellation is kept, and a shutdown has no record.
-        let is_shutting_down = live.shutting_down;
+        let is_shutting_down = live.shutdown.is_some();
         let run = |session: Session| {
             let mut run = session.run.map(|run| durable_part(*run, has_records));
             if let Some(run) = run.as_mut().filter(|_| is_shutting_down) {
@@ -357,7 +359,7 @@ impl World {
     /// Checks that the current turn of a run that is stopped, or whose session closes, is cancelled. During a
     /// shutdown the callers of queued runs know that they are refused.
     fn check_stops(&self) {
-        if self.session.shutting_down {
+        if self.session.shutdown.is_some() {
             let is_refused = |run: &RunSpec| self.refused.contains(&run.run_id);
             assert!(self.session.queue().all(is_refused), "a queued run is not refused");
         }
@@ -377,7 +379,7 @@ impl World {
         if !self.actions().iter().all(is_over) {
             return;
         }
-        if self.session.suspended && self.session.shutting_down {
+        if self.session.suspended && self.session.shutdown.is_some() {
             return;
         }
         assert!(self.session.run.is_none() && self.turn.is_none(), "a run never ends");

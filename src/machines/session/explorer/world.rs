@@ -347,11 +347,11 @@ impl World {
         let ends = batch.iter().any(|record| matches!(record, Record::RunEnded { .. }));
         for record in batch {
             let is_queued = matches!(record, Record::InputQueued { .. });
-            let may_wait = !self.session.shutting_down && !self.is_closing();
+            let may_wait = self.session.shutdown.is_none() && !self.is_closing();
             assert!(!is_queued || may_wait, "an input waits for nothing");
             if matches!(record, Record::RunStarted { .. }) {
                 assert!(!self.is_closing(), "no run starts once the session is to close");
-                assert!(ends || !self.session.shutting_down, "no run starts during a shutdown");
+                assert!(ends || self.session.shutdown.is_none(), "no run starts during a shutdown");
             }
             self.log.push(record.clone());
             let seq = Seq(self.log.len() as u64);

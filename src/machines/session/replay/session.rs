@@ -12,7 +12,7 @@ use crate::session::{
 };
 use crate::turn::replay::{Difference, Mismatch, Recording, ReplayEnd, TurnReplay, same};
 use crate::turn::{CommittedTurn, RUN_TIMEOUT_KEY, RunRules};
-use callsheet_values::config::RunOverrides;
+use callsheet_values::config::{OnShutdown, RunOverrides};
 use callsheet_values::record::Record;
 use callsheet_values::types::{COMPACT_AT, RequestKind, RunEnd};
 
@@ -179,7 +179,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
                 self.apply(record)?;
                 continue;
             }
-            self.session.shutting_down = self.is_shut_down();
+            self.session.shutdown = self.is_shut_down().then_some(OnShutdown::Interrupt);
             let queued = self.session.queue.front().map(|queued| &queued.overrides);
             let queued = queued.map(|overrides| self.session.with_client_tools(overrides));
             let open = self.session.run().map(|run| run.overrides.clone());

@@ -20,7 +20,7 @@ use crate::turn::fixtures::{call, entries, finish, rules, text, usage};
 use crate::turn::{
     ApprovalDecision, Effect, OutputRules, RunRules, ToolCompletion, Turn, TurnAction, TurnSpec,
 };
-use callsheet_values::config::{Limits, RunOverrides};
+use callsheet_values::config::{Limits, OnShutdown, RunOverrides};
 use callsheet_values::message::MessageList;
 use callsheet_values::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use callsheet_values::types::{
@@ -535,7 +535,7 @@ fn a_replay_accepts_a_failed_run_and_a_queued_run_that_a_shutdown_interrupts() {
             }
             let _ = life.perform() || life.request() || life.advance_turn();
         }
-        life.session.handle_shutdown(false);
+        life.session.handle_shutdown(OnShutdown::Interrupt, false);
         let (code, message) = ("internal_error".to_owned(), "no".to_owned());
         let error = RunError { code, message, transient: true };
         life.session.handle_run_failed(Duration::ZERO, None, error);

@@ -12,7 +12,7 @@ use crate::session::{
 };
 use crate::turn::fixtures::{model, rules};
 use crate::turn::{CancelReason, CommittedTurn, ModelPlan, ModelPlans, RunRules};
-use callsheet_values::config::{ClientTool, ContextPolicy, Limits, RunOverrides};
+use callsheet_values::config::{ClientTool, ContextPolicy, Limits, OnShutdown, RunOverrides};
 use callsheet_values::event::{TurnSummary, TurnTimes};
 use callsheet_values::record::{JournalEntry, Record, ResponseMessage, Seq, StopMode, TurnEnd};
 use callsheet_values::types::{Execution, RequestKind, RunId, SummaryFailure, ToolChoice, Usage};
@@ -440,7 +440,7 @@ fn closing_stops_the_current_run_and_refuses_the_queued_ones() {
 fn a_stop_during_a_shutdown_keeps_the_reason_of_the_shutdown() {
     let mut recorded = Recorded::open();
     recorded.start("first", 9).unwrap();
-    recorded.session.handle_shutdown(false);
+    recorded.session.handle_shutdown(OnShutdown::Interrupt, false);
     recorded.session.handle_stop(StopMode::Now);
     recorded.perform(Duration::ZERO);
     recorded.session.handle_resting(Duration::ZERO, true);
