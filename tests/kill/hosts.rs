@@ -14,8 +14,8 @@ use crate::rng::SeededRng;
 use crate::scenario::{Scenario, ScenarioOptions};
 use callsheet::config::ToolProtocol;
 
-/// Number of kills in the four random scenarios together, in the short form.
-const KILLS: usize = 28;
+/// Number of kills in the five random scenarios together, in the short form.
+const KILLS: usize = 35;
 
 /// Seed of the short form.
 const SEED: u64 = 7;
@@ -32,7 +32,7 @@ fn seed() -> u64 {
 }
 
 async fn random(setup: ScenarioOptions) {
-    let kills = requested_kills().unwrap_or(KILLS) / 4;
+    let kills = requested_kills().unwrap_or(KILLS) / 5;
     let seed = seed();
     println!("{}: {kills} kills, seed {seed}", setup.name);
     let scenario = Scenario::new(setup).await;
@@ -64,6 +64,12 @@ async fn idempotent_effects_survive_kills() {
 #[tokio::test]
 async fn relaxed_durability_survives_kills() {
     random(ScenarioOptions { name: "relaxed", relaxed: true, ..ScenarioOptions::default() }).await;
+}
+
+#[tokio::test]
+async fn planned_restarts_lose_nothing() {
+    random(ScenarioOptions { name: "restarts", restarts: true, ..ScenarioOptions::default() })
+        .await;
 }
 
 /// Runs a short conversation and kills the host right before and right after each commit of a record.

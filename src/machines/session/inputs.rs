@@ -34,9 +34,7 @@ impl Session {
         if input.is_blank() {
             return Err(SessionRefusal::EmptyInput);
         }
-        if self.is_suspended() {
-            return Err(SessionRefusal::Suspended);
-        }
+        self.check_not_suspended()?;
         if self.run.is_none() {
             return Err(SessionRefusal::NoRun);
         }
@@ -244,6 +242,19 @@ impl Session {
             Lifecycle::New | Lifecycle::Open => Ok(()),
             Lifecycle::Closing | Lifecycle::Closed => Err(SessionRefusal::Closed),
         }
+    }
+
+    /// Checks that the session is not suspended. During a shutdown the refusal says that: a client that repeats its
+    /// request finds the run in progress on the next host.
+    pub(super) fn check_not_suspended(&self) -> Result<(), SessionRefusal> {
+        if !self.is_suspended() {
+            return Ok(());
+        }
+        let refusal = match self.shutdown {
+            None => SessionRefusal::Suspended,
+            Some(_) => SessionRefusal::ShuttingDown,
+        };
+        Err(refusal)
     }
 
     /// Checks that the session is open and no run is in progress or waits.

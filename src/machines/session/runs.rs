@@ -37,9 +37,7 @@ impl Session {
             };
             return Ok(RunAdmission::Known { run_id: run_id.clone(), seq: seen.seq });
         }
-        if self.is_suspended() {
-            return Err(SessionRefusal::Suspended);
-        }
+        self.check_not_suspended()?;
         let is_busy = self.run.is_some() || !self.queue.is_empty();
         if is_busy && !may_queue {
             return Err(SessionRefusal::RunInProgress);

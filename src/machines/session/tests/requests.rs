@@ -447,3 +447,20 @@ fn a_stop_during_a_shutdown_keeps_the_reason_of_the_shutdown() {
     recorded.perform(Duration::ZERO);
     assert_eq!(recorded.cancels, [CancelReason::Shutdown; 2]);
 }
+
+#[test]
+fn a_session_that_is_read_during_a_shutdown_refuses_inputs_because_of_the_shutdown() {
+    let mut recorded = Recorded::open();
+    recorded.start("first", 9).unwrap();
+    recorded.session.suspended = true;
+    let inputs = InputLimits::inputs(9);
+    let refused = |session: &mut Session| {
+        let run = session.admit_run(&"second".into(), None, true).unwrap_err();
+        (run, session.handle_steer("more".into(), None, inputs).unwrap_err())
+    };
+    let suspended = (SessionRefusal::Suspended, SessionRefusal::Suspended);
+    assert_eq!(refused(&mut recorded.session), suspended);
+    recorded.session.note_shutdown(OnShutdown::Suspend);
+    let shutting_down = (SessionRefusal::ShuttingDown, SessionRefusal::ShuttingDown);
+    assert_eq!(refused(&mut recorded.session), shutting_down);
+}
