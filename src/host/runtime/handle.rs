@@ -13,8 +13,9 @@ use serde_json::json;
 
 use super::Host;
 use super::error::HostError;
-use super::host_ref::{AwakeSession, HostRef, REQUEST_TRIES_MAX};
+use super::host_ref::{HostRef, REQUEST_TRIES_MAX};
 use super::ids;
+use super::index::AwakeSession;
 use super::message::{DecisionReply, RunAccepted, SessionMessage};
 use super::report::{CompactionReport, ContextReport};
 use super::report::{RunReport, TypedRun, TypedRunError};
@@ -81,7 +82,7 @@ impl SessionHandle {
     /// # Errors
     /// If there is no such session.
     pub async fn agent(&self) -> Result<String, HostError> {
-        if let Some(awake_session) = self.host_ref.shared.awake(&self.id) {
+        if let Some(awake_session) = self.host_ref.shared.index.awake(&self.id) {
             return Ok(awake_session.agent.clone());
         }
         let (shared, id) = (Arc::clone(&self.host_ref.shared), self.id.clone());
@@ -94,17 +95,7 @@ impl SessionHandle {
     /// It does not show whether the session exists.
     #[must_use]
     pub fn state(&self) -> SessionState {
-        match self.host_ref.shared.awake(&self.id) {
-            Some(awake_session) if awake_session.activity.has_open_run.load(Ordering::Acquire) => {
-                SessionState::Running
-            }
-            Some(_) => SessionState::Idle,
-            // Its run waits for people or to be resumed.
-            None if self.host_ref.shared.sessions_with_unfinished_run.lock().contains(&self.id) => {
-                SessionState::Running
-            }
-            None => SessionState::Hibernated,
-        }
+        self.host_ref.shared.index.state(&self.id)
     }
 
     /// Returns the request of the newest attempt of a turn, if the host has kept it.
@@ -612,7 +603,7 @@ impl SessionHandle {
     pub async fn delete(&self) -> Result<(), HostError> {
         let shared = Arc::clone(&self.host_ref.shared);
         for _ in 0..REQUEST_TRIES_MAX {
-            let asleep = shared.reserve_for_deletion(vec![self.id.clone()]);
+            let asleep = shared.index.reserve_for_deletion(vec![self.id.clone()]);
             if !asleep.is_empty() {
                 let (host_ref, id) = (self.host_ref.clone(), self.id.clone());
                 let deletion = async move { stored_sessions::delete(&host_ref, &id, true).await };
@@ -640,7 +631,7 @@ impl SessionHandle {
     /// Lets the session hibernate now, as it does by itself after `idle_after`. A session with subscribers
     /// stays awake, and one with a run too, unless the run is suspended or waits only for people.
     pub fn hibernate(&self) {
-        if let Some(awake_session) = self.host_ref.shared.awake(&self.id) {
+        if let Some(awake_session) = self.host_ref.shared.index.awake(&self.id) {
             // A session that is gone is not awake.
             let _ = awake_session.actor.cast(SessionMessage::Hibernate { idle: Duration::ZERO });
         }

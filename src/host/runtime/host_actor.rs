@@ -9,7 +9,8 @@ use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::time::Instant;
 
 use super::gauge::Gauge;
-use super::host_ref::{AwakeSession, HostRef, HostState, SessionSlot};
+use super::host_ref::{HostRef, HostState};
+use super::index::AwakeSession;
 use super::maintenance;
 use super::message::{HostMessage, ServerAudience, SessionMessage};
 use super::server_connections::{RunToolServer, ToolServerActor};
@@ -184,14 +185,14 @@ impl HostActor {
                     // This is the session's first message: no request can reach it before.
                     let _ = awake_session.actor.cast(SessionMessage::ContinueRun);
                 }
-                shared.insert_awake(&id, &awake_session);
+                shared.index.insert_awake(&id, &awake_session);
                 // A new session is announced when it is durable.
                 if is_stored {
                     shared.session_states.changed(&id, SessionState::Idle);
                 }
                 shared.update_counts();
             }
-            Err(error) => shared.fail_wake(&id, error),
+            Err(error) => shared.index.fail_wake(&id, error),
         }
     }
 
@@ -228,7 +229,7 @@ impl HostActor {
         let shared = &self.host_ref.shared;
         // A session that ends without a panic has left its slot before: it was deleted, hibernates, ends by a shutdown,
         // or its journal failed.
-        if shared.replace(&id, actor, SessionSlot::Waking(Vec::new())) {
+        if shared.index.begin_restart(&id, actor) {
             self.handle_session_death(id, awake_session);
         }
         self.host_ref.shared.update_counts();
@@ -241,7 +242,6 @@ impl HostActor {
         let (deaths, last) = self.deaths.entry(id.clone()).or_insert((0, Instant::now()));
         (*deaths, *last) = (*deaths + 1, Instant::now());
         let ran = dead.activity.has_open_run.load(Ordering::Acquire);
-        self.host_ref.shared.set_has_unfinished_run(&id, ran);
         let restarts =
             ran && *deaths <= SESSION_RESTARTS_MAX && !self.host_ref.shared.is_shutting_down();
         let host_ref = self.host_ref.clone();

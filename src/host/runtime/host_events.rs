@@ -6,7 +6,6 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use futures::stream::{BoxStream, SelectAll};
 use futures::{Stream, StreamExt as _};
@@ -139,7 +138,9 @@ impl HostEvents {
 
     /// Adds the events of a session if it is in memory. Returns whether it is.
     fn attach(&mut self, session: &SessionId, after: Option<EventId>) -> Result<bool, HostError> {
-        let Some(awake_session) = self.host_ref.shared.awake(session) else { return Ok(false) };
+        let Some(awake_session) = self.host_ref.shared.index.awake(session) else {
+            return Ok(false);
+        };
         let events = match after {
             Some(after) => {
                 let history_permits = Some(Arc::clone(&self.history_permits));
@@ -297,9 +298,7 @@ impl HostEvents {
     }
 
     fn live_state(&self, session: &SessionId) -> Option<SessionState> {
-        let awake_session = self.host_ref.shared.awake(session)?;
-        let is_running = awake_session.activity.has_open_run.load(Ordering::Acquire);
-        Some(if is_running { SessionState::Running } else { SessionState::Idle })
+        Some(self.host_ref.shared.index.awake(session)?.activity.state())
     }
 
     fn find(

@@ -24,12 +24,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ractor::{ActorId, ActorRef};
-use tokio::sync::{Semaphore, oneshot, watch};
+use ractor::ActorRef;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::agent::Agent;
@@ -39,10 +39,11 @@ use super::claims::MetricsClaim;
 use super::error::HostError;
 use super::extensions::ExtensionsBySession;
 use super::gauge::{CountGuard, Gauges};
+use super::index::{AwakeReceiver, AwakeSession, RequestedSession, SessionIndex};
 use super::message::{HostMessage, SessionMessage};
 use super::model::HostLagClock;
 use super::models::Model;
-use super::publish::{FeedAccess, Publisher};
+use super::publish::Publisher;
 use super::read_threads::ReadThreads;
 use super::removals::Removals;
 use super::sent_requests::SentRequests;
@@ -59,7 +60,7 @@ use callsheet_machines::session::{InputLimits, Session, StoredSession};
 use callsheet_tools::ToolSource;
 use callsheet_values::config::{ConsoleConfig, OnShutdown};
 use callsheet_values::record::{EventProjector, Record, Seq};
-use callsheet_values::types::{RunId, Secrets, SessionId, SessionState, is_child_session};
+use callsheet_values::types::{RunId, Secrets, SessionId, SessionState};
 
 /// Maximum number of times that a request is sent. It is sent again if its session leaves memory before
 /// it handles the request.
@@ -81,7 +82,6 @@ pub(super) struct HostState {
     pub(super) pool: BlockingPool,
     pub(super) tool_limiters: ToolLimiters,
     pub(super) runs_max: usize,
-    pub(super) sessions_max: usize,
     /// The number of inputs that may wait in one session.
     pub(super) queued_inputs_max: usize,
     pub(super) session_bytes_max: Option<u64>,
@@ -93,22 +93,13 @@ pub(super) struct HostState {
     pub(super) last_deletion_search_ms: AtomicU64,
     /// The time of the next search for lists of tools that no session uses, in milliseconds since the host started.
     pub(super) next_list_search_ms: AtomicU64,
-    /// Sessions with interrupted runs that wait for a manual resume.
-    pub(super) suspended: Mutex<BTreeSet<SessionId>>,
-    /// Sessions with an unfinished run when they left memory, or when the host started (then also those with queued
-    /// inputs or an unfinished deletion). Some are awake again.
-    pub(super) sessions_with_unfinished_run: Mutex<BTreeSet<SessionId>>,
     pub(super) started: Instant,
     pub(super) closing: AtomicBool,
     pub(super) on_shutdown: OnShutdown,
     /// True after a server or the program has looked for pending approvals: from then on they wait for it, and are
     /// not rejected for lack of a reader.
     pub(super) approvals_are_read: AtomicBool,
-    /// The number of sessions, awake or not.
-    pub(super) sessions: AtomicUsize,
-    /// The sessions that are awake, about to be, or being deleted. Locked for short sections, never across an
-    /// await.
-    pub(super) index: Mutex<BTreeMap<SessionId, SessionSlot>>,
+    pub(super) index: SessionIndex,
     /// A permit for each call by hand.
     pub(super) calls_by_hand: Arc<Semaphore>,
     pub(super) reads: ReadThreads,
@@ -142,58 +133,6 @@ impl fmt::Debug for ToolSources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} tool sources", self.0.len())
     }
-}
-
-/// A session whose actor is running.
-#[derive(Debug)]
-pub(super) struct AwakeSession {
-    pub(super) agent: String,
-    pub(super) actor: ActorRef<SessionMessage>,
-    pub(super) feed_access: FeedAccess,
-    pub(super) log: Arc<SessionLog>,
-    pub(super) activity: Arc<SessionActivity>,
-}
-
-/// The activity of a session, readable without a message to its actor.
-#[derive(Debug, Default)]
-pub(super) struct SessionActivity {
-    /// True while the session has an open run, also a suspended one.
-    pub(super) has_open_run: AtomicBool,
-    /// True while the session has the actors of a run.
-    pub(super) has_actors: AtomicBool,
-    /// Set before the session leaves memory by hibernation, at a shutdown, or because the journal failed. Requests
-    /// that its actor has not handled by then are sent again, to the actor that is started next.
-    pub(super) leaving: AtomicBool,
-    /// The time of the last message other than those of the periodic work, in milliseconds since the host started.
-    pub(super) touched_ms: AtomicU64,
-    /// True while the run of a child session waits only for people. `None` for other sessions.
-    pub(super) waits_for_people: Option<watch::Sender<bool>>,
-}
-
-impl SessionActivity {
-    pub(super) fn of(session: &SessionId) -> Self {
-        let waits_for_people = is_child_session(session).then(|| watch::Sender::new(false));
-        Self { waits_for_people, ..Self::default() }
-    }
-
-    /// Returns true if the session has the actors of a run but no run.
-    pub(super) fn has_unused_actors(&self) -> bool {
-        self.has_actors.load(Ordering::Acquire) && !self.has_open_run.load(Ordering::Acquire)
-    }
-}
-
-/// A request that waits for a session to be awake.
-type Waiter = oneshot::Sender<Result<Arc<AwakeSession>, HostError>>;
-
-/// The slot of a session in the index.
-#[derive(Debug)]
-pub(super) enum SessionSlot {
-    /// The session is being deleted. The requests wait until the deletion has ended.
-    Deleting(Vec<Waiter>),
-    /// The session is about to start, or to be read from the journal.
-    Waking(Vec<Waiter>),
-    /// The session is awake.
-    Awake(Arc<AwakeSession>),
 }
 
 impl HostState {
@@ -235,96 +174,12 @@ impl HostState {
         slot.ok_or(HostError::Full("run"))
     }
 
-    /// Counts one more session, unless `max_sessions` is reached.
-    pub(super) fn count_session(&self) -> Result<(), HostError> {
-        let more = |count| (count < self.sessions_max).then_some(count + 1);
-        let counted = self.sessions.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
-        counted.map(drop).map_err(|_| HostError::Full("session"))
-    }
-
-    pub(super) fn uncount_sessions(&self, count: usize) {
-        self.sessions.fetch_sub(count, Ordering::SeqCst);
-    }
-
-    /// Reserves the id of a new session. `waiter` is notified when the session is awake.
-    pub(super) fn reserve_new(&self, id: &SessionId, waiter: Waiter) -> Result<(), HostError> {
+    /// Reserves the id of a new session. Returns a receiver of the session.
+    pub(super) fn reserve_new(&self, id: &SessionId) -> Result<AwakeReceiver, HostError> {
         if self.is_shutting_down() {
             return Err(HostError::ShuttingDown);
         }
-        let mut index = self.index.lock();
-        if index.contains_key(id) {
-            return Err(HostError::SessionExists);
-        }
-        self.count_session()?;
-        index.insert(id.clone(), SessionSlot::Waking(vec![waiter]));
-        Ok(())
-    }
-
-    /// Reserves slots for the deletion of those sessions that have no slot. Returns their ids.
-    pub(super) fn reserve_for_deletion(&self, ids: Vec<SessionId>) -> Vec<SessionId> {
-        let mut index = self.index.lock();
-        let sleeping: Vec<_> = ids.into_iter().filter(|id| !index.contains_key(id)).collect();
-        index.extend(sleeping.iter().map(|id| (id.clone(), SessionSlot::Deleting(Vec::new()))));
-        sleeping
-    }
-
-    /// Adds an awake session to the index, and answers the requests that wait for it.
-    pub(super) fn insert_awake(&self, id: &SessionId, awake_session: &Arc<AwakeSession>) {
-        let before =
-            self.index.lock().insert(id.clone(), SessionSlot::Awake(Arc::clone(awake_session)));
-        self.answer(before, &Ok(Arc::clone(awake_session)));
-    }
-
-    /// Removes the slot of a session that could not be woken, and fails the requests that wait for it.
-    pub(super) fn fail_wake(&self, id: &SessionId, error: HostError) {
-        let before = self.index.lock().remove(id);
-        self.answer(before, &Err(error));
-    }
-
-    fn answer(&self, slot: Option<SessionSlot>, woken: &Result<Arc<AwakeSession>, HostError>) {
-        if let Some(SessionSlot::Waking(waiting) | SessionSlot::Deleting(waiting)) = slot {
-            for waiter in waiting {
-                // The waiting request may be gone.
-                let _ = waiter.send(woken.clone());
-            }
-        }
-    }
-
-    /// Replaces the slot of a session if `actor` still holds it. Returns whether it was replaced.
-    pub(super) fn replace(&self, id: &SessionId, actor: ActorId, slot: SessionSlot) -> bool {
-        let mut index = self.index.lock();
-        let is_current = matches!(index.get(id), Some(SessionSlot::Awake(awake_session)) if awake_session.actor.get_id() == actor);
-        if is_current {
-            index.insert(id.clone(), slot);
-        }
-        is_current
-    }
-
-    /// Removes an awake session from the index if `actor` still holds its slot and `may_remove` returns true. The
-    /// index stays locked during the call, so no request finds the session.
-    pub(super) fn remove_awake_if(
-        &self,
-        id: &SessionId,
-        actor: ActorId,
-        may_remove: impl FnOnce() -> bool,
-    ) -> bool {
-        let mut index = self.index.lock();
-        let is_current = matches!(index.get(id), Some(SessionSlot::Awake(awake_session)) if awake_session.actor.get_id() == actor);
-        let is_removed = is_current && may_remove();
-        if is_removed {
-            index.remove(id);
-        }
-        is_removed
-    }
-
-    /// Notes whether a session that leaves memory has a run that has not ended.
-    pub(super) fn set_has_unfinished_run(&self, id: &SessionId, has_run: bool) {
-        let mut sessions_with_unfinished_run = self.sessions_with_unfinished_run.lock();
-        if has_run {
-            sessions_with_unfinished_run.insert(id.clone());
-        } else {
-            sessions_with_unfinished_run.remove(id);
-        }
+        self.index.reserve_new(id)
     }
 
     /// Ends the deletion of a session, also one that failed: removes its slot, its extensions and its kept requests.
@@ -334,41 +189,7 @@ impl HostState {
         if let Some(requests) = &self.sent_requests {
             requests.remove_session(id);
         }
-        self.release_slot(id);
-    }
-
-    /// Removes the slot of a session that is neither started nor deleted. The requests that wait for it look for the
-    /// session again.
-    pub(super) fn release_slot(&self, id: &SessionId) {
-        self.fail_wake(id, HostError::SessionExists);
-    }
-
-    /// Returns the session if it is awake.
-    pub(super) fn awake(&self, id: &SessionId) -> Option<Arc<AwakeSession>> {
-        match self.index.lock().get(id)? {
-            SessionSlot::Awake(awake_session) => Some(Arc::clone(awake_session)),
-            SessionSlot::Deleting(_) | SessionSlot::Waking(_) => None,
-        }
-    }
-
-    /// Returns the awake sessions.
-    pub(super) fn all_awake(&self) -> Vec<(SessionId, Arc<AwakeSession>)> {
-        let index = self.index.lock();
-        let awake = index.iter().filter_map(|(id, slot)| match slot {
-            SessionSlot::Awake(awake_session) => Some((id.clone(), Arc::clone(awake_session))),
-            SessionSlot::Deleting(_) | SessionSlot::Waking(_) => None,
-        });
-        awake.collect()
-    }
-
-    /// Returns the number of unread events of the slowest subscriber.
-    fn longest_watcher_queue(&self) -> usize {
-        let index = self.index.lock();
-        let queues = index.values().map(|slot| match slot {
-            SessionSlot::Awake(awake_session) => awake_session.feed_access.longest_queue(),
-            SessionSlot::Deleting(_) | SessionSlot::Waking(_) => 0,
-        });
-        queues.max().unwrap_or(0)
+        self.index.release_slot(id);
     }
 
     /// Returns the milliseconds since the host started.
@@ -381,7 +202,7 @@ impl HostState {
         let metrics = self.telemetry.metrics();
         let (awake, runs) = (self.gauges.awake.count(), self.gauges.runs.count());
         let open = runs + self.gauges.child_runs.count();
-        metrics.host().set_limits(self.sessions_max, self.runs_max);
+        metrics.host().set_limits(self.index.count_max(), self.runs_max);
         metrics.set_runs_active(runs);
         metrics.set_queued_inputs(self.gauges.queued_inputs.count());
         metrics.set_calls_waiting(self.gauges.waiting_calls.count());
@@ -395,7 +216,7 @@ impl HostState {
         self.tool_servers.count_connections(|server, state, connections| {
             metrics.mcp_server(server, state, connections);
         });
-        let sessions = self.sessions.load(Ordering::SeqCst);
+        let sessions = self.index.count();
         metrics.set_session_count(SessionState::Running, open);
         metrics.set_session_count(SessionState::Idle, awake.saturating_sub(open));
         metrics.set_session_count(SessionState::Hibernated, sessions.saturating_sub(awake));
@@ -405,7 +226,7 @@ impl HostState {
     pub(super) fn update_gauges(&self) {
         self.update_counts();
         let metrics = self.telemetry.metrics();
-        metrics.host().set_watcher_queue(self.longest_watcher_queue());
+        metrics.host().set_watcher_queue(self.index.longest_watcher_queue());
         metrics.host().update();
         metrics.journal().set_status(self.journal.status());
     }
@@ -427,25 +248,16 @@ impl HostRef {
     /// Returns the awake session. Wakes it if necessary.
     pub(super) async fn get_or_wake(&self, id: &SessionId) -> Result<Arc<AwakeSession>, HostError> {
         loop {
-            let waiting = {
-                let mut index = self.shared.index.lock();
-                match index.get_mut(id) {
-                    Some(SessionSlot::Awake(awake_session)) => {
-                        return Ok(Arc::clone(awake_session));
-                    }
-                    Some(SessionSlot::Waking(waiting) | SessionSlot::Deleting(waiting)) => {
-                        let (waiter, waited) = oneshot::channel();
-                        waiting.push(waiter);
-                        waited
-                    }
-                    None if self.shared.is_shutting_down() => return Err(HostError::ShuttingDown),
-                    None => {
-                        let (waiter, waited) = oneshot::channel();
-                        index.insert(id.clone(), SessionSlot::Waking(vec![waiter]));
-                        self.wake(id);
-                        waited
-                    }
+            let wake = || {
+                if self.shared.is_shutting_down() {
+                    return Err(HostError::ShuttingDown);
                 }
+                self.wake(id);
+                Ok(())
+            };
+            let waiting = match self.shared.index.find_or_wake(id, wake)? {
+                RequestedSession::Awake(awake_session) => return Ok(awake_session),
+                RequestedSession::NotYet(waiting) => waiting,
             };
             match self.wait_until_awake(waiting).await {
                 // The id was reserved for a new session, but is that of a stored one; or a deletion has ended.
@@ -458,7 +270,7 @@ impl HostRef {
     /// Waits until a session is awake. Fails if the host ends.
     pub(super) async fn wait_until_awake(
         &self,
-        waiting: oneshot::Receiver<Result<Arc<AwakeSession>, HostError>>,
+        waiting: AwakeReceiver,
     ) -> Result<Arc<AwakeSession>, HostError> {
         tokio::select! {
             biased;
@@ -505,7 +317,7 @@ impl HostRef {
         Err(self.shared.unavailable_error())
     }
 
-    /// Reads the session from the journal and starts it. Its slot is `Waking`.
+    /// Reads the session from the journal and starts it. Its slot is reserved.
     pub(super) fn wake(&self, id: &SessionId) {
         let (host_ref, id) = (self.clone(), id.clone());
         task::detach(async move {
@@ -515,12 +327,12 @@ impl HostRef {
                     if !matches!(error, HostError::NoSuchSession(_)) {
                         tracing::error!(session = %id, %error, "session_not_woken");
                     }
-                    host_ref.shared.fail_wake(&id, error);
+                    host_ref.shared.index.fail_wake(&id, error);
                     return;
                 }
             };
             if sent.is_err() {
-                host_ref.shared.fail_wake(&id, HostError::ShuttingDown);
+                host_ref.shared.index.fail_wake(&id, HostError::ShuttingDown);
             }
         });
     }
@@ -528,16 +340,9 @@ impl HostRef {
     /// Wakes a session whose actor died, if its run is to continue now (`wake_now`) or a request waits.
     /// Otherwise the next request wakes it.
     pub(super) fn finish_restart(&self, id: &SessionId, wake_now: bool) {
-        let mut index = self.shared.index.lock();
-        let is_needed = matches!(index.get(id), Some(SessionSlot::Waking(waiting)) if wake_now || !waiting.is_empty());
-        if is_needed {
+        let publish = |state| self.shared.session_states.changed(id, state);
+        if self.shared.index.finish_restart(id, wake_now, publish) {
             self.wake(id);
-        } else {
-            index.remove(id);
-            // Published before a request can find the slot free, so that the state of a session that wakes follows.
-            let has_open_run = self.shared.sessions_with_unfinished_run.lock().contains(id);
-            let state = if has_open_run { SessionState::Running } else { SessionState::Hibernated };
-            self.shared.session_states.changed(id, state);
         }
     }
 

@@ -1,7 +1,6 @@
 //! The list of a host's sessions: from the journal, with the state of those that are awake.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::error::HostError;
 use super::host_ref::{HostRef, HostState};
@@ -49,11 +48,8 @@ fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummar
 }
 
 fn summary(shared: &HostState, stored: SessionSummary) -> SessionSummary {
-    let state = match shared.awake(&stored.id) {
-        Some(awake_session) if awake_session.activity.has_open_run.load(Ordering::Acquire) => {
-            SessionState::Running
-        }
-        Some(_) => SessionState::Idle,
+    let state = match shared.index.awake(&stored.id) {
+        Some(awake_session) => awake_session.activity.state(),
         // Its run or an input waits, or its deletion is unfinished.
         None if stored.state == SessionState::Running => SessionState::Running,
         None => SessionState::Hibernated,

@@ -78,7 +78,7 @@ pub(super) fn run(host_ref: &HostRef) {
 /// Releases the memory of idle sessions: first the actors of their runs, later the whole session.
 fn release_idle(shared: &HostState) {
     let now = shared.clock_ms();
-    for (_, awake_session) in shared.all_awake() {
+    for (_, awake_session) in shared.index.all_awake() {
         let idle_ms = now.saturating_sub(awake_session.activity.touched_ms.load(Ordering::Relaxed));
         match shared.idle_after {
             Some(idle) if u128::from(idle_ms) >= idle.as_millis() => {
@@ -185,11 +185,11 @@ pub(super) fn delete(shared: &HostState, kept_ms: u64) -> Result<(), JournalErro
         let is_last = page.len() < DELETED_MAX;
         listing.after = page.last().cloned();
         let old = page.into_iter().filter(|id| !is_needed(id)).collect();
-        let reserved = shared.reserve_for_deletion(old);
+        let reserved = shared.index.reserve_for_deletion(old);
         // A session may have been used, and have left memory again, before its slot was reserved.
         let is_still_old = |id: &SessionId| matches!(shared.journal.find(id), Ok(Some(stored)) if listing.matches(&stored));
         let (old, used): (Vec<_>, Vec<_>) = reserved.into_iter().partition(is_still_old);
-        used.iter().for_each(|id| shared.release_slot(id));
+        used.iter().for_each(|id| shared.index.release_slot(id));
         if !old.is_empty() {
             return remove(shared, &old);
         }
@@ -206,10 +206,9 @@ fn remove(shared: &HostState, old: &[SessionId]) -> Result<(), JournalError> {
     let is_gone = |id: &&SessionId| removed.is_ok() || matches!(shared.journal.find(id), Ok(None));
     let deleted: Vec<&SessionId> = old.iter().filter(is_gone).collect();
     if !deleted.is_empty() {
-        shared.uncount_sessions(deleted.len());
         // The subscribers are notified before another session can have the id.
         for id in &deleted {
-            shared.set_has_unfinished_run(id, false);
+            shared.index.note_deleted(id);
             shared.session_states.deleted(id);
         }
         tracing::info!(count = deleted.len(), "idle_sessions_deleted");

@@ -42,7 +42,7 @@
 //! | --- | --- |
 //! | `supervision` | what an actor is: its mailbox, its supervisor, its end; spawning and calling actors |
 //! | `host_actor` | the actor that supervises all sessions |
-//! | `host_ref` | the state that the sessions of a host share; finding and waking a session |
+//! | `host_ref`, `index` | the state that the sessions of a host share, finding and waking a session; which sessions are awake, waking or being deleted |
 //! | `session/`, `session_start` | the session actor, with the actors of its runs; the values that it starts with |
 //! | `opening`, `child_sessions`, `agent_trees` | opening a session; the calls of agents; the children of sessions and of open runs |
 //! | `handle`, `report`, `snapshot`, `list`, `extensions` | the public interface of a session, and its parameters and results; values of the embedding program for tools |
@@ -81,6 +81,7 @@ mod host_actor;
 mod host_events;
 mod host_ref;
 mod ids;
+mod index;
 mod list;
 mod maintenance;
 mod message;
@@ -121,7 +122,7 @@ mod tool_servers;
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -170,6 +171,7 @@ use gauge::Gauges;
 use host_actor::HostHandler;
 pub use host_ref::ToolSources;
 use host_ref::{HostRef, HostState};
+use index::SessionIndex;
 use message::SessionMessage;
 use model::HostLagClock;
 use models::Model;
@@ -458,23 +460,22 @@ impl Host {
             tool_limiters,
             gauges,
             runs_max: config.host.max_concurrent_runs,
-            sessions_max: config.host.max_sessions,
             queued_inputs_max: config.host.max_queued_inputs,
             session_bytes_max: config.host.max_session_bytes,
             idle_after: config.host.idle_after,
             keep_idle: config.journal.keep_idle,
             last_deletion_search_ms: AtomicU64::new(0),
             next_list_search_ms: AtomicU64::new(0),
-            suspended: parking_lot::Mutex::default(),
-            sessions_with_unfinished_run: parking_lot::Mutex::new(
-                unfinished.iter().cloned().collect(),
-            ),
             started,
             closing: AtomicBool::new(false),
             on_shutdown,
             approvals_are_read: AtomicBool::new(false),
-            sessions: AtomicUsize::new(session_count),
-            index: parking_lot::Mutex::default(),
+            index: SessionIndex::new(
+                session_count,
+                config.host.max_sessions,
+                &unfinished,
+                config.journal.resume,
+            ),
             calls_by_hand: Arc::new(Semaphore::new(call_by_hand::CALLS_MAX)),
             reads: ReadThreads::default(),
             removals: Removals::default(),
@@ -494,10 +495,7 @@ impl Host {
         let cancel_grace = cancel_grace.unwrap_or_default();
         let host_ref = HostRef { shared, actor };
         match config.journal.resume {
-            Resume::Manual => {
-                host_ref.shared.suspended.lock().extend(unfinished.iter().cloned());
-                task::detach(finish_deletions(host_ref.clone(), unfinished));
-            }
+            Resume::Manual => task::detach(finish_deletions(host_ref.clone(), unfinished)),
             Resume::Auto if unfinished.is_empty() => {}
             Resume::Auto => task::detach(recover(host_ref.clone(), unfinished, started)),
         }
@@ -680,7 +678,7 @@ impl Host {
     pub fn counts(&self) -> HostCounts {
         let gauges = &self.shared().gauges;
         HostCounts {
-            sessions: self.shared().sessions.load(Ordering::SeqCst),
+            sessions: self.shared().index.count(),
             awake: gauges.awake.count(),
             runs: gauges.runs.count() + gauges.child_runs.count(),
             actors: gauges.actors.count(),
@@ -718,7 +716,7 @@ impl Host {
         host_ref.actor.stop(None);
         let _ = timeout(END_MAX, host_ref.actor.wait(None)).await;
         let _ = timeout(END_MAX, shared.gauges.awake.wait_until_zero()).await;
-        shared.index.lock().clear();
+        shared.index.clear_slots();
         shared.session_states.end();
         for model in shared.models.values() {
             model.learnt.store(&shared.journal).await;
@@ -734,7 +732,7 @@ impl Host {
     }
 
     fn interrupt(&self, now: bool) {
-        for (_, awake_session) in self.shared().all_awake() {
+        for (_, awake_session) in self.shared().index.all_awake() {
             // A session that is gone has no run.
             let _ = awake_session.actor.cast(SessionMessage::Interrupt { now });
         }

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
 use super::OpenSession;
 use super::agent::Agent;
 use super::error::HostError;
@@ -78,17 +76,16 @@ async fn open_reserved(
     let declared = RunOverrides::default().with(|new| new.client_tools.clone_from(&client_tools));
     // The declared tools are those of the session itself, so there are none to inherit.
     agent.check_client_tools(&declared, &[])?;
-    let (waiter, waited) = oneshot::channel();
     let is_stored = async || {
         let (shared, id) = (Arc::clone(&host_ref.shared), id.clone());
         let found = host_ref.quick_read(move || shared.journal.find(&id)).await??;
         Ok::<_, HostError>(found.is_some())
     };
-    if let Err(error) = host_ref.shared.reserve_new(&id, waiter) {
+    let waited = match host_ref.shared.reserve_new(&id) {
         // For a stored session the error is `SessionExists`, also on a full host.
-        let exists = matches!(error, HostError::Full(_)) && is_stored().await?;
-        return Err(if exists { HostError::SessionExists } else { error });
-    }
+        Err(HostError::Full(_)) if is_stored().await? => return Err(HostError::SessionExists),
+        reserved => reserved?,
+    };
     let start = SessionStart {
         publisher: Publisher::new(
             id.clone(),
@@ -110,9 +107,9 @@ async fn open_reserved(
         begun.map_err(|_| HostError::ShuttingDown)
     };
     if let Err(error) = begin.await {
-        host_ref.shared.uncount_sessions(1);
+        host_ref.shared.index.uncount_new();
         // Frees the id, and fails requests that wait for the session.
-        host_ref.shared.fail_wake(&id, error.clone());
+        host_ref.shared.index.fail_wake(&id, error.clone());
         return Err(error);
     }
     let awake_session = match host_ref.wait_until_awake(waited).await {
@@ -120,13 +117,13 @@ async fn open_reserved(
         Err(error) => {
             // A source of tools panicked before anything was recorded, and the host actor has freed the id
             // (`fail_wake`), or the host has ended. Only the count of sessions is left to undo.
-            host_ref.shared.uncount_sessions(1);
+            host_ref.shared.index.uncount_new();
             return Err(error);
         }
     };
     if let Err(error) = awake_session.log.wait_durable(awake_session.log.last_seq()).await {
         // The journal has failed: the session ends itself (`session/end`) and frees the id.
-        host_ref.shared.uncount_sessions(1);
+        host_ref.shared.index.uncount_new();
         return Err(error.into());
     }
     host_ref.shared.session_states.changed(&id, SessionState::Idle);

@@ -131,7 +131,8 @@ fn notify_list_changed(
     };
     match audience {
         ServerAudience::Sessions => {
-            host_ref.shared.all_awake().iter().for_each(|(_, session)| notify(&session.actor));
+            let all_awake = host_ref.shared.index.all_awake();
+            all_awake.iter().for_each(|(_, session)| notify(&session.actor));
         }
         ServerAudience::Session(session) => notify(session),
         ServerAudience::Nobody => {}

@@ -28,7 +28,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
 
 use super::error::HostError;
-use super::host_ref::{AwakeSession, HostRef};
+use super::host_ref::HostRef;
+use super::index::AwakeSession;
 use super::publish::SUBSCRIBER_EVENTS_MAX;
 use super::task;
 use crate::journal::{JournalEntry, JournalError, SessionSummary};

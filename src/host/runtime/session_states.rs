@@ -1,7 +1,7 @@
 //! The changes of the states of all sessions of a host, for clients that list sessions.
 //!
 //! Nothing is kept or sent before the first client subscribes. A message may be late: the state of a session
-//! that is in memory is the one that its [`activity`](super::host_ref::SessionActivity) has when the message is read.
+//! that is in memory is the one that its [`activity`](super::index::SessionActivity) has when the message is read.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -242,11 +242,9 @@ pub(super) async fn delete(
     let removed = host_ref.shared.removals.remove(&host_ref.shared.journal, id).await;
     let is_deleted = removed.as_ref().is_ok_and(|removed| removed.was_removed);
     if is_deleted {
-        host_ref.shared.uncount_sessions(1);
+        host_ref.shared.index.note_deleted(id);
         // The subscribers are notified before another session can have the id.
         host_ref.shared.session_states.deleted(id);
-        host_ref.shared.suspended.lock().remove(id);
-        host_ref.shared.set_has_unfinished_run(id, false);
     }
     if !is_deleted && removed.as_ref().is_ok_and(|removed| removed.result.is_err()) {
         host_ref.shared.failed_deletions.lock().insert(id.clone());
@@ -295,26 +293,25 @@ async fn fork_reserved(
     id: SessionId,
 ) -> Result<SessionHandle, HostError> {
     let host_ref = from.host_ref.clone();
-    if let Some(awake_session) = host_ref.shared.awake(from.id()) {
+    if let Some(awake_session) = host_ref.shared.index.awake(from.id()) {
         awake_session.log.wait_durable(awake_session.log.last_seq()).await?;
     }
-    let (waiter, waited) = oneshot::channel();
-    host_ref.shared.reserve_new(&id, waiter)?;
+    let waited = host_ref.shared.reserve_new(&id)?;
     let opening = read_fork_start(&host_ref, from.id(), at, &id).await;
     let begun = opening.and_then(|opening| {
         let begun = host_ref.actor.cast(HostMessage::Begin(Box::new(opening)));
         begun.map_err(|_| HostError::ShuttingDown)
     });
     if let Err(error) = begun {
-        host_ref.shared.uncount_sessions(1);
+        host_ref.shared.index.uncount_new();
         // The error is about the origin. Requests that wait for the fork find that there is no session of its id.
-        host_ref.shared.release_slot(&id);
+        host_ref.shared.index.release_slot(&id);
         return Err(error);
     }
     // If its start panicked, the copied records may be stored already: the fork stays counted.
     let awake_session = host_ref.wait_until_awake(waited).await?;
     if let Err(error) = awake_session.log.wait_durable(awake_session.log.last_seq()).await {
-        host_ref.shared.uncount_sessions(1);
+        host_ref.shared.index.uncount_new();
         if let JournalError::OriginRemoved(origin) = error {
             return Err(HostError::NoSuchSession(origin));
         }

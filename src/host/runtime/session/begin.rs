@@ -12,7 +12,8 @@ use super::summary::AwaitedSummary;
 use super::{Callers, SessionActor, SessionHandler};
 use crate::journal::SessionLog;
 use crate::runtime::error::HostError;
-use crate::runtime::host_ref::{AwakeSession, HostRef, SessionActivity};
+use crate::runtime::host_ref::HostRef;
+use crate::runtime::index::{AwakeSession, SessionActivity};
 use crate::runtime::message::{HostMessage, SessionMessage};
 use crate::runtime::models::prompt_cache_key;
 use crate::runtime::session_start::{SessionOrigin, SessionStart};
@@ -166,7 +167,7 @@ impl SessionActor {
 
     /// Continues a session that was suspended, with its run or else its queue, and counts that as a run of the host.
     pub(super) fn continue_resumed_session(&mut self) {
-        self.host_ref.shared.suspended.lock().remove(&self.id);
+        self.host_ref.shared.index.note_resumed(&self.id);
         // The limit does not apply, because the run was accepted before.
         let gauges = &self.host_ref.shared.gauges;
         let is_child_run = self.session.run().is_some_and(|run| self.is_child_run(&run.id));

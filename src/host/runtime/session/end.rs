@@ -9,7 +9,6 @@ use super::SessionActor;
 use super::run::RunActors;
 use crate::journal::JournalError;
 use crate::runtime::error::HostError;
-use crate::runtime::host_ref::SessionSlot;
 use crate::runtime::message::SessionMessage;
 use crate::runtime::stored_sessions;
 use crate::runtime::task;
@@ -49,8 +48,7 @@ impl SessionActor {
         let has_open_run = has_lost_end || self.activity.has_open_run.load(Ordering::Acquire);
         let shared = &self.host_ref.shared;
         // The slot of a session that is being deleted is another one.
-        shared.remove_awake_if(&self.id, myself.get_id(), || {
-            shared.set_has_unfinished_run(&self.id, has_open_run);
+        shared.index.remove_awake_if(&self.id, myself.get_id(), has_open_run, || {
             // A request that wakes the session publishes the next state.
             let state = if has_open_run { SessionState::Running } else { SessionState::Hibernated };
             shared.session_states.changed(&self.id, state);
@@ -64,7 +62,7 @@ impl SessionActor {
     pub(super) fn delete_session(&mut self, myself: &ActorRef<SessionMessage>) {
         self.release_actors();
         self.log.close();
-        self.host_ref.shared.replace(&self.id, myself.get_id(), SessionSlot::Deleting(Vec::new()));
+        self.host_ref.shared.index.begin_deletion(&self.id, myself.get_id());
         let waiting = std::mem::take(&mut self.callers.close);
         let (host_ref, id) = (self.host_ref.clone(), self.id.clone());
         let has_children = self.session.has_children();

@@ -47,7 +47,8 @@ impl SessionActor {
         let has_run = self.session.run().is_some();
         // Removal from the index and closing are one step for other requests: each request finds
         // this session or its successor.
-        let leaves = self.host_ref.shared.remove_awake_if(&self.id, myself.get_id(), || {
+        let shared = &self.host_ref.shared;
+        let leaves = shared.index.remove_awake_if(&self.id, myself.get_id(), has_run, || {
             let leaves = self.publisher.close_if_unwatched();
             if leaves && !self.log.close_if_durable() {
                 self.publisher.reopen();
@@ -55,10 +56,9 @@ impl SessionActor {
             }
             self.activity.leaving.store(leaves, Ordering::Release);
             if leaves {
-                self.host_ref.shared.set_has_unfinished_run(&self.id, has_run);
                 // A request that wakes the session publishes the next state.
                 let state = if has_run { SessionState::Running } else { SessionState::Hibernated };
-                self.host_ref.shared.session_states.changed(&self.id, state);
+                shared.session_states.changed(&self.id, state);
             }
             leaves
         });
@@ -107,12 +107,10 @@ impl SessionActor {
         if !stops_turn && !self.session.is_held() && !self.flush_turn().await {
             return false;
         }
-        let leaves = self.host_ref.shared.remove_awake_if(&self.id, myself.get_id(), || {
+        let index = &self.host_ref.shared.index;
+        let leaves = index.remove_awake_if(&self.id, myself.get_id(), true, || {
             let leaves = self.log.close_if_durable();
             self.activity.leaving.store(leaves, Ordering::Release);
-            if leaves {
-                self.host_ref.shared.set_has_unfinished_run(&self.id, true);
-            }
             leaves
         });
         if leaves {

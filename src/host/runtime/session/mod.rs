@@ -32,8 +32,9 @@ use tokio::time::Instant;
 
 use super::error::HostError;
 use super::gauge::CountGuard;
-use super::host_ref::{HostRef, SessionActivity};
+use super::host_ref::HostRef;
 use super::ids;
+use super::index::SessionActivity;
 use super::message::{
     AccumulatorMessage, DecisionReply, RunAccepted, RunScope, SessionMessage, TurnStart,
 };
@@ -407,7 +408,7 @@ impl SessionActor {
             return;
         }
         // A session that was only asleep is not held.
-        let is_held = self.host_ref.shared.suspended.lock().contains(&self.id);
+        let is_held = self.host_ref.shared.index.is_suspended(&self.id);
         if self.session.handle_wake(self.now(), is_held) {
             self.continue_resumed_session();
         }

@@ -142,7 +142,7 @@ impl SessionActor {
             // whether anything else does.
             Some(parent) => {
                 let (host_ref, root) = (self.host_ref.clone(), parent.root.session.clone());
-                let Some(myself) = self.host_ref.shared.awake(&self.id) else { return };
+                let Some(myself) = self.host_ref.shared.index.awake(&self.id) else { return };
                 task::detach(async move {
                     let find = |reply| SessionMessage::CheckApprovalReader { reply };
                     if matches!(host_ref.request(&root, find).await, Ok((false, _))) {

@@ -210,7 +210,7 @@ async fn a_request_that_waits_for_a_fork_finds_no_session_if_the_fork_fails() {
         async move { host.fork(&session, Seq(99), Some("fork".to_owned())).await }
     });
     let id = SessionId::parse("fork").unwrap();
-    until("its id is reserved", || host.inner.host_ref.shared.index.lock().contains_key(&id)).await;
+    until("its id is reserved", || host.counts().sessions == 2).await;
     let fork = host.session(&id);
     let mut waiting = Box::pin(fork.snapshot());
     let waits = (&mut waiting).now_or_never().is_none();

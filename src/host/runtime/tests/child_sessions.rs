@@ -1,5 +1,7 @@
 //! Tests of calls of agents: results, cancellation, budgets, recovery.
 
+use std::sync::atomic::AtomicUsize;
+
 use futures::{FutureExt as _, StreamExt as _};
 
 use super::engine::{Engine, entries};
@@ -310,7 +312,7 @@ async fn deleting_a_session_deletes_its_descendants() {
                     rest(&host);
                     until("it sleeps", || {
                         session.hibernate();
-                        host.inner.host_ref.shared.awake(session.id()).is_none()
+                        host.inner.host_ref.shared.index.awake(session.id()).is_none()
                     })
                     .await;
                 }

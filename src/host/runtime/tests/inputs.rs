@@ -68,7 +68,7 @@ async fn steer_while_recording(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + S
     let host = start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let steer = {
-        let actor = session.host_ref.shared.awake(session.id()).unwrap().actor.clone();
+        let actor = session.host_ref.shared.index.awake(session.id()).unwrap().actor.clone();
         move || {
             let (reply, _) = tokio::sync::oneshot::channel();
             let input = "more".to_owned();

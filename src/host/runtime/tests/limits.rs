@@ -178,12 +178,12 @@ async fn a_host_that_is_dropped_ends() {
 
 /// Kills a session's actor, and waits until the host has noticed.
 pub(super) async fn kill_session_actor(host: &Host, session: &SessionHandle) {
-    let dead = session.host_ref.shared.awake(session.id()).unwrap();
+    let dead = session.host_ref.shared.index.awake(session.id()).unwrap();
     dead.actor.kill();
     let shared = Arc::clone(&host.inner.host_ref.shared);
     let id = session.id().clone();
     until("the host has handled the death", move || {
-        shared.awake(&id).is_none_or(|live| live.actor.get_id() != dead.actor.get_id())
+        shared.index.awake(&id).is_none_or(|live| live.actor.get_id() != dead.actor.get_id())
     })
     .await;
 }

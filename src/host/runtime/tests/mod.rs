@@ -121,7 +121,7 @@ async fn session(host: &Host) -> SessionHandle {
 
 /// Stops the run actors of every session without an open run.
 fn rest(host: &Host) {
-    for (_, live) in host.inner.host_ref.shared.all_awake() {
+    for (_, live) in host.inner.host_ref.shared.index.all_awake() {
         // A session actor that has ended has no run actors.
         let _ = live.actor.cast(SessionMessage::ReleaseActors);
     }

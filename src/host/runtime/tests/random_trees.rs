@@ -6,7 +6,7 @@
 //! `CALLSHEET_TREE_SEED` sets the seed.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use futures::StreamExt as _;
 use parking_lot::Mutex;

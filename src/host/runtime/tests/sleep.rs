@@ -18,7 +18,7 @@ fn sleepy(host: &Host) -> tokio::task::JoinHandle<()> {
     let host = host.clone();
     spawn(async move {
         loop {
-            for (id, _) in host.inner.host_ref.shared.all_awake() {
+            for (id, _) in host.inner.host_ref.shared.index.all_awake() {
                 host.session(&id).hibernate();
             }
             // A shorter interval would only fill the mailboxes of the sessions.

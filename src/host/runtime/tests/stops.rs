@@ -236,7 +236,7 @@ async fn a_turn_cancelled_before_it_begins_sends_no_request() {
         let run = session.start_run("go").await.unwrap();
         let counting = host.clone();
         until("the tool runs", move || counting.counts().tools_running == 1).await;
-        let live = session.host_ref.shared.awake(session.id()).unwrap();
+        let live = session.host_ref.shared.index.awake(session.id()).unwrap();
         live.actor.cast(message::SessionMessage::Interrupt { now: false }).unwrap();
         session.snapshot().await.unwrap();
         gate.add_permits(1);
