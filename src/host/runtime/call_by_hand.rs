@@ -54,7 +54,7 @@ impl Host {
         let permit = Arc::clone(&host_ref.shared.calls_by_hand).acquire_owned();
         let permit = tokio::time::timeout(WAIT_MAX, permit).await;
         let permit = permit.map_err(|_| HostError::Full("tool call by hand"))?;
-        let servers = &host_ref.shared.tool_servers;
+        let servers = &host_ref.shared.catalog.tool_servers;
         // Without a session: a server that sessions do not share is connected for this call.
         let connected = servers.servers_for(host_ref, None, |server| agent.names_server(server));
         let frozen = servers.freeze(&agent, &connected).await?;
@@ -64,7 +64,7 @@ impl Host {
             model_that_calls(tool.to_owned(), move || input.clone()),
             &host_ref.shared.telemetry,
             host_ref.shared.lag_clock.clone(),
-            host_ref.shared.secrets.clone(),
+            host_ref.shared.catalog.secrets.clone(),
         );
         let agent_with_tool = frozen.agent.with_only_tool(tool, CALLER, Arc::new(model));
         let agent = agent_with_tool.ok_or_else(|| HostError::UnknownTool(tool.to_owned()))?;

@@ -198,13 +198,13 @@ impl AgentCallRunner {
         }
         let (root, id) = (parent.root.clone(), child.id().clone());
         let open = OpenSession::default();
-        let opened =
-            match opening::find_agent(&self.host_ref.shared, Some(self.config.agent.clone())) {
-                Ok(agent) => {
-                    opening::open(&self.host_ref, id, agent, open, Some(Arc::new(parent))).await
-                }
-                Err(error) => Err(error),
-            };
+        let agent = self.host_ref.shared.catalog.find_agent(Some(self.config.agent.clone()));
+        let opened = match agent {
+            Ok(agent) => {
+                opening::open(&self.host_ref, id, agent, open, Some(Arc::new(parent))).await
+            }
+            Err(error) => Err(error),
+        };
         match opened {
             Ok(_) => Ok(true),
             Err(HostError::SessionExists) => Ok(false),
@@ -305,7 +305,7 @@ impl AgentCallRunner {
 
     /// Returns the limits of the child's run: the lease, where it is lower than the limits of its agent.
     fn limits(&self) -> LimitOverrides {
-        let agent = self.host_ref.shared.agents.get(&self.config.agent);
+        let agent = self.host_ref.shared.catalog.agents.get(&self.config.agent);
         let own = agent.map_or_else(Limits::default, |agent| agent.limits().clone());
         let AgentCallStart { lease, time, .. } = self.start;
         let lower = |leased: Option<u64>, own: Option<u64>| {

@@ -52,7 +52,7 @@ impl SessionHandle {
             return Err(ClientResultError::TooLarge { bytes, maximum }.into());
         }
         let mut outcome = outcome_of(output);
-        redact_outcome(&self.host_ref.shared.secrets, &mut outcome);
+        redact_outcome(&self.host_ref.shared.catalog.secrets, &mut outcome);
         let ask = |reply| {
             let outcome = Box::new(outcome.clone());
             SessionMessage::AnswerCall { key, outcome, reply }

@@ -515,8 +515,9 @@ impl SessionHandle {
     /// If a run is in progress, the session is closed, or the journal cannot be written.
     pub async fn refresh_tools(&self) -> Result<ToolListChange, HostError> {
         let agent = self.agent().await?;
-        let agent = self.host_ref.shared.agents.get(&agent).ok_or(HostError::AgentGone(agent))?;
-        let servers = &self.host_ref.shared.tool_servers;
+        let agent =
+            self.host_ref.shared.catalog.agents.get(&agent).ok_or(HostError::AgentGone(agent))?;
+        let servers = &self.host_ref.shared.catalog.tool_servers;
         let connected = servers
             .servers_for(&self.host_ref, Some(&self.id), |server| agent.names_server(server));
         let tools = servers.freeze(agent, &connected).await?;

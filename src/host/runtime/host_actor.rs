@@ -86,7 +86,7 @@ impl Actor for HostHandler {
         myself: ActorRef<HostMessage>,
         host: &mut HostActor,
     ) -> Result<(), ActorProcessingErr> {
-        let servers = Vec::from_iter(host.host_ref.shared.tool_servers.iter().cloned());
+        let servers = Vec::from_iter(host.host_ref.shared.catalog.tool_servers.iter().cloned());
         for server in servers.into_iter().filter(|server| !server.is_per_session()) {
             host.begin_server(&myself, server, ServerAudience::Sessions, false);
         }

@@ -22,7 +22,6 @@
 //! `/verify`, `/fork`, `/turns/{turn}/request`, DELETE, and `/v1/events` (`host_events`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -35,6 +34,7 @@ use tokio::time::Instant;
 use super::agent::Agent;
 use super::agent_trees::AgentTrees;
 use super::blocking::BlockingPool;
+use super::catalog::Catalog;
 use super::claims::MetricsClaim;
 use super::error::HostError;
 use super::extensions::ExtensionsBySession;
@@ -42,7 +42,6 @@ use super::gauge::{CountGuard, Gauges};
 use super::index::{AwakeReceiver, AwakeSession, RequestedSession, SessionIndex};
 use super::message::{HostMessage, SessionMessage};
 use super::model::HostLagClock;
-use super::models::Model;
 use super::publish::Publisher;
 use super::read_threads::ReadThreads;
 use super::removals::Removals;
@@ -52,15 +51,13 @@ use super::session_start::{SessionOrigin, SessionStart};
 use super::session_states::SessionStates;
 use super::supervision::{ReplyPort, call, has_ended};
 use super::task;
-use super::tool_limiter::ToolLimiters;
-use super::tool_servers::{FrozenTools, ToolServers};
-use crate::journal::{Journal, SessionLog};
+use super::tool_servers::FrozenTools;
+use crate::journal::Journal;
 use crate::telemetry::Telemetry;
-use callsheet_machines::session::{InputLimits, Session, StoredSession};
-use callsheet_tools::ToolSource;
-use callsheet_values::config::{ConsoleConfig, OnShutdown};
+use callsheet_machines::session::{Session, StoredSession};
+use callsheet_values::config::OnShutdown;
 use callsheet_values::record::{EventProjector, Record, Seq};
-use callsheet_values::types::{RunId, Secrets, SessionId, SessionState};
+use callsheet_values::types::{RunId, SessionId, SessionState};
 
 /// Maximum number of times that a request is sent. It is sent again if its session leaves memory before
 /// it handles the request.
@@ -69,22 +66,13 @@ pub(super) const REQUEST_TRIES_MAX: u32 = 100;
 /// The parts of a host that its sessions share: the configuration, the journal, the limits and the index of sessions.
 #[derive(Debug)]
 pub(super) struct HostState {
-    pub(super) agents: BTreeMap<String, Arc<Agent>>,
-    pub(super) tool_sources: ToolSources,
-    pub(super) tool_servers: Arc<ToolServers>,
-    pub(super) models: Arc<BTreeMap<String, Arc<Model>>>,
+    pub(super) catalog: Catalog,
     pub(super) journal: Arc<dyn Journal>,
     pub(super) telemetry: Telemetry,
     pub(super) metrics_claim: MetricsClaim,
     pub(super) lag_clock: HostLagClock,
-    pub(super) secrets: Secrets,
     pub(super) gauges: Gauges,
     pub(super) pool: BlockingPool,
-    pub(super) tool_limiters: ToolLimiters,
-    pub(super) runs_max: usize,
-    /// The number of inputs that may wait in one session.
-    pub(super) queued_inputs_max: usize,
-    pub(super) session_bytes_max: Option<u64>,
     /// The idle time after which a session hibernates.
     pub(super) idle_after: Option<Duration>,
     /// The idle time after which a session is deleted.
@@ -95,7 +83,6 @@ pub(super) struct HostState {
     pub(super) next_list_search_ms: AtomicU64,
     pub(super) started: Instant,
     pub(super) closing: AtomicBool,
-    pub(super) on_shutdown: OnShutdown,
     /// True after a server or the program has looked for pending approvals: from then on they wait for it, and are
     /// not rejected for lack of a reader.
     pub(super) approvals_are_read: AtomicBool,
@@ -116,23 +103,12 @@ pub(super) struct HostState {
     pub(super) approval_expiries: Mutex<BTreeSet<(u64, SessionId)>>,
     /// The values of the embedding program for tools.
     pub(super) extensions: ExtensionsBySession,
-    pub(super) console: ConsoleConfig,
     /// The requests to models that are kept. `None` unless the configuration asks for it.
     pub(super) sent_requests: Option<Arc<SentRequests>>,
     /// The changes of the states of sessions, for clients that list them.
     pub(super) session_states: SessionStates,
     /// The child sessions of open runs.
     pub(super) agent_trees: AgentTrees,
-}
-
-/// The sources of tools that are read at each run's start.
-#[derive(Clone, Default)]
-pub struct ToolSources(pub Vec<Arc<dyn ToolSource>>);
-
-impl fmt::Debug for ToolSources {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} tool sources", self.0.len())
-    }
 }
 
 impl HostState {
@@ -142,7 +118,7 @@ impl HostState {
 
     /// Returns whether the host shuts down and leaves its runs to the next host.
     pub(super) fn suspends_runs(&self) -> bool {
-        self.on_shutdown == OnShutdown::Suspend && self.is_shutting_down()
+        self.catalog.on_shutdown == OnShutdown::Suspend && self.is_shutting_down()
     }
 
     /// Returns the error of a request to a session that is gone.
@@ -150,21 +126,12 @@ impl HostState {
         if self.is_shutting_down() { HostError::ShuttingDown } else { HostError::SessionClosed }
     }
 
-    /// Returns the limits of the next input of the session with this log.
-    pub(super) fn input_limits(&self, log: &SessionLog) -> InputLimits {
-        InputLimits {
-            inputs_max: self.queued_inputs_max,
-            stored_bytes: log.bytes(),
-            stored_bytes_max: self.session_bytes_max,
-        }
-    }
-
     /// Counts one more run until the guard is dropped, unless `max_concurrent_runs` is reached or the host shuts
     /// down. A child's run does not count towards that limit.
     pub(super) fn acquire_run_slot(&self, is_child_run: bool) -> Result<CountGuard, HostError> {
         let slot = match is_child_run {
             true => Some(self.gauges.child_runs.increment()),
-            false => self.gauges.runs.try_increment(self.runs_max),
+            false => self.gauges.runs.try_increment(self.catalog.runs_max),
         };
         // This is checked after the run is counted, so that a concurrent shutdown either is detected here
         // or waits for the run.
@@ -202,18 +169,18 @@ impl HostState {
         let metrics = self.telemetry.metrics();
         let (awake, runs) = (self.gauges.awake.count(), self.gauges.runs.count());
         let open = runs + self.gauges.child_runs.count();
-        metrics.host().set_limits(self.index.count_max(), self.runs_max);
+        metrics.host().set_limits(self.index.count_max(), self.catalog.runs_max);
         metrics.set_runs_active(runs);
         metrics.set_queued_inputs(self.gauges.queued_inputs.count());
         metrics.set_calls_waiting(self.gauges.waiting_calls.count());
         metrics.set_threads_abandoned(self.gauges.abandoned_threads.count());
-        for model in self.models.values() {
+        for model in self.catalog.models.values() {
             model.limiter.update_metric();
         }
-        for (tool, state) in self.tool_limiters.breaker_states() {
+        for (tool, state) in self.catalog.tool_limiters.breaker_states() {
             metrics.tool_breaker(&tool, state);
         }
-        self.tool_servers.count_connections(|server, state, connections| {
+        self.catalog.tool_servers.count_connections(|server, state, connections| {
             metrics.mcp_server(server, state, connections);
         });
         let sessions = self.index.count();
@@ -349,7 +316,7 @@ impl HostRef {
     async fn read_session(&self, id: &SessionId) -> Result<SessionStart, HostError> {
         let (shared, of) = (Arc::clone(&self.shared), id.clone());
         let (stored, projector) = self.read(move || read_stored(&shared, &of)).await??;
-        let agent = self.shared.agents.get(&stored.agent).cloned();
+        let agent = self.shared.catalog.agents.get(&stored.agent).cloned();
         let agent = agent.ok_or_else(|| HostError::AgentGone(stored.agent.clone()))?;
         let tools = self.frozen_tools(&agent, &stored.session).await?;
         Ok(SessionStart {
@@ -373,7 +340,7 @@ impl HostRef {
         session: &Session,
     ) -> Result<Option<Arc<FrozenTools>>, HostError> {
         match session.frozen_tools() {
-            Some(sha256) => self.shared.tool_servers.restore(agent, sha256).await.map(Some),
+            Some(sha256) => self.shared.catalog.tool_servers.restore(agent, sha256).await.map(Some),
             None => Ok(None),
         }
     }
@@ -408,7 +375,8 @@ fn read_stored(
             "the first record of session {id} is not session_opened"
         )));
     };
-    let own = shared.agents.get(agent).ok_or_else(|| HostError::AgentGone(agent.clone()))?;
+    let own =
+        shared.catalog.agents.get(agent).ok_or_else(|| HostError::AgentGone(agent.clone()))?;
     let session_rules_of = |overrides: &_| own.with_recorded_overrides(overrides).session_rules();
     let stored = StoredSession::read(&entries, &session_rules_of)
         .map_err(|error| HostError::Rebuild(format!("session {id}: {error}")))?;

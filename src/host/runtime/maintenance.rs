@@ -48,7 +48,7 @@ pub(super) fn run(host_ref: &HostRef) {
     wake_failed_runs(host_ref);
     finish_failed_deletions(host_ref);
     delete_unused_lists(host_ref);
-    for model in shared.models.values() {
+    for model in shared.catalog.models.values() {
         model.learnt.store_soon(&shared.journal);
         model.learnt_reasoning.store_soon(&shared.journal);
         model.set_aside.store_soon(&shared.journal);
@@ -158,7 +158,7 @@ fn delete_unused_lists(host_ref: &HostRef) {
     next.store(now.saturating_add(UNUSED_LISTS_PAUSE_MS), Ordering::Relaxed);
     let host_ref = host_ref.clone();
     task::detach(async move {
-        let servers = Arc::clone(&host_ref.shared.tool_servers);
+        let servers = Arc::clone(&host_ref.shared.catalog.tool_servers);
         let deleted = host_ref.read(move || servers.remove_unused_lists()).await;
         if let Ok(Err(error)) = deleted {
             tracing::warn!(%error, "unused_tool_lists_not_deleted");

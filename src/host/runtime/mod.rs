@@ -42,7 +42,7 @@
 //! | --- | --- |
 //! | `supervision` | what an actor is: its mailbox, its supervisor, its end; spawning and calling actors |
 //! | `host_actor` | the actor that supervises all sessions |
-//! | `host_ref`, `index` | the state that the sessions of a host share, finding and waking a session; which sessions are awake, waking or being deleted |
+//! | `host_ref`, `catalog`, `index` | the state that the sessions of a host share, finding and waking a session; what was configured; which sessions are awake, waking or being deleted |
 //! | `session/`, `session_start` | the session actor, with the actors of its runs; the values that it starts with |
 //! | `opening`, `child_sessions`, `agent_trees` | opening a session; the calls of agents; the children of sessions and of open runs |
 //! | `handle`, `report`, `snapshot`, `list`, `extensions` | the public interface of a session, and its parameters and results; values of the embedding program for tools |
@@ -68,6 +68,7 @@ mod agent;
 mod agent_trees;
 mod blocking;
 mod call_by_hand;
+mod catalog;
 mod child_sessions;
 mod claims;
 mod client_call;
@@ -135,6 +136,7 @@ pub use callsheet_machines::turn::BreakerState;
 pub use callsheet_values::event::StatsReport;
 pub use callsheet_values::event::ToolListChange;
 pub use callsheet_values::types::SessionState;
+pub use catalog::ToolSources;
 pub use error::{ClientResultError, ErrorKind, HostError};
 pub use handle::{RunRequest, SessionHandle, StartedRun};
 pub use host_events::HostEvent;
@@ -165,11 +167,11 @@ use callsheet_tools::ToolRegistry;
 use callsheet_values::config::{ClientTool, Config, JournalEngine, OnShutdown, Resume};
 use callsheet_values::record::Seq;
 use callsheet_values::types::Metadata;
+use catalog::Catalog;
 use claims::{ClaimedJournal, MetricsClaim};
 use extensions::ExtensionsBySession;
 use gauge::Gauges;
 use host_actor::HostHandler;
-pub use host_ref::ToolSources;
 use host_ref::{HostRef, HostState};
 use index::SessionIndex;
 use message::SessionMessage;
@@ -447,28 +449,31 @@ impl Host {
         };
         let (session_count, unfinished) = blocking(read).await??;
         let shared = Arc::new(HostState {
-            agents,
-            tool_sources,
-            tool_servers: Arc::new(tool_servers),
+            catalog: Catalog {
+                agents,
+                models,
+                tool_sources,
+                tool_servers: Arc::new(tool_servers),
+                tool_limiters,
+                secrets,
+                console: config.console,
+                runs_max: config.host.max_concurrent_runs,
+                queued_inputs_max: config.host.max_queued_inputs,
+                session_bytes_max: config.host.max_session_bytes,
+                on_shutdown,
+            },
             journal,
             telemetry,
             metrics_claim,
             lag_clock: stalls,
-            secrets,
-            models,
             pool: BlockingPool::new(BLOCKING_THREADS_MAX, gauges.abandoned_threads.clone()),
-            tool_limiters,
             gauges,
-            runs_max: config.host.max_concurrent_runs,
-            queued_inputs_max: config.host.max_queued_inputs,
-            session_bytes_max: config.host.max_session_bytes,
             idle_after: config.host.idle_after,
             keep_idle: config.journal.keep_idle,
             last_deletion_search_ms: AtomicU64::new(0),
             next_list_search_ms: AtomicU64::new(0),
             started,
             closing: AtomicBool::new(false),
-            on_shutdown,
             approvals_are_read: AtomicBool::new(false),
             index: SessionIndex::new(
                 session_count,
@@ -484,7 +489,6 @@ impl Host {
             unrecorded_failures: parking_lot::Mutex::default(),
             approval_expiries: parking_lot::Mutex::default(),
             extensions: ExtensionsBySession::default(),
-            console: config.console,
             sent_requests: config.console.requests.then(Arc::default),
             session_states: SessionStates::default(),
             agent_trees: AgentTrees::default(),
@@ -515,7 +519,7 @@ impl Host {
     ) -> Result<SessionHandle, HostError> {
         let mut open = open.into();
         let id = opening::requested_id(open.id.take())?;
-        let agent = opening::find_agent(self.shared(), open.agent.take())?;
+        let agent = self.agent(open.agent.take())?;
         opening::open(&self.inner.host_ref, id, agent, open, None).await
     }
 
@@ -630,20 +634,20 @@ impl Host {
     /// ```
     #[must_use]
     pub fn models(&self) -> Vec<ModelStatus> {
-        self.shared().models.values().map(|model| model.status()).collect()
+        self.shared().catalog.models.values().map(|model| model.status()).collect()
     }
 
     /// Returns the configuration, the state and the failures of each configured model, by name.
     #[must_use]
     pub fn model_reports(&self) -> Vec<ModelReport> {
-        self.shared().models.values().map(|model| model.report()).collect()
+        self.shared().catalog.models.values().map(|model| model.report()).collect()
     }
 
     /// Returns the configured names of an agent's models, in the order of their use. Returns none for an unknown
     /// agent.
     #[must_use]
     pub fn agent_models(&self, agent: &str) -> Vec<String> {
-        let agent = self.shared().agents.get(agent);
+        let agent = self.shared().catalog.agents.get(agent);
         let models = agent.into_iter().flat_map(|agent| agent.models.iter());
         models.map(|model| model.name.clone()).collect()
     }
@@ -712,13 +716,13 @@ impl Host {
             timeout(*cancel_grace + END_MAX, shared.gauges.running_calls.wait_until_zero()).await;
         // Each hook has its own time limit. It begins when the end of its run is durable.
         shared.gauges.run_end_hooks.wait_until_zero().await;
-        shared.tool_servers.close().await;
+        shared.catalog.tool_servers.close().await;
         host_ref.actor.stop(None);
         let _ = timeout(END_MAX, host_ref.actor.wait(None)).await;
         let _ = timeout(END_MAX, shared.gauges.awake.wait_until_zero()).await;
         shared.index.clear_slots();
         shared.session_states.end();
-        for model in shared.models.values() {
+        for model in shared.catalog.models.values() {
             model.learnt.store(&shared.journal).await;
             model.learnt_reasoning.store(&shared.journal).await;
             model.set_aside.store(&shared.journal).await;
@@ -747,7 +751,7 @@ impl Host {
     /// Returns the configuration of the console.
     #[must_use]
     pub fn console(&self) -> callsheet_values::config::ConsoleConfig {
-        self.shared().console
+        self.shared().catalog.console
     }
 
     fn shared(&self) -> &HostState {
@@ -762,7 +766,7 @@ impl Host {
         agent: Option<String>,
     ) -> Result<callsheet_tools::AgentTools, HostError> {
         let (agent, host_ref) = (self.agent(agent)?, &self.inner.host_ref);
-        let servers = &host_ref.shared.tool_servers;
+        let servers = &host_ref.shared.catalog.tool_servers;
         let connected = servers.servers_for(host_ref, None, |_| true);
         let frozen = servers.freeze(&agent, &connected).await?;
         let mut listed = Vec::new();
@@ -801,7 +805,7 @@ impl Host {
                 (server.name().to_owned(), listing)
             };
         let host_ref = &self.inner.host_ref;
-        let connected = host_ref.shared.tool_servers.servers_for(host_ref, None, |_| true);
+        let connected = host_ref.shared.catalog.tool_servers.servers_for(host_ref, None, |_| true);
         futures::future::join_all(connected.iter().map(listing)).await
     }
 
@@ -809,7 +813,7 @@ impl Host {
     pub async fn tool_schema(&self, agent: &str, tool: &str) -> Result<Value, String> {
         let (agent, host_ref) = (self.agent(Some(agent.to_owned())), &self.inner.host_ref);
         let agent = agent.map_err(|error| error.to_string())?;
-        let servers = &host_ref.shared.tool_servers;
+        let servers = &host_ref.shared.catalog.tool_servers;
         let connected = servers.servers_for(host_ref, None, |server| agent.names_server(server));
         let frozen = servers.freeze(&agent, &connected).await;
         let frozen = frozen.map_err(|error| error.to_string())?;
@@ -824,7 +828,7 @@ impl Host {
     }
 
     fn agent(&self, name: Option<String>) -> Result<Arc<Agent>, HostError> {
-        opening::find_agent(self.shared(), name)
+        self.shared().catalog.find_agent(name)
     }
 }
 

@@ -6,7 +6,7 @@ use super::OpenSession;
 use super::agent::Agent;
 use super::error::HostError;
 use super::handle::SessionHandle;
-use super::host_ref::{HostRef, HostState};
+use super::host_ref::HostRef;
 use super::ids;
 use super::message::HostMessage;
 use super::publish::Publisher;
@@ -25,22 +25,6 @@ pub(super) fn requested_id(asked: Option<String>) -> Result<SessionId, HostError
     };
     let id = id.ok_or(HostError::InvalidSessionId)?;
     if is_child_session(&id) { Err(HostError::ReservedSessionId) } else { Ok(id) }
-}
-
-/// Returns the named agent; without a name `default`, or the only agent if there is no `default`.
-///
-/// # Errors
-/// [`HostError::UnknownAgent`] if there is none.
-pub(super) fn find_agent(host: &HostState, name: Option<String>) -> Result<Arc<Agent>, HostError> {
-    let agents = &host.agents;
-    let found = match &name {
-        Some(name) => agents.get(name),
-        None => agents
-            .get(callsheet_values::config::DEFAULT_AGENT)
-            .or_else(|| agents.values().next().filter(|_| agents.len() == 1)),
-    };
-    let name = name.unwrap_or_else(|| callsheet_values::config::DEFAULT_AGENT.to_owned());
-    found.map(Arc::clone).ok_or_else(|| HostError::unknown_agent(name, agents))
 }
 
 /// Opens a session with this id. `parent` is the call that opens a child session. The session is opened even if

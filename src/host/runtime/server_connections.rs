@@ -178,7 +178,7 @@ impl Actor for ToolServerActor {
         }
         tokio::select! {
             () = server.run(observer) => {}
-            () = host_ref.shared.tool_servers.follow(&*server, &host_ref, &audience) => {}
+            () = host_ref.shared.catalog.tool_servers.follow(&*server, &host_ref, &audience) => {}
         }
         myself.stop(None);
         Ok(())

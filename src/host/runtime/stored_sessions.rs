@@ -160,7 +160,7 @@ pub(super) async fn read_finished_report(
     let (shared, id, run) = (Arc::clone(&host_ref.shared), id.clone(), run.clone());
     let past = host_ref.read(move || {
         let entries = shared.journal.read(&id, Seq(0))?;
-        let own = shared.agents.get(agent_name(&entries, &id)?);
+        let own = shared.catalog.agents.get(agent_name(&entries, &id)?);
         let session_rules_of = |overrides: &_| {
             own.map(|own| own.with_recorded_overrides(overrides).session_rules())
                 .unwrap_or_default()
@@ -346,7 +346,7 @@ async fn read_fork_start(
                 return Err(HostError::NoSuchRecord { at, last });
             }
             let agent = agent_name(&entries, &source)?;
-            let own = shared.agents.get(agent).cloned();
+            let own = shared.catalog.agents.get(agent).cloned();
             let own = own.ok_or_else(|| HostError::AgentGone(agent.to_owned()))?;
             let session_rules_of =
                 |overrides: &_| own.with_recorded_overrides(overrides).session_rules();
@@ -358,7 +358,7 @@ async fn read_fork_start(
             Ok((rebuilt, projector, entries))
         })
         .await??;
-    let agent = host_ref.shared.agents.get(&rebuilt.agent).cloned();
+    let agent = host_ref.shared.catalog.agents.get(&rebuilt.agent).cloned();
     let agent = agent.ok_or_else(|| HostError::AgentGone(rebuilt.agent.clone()))?;
     let tools = host_ref.frozen_tools(&agent, &rebuilt.session).await?;
     Ok(SessionStart {

@@ -168,7 +168,7 @@ impl SessionActor {
         }
         let is_shutting_down = self.host_ref.shared.is_shutting_down();
         if is_shutting_down {
-            self.session.note_shutdown(self.host_ref.shared.on_shutdown);
+            self.session.note_shutdown(self.host_ref.shared.catalog.on_shutdown);
         }
         match message {
             SessionMessage::StartRun { run, request_key, queue, extensions, reply } => {
@@ -208,7 +208,7 @@ impl SessionActor {
                 if Box::pin(self.leave_at_shutdown(myself, now)).await {
                     return;
                 }
-                self.session.handle_shutdown(self.host_ref.shared.on_shutdown, now);
+                self.session.handle_shutdown(self.host_ref.shared.catalog.on_shutdown, now);
             }
             SessionMessage::Snapshot { reply } => {
                 // The caller may be gone.
@@ -314,7 +314,7 @@ impl SessionActor {
 
     fn handle_child_end(&mut self, myself: &ActorRef<SessionMessage>, end: ChildEnd) {
         if self.host_ref.shared.is_shutting_down() {
-            self.session.note_shutdown(self.host_ref.shared.on_shutdown);
+            self.session.note_shutdown(self.host_ref.shared.catalog.on_shutdown);
         }
         self.handle_actor_end(myself, end);
         if self.has_left() {
@@ -378,7 +378,7 @@ impl SessionActor {
         }
         let agents = &self.agents;
         let rules_of = |overrides: &_| agents.rules(overrides);
-        let limits = self.host_ref.shared.input_limits(&self.log);
+        let limits = self.host_ref.shared.catalog.input_limits(&self.log);
         self.session.handle_run_request(run, request_key, limits, &rules_of)?;
         self.run_count_guard = slot.or(self.run_count_guard.take());
         self.host_ref.shared.extensions.add_to_run(&self.id, &id, extensions);
@@ -395,7 +395,7 @@ impl SessionActor {
         input: Content,
         request_key: Option<RequestKey>,
     ) -> Result<Seq, HostError> {
-        let limits = self.host_ref.shared.input_limits(&self.log);
+        let limits = self.host_ref.shared.catalog.input_limits(&self.log);
         let known = self.session.handle_steer(input, request_key, limits)?;
         let recorded = self.perform_effects(myself);
         Ok(known.or(recorded).unwrap_or_else(|| self.log.last_seq()))
@@ -667,7 +667,7 @@ impl SessionActor {
     /// Returns the model request of the current turn.
     fn next_request(&mut self, messages: MessageList, kind: RequestKind) -> Arc<ModelRequest> {
         let hash = self.agents.current().prompt_hash();
-        let has_sources = !self.host_ref.shared.tool_sources.0.is_empty();
+        let has_sources = !self.host_ref.shared.catalog.tool_sources.0.is_empty();
         let prompt_change = self.session.handle_request(hash, has_sources);
         let has_form = self.agents.note_form(kind);
         let prompt_change = prompt_change.or(has_form.then_some(PromptChange::Output));

@@ -13,10 +13,11 @@ use super::SessionActor;
 use crate::journal::SessionLog;
 use crate::runtime::accumulator::{AccumulatorHandler, AccumulatorSetup};
 use crate::runtime::agent::Agent;
+use crate::runtime::catalog::ToolSources;
 use crate::runtime::error::HostError;
 use crate::runtime::gauge::CountGuard;
 use crate::runtime::hooks::HookInvocation;
-use crate::runtime::host_ref::{HostRef, HostState, ToolSources};
+use crate::runtime::host_ref::{HostRef, HostState};
 use crate::runtime::message::{
     AccumulatorMessage, AccumulatorRef, ReportResult, SessionMessage, StreamMessage,
     ToolSupervisorMessage, ToolSupervisorRef,
@@ -116,14 +117,14 @@ impl RunAgents {
     /// Reads the host's tool sources, if there are any. The next run has their tools. The current agent then has no
     /// overrides, until [`Self::use_for`] or [`Self::set_current`] sets them.
     pub(super) fn read_tool_sources(&mut self, session: &SessionId, host: &HostState) {
-        let ToolSources(sources) = &host.tool_sources;
+        let ToolSources(sources) = &host.catalog.tool_sources;
         if sources.is_empty() {
             return;
         }
         let run = ToolSourceContext { session, agent: &self.configured.name };
         let tools = sources.iter().flat_map(|source| source.tools(&run)).collect();
         let base = self.frozen.as_ref().map_or(&self.configured, |frozen| &frozen.agent);
-        self.own = Arc::new(base.with_tools(tools, &host.tool_limiters));
+        self.own = Arc::new(base.with_tools(tools, &host.catalog.tool_limiters));
         self.current = (Arc::default(), Arc::clone(&self.own));
     }
 
@@ -268,9 +269,9 @@ impl RunActors {
                     session_actor: session.get_id(),
                     publisher: publisher.clone(),
                     pool: host.pool.clone(),
-                    tool_limiters: host.tool_limiters.clone(),
+                    tool_limiters: host.catalog.tool_limiters.clone(),
                     gauges: gauges.clone(),
-                    secrets: host.secrets.clone(),
+                    secrets: host.catalog.secrets.clone(),
                     references: Arc::clone(&references),
                     host_ref: host_ref.clone(),
                     parent: parent.cloned(),
@@ -286,7 +287,7 @@ impl RunActors {
             log: Arc::clone(log),
             references,
             publisher: publisher.clone(),
-            tool_limiters: host.tool_limiters.clone(),
+            tool_limiters: host.catalog.tool_limiters.clone(),
             gauges: gauges.clone(),
             lag_clock: host.lag_clock.clone(),
             parent: parent.cloned(),

@@ -18,7 +18,7 @@ impl SessionActor {
     pub(super) fn read_tools(&mut self, myself: &ActorRef<SessionMessage>) {
         self.open_connections(myself);
         let (host_ref, agent) = (self.host_ref.clone(), Arc::clone(self.agents.configured()));
-        let servers = &self.host_ref.shared.tool_servers;
+        let servers = &self.host_ref.shared.catalog.tool_servers;
         let connected =
             servers.servers_for(&host_ref, Some(&self.id), |server| agent.names_server(server));
         let starting = servers.starting(&connected);
@@ -28,7 +28,7 @@ impl SessionActor {
         }
         let myself = myself.clone();
         task::detach(async move {
-            let tools = host_ref.shared.tool_servers.freeze(&agent, &connected).await;
+            let tools = host_ref.shared.catalog.tool_servers.freeze(&agent, &connected).await;
             // A session that has ended needs no tools.
             let _ = myself.cast(SessionMessage::ToolsRead { tools });
         });
@@ -89,9 +89,8 @@ impl SessionActor {
         if self.server_connections.is_empty() && !self.host_ref.shared.is_shutting_down() {
             let agent = self.agents.configured();
             let session = (&self.id, myself);
-            let opened =
-                self.host_ref.shared.tool_servers.connect_session(&self.host_ref, agent, session);
-            self.server_connections = opened;
+            let servers = &self.host_ref.shared.catalog.tool_servers;
+            self.server_connections = servers.connect_session(&self.host_ref, agent, session);
         }
         self.set_connections_in_use(true);
     }

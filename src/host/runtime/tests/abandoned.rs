@@ -229,7 +229,7 @@ async fn what_is_learnt_of_a_model_while_it_is_being_stored_is_stored_too() {
     let journal = Arc::clone(&engine) as Arc<dyn Journal>;
     let setup = setup(&provider, ToolRegistry::new(), |_| ());
     let host = start_on(setup, Arc::clone(&journal)).await.unwrap();
-    let learnt = host.inner.host_ref.shared.models["test"].learnt.clone();
+    let learnt = host.inner.host_ref.shared.catalog.models["test"].learnt.clone();
     let learn = |window| {
         let overflow = ContextOverflow::of_window(Some(window), None);
         learnt.update(|tokens| tokens.handle_overflow(overflow, 100_000, None));

@@ -22,7 +22,6 @@ use super::engine::Engine;
 use super::recovery::run_actors;
 use super::*;
 use crate::journal::{AppendStatus, MemoryJournal};
-use crate::runtime::host_ref::ToolSources;
 use callsheet_mock_provider::{Call, Finish, MockProvider, ReceivedRequest, Response, Script};
 use callsheet_tools::{ToolSource, ToolSourceContext};
 use callsheet_values::config::{AgentConfig, HistoryForm, RunOverrides, Share};

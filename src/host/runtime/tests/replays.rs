@@ -18,13 +18,13 @@ fn rules(
 ) -> impl Fn(&str, &RunOverrides, Option<&str>) -> Result<Arc<RunRules>, String> {
     let shared = Arc::clone(&host.inner.host_ref.shared);
     move |agent, overrides, frozen| {
-        let mut agent = Arc::clone(shared.agents.get(agent).ok_or("no such agent")?);
+        let mut agent = Arc::clone(shared.catalog.agents.get(agent).ok_or("no such agent")?);
         if let Some(sha256) = frozen {
             let text = shared.journal.document(&frozen_tools_key(sha256)).unwrap();
             let list = text.map(|text| serde_json::from_str(&text).unwrap());
             let list: FrozenList = list.unwrap_or_default();
-            agent =
-                Arc::new(agent.with_server_tools(&list, &BTreeMap::new(), &shared.tool_limiters));
+            let limiters = &shared.catalog.tool_limiters;
+            agent = Arc::new(agent.with_server_tools(&list, &BTreeMap::new(), limiters));
         }
         Ok(Arc::clone(&agent.with_overrides(overrides).map_err(|error| error.to_string())?.rules))
     }

@@ -227,7 +227,7 @@ async fn the_time_of_a_question_of_a_stopped_run_does_not_open_the_breaker_of_it
     session.stop(callsheet_values::record::StopMode::Now).await.unwrap();
     timeout(SOON, run.report).await.unwrap().unwrap();
     nothing_left(&host).await;
-    let states = host.inner.host_ref.shared.tool_limiters.breaker_states();
+    let states = host.inner.host_ref.shared.catalog.tool_limiters.breaker_states();
     assert_eq!(states, [("ask".to_owned(), BreakerState::Closed)]);
 }
 

@@ -43,7 +43,7 @@ async fn a_stop_takes_effect_while_the_model_is_silent() {
 async fn a_stop_ends_the_wait_for_a_delivery() {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("one ")])).await;
     let host = host(&provider, ToolRegistry::new(), |_| ()).await;
-    let model = Arc::clone(&host.inner.host_ref.shared.models["test"]);
+    let model = Arc::clone(&host.inner.host_ref.shared.catalog.models["test"]);
     let deliveries = &model.limiter.deliveries;
     let count = deliveries.available_permits();
     let all = deliveries.acquire_many(count.try_into().unwrap()).await.unwrap();

@@ -297,7 +297,7 @@ async fn a_list_is_deleted_with_the_last_session_that_uses_it() {
     assert!(is_kept(u64::MAX), "the fork uses it");
     assert_eq!(fork.run("again").await.unwrap().run_end, RunEnd::Answered);
     fork.delete().await.unwrap();
-    host.inner.host_ref.shared.tool_servers.remove_unused_lists().unwrap();
+    host.inner.host_ref.shared.catalog.tool_servers.remove_unused_lists().unwrap();
     assert!(is_kept(0), "it was stored just now");
     assert!(!is_kept(u64::MAX));
     assert!(journal.document("server-files").unwrap().is_some(), "the last known list is kept");
