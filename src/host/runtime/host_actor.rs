@@ -21,9 +21,6 @@ use super::task::{self, OwnedTask, blocking};
 use callsheet_tools::{ServerObservation, ServerObserver, ToolServer};
 use callsheet_values::types::{SessionId, SessionState};
 
-/// The longest interval of periodic work.
-const MAINTENANCE_PERIOD_MAX: Duration = Duration::from_secs(5);
-
 /// The interval at which the lag of the event loop is measured.
 const LAG_PERIOD: Duration = Duration::from_millis(100);
 
@@ -47,8 +44,7 @@ pub(super) struct HostActor {
 impl HostActor {
     fn new(myself: ActorRef<HostMessage>, shared: Arc<HostState>) -> Self {
         let host_ref = HostRef { shared, actor: myself.clone() };
-        let idle = host_ref.shared.idle_after.unwrap_or(MAINTENANCE_PERIOD_MAX);
-        let period = (idle / 2).clamp(Duration::from_millis(50), MAINTENANCE_PERIOD_MAX);
+        let period = host_ref.shared.maintenance.period();
         // These tasks are not counted, because they live as long as the host.
         let maintenance = OwnedTask::spawn(&Gauge::default(), async move {
             loop {

@@ -21,12 +21,9 @@
 //! These wake no session, because they need only the journal and what is in memory: lists of sessions, `/records`,
 //! `/verify`, `/fork`, `/turns/{turn}/request`, DELETE, and `/v1/events` (`host_events`).
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
 use ractor::ActorRef;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -40,6 +37,7 @@ use super::error::HostError;
 use super::extensions::ExtensionsBySession;
 use super::gauge::{CountGuard, Gauges};
 use super::index::{AwakeReceiver, AwakeSession, RequestedSession, SessionIndex};
+use super::maintenance_state::MaintenanceState;
 use super::message::{HostMessage, SessionMessage};
 use super::model::HostLagClock;
 use super::publish::Publisher;
@@ -57,7 +55,7 @@ use crate::telemetry::Telemetry;
 use callsheet_machines::session::{Session, StoredSession};
 use callsheet_values::config::OnShutdown;
 use callsheet_values::record::{EventProjector, Record, Seq};
-use callsheet_values::types::{RunId, SessionId, SessionState};
+use callsheet_values::types::{SessionId, SessionState};
 
 /// Maximum number of times that a request is sent. It is sent again if its session leaves memory before
 /// it handles the request.
@@ -73,34 +71,19 @@ pub(super) struct HostState {
     pub(super) lag_clock: HostLagClock,
     pub(super) gauges: Gauges,
     pub(super) pool: BlockingPool,
-    /// The idle time after which a session hibernates.
-    pub(super) idle_after: Option<Duration>,
-    /// The idle time after which a session is deleted.
-    pub(super) keep_idle: Option<Duration>,
-    /// The time of the last search for sessions to delete, in milliseconds since the host started.
-    pub(super) last_deletion_search_ms: AtomicU64,
-    /// The time of the next search for lists of tools that no session uses, in milliseconds since the host started.
-    pub(super) next_list_search_ms: AtomicU64,
     pub(super) started: Instant,
     pub(super) closing: AtomicBool,
     /// True after a server or the program has looked for pending approvals: from then on they wait for it, and are
     /// not rejected for lack of a reader.
     pub(super) approvals_are_read: AtomicBool,
     pub(super) index: SessionIndex,
+    pub(super) maintenance: MaintenanceState,
     /// A permit for each call by hand.
     pub(super) calls_by_hand: Arc<Semaphore>,
     pub(super) reads: ReadThreads,
     pub(super) removals: Removals,
-    /// Sessions whose deletion failed. If it has begun, it is finished when the journal can be written again.
-    pub(super) failed_deletions: Mutex<BTreeSet<SessionId>>,
     /// Limits the memory of the readers of stored events and of verifications.
     pub(super) history: HistoryLimits,
-    /// Runs that were reported as failed because the journal could not be written. The failure is recorded
-    /// when the journal works again.
-    pub(super) unrecorded_failures: Mutex<BTreeMap<RunId, SessionId>>,
-    /// Sessions that hibernated with pending approvals or calls of the client, by the first expiry of one, in Unix
-    /// milliseconds. Some are awake again.
-    pub(super) approval_expiries: Mutex<BTreeSet<(u64, SessionId)>>,
     /// The values of the embedding program for tools.
     pub(super) extensions: ExtensionsBySession,
     /// The requests to models that are kept. `None` unless the configuration asks for it.

@@ -22,18 +22,9 @@ use callsheet_values::types::{SessionId, SessionState};
 /// The time until the next try to wake a session with an expired approval, if the journal could not be read.
 const EXPIRY_RETRY_MS: u64 = 5000;
 
-/// Maximum number of sessions that are woken at the same time to record the failures of their runs.
-const RETRIED_MAX: usize = 16;
-
 /// The time for which the actors of a session's last run are kept, so that the next input of a
 /// conversation can use them.
 const ACTORS_KEPT_MS: u64 = 5_000;
-
-/// Maximum interval of the search for sessions to delete, in milliseconds.
-const DELETE_PAUSE_MS: u64 = 60_000;
-
-/// The interval of the search for lists of tools that no session uses, in milliseconds.
-const UNUSED_LISTS_PAUSE_MS: u64 = 3_600_000;
 
 /// Maximum number of sessions that one search deletes.
 const DELETED_MAX: usize = 1000;
@@ -53,17 +44,10 @@ pub(super) fn run(host_ref: &HostRef) {
         model.learnt_reasoning.store_soon(&shared.journal);
         model.set_aside.store_soon(&shared.journal);
     }
-    if let Some(kept) = shared.keep_idle
-        && !shared.is_shutting_down()
-    {
-        let kept_ms = callsheet_values::types::millis(kept);
-        // The search reads all sessions, so it is done less often than the rest.
-        let pause_ms = (kept_ms / 10).clamp(100, DELETE_PAUSE_MS);
-        let (now, last) = (shared.clock_ms(), &shared.last_deletion_search_ms);
-        if now.saturating_sub(last.load(Ordering::Relaxed)) < pause_ms {
-            return;
-        }
-        last.store(now, Ordering::Relaxed);
+    if shared.is_shutting_down() {
+        return;
+    }
+    if let Some(kept_ms) = shared.maintenance.begin_deletion_search(shared.clock_ms()) {
         let host_ref = host_ref.clone();
         task::detach(async move {
             let shared = Arc::clone(&host_ref.shared);
@@ -80,14 +64,10 @@ fn release_idle(shared: &HostState) {
     let now = shared.clock_ms();
     for (_, awake_session) in shared.index.all_awake() {
         let idle_ms = now.saturating_sub(awake_session.activity.touched_ms.load(Ordering::Relaxed));
-        match shared.idle_after {
-            Some(idle) if u128::from(idle_ms) >= idle.as_millis() => {
-                let _ = awake_session.actor.cast(SessionMessage::Hibernate { idle });
-            }
-            _ if idle_ms >= ACTORS_KEPT_MS && awake_session.activity.has_unused_actors() => {
-                let _ = awake_session.actor.cast(SessionMessage::ReleaseActors);
-            }
-            _ => {}
+        if let Some(idle) = shared.maintenance.reached_idle_after(idle_ms) {
+            let _ = awake_session.actor.cast(SessionMessage::Hibernate { idle });
+        } else if idle_ms >= ACTORS_KEPT_MS && awake_session.activity.has_unused_actors() {
+            let _ = awake_session.actor.cast(SessionMessage::ReleaseActors);
         }
     }
 }
@@ -95,22 +75,14 @@ fn release_idle(shared: &HostState) {
 /// Wakes the sessions that hibernated with an approval, or a call of the client, that has expired. Their turns then
 /// decide the expiry.
 fn wake_expired(host_ref: &HostRef) {
-    let now = unix_ms();
-    let mut due = Vec::new();
-    {
-        let mut expiries = host_ref.shared.approval_expiries.lock();
-        while expiries.first().is_some_and(|(at, _)| *at <= now) {
-            due.extend(expiries.pop_first());
-        }
-    }
-    for (_, id) in due {
+    for id in host_ref.shared.maintenance.remove_expired(unix_ms()) {
         let host_ref = host_ref.clone();
         task::detach(async move {
             // A failure to wake the session is already logged. One of the journal may be over soon.
             if let Err(HostError::Journal(error)) = host_ref.get_or_wake(&id).await
                 && !matches!(error, JournalError::Unreadable(_))
             {
-                host_ref.shared.approval_expiries.lock().insert((unix_ms() + EXPIRY_RETRY_MS, id));
+                host_ref.shared.maintenance.add_expiry(unix_ms() + EXPIRY_RETRY_MS, id);
             }
         });
     }
@@ -118,19 +90,18 @@ fn wake_expired(host_ref: &HostRef) {
 
 /// Finishes the deletions that have failed after they had begun, when the journal can be written again.
 fn finish_failed_deletions(host_ref: &HostRef) {
-    let mut failed = host_ref.shared.failed_deletions.lock();
-    if !failed.is_empty() && host_ref.shared.journal.failure().is_none() {
-        let failed = std::mem::take(&mut *failed).into_iter().collect();
-        task::detach(recovery::finish_deletions(host_ref.clone(), failed));
+    if host_ref.shared.journal.failure().is_none() {
+        let failed = host_ref.shared.maintenance.remove_failed_deletions();
+        if !failed.is_empty() {
+            task::detach(recovery::finish_deletions(host_ref.clone(), failed));
+        }
     }
 }
 
 /// Wakes sessions whose runs failed because the journal could not be written, so that the failure is
 /// recorded when the journal works again.
 fn wake_failed_runs(host_ref: &HostRef) {
-    let failed: Vec<SessionId> =
-        host_ref.shared.unrecorded_failures.lock().values().take(RETRIED_MAX).cloned().collect();
-    for id in failed {
+    for id in host_ref.shared.maintenance.sessions_to_record() {
         let host_ref = host_ref.clone();
         task::detach(async move {
             let Err(error) = host_ref.get_or_wake(&id).await else { return };
@@ -143,7 +114,7 @@ fn wake_failed_runs(host_ref: &HostRef) {
             );
             // Such a session would keep others from being woken.
             if is_lasting {
-                host_ref.shared.unrecorded_failures.lock().retain(|_, session| *session != id);
+                host_ref.shared.maintenance.forget_failures(&id, None);
             }
         });
     }
@@ -151,11 +122,9 @@ fn wake_failed_runs(host_ref: &HostRef) {
 
 /// Deletes the lists of tools that no stored session uses any more.
 fn delete_unused_lists(host_ref: &HostRef) {
-    let (now, next) = (host_ref.shared.clock_ms(), &host_ref.shared.next_list_search_ms);
-    if now < next.load(Ordering::Relaxed) {
+    if !host_ref.shared.maintenance.begin_list_search(host_ref.shared.clock_ms()) {
         return;
     }
-    next.store(now.saturating_add(UNUSED_LISTS_PAUSE_MS), Ordering::Relaxed);
     let host_ref = host_ref.clone();
     task::detach(async move {
         let servers = Arc::clone(&host_ref.shared.catalog.tool_servers);

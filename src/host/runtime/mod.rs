@@ -60,7 +60,7 @@
 //! | `sent_requests` | the requests to models that are kept for the console |
 //! | `tool_servers`, `server_connections` | the servers of tools: frozen lists; connections |
 //! | `gauge`, `task`, `ids`, `claims` | counts of live objects; tasks that end with their owner; new ids; journals and recorders that only one host of the process may use |
-//! | `maintenance`, `recovery`, `stored_sessions`, `removals`, `read_threads` | periodic work; unfinished runs at start; reading, forking and deleting stored sessions; removing deleted ones from the journal together; the threads that read the journal |
+//! | `maintenance`, `maintenance_state`, `recovery`, `stored_sessions`, `removals`, `read_threads` | periodic work; what it has to do, and when; unfinished runs at start; reading, forking and deleting stored sessions; removing deleted ones from the journal together; the threads that read the journal |
 //! | `error` | the errors of a host and its sessions |
 
 mod accumulator;
@@ -85,6 +85,7 @@ mod ids;
 mod index;
 mod list;
 mod maintenance;
+mod maintenance_state;
 mod message;
 pub mod model;
 mod model_limiter;
@@ -123,7 +124,7 @@ mod tool_servers;
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -174,6 +175,7 @@ use gauge::Gauges;
 use host_actor::HostHandler;
 use host_ref::{HostRef, HostState};
 use index::SessionIndex;
+use maintenance_state::MaintenanceState;
 use message::SessionMessage;
 use model::HostLagClock;
 use models::Model;
@@ -468,10 +470,7 @@ impl Host {
             lag_clock: stalls,
             pool: BlockingPool::new(BLOCKING_THREADS_MAX, gauges.abandoned_threads.clone()),
             gauges,
-            idle_after: config.host.idle_after,
-            keep_idle: config.journal.keep_idle,
-            last_deletion_search_ms: AtomicU64::new(0),
-            next_list_search_ms: AtomicU64::new(0),
+            maintenance: MaintenanceState::new(config.host.idle_after, config.journal.keep_idle),
             started,
             closing: AtomicBool::new(false),
             approvals_are_read: AtomicBool::new(false),
@@ -484,10 +483,7 @@ impl Host {
             calls_by_hand: Arc::new(Semaphore::new(call_by_hand::CALLS_MAX)),
             reads: ReadThreads::default(),
             removals: Removals::default(),
-            failed_deletions: parking_lot::Mutex::default(),
             history: HistoryLimits::default(),
-            unrecorded_failures: parking_lot::Mutex::default(),
-            approval_expiries: parking_lot::Mutex::default(),
             extensions: ExtensionsBySession::default(),
             sent_requests: config.console.requests.then(Arc::default),
             session_states: SessionStates::default(),

@@ -247,7 +247,7 @@ pub(super) async fn delete(
         host_ref.shared.session_states.deleted(id);
     }
     if !is_deleted && removed.as_ref().is_ok_and(|removed| removed.result.is_err()) {
-        host_ref.shared.failed_deletions.lock().insert(id.clone());
+        host_ref.shared.maintenance.add_failed_deletion(id.clone());
     }
     host_ref.shared.end_deletion(id);
     host_ref.shared.update_counts();

@@ -161,8 +161,7 @@ impl SessionActor {
     /// queue, so it runs now.
     fn forget_failures(&self) {
         let open = self.session.run().map(|run| &run.id);
-        let mut unrecorded_failures = self.host_ref.shared.unrecorded_failures.lock();
-        unrecorded_failures.retain(|run, session| *session != self.id || open == Some(run));
+        self.host_ref.shared.maintenance.forget_failures(&self.id, open);
     }
 
     /// Continues a session that was suspended, with its run or else its queue, and counts that as a run of the host.
@@ -180,7 +179,7 @@ impl SessionActor {
         let elapsed = run.elapsed(now);
         self.agents.use_for(&overrides);
         let trace = self.begin_trace(&id, trace, began, elapsed, None);
-        let has_failed = self.host_ref.shared.unrecorded_failures.lock().remove(&id).is_some();
+        let has_failed = self.host_ref.shared.maintenance.remove_unrecorded_failure(&id);
         let extensions = self.host_ref.shared.extensions.for_run(&self.id, &id);
         let run = ActiveRun::new(id, trace, extensions, self.stored_seq_before_turn, None);
         self.run = Some(Box::new(run));

@@ -28,10 +28,10 @@ impl SessionActor {
         // The callers of runs whose ends were lost receive this failure, so the runs must not go on.
         let lost: Vec<_> = self.ended_runs.drain(..).filter(|(_, end)| *end > durable).collect();
         let has_lost_end = !lost.is_empty();
-        let lost = lost.into_iter().map(|(run, _)| (run, self.id.clone()));
-        self.host_ref.shared.unrecorded_failures.lock().extend(lost);
+        let maintenance = &self.host_ref.shared.maintenance;
+        maintenance.add_unrecorded_failures(&self.id, lost.into_iter().map(|(run, _)| run));
         if let Some(run) = self.run.take() {
-            self.host_ref.shared.unrecorded_failures.lock().insert(run.id.clone(), self.id.clone());
+            maintenance.add_unrecorded_failures(&self.id, [run.id.clone()]);
             run.fail(reason.clone());
         }
         for actor in self.forget_actors().iter().flat_map(RunActors::cells) {

@@ -64,7 +64,7 @@ impl SessionActor {
         });
         if leaves {
             if let Some(until) = self.approvals_expire_at() {
-                self.host_ref.shared.approval_expiries.lock().insert((until, self.id.clone()));
+                shared.maintenance.add_expiry(until, self.id.clone());
             }
             // An open run continues from its records when the session wakes.
             myself.stop(None);

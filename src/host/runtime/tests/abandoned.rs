@@ -136,7 +136,7 @@ async fn a_run_whose_end_was_lost_does_not_go_on() {
     });
     let failed = (RunEnd::Failed, Some("journal_failed".to_owned()));
     assert_eq!(ends.collect::<Vec<_>>(), [failed, (RunEnd::Answered, None)]);
-    assert!(host.inner.host_ref.shared.unrecorded_failures.lock().is_empty());
+    assert!(host.inner.host_ref.shared.maintenance.sessions_to_record().is_empty());
 }
 
 #[tokio::test]
@@ -148,11 +148,11 @@ async fn a_run_whose_start_was_lost_is_forgotten() {
     let session = session(&host).await;
     assert!(matches!(session.run("go").await, Err(HostError::Journal(_))));
     until("its failure is noted", || {
-        !host.inner.host_ref.shared.unrecorded_failures.lock().is_empty()
+        !host.inner.host_ref.shared.maintenance.sessions_to_record().is_empty()
     })
     .await;
     timeout(SOON, session.snapshot()).await.unwrap().unwrap();
-    assert!(host.inner.host_ref.shared.unrecorded_failures.lock().is_empty());
+    assert!(host.inner.host_ref.shared.maintenance.sessions_to_record().is_empty());
     assert_eq!(session.run("again").await.unwrap().run_end, RunEnd::Answered);
 }
 
@@ -167,10 +167,10 @@ async fn a_failed_run_of_a_session_that_cannot_be_read_is_forgotten() {
     let entry = JournalEntry { seq: Seq(1), time: 1, displayed_bytes: 0, record };
     let entries = vec![Arc::new(entry)];
     engine.store(Batch::new(id.clone(), entries, Arc::default(), Box::new(|_| ())));
-    let failures = &host.inner.host_ref.shared.unrecorded_failures;
-    failures.lock().insert(ids::run_id(), id);
+    let state = &host.inner.host_ref.shared.maintenance;
+    state.add_unrecorded_failures(&id, [ids::run_id()]);
     maintenance::run(&host.inner.host_ref);
-    until("it is forgotten", || failures.lock().is_empty()).await;
+    until("it is forgotten", || state.sessions_to_record().is_empty()).await;
 }
 
 #[tokio::test]
