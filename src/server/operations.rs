@@ -33,7 +33,13 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, Ap
             (name, json!({"breaker": breaker, "in_flight": in_flight, "waiting": waiting}))
         });
         let models: Map<String, Value> = models.collect();
-        return Ok(Json(json!({"status": "ready", "models": models})).into_response());
+        let mut body = json!({"status": "ready", "models": models});
+        // Not their ids: everybody may read this.
+        let quarantined = state.host.quarantined_sessions().len();
+        if quarantined > 0 {
+            body["quarantined_runs"] = json!(quarantined);
+        }
+        return Ok(Json(body).into_response());
     }
     let message = "the host does not accept runs: it is shutting down";
     Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message))

@@ -122,6 +122,53 @@ async fn after_a_crash_pure_calls_run_again_and_calls_with_effects_do_not() {
 }
 
 #[tokio::test]
+async fn a_run_that_was_alone_at_the_third_crash_is_set_aside_and_other_sessions_live() {
+    let calls = json!({"calls": [call("waits", "p")]});
+    let text = json!({"text": ["Well."]});
+    let script = json!({"responses": [calls, calls, text, text, text]});
+    let directory = HostDirectory::new(script).await;
+    let served = directory.start("", "").await;
+    for session in ["a", "b"] {
+        served.open(session).await;
+        served.begin(session, json!({"input": "go"})).await;
+    }
+    directory.control.lines(2).await;
+    served.crash().await;
+    // After the first crash all runs go on together.
+    let served = directory.start("", "").await;
+    directory.control.lines(4).await;
+    served.crash().await;
+    // After the second one, each goes on alone.
+    let served = directory.start("", "").await;
+    directory.control.lines(5).await;
+    let suspended = |snapshot: &Value| snapshot["current_run"]["suspended"].clone();
+    assert_eq!(suspended(&served.snapshot("a").await), false);
+    assert_eq!(suspended(&served.snapshot("b").await), true);
+    assert_eq!(directory.control.log().len(), 5);
+    served.crash().await;
+    // After the third one, the run that was alone is set aside, and the next one is alone until its call has ended.
+    let served = directory.start("", "").await;
+    directory.control.lines(6).await;
+    directory.control.release("p");
+    served.until_snapshot("b", is_idle).await;
+    let aside = served.snapshot("a").await;
+    assert_eq!(aside["current_run"]["quarantined"], true, "{aside}");
+    assert_eq!(served.get("/readyz").await.json()["quarantined_runs"], 1);
+    served.open("c").await;
+    assert_eq!(served.run("c", "go").await["run_end"], "answered");
+    served.shutdown().await;
+    // A planned restart does not change that.
+    let served = directory.start("", "").await;
+    assert_eq!(served.snapshot("a").await["current_run"]["quarantined"], true);
+    assert_eq!(served.post("/v1/sessions/a/resume", json!({})).await.status, 202);
+    served.until_snapshot("a", is_idle).await;
+    assert_eq!(served.get("/readyz").await.json()["quarantined_runs"], Value::Null);
+    assert_eq!(run_ends(&directory, "a"), ["answered"]);
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
 async fn a_shutdown_leaves_running_and_queued_runs_to_the_next_host() {
     let script = json!({"responses": [
         {"calls": [call("waits", "p")]}, {"text": ["One."]}, {"text": ["Two."]}]});

@@ -33,6 +33,7 @@ use super::agent_trees::AgentTrees;
 use super::blocking::BlockingPool;
 use super::catalog::Catalog;
 use super::claims::MetricsClaim;
+use super::crash_loop::CrashLoop;
 use super::error::HostError;
 use super::extensions::ExtensionsBySession;
 use super::gauge::{CountGuard, Gauges};
@@ -78,6 +79,7 @@ pub(super) struct HostState {
     pub(super) approvals_are_read: AtomicBool,
     pub(super) index: SessionIndex,
     pub(super) maintenance: MaintenanceState,
+    pub(super) crash_loop: Arc<CrashLoop>,
     /// A permit for each call by hand.
     pub(super) calls_by_hand: Arc<Semaphore>,
     pub(super) reads: ReadThreads,
@@ -132,10 +134,19 @@ impl HostState {
         self.index.reserve_new(id)
     }
 
+    /// Forgets that the run of a session was set aside: it goes on, or its session is deleted.
+    pub(super) fn release_quarantine(&self, id: &SessionId) {
+        if self.crash_loop.is_quarantined(id) {
+            let (crash_loop, id) = (Arc::clone(&self.crash_loop), id.clone());
+            task::detach(async move { crash_loop.release(&id).await });
+        }
+    }
+
     /// Ends the deletion of a session, also one that failed: removes its slot, its extensions and its kept requests.
     /// The waiting requests look for the session again.
     pub(super) fn end_deletion(&self, id: &SessionId) {
         self.extensions.remove_session(id);
+        self.release_quarantine(id);
         if let Some(requests) = &self.sent_requests {
             requests.remove_session(id);
         }
@@ -178,6 +189,7 @@ impl HostState {
         let metrics = self.telemetry.metrics();
         metrics.host().set_watcher_queue(self.index.longest_watcher_queue());
         metrics.host().update();
+        metrics.journal().set_runs_quarantined(self.crash_loop.quarantined().len());
         metrics.journal().set_status(self.journal.status());
     }
 }

@@ -16,7 +16,6 @@ use super::error::HostError;
 use super::message::SessionMessage;
 use super::publish::FeedAccess;
 use crate::journal::SessionLog;
-use callsheet_values::config::Resume;
 use callsheet_values::types::{SessionId, SessionState, is_child_session};
 
 /// The index of the sessions of a host.
@@ -109,18 +108,14 @@ impl SessionActivity {
 }
 
 impl SessionIndex {
-    /// Makes the index of a host with `count` stored sessions, some of them `unfinished`.
+    /// Makes the index of a host with `count` stored sessions, some of them `unfinished`, and some of these `suspended`.
     pub(super) fn new(
         count: usize,
         count_max: usize,
         unfinished: &[SessionId],
-        resume: Resume,
+        suspended: BTreeSet<SessionId>,
     ) -> Self {
         let with_unfinished_run = BTreeSet::from_iter(unfinished.iter().cloned());
-        let suspended = match resume {
-            Resume::Manual => with_unfinished_run.clone(),
-            Resume::Auto => BTreeSet::new(),
-        };
         let slots = BTreeMap::new();
         let sessions = Mutex::new(IndexedSessions { slots, with_unfinished_run, suspended });
         Self { count: AtomicUsize::new(count), count_max, sessions }

@@ -47,6 +47,10 @@ pub(super) fn run(host_ref: &HostRef) {
     if shared.is_shutting_down() {
         return;
     }
+    if shared.crash_loop.is_over(shared.started.elapsed()) {
+        let crash_loop = Arc::clone(&shared.crash_loop);
+        task::detach(async move { crash_loop.end_loop().await });
+    }
     if let Some(kept_ms) = shared.maintenance.begin_deletion_search(shared.clock_ms()) {
         let host_ref = host_ref.clone();
         task::detach(async move {

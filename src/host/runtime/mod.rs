@@ -20,7 +20,7 @@
 //! | expiry of an approval while its session hibernates | `maintenance` |
 //! | deletion of idle sessions for good (`keep_idle`; retention, TTL), once they have left memory; deletion on request | `maintenance`; `session/end`, `stored_sessions`, `removals` |
 //! | two hosts of one program: one journal of the program's own, one recorder with the same labels | `claims` |
-//! | crash recovery, restart of the host: unfinished runs (`resume`) | `recovery`; outcomes of their calls: `turn::resume` |
+//! | crash recovery, restart of the host: unfinished runs (`resume`) | `recovery`; outcomes of their calls: `turn::resume`; runs that take the host down: `crash_loop` |
 //! | supervision: death and restart of the accumulator or of another actor of a run, `RUN_RECOVERIES_MAX` | `session/recovery` |
 //! | supervision: death (panic) of a session's actor; restart, `SESSION_RESTARTS_MAX`, requests that it had not answered | `host_actor` (`handle_session_death`), `host_ref` (`finish_restart`, `request`) |
 //! | failure of the journal | `session/end` |
@@ -60,7 +60,7 @@
 //! | `sent_requests` | the requests to models that are kept for the console |
 //! | `tool_servers`, `server_connections` | the servers of tools: frozen lists; connections |
 //! | `gauge`, `task`, `ids`, `claims` | counts of live objects; tasks that end with their owner; new ids; journals and recorders that only one host of the process may use |
-//! | `maintenance`, `maintenance_state`, `recovery`, `stored_sessions`, `removals`, `read_threads` | periodic work; what it has to do, and when; unfinished runs at start; reading, forking and deleting stored sessions; removing deleted ones from the journal together; the threads that read the journal |
+//! | `maintenance`, `maintenance_state`, `recovery`, `crash_loop`, `stored_sessions`, `removals`, `read_threads` | periodic work; what it has to do, and when; unfinished runs at start; those that take the host down; reading, forking and deleting stored sessions; removing deleted ones from the journal together; the threads that read the journal |
 //! | `error` | the errors of a host and its sessions |
 
 mod accumulator;
@@ -72,6 +72,7 @@ mod catalog;
 mod child_sessions;
 mod claims;
 mod client_call;
+mod crash_loop;
 mod error;
 mod extensions;
 mod fair_semaphore;
@@ -167,9 +168,10 @@ use callsheet_tools::Extensions;
 use callsheet_tools::ToolRegistry;
 use callsheet_values::config::{ClientTool, Config, JournalEngine, OnShutdown, Resume};
 use callsheet_values::record::Seq;
-use callsheet_values::types::Metadata;
+use callsheet_values::types::{Metadata, SessionId};
 use catalog::Catalog;
 use claims::{ClaimedJournal, MetricsClaim};
+use crash_loop::CrashLoop;
 use extensions::ExtensionsBySession;
 use gauge::Gauges;
 use host_actor::HostHandler;
@@ -447,9 +449,16 @@ impl Host {
                 model.learnt_reasoning.read(&*opened)?;
                 model.set_aside.read(&*opened)
             })?;
-            find_unfinished_sessions(&*opened)
+            let (session_count, unfinished) = find_unfinished_sessions(&*opened)?;
+            let crash_loop = CrashLoop::begin(opened)?;
+            let held = crash_loop.held(&unfinished);
+            Ok::<_, JournalError>((session_count, unfinished, crash_loop, held))
         };
-        let (session_count, unfinished) = blocking(read).await??;
+        let (session_count, unfinished, crash_loop, held) = blocking(read).await??;
+        let suspended = match config.journal.resume {
+            Resume::Manual => unfinished.iter().cloned().collect(),
+            Resume::Auto => held.all(),
+        };
         let shared = Arc::new(HostState {
             catalog: Catalog {
                 agents,
@@ -471,6 +480,7 @@ impl Host {
             pool: BlockingPool::new(BLOCKING_THREADS_MAX, gauges.abandoned_threads.clone()),
             gauges,
             maintenance: MaintenanceState::new(config.host.idle_after, config.journal.keep_idle),
+            crash_loop: Arc::new(crash_loop),
             started,
             closing: AtomicBool::new(false),
             approvals_are_read: AtomicBool::new(false),
@@ -478,7 +488,7 @@ impl Host {
                 session_count,
                 config.host.max_sessions,
                 &unfinished,
-                config.journal.resume,
+                suspended,
             ),
             calls_by_hand: Arc::new(Semaphore::new(call_by_hand::CALLS_MAX)),
             reads: ReadThreads::default(),
@@ -497,7 +507,9 @@ impl Host {
         match config.journal.resume {
             Resume::Manual => task::detach(finish_deletions(host_ref.clone(), unfinished)),
             Resume::Auto if unfinished.is_empty() => {}
-            Resume::Auto => task::detach(recover(host_ref.clone(), unfinished, started)),
+            Resume::Auto => {
+                task::detach(recover(host_ref.clone(), unfinished, held.suspects, started));
+            }
         }
         host_ref.shared.update_counts();
         let inner = HostInner { host_ref, shutdown_grace, cancel_grace, _kept: kept };
@@ -723,6 +735,7 @@ impl Host {
             model.learnt_reasoning.store(&shared.journal).await;
             model.set_aside.store(&shared.journal).await;
         }
+        shared.crash_loop.end().await;
         let journal = Arc::clone(&shared.journal);
         // Everything that is queued is stored by then.
         let _ = blocking(move || journal.close()).await;
@@ -742,6 +755,13 @@ impl Host {
     /// rejected for lack of a reader.
     pub fn note_approvals_are_read(&self) {
         self.shared().approvals_are_read.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the sessions whose runs are set aside, because the host ended each time they went on: a request that
+    /// resumes or stops such a run is needed.
+    #[must_use]
+    pub fn quarantined_sessions(&self) -> Vec<SessionId> {
+        self.shared().crash_loop.quarantined()
     }
 
     /// Returns the configuration of the console.

@@ -1,6 +1,7 @@
 //! Start of a host after a crash or a shutdown: opens the journal, and continues the runs that the last
 //! host left unfinished. `turn::resume` decides the outcomes of their calls.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio::time::Instant;
@@ -9,6 +10,7 @@ use super::agent_trees;
 use super::call_by_hand::CALLER;
 #[cfg(feature = "sqlite")]
 use super::claims::{OTHER_HOST_RETRY, OTHER_HOST_WAIT_MAX};
+use super::crash_loop;
 use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
@@ -160,7 +162,14 @@ async fn close_all(host_ref: &HostRef, sessions: Vec<SessionId>) {
 
 /// Wakes the sessions with unfinished runs, which then continue, and deletes those whose deletion is unfinished and
 /// those of calls by hand. Stops the runs of child sessions whose parents have no unfinished run.
-pub(super) async fn recover(host_ref: HostRef, unfinished: Vec<SessionId>, began: Instant) {
+///
+/// The `suspects` are held. They go on afterwards, one after the other.
+pub(super) async fn recover(
+    host_ref: HostRef,
+    unfinished: Vec<SessionId>,
+    suspects: BTreeSet<SessionId>,
+    began: Instant,
+) {
     let (shared, ids) = (Arc::clone(&host_ref.shared), unfinished.clone());
     let orphans = host_ref.read(move || agent_trees::orphans(&*shared.journal, &ids)).await;
     let orphans = orphans.and_then(|found| Ok(found?)).unwrap_or_default();
@@ -182,4 +191,5 @@ pub(super) async fn recover(host_ref: HostRef, unfinished: Vec<SessionId>, began
     }
     host_ref.shared.telemetry.metrics().journal().runs_recovered(recovered, took);
     tracing::info!(runs = recovered, failed, ?took, "runs_recovered");
+    crash_loop::continue_suspects(&host_ref, suspects).await;
 }

@@ -106,6 +106,9 @@ pub struct CurrentRun {
     pub waiting_for: Option<WaitingFor>,
     /// True if the end of its host interrupted the run and it waits to be resumed or stopped.
     pub suspended: bool,
+    /// True if it is set aside, because the host ended each time it went on.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub quarantined: bool,
     /// The pending approvals, in call order.
     pub approvals: Vec<PendingApproval>,
     /// The calls that the client has to run, in call order.

@@ -18,6 +18,11 @@ impl JournalMetrics {
         self.failures.increment(1);
     }
 
+    /// Sets the number of runs that are set aside.
+    pub fn set_runs_quarantined(&self, runs: usize) {
+        self.runs_quarantined.set(runs as f64);
+    }
+
     /// Counts runs that were resumed after their host had ended, and sets the time from the start
     /// of the host until then.
     pub fn runs_recovered(&self, runs: usize, took: Duration) {

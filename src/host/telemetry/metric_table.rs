@@ -375,6 +375,8 @@ metric_table! {
             "Sessions that were unloaded because a record could not be stored.";
         runs_recovered: Counter, Count, "callsheet_runs_recovered_total",
             "Runs that were resumed after their host had ended.";
+        runs_quarantined: Gauge, Count, "callsheet_runs_quarantined",
+            "Runs that are set aside, because the host ended each time they went on.";
         recovery_time: Gauge, Seconds, "callsheet_recovery_seconds",
             "Time from the start of the host until every unfinished run was resumed.";
     }

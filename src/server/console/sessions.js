@@ -281,7 +281,8 @@ export class SessionsView extends HTMLElement {
         try {
           const { current_run: run, queued } = await api(ofSession(session.id, "?after=999999999&limit=1"));
           const facts = run ? [`turn ${run.turn}`] : [];
-          if (run?.suspended) facts.push("waits for a resume");
+          if (run?.quarantined) facts.push("set aside: the host ended each time it went on");
+          else if (run?.suspended) facts.push("waits for a resume");
           if (run?.approvals.length)
             facts.push(
               `${counted(run.approvals.length, "call")} ${run.approvals.length === 1 ? "waits" : "wait"} for an answer`,

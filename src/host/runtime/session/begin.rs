@@ -167,6 +167,7 @@ impl SessionActor {
     /// Continues a session that was suspended, with its run or else its queue, and counts that as a run of the host.
     pub(super) fn continue_resumed_session(&mut self) {
         self.host_ref.shared.index.note_resumed(&self.id);
+        self.host_ref.shared.release_quarantine(&self.id);
         // The limit does not apply, because the run was accepted before.
         let gauges = &self.host_ref.shared.gauges;
         let is_child_run = self.session.run().is_some_and(|run| self.is_child_run(&run.id));

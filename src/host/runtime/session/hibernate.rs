@@ -95,9 +95,11 @@ impl SessionActor {
             // Everything that has been reported so far is handled first.
             let _ = self.flush_turn().await;
             self.log.close();
-        } else if !self.session.is_held() && !(self.has_resumable_run() && self.flush_turn().await)
-        {
-            return false;
+        } else {
+            let has_resumable_turn = self.has_resumable_run() && self.flush_turn().await;
+            if !has_resumable_turn && !self.session.is_held() {
+                return false;
+            }
         }
         // If a record cannot be stored, the message about that ends the session.
         if self.log.wait_durable(self.log.last_seq()).await.is_err() {

@@ -69,6 +69,7 @@ impl SessionActor {
                 turn: session.turn(),
                 waiting_for: session.waits_for_tools().then_some(WaitingFor::Server),
                 suspended,
+                quarantined: suspended && self.host_ref.shared.crash_loop.is_quarantined(&self.id),
                 approvals,
                 client_calls,
                 results: self.results_so_far(&run.id),

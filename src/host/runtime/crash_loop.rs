@@ -1,0 +1,295 @@
+//! A run that takes its host down each time it goes on is set aside, so that the other sessions live.
+//!
+//! The journal counts the ends of hosts that were no shutdown, while they follow each other ([`HostLives`]). From the
+//! second one on, a run that has made no progress during the last life of a host is a *suspect*: suspects go on one
+//! after the other, each alone until it makes progress. The one that was alone when the host ended again is
+//! *quarantined*: it goes on only by a request that resumes it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::error::HostError;
+use super::host_ref::HostRef;
+use super::message::SessionMessage;
+use super::task::blocking;
+use crate::journal::{Journal, JournalEntry, JournalError, unix_ms};
+use callsheet_values::record::{Record, Seq};
+use callsheet_values::types::{SessionId, is_child_session};
+
+/// The key of the document with the [`HostLives`].
+const DOCUMENT: &str = "host_lives";
+
+/// The number of crashes in a row after which a suspect goes on alone.
+const CRASHES_MAX: u32 = 2;
+
+/// A host that has lived for this time does not crash in a row.
+const STABLE_AFTER: Duration = Duration::from_secs(10 * 60);
+
+/// The longest time for which a suspect is alone. A run that waits for a slow model may need longer.
+const ALONE_MAX: Duration = Duration::from_secs(30);
+
+/// The interval at which the progress of a suspect is looked for.
+const PROGRESS_PAUSE: Duration = Duration::from_millis(20);
+
+/// The number of last records that are searched for progress.
+const LAST_RECORDS: usize = 64;
+
+/// What the journal knows of the hosts that have used it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct HostLives {
+    /// The start of the last host: Unix time in milliseconds.
+    started: u64,
+    /// True until that host has shut down.
+    is_running: bool,
+    /// The number of hosts in a row, without the last one, that have ended without a shutdown.
+    crashes: u32,
+    /// The suspect that goes on alone.
+    alone: Option<SessionId>,
+    /// The sessions whose runs are set aside.
+    quarantined: BTreeSet<SessionId>,
+}
+
+/// The runs that may have taken earlier hosts down, and those that have.
+#[derive(Debug)]
+pub(super) struct CrashLoop {
+    journal: Arc<dyn Journal>,
+    /// The start of the host before this one: Unix time in milliseconds.
+    last_started: u64,
+    lives: Mutex<HostLives>,
+}
+
+impl HostLives {
+    /// Begins the life of another host.
+    fn begin(&mut self, now: u64) {
+        if self.is_running {
+            self.crashes += 1;
+            let alone = self.alone.take().filter(|_| self.crashes > CRASHES_MAX);
+            self.quarantined.extend(alone);
+        } else {
+            self.end_loop();
+        }
+        (self.started, self.is_running) = (now, true);
+    }
+
+    /// Forgets the crashes: the host shuts down, or has lived for long enough.
+    fn end_loop(&mut self) {
+        (self.crashes, self.alone) = (0, None);
+    }
+}
+
+impl CrashLoop {
+    /// Reads what earlier hosts have left, and notes that another one begins. Blocks.
+    pub(super) fn begin(journal: Arc<dyn Journal>) -> Result<Self, JournalError> {
+        let stored = journal.document(DOCUMENT)?;
+        let stored = stored.and_then(|text| serde_json::from_str::<HostLives>(&text).ok());
+        let mut lives = stored.unwrap_or_default();
+        let last_started = lives.started;
+        lives.begin(unix_ms());
+        let of_host = Self { journal, last_started, lives: Mutex::new(lives) };
+        of_host.store()?;
+        Ok(of_host)
+    }
+
+    /// Stores a change.
+    fn store(&self) -> Result<(), JournalError> {
+        let text = serde_json::to_string(&*self.lives.lock()).unwrap_or_default();
+        self.journal.put_document(DOCUMENT, &text)
+    }
+
+    /// Changes what is known and stores it on another thread. An error is logged: the journal's own state shows it too.
+    async fn update(self: &Arc<Self>, change: impl FnOnce(&mut HostLives)) {
+        change(&mut self.lives.lock());
+        let of_host = Arc::clone(self);
+        if let Ok(Err(error)) = blocking(move || of_host.store()).await {
+            tracing::warn!(%error, "host_lives_not_stored");
+        }
+    }
+
+    /// Notes that the host shuts down.
+    pub(super) async fn end(self: &Arc<Self>) {
+        self.update(|lives| {
+            lives.end_loop();
+            lives.is_running = false;
+        })
+        .await;
+    }
+
+    /// Returns whether crashes are counted although the host has lived for [`STABLE_AFTER`].
+    pub(super) fn is_over(&self, lived: Duration) -> bool {
+        lived >= STABLE_AFTER && self.lives.lock().crashes > 0
+    }
+
+    /// Notes that the host has lived for [`STABLE_AFTER`].
+    pub(super) async fn end_loop(self: &Arc<Self>) {
+        self.update(HostLives::end_loop).await;
+    }
+
+    /// Returns the sessions whose runs are set aside.
+    pub(super) fn quarantined(&self) -> Vec<SessionId> {
+        self.lives.lock().quarantined.iter().cloned().collect()
+    }
+
+    /// Returns whether the run of a session is set aside.
+    pub(super) fn is_quarantined(&self, session: &SessionId) -> bool {
+        self.lives.lock().quarantined.contains(session)
+    }
+
+    /// Notes that a run that was set aside goes on or ends, or that its session is deleted.
+    pub(super) async fn release(self: &Arc<Self>, session: &SessionId) {
+        if self.is_quarantined(session) {
+            let forget = |lives: &mut HostLives| {
+                lives.quarantined.remove(session);
+            };
+            self.update(forget).await;
+        }
+    }
+
+    /// Returns the sessions that do not go on by themselves: those whose runs are set aside, and suspects, which
+    /// [`continue_suspects`] lets go on. Blocks.
+    pub(super) fn held(&self, unfinished: &[SessionId]) -> Held {
+        let lives = self.lives.lock().clone();
+        let is_quarantined = |id: &&SessionId| lives.quarantined.contains(*id);
+        let quarantined: BTreeSet<_> = unfinished.iter().filter(is_quarantined).cloned().collect();
+        let is_suspect = |id: &&SessionId| {
+            lives.crashes >= CRASHES_MAX
+                && !is_quarantined(id)
+                // If its records cannot be read, it does not go on.
+                && self.is_suspect(id).unwrap_or(false)
+        };
+        let suspects = unfinished.iter().filter(is_suspect).cloned().collect();
+        for session in &quarantined {
+            tracing::error!(
+                %session,
+                "run_quarantined: the host ended each time this run went on; resume or stop it"
+            );
+        }
+        Held { quarantined, suspects }
+    }
+
+    /// Returns whether the run of a session has made no progress since the last host started.
+    fn is_suspect(&self, session: &SessionId) -> Result<bool, JournalError> {
+        let Some(stored) = self.journal.find(session)? else { return Ok(false) };
+        let before = stored.seq.0.saturating_sub(LAST_RECORDS as u64);
+        let last = self.journal.read(session, Seq(before))?;
+        // A run that waits for a person does nothing when it goes on.
+        let waits =
+            last.last().is_some_and(|entry| matches!(entry.record, Record::ApprovalAsked { .. }));
+        let since =
+            |entry: &JournalEntry| entry.time >= self.last_started && is_progress(&entry.record);
+        Ok(!waits && !last.iter().any(since))
+    }
+}
+
+/// The sessions with unfinished runs that do not go on by themselves when the host starts.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    pub(super) quarantined: BTreeSet<SessionId>,
+    pub(super) suspects: BTreeSet<SessionId>,
+}
+
+impl Held {
+    /// Returns the sessions.
+    pub(super) fn all(&self) -> BTreeSet<SessionId> {
+        self.quarantined.union(&self.suspects).cloned().collect()
+    }
+}
+
+/// Returns whether a record shows that the run has come further. A resumed run that makes the same step again records
+/// its attempt and the intent of its call again, and clients may send inputs meanwhile.
+fn is_progress(record: &Record) -> bool {
+    !matches!(
+        record,
+        Record::AttemptStarted { .. }
+            | Record::AttemptFailed { host_stopped: true, .. }
+            | Record::CallIntended { .. }
+            | Record::InputQueued { .. }
+            | Record::Steered { .. }
+    )
+}
+
+/// Lets suspects go on, one after the other. The run of a child session goes on with the call of its parent.
+pub(super) async fn continue_suspects(host_ref: &HostRef, suspects: BTreeSet<SessionId>) {
+    if suspects.is_empty() {
+        return;
+    }
+    for id in suspects.into_iter().filter(|id| !is_child_session(id)) {
+        if host_ref.shared.is_shutting_down() {
+            return;
+        }
+        let crash_loop = &host_ref.shared.crash_loop;
+        tracing::warn!(session = %id, "run_continues_alone: the host has ended twice without a shutdown");
+        crash_loop.update(|lives| lives.alone = Some(id.clone())).await;
+        if let Err(error) = continue_alone(host_ref, &id).await {
+            tracing::warn!(session = %id, %error, "run_not_continued");
+        }
+    }
+    host_ref.shared.crash_loop.update(|lives| lives.alone = None).await;
+}
+
+/// Lets the run of a session go on, and waits until it makes progress, ends, leaves memory, or its time is over.
+async fn continue_alone(host_ref: &HostRef, id: &SessionId) -> Result<(), HostError> {
+    let shared = &host_ref.shared;
+    shared.index.note_resumed(id);
+    let awake_session = host_ref.get_or_wake(id).await?;
+    let mut seen = awake_session.log.last_seq();
+    let _ = awake_session.actor.cast(SessionMessage::ContinueRun);
+    let until = tokio::time::Instant::now() + ALONE_MAX;
+    while tokio::time::Instant::now() < until && !shared.is_shutting_down() {
+        tokio::time::sleep(PROGRESS_PAUSE).await;
+        if shared.index.awake(id).is_none() {
+            break;
+        }
+        let (journal, of) = (Arc::clone(&shared.journal), id.clone());
+        let entries = host_ref.read(move || journal.read(&of, seen)).await??;
+        if entries.iter().any(|entry| is_progress(&entry.record)) {
+            break;
+        }
+        seen = entries.last().map_or(seen, |entry| entry.seq);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(text: &str) -> SessionId {
+        SessionId::parse(text).unwrap()
+    }
+
+    #[test]
+    fn only_ends_without_a_shutdown_in_a_row_are_counted() {
+        let mut lives = HostLives::default();
+        lives.begin(1);
+        assert_eq!((lives.crashes, lives.is_running), (0, true));
+        lives.begin(2);
+        lives.begin(3);
+        assert_eq!(lives.crashes, 2);
+        lives.end_loop();
+        lives.is_running = false;
+        lives.begin(4);
+        assert_eq!(lives.crashes, 0);
+        lives.begin(5);
+        lives.end_loop();
+        lives.begin(6);
+        assert_eq!(lives.crashes, 1, "a host that has lived for long begins anew");
+    }
+
+    #[test]
+    fn the_run_that_was_alone_at_the_third_end_is_set_aside() {
+        let mut lives = HostLives { is_running: true, crashes: 1, ..HostLives::default() };
+        lives.alone = Some(id("a"));
+        lives.begin(1);
+        assert!(lives.quarantined.is_empty(), "it was not alone because of crashes");
+        lives.alone = Some(id("b"));
+        lives.begin(2);
+        assert_eq!(lives.quarantined, BTreeSet::from([id("b")]));
+        assert_eq!(lives.alone, None);
+        lives.begin(3);
+        assert_eq!(lives.quarantined.len(), 1, "nothing was alone");
+    }
+}
