@@ -5,7 +5,7 @@
 //! | status | meaning |
 //! | --- | --- |
 //! | 0 | success: the run was answered, the journal is valid, the replay found no difference, `serve` was stopped |
-//! | 1 | any other failure: a run, call or load test failed, a journal is broken, a replay or pinned tools differ |
+//! | 1 | any other failure: a run, call or load test failed, a host is not ready, a journal is broken, a replay or pinned tools differ |
 //! | 2 | wrong usage or configuration; an unknown session; a file, journal or address that cannot be opened |
 //! | 3 | `run`: a limit, a loop or failing tools ended the run |
 //! | 130 | a run, a load test, or the start of `run` or `tools call` was stopped; a second signal ended the process |
@@ -14,6 +14,7 @@
 //! | --- | --- |
 //! | `lib.rs` | the parser of the command line, and the start of a command |
 //! | `serve.rs` | `callsheet serve`: runs the host and its HTTP API |
+//! | `health.rs` | `callsheet health`: asks a running host whether it is ready |
 //! | `run.rs` | `callsheet run`: runs one prompt in the terminal |
 //! | `watch.rs` | `run`: follows the run's events until its end, on a screen or as JSON lines |
 //! | `progress.rs` | `run`: turns events into lines, and keeps the state of open calls |
@@ -39,6 +40,7 @@ mod approval_prompts;
 pub mod decode;
 mod error;
 mod form_prompt;
+mod health;
 mod images;
 mod import;
 pub mod load;
@@ -85,6 +87,8 @@ struct Cli {
 enum Command {
     /// Runs the host with its HTTP API and metrics.
     Serve(Box<serve::ServeArgs>),
+    /// Asks a running host whether it is ready.
+    Health(health::HealthArgs),
     /// Runs one prompt to its final answer in the terminal.
     Run(Box<run::RunArgs>),
     /// Lists, shows and verifies stored sessions, of a running or a stopped host.
@@ -146,6 +150,7 @@ fn execute(cli: Cli) -> Result<ExitCode, CommandError> {
         match cli.command {
             None => serve::run(cli.serve).await,
             Some(Command::Serve(args)) => serve::run(*args).await,
+            Some(Command::Health(args)) => health::run(args).await,
             Some(Command::Run(args)) => run::run(*args).await,
             Some(Command::Sessions(command)) => sessions::run(&command),
             Some(Command::Tools(command)) => tools::run(command).await,
@@ -168,6 +173,7 @@ fn runtime_builder(command: Option<&Command>) -> tokio::runtime::Builder {
         Some(Command::Load(args)) => args.threads(),
         Some(
             Command::Serve(_)
+            | Command::Health(_)
             | Command::Run(_)
             | Command::Sessions(_)
             | Command::Tools(_)

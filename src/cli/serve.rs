@@ -263,7 +263,7 @@ fn shell_word(text: &str) -> String {
 
 /// Replaces an unspecified address ("all addresses") by the loopback address, which a client can
 /// connect to.
-fn reachable(addr: SocketAddr) -> SocketAddr {
+pub(super) fn reachable(addr: SocketAddr) -> SocketAddr {
     let ip = match addr.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),

@@ -183,6 +183,11 @@ pub(super) fn load(file: Option<&Path>) -> Result<LoadedConfig, CommandError> {
     load_with_keys(file, |_| true)
 }
 
+/// Loads the configuration as [`load`] does. The API keys of its models may be missing.
+pub(super) fn load_without_keys(file: Option<&Path>) -> Result<LoadedConfig, CommandError> {
+    load_with_keys(file, |_| false)
+}
+
 /// Loads the configuration as [`load`] does. Only the models for which `needs_key` returns true must have their API
 /// keys.
 fn load_with_keys(

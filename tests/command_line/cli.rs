@@ -12,22 +12,22 @@ use serde_json::{Value, json};
 const PROMPT: &str = "What time is it in Tokyo and in Beijing, and what is 17 % of 2,350?";
 
 /// A temporary directory, so that no `callsheet.toml` is found.
-struct Folder(PathBuf);
+pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("cli-{name}"));
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }
 
-    fn with(self, file: &str, text: &str) -> Self {
+    pub(crate) fn with(self, file: &str, text: &str) -> Self {
         std::fs::write(self.0.join(file), text).unwrap();
         self
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_callsheet"));
         command.args(args).current_dir(&self.0).stdin(Stdio::null());
         for name in ["CALLSHEET_TOKEN", "CALLSHEET_STREAM", "CALLSHEET_MULTI_TOOL_CALLS"] {
@@ -37,20 +37,20 @@ impl Folder {
         command
     }
 
-    fn run(&self, args: &[&str]) -> Output {
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
         self.command(args).output().unwrap()
     }
 
-    fn start(&self, args: &[&str]) -> Child {
+    pub(crate) fn start(&self, args: &[&str]) -> Child {
         self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 }
 
-fn stdout(output: &Output) -> String {
+pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-fn stderr(output: &Output) -> String {
+pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
@@ -58,7 +58,7 @@ fn events(output: &Output) -> Vec<Value> {
     stdout(output).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn signal(child: &Child, name: &str) {
+pub(crate) fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();
     assert!(sent.unwrap().success());
 }
@@ -181,6 +181,11 @@ fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
         ),
         (vec!["replay", "a b"], "'<ID>': a session id has 1 to 64 characters"),
         (vec!["decode", "--wire", "openai-chat", "none.sse"], "none.sse"),
+        (
+            vec!["health", "localhost:7700"],
+            "must be the URL of a host such as http://127.0.0.1:7700",
+        ),
+        (vec!["health", "http://127.0.0.1:1", "--config", "key.toml"], "cannot be used with"),
     ] {
         let output = folder.run(&args);
         let err = stderr(&output);
@@ -241,6 +246,7 @@ fn help_exits_with_success() {
         (vec!["load", "--help"], "callsheet-load-*"),
         (vec!["load", "--help"], "which is deleted"),
         (vec!["decode", "--help"], "--framing"),
+        (vec!["health", "--help"], "--config"),
     ] {
         let output = folder.run(&args);
         assert_eq!(output.status.code(), Some(0), "{args:?}");
@@ -554,14 +560,14 @@ async fn a_slow_reader_of_json_gets_everything_and_approvals_wait_for_it() {
 }
 
 /// A `callsheet serve` process, its address and its stderr.
-struct ServeProcess {
-    child: Child,
-    addr: SocketAddr,
+pub(crate) struct ServeProcess {
+    pub(crate) child: Child,
+    pub(crate) addr: SocketAddr,
     err: BufReader<std::process::ChildStderr>,
     banner: String,
 }
 
-fn serve(folder: &Folder, args: &[&str]) -> ServeProcess {
+pub(crate) fn serve(folder: &Folder, args: &[&str]) -> ServeProcess {
     let mut child = folder.start(&[&["serve", "--listen", "127.0.0.1:0"], args].concat());
     let mut err = BufReader::new(child.stderr.take().unwrap());
     let mut banner = String::new();

@@ -2,6 +2,7 @@
 
 mod cli;
 mod config;
+mod health;
 mod load;
 mod sessions;
 mod terminal;
