@@ -31,6 +31,7 @@
 //! | `decode.rs` | `callsheet decode`: decodes a recorded response |
 //! | `setup.rs` | configuration, tools and rehearsal model from flags, file and environment |
 //! | `signals.rs` | SIGINT and SIGTERM |
+//! | `service_manager.rs` | notifications to systemd: ready, stopping, watchdog |
 //! | `open_files.rs` | the limit of open files |
 //! | `error.rs`, `output.rs` | exit status and message of an error; writing without panics |
 // The package `tests/doc_examples` runs the examples, which use the package `callsheet`.
@@ -52,6 +53,7 @@ mod replay;
 mod run;
 mod screen;
 mod serve;
+mod service_manager;
 mod sessions;
 mod setup;
 mod signals;

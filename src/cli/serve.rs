@@ -10,6 +10,7 @@ use tokio::net::TcpListener;
 use super::error::CommandError;
 use super::open_files;
 use super::output;
+use super::service_manager::ServiceManager;
 use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use super::signals::Signals;
 use callsheet_host::runtime::{AgentRules, Host};
@@ -60,8 +61,14 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
     let Some(server) = start(&mut config, tools).await? else {
         return Ok(ExitCode::SUCCESS);
     };
-    announce_start(&args, &config, server.http_server.addr(), &config_source);
-    Ok(server.wait(&config, args.log_format).await)
+    let addr = server.http_server.addr();
+    announce_start(&args, &config, addr, &config_source);
+    let manager = ServiceManager::from_env();
+    manager.notify(&format!("READY=1\nSTATUS=listening on http://{addr}"));
+    tokio::select! {
+        status = server.wait(&config, args.log_format, &manager) => Ok(status),
+        never = manager.heartbeats() => match never {},
+    }
 }
 
 /// Checks the models and agents as the host does at its start, and prints a summary of the configuration,
@@ -134,8 +141,14 @@ async fn start(
 
 impl RunningServer {
     /// Waits for a signal, and shuts everything down. A second signal before the host has shut down skips the rest.
-    async fn wait(mut self, config: &Config, log_format: LogFormat) -> ExitCode {
+    async fn wait(
+        mut self,
+        config: &Config,
+        log_format: LogFormat,
+        manager: &ServiceManager,
+    ) -> ExitCode {
         self.signals.next().await;
+        manager.notify("STOPPING=1");
         let grace = config.host.shutdown_grace;
         match log_format {
             LogFormat::Text => output::to_stderr(&shutdown_line(grace)),

@@ -4,6 +4,7 @@ mod cli;
 mod config;
 mod health;
 mod load;
+mod service_manager;
 mod sessions;
 mod terminal;
 mod tools_import;
