@@ -43,8 +43,7 @@ impl DefinedInput {
             ToolInput::File(file) => ("input_schema", read_json("input_schema", file)?),
         };
         let properties = schema.get("properties").and_then(Value::as_object).cloned();
-        let schema =
-            ParsedSchema::parse(schema).map_err(|error| DefinitionError::new(key, error))?;
+        let schema = parse_schema(key, schema)?;
         if !schema.as_value().is_object() || !schema.allows_object() {
             let message = "must be the schema of an object, because arguments are a JSON object";
             return Err(DefinitionError::new(key, message));
@@ -103,8 +102,16 @@ impl DefinedInput {
 /// # Errors
 /// If the file cannot be read or is no JSON schema.
 pub(crate) fn load_schema(key: &str, file: &Path) -> Result<ParsedSchema, DefinitionError> {
-    let schema = read_json(key, file)?;
-    ParsedSchema::parse(schema).map_err(|error| DefinitionError::new(key, error))
+    parse_schema(key, read_json(key, file)?)
+}
+
+/// Compiles a schema of the configuration, which must not have parts that the host does not check.
+fn parse_schema(key: &str, schema: Value) -> Result<ParsedSchema, DefinitionError> {
+    let schema = ParsedSchema::parse(schema).map_err(|error| DefinitionError::new(key, error))?;
+    match schema.unchecked().first() {
+        Some(part) => Err(DefinitionError::new(key, part)),
+        None => Ok(schema),
+    }
 }
 
 fn read_json(key: &str, file: &Path) -> Result<Value, DefinitionError> {
@@ -174,6 +181,8 @@ mod tests {
         );
         let error = load(r#"{"type":"strin"}"#).unwrap_err().to_string();
         assert!(error.starts_with("input_schema: not a valid JSON schema: "), "{error}");
+        let error = load(r#"{"dependentRequired":{}}"#).unwrap_err().to_string();
+        assert_eq!(error, "input_schema: /dependentRequired: the host does not check this keyword");
         let error = load(r#"{"type":"string"}"#).unwrap_err().to_string();
         assert!(error.starts_with("input_schema: must be the schema of an object"), "{error}");
         std::fs::remove_dir_all(&directory).unwrap();

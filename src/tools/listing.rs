@@ -76,7 +76,8 @@ pub struct ListedServer {
     /// Its tools that cannot be offered, by their names on the server, with the reasons.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<(String, String)>,
-    /// Its offered tools that differ from the accepted ones, by their names on the server.
+    /// Its offered tools by their names on the server, with the difference from the accepted one, or with a part of the
+    /// schema that is not checked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<(String, String)>,
     /// Number of lines of its output that could not be read as messages, and the first of them.

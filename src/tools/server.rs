@@ -174,7 +174,8 @@ pub struct ServerListing {
     /// configuration that match no tool.
     #[serde(skip)]
     pub left_out: Vec<(String, String)>,
-    /// Offered tools that differ from the accepted ones, by their name on the server, with the difference.
+    /// Offered tools by their name on the server, with the difference from the accepted one, or with a part of the
+    /// schema that is not checked.
     #[serde(skip)]
     pub warnings: Vec<(String, String)>,
 }

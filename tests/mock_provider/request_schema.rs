@@ -73,6 +73,7 @@ impl RequestSchema {
         let document = serde_json::from_str(text).expect("a request schema is JSON");
         let schema = CompiledSchema::compile(&document, formats);
         let schema = schema.expect("a request schema is a JSON Schema");
+        assert_eq!(schema.unchecked(), [""; 0], "a request schema is checked as a whole");
         Self { document, schema, append_segment, formats }
     }
 

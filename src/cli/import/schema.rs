@@ -18,12 +18,11 @@ const SCHEMAS_MAX: usize = 1000;
 const DESCRIPTION_CHARS_MAX: usize = 200;
 
 /// The keywords that are kept, most of them unchanged. Others are translated separately, or left out.
-const KEPT_KEYWORDS: &str = "const dependentRequired exclusiveMaximum exclusiveMinimum format \
-    maxContains maxItems maxLength maxProperties maximum minContains minItems minLength \
-    minProperties minimum multipleOf uniqueItems";
+const KEPT_KEYWORDS: &str = "const exclusiveMaximum exclusiveMinimum format maxItems maxLength \
+    maxProperties maximum minItems minLength minProperties minimum multipleOf uniqueItems";
 
 /// The keywords whose value is a schema.
-const SCHEMA_KEYWORDS: &str = "additionalProperties contains else if items not propertyNames then";
+const SCHEMA_KEYWORDS: &str = "additionalProperties else if items not propertyNames then";
 
 /// The keyword of a property that only answers have.
 const READ_ONLY: &str = "readOnly";
@@ -146,7 +145,8 @@ impl<'d> SchemaReader<'d> {
             }
             // Leaves out patterns that the host does not accept. Documents often have such patterns.
             ("pattern", _) => {
-                ParsedSchema::parse(json!({"pattern": value})).ok().map(|_| value.clone())
+                let parsed = ParsedSchema::parse(json!({"pattern": value})).ok()?;
+                parsed.unchecked().is_empty().then(|| value.clone())
             }
             ("default", Value::Bool(_) | Value::Number(_) | Value::String(_)) => {
                 Some(value.clone())

@@ -196,8 +196,8 @@ fn log_state(server: &str, status: &ServerStatus) {
             for (tool, reason) in listing.iter().flat_map(|listing| &listing.left_out) {
                 tracing::warn!(server, tool, error = reason, "tool_not_offered");
             }
-            for (tool, difference) in listing.iter().flat_map(|listing| &listing.warnings) {
-                tracing::warn!(server, tool, difference, "tool_not_as_accepted");
+            for (tool, reason) in listing.iter().flat_map(|listing| &listing.warnings) {
+                tracing::warn!(server, tool, reason, "tool_has_warning");
             }
         }
         ServerState::Down(reason) => tracing::warn!(server, error = reason, "tool_server_down"),

@@ -19,8 +19,6 @@ const VIOLATION_CHARS_MAX: usize = 500;
 const VALUE: &str = "value";
 /// The members of a schema that hold definitions.
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
-/// The keywords of references.
-const REFERENCES: [&str; 2] = ["$ref", "$dynamicRef"];
 
 /// The rules of a run's typed answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -131,20 +129,18 @@ fn is_object(schema: &Value) -> bool {
 
 /// Returns the schema of an object whose member is the value. References in the schema of the value find what
 /// they found before: its definitions move to the object, and references to its other parts point to the
-/// member. A schema with an `$id` stays as it is, because `#` is the schema itself there.
+/// member.
 fn object_with_value(schema: &Value) -> Value {
     let mut inner = schema.clone();
     let mut whole = json!({"type": "object", "required": [VALUE], "additionalProperties": false});
-    if !is_resource(&inner) {
-        point_to_member(&mut inner);
-        if let (Some(inner), Some(whole)) = (inner.as_object_mut(), whole.as_object_mut()) {
-            for name in DEFINITIONS {
-                whole.extend(inner.remove(name).map(|found| (name.to_owned(), found)));
-            }
-        }
-    }
-    if let Some(inner) = inner.as_object_mut() {
+    point_to_member(&mut inner);
+    if let (Some(inner), Some(whole)) = (inner.as_object_mut(), whole.as_object_mut()) {
         inner.remove("$schema");
+        // `#` would be the schema itself instead of the object.
+        inner.remove("$id");
+        for name in DEFINITIONS {
+            whole.extend(inner.remove(name).map(|found| (name.to_owned(), found)));
+        }
     }
     if let Some(whole) = whole.as_object_mut() {
         whole.insert("properties".to_owned(), json!({VALUE: inner}));
@@ -152,30 +148,20 @@ fn object_with_value(schema: &Value) -> Value {
     whole
 }
 
-/// Returns whether a schema has a URI of its own, so that its references are relative to it.
-fn is_resource(schema: &Value) -> bool {
-    let id = schema.get("$id").and_then(Value::as_str);
-    id.is_some_and(|id| !id.is_empty() && !id.starts_with('#'))
-}
-
 /// Changes the references to the schema itself and to its parts other than definitions, because the schema is
 /// a member.
 fn point_to_member(schema: &mut Value) {
     match schema {
         Value::Object(members) => {
-            for name in REFERENCES {
-                if let Some(Value::String(reference)) = members.get_mut(name)
-                    && is_outside_definitions(reference)
-                {
-                    let pointer = reference.trim_start_matches('#');
-                    *reference = format!("#/properties/{VALUE}{pointer}");
-                }
+            if let Some(Value::String(reference)) = members.get_mut("$ref")
+                && is_outside_definitions(reference)
+            {
+                let pointer = reference.trim_start_matches('#');
+                *reference = format!("#/properties/{VALUE}{pointer}");
             }
-            members.values_mut().filter(|member| !is_resource(member)).for_each(point_to_member);
+            members.values_mut().for_each(point_to_member);
         }
-        Value::Array(items) => {
-            items.iter_mut().filter(|item| !is_resource(item)).for_each(point_to_member);
-        }
+        Value::Array(items) => items.iter_mut().for_each(point_to_member),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
@@ -332,7 +318,7 @@ mod tests {
             let rules = rules(&schema);
             let input = &rules.final_answer.input;
             // Some dialects look for definitions at the root only.
-            let has_definitions = schema.get("$defs").is_some() && !is_resource(&schema);
+            let has_definitions = schema.get("$defs").is_some();
             assert_eq!(input.as_value().get("$defs").is_some(), has_definitions, "{schema}");
             assert_eq!(input.first_violation(&json!({"value": valid})), None, "{schema}");
             assert!(input.first_violation(&json!({"value": invalid})).is_some(), "{schema}");

@@ -74,16 +74,18 @@ pub(super) fn listing(
         }
         let own_name = name.to_owned();
         match parse_definition(server, name, tool, depth_max) {
-            Ok(tool) if offered.contains_key(&tool.name) => {
+            Ok((tool, _)) if offered.contains_key(&tool.name) => {
                 left_out.push((own_name, "another tool of the server has its name".to_owned()));
             }
-            Ok(tool) => {
+            Ok((tool, unchecked)) => {
                 let problem = pins.and_then(|pins| Some((pins, pins.accepted.check(&tool)?)));
                 let difference = problem.map(|(pins, problem)| (pins.required, describe(problem)));
                 match difference {
                     Some((true, reason)) => left_out.push((own_name, reason)),
                     warning => {
-                        warnings.extend(warning.map(|(_, difference)| (own_name, difference)));
+                        let difference = warning.map(|(_, difference)| difference);
+                        let reasons = difference.into_iter().chain(unchecked);
+                        warnings.extend(reasons.map(|reason| (own_name.clone(), reason)));
                         offered.insert(tool.name.clone(), tool);
                     }
                 }
@@ -169,13 +171,16 @@ fn describe(problem: PinProblem) -> String {
     }
 }
 
-/// Parses the definition of a tool. `Err` is the reason why it cannot be offered.
+/// Parses the definition of a tool. Also returns the parts of its input schema that the host does not check.
+///
+/// # Errors
+/// The reason why it cannot be offered.
 fn parse_definition(
     server: &str,
     name: &str,
     tool: &Value,
     depth_max: usize,
-) -> Result<ServerToolDefinition, String> {
+) -> Result<(ServerToolDefinition, Vec<String>), String> {
     if needs_task(tool) {
         return Err("it can only run as a task, which the host does not offer".to_owned());
     }
@@ -190,9 +195,11 @@ fn parse_definition(
     if !schema.allows_object() {
         return Err("its inputSchema is not that of an object".to_owned());
     }
+    let unchecked =
+        schema.unchecked().iter().map(|part| format!("its inputSchema{part}")).collect();
     let text = |key: &str| tool.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     let is_object = |value: &&Value| value.is_object();
-    Ok(ServerToolDefinition {
+    let definition = ServerToolDefinition {
         name: offered_name(server, name),
         server_name: name.to_owned(),
         description: text("description")
@@ -203,7 +210,8 @@ fn parse_definition(
         output_schema: tool.get("outputSchema").filter(is_object).cloned(),
         annotations: tool.get("annotations").filter(is_object).cloned(),
         reads_resources: is_resource_tool(tool),
-    })
+    };
+    Ok((definition, unchecked))
 }
 
 /// Returns whether a value has more than this number of levels of arrays and objects.
@@ -264,6 +272,21 @@ mod tests {
         let left_out: Vec<_> = listing.left_out.iter().map(|(name, _)| &**name).collect();
         let expected = ["tool 1 of the list", "no_schema", "list", "broken", "network", "read"];
         assert_eq!(left_out, expected);
+    }
+
+    #[test]
+    fn a_tool_whose_schema_is_not_checked_as_a_whole_is_offered_with_a_warning() {
+        let schema =
+            json!({"type": "object", "minProperties": 1, "propertyNames": {"pattern": "("}});
+        let tool = json!({"name": "a", "inputSchema": schema});
+        let listing = listing("files", &[tool], &filter(&["*"], &[]), None);
+        assert_eq!(listing.tools.len(), 1);
+        let [(name, reason)] = &listing.warnings[..] else { panic!("{:?}", listing.warnings) };
+        assert_eq!(name, "a");
+        assert!(
+            reason.starts_with("its inputSchema/propertyNames/pattern: \"(\" is no"),
+            "{reason}"
+        );
     }
 
     #[test]

@@ -41,13 +41,13 @@ const KNOWN_MAX: usize = 500_000;
 impl CompiledSchema {
     /// Returns true if a value matches the schema. Returns false if the check takes too many steps or levels.
     pub fn is_valid(&self, value: &Value) -> bool {
-        matches!(SchemaCheck::new(self, STEPS_MAX).check(0, value, None), Ok(true))
+        matches!(SchemaCheck::new(self, STEPS_MAX).check(0, value), Ok(true))
     }
 
     /// Returns the first violation of the schema in a value. A check with too many steps or levels is one.
     pub fn first_violation(&self, value: &Value) -> Option<Violation> {
         let mut check = SchemaCheck::new(self, STEPS_MAX);
-        match check.check(0, value, None) {
+        match check.check(0, value) {
             Ok(true) => return None,
             Ok(false) => {}
             Err(TooExpensive) => return Some(Violation::unlocated(TOO_EXPENSIVE)),
@@ -55,7 +55,7 @@ impl CompiledSchema {
         let mut description = SchemaCheck::new(self, STEPS_TO_DESCRIBE_MAX);
         description.is_described = true;
         description.known = check.known;
-        let described = description.check(0, value, None);
+        let described = description.check(0, value);
         let Some(mut violation) = description.violation.filter(|_| described.is_ok()) else {
             return Some(Violation::unlocated(NOT_LOCATED));
         };
@@ -72,7 +72,7 @@ impl CompiledSchema {
     #[cfg(test)]
     pub(super) fn steps(&self, value: &Value) -> usize {
         let mut check = SchemaCheck::new(self, STEPS_MAX);
-        match check.check(0, value, None) {
+        match check.check(0, value) {
             Ok(_) => STEPS_MAX - check.steps.left(),
             Err(TooExpensive) => STEPS_MAX,
         }
@@ -82,22 +82,11 @@ impl CompiledSchema {
 /// True if a value matches.
 type Checked = Result<bool, TooExpensive>;
 
-/// The members or items of a value that a schema has checked, for `unevaluatedProperties` and `unevaluatedItems`.
-#[derive(Debug, Default)]
-struct Evaluated {
-    /// True if all of them have been checked. `parts` need not contain them then.
-    has_all: bool,
-    /// The addresses of those that have been checked.
-    parts: HashSet<*const Value>,
-}
-
 /// A running check.
 struct SchemaCheck<'c> {
     schema: &'c CompiledSchema,
     steps: Steps,
     levels: usize,
-    /// The resources of the schemas that are being checked, from the outermost.
-    scope: Vec<usize>,
     /// The targets of references that are being checked, with their values.
     open: Vec<(usize, *const Value)>,
     /// The remembered results, by the target of a reference and the address of the value.
@@ -119,7 +108,6 @@ impl<'c> SchemaCheck<'c> {
             schema,
             steps: Steps::new(steps),
             levels: 0,
-            scope: Vec::new(),
             open: Vec::new(),
             known: HashMap::new(),
             supposed: usize::MAX,
@@ -129,14 +117,13 @@ impl<'c> SchemaCheck<'c> {
         }
     }
 
-    /// Checks a value against a schema. Adds what it has checked to `seen`, which has no meaning if the value does
-    /// not match.
-    fn check(&mut self, number: usize, value: &Value, seen: Option<&mut Evaluated>) -> Checked {
+    /// Checks a value against a schema.
+    fn check(&mut self, number: usize, value: &Value) -> Checked {
         self.steps.spend(1)?;
         let schema = self.schema;
         let node = &schema.nodes[number];
         if !node.is_target {
-            return self.check_keywords(number, value, seen);
+            return self.check_keywords(number, value);
         }
         let key = (number, ptr::from_ref(value));
         // A reference that leads back to a target with the same value adds no condition. So the value is supposed to
@@ -149,11 +136,9 @@ impl<'c> SchemaCheck<'c> {
             self.supposed = self.supposed.min(self.open.len() - visited);
             return Ok(true);
         }
-        // A remembered result has no `seen`. The address of a string may be that of a temporary one
-        // (`property_names`), so only objects and arrays have remembered results.
-        let is_cacheable = seen.is_none()
-            && !schema.has_dynamic_references
-            && (value.is_object() || value.is_array());
+        // The address of a string may be that of a temporary one (`property_names`), so only objects and arrays have
+        // remembered results.
+        let is_cacheable = value.is_object() || value.is_array();
         if is_cacheable && let Some(known) = self.known.get(&key) {
             // The place of a violation is not remembered.
             if *known || !self.is_described {
@@ -162,7 +147,7 @@ impl<'c> SchemaCheck<'c> {
         }
         let supposed_before = mem::replace(&mut self.supposed, usize::MAX);
         self.open.push(key);
-        let checked = self.check_keywords(number, value, seen)?;
+        let checked = self.check_keywords(number, value)?;
         self.open.pop();
         // A result that supposes that of a target around it holds only there.
         if self.supposed >= self.open.len() {
@@ -176,88 +161,37 @@ impl<'c> SchemaCheck<'c> {
         Ok(checked)
     }
 
-    fn check_keywords(
-        &mut self,
-        number: usize,
-        value: &Value,
-        seen: Option<&mut Evaluated>,
-    ) -> Checked {
-        let schema = self.schema;
-        let node = &schema.nodes[number];
+    fn check_keywords(&mut self, number: usize, value: &Value) -> Checked {
         self.levels += 1;
         if self.levels > LEVELS_MAX {
             return Err(TooExpensive);
         }
-        let enters_resource = self.scope.last() != Some(&node.resource);
-        if enters_resource {
-            self.scope.push(node.resource);
-        }
-        let checked = if node.has_unevaluated {
-            let mut own = Evaluated::default();
-            let checked = self.check_each(number, &node.keywords, value, Some(&mut own))?;
-            if let Some(seen) = seen {
-                self.add(seen, own)?;
+        let schema = self.schema;
+        let mut is_valid = true;
+        for keyword in &schema.nodes[number].keywords {
+            is_valid = self.keyword(number, keyword, value)?;
+            if !is_valid {
+                break;
             }
-            checked
-        } else {
-            self.check_each(number, &node.keywords, value, seen)?
-        };
-        if enters_resource {
-            self.scope.pop();
         }
         self.levels -= 1;
-        Ok(checked)
-    }
-
-    fn check_each(
-        &mut self,
-        number: usize,
-        keywords: &'c [Keyword],
-        value: &Value,
-        mut seen: Option<&mut Evaluated>,
-    ) -> Checked {
-        for keyword in keywords {
-            if !self.keyword(number, keyword, value, seen.as_deref_mut())? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        Ok(is_valid)
     }
 
     /// Checks a keyword. Those with schemas have methods of their own, which keeps the frames on the stack small.
-    fn keyword(
-        &mut self,
-        number: usize,
-        keyword: &'c Keyword,
-        value: &Value,
-        seen: Option<&mut Evaluated>,
-    ) -> Checked {
+    fn keyword(&mut self, number: usize, keyword: &'c Keyword, value: &Value) -> Checked {
         match keyword {
-            Keyword::Reference(target) => self.check(*target, value, seen),
-            Keyword::DynamicReference(target, name) => {
-                let target = self.dynamic_target(*target, name)?;
-                self.check(target, value, seen)
-            }
-            Keyword::AllOf(schemas) => self.all_of(schemas, value, seen),
-            Keyword::AnyOf(schemas) => self.any_of(number, schemas, value, seen),
-            Keyword::OneOf(schemas) => self.one_of(number, schemas, value, seen),
+            Keyword::Reference(target) => self.check(*target, value),
+            Keyword::AllOf(schemas) => self.all_of(schemas, value),
+            Keyword::AnyOf(schemas) => self.any_of(number, schemas, value),
+            Keyword::OneOf(schemas) => self.one_of(number, schemas, value),
             Keyword::Not(schema) => self.not(number, *schema, value),
             Keyword::If { condition, then, otherwise } => {
-                self.condition(*condition, (*then, *otherwise), value, seen)
+                self.condition(*condition, (*then, *otherwise), value)
             }
-            Keyword::Properties(schemas) => self.properties(number, schemas, value, seen),
+            Keyword::Properties(schemas) => self.properties(number, schemas, value),
             Keyword::PropertyNames(schema) => self.property_names(*schema, value),
-            Keyword::DependentSchemas(schemas) => self.dependent_schemas(schemas, value, seen),
-            Keyword::Items { first, others } => self.items(first, *others, value, seen),
-            Keyword::Contains { schema, min, max } => {
-                self.contains(number, *schema, (*min, *max), value, seen)
-            }
-            Keyword::UnevaluatedProperties(schema) => {
-                self.unevaluated_properties(number, *schema, value, seen)
-            }
-            Keyword::UnevaluatedItems(schema) => {
-                self.unevaluated_items(number, *schema, value, seen)
-            }
+            Keyword::Items { first, others } => self.items(first, *others, value),
             Keyword::Assertion(assertion) => self.assertion(number, assertion, value),
         }
     }
@@ -292,15 +226,10 @@ impl<'c> SchemaCheck<'c> {
                 limit.allows(value, *count)
             }
             (Assertion::Required(names), Value::Object(members)) => {
-                return self.required(number, assertion, names, (members, value));
-            }
-            (Assertion::DependentRequired(_, dependent), Value::Object(members)) => {
-                for (name, names) in dependent {
+                for name in names {
                     self.steps.spend_text(name)?;
-                    if members.contains_key(name)
-                        && !self.required(number, assertion, names, (members, value))?
-                    {
-                        return Ok(false);
+                    if !members.contains_key(name) {
+                        return self.fail(number, assertion, Some(name), value);
                     }
                 }
                 true
@@ -323,22 +252,6 @@ impl<'c> SchemaCheck<'c> {
             (_, _) => true,
         };
         if is_valid { Ok(true) } else { self.fail(number, assertion, None, value) }
-    }
-
-    fn required(
-        &mut self,
-        number: usize,
-        assertion: &Assertion,
-        names: &[String],
-        (members, value): (&Map<String, Value>, &Value),
-    ) -> Checked {
-        for name in names {
-            self.steps.spend_text(name)?;
-            if !members.contains_key(name) {
-                return self.fail(number, assertion, Some(name), value);
-            }
-        }
-        Ok(true)
     }
 
     /// Returns false. Records the violation if it is the first and is to be described. `member` is the missing one.
@@ -377,7 +290,7 @@ impl<'c> SchemaCheck<'c> {
         part: &Value,
         segment: impl FnOnce() -> PathSegment,
     ) -> Checked {
-        let is_valid = self.check(number, part, None)?;
+        let is_valid = self.check(number, part)?;
         if !is_valid && let Some(violation) = &mut self.violation {
             // The innermost segment is added first, and each one around it is put before it.
             violation.path.insert(0, segment());
@@ -386,43 +299,16 @@ impl<'c> SchemaCheck<'c> {
     }
 
     /// Checks a value that may fail: records no violation.
-    fn check_quietly(
-        &mut self,
-        number: usize,
-        value: &Value,
-        seen: Option<&mut Evaluated>,
-    ) -> Checked {
+    fn check_quietly(&mut self, number: usize, value: &Value) -> Checked {
         let is_described = mem::replace(&mut self.is_described, false);
-        let checked = self.check(number, value, seen)?;
+        let checked = self.check(number, value)?;
         self.is_described = is_described;
         Ok(checked)
     }
 
-    /// Returns the schema with the outermost dynamic anchor of a name, or `target` if there is none.
-    fn dynamic_target(&mut self, target: usize, name: &str) -> Result<usize, TooExpensive> {
-        self.steps.spend_text(name)?;
-        self.steps.spend(self.scope.len())?;
-        let anchors = self.schema.dynamic_anchors.get(name);
-        let mut of_scope = self.scope.iter().filter_map(|resource| anchors?.get(resource));
-        Ok(of_scope.next().copied().unwrap_or(target))
-    }
-
-    /// Adds the parts that a subschema has checked to those that its schema has checked.
-    fn add(&mut self, seen: &mut Evaluated, own: Evaluated) -> Result<(), TooExpensive> {
-        self.steps.spend(own.parts.len())?;
-        seen.has_all |= own.has_all;
-        seen.parts.extend(own.parts);
-        Ok(())
-    }
-
-    fn all_of(
-        &mut self,
-        schemas: &[usize],
-        value: &Value,
-        mut seen: Option<&mut Evaluated>,
-    ) -> Checked {
+    fn all_of(&mut self, schemas: &[usize], value: &Value) -> Checked {
         for schema in schemas {
-            if !self.check(*schema, value, seen.as_deref_mut())? {
+            if !self.check(*schema, value)? {
                 return Ok(false);
             }
         }
@@ -430,61 +316,32 @@ impl<'c> SchemaCheck<'c> {
     }
 
     /// Checks an alternative. Adds its violation to `reasons`, up to [`REASONS_MAX`], if violations are described.
-    fn alternative(
-        &mut self,
-        schema: usize,
-        value: &Value,
-        seen: Option<&mut Evaluated>,
-        reasons: &mut Vec<String>,
-    ) -> Checked {
-        let mut own = seen.is_some().then(Evaluated::default);
+    fn alternative(&mut self, schema: usize, value: &Value, reasons: &mut Vec<String>) -> Checked {
         let is_valid = match reasons.len() < REASONS_MAX {
-            true => self.check(schema, value, own.as_mut())?,
-            false => self.check_quietly(schema, value, own.as_mut())?,
+            true => self.check(schema, value)?,
+            false => self.check_quietly(schema, value)?,
         };
-        if let (true, Some(seen), Some(own)) = (is_valid, seen, own) {
-            self.add(seen, own)?;
-        }
         reasons.extend(self.violation.take().as_ref().map(reason));
         Ok(is_valid)
     }
 
-    fn any_of(
-        &mut self,
-        number: usize,
-        schemas: &[usize],
-        value: &Value,
-        mut seen: Option<&mut Evaluated>,
-    ) -> Checked {
+    fn any_of(&mut self, number: usize, schemas: &[usize], value: &Value) -> Checked {
         let mut reasons = Vec::new();
-        let mut is_valid = false;
         for schema in schemas {
-            is_valid |= self.alternative(*schema, value, seen.as_deref_mut(), &mut reasons)?;
-            // The others may evaluate more.
-            if is_valid && seen.is_none() {
-                break;
+            if self.alternative(*schema, value, &mut reasons)? {
+                return Ok(true);
             }
-        }
-        if is_valid {
-            return Ok(true);
         }
         self.fail_because(number, "anyOf", None, || {
             no_alternative(value, "anyOf", schemas.len(), &reasons)
         })
     }
 
-    fn one_of(
-        &mut self,
-        number: usize,
-        schemas: &[usize],
-        value: &Value,
-        mut seen: Option<&mut Evaluated>,
-    ) -> Checked {
+    fn one_of(&mut self, number: usize, schemas: &[usize], value: &Value) -> Checked {
         let mut reasons = Vec::new();
         let mut valid = 0;
         for schema in schemas {
-            let is_valid = self.alternative(*schema, value, seen.as_deref_mut(), &mut reasons)?;
-            valid += usize::from(is_valid);
+            valid += usize::from(self.alternative(*schema, value, &mut reasons)?);
             if valid > 1 {
                 return self.fail_because(number, "oneOf", None, || {
                     format!("{} matches more than one of the schemas of oneOf", JsonExcerpt(value))
@@ -500,7 +357,7 @@ impl<'c> SchemaCheck<'c> {
     }
 
     fn not(&mut self, number: usize, schema: usize, value: &Value) -> Checked {
-        if self.check_quietly(schema, value, None)? {
+        if self.check_quietly(schema, value)? {
             return self.fail_because(number, "not", None, || {
                 format!("{} matches the schema of not", JsonExcerpt(value))
             });
@@ -513,31 +370,20 @@ impl<'c> SchemaCheck<'c> {
         condition: usize,
         (then, otherwise): (Option<usize>, Option<usize>),
         value: &Value,
-        mut seen: Option<&mut Evaluated>,
     ) -> Checked {
-        let mut own = seen.is_some().then(Evaluated::default);
-        let is_valid = self.check_quietly(condition, value, own.as_mut())?;
-        if let (true, Some(seen), Some(own)) = (is_valid, seen.as_deref_mut(), own) {
-            self.add(seen, own)?;
-        }
+        let is_valid = self.check_quietly(condition, value)?;
         match if is_valid { then } else { otherwise } {
-            Some(schema) => self.check(schema, value, seen),
+            Some(schema) => self.check(schema, value),
             None => Ok(true),
         }
     }
 
-    fn properties(
-        &mut self,
-        number: usize,
-        schemas: &PropertySchemas,
-        value: &Value,
-        mut seen: Option<&mut Evaluated>,
-    ) -> Checked {
+    fn properties(&mut self, number: usize, schemas: &PropertySchemas, value: &Value) -> Checked {
         let Value::Object(members) = value else { return Ok(true) };
         for (name, member) in members {
             self.steps.spend_text(name)?;
             let named = schemas.named.get(name);
-            let mut is_evaluated = named.is_some();
+            let mut is_known = named.is_some();
             if let Some(schema) = named
                 && !self.check_part(*schema, member, || PathSegment::Member(name.clone()))?
             {
@@ -545,14 +391,13 @@ impl<'c> SchemaCheck<'c> {
             }
             for (pattern, schema) in &schemas.by_pattern {
                 if pattern.is_match(name, &mut self.steps)? {
-                    is_evaluated = true;
+                    is_known = true;
                     if !self.check_part(*schema, member, || PathSegment::Member(name.clone()))? {
                         return Ok(false);
                     }
                 }
             }
-            if !is_evaluated && let Some(others) = schemas.others {
-                is_evaluated = true;
+            if !is_known && let Some(others) = schemas.others {
                 if self.is_never(others) {
                     return self.fail_because(number, "additionalProperties", Some(name), || {
                         unknown_property(name)
@@ -561,10 +406,6 @@ impl<'c> SchemaCheck<'c> {
                 if !self.check_part(others, member, || PathSegment::Member(name.clone()))? {
                     return Ok(false);
                 }
-            }
-            if is_evaluated && let Some(seen) = seen.as_deref_mut() {
-                self.steps.spend(1)?;
-                seen.parts.insert(ptr::from_ref(member));
             }
         }
         Ok(true)
@@ -581,36 +422,14 @@ impl<'c> SchemaCheck<'c> {
     fn property_names(&mut self, schema: usize, value: &Value) -> Checked {
         for name in value.as_object().into_iter().flat_map(Map::keys) {
             self.steps.spend_text(name)?;
-            if !self.check(schema, &Value::from(name.as_str()), None)? {
+            if !self.check(schema, &Value::from(name.as_str()))? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    fn dependent_schemas(
-        &mut self,
-        schemas: &[(String, usize)],
-        value: &Value,
-        mut seen: Option<&mut Evaluated>,
-    ) -> Checked {
-        let Value::Object(members) = value else { return Ok(true) };
-        for (name, schema) in schemas {
-            self.steps.spend_text(name)?;
-            if members.contains_key(name) && !self.check(*schema, value, seen.as_deref_mut())? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    fn items(
-        &mut self,
-        first: &[usize],
-        others: Option<usize>,
-        value: &Value,
-        seen: Option<&mut Evaluated>,
-    ) -> Checked {
+    fn items(&mut self, first: &[usize], others: Option<usize>, value: &Value) -> Checked {
         let Value::Array(items) = value else { return Ok(true) };
         for (at, item) in items.iter().enumerate() {
             let Some(schema) = first.get(at).copied().or(others) else { break };
@@ -624,100 +443,6 @@ impl<'c> SchemaCheck<'c> {
                 return Ok(false);
             }
         }
-        if let Some(seen) = seen {
-            seen.has_all |= others.is_some();
-            self.steps.spend(first.len().min(items.len()))?;
-            seen.parts.extend(items.iter().take(first.len()).map(ptr::from_ref));
-        }
-        Ok(true)
-    }
-
-    fn contains(
-        &mut self,
-        number: usize,
-        schema: usize,
-        (min, max): (u64, Option<u64>),
-        value: &Value,
-        mut seen: Option<&mut Evaluated>,
-    ) -> Checked {
-        let Value::Array(items) = value else { return Ok(true) };
-        let mut found = 0;
-        for item in items {
-            if self.check_quietly(schema, item, None)? {
-                found += 1;
-                if let Some(seen) = seen.as_deref_mut() {
-                    self.steps.spend(1)?;
-                    seen.parts.insert(ptr::from_ref(item));
-                }
-            }
-        }
-        if found >= min && max.is_none_or(|max| found <= max) {
-            return Ok(true);
-        }
-        let (keyword, less, bound) = match max {
-            Some(max) if found >= min => ("maxContains", "more", max),
-            Some(_) | None => (if min == 1 { "contains" } else { "minContains" }, "less", min),
-        };
-        self.fail_because(number, keyword, None, || {
-            format!("{} has {less} than {bound} items that match contains", JsonExcerpt(value))
-        })
-    }
-
-    fn unevaluated_properties(
-        &mut self,
-        number: usize,
-        schema: usize,
-        value: &Value,
-        seen: Option<&mut Evaluated>,
-    ) -> Checked {
-        let (Value::Object(members), Some(seen)) = (value, seen) else { return Ok(true) };
-        if seen.has_all {
-            return Ok(true);
-        }
-        for (name, member) in members {
-            self.steps.spend_text(name)?;
-            if seen.parts.contains(&ptr::from_ref(member)) {
-                continue;
-            }
-            if self.is_never(schema) {
-                return self.fail_because(number, "unevaluatedProperties", Some(name), || {
-                    unknown_property(name)
-                });
-            }
-            if !self.check_part(schema, member, || PathSegment::Member(name.clone()))? {
-                return Ok(false);
-            }
-        }
-        seen.has_all = true;
-        Ok(true)
-    }
-
-    fn unevaluated_items(
-        &mut self,
-        number: usize,
-        schema: usize,
-        value: &Value,
-        seen: Option<&mut Evaluated>,
-    ) -> Checked {
-        let (Value::Array(items), Some(seen)) = (value, seen) else { return Ok(true) };
-        if seen.has_all {
-            return Ok(true);
-        }
-        for (at, item) in items.iter().enumerate() {
-            self.steps.spend(1)?;
-            if seen.parts.contains(&ptr::from_ref(item)) {
-                continue;
-            }
-            if self.is_never(schema) {
-                return self.fail_because(number, "unevaluatedItems", None, || {
-                    format!("{} is not an allowed item", JsonExcerpt(item))
-                });
-            }
-            if !self.check_part(schema, item, || PathSegment::Item(at))? {
-                return Ok(false);
-            }
-        }
-        seen.has_all = true;
         Ok(true)
     }
 }

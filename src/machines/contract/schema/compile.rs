@@ -2,11 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
+use std::mem;
 use std::sync::Arc;
 
 use serde_json::{Map, Number, Value};
 
-use super::document::{Draft, SchemaDocument, location};
+use super::document::{SchemaDocument, location};
 use super::json_excerpt::{JsonExcerpt, cut};
 use super::numbers::{integer, is_integer};
 use super::pattern::{PATTERN_MEMORY_MAX, Pattern};
@@ -14,6 +15,21 @@ use super::steps::comparison_steps;
 
 /// Maximum number of different regular expressions.
 const PATTERNS_MAX: usize = 200;
+
+/// The keywords that have a meaning, but are not checked, because tools rarely have them.
+const UNCHECKED_KEYWORDS: [&str; 8] = [
+    "contains",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$dynamicRef",
+    "$recursiveRef",
+];
+
+/// Maximum number of notes on parts that are not checked.
+const UNCHECKED_MAX: usize = 10;
 
 /// Number of characters after which the place of an invalid schema is cut in an error.
 const LOCATION_CHARS_MAX: usize = 1_000;
@@ -26,10 +42,7 @@ pub type FormatCheck = fn(&str) -> Result<(), String>;
 pub struct CompiledSchema {
     /// The schemas by their numbers. That of the whole document is 0.
     pub(super) nodes: Vec<SchemaNode>,
-    /// The schemas with a dynamic anchor, as in [`SchemaDocument`].
-    pub(super) dynamic_anchors: HashMap<String, HashMap<usize, usize>>,
-    /// True if the schema has a `$dynamicRef` or `$recursiveRef`, whose target can depend on the schemas around it.
-    pub(super) has_dynamic_references: bool,
+    unchecked: Vec<String>,
 }
 
 /// A compiled schema.
@@ -37,13 +50,9 @@ pub struct CompiledSchema {
 pub(super) struct SchemaNode {
     parent: Option<usize>,
     path: String,
-    /// The number of the resource that it belongs to.
-    pub(super) resource: usize,
     /// True if a reference refers to it.
     pub(super) is_target: bool,
-    /// True if it has `unevaluatedProperties` or `unevaluatedItems`.
-    pub(super) has_unevaluated: bool,
-    /// Its keywords in the order of the checks: assertions first, `unevaluated…` last.
+    /// Its keywords in the order of the checks: assertions first.
     pub(super) keywords: Vec<Keyword>,
 }
 
@@ -59,12 +68,6 @@ pub(super) enum Keyword {
         /// The schema of the items after them.
         others: Option<usize>,
     },
-    Contains {
-        schema: usize,
-        min: u64,
-        max: Option<u64>,
-    },
-    DependentSchemas(Vec<(String, usize)>),
     AllOf(Vec<usize>),
     AnyOf(Vec<usize>),
     OneOf(Vec<usize>),
@@ -75,10 +78,6 @@ pub(super) enum Keyword {
         otherwise: Option<usize>,
     },
     Reference(usize),
-    /// A reference to the outermost dynamic anchor of this name, or else to the schema with this number.
-    DynamicReference(usize, String),
-    UnevaluatedProperties(usize),
-    UnevaluatedItems(usize),
 }
 
 /// A keyword that contains no schemas.
@@ -93,8 +92,6 @@ pub(super) enum Assertion {
     MultipleOf(Number),
     Size(SizeLimit, u64),
     Required(Vec<String>),
-    /// The keyword `dependentRequired`, or `dependencies` with its lists of names.
-    DependentRequired(&'static str, Vec<(String, Vec<String>)>),
     Pattern(Arc<Pattern>),
     Format(String, FormatCheck),
     UniqueItems,
@@ -254,7 +251,6 @@ impl Assertion {
             Self::MultipleOf(_) => "multipleOf",
             Self::Size(limit, _) => limit.keyword(),
             Self::Required(_) => "required",
-            Self::DependentRequired(keyword, _) => keyword,
             Self::Pattern(_) => "pattern",
             Self::Format(..) => "format",
             Self::UniqueItems => "uniqueItems",
@@ -276,27 +272,30 @@ impl CompiledSchema {
             targets: HashSet::new(),
             patterns: HashMap::new(),
             pattern_memory_left: PATTERN_MEMORY_MAX,
-            has_dynamic_references: false,
+            unchecked: Vec::new(),
         };
         let mut keywords = Vec::new();
         // A reference can add schemas.
         while keywords.len() < compiler.document.positions.len() {
             keywords.push(compiler.keywords(keywords.len())?);
         }
-        let SchemaCompiler { document, targets, has_dynamic_references, .. } = compiler;
-        let SchemaDocument { positions, dynamic_anchors, .. } = document;
-        let nodes = positions.into_iter().zip(keywords).enumerate();
+        let SchemaCompiler { document, targets, unchecked, .. } = compiler;
+        if !unchecked.is_empty() {
+            keywords.iter_mut().for_each(allow_more);
+        }
+        let nodes = document.positions.into_iter().zip(keywords).enumerate();
         let nodes = nodes.map(|(number, (position, keywords))| SchemaNode {
             parent: position.parent,
             path: position.path,
-            resource: position.resource,
             is_target: targets.contains(&number),
-            has_unevaluated: keywords.iter().any(|keyword| {
-                matches!(keyword, Keyword::UnevaluatedProperties(_) | Keyword::UnevaluatedItems(_))
-            }),
             keywords,
         });
-        Ok(Self { nodes: nodes.collect(), dynamic_anchors, has_dynamic_references })
+        Ok(Self { nodes: nodes.collect(), unchecked })
+    }
+
+    /// Returns the parts that are not checked, as [`ParsedSchema::unchecked`](super::ParsedSchema::unchecked) does.
+    pub fn unchecked(&self) -> &[String] {
+        &self.unchecked
     }
 
     /// Returns the JSON pointer to a schema.
@@ -311,37 +310,23 @@ struct SchemaCompiler<'s, 'f> {
     formats: &'f [(&'f str, FormatCheck)],
     /// The schemas that references refer to.
     targets: HashSet<usize>,
-    patterns: HashMap<&'s str, Arc<Pattern>>,
+    /// The regular expressions, and `None` for those that cannot be checked.
+    patterns: HashMap<&'s str, Option<Arc<Pattern>>>,
     /// The memory that further regular expressions may take.
     pattern_memory_left: usize,
-    has_dynamic_references: bool,
+    unchecked: Vec<String>,
 }
 
-/// The members of a schema, with its number and the document's version of JSON Schema.
+/// The members of a schema, with its number.
 #[derive(Clone, Copy)]
 struct SchemaMembers<'s> {
     members: &'s Map<String, Value>,
     number: usize,
-    draft: Draft,
 }
 
 impl<'s> SchemaMembers<'s> {
-    /// Returns the value of a keyword, unless only later versions have the keyword.
     fn get(self, keyword: &str) -> Option<&'s Value> {
-        let first = match keyword {
-            "const" | "contains" | "propertyNames" | "if" | "then" | "else" => Draft::V7,
-            "dependentRequired"
-            | "dependentSchemas"
-            | "maxContains"
-            | "minContains"
-            | "prefixItems"
-            | "unevaluatedItems"
-            | "unevaluatedProperties"
-            | "$dynamicRef"
-            | "$recursiveRef" => Draft::V2020,
-            _ => Draft::V4,
-        };
-        self.members.get(keyword).filter(|_| self.draft >= first)
+        self.members.get(keyword)
     }
 }
 
@@ -351,9 +336,17 @@ impl<'s> SchemaCompiler<'s, '_> {
         Err(format!("{}/{keyword}: {problem}", cut(&location, LOCATION_CHARS_MAX)))
     }
 
+    /// Notes a part that is not checked.
+    fn skip(&mut self, schema: usize, keyword: &str, reason: &str) {
+        if self.unchecked.len() < UNCHECKED_MAX {
+            let location = self.document.location(schema);
+            self.unchecked
+                .push(format!("{}/{keyword}: {reason}", cut(&location, LOCATION_CHARS_MAX)));
+        }
+    }
+
     fn keywords(&mut self, number: usize) -> Result<Vec<Keyword>, String> {
-        let position = &self.document.positions[number];
-        let members = match position.value {
+        let members = match self.document.positions[number].value {
             Value::Bool(true) => return Ok(Vec::new()),
             Value::Bool(false) => return Ok(vec![Keyword::Assertion(Assertion::Never)]),
             Value::Object(members) => members,
@@ -361,26 +354,18 @@ impl<'s> SchemaCompiler<'s, '_> {
                 return Err("a schema is an object, true or false".to_owned());
             }
         };
-        let draft = self.document.draft;
-        let schema = SchemaMembers { members, number, draft };
-        if draft < Draft::V2020 && members.contains_key("$ref") {
-            return Ok(self
-                .reference(schema, "$ref")?
-                .map(Keyword::Reference)
-                .into_iter()
-                .collect());
+        let schema = SchemaMembers { members, number };
+        for keyword in UNCHECKED_KEYWORDS {
+            if members.get(keyword).is_some_and(|value| *value != true) {
+                self.skip(number, keyword, "the host does not check this keyword");
+            }
         }
         let assertions = self.assertions(schema)?;
         let mut keywords: Vec<_> = assertions.into_iter().map(Keyword::Assertion).collect();
         self.read_objects(schema, &mut keywords)?;
         self.read_lists(schema, &mut keywords)?;
         self.read_combinations(schema, &mut keywords)?;
-        self.read_references(schema, &mut keywords)?;
-        // They need what the others have evaluated.
-        keywords.extend(
-            self.schema(schema, "unevaluatedProperties")?.map(Keyword::UnevaluatedProperties),
-        );
-        keywords.extend(self.schema(schema, "unevaluatedItems")?.map(Keyword::UnevaluatedItems));
+        keywords.extend(self.reference(schema)?.map(Keyword::Reference));
         Ok(keywords)
     }
 
@@ -408,20 +393,9 @@ impl<'s> SchemaCompiler<'s, '_> {
             assertions.extend(count.map(|count| Assertion::Size(limit, count)));
         }
         assertions.extend(self.required(schema)?.map(Assertion::Required));
-        for keyword in ["dependentRequired", "dependencies"] {
-            let mut dependent = Vec::new();
-            for (name, names) in self.object(schema, keyword)?.into_iter().flatten() {
-                // The others are schemas.
-                if keyword == "dependentRequired" || names.is_array() {
-                    dependent.push((name.clone(), self.names(schema.number, keyword, names)?));
-                }
-            }
-            if !dependent.is_empty() {
-                assertions.push(Assertion::DependentRequired(keyword, dependent));
-            }
-        }
         if let Some(pattern) = self.text(schema, "pattern")? {
-            assertions.push(Assertion::Pattern(self.pattern(schema.number, "pattern", pattern)?));
+            let pattern = self.pattern(schema.number, "pattern", pattern);
+            assertions.extend(pattern.map(Assertion::Pattern));
         }
         if let Some(name) = self.text(schema, "format")?
             && let Some((_, check)) = self.formats.iter().find(|(format, _)| *format == name)
@@ -444,26 +418,20 @@ impl<'s> SchemaCompiler<'s, '_> {
     ) -> Result<(), String> {
         let named = self.schemas_by_name(schema, "properties")?;
         let mut by_pattern = Vec::new();
+        let mut others = self.schema(schema, "additionalProperties")?;
         for (pattern, number) in self.schemas_by_name(schema, "patternProperties")? {
-            let pattern = self.pattern(schema.number, "patternProperties", pattern)?;
-            by_pattern.push((pattern, number));
+            match self.pattern(schema.number, "patternProperties", pattern) {
+                Some(pattern) => by_pattern.push((pattern, number)),
+                // The pattern may allow any of the other properties.
+                None => others = None,
+            }
         }
-        let others = self.schema(schema, "additionalProperties")?;
         if !named.is_empty() || !by_pattern.is_empty() || others.is_some() {
             let named = named.into_iter().map(|(name, number)| (name.clone(), number)).collect();
             let properties = PropertySchemas { named, by_pattern, others };
             keywords.push(Keyword::Properties(Box::new(properties)));
         }
         keywords.extend(self.schema(schema, "propertyNames")?.map(Keyword::PropertyNames));
-        let mut dependent = Vec::new();
-        for keyword in ["dependentSchemas", "dependencies"] {
-            for (name, number) in self.schemas_by_name(schema, keyword)? {
-                dependent.push((name.clone(), number));
-            }
-        }
-        if !dependent.is_empty() {
-            keywords.push(Keyword::DependentSchemas(dependent));
-        }
         Ok(())
     }
 
@@ -482,11 +450,6 @@ impl<'s> SchemaCompiler<'s, '_> {
         let others = self.schema(schema, others)?;
         if !first.is_empty() || others.is_some() {
             keywords.push(Keyword::Items { first, others });
-        }
-        if let Some(contained) = self.schema(schema, "contains")? {
-            let min = self.count(schema, "minContains")?.unwrap_or(1);
-            let max = self.count(schema, "maxContains")?;
-            keywords.push(Keyword::Contains { schema: contained, min, max });
         }
         Ok(())
     }
@@ -508,41 +471,18 @@ impl<'s> SchemaCompiler<'s, '_> {
         Ok(())
     }
 
-    fn read_references(
-        &mut self,
-        schema: SchemaMembers<'s>,
-        keywords: &mut Vec<Keyword>,
-    ) -> Result<(), String> {
-        keywords.extend(self.reference(schema, "$ref")?.map(Keyword::Reference));
-        for keyword in ["$dynamicRef", "$recursiveRef"] {
-            let Some(target) = self.reference(schema, keyword)? else { continue };
-            let fragment = schema.members[keyword].as_str().and_then(|text| text.split_once('#'));
-            let name = fragment.map_or("", |(_, name)| name).to_owned();
-            let resource = self.document.positions[target].resource;
-            let anchors = self.document.dynamic_anchors.get(&name);
-            let anchor = anchors.and_then(|anchors| anchors.get(&resource));
-            keywords.push(match anchor == Some(&target) {
-                true => Keyword::DynamicReference(target, name),
-                false => Keyword::Reference(target),
-            });
-            self.has_dynamic_references = true;
-        }
-        Ok(())
-    }
-
-    fn reference(
-        &mut self,
-        schema: SchemaMembers<'s>,
-        keyword: &str,
-    ) -> Result<Option<usize>, String> {
-        let Some(reference) = self.text(schema, keyword)? else { return Ok(None) };
-        let resource = self.document.positions[schema.number].resource;
-        match self.document.resolve(reference, resource) {
-            Ok(target) => {
+    fn reference(&mut self, schema: SchemaMembers<'s>) -> Result<Option<usize>, String> {
+        let Some(reference) = self.text(schema, "$ref")? else { return Ok(None) };
+        match self.document.resolve(reference) {
+            Ok(Some(target)) => {
                 self.targets.insert(target);
                 Ok(Some(target))
             }
-            Err(problem) => self.error(schema.number, keyword, &problem),
+            Ok(None) => {
+                self.skip(schema.number, "$ref", "the host does not follow references to anchors");
+                Ok(None)
+            }
+            Err(problem) => self.error(schema.number, "$ref", &problem),
         }
     }
 
@@ -607,28 +547,19 @@ impl<'s> SchemaCompiler<'s, '_> {
         }
     }
 
-    /// Compiles a regular expression, unless the schema has an equal one.
-    fn pattern(
-        &mut self,
-        schema: usize,
-        keyword: &str,
-        text: &'s str,
-    ) -> Result<Arc<Pattern>, String> {
+    /// Compiles a regular expression, unless the schema has an equal one. Notes one that cannot be checked.
+    fn pattern(&mut self, schema: usize, keyword: &str, text: &'s str) -> Option<Arc<Pattern>> {
         if let Some(known) = self.patterns.get(text) {
-            return Ok(Arc::clone(known));
+            return known.clone();
         }
-        if self.patterns.len() == PATTERNS_MAX {
-            let problem = format!("the schema has more than {PATTERNS_MAX} regular expressions");
-            return self.error(schema, keyword, &problem);
-        }
-        match Pattern::compile(text, &mut self.pattern_memory_left) {
-            Ok(pattern) => {
-                let pattern = Arc::new(pattern);
-                self.patterns.insert(text, Arc::clone(&pattern));
-                Ok(pattern)
-            }
-            Err(problem) => self.error(schema, keyword, &problem),
-        }
+        let pattern = match self.patterns.len() < PATTERNS_MAX {
+            true => Pattern::compile(text, &mut self.pattern_memory_left),
+            false => Err(format!("the schema has more than {PATTERNS_MAX} regular expressions")),
+        };
+        let pattern = pattern.map_err(|problem| self.skip(schema, keyword, &problem));
+        let pattern = pattern.ok().map(Arc::new);
+        self.patterns.insert(text, pattern.clone());
+        pattern
     }
 
     fn schema(&self, schema: SchemaMembers<'s>, keyword: &str) -> Result<Option<usize>, String> {
@@ -663,7 +594,6 @@ impl<'s> SchemaCompiler<'s, '_> {
         for (name, value) in self.object(schema, keyword)?.into_iter().flatten() {
             match self.document.number(value) {
                 Some(number) => found.push((name, number)),
-                None if keyword == "dependencies" && value.is_array() => {}
                 None => return self.error(schema.number, keyword, "must contain schemas"),
             }
         }
@@ -721,6 +651,17 @@ impl<'s> SchemaCompiler<'s, '_> {
             Some(_) | None => {
                 self.error(schema.number, keyword, "must be a whole number, 0 or more")
             }
+        }
+    }
+}
+
+/// Leaves out the keywords by which a subschema that allows more makes its schema allow less, because some part of the
+/// schema is not checked.
+fn allow_more(keywords: &mut Vec<Keyword>) {
+    keywords.retain(|keyword| !matches!(keyword, Keyword::Not(_) | Keyword::If { .. }));
+    for keyword in keywords {
+        if let Keyword::OneOf(schemas) = keyword {
+            *keyword = Keyword::AnyOf(mem::take(schemas));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Counts the work of a check, and of resolving the references of a schema.
+//! Counts the work of a check.
 
 use serde_json::Value;
 

@@ -19,6 +19,11 @@ fn problem(schema: Value) -> String {
     ParsedSchema::parse(schema).unwrap_err().to_string()
 }
 
+/// Returns the parts of a schema that are not checked.
+fn unchecked(schema: Value) -> String {
+    parse(schema).unchecked().join("; ")
+}
+
 /// Returns a schema whose definition `n` refers to itself.
 fn recursive(node: &Value) -> ParsedSchema {
     parse(json!({"$defs": {"n": node}, "$ref": "#/$defs/n"}))
@@ -55,15 +60,9 @@ fn a_violation_names_the_place_and_the_rule() {
         (json!({"minItems": 2}), json!([1]), "[1] has less than 2 items"),
         (json!({"maxProperties": 0}), json!({"a": 1}), "{\"a\":1} has more than 0 properties"),
         (json!({"required": ["a"]}), json!({}), "\"a\" is a required property"),
-        (
-            json!({"dependentRequired": {"a": ["b"]}}),
-            json!({"a": 1}),
-            "\"b\" is a required property",
-        ),
         (json!({"pattern": "^a"}), json!("b"), "\"b\" does not match \"^a\""),
         (json!({"uniqueItems": true}), json!([1, 1.0]), "[1,1.0] has equal items"),
         (json!({"additionalProperties": false}), json!({"a": 1}), "\"a\" is not a known property"),
-        (json!({"unevaluatedProperties": false}), json!({"a": 1}), "\"a\" is not a known property"),
         (
             json!({"propertyNames": {"maxLength": 1}}),
             json!({"ab": 1}),
@@ -78,11 +77,6 @@ fn a_violation_names_the_place_and_the_rule() {
             json!({"prefixItems": [true], "items": false}),
             json!([1, 2]),
             "[1,2] has more than 1 item",
-        ),
-        (
-            json!({"contains": {"type": "null"}}),
-            json!([1]),
-            "[1] has less than 1 items that match contains",
         ),
         (json!({"not": {"type": "null"}}), json!(null), "null matches the schema of not"),
         (
@@ -120,7 +114,6 @@ fn an_invalid_schema_is_refused_with_the_place() {
         (json!({"anyOf": {}}), "/anyOf: must be a list"),
         (json!({"required": "a"}), "/required: \"a\" is not a list of names"),
         (json!({"minLength": 0.5}), "/minLength: must be a whole number, 0 or more"),
-        (json!({"pattern": "("}), "/pattern: \"(\" is not a regular expression"),
         (json!({"$ref": "#/$defs/a"}), "/$ref: refers to \"#/$defs/a\", which does not exist"),
         (
             json!({"$ref": "https://a.example/b"}),
@@ -150,19 +143,11 @@ fn a_check_ends_though_its_references_multiply() {
         let before = json!({"$ref": format!("#/$defs/d{}", nth - 1)});
         json!({"allOf": [before, before]})
     };
-    let by_anchor = |nth: usize| {
-        let before = json!({"$ref": format!("#d{}", nth - 1)});
-        json!({"$anchor": format!("d{nth}"), "not": {"anyOf": [{"not": before}, {"not": before}]}})
+    let by_not = |nth: usize| {
+        let before = json!({"$ref": format!("#/$defs/d{}", nth - 1)});
+        json!({"not": {"anyOf": [{"not": before}, {"not": before}]}})
     };
-    let by_id = |nth: usize| {
-        let before = json!({"$ref": format!("d{}", nth - 1)});
-        json!({"$id": format!("http://a/d{nth}"), "allOf": [before, before]})
-    };
-    for schema in [
-        bomb(json!({"type": "integer"}), by_pointer),
-        bomb(json!({"$anchor": "d0"}), by_anchor),
-        bomb(json!({"$id": "http://a/d0"}), by_id),
-    ] {
+    for schema in [bomb(json!({"type": "integer"}), by_pointer), bomb(json!({}), by_not)] {
         let schema = parse(schema);
         assert_eq!(schema.first_violation(&json!(7)).as_deref(), Some(TOO_EXPENSIVE));
         // The results for objects and lists are remembered.
@@ -177,15 +162,6 @@ fn a_check_ends_though_its_references_multiply() {
     let definitions: Map<String, Value> = (0..12).map(all_but).collect();
     let schema = parse(json!({"$defs": definitions, "$ref": "#/$defs/d0"}));
     assert_eq!(schema.first_violation(&json!({})).as_deref(), Some(TOO_EXPENSIVE));
-    // Documents that refer to each other are compiled once.
-    let document = |nth: usize| {
-        let other = |other: usize| (format!("p{other}"), json!({"$ref": format!("d{other}")}));
-        let others: Map<String, Value> = (0..10).filter(|o| *o != nth).map(other).collect();
-        (format!("d{nth}"), json!({"$id": format!("http://a/d{nth}"), "properties": others}))
-    };
-    let documents: Map<String, Value> = (0..10).map(document).collect();
-    let schema = parse(json!({"$defs": documents, "$ref": "http://a/d0"}));
-    assert_eq!(schema.first_violation(&json!({"p1": {"p2": {}}})), None);
 }
 
 #[test]
@@ -220,7 +196,7 @@ fn the_deepest_check_leaves_room_on_the_stack() {
     let deep = |levels: usize, keyword: &str| {
         (0..levels).fold(json!({"type": "string"}), |inner, _| json!({keyword: inner}))
     };
-    for keyword in ["not", "items", "if", "contains", "additionalProperties", "unevaluatedItems"] {
+    for keyword in ["not", "items", "if", "additionalProperties"] {
         let schema = parse(deep(498, keyword));
         let nested_lists = (0..600).fold(json!([]), |inner, _| json!([inner]));
         let nested_objects = nested("a", 600, json!({}));
@@ -257,29 +233,29 @@ fn the_place_is_not_searched_for_too_long() {
 }
 
 #[test]
-fn regular_expressions_that_need_much_memory_are_refused() {
+fn regular_expressions_that_need_much_memory_are_not_checked() {
     let text = |pattern: String| json!({"type": "string", "pattern": pattern});
     for accepted in [r"^[\w.-]{1,64}$", "^[\t\n\r -~]{1,4096}$", r"^\p{L}{1,64}$"] {
-        assert!(ParsedSchema::parse(text(accepted.to_owned())).is_ok(), "{accepted}");
+        assert_eq!(unchecked(text(accepted.to_owned())), "", "{accepted}");
     }
-    assert!(problem(text(r"\p{L}{4000}7".to_owned())).contains("needs too much memory"));
+    assert!(unchecked(text(r"\p{L}{4000}7".to_owned())).contains("needs too much memory"));
     let member = |nth: usize| (format!("m{nth}"), text(format!("a{nth}")));
     let members: Map<String, Value> = (0..201).map(member).collect();
-    let error = problem(json!({"properties": members}));
+    let error = unchecked(json!({"properties": members}));
     assert!(error.contains("more than 200 regular expressions"), "{error}");
     // Together they need too much, though each of them is small enough.
     for pattern in [r"\p{L}{16}".to_owned(), "(?=a)".repeat(300), "(?i)[\\W\\S]".repeat(200)] {
         let member = |nth: usize| (format!("m{nth}"), text(format!("{nth}{pattern}")));
         let members: Map<String, Value> = (0..100).map(member).collect();
-        let error = problem(json!({"properties": members}));
+        let error = unchecked(json!({"properties": members}));
         assert!(error.contains("need too much memory"), "{error}");
     }
     // One with look-around has many parts, each of which is compiled. Escapes and classes are none.
-    assert!(problem(text(r"(?=\p{L}x)".repeat(350))).contains("needs too much memory"));
+    assert!(unchecked(text(r"(?=\p{L}x)".repeat(350))).contains("needs too much memory"));
     let tag = r"^(?!aws:)[\p{L}\p{Z}\p{N}_.:/=+\-@(|)]{1,40}x$".to_owned();
-    assert!(ParsedSchema::parse(text(tag)).is_ok());
-    assert!(problem(text("a".repeat(4_097))).contains("more than 4096 bytes"));
-    assert!(ParsedSchema::parse(text("a".repeat(4_096))).is_ok());
+    assert_eq!(unchecked(text(tag)), "");
+    assert!(unchecked(text("a".repeat(4_097))).contains("more than 4096 bytes"));
+    assert_eq!(unchecked(text("a".repeat(4_096))), "");
 }
 
 #[test]
@@ -317,7 +293,7 @@ fn a_count_of_one_class_takes_no_memory() {
 }
 
 #[test]
-fn regular_expressions_that_repeat_too_much_are_refused() {
+fn regular_expressions_that_repeat_too_much_are_not_checked() {
     for pattern in [
         "((?=a)){9999999999999}",
         "((?=a)){99999999999999999999999999999}",
@@ -328,29 +304,28 @@ fn regular_expressions_that_repeat_too_much_are_refused() {
         "a{100001}",
         "((a{1000}){1000}){1000}",
     ] {
-        let error = problem(json!({"pattern": pattern}));
+        let error = unchecked(json!({"pattern": pattern}));
         assert!(error.contains("repeat"), "{error}");
     }
     let many_groups = format!(r"{}\1", "(a)".repeat(51));
-    assert!(problem(json!({"pattern": many_groups})).contains("too many groups"));
-    assert!(ParsedSchema::parse(json!({"pattern": "(a)".repeat(500)})).is_ok());
+    assert!(unchecked(json!({"pattern": many_groups})).contains("too many groups"));
+    assert_eq!(unchecked(json!({"pattern": "(a)".repeat(500)})), "");
     // Those in classes and escapes are no counts.
     for pattern in [r"^[{9999999}]$", r"\{9999999}", r"\x{2028}\p{L}", "(?=a)a{1,253}"] {
-        assert!(ParsedSchema::parse(json!({"pattern": pattern})).is_ok(), "{pattern}");
+        assert_eq!(unchecked(json!({"pattern": pattern})), "", "{pattern}");
     }
-    assert!(ParsedSchema::parse(json!({"pattern": "(".repeat(2_000)})).is_err());
-    assert!(
-        ParsedSchema::parse(json!({"pattern": "(?:".repeat(1_000) + &")".repeat(1_000)})).is_err()
-    );
+    assert_ne!(unchecked(json!({"pattern": "(".repeat(2_000)})), "");
+    assert_ne!(unchecked(json!({"pattern": "(?:".repeat(1_000) + &")".repeat(1_000)})), "");
 }
 
 #[test]
-fn variable_look_behind_is_refused_or_right() {
+fn variable_look_behind_is_not_checked_or_right() {
     // The library has a feature for it, which other crates can switch on.
     for (pattern, matching, other) in
         [(r"(?<=a+)b", "aab", "b"), (r"(?<=^|a)b", "b", "cb"), ("(?<=ab|c)d", "abd", "bd")]
     {
-        if let Ok(schema) = ParsedSchema::parse(json!({"pattern": pattern})) {
+        let schema = parse(json!({"pattern": pattern}));
+        if schema.unchecked().is_empty() {
             assert_eq!(schema.first_violation(&json!(matching)), None, "{pattern}");
             assert!(schema.first_violation(&json!(other)).is_some(), "{pattern}");
         }
@@ -444,17 +419,13 @@ fn ordinary_values_are_not_too_expensive() {
 fn names_and_constants_cost_their_bytes() {
     let long = "n".repeat(64_000);
     let object = json!({long.clone(): 1});
-    let unevaluated = json!({"properties": {long.clone(): true}, "unevaluatedProperties": false});
     for schema in [
         json!({"properties": {"a": true}}),
         json!({"required": [long]}),
-        json!({"dependentRequired": {long.clone(): []}}),
-        json!({"dependentSchemas": {long.clone(): true}}),
         json!({"propertyNames": true}),
         json!({"const": object}),
         json!({"enum": [object]}),
         json!({"uniqueItems": true, "items": true}),
-        unevaluated,
     ] {
         let value = if schema["uniqueItems"] == true { json!([object]) } else { object.clone() };
         let steps = steps(&schema, &value);
@@ -471,31 +442,6 @@ fn repeated_types_and_names_are_checked_once() {
     assert_eq!(violation.as_deref(), Some("\"a\" is not of type \"integer\""));
     let once = steps(&json!({"required": ["a"]}), &json!({"a": 1}));
     assert_eq!(steps(&json!({"required": vec!["a"; 1_000]}), &json!({"a": 1})), once);
-}
-
-#[test]
-fn what_has_been_evaluated_costs_steps() {
-    let items = json!(vec![1; 1_000]);
-    let lists = |evaluated: Value| json!({"allOf": [evaluated], "unevaluatedItems": true});
-    let first = lists(json!({"prefixItems": vec![json!(true); 1_000]}));
-    let own = lists(json!({"anyOf": [{"contains": true}]}));
-    for (schema, least) in [(first, 3_000), (own, 4_000)] {
-        let steps = steps(&schema, &items);
-        assert!((least..10_000).contains(&steps), "{steps} {schema}");
-    }
-    // An item and a member of the value, not an equal one.
-    let schema = parse(json!({"contains": {"const": 1}, "unevaluatedItems": {"const": 2}}));
-    assert_eq!(schema.first_violation(&json!([1, 2, 1])), None);
-    assert!(schema.first_violation(&json!([1, 3, 1])).is_some());
-}
-
-#[test]
-fn a_dynamic_reference_costs_its_scope() {
-    let reference = |name: &str| {
-        let anchor = json!({"$dynamicAnchor": name, "not": {"$dynamicRef": format!("#{name}")}});
-        steps(&json!({"$defs": {"a": anchor}, "items": {"$ref": "#/$defs/a/not"}}), &json!([1]))
-    };
-    assert!(reference(&"n".repeat(64_000)) >= 1_000 + reference("n"));
 }
 
 #[test]
@@ -562,8 +508,7 @@ fn descriptions_are_short() {
         json!({"type": long}),
         json!({"required": [1, long]}),
         json!({"$ref": long}),
-        json!({"$ref": format!("#{long}")}),
-        json!({"pattern": format!("({long}")}),
+        json!({"$ref": format!("#/{long}")}),
         json!({"properties": {long: {"type": "text"}}}),
     ] {
         assert!(problem(schema).chars().count() < 1_500);
@@ -579,20 +524,15 @@ fn descriptions_are_short() {
 
 #[test]
 fn the_rule_of_a_violation_is_the_violated_keyword() {
-    let of_null = json!({"type": "null"});
     for (schema, value, rule) in [
         (
             json!({"properties": {"a/b": {"maximum": 1}}}),
             json!({"a/b": 2}),
             "/properties/a~1b/maximum",
         ),
-        (json!({"dependentRequired": {"a": ["b"]}}), json!({"a": 1}), "/dependentRequired"),
-        (json!({"dependencies": {"a": ["b"]}}), json!({"a": 1}), "/dependencies"),
+        (json!({"required": ["a"]}), json!({}), "/required"),
         (json!({"prefixItems": [true], "items": false}), json!([1, 2]), "/items"),
         (json!({"items": [true], "additionalItems": false}), json!([1, 2]), "/additionalItems"),
-        (json!({"contains": of_null}), json!([1]), "/contains"),
-        (json!({"contains": of_null, "minContains": 2}), json!([null]), "/minContains"),
-        (json!({"contains": of_null, "maxContains": 1}), json!([null, null]), "/maxContains"),
     ] {
         let compiled = CompiledSchema::compile(&schema, &[]).unwrap();
         assert_eq!(compiled.first_violation(&value).unwrap().rule, rule, "{schema}");
@@ -604,52 +544,6 @@ fn only_as_many_alternatives_are_described_as_are_shown() {
     let schema = parse(json!({"anyOf": vec![json!({"const": "a"}); 50_000]}));
     let violation = schema.first_violation(&json!("b")).unwrap();
     assert!(violation.ends_with("\"a\" was expected; …)"), "{violation}");
-}
-
-#[test]
-fn identifiers_are_limited() {
-    let definition = |nth: usize| (format!("d{nth}"), json!({"$id": format!("d{nth}")}));
-    let schema = |count: usize| {
-        let definitions: Map<String, Value> = (0..count).map(definition).collect();
-        json!({"$id": "http://a/b", "$defs": definitions})
-    };
-    assert!(ParsedSchema::parse(schema(999)).is_ok());
-    assert!(problem(schema(1_000)).contains("more than 1000 schemas with an $id"));
-    let long = format!("http://a/{}", "b".repeat(2_048));
-    assert!(problem(json!({"$id": long})).contains("more than 2048 bytes"));
-    // Each of them is joined with the URI of the schema.
-    let base = format!("http://a/{}/", "b".repeat(1_800));
-    let references: Vec<Value> = (0..90_000).map(|_| json!({"$ref": "c#"})).collect();
-    let schema = json!({"$id": base, "$defs": {"c": {"$id": "c"}}, "anyOf": references});
-    assert!(problem(schema).contains("too many or too long URIs"));
-    // References in the schema itself are not.
-    let references: Vec<Value> = (0..90_000).map(|_| json!({"$ref": "#/$defs/c"})).collect();
-    let schema = json!({"$id": base, "$defs": {"c": {"type": "string"}}, "anyOf": references});
-    assert_eq!(parse(schema).first_violation(&json!("a")), None);
-}
-
-#[test]
-fn identifiers_that_are_unusual() {
-    let text = json!({"type": "string"});
-    // An identifier that is not a URI is none.
-    let schema = parse(json!({"$id": "http://[", "$ref": "#/$defs/a", "$defs": {"a": text}}));
-    assert!(schema.first_violation(&json!(1)).is_some());
-    assert_eq!(schema.first_violation(&json!("a")), None);
-    // The first of two with the same identifier or anchor is meant.
-    let two = |name: &str, value: &str| json!([{name: value, "type": "string"}, {name: value, "type": "integer"}]);
-    for (name, value, reference) in [("$id", "http://a/b", "http://a/b"), ("$anchor", "b", "#b")] {
-        let schema = json!({"items": {"$ref": reference}, "not": {"allOf": two(name, value)}});
-        let schema = parse(schema);
-        assert_eq!(schema.first_violation(&json!(["a"])), None);
-        assert!(schema.first_violation(&json!([1])).is_some());
-    }
-    let schema = parse(json!({
-        "$id": "urn:example:a", "properties": {"a": {"$ref": "#b"}, "c": {"$ref": "urn:example:d"}},
-        "$defs": {"b": {"$anchor": "b", "type": "string"}, "d": {"$id": "urn:example:d", "type": "null"}},
-    }));
-    assert_eq!(schema.first_violation(&json!({"a": "a", "c": null})), None);
-    assert!(schema.first_violation(&json!({"a": 1})).is_some());
-    assert!(schema.first_violation(&json!({"c": 1})).is_some());
 }
 
 #[test]
@@ -665,8 +559,8 @@ fn a_part_of_the_schema_of_json_schema_accepts_every_value() {
 
 #[test]
 fn counts_that_do_not_fit_are_the_largest() {
-    for keyword in ["maxLength", "maxItems", "maxProperties", "maxContains"] {
-        let schema = parse(json!({"contains": true, keyword: 1e30}));
+    for keyword in ["maxLength", "maxItems", "maxProperties"] {
+        let schema = parse(json!({keyword: 1e30}));
         for value in [json!("a"), json!([1]), json!({"a": 1})] {
             assert_eq!(schema.first_violation(&value), None, "{keyword}");
         }
@@ -787,4 +681,48 @@ fn a_schema_can_refer_to_itself_for_the_same_value() {
     assert_eq!(own.first_violation(&json!({})), None);
     let violation = own.first_violation(&json!(7));
     assert_eq!(violation.as_deref(), Some("7 is not of type \"object\""));
+}
+
+#[test]
+fn what_is_not_checked_is_named_and_refuses_no_value() {
+    let by_keyword = |keyword: &str| unchecked(json!({"items": {keyword: {"a": []}}}));
+    for keyword in ["contains", "dependentRequired", "unevaluatedProperties", "$dynamicRef"] {
+        let expected = format!("/items/{keyword}: the host does not check this keyword");
+        assert_eq!(by_keyword(keyword), expected);
+    }
+    assert_eq!(
+        unchecked(json!({"unevaluatedProperties": true, "properties": {"contains": {}}})),
+        ""
+    );
+    let anchor = json!({"$ref": "#a", "type": "integer", "$defs": {"a": {"$anchor": "a"}}});
+    assert_eq!(unchecked(anchor.clone()), "/$ref: the host does not follow references to anchors");
+    assert!(parse(anchor).first_violation(&json!("a")).is_some());
+    assert!(
+        unchecked(json!({"pattern": "("})).starts_with("/pattern: \"(\" is not a regular expr")
+    );
+    let many = json!({"anyOf": vec![json!({"contains": {}}); 1_000]});
+    assert_eq!(parse(many).unchecked().len(), 10);
+    // Each of these would refuse more if a part of it allowed more.
+    let part = json!({"pattern": "("});
+    for schema in [
+        json!({"not": part}),
+        json!({"oneOf": [part, {"minLength": 1}]}),
+        json!({"if": part, "then": false}),
+        json!({"patternProperties": {"(": {}}, "additionalProperties": false}),
+    ] {
+        for value in [json!("a"), json!({"a": 1})] {
+            assert_eq!(parse(schema.clone()).first_violation(&value), None, "{schema}");
+        }
+    }
+}
+
+#[test]
+fn a_reference_can_begin_with_the_identifier_of_the_document() {
+    let text = json!({"type": "string"});
+    for id in ["http://a/b", "http://a/b#", "urn:example:a"] {
+        let reference = format!("{}#/$defs/text", id.trim_end_matches('#'));
+        let schema = parse(json!({"$id": id, "$ref": reference, "$defs": {"text": text}}));
+        assert_eq!(schema.first_violation(&json!("a")), None);
+        assert!(schema.first_violation(&json!(1)).is_some());
+    }
 }

@@ -116,8 +116,8 @@ pub(super) fn describe(assertion: &Assertion, member: Option<&str>, value: &Valu
         Assertion::Format(format, _) => format!("{shown} is not a {format:?}"),
         Assertion::UniqueItems => format!("{shown} has equal items"),
         Assertion::Never => "no value is allowed here".to_owned(),
-        // These violations have a member, which is described above.
-        Assertion::Required(_) | Assertion::DependentRequired(..) => String::new(),
+        // This violation has a member, which is described above.
+        Assertion::Required(_) => String::new(),
     }
 }
 

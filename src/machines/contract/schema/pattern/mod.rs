@@ -5,10 +5,10 @@
 //! the text through a [`MeteredText`], so that each read spends steps. Unlike in JavaScript, a group that is repeated
 //! keeps its text from the repeats before, so that a reference to it can match that.
 //!
-//! An expression is refused if it is too long, repeats too much, takes too much memory, or needs the backtracking
-//! engine and has too many groups. Look-behind of a variable length is refused, too, unless another crate switches on
+//! An expression is not checked if it is too long, repeats too much, takes too much memory, or needs the backtracking
+//! engine and has too many groups. Look-behind of a variable length is not checked, too, unless another crate switches on
 //! that feature of the library. In a program that is compiled with `panic = "abort"`, everything that needs the
-//! backtracking engine is refused, because a match without steps ends by unwinding.
+//! backtracking engine is not checked, because a match without steps ends by unwinding.
 
 mod size;
 mod translation;
@@ -95,20 +95,18 @@ impl Pattern {
             return Err(format!("{shown:?} repeats too much"));
         }
         for limit in MEMORY_LIMITS {
+            // Also those that turn out to be too large take time.
             let memory = limit.max(text.len() * MEMORY_PER_BYTE);
-            if memory > *memory_left {
-                return Err("the regular expressions of the schema need too much memory".to_owned());
-            }
+            *memory_left = memory_left.checked_sub(memory).ok_or_else(|| {
+                "the regular expressions of the schema need too much memory".to_owned()
+            })?;
             // The libraries can panic, as in a match.
             let built = panic::catch_unwind(|| {
                 PatternEngine::linear(&linear, limit)
                     .unwrap_or_else(|| PatternEngine::backtracking(&backtracking, size, limit))
             });
             match built.unwrap_or(Err(Refused::NeedsMemory)) {
-                Ok(engine) => {
-                    *memory_left -= memory;
-                    return Ok(Self { text: text.to_owned(), size, engine, length });
-                }
+                Ok(engine) => return Ok(Self { text: text.to_owned(), size, engine, length }),
                 Err(Refused::NeedsMemory) => {}
                 Err(Refused::Invalid(reason)) => {
                     let reason = cut(reason, TEXT_CHARS_MAX);
