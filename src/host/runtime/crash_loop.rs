@@ -90,23 +90,23 @@ impl CrashLoop {
         let last_started = lives.started;
         lives.begin(unix_ms());
         let of_host = Self { journal, last_started, lives: Mutex::new(lives) };
-        of_host.store()?;
+        of_host.store_or_log();
         Ok(of_host)
     }
 
-    /// Stores a change.
-    fn store(&self) -> Result<(), JournalError> {
+    /// Stores a change. A host with a full disk starts too, so an error is only logged.
+    fn store_or_log(&self) {
         let text = serde_json::to_string(&*self.lives.lock()).unwrap_or_default();
-        self.journal.put_document(DOCUMENT, &text)
+        if let Err(error) = self.journal.put_document(DOCUMENT, &text) {
+            tracing::warn!(%error, "host_lives_not_stored");
+        }
     }
 
-    /// Changes what is known and stores it on another thread. An error is logged: the journal's own state shows it too.
+    /// Changes what is known, and stores it on another thread.
     async fn update(self: &Arc<Self>, change: impl FnOnce(&mut HostLives)) {
         change(&mut self.lives.lock());
         let of_host = Arc::clone(self);
-        if let Ok(Err(error)) = blocking(move || of_host.store()).await {
-            tracing::warn!(%error, "host_lives_not_stored");
-        }
+        let _ = blocking(move || of_host.store_or_log()).await;
     }
 
     /// Notes that the host shuts down.
@@ -217,7 +217,7 @@ pub(super) async fn continue_suspects(host_ref: &HostRef, suspects: BTreeSet<Ses
         return;
     }
     for id in suspects.into_iter().filter(|id| !is_child_session(id)) {
-        if host_ref.shared.is_shutting_down() {
+        if !host_ref.is_ready() {
             return;
         }
         let crash_loop = &host_ref.shared.crash_loop;
@@ -238,7 +238,7 @@ async fn continue_alone(host_ref: &HostRef, id: &SessionId) -> Result<(), HostEr
     let mut seen = awake_session.log.last_seq();
     let _ = awake_session.actor.cast(SessionMessage::ContinueRun);
     let until = tokio::time::Instant::now() + ALONE_MAX;
-    while tokio::time::Instant::now() < until && !shared.is_shutting_down() {
+    while tokio::time::Instant::now() < until && host_ref.is_ready() {
         tokio::time::sleep(PROGRESS_PAUSE).await;
         if shared.index.awake(id).is_none() {
             break;

@@ -526,6 +526,9 @@ async fn hosts_that_end_leave_no_orphans() {
     let is_dead = Arc::default();
     let provider = world.provider(&is_dead).await;
     let host = world.host(&provider, 30, &is_dead).await;
+    for id in host.quarantined_sessions() {
+        let _ = host.session(&id).resume().await;
+    }
     let ended = timeout(SOON, async {
         while host.counts().runs > 0
             || world.ledger.lock().runs.values().any(|run| run.ended.is_none())
