@@ -476,6 +476,7 @@ fn the_top_level_is_fixed() {
         "examples",
         "docs",
         "dashboards",
+        "deploy",
         "findings",
         "README.md",
         "CONTRIBUTING.md",

@@ -15,6 +15,7 @@ mod support;
 mod architecture;
 mod console;
 mod dashboards;
+mod deploy;
 mod documents;
 mod grafana;
 mod licences;

@@ -79,6 +79,8 @@ fn promtool_accepts_the_labelled_metrics_of_two_hosts_in_one_recorder() {
 fn promtool_accepts_the_rules_and_the_configuration() {
     promtool(&["check", "rules", &path("dashboards/callsheet.rules.yml")], "");
     promtool(&["check", "config", &path("dashboards/prometheus.yml")], "");
+    // The files that it names are in the container.
+    promtool(&["check", "config", "--syntax-only", &path("deploy/prometheus.yml")], "");
 }
 
 #[test]
