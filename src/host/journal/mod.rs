@@ -410,6 +410,8 @@ pub struct JournalStatus {
     pub queued: usize,
     /// Size on disk in bytes.
     pub bytes: u64,
+    /// Free bytes of the file system of the journal, if the engine has one.
+    pub disk_free_bytes: Option<u64>,
 }
 
 /// Receives measurements of an engine, for metrics.

@@ -7,10 +7,13 @@ use super::metric_table::JournalMetrics;
 use crate::journal::{GroupCommit, JournalObserver, JournalStatus};
 
 impl JournalMetrics {
-    /// Sets the length of the queue and the size on disk.
+    /// Sets the length of the queue, the size on disk and the free space.
     pub fn set_status(&self, status: JournalStatus) {
         self.queued.set(status.queued as f64);
         self.size.set(status.bytes as f64);
+        if let Some(free) = status.disk_free_bytes {
+            self.disk_free.set(free as f64);
+        }
     }
 
     /// Counts a session whose records could not be stored.

@@ -371,6 +371,8 @@ metric_table! {
             "Batches of records that wait to be stored.";
         size: Gauge, Bytes, "callsheet_journal_size_bytes",
             "Size of the journal on disk.";
+        disk_free: Gauge, Bytes, "callsheet_journal_disk_free_bytes",
+            "Free space of the file system of the journal. 0 if the journal is in memory.";
         failures: Counter, Count, "callsheet_journal_failures_total",
             "Sessions that were unloaded because a record could not be stored.";
         runs_recovered: Counter, Count, "callsheet_runs_recovered_total",

@@ -31,8 +31,13 @@ const OPEN_BYTES_MIN: u64 = 1 << 20;
 
 /// Returns whether the disk of a directory has too little space to open a database.
 pub(super) fn is_full(dir: &Path) -> bool {
-    let found = rustix::fs::statvfs(dir);
-    found.is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < OPEN_BYTES_MIN)
+    free_bytes(dir).is_some_and(|free| free < OPEN_BYTES_MIN)
+}
+
+/// Returns the free bytes of the disk of a directory, if the system reports them.
+pub(super) fn free_bytes(dir: &Path) -> Option<u64> {
+    let found = rustix::fs::statvfs(dir).ok()?;
+    Some(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
 /// Returns the path of a database's write-ahead log.

@@ -317,7 +317,11 @@ impl Journal for SqliteJournal {
     }
 
     fn status(&self) -> JournalStatus {
-        JournalStatus { queued: self.queue.len(), bytes: database::bytes(&self.path) }
+        JournalStatus {
+            queued: self.queue.len(),
+            bytes: database::bytes(&self.path),
+            disk_free_bytes: self.path.parent().and_then(data_directory::free_bytes),
+        }
     }
 
     fn failure(&self) -> Option<JournalError> {
