@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use callsheet::event::EventId;
 use parking_lot::Mutex;
@@ -45,10 +46,29 @@ pub(crate) struct Client {
     watcher: Arc<Watcher>,
 }
 
+/// The interval at which a client looks whether its run is held.
+const RESUME_PAUSE: Duration = Duration::from_millis(100);
+
 /// The events that have been received so far.
 struct Watcher {
     events: watch::Sender<Vec<StreamEvent>>,
     reconnects: Mutex<usize>,
+}
+
+/// Resumes the session's run whenever the host holds it, because it has been killed several times in a row.
+async fn resume_again(shared: Arc<SharedState>, path: String) {
+    loop {
+        tokio::time::sleep(RESUME_PAUSE).await;
+        let addr = *shared.address.borrow();
+        if let Some(addr) = addr
+            && let Ok(answer) = http_client::post(addr, &path, None, &json!({})).await
+        {
+            let is_expected = answer.status == 202
+                || answer.status == 503
+                || ["not_suspended", "no_such_session"].contains(&answer.code());
+            assert!(is_expected, "{path}: {answer:?}");
+        }
+    }
 }
 
 impl Client {
@@ -70,6 +90,7 @@ impl Client {
             watcher: Arc::new(watcher),
         };
         client.open().await;
+        let (of, path) = (Arc::clone(&client.shared), format!("/v1/sessions/{session}/resume"));
         let watcher = Arc::clone(&client.watcher);
         let watching = watcher.watch(Arc::clone(&client.shared), session);
         let acting = async {
@@ -77,8 +98,10 @@ impl Client {
                 client.run_inputs(inputs).await;
             }
         };
+        let resuming = resume_again(Arc::clone(&of), path);
         tokio::select! {
             () = acting => {}
+            () = resuming => unreachable!("it never ends"),
             () = watching => unreachable!("the watcher never ends"),
         }
         let (events, reconnects) =
@@ -97,6 +120,11 @@ impl Client {
                 match http_client::post(addr, path, key, body).await {
                     // The host is shutting down.
                     Ok(answer) if answer.status == 503 => {}
+                    // The run goes on alone after several kills, or is set aside: `resume_again` resumes it.
+                    Ok(answer) if answer.code() == "run_suspended" => {
+                        tokio::time::sleep(RESUME_PAUSE).await;
+                        continue;
+                    }
                     Ok(answer) => return (answer, broke),
                     Err(_) => broke = true,
                 }

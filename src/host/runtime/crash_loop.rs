@@ -17,6 +17,7 @@ use super::host_ref::HostRef;
 use super::message::SessionMessage;
 use super::task::blocking;
 use crate::journal::{Journal, JournalEntry, JournalError, unix_ms};
+use callsheet_machines::session::pending_approvals;
 use callsheet_values::record::{Record, Seq};
 use callsheet_values::types::{SessionId, is_child_session};
 
@@ -176,8 +177,7 @@ impl CrashLoop {
         let before = stored.seq.0.saturating_sub(LAST_RECORDS as u64);
         let last = self.journal.read(session, Seq(before))?;
         // A run that waits for a person does nothing when it goes on.
-        let waits =
-            last.last().is_some_and(|entry| matches!(entry.record, Record::ApprovalAsked { .. }));
+        let waits = !pending_approvals(&last).is_empty();
         let since =
             |entry: &JournalEntry| entry.time >= self.last_started && is_progress(&entry.record);
         Ok(!waits && !last.iter().any(since))
