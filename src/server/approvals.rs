@@ -1,17 +1,27 @@
 //! `POST /v1/sessions/{id}/approvals/{tool_id}`: a person's decision about a call that waits, or the answer to a
-//! question of its tool.
+//! question of its tool. `GET /v1/approvals`: all that waits, in all sessions.
+
+use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, rejection::PathRejection};
+use axum::extract::{Path, State, rejection::PathRejection};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::extract::{JsonBody, PathSession};
-use callsheet_host::runtime::HostError;
+use super::extract::{JsonBody, PathSession, StrictQuery};
+use super::state::AppState;
+use callsheet_host::runtime::{ApprovalPosition, HostError, OpenApproval, PendingApproval};
 use callsheet_machines::turn::{ApprovalDecision, ApprovalError};
-use callsheet_values::types::{ApprovalVerdict, CallKey, WaitPhase};
+use callsheet_values::types::{ApprovalVerdict, CallKey, Question, RunId, SessionId, WaitPhase};
+
+/// The length of a page of open approvals, by default and at most.
+const PAGE_LENGTH: usize = 100;
+const PAGE_LENGTH_MAX: usize = 1000;
+
+/// The number of characters of arguments that a list shows, unless the request asks for all.
+const ARGUMENTS_CHARS_MAX: usize = 200;
 
 /// Maximum length of a decision's message, which the model reads after a rejection.
 const MESSAGE_CHARS_MAX: usize = 4000;
@@ -43,6 +53,84 @@ struct ApprovalDecisionResponse {
     #[serde(skip_serializing_if = "Option::is_none")]
     phase: Option<WaitPhase>,
     decision: ApprovalChoice,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListApprovalsQuery {
+    agent: Option<String>,
+    after: Option<String>,
+    limit: Option<usize>,
+    #[serde(default)]
+    full: bool,
+}
+
+/// An approval or a question that waits, with its session.
+#[derive(Debug, Serialize)]
+struct ListedApproval<'a> {
+    session_id: &'a SessionId,
+    run_id: &'a RunId,
+    tool_id: &'a str,
+    tool_name: &'a str,
+    phase: WaitPhase,
+    agent_path: &'a [Arc<str>],
+    root_session_id: &'a SessionId,
+    since: u64,
+    /// The object, or its first characters as a text.
+    arguments: Value,
+    arguments_sha256: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output_summary: Option<&'a str>,
+    #[serde(flatten)]
+    question: Option<&'a Question>,
+}
+
+impl<'a> ListedApproval<'a> {
+    fn new(open: &'a OpenApproval, full: bool) -> Self {
+        let PendingApproval { tool_id, tool_name, phase, input, arguments_sha256, .. } =
+            &open.approval;
+        let text = if full { String::new() } else { input.to_string() };
+        let arguments = match text.char_indices().nth(ARGUMENTS_CHARS_MAX) {
+            Some((end, _)) => format!("{}\u{2026}", &text[..end]).into(),
+            None => (**input).clone(),
+        };
+        Self {
+            session_id: &open.session,
+            run_id: &open.run,
+            tool_id,
+            tool_name,
+            phase: *phase,
+            agent_path: &open.agent_path,
+            root_session_id: &open.root_session,
+            since: open.approval.asked_at,
+            arguments,
+            arguments_sha256,
+            output_summary: open.approval.output_summary.as_deref(),
+            question: open.approval.question.as_ref(),
+        }
+    }
+}
+
+/// Returns a page of the approvals and questions that wait in all sessions, the oldest first. Its `next` is the value of
+/// `after` for the next page; null on the last page.
+pub(super) async fn list(
+    State(state): State<AppState>,
+    StrictQuery(query): StrictQuery<ListApprovalsQuery>,
+) -> Result<Response, ApiError> {
+    let ListApprovalsQuery { agent, after, limit, full } = query;
+    let invalid = |message: String| ApiError::bad_request("invalid_request", message);
+    let limit = limit.unwrap_or(PAGE_LENGTH);
+    if !(1..=PAGE_LENGTH_MAX).contains(&limit) {
+        return Err(invalid(format!("limit: must be a number from 1 to {PAGE_LENGTH_MAX}")));
+    }
+    let after = after.map(|after| after.parse::<ApprovalPosition>()).transpose();
+    let after = after.map_err(|()| invalid("after: must be the `next` of a page".to_owned()))?;
+    let open = state.host.open_approvals(agent.as_deref(), after.as_ref(), limit + 1);
+    let next = open.get(limit).and_then(|_| open.get(limit - 1)?.position());
+    let listed = open.iter().take(limit).map(|open| ListedApproval::new(open, full));
+    let listed: Vec<_> = listed.collect();
+    let next = next.map(|position| position.to_string());
+    state.answer_limiter.json(&json!({"approvals": listed, "next": next}))
 }
 
 pub(super) async fn decide(

@@ -131,6 +131,7 @@ fn api_routes() -> Vec<Route> {
         ("POST", "/v1/sessions/{id}/compact", post(runs::compact)),
         ("GET", "/v1/sessions/{id}/context", without_query(get(runs::context))),
         ("POST", "/v1/sessions/{id}/approvals/{tool_id}", post(approvals::decide)),
+        ("GET", "/v1/approvals", get(approvals::list)),
         ("GET", "/v1/sessions/{id}/results/{tool_id}", get(results::show)),
         ("GET", "/v1/sessions/{id}/records", get(records::list)),
         ("POST", "/v1/sessions/{id}/verify", post(records::verify)),

@@ -122,6 +122,71 @@ async fn after_a_crash_pure_calls_run_again_and_calls_with_effects_do_not() {
 }
 
 #[tokio::test]
+async fn all_open_approvals_are_found_asleep_and_after_restarts_until_they_are_decided() {
+    let asking =
+        "[tools.writes]\napproval = \"before\"\n[agents.default]\nexecution = \"parallel\"\n";
+    let calls = |id: &str| json!({"calls": [call("writes", id), call("writes", "x")]});
+    let text = json!({"text": ["Well."]});
+    let script = json!({"responses": [calls("a"), calls("b"), text, text]});
+    let directory = HostDirectory::new(script).await;
+    let mut served = directory.start("idle_after = \"50ms\"", asking).await;
+    for session in ["s", "t"] {
+        served.open(session).await;
+        served.begin(session, json!({"input": "go"})).await;
+        let asks = |s: &Value| s["current_run"]["approvals"][1].is_object();
+        served.until_snapshot(session, asks).await;
+    }
+    served.asleep().await;
+    let inbox = async |served: &HostServer, query: &str| {
+        let answer = served.get(&format!("/v1/approvals{query}")).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()
+    };
+    let all = inbox(&served, "").await;
+    let open = all["approvals"].as_array().unwrap();
+    let sessions: Vec<_> = open.iter().map(|open| open["session_id"].as_str().unwrap()).collect();
+    assert_eq!((sessions, &all["next"]), (vec!["s", "s", "t", "t"], &Value::Null));
+    assert_eq!(
+        (&open[0]["arguments"]["id"], &open[0]["agent_path"]),
+        (&json!("a"), &json!(["default"]))
+    );
+    assert_eq!(served.host.counts().awake, 0, "no session is woken");
+    // By pages of three.
+    let first = inbox(&served, "?limit=3").await;
+    let rest = inbox(&served, &format!("?after={}", first["next"].as_str().unwrap())).await;
+    assert_eq!((&first["approvals"][2], &rest["approvals"][0]), (&open[2], &open[3]));
+    assert_eq!(inbox(&served, "?agent=nobody").await["approvals"], json!([]));
+    for wrong in ["limit=0", "after=x", "state=running"] {
+        assert_eq!(served.get(&format!("/v1/approvals?{wrong}")).await.status, 400, "{wrong}");
+    }
+    // After a crash, and with a host that resumes nothing.
+    for rest in [asking.to_owned(), format!("{asking}{MANUAL}")] {
+        served.crash().await;
+        served = directory.start("", &rest).await;
+        let found = async {
+            while inbox(&served, "").await != all {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        };
+        within(found).await;
+    }
+    let metrics = served.get("/metrics").await.body;
+    assert!(metrics.contains("\ncallsheet_approvals_open 4\n"), "{metrics}");
+    let (tool_id, approve) = decision(&open[0], "approve");
+    let path = |tool_id: &str| format!("/v1/sessions/s/approvals/{tool_id}");
+    assert_eq!(served.post(&path(&tool_id), approve).await.status, 200);
+    let left = inbox(&served, "").await;
+    assert_eq!(left["approvals"].as_array().unwrap()[..], open[1..]);
+    assert_eq!(served.post("/v1/sessions/t/stop", json!({"mode": "now"})).await.status, 202);
+    served.until_snapshot("t", is_idle).await;
+    assert_eq!(inbox(&served, "").await["approvals"], json!([open[1]]));
+    assert_eq!(served.delete("/v1/sessions/s").await.status, 204);
+    assert_eq!(inbox(&served, "").await["approvals"], json!([]));
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
 async fn a_run_that_was_alone_at_the_third_crash_is_set_aside_and_other_sessions_live() {
     let calls = json!({"calls": [call("waits", "p")]});
     let text = json!({"text": ["Well."]});

@@ -110,6 +110,7 @@ struct CurrentTurn {
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct PeopleWaitReport {
     requested_approvals: u64,
+    open_approvals: usize,
     /// True if the turn waits for nothing else.
     waits_only_for_people: bool,
     /// True if none of its calls runs either.
@@ -575,6 +576,7 @@ impl AccumulatorSetup {
     fn report_wait(&self, current: &mut CurrentTurn) {
         let report = PeopleWaitReport {
             requested_approvals: current.requested_approvals,
+            open_approvals: current.turn.pending_approvals().count(),
             waits_only_for_people: current.turn.waits_only_for_people(),
             is_resumable: current.turn.is_resumable(),
         };

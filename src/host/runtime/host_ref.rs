@@ -23,6 +23,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use ractor::ActorRef;
 use tokio::sync::Semaphore;
@@ -30,6 +31,7 @@ use tokio::time::Instant;
 
 use super::agent::Agent;
 use super::agent_trees::AgentTrees;
+use super::approval_inbox::ApprovalInbox;
 use super::blocking::BlockingPool;
 use super::catalog::Catalog;
 use super::claims::MetricsClaim;
@@ -51,7 +53,7 @@ use super::session_states::SessionStates;
 use super::supervision::{ReplyPort, call, has_ended};
 use super::task;
 use super::tool_servers::FrozenTools;
-use crate::journal::Journal;
+use crate::journal::{Journal, unix_ms};
 use crate::telemetry::Telemetry;
 use callsheet_machines::session::{Session, StoredSession};
 use callsheet_values::config::OnShutdown;
@@ -94,6 +96,7 @@ pub(super) struct HostState {
     pub(super) session_states: SessionStates,
     /// The child sessions of open runs.
     pub(super) agent_trees: AgentTrees,
+    pub(super) approval_inbox: ApprovalInbox,
 }
 
 impl HostState {
@@ -146,6 +149,7 @@ impl HostState {
     /// The waiting requests look for the session again.
     pub(super) fn end_deletion(&self, id: &SessionId) {
         self.extensions.remove_session(id);
+        self.approval_inbox.set(id, Vec::new());
         self.release_quarantine(id);
         if let Some(requests) = &self.sent_requests {
             requests.remove_session(id);
@@ -166,6 +170,9 @@ impl HostState {
         metrics.host().set_limits(self.index.count_max(), self.catalog.runs_max);
         metrics.set_runs_active(runs);
         metrics.set_queued_inputs(self.gauges.queued_inputs.count());
+        let (approvals, oldest) = self.approval_inbox.count_and_oldest();
+        let age = oldest.map_or(0, |asked_at| unix_ms().saturating_sub(asked_at));
+        metrics.set_open_approvals(approvals, Duration::from_millis(age));
         metrics.set_calls_waiting(self.gauges.waiting_calls.count());
         metrics.set_threads_abandoned(self.gauges.abandoned_threads.count());
         for model in self.catalog.models.values() {

@@ -103,7 +103,7 @@ pub(super) enum SessionMessage {
     Locate { reference: Reference, reply: ReplyPort<Result<RecordRange, ReferenceError>> },
     /// A turn was committed by the record `seq`. Counts only if it comes from the run's current actors.
     TurnCommitted { epoch: u64, turn: Box<CommittedTurn>, seq: Seq },
-    /// The turn has requested an approval, or one of these has changed: `waits_only_for_people`: the turn waits only
+    /// The turn has requested an approval, one is not open any more, or one of these has changed: `waits_only_for_people`: the turn waits only
     /// for people; `is_resumable`: it does, and none of its calls runs.
     ApprovalsChanged { epoch: u64, waits_only_for_people: bool, is_resumable: bool },
     /// Replies true if a person or a program may answer the approvals of the run and of its children.

@@ -44,7 +44,7 @@
 //! | `host_actor` | the actor that supervises all sessions |
 //! | `host_ref`, `catalog`, `index` | the state that the sessions of a host share, finding and waking a session; what was configured; which sessions are awake, waking or being deleted |
 //! | `session/`, `session_start` | the session actor, with the actors of its runs; the values that it starts with |
-//! | `opening`, `child_sessions`, `agent_trees` | opening a session; the calls of agents; the children of sessions and of open runs |
+//! | `opening`, `child_sessions`, `agent_trees`, `approval_inbox` | opening a session; the calls of agents; the children of sessions and of open runs; what waits for people in all sessions |
 //! | `handle`, `report`, `snapshot`, `list`, `extensions` | the public interface of a session, and its parameters and results; values of the embedding program for tools |
 //! | `session_events`, `run_feed`, `run_events`, `publish` | the events of a session, past and live; those of one run up to its end, and their form for a program; publishing to watchers, metrics and logs |
 //! | `host_events`, `session_states` | the events of many sessions as one stream; the changes of the states of all sessions |
@@ -66,6 +66,7 @@
 mod accumulator;
 mod agent;
 mod agent_trees;
+mod approval_inbox;
 mod blocking;
 mod call_by_hand;
 mod catalog;
@@ -133,6 +134,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
 pub use agent::AgentRules;
+pub use approval_inbox::{ApprovalPosition, OpenApproval};
 pub use call_by_hand::{CALLER, model_that_calls};
 pub use callsheet_machines::turn::BreakerState;
 pub use callsheet_values::event::StatsReport;
@@ -163,6 +165,7 @@ use crate::journal::{Journal, JournalError, SessionQuery, SessionSummary};
 use crate::telemetry::{Metrics, MetricsOptions, RegisteredLiveHooks, Telemetry, Traces};
 use agent::Agent;
 use agent_trees::AgentTrees;
+use approval_inbox::ApprovalInbox;
 use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
 use callsheet_tools::Extensions;
 use callsheet_tools::ToolRegistry;
@@ -183,7 +186,7 @@ use model::HostLagClock;
 use models::Model;
 pub use models::ModelSources;
 use read_threads::ReadThreads;
-use recovery::{find_unfinished_sessions, finish_deletions, open_journal, recover};
+use recovery::{find_unfinished_sessions, open_journal, read_suspended, recover};
 use removals::Removals;
 use task::blocking;
 use tool_limiter::ToolLimiters;
@@ -498,6 +501,7 @@ impl Host {
             sent_requests: config.console.requests.then(Arc::default),
             session_states: SessionStates::default(),
             agent_trees: AgentTrees::default(),
+            approval_inbox: ApprovalInbox::default(),
         });
         let actor = ractor::Actor::spawn(None, HostHandler, Arc::clone(&shared)).await;
         let (actor, _) = actor.map_err(|error| HostError::Config(error.to_string()))?;
@@ -505,7 +509,7 @@ impl Host {
         let cancel_grace = cancel_grace.unwrap_or_default();
         let host_ref = HostRef { shared, actor };
         match config.journal.resume {
-            Resume::Manual => task::detach(finish_deletions(host_ref.clone(), unfinished)),
+            Resume::Manual => task::detach(read_suspended(host_ref.clone(), unfinished)),
             Resume::Auto if unfinished.is_empty() => {}
             Resume::Auto => {
                 task::detach(recover(host_ref.clone(), unfinished, held.suspects, started));
@@ -762,6 +766,24 @@ impl Host {
     #[must_use]
     pub fn quarantined_sessions(&self) -> Vec<SessionId> {
         self.shared().crash_loop.quarantined()
+    }
+
+    /// Returns the approvals and questions of all sessions that wait for a person, the oldest first: at most `limit`
+    /// after a position, and only those of an agent, or of sub-agents below it, if one is given.
+    ///
+    /// From now on, approvals wait for an answer, and are not rejected for lack of a reader.
+    #[must_use]
+    pub fn open_approvals(
+        &self,
+        agent: Option<&str>,
+        after: Option<&ApprovalPosition>,
+        limit: usize,
+    ) -> Vec<Arc<OpenApproval>> {
+        self.note_approvals_are_read();
+        let is_of = |approval: &OpenApproval| {
+            agent.is_none_or(|agent| approval.agent_path.iter().any(|name| &**name == agent))
+        };
+        self.shared().approval_inbox.page(after, limit, is_of)
     }
 
     /// Returns the configuration of the console.

@@ -131,6 +131,13 @@ fn idle_calls(journal: &dyn Journal) -> Result<Vec<SessionId>, JournalError> {
     }
 }
 
+/// Finishes deletions ([`finish_deletions`]), and reads the sessions with unfinished runs, so that their approvals are
+/// among the open ones. The runs do not go on.
+pub(super) async fn read_suspended(host_ref: HostRef, unfinished: Vec<SessionId>) {
+    finish_deletions(host_ref.clone(), unfinished.clone()).await;
+    futures::future::join_all(unfinished.iter().map(|id| host_ref.get_or_wake(id))).await;
+}
+
 /// Deletes the sessions whose deletion is unfinished and those of calls by hand. Leaves the others with unfinished
 /// runs as they are.
 pub(super) async fn finish_deletions(host_ref: HostRef, unfinished: Vec<SessionId>) {

@@ -347,6 +347,10 @@ metric_table! {
             "Inputs that users gave to a run in progress.";
         runs_active: Gauge, Count, "callsheet_runs_active",
             "Runs in progress.";
+        approvals_open: Gauge, Count, "callsheet_approvals_open",
+            "Approvals and questions that wait for a person, in all sessions.";
+        approvals_oldest: Gauge, Seconds, "callsheet_approvals_oldest_seconds",
+            "Age of the oldest of them. 0 if none waits.";
         queued_inputs: Gauge, Count, "callsheet_queued_inputs",
             "Inputs that wait for a run of their session to end.";
         calls_waiting: Gauge, Count, "callsheet_tool_calls_waiting",

@@ -304,6 +304,12 @@ impl Metrics {
         self.runs.runs_active.set(count as f64);
     }
 
+    /// Sets the number of approvals that wait for a person, and the age of the oldest.
+    pub fn set_open_approvals(&self, count: usize, oldest: Duration) {
+        self.runs.approvals_open.set(count as f64);
+        self.runs.approvals_oldest.set(oldest.as_secs_f64());
+    }
+
     /// Sets the number of inputs that wait for a run to end.
     pub fn set_queued_inputs(&self, count: usize) {
         self.runs.queued_inputs.set(count as f64);

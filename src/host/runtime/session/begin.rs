@@ -118,6 +118,7 @@ impl SessionActor {
             run_count_guard: None,
             stored_seq_before_turn: stored.as_ref().map_or(Seq(0), before_turn),
             seq_before_calls,
+            is_in_inbox: stored.is_some(),
             last_run_end: 0,
             ended_runs: Vec::new(),
             server_connections: Vec::new(),
@@ -130,6 +131,7 @@ impl SessionActor {
             state.log.prepend_recent(entries);
             state.forget_failures();
         }
+        state.update_inbox();
         state.count_queued();
         state.activity.has_open_run.store(state.session.run().is_some(), Ordering::Release);
         let agents = state.agents.clone();

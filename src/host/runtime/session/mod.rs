@@ -86,6 +86,8 @@ pub(super) struct SessionActor {
     stored_seq_before_turn: Seq,
     /// The calls that run were started after this record. The tool that asked an earlier question is gone.
     seq_before_calls: Seq,
+    /// The approval inbox of the host may have approvals of this session.
+    is_in_inbox: bool,
     /// The time of the last record of a run's end: Unix time in milliseconds.
     last_run_end: u64,
     /// The runs that have ended and whose last records may not be durable, with the positions of these records.
@@ -240,6 +242,7 @@ impl SessionActor {
                         return;
                     }
                     self.session.handle_resting(self.now(), waits_only_for_people);
+                    self.update_inbox();
                     self.reject_if_nobody_can_be_asked();
                 }
             }
@@ -447,6 +450,7 @@ impl SessionActor {
         if let Some(run) = &mut self.run {
             run.turn_committed(turn);
         }
+        self.leave_inbox();
         true
     }
 

@@ -425,6 +425,7 @@ impl SessionActor {
         let durable = self.log.durable_seq();
         self.ended_runs.push((summary.run_id.clone(), last));
         self.ended_runs.retain(|(_, end)| *end > durable);
+        self.leave_inbox();
         let Some(run) = self.run.take() else { return };
         self.notify_run_end_hooks(&summary);
         if !run.is_awaited() {

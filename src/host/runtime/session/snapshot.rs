@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::SessionActor;
+use crate::runtime::approval_inbox::OpenApproval;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage};
 use crate::runtime::report::{CallReport, ContextPartReport, ContextReport};
 use crate::runtime::snapshot::{
@@ -119,6 +120,38 @@ impl SessionActor {
         };
         let pending = pending.filter(is_asked_still);
         pending.map(|pending| PendingApproval::new(pending.request, pending.asked_at)).collect()
+    }
+
+    /// Updates the approvals of this session in the host's inbox. Calls that a client runs are not among them.
+    pub(super) fn update_inbox(&mut self) {
+        let Some(run) = self.session.run().map(|run| run.id.clone()) else {
+            return self.leave_inbox();
+        };
+        let parent = self.session.parent().filter(|_| self.is_in_child_run());
+        let own_path = || vec![Arc::clone(&self.agents.own().name)];
+        let agent_path = parent.map_or_else(own_path, |parent| parent.agent_path.clone());
+        let root = parent.map_or(&self.id, |parent| &parent.root.session).clone();
+        let (pending, _) = PendingClientCall::separate(self.pending_approvals());
+        let open = pending.into_iter().map(|approval| OpenApproval {
+            session: self.id.clone(),
+            run: run.clone(),
+            root_session: root.clone(),
+            agent_path: agent_path.clone(),
+            approval,
+        });
+        let open: Vec<_> = open.collect();
+        if open.is_empty() {
+            return self.leave_inbox();
+        }
+        self.host_ref.shared.approval_inbox.set(&self.id, open);
+        self.is_in_inbox = true;
+    }
+
+    /// Removes the approvals of this session from the host's inbox.
+    pub(super) fn leave_inbox(&mut self) {
+        if std::mem::take(&mut self.is_in_inbox) {
+            self.host_ref.shared.approval_inbox.set(&self.id, Vec::new());
+        }
     }
 
     /// Notifies the call that opened this child session when its run begins to wait only for people, or goes on.

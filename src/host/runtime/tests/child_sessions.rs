@@ -1040,6 +1040,7 @@ async fn a_shutdown_leaves_a_parent_and_its_child_to_the_next_host() {
     };
     let first = start_on(setup(), Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&first).await;
+    let id = session.id().clone();
     let mut run = session.start_run("go").await.unwrap();
     let asked = child_event(&mut run.events, is_asked).await;
     timeout(SOON, first.shutdown()).await.unwrap();
@@ -1047,6 +1048,12 @@ async fn a_shutdown_leaves_a_parent_and_its_child_to_the_next_host() {
     drop((session, first));
     let host = restart(setup, &journal).await;
     assert!(ends(&host).await.is_empty());
+    let find = || host.open_approvals(Some("worker"), None, 10);
+    until("the sessions are read", || !find().is_empty()).await;
+    let open = find();
+    let path: Vec<_> = open.iter().flat_map(|open| &open.agent_path).map(|name| &**name).collect();
+    assert_eq!((open.len(), path), (1, vec!["default", "worker", "helper"]));
+    assert_eq!((&open[0].root_session, open[0].session == id), (&id, false));
     approve(&host, &asked).await;
     until("the run has ended", || host.counts().runs == 0).await;
     assert_eq!(ends(&host).await, [RunEnd::Answered, RunEnd::Answered]);
