@@ -14,7 +14,9 @@ use super::extract::{JsonBody, PathSession, StrictQuery};
 use super::state::AppState;
 use callsheet_host::runtime::{ApprovalPosition, HostError, OpenApproval, PendingApproval};
 use callsheet_machines::turn::{ApprovalDecision, ApprovalError};
-use callsheet_values::types::{ApprovalVerdict, CallKey, Question, RunId, SessionId, WaitPhase};
+use callsheet_values::types::{
+    ApprovalVerdict, CallKey, Question, RunId, SessionId, WaitPhase, excerpt,
+};
 
 /// The length of a page of open approvals, by default and at most.
 const PAGE_LENGTH: usize = 100;
@@ -89,10 +91,11 @@ impl<'a> ListedApproval<'a> {
     fn new(open: &'a OpenApproval, full: bool) -> Self {
         let PendingApproval { tool_id, tool_name, phase, input, arguments_sha256, .. } =
             &open.approval;
-        let text = if full { String::new() } else { input.to_string() };
-        let arguments = match text.char_indices().nth(ARGUMENTS_CHARS_MAX) {
-            Some((end, _)) => format!("{}\u{2026}", &text[..end]).into(),
-            None => (**input).clone(),
+        let text = input.to_string();
+        let is_short = full || text.chars().nth(ARGUMENTS_CHARS_MAX).is_none();
+        let arguments = match is_short {
+            true => (**input).clone(),
+            false => excerpt(&text, ARGUMENTS_CHARS_MAX).into(),
         };
         Self {
             session_id: &open.session,

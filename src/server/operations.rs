@@ -45,6 +45,17 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, Ap
     Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message))
 }
 
+/// Returns the agents with their models and tools.
+pub(super) async fn agents(State(state): State<AppState>) -> Result<Response, ApiError> {
+    let host = &state.host;
+    let agents = host.agents().into_iter().map(|name| {
+        let (models, tools) = (host.agent_models(&name), host.agent_tools(&name));
+        json!({"name": name, "models": models, "tools": tools})
+    });
+    let agents: Vec<Value> = agents.collect();
+    state.answer_limiter.json(&json!({"agents": agents}))
+}
+
 /// Returns the configuration, the state and the failures of the models.
 pub(super) async fn models(State(state): State<AppState>) -> Result<Response, ApiError> {
     state.answer_limiter.json(&json!({"models": state.host.model_reports()}))

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::error::ApiError;
 use super::extract::NoQuery;
 use super::mount::MountPath;
-use super::operations::{healthz, metrics, models, readyz};
+use super::operations::{agents, healthz, metrics, models, readyz};
 use super::state::{ApiState, AppState, ServerOptions};
 use super::{
     approvals, console, events, records, results, runs, sessions, start_page, tools, vitals,
@@ -123,6 +123,8 @@ fn api_routes() -> Vec<Route> {
         ("DELETE", "/v1/sessions/{id}", without_query(delete(sessions::delete))),
         ("POST", "/v1/sessions/{id}/fork", post(sessions::fork)),
         ("POST", "/v1/sessions/{id}/runs", post(runs::start)),
+        ("GET", "/v1/sessions/{id}/runs", get(runs::list)),
+        ("GET", "/v1/sessions/{id}/runs/{run_id}", without_query(get(runs::show))),
         ("GET", "/v1/sessions/{id}/events", get(events::watch)),
         ("POST", "/v1/sessions/{id}/steer", post(runs::steer)),
         ("POST", "/v1/sessions/{id}/stop", post(runs::stop)),
@@ -140,6 +142,7 @@ fn api_routes() -> Vec<Route> {
         ("POST", "/v1/sessions/{id}/results/{tool_id}", post(results::answer)),
         ("GET", "/v1/tools", get(tools::list)),
         ("POST", "/v1/tools/{name}/call", post(tools::call)),
+        ("GET", "/v1/agents", without_query(get(agents))),
         ("GET", "/v1/host/models", without_query(get(models))),
         ("POST", "/v1/ui/vitals", post(vitals::report)),
     ]

@@ -16,7 +16,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::extract::{EmptyBody, JsonBody, KeyedBody, PathSession, StrictObject};
+use super::extract::{
+    EmptyBody, JsonBody, KeyedBody, PathParameters, PathSession, StrictObject, StrictQuery,
+};
 use super::state::AppState;
 use callsheet_host::runtime::{HostError, RunRequest, StartedRun};
 use callsheet_host::telemetry::FeedItem;
@@ -26,8 +28,12 @@ use callsheet_values::config::{
 use callsheet_values::event::Event;
 use callsheet_values::record::StopMode;
 use callsheet_values::types::{
-    Content, Execution, Metadata, TRACEPARENT, TRACESTATE, ToolChoice, TraceContext,
+    Content, Execution, Metadata, RunId, TRACEPARENT, TRACESTATE, ToolChoice, TraceContext, excerpt,
 };
+
+/// The length of a page of runs, by default and at most.
+const PAGE_LENGTH: usize = 100;
+const PAGE_LENGTH_MAX: usize = 1000;
 
 /// The end of the error if the report of a run is too large to be sent now.
 const RUN_STORED: &str =
@@ -173,6 +179,67 @@ async fn repeated_report(state: &AppState, mut run: StartedRun) -> Result<Respon
             }
         }
     }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListRunsQuery {
+    after: Option<String>,
+    limit: Option<usize>,
+}
+
+/// Returns a page of the session's runs, the newest first. Its `next` is the value of `after` for the next page; null
+/// on the last page.
+pub(super) async fn list(
+    State(state): State<AppState>,
+    PathSession(session): PathSession,
+    StrictQuery(ListRunsQuery { after, limit }): StrictQuery<ListRunsQuery>,
+) -> Result<Response, ApiError> {
+    let limit = limit.unwrap_or(PAGE_LENGTH);
+    if !(1..=PAGE_LENGTH_MAX).contains(&limit) {
+        let message = format!("limit: must be a number from 1 to {PAGE_LENGTH_MAX}");
+        return Err(ApiError::bad_request("invalid_request", message));
+    }
+    let _guard = state.reads.reports.lock().await;
+    let runs = session.runs().await?;
+    let first = match &after {
+        None => 0,
+        Some(after) => {
+            let position = runs.iter().position(|run| *run.run_id.0 == **after);
+            1 + position.ok_or_else(|| {
+                ApiError::bad_request("invalid_request", "after: the session has no such run")
+            })?
+        }
+    };
+    let page: Vec<_> = runs.iter().skip(first).take(limit).collect();
+    let has_more = runs.len() > first + page.len();
+    let next = page.last().filter(|_| has_more).map(|run| &run.run_id);
+    state.answer_limiter.json(&json!({"runs": page, "next": next}))
+}
+
+/// Returns the report of a run that has ended, or the state of one that has not.
+pub(super) async fn show(
+    State(state): State<AppState>,
+    PathSession(session): PathSession,
+    parameters: PathParameters,
+) -> Result<Response, ApiError> {
+    let run = RunId(parameters.get("run_id").unwrap_or_default().into());
+    {
+        let _guard = state.reads.reports.lock().await;
+        state.answer_limiter.check_large()?;
+        if let Some(report) = session.stored_report(&run).await? {
+            return state.answer_limiter.json(&report);
+        }
+    }
+    let snapshot = session.snapshot().await?;
+    if let Some(current) = snapshot.current_run.filter(|current| current.run_id == run) {
+        return state.answer_limiter.json(&json!({"run_id": run, "current_run": current}));
+    }
+    if let Some(queued) = snapshot.queued.into_iter().find(|queued| queued.run_id == run) {
+        return state.answer_limiter.json(&json!({"run_id": run, "queued": queued}));
+    }
+    let message = format!("session {} has no run {}", session.id(), excerpt(&run.0, 64));
+    Err(ApiError::not_found("no_such_run", message))
 }
 
 #[derive(Debug, Deserialize)]

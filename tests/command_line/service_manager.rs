@@ -1,5 +1,4 @@
 //! What a host tells the service manager that has started it.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};

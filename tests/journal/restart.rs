@@ -122,6 +122,55 @@ async fn after_a_crash_pure_calls_run_again_and_calls_with_effects_do_not() {
 }
 
 #[tokio::test]
+async fn the_runs_of_a_session_are_listed_and_each_can_be_asked_for() {
+    let (directory, served) = service(hanging_script(), "").await;
+    let path = "/v1/sessions/s/runs";
+    assert_eq!(served.get(path).await.json(), json!({"runs": [], "next": null}));
+    let first = served.begin("s", json!({"input": "go", "metadata": {"order": "7"}})).await;
+    directory.model.wait_for_gate("middle").await;
+    let second = served.begin("s", json!({"input": "then", "queue": true})).await;
+    let states = |list: &Value| -> Vec<(String, String)> {
+        let runs = list["runs"].as_array().unwrap().iter();
+        let text = |run: &Value, key: &str| run[key].as_str().unwrap().to_owned();
+        runs.map(|run| (text(run, "run_id"), text(run, "state"))).collect()
+    };
+    let of = |id: &str, state: &str| (id.to_owned(), state.to_owned());
+    let listed = served.get(path).await.json();
+    assert_eq!(states(&listed), [of(&second, "queued"), of(&first, "running")]);
+    let one = |id: &str| format!("{path}/{id}");
+    assert_eq!(served.get(&one(&first)).await.json()["current_run"]["turn"], 2);
+    assert_eq!(served.get(&one(&second)).await.json()["queued"]["input"], "then");
+    directory.model.open_gate("middle");
+    served.until_snapshot("s", |s| is_idle(s) && inputs(s).len() == 2).await;
+    served.crash().await;
+    let served = directory.start("", "").await;
+    let page = served.get(&format!("{path}?limit=1")).await.json();
+    assert_eq!((states(&page), &page["next"]), (vec![of(&second, "ended")], &json!(second)));
+    let page = served.get(&format!("{path}?after={second}")).await.json();
+    let ended = &page["runs"][0];
+    assert_eq!((&ended["run_end"], &ended["input"]), (&json!("answered"), &json!("go")));
+    assert_eq!((&ended["metadata"]["order"], &page["next"]), (&json!("7"), &Value::Null));
+    assert_eq!(served.host.counts().awake, 0, "a list wakes nothing");
+    let report = served.get(&one(&first)).await.json();
+    assert_eq!(
+        (&report["run_end"], &report["calls"][0]["tool_name"]),
+        (&json!("answered"), &json!("writes"))
+    );
+    assert_eq!(served.get(&one("run_x")).await.error(), (404, "no_such_run".to_owned()));
+    assert_eq!(
+        served.get("/v1/sessions/none/runs").await.error(),
+        (404, "no_such_session".to_owned())
+    );
+    let agents = served.get("/v1/agents").await.json();
+    assert_eq!(
+        (&agents["agents"][0]["name"], &agents["agents"][0]["models"]),
+        (&json!("default"), &json!(["rehearsal"]))
+    );
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
 async fn all_open_approvals_are_found_asleep_and_after_restarts_until_they_are_decided() {
     let asking =
         "[tools.writes]\napproval = \"before\"\n[agents.default]\nexecution = \"parallel\"\n";

@@ -21,6 +21,7 @@ use super::report::{CompactionReport, ContextReport};
 use super::report::{RunReport, TypedRun, TypedRunError};
 use super::run_events::{ApprovalHandle, RunEvent};
 use super::run_feed::RunFeed;
+use super::run_list::{self, ListedRun};
 use super::sent_requests::SentRequest;
 use super::session_events::SessionEvents;
 use super::snapshot::SessionSnapshot;
@@ -155,6 +156,15 @@ impl SessionHandle {
     /// Wakes the session if it is not in memory.
     pub async fn wake(&self) -> Result<(), HostError> {
         self.host_ref.get_or_wake(&self.id).await.map(drop)
+    }
+
+    /// Returns the runs of the session, the newest first, also those that wait in its queue. Reads its records, in
+    /// parts, without waking it.
+    ///
+    /// # Errors
+    /// If there is no such session, or the journal cannot be read.
+    pub async fn runs(&self) -> Result<Vec<ListedRun>, HostError> {
+        run_list::runs(&self.host_ref, &self.id).await
     }
 
     /// Returns the report of a run that has ended and is stored, or `None`.

@@ -45,7 +45,7 @@
 //! | `host_ref`, `catalog`, `index` | the state that the sessions of a host share, finding and waking a session; what was configured; which sessions are awake, waking or being deleted |
 //! | `session/`, `session_start` | the session actor, with the actors of its runs; the values that it starts with |
 //! | `opening`, `child_sessions`, `agent_trees`, `approval_inbox` | opening a session; the calls of agents; the children of sessions and of open runs; what waits for people in all sessions |
-//! | `handle`, `report`, `snapshot`, `list`, `extensions` | the public interface of a session, and its parameters and results; values of the embedding program for tools |
+//! | `handle`, `report`, `snapshot`, `list`, `run_list`, `extensions` | the public interface of a session, and its parameters and results; values of the embedding program for tools |
 //! | `session_events`, `run_feed`, `run_events`, `publish` | the events of a session, past and live; those of one run up to its end, and their form for a program; publishing to watchers, metrics and logs |
 //! | `host_events`, `session_states` | the events of many sessions as one stream; the changes of the states of all sessions |
 //! | `message` | every message between actors |
@@ -102,6 +102,7 @@ mod removals;
 mod report;
 mod run_events;
 mod run_feed;
+mod run_list;
 mod sent_requests;
 mod server_connections;
 mod session;
@@ -152,6 +153,7 @@ pub use report::{
 };
 pub use run_events::{ApprovalHandle, ClientCall, RunEvent};
 pub use run_feed::RunFeed;
+pub use run_list::{ListedRun, RunState};
 pub use sent_requests::SentRequest;
 use session_events::HistoryLimits;
 pub use session_events::SessionEvents;
@@ -653,6 +655,20 @@ impl Host {
     #[must_use]
     pub fn model_reports(&self) -> Vec<ModelReport> {
         self.shared().catalog.models.values().map(|model| model.report()).collect()
+    }
+
+    /// Returns the names of the agents.
+    #[must_use]
+    pub fn agents(&self) -> Vec<String> {
+        self.shared().catalog.agents.keys().cloned().collect()
+    }
+
+    /// Returns the names of the tools that an agent has without those of MCP servers and tool sources. Returns none for
+    /// an unknown agent.
+    #[must_use]
+    pub fn agent_tools(&self, agent: &str) -> Vec<String> {
+        let agent = self.shared().catalog.agents.get(agent);
+        agent.into_iter().flat_map(|agent| agent.tools.keys().cloned()).collect()
     }
 
     /// Returns the configured names of an agent's models, in the order of their use. Returns none for an unknown
