@@ -69,6 +69,7 @@ use tokio_util::sync::CancellationToken;
 use callsheet_host::runtime::Host;
 #[cfg(doc)]
 use callsheet_host::runtime::HostError;
+use callsheet_values::config::{ApiKey, TOKEN_CHARS_MIN};
 
 use connections::Connections;
 pub use event_stream::EventStream;
@@ -101,15 +102,18 @@ const PUBLIC_PATHS: [&str; 3] = ["/", "/healthz", "/readyz"];
 /// ```
 ///
 /// # Errors
-/// If the listener's address cannot be read, or is not loopback and the options have no token.
+/// If the listener's address cannot be read, or is not loopback and the options have no token of at least 16 characters.
 pub fn serve(
     listener: TcpListener,
     host: Host,
     options: ServerOptions,
 ) -> io::Result<ServerHandle> {
     let addr = listener.local_addr()?;
-    if !addr.ip().is_loopback() && options.token.is_none() {
-        let problem = format!("{addr} is not loopback and needs ServerOptions::token");
+    let is_hard_to_guess = |token: &ApiKey| token.reveal().len() >= TOKEN_CHARS_MIN;
+    if !addr.ip().is_loopback() && !options.token.as_ref().is_some_and(is_hard_to_guess) {
+        let problem = format!(
+            "{addr} is not loopback and needs ServerOptions::token with at least {TOKEN_CHARS_MIN} characters"
+        );
         return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
     }
     let closing = CancellationToken::new();

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use callsheet::config::{
-    AgentConfig, ApprovalPolicy, BaseUrl, Config, Durability, JournalConfig, JournalEngine, Limits,
-    ModelConfig, OnExcess, REHEARSAL, Resume, StartPolicy, TOKEN_ENV, ToolEffect, ToolOverride,
-    ToolPattern, Wire,
+    AgentConfig, ApiKey, ApprovalPolicy, BaseUrl, Config, Durability, JournalConfig, JournalEngine,
+    Limits, ModelConfig, OnExcess, REHEARSAL, Resume, StartPolicy, TOKEN_ENV, ToolEffect,
+    ToolOverride, ToolPattern, Wire,
 };
 use callsheet::runtime::AgentRules;
 use callsheet::tool::ToolRegistry;
@@ -20,7 +20,7 @@ fn environment(name: &str) -> Option<String> {
         "KEY" => Some("secret-1".to_owned()),
         "EMPTY" => Some(String::new()),
         "BLANK" => Some(" ".to_owned()),
-        "TOKEN" => Some("token-1".to_owned()),
+        "TOKEN" => Some("token-1-of-the-host".to_owned()),
         "SPACED" => Some("token 1".to_owned()),
         _ => None,
     }
@@ -106,7 +106,7 @@ extra_body = { seed = 4, nested = { on = true } }
     );
     assert_eq!(config.host.listen.to_string(), "0.0.0.0:80");
     assert_eq!(config.host.allowed_hosts, ["host.example", "other.example:8080"]);
-    assert_eq!(config.host.token.as_ref().unwrap().reveal(), "token-1");
+    assert_eq!(config.host.token.as_ref().unwrap().reveal(), "token-1-of-the-host");
     assert_eq!(config.host.shutdown_grace, Duration::ZERO);
     assert_eq!((config.host.max_sessions, config.host.max_concurrent_runs), (7, 3));
     assert_eq!(config.host.max_queued_inputs, 5);
@@ -677,7 +677,7 @@ async fn an_output_schema_is_checked_before_the_start() {
 }
 
 #[test]
-fn another_listen_address_needs_a_token_too() {
+fn another_listen_address_needs_a_token_that_is_hard_to_guess() {
     let mut config = Config::default();
     config.set_listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let error = config.set_listen("0.0.0.0:0".parse().unwrap()).expect_err("refuse");
@@ -685,7 +685,16 @@ fn another_listen_address_needs_a_token_too() {
         error.to_string(),
         "--listen: 0.0.0.0:0 is not loopback and needs a token, but CALLSHEET_TOKEN is not set"
     );
+    config.host.token = Some(ApiKey::new("fifteen-letters").unwrap());
+    let error = config.set_listen("0.0.0.0:0".parse().unwrap()).expect_err("refuse");
+    assert_eq!(
+        error.to_string(),
+        "--listen: 0.0.0.0:0 is not loopback and needs a token of at least 16 characters; that in \
+         CALLSHEET_TOKEN has fewer"
+    );
     assert_eq!(config.host.listen.to_string(), "127.0.0.1:0", "a refused address is not stored");
+    config.host.token = Some(ApiKey::new("sixteen--letters").unwrap());
+    config.set_listen("0.0.0.0:0".parse().unwrap()).unwrap();
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use callsheet::config::{Config, JournalEngine, Limits};
+use callsheet::config::{ApiKey, Config, JournalEngine, Limits};
 use callsheet::journal::{Journal, MemoryJournal};
 use callsheet::message::Message;
 use callsheet::model::{ModelReply, ModelRequest, ModelSource, ModelStream};
@@ -389,9 +389,13 @@ async fn a_session_continues_after_a_restart() {
 #[tokio::test]
 async fn an_address_that_others_reach_needs_a_token() {
     let host = Host::builder().start().await.unwrap();
-    let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.unwrap();
-    let refused = serve(listener, host.clone(), ServerOptions::default()).unwrap_err();
-    assert!(refused.to_string().ends_with("is not loopback and needs ServerOptions::token"));
+    for token in [None, Some(ApiKey::new("fifteen-letters").unwrap())] {
+        let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.unwrap();
+        let options = ServerOptions::default().with(|options| options.token = token);
+        let refused = serve(listener, host.clone(), options).unwrap_err().to_string();
+        let needed = "needs ServerOptions::token with at least 16 characters";
+        assert!(refused.ends_with(&format!("is not loopback and {needed}")), "{refused}");
+    }
     host.shutdown().await;
 }
 

@@ -7,6 +7,9 @@ use std::time::Duration;
 use super::key_table::{Value, key_table, named_values};
 use super::model::ApiKey;
 
+/// Minimum number of characters of a token that protects an address which is not loopback. A shorter one can be guessed.
+pub const TOKEN_CHARS_MIN: usize = 16;
+
 /// The default of [`HostConfig::token_env`].
 pub const TOKEN_ENV: &str = "CALLSHEET_TOKEN";
 
@@ -22,7 +25,7 @@ key_table! {
     #[derive(Clone, Debug, PartialEq, Eq)]
     #[non_exhaustive]
     pub struct HostConfig {
-        /// The address to listen on. One that is not loopback needs a token.
+        /// The address to listen on. One that is not loopback needs a token of at least 16 characters.
         listen: SocketAddr = SocketAddr::from((Ipv4Addr::LOCALHOST, 7700)), Any;
         /// `Host` headers that are accepted besides loopback names and the listen address. A name with a port is
         /// accepted only with that port.
@@ -79,16 +82,21 @@ pub enum OnShutdown {
 named_values!(OnShutdown, [("suspend", Self::Suspend), ("interrupt", Self::Interrupt)]);
 
 impl HostConfig {
-    /// Checks that the address is loopback, or that requests need a token.
+    /// Checks that the address is loopback, or that requests need a token that is hard to guess.
     ///
     /// # Errors
-    /// If the address is not loopback, and there is no token.
+    /// If the address is not loopback, and there is no token, or a short one.
     pub(super) fn check(&self) -> Result<(), String> {
-        if self.listen.ip().is_loopback() || self.token.is_some() {
-            return Ok(());
-        }
         let (listen, name) = (self.listen, &self.token_env);
-        Err(format!("{listen} is not loopback and needs a token, but {name} is not set"))
+        let needs = |what: &str| Err(format!("{listen} is not loopback and needs {what}"));
+        match &self.token {
+            _ if listen.ip().is_loopback() => Ok(()),
+            None => needs(&format!("a token, but {name} is not set")),
+            Some(token) if token.reveal().len() < TOKEN_CHARS_MIN => needs(&format!(
+                "a token of at least {TOKEN_CHARS_MIN} characters; that in {name} has fewer"
+            )),
+            Some(_) => Ok(()),
+        }
     }
 }
 

@@ -59,7 +59,7 @@ pub use error::ConfigErrors;
 pub use hooks::HookRule;
 pub use hooks::{HookConfig, HookFailure, HookKind};
 pub use host::{HostConfig, OnShutdown};
-pub use host::{TOKEN_ENV, parse_listen};
+pub use host::{TOKEN_CHARS_MIN, TOKEN_ENV, parse_listen};
 pub use journal::JournalConfig;
 pub use journal::{Durability, JournalEngine, Resume};
 pub use key_table::KeyDescription;
@@ -200,7 +200,7 @@ impl Config {
     /// Sets the address to listen on.
     ///
     /// # Errors
-    /// If the address is not loopback and the host has no token. Then nothing changes.
+    /// If the address is not loopback and the host has no token, or a short one. Then nothing changes.
     pub fn set_listen(&mut self, listen: SocketAddr) -> Result<(), ConfigErrors> {
         let host = HostConfig { listen, ..self.host.clone() };
         host.check().map_err(|message| ConfigErrors::single("--listen", message))?;
