@@ -794,6 +794,7 @@ mod tests {
             let stats = RunStats { turns: 2, tool_calls: 1, ..RunStats::default() };
             let ended = Event::RunEnded {
                 agent: "default".to_owned(),
+                metadata: callsheet_values::types::Metadata::default(),
                 end,
                 text: text.to_owned(),
                 output: None,

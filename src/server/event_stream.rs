@@ -340,6 +340,7 @@ mod tests {
     fn end_with(text: &str) -> callsheet_values::event::PublishedEvent {
         published(Event::RunEnded {
             agent: "default".to_owned(),
+            metadata: callsheet_values::types::Metadata::default(),
             end: RunEnd::Answered,
             text: text.to_owned(),
             output: None,

@@ -683,14 +683,25 @@ fn each_line_of_a_host_can_be_json() {
     assert!(start.iter().any(says_rehearsal), "{start:?}");
     let addr = start.last().unwrap()["address"].as_str().unwrap().parse().unwrap();
     send(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
-    let body = format!("{{\"input\":{PROMPT:?},\"wait\":true}}");
+    let metadata = r#"{"user":"u-17"}"#;
+    let body = format!("{{\"input\":{PROMPT:?},\"metadata\":{metadata},\"wait\":true}}");
     send(addr, &post("/v1/sessions/s/runs", &body));
+    let delete = "DELETE /v1/sessions/s HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    assert!(send(addr, delete).starts_with("HTTP/1.1 204 "));
     signal(&child, "TERM");
     let rest: Vec<Value> = lines.collect();
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    for message in ["tool_calls_detected", "stopping"] {
-        assert!(rest.iter().any(|line| line["message"] == message), "{message}: {rest:?}");
-    }
+    let line = |message: &str| {
+        let line = rest.iter().find(|line| line["message"] == message);
+        line.unwrap_or_else(|| panic!("{message}: {rest:?}"))
+    };
+    line("tool_calls_detected");
+    line("stopping");
+    assert_eq!(line("streaming_tool_executed")["status"], "success");
+    assert_eq!(line("session_deleted")["session"], "s");
+    let ended = line("run_ended");
+    assert_eq!(ended["metadata"], metadata);
+    assert!(ended["model_ms"].as_u64().is_some_and(|ms| ms > 0), "{ended}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

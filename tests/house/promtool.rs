@@ -13,8 +13,8 @@ use callsheet::runtime::BreakerState;
 use callsheet::telemetry::metric_table;
 use callsheet::telemetry::{Metrics, MetricsOptions, Telemetry, Traces, histogram_bounds};
 use callsheet::types::{
-    CallKey, ContextOverflow, HookPoint, ProviderError, ProviderErrorKind, ResultNotes, RunEnd,
-    RunError, RunId, SessionId, ToolCall, ToolOutcome, ToolResult, Usage,
+    CallKey, ContextOverflow, HookPoint, Metadata, ProviderError, ProviderErrorKind, ResultNotes,
+    RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome, ToolResult, Usage,
 };
 use metrics::Recorder;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
@@ -146,6 +146,7 @@ fn events() -> Vec<Event> {
     };
     let run = |end, error| Event::RunEnded {
         agent: "default".into(),
+        metadata: Metadata::default(),
         end,
         text: String::new(),
         output: None,

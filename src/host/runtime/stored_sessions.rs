@@ -251,6 +251,9 @@ pub(super) async fn delete(
     }
     host_ref.shared.end_deletion(id);
     host_ref.shared.update_counts();
+    if is_deleted {
+        tracing::info!(session = id.as_str(), "session_deleted");
+    }
     removed?.result?;
     if is_deleted { Ok(()) } else { Err(HostError::NoSuchSession(id.clone())) }
 }

@@ -12,7 +12,7 @@ use super::labelled_handles::error_type;
 use callsheet_machines::turn::BreakerChange;
 use callsheet_values::event::{CallLabel, Event, PublishedEvent, RunStats, TurnSummary};
 use callsheet_values::types::{
-    CallKey, FailureKind, ProviderError, RunEnd, RunError, ToolResult, excerpt, millis,
+    CallKey, FailureKind, Metadata, ProviderError, RunEnd, RunError, ToolResult, excerpt, millis,
 };
 
 /// Maximum number of characters of an error's message or of arguments with an anomaly in a log line.
@@ -52,15 +52,12 @@ pub fn log(published: &PublishedEvent) {
             line!(trace, published, input = &*input.text(), "run_input");
         }
         Event::RunStarted { agent, model, execution, metadata } => {
-            if metadata.is_empty() {
-                line!(info, published, agent, model, %execution, "run_started");
-            } else {
-                let metadata = serde_json::to_string(metadata).unwrap_or_default();
-                line!(info, published, agent, model, %execution, metadata, "run_started");
-            }
+            let metadata = metadata_json(metadata);
+            line!(info, published, agent, model, %execution, metadata, "run_started");
         }
-        Event::RunEnded { agent: _, end, text, output: _, error, finish_reason: _, stats } => {
-            run_ended(published, *end, text, error.as_ref(), stats);
+        Event::RunEnded { end, metadata, text, error, stats, .. } => {
+            run_ended(published, *end, metadata, error.as_ref(), stats);
+            line!(trace, published, text, "run_text");
         }
         Event::RunWaiting { waiting_for: _, servers } => {
             line!(info, published, ?servers, "run_waits_for_servers");
@@ -321,18 +318,20 @@ fn call_ended(published: &PublishedEvent, result: &ToolResult, is_parallel: bool
     let tool_name = &*result.call.name;
     let tool_id = result.call.key;
     let is_copy = result.notes.duplicate_of.is_some() || result.notes.reused;
+    let status = result.outcome.status.as_str();
     if result.started.is_some() && !is_copy {
         let execution_latency_ms = millis(result.wait.saturating_add(result.duration));
         line!(
             info,
             published,
             tool_name,
+            status,
+            kind = result.outcome.kind.map(FailureKind::as_str),
             execution_latency_ms,
             is_parallel,
             "streaming_tool_executed"
         );
     }
-    let status = result.outcome.status.as_str();
     let duration_ms = millis(result.duration);
     if result.outcome.kind == Some(FailureKind::Panic) {
         line!(warn, published, %tool_id, tool_name, duration_ms, "tool_panicked");
@@ -374,21 +373,42 @@ fn turn_ended(published: &PublishedEvent, turn: &TurnSummary) {
 fn run_ended(
     published: &PublishedEvent,
     end: RunEnd,
-    text: &str,
+    metadata: &Metadata,
     error: Option<&RunError>,
     stats: &RunStats,
 ) {
-    let run_end = end.as_str();
-    let RunStats { turns, tool_calls, .. } = *stats;
-    let seconds = stats.duration.as_secs_f64();
+    /// Logs the line with the fields that it has with and without an error.
+    macro_rules! ended {
+        ($level:ident $($error:tt)*) => {
+            line!(
+                $level,
+                published,
+                run_end = end.as_str(),
+                turns = stats.turns,
+                tool_calls = stats.tool_calls,
+                seconds = stats.duration.as_secs_f64(),
+                model_ms = millis(stats.model),
+                tools_ms = millis(stats.tools),
+                people_ms = millis(stats.people),
+                waits_ms = millis(stats.waits),
+                overhead_ms = millis(stats.overhead),
+                metadata = metadata_json(metadata)
+                $($error)*,
+                "run_ended"
+            )
+        };
+    }
     match error {
-        None => line!(info, published, run_end, turns, tool_calls, seconds, "run_ended"),
+        None => ended!(info),
         Some(RunError { code, message, .. }) => {
-            let error = excerpt(message, EXCERPT_CHARS);
-            line!(warn, published, run_end, turns, tool_calls, seconds, code, error, "run_ended");
+            ended!(warn, code, error = excerpt(message, EXCERPT_CHARS));
         }
     }
-    line!(trace, published, text, "run_text");
+}
+
+/// Returns the metadata of a run as a field of a line, which has none if there are no pairs.
+fn metadata_json(metadata: &Metadata) -> Option<String> {
+    (!metadata.is_empty()).then(|| serde_json::to_string(metadata).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -404,6 +424,7 @@ mod tests {
     use super::super::log_output::{LogFormat, filter, subscriber};
     use super::*;
     use callsheet_values::event::samples::{self, published};
+    use callsheet_values::types::{ToolOutcome, ToolStatus};
 
     #[derive(Clone, Default)]
     struct LogBuffer(Arc<Mutex<Vec<u8>>>);
@@ -539,8 +560,30 @@ mod tests {
                 json!({
                     "message": "streaming_tool_executed",
                     "tool_name": "clock",
+                    "status": "success",
                     "execution_latency_ms": 1520,
                     "is_parallel": true,
+                }),
+            )],
+        );
+        let mut failed = samples::result();
+        failed.outcome = ToolOutcome::not_ok(
+            ToolStatus::TimedOut,
+            FailureKind::Timeout,
+            "no answer within 30 s",
+        );
+        check(
+            "info",
+            Event::CallEnded { result: Box::new(failed), parallel: false, early: false },
+            &[(
+                "INFO",
+                json!({
+                    "message": "streaming_tool_executed",
+                    "tool_name": "clock",
+                    "status": "timeout",
+                    "kind": "timeout",
+                    "execution_latency_ms": 1520,
+                    "is_parallel": false,
                 }),
             )],
         );
@@ -588,6 +631,41 @@ mod tests {
                 }),
             )],
         );
+    }
+
+    #[test]
+    fn the_line_of_a_run_that_ended_has_the_division_of_its_time_and_its_metadata() {
+        let failed = json!({"code": "provider_error", "message": "it broke"});
+        for (end, error, level, further) in [
+            (RunEnd::Answered, None, "INFO", json!({})),
+            (
+                RunEnd::Failed,
+                Some(serde_json::from_value(failed).unwrap()),
+                "WARN",
+                json!({"code": "provider_error", "error": "it broke"}),
+            ),
+        ] {
+            let mut ended = samples::run_ended(end, error);
+            let mut line = json!({
+                "message": "run_ended",
+                "run_end": end.as_str(),
+                "turns": 2,
+                "tool_calls": 3,
+                "seconds": 3.0,
+                "model_ms": 1800,
+                "tools_ms": 1500,
+                "people_ms": 0,
+                "waits_ms": 0,
+                "overhead_ms": 2,
+            });
+            line.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+            check("info", ended.clone(), &[(level, line.clone())]);
+            if let Event::RunEnded { metadata, .. } = &mut ended {
+                *metadata = Metadata::new([("user", "u-17")]).unwrap();
+            }
+            line["metadata"] = json!("{\"user\":\"u-17\"}");
+            check("info", ended, &[(level, line)]);
+        }
     }
 
     #[test]
@@ -700,6 +778,7 @@ mod tests {
             Event::CallEnded { result: Box::new(result), parallel: false, early: false },
             Event::RunEnded {
                 agent: "default".into(),
+                metadata: Metadata::default(),
                 end: RunEnd::Answered,
                 text: secret.into(),
                 output: None,

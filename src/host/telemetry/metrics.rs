@@ -248,7 +248,7 @@ impl Metrics {
             Event::HistoryRepaired { repairs } => {
                 self.runs.history_repairs.increment(u64::from(*repairs))
             }
-            Event::RunEnded { agent, end, error, stats, text: _, output: _, finish_reason: _ } => {
+            Event::RunEnded { agent, end, error, stats, .. } => {
                 self.run_ended(agent, *end, error.as_ref(), stats);
             }
         }

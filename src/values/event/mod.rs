@@ -334,6 +334,8 @@ pub enum Event {
     RunEnded {
         /// The agent's name.
         agent: String,
+        /// The client's pairs of strings.
+        metadata: Metadata,
         /// The reason.
         end: RunEnd,
         /// The final answer, or the part of it that arrived.

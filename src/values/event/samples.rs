@@ -126,6 +126,7 @@ pub fn attempt_ended(error: Option<ProviderError>) -> Event {
 pub fn run_ended(end: RunEnd, error: Option<RunError>) -> Event {
     Event::RunEnded {
         agent: "default".into(),
+        metadata: crate::types::Metadata::default(),
         end,
         text: "It is noon.".into(),
         output: None,

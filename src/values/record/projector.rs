@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use super::{JournalEntry, Record};
 use crate::event::{CallLabel, Event, EventId, PublishedEvent};
-use crate::types::{COMPACT_AT, Execution, RunId, Seq, SessionId, ToolCall, ToolResult, WaitPhase};
+use crate::types::{
+    COMPACT_AT, Execution, Metadata, RunId, Seq, SessionId, ToolCall, ToolResult, WaitPhase,
+};
 
 /// Projects the entries of a session to events. No other code makes the event of a record, so that a watcher receives
 /// the same event when the record is written and whenever it is read again.
@@ -14,6 +16,8 @@ pub struct EventProjector {
     session: SessionId,
     agent: String,
     run: RunId,
+    /// The metadata of the run.
+    metadata: Metadata,
     turn: u32,
     parallel: bool,
     /// The last request to a model.
@@ -39,6 +43,7 @@ impl EventProjector {
             session,
             agent: agent.to_owned(),
             run: RunId(String::new().into()),
+            metadata: Metadata::default(),
             turn,
             parallel: false,
             request: LastRequest::default(),
@@ -92,6 +97,7 @@ impl EventProjector {
                 self.run = run_id.clone();
                 self.parallel = *execution != Execution::Sequential;
                 let (agent, model) = (self.agent.clone(), model.clone());
+                self.metadata.clone_from(metadata);
                 let metadata = metadata.clone();
                 Event::RunStarted { agent, model, execution: *execution, metadata }
             }
@@ -197,6 +203,7 @@ impl EventProjector {
                 waiting: _,
             } => Event::RunEnded {
                 agent: self.agent.clone(),
+                metadata: self.metadata.clone(),
                 end: *end,
                 text: text.clone(),
                 output: output.clone(),

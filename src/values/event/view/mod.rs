@@ -132,7 +132,16 @@ impl PublishedEvent {
                 },
                 96,
             ),
-            Event::RunEnded { agent: _, end, text, output, error, finish_reason, stats } => {
+            Event::RunEnded {
+                agent: _,
+                metadata: _,
+                end,
+                text,
+                output,
+                error,
+                finish_reason,
+                stats,
+            } => {
                 let finish = finish_reason.as_ref();
                 self.run_ended(*end, (text, output.as_deref()), error.as_ref(), finish, stats)
             }
