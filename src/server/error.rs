@@ -18,6 +18,10 @@ pub(super) struct ApiError {
     reason: Option<&'static str>,
 }
 
+/// The code of an error response, as an extension of the response.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ErrorCode(pub(super) &'static str);
+
 impl ApiError {
     pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         Self { status, code, message: message.into(), header: None, reason: None }
@@ -149,6 +153,7 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let Self { status, code, message, header, reason } = self;
         let mut response = error_response(status, code, &message, reason);
+        response.extensions_mut().insert(ErrorCode(code));
         if let Some((name, value)) = header {
             response.headers_mut().insert(name, HeaderValue::from_static(value));
         }

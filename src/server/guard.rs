@@ -21,7 +21,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::error::ApiError;
-use super::listener::LocalAddress;
+use super::listener::ConnectionAddresses;
 use super::state::ServerOptions;
 use callsheet_values::config::ApiKey;
 
@@ -249,8 +249,8 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         // Only connections of `serve` have an address here.
-        let local = request.extensions().get::<ConnectInfo<LocalAddress>>();
-        let local = local.and_then(|ConnectInfo(LocalAddress(local))| *local);
+        let addresses = request.extensions().get::<ConnectInfo<ConnectionAddresses>>();
+        let local = addresses.and_then(|ConnectInfo(addresses)| addresses.local);
         match self.guard.check(request.method(), request.uri(), request.headers(), local) {
             Ok(()) => Either::Left(self.inner.call(request)),
             Err(error) => Either::Right(ready(Ok(error.into_response()))),

@@ -28,6 +28,7 @@
 //! | `events.rs` | `/v1/sessions/{id}/events`, `/v1/events`: the positions at which a client starts to read |
 //! | `event_stream.rs` | Server-Sent Events of a run or a session; keep-alive comments (heartbeat) |
 //! | `records.rs` | `/v1/sessions/{id}/`: `records`, `verify`, `turns/{turn}/request` |
+//! | `refusals.rs` | counts and logs refused requests: 401, 403, 429 |
 //! | `vitals.rs` | `/v1/ui/vitals` |
 //! | `operations.rs` | liveness (`/healthz`), readiness (`/readyz`), `/metrics`, `/v1/host/models` |
 //! | `start_page.rs` | the start page, `page.html` |
@@ -48,6 +49,7 @@ mod listener;
 mod mount;
 mod operations;
 mod records;
+mod refusals;
 mod results;
 mod routes;
 mod runs;
@@ -62,6 +64,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use axum::middleware::from_fn_with_state;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -75,6 +78,7 @@ use connections::Connections;
 pub use event_stream::EventStream;
 pub use guard::Guard;
 pub use guard::GuardedService;
+use refusals::Refusals;
 pub use routes::{operations, router};
 use state::ApiState;
 pub use state::ServerOptions;
@@ -121,8 +125,9 @@ pub fn serve(
     let guard = Guard::from(&options).public_paths(PUBLIC_PATHS).public_paths(console::PATHS);
     let connections = Connections::new(host.clone(), options.max_connections);
     let listener_options = options.clone();
+    let observe = from_fn_with_state(Refusals::new(host.clone()), refusals::observe);
     let state = ApiState::new(&host, &options, &closing, true);
-    let router = routes::server_router(state).layer(guard);
+    let router = routes::server_router(state).layer(guard).layer(observe);
     let serving = listener::serve(listener, router, connections, listener_options, closing.clone());
     #[expect(
         clippy::disallowed_methods,

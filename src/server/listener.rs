@@ -47,10 +47,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const REFUSED: &str = "{\"error\":{\"code\":\"too_many_connections\",\"message\":\"the host has \
                        max_connections open connections: try again later\"}}";
 
-/// The server's address of a connection. Requests may use it as their host name, even if the server
-/// listens on all addresses.
+/// The addresses of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LocalAddress(pub(super) Option<SocketAddr>);
+pub(super) struct ConnectionAddresses {
+    /// The server's address. Requests may use it as their host name, even if the server listens on all addresses.
+    pub(super) local: Option<SocketAddr>,
+    /// The address of the client, or of the last proxy.
+    pub(super) client: Option<SocketAddr>,
+}
 
 /// The time limits of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -250,7 +254,8 @@ async fn serve_connection(
         tracing::debug!(%error, "TCP_NODELAY cannot be set for a connection");
     }
     limit_unsent(&stream);
-    let local = ConnectInfo(LocalAddress(stream.local_addr().ok()));
+    let (local, client) = (stream.local_addr().ok(), stream.peer_addr().ok());
+    let addresses = ConnectInfo(ConnectionAddresses { local, client });
     // `TimeoutWriter` limits one write that does not go on, `MinimumRateWriter` all writes together.
     let mut stream = TimeoutWriter::new(MinimumRateWriter::new(stream, timeouts.write));
     stream.set_timeout(Some(timeouts.write));
@@ -260,7 +265,7 @@ async fn serve_connection(
             _incomplete: (!body.is_end_stream()).then_some(incomplete),
             body,
         });
-        request.extensions_mut().insert(local);
+        request.extensions_mut().insert(addresses);
         let answer = router.clone().call(request);
         async { Ok::<Response, Infallible>(answer.await.unwrap_or_else(|never| match never {})) }
     });

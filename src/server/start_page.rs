@@ -5,7 +5,7 @@ use axum::http::{HeaderMap, Uri, header, request::Parts, uri::Authority};
 use axum::response::{IntoResponse, Response};
 
 use super::console::redirect_below;
-use super::listener::LocalAddress;
+use super::listener::ConnectionAddresses;
 use super::mount::MountPath;
 use super::state::AppState;
 
@@ -42,9 +42,9 @@ pub(super) async fn list(
     mount: MountPath,
     request: Parts,
 ) -> Response {
-    let local = request.extensions.get::<ConnectInfo<LocalAddress>>();
-    let address = match local {
-        Some(ConnectInfo(LocalAddress(local))) => local.map(|local| format!("http://{local}")),
+    let addresses = request.extensions.get::<ConnectInfo<ConnectionAddresses>>();
+    let address = match addresses {
+        Some(ConnectInfo(addresses)) => addresses.local.map(|local| format!("http://{local}")),
         None => requested_address(&request.uri, &request.headers),
     };
     let shown = |marker: &str| match marker {

@@ -704,6 +704,50 @@ fn each_line_of_a_host_can_be_json() {
     assert!(ended["model_ms"].as_u64().is_some_and(|ms| ms > 0), "{ended}");
 }
 
+#[test]
+fn refused_requests_are_counted_and_a_few_are_logged() {
+    let folder = Folder::new("refused");
+    let args = ["serve", "--listen", "127.0.0.1:0", "--log-format", "json"];
+    let mut command = folder.command(&args);
+    command.env("CALLSHEET_TOKEN", "token-1").stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap())
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    let listening = lines.find(|line| line["message"] == "listening").unwrap();
+    let addr = listening["address"].as_str().unwrap().parse().unwrap();
+    let get = |path: &str, headers: &str| {
+        send(addr, &format!("GET {path} HTTP/1.1\r\nconnection: close\r\n{headers}\r\n"))
+    };
+    let start = std::time::Instant::now();
+    for _ in 0..30 {
+        let answer = get("/v1/sessions?after=private", "host: localhost\r\n");
+        assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");
+    }
+    let seconds = start.elapsed().as_secs();
+    assert!(get("/healthz", "host: evil.example\r\n").starts_with("HTTP/1.1 403 "));
+    let page = get("/metrics", "host: localhost\r\nauthorization: Bearer token-1\r\n");
+    for (status, count) in [(401, 30), (403, 1), (429, 0)] {
+        let series = format!("\ncallsheet_http_refused_total{{status=\"{status}\"}} {count}\n");
+        assert!(page.contains(&series), "{page}");
+    }
+    signal(&child, "TERM");
+    let refused: Vec<Value> =
+        lines.filter(|line| line["message"] == "http_request_refused").collect();
+    assert!(child.wait().unwrap().success());
+    let field = |line: &Value, name: &str| line[name].clone();
+    let fields = |line: &Value| ["status", "code", "path"].map(|name| field(line, name));
+    let is = |status: u16| refused.iter().filter(move |line| line["status"] == status);
+    for line in is(401) {
+        assert_eq!(fields(line), [json!(401), json!("unauthorized"), json!("/v1/sessions")]);
+        assert!(line["client"].as_str().unwrap().starts_with("127.0.0.1:"), "{line}");
+    }
+    let most = 5 * (seconds as usize + 2);
+    assert!((5..=most).contains(&is(401).count()), "{refused:?}");
+    let foreign: Vec<_> = is(403).map(fields).collect();
+    assert_eq!(foreign, [[json!(403), json!("forbidden_host"), json!("/healthz")]]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn images_are_sent_with_the_prompt() {
     let script = json!({"responses": [{"text": ["A pixel."]}]});

@@ -473,6 +473,8 @@ metric_table! {
             "Duration of requests to MCP servers. Only failed ones have error_type: of a call `cancelled`, `http_status`, `invalid_answer`, `not_sent`, `refused`, `server_down`, `timeout` or `tool_changed`, of another request `failed`.";
         MCP_LIMITS_REACHED: Counter, Count, ["server", "limit"], "callsheet_mcp_limits_reached_total",
             "Limits that an MCP server has reached: `questions` (declined), `messages` and `requests` (times that its output waited), `line` (a line without end) and `replies` (they were not read; its process was ended each time), `tools` and `definition_depth` (lists with tools that were left out), `reconnects` (failed attempts to connect after the longest wait).";
+        HTTP_REFUSED: Counter, Count, ["status"], "callsheet_http_refused_total",
+            "Requests that the HTTP server refused: 401 without the token, 403 for a foreign host or origin, 429 beyond a limit.";
         HOOK_DURATION: Histogram(LONG), Seconds, ["hook", "on", "outcome"],
             "callsheet_hook_duration_seconds",
             "Time until a hook answered, by its verdict; `failed`: its failure refused, `failure_ignored`: its failure allowed.";

@@ -57,6 +57,7 @@ pub struct Metrics {
     anomalies: PerValue<ArgumentsAnomaly>,
     run_ends: PerValue<RunEnd>,
     approvals: PerValue<ApprovalVerdict>,
+    http_refusals: PerValue<u16>,
     tokens_saved: PerValue<CompactionKind>,
     context_tokens: [Histogram; ContextPart::ALL.len()],
 }
@@ -83,6 +84,9 @@ const ANOMALIES: [ArgumentsAnomaly; 5] = [
     ArgumentsAnomaly::Repaired,
     ArgumentsAnomaly::ChangedAfterSeal,
 ];
+
+/// The statuses that `callsheet_http_refused_total` counts.
+const HTTP_REFUSALS: [u16; 3] = [401, 403, 429];
 
 impl Metrics {
     /// Describes every metric to the recorder, and registers those whose label values are known.
@@ -132,6 +136,17 @@ impl Metrics {
                 "oddity",
                 &ANOMALIES,
                 ArgumentsAnomaly::as_str,
+            ),
+            http_refusals: PerValue::new(
+                &recorder,
+                table::HTTP_REFUSED,
+                "status",
+                &HTTP_REFUSALS,
+                |status| match status {
+                    401 => "401",
+                    403 => "403",
+                    _ => "429",
+                },
             ),
             run_ends: PerValue::new(
                 &recorder,
@@ -329,6 +344,11 @@ impl Metrics {
     pub fn tool_breaker(&self, tool: &str, state: BreakerState) {
         let gauge: Gauge = table::TOOL_BREAKER_STATE.series(&self.recorder, &[("tool", tool)]);
         gauge.set(f64::from(state.as_number()));
+    }
+
+    /// Counts a request that the HTTP server refused with a status. Counts no others than 401, 403 and 429.
+    pub fn http_refused(&self, status: u16) {
+        self.http_refusals.increment(status);
     }
 
     /// Sets the number of connections to an MCP server in a state.
