@@ -649,7 +649,8 @@ fn serve_continues_after_its_stderr_is_closed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_host_reports_its_interrupted_runs() {
     let model = model_that_pauses().await;
-    let folder = Folder::new("serve-run").with("c.toml", "[host]\nshutdown_grace = '0s'\n");
+    let folder = Folder::new("serve-run")
+        .with("c.toml", "[host]\nshutdown_grace = '0s'\non_shutdown = 'interrupt'\n");
     let url = model.base_url();
     let args = ["--config", "c.toml", "--base-url", &url, "--model", "m"];
     let ServeProcess { mut child, addr, mut err, .. } = serve(&folder, &args);
