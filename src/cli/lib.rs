@@ -23,6 +23,7 @@
 //! | `approval_prompts.rs` | `run`: asks for approvals in the terminal, or decides by a flag |
 //! | `images.rs` | `run --image`: reads images |
 //! | `sessions.rs` | `callsheet sessions`: lists, shows and verifies stored sessions |
+//! | `backup.rs` | `callsheet backup` and `restore`: a copy of a journal, and its return to a data directory |
 //! | `tools.rs` | `callsheet tools`: lists the tools of an agent, and calls one |
 //! | `pin.rs` | `tools pin`: compares the tools of servers with the accepted ones |
 //! | `import/` | `tools import`: writes tools for the operations of an OpenAPI document |
@@ -38,6 +39,7 @@
 #![cfg(not(doctest))]
 
 mod approval_prompts;
+mod backup;
 pub mod decode;
 mod error;
 mod form_prompt;
@@ -96,6 +98,10 @@ enum Command {
     /// Lists, shows and verifies stored sessions, of a running or a stopped host.
     #[command(subcommand)]
     Sessions(sessions::SessionsCommand),
+    /// Copies the journal of a running or a stopped host to a directory.
+    Backup(backup::BackupArgs),
+    /// Copies a backup to an empty data directory and verifies it. The runs of the copy wait.
+    Restore(backup::RestoreArgs),
     /// Lists, calls and pins the tools of an agent, and writes tools for an OpenAPI document.
     #[command(subcommand)]
     Tools(tools::ToolsCommand),
@@ -155,6 +161,8 @@ fn execute(cli: Cli) -> Result<ExitCode, CommandError> {
             Some(Command::Health(args)) => health::run(args).await,
             Some(Command::Run(args)) => run::run(*args).await,
             Some(Command::Sessions(command)) => sessions::run(&command),
+            Some(Command::Backup(args)) => backup::back_up(&args),
+            Some(Command::Restore(args)) => backup::run_restore(&args),
             Some(Command::Tools(command)) => tools::run(command).await,
             Some(Command::Replay(args)) => replay::run(&args),
             Some(Command::Load(args)) => load_command::run(*args).await,
@@ -178,6 +186,8 @@ fn runtime_builder(command: Option<&Command>) -> tokio::runtime::Builder {
             | Command::Health(_)
             | Command::Run(_)
             | Command::Sessions(_)
+            | Command::Backup(_)
+            | Command::Restore(_)
             | Command::Tools(_)
             | Command::Replay(_)
             | Command::LoadService(_)

@@ -31,6 +31,9 @@ pub(super) struct ServeArgs {
     listen: Option<SocketAddr>,
     #[arg(long, value_name = "DIR", help = DATA_DIR_HELP)]
     data_dir: Option<PathBuf>,
+    /// Continue the unfinished runs of a restored copy, which wait otherwise.
+    #[arg(long)]
+    go_on: bool,
     /// Format of log lines: text or json. With json, the start is also reported in log lines.
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     log_format: LogFormat,
@@ -58,7 +61,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
         return check(&config, tools, &config_source);
     }
     telemetry::init_logs(args.log_format).map_err(CommandError::usage)?;
-    let Some(server) = start(&mut config, tools).await? else {
+    let Some(server) = start(&mut config, tools, args.go_on).await? else {
         return Ok(ExitCode::SUCCESS);
     };
     let addr = server.http_server.addr();
@@ -111,11 +114,13 @@ struct RunningServer {
     signals: Signals,
 }
 
-/// Starts the host and its HTTP server. Sets the address of the rehearsal model in the configuration. Returns
+/// Starts the host and its HTTP server. Sets the address of the rehearsal model in the configuration. With `go_on`
+/// the runs of a restored copy continue. Returns
 /// `None` if a signal arrives before the host has started.
 async fn start(
     config: &mut Config,
     tools: ToolRegistry,
+    go_on: bool,
 ) -> Result<Option<RunningServer>, CommandError> {
     let requested_addr = config.host.listen;
     let listener = TcpListener::bind(requested_addr).await.map_err(|error| {
@@ -128,10 +133,13 @@ async fn start(
     let options = ServerOptions::from(&config.host).with(|options| {
         options.max_connections = open_files::raise_open_file_limit(options.max_connections);
     });
-    let builder = Host::builder()
+    let mut builder = Host::builder()
         .config(config.clone())
         .tools(tools)
         .journal_holder(format!("listening on {requested_addr}"));
+    if go_on {
+        builder = builder.go_on();
+    }
     let Some(host) = setup::start_host(builder, &mut signals).await? else { return Ok(None) };
     // The server handles connections in the background.
     let http_server =

@@ -92,9 +92,9 @@ pub(super) enum RecordFormat {
 }
 
 /// An open journal and its directory.
-struct OpenJournal {
-    reader: JournalReader,
-    dir: PathBuf,
+pub(super) struct OpenJournal {
+    pub(super) reader: JournalReader,
+    pub(super) dir: PathBuf,
 }
 
 /// Runs a subcommand.
@@ -113,11 +113,17 @@ pub(super) fn run(command: &SessionsCommand) -> Result<ExitCode, CommandError> {
 }
 
 impl JournalLocation {
-    fn open(&self) -> Result<OpenJournal, CommandError> {
-        let dir = match &self.data_dir {
-            Some(dir) => dir.clone(),
-            None => setup::load(self.config.as_deref())?.config.host.data_dir,
-        };
+    /// Returns the data directory.
+    pub(super) fn dir(&self) -> Result<PathBuf, CommandError> {
+        match &self.data_dir {
+            Some(dir) => Ok(dir.clone()),
+            None => Ok(setup::load_without_keys(self.config.as_deref())?.config.host.data_dir),
+        }
+    }
+
+    /// Opens the journal.
+    pub(super) fn open(&self) -> Result<OpenJournal, CommandError> {
+        let dir = self.dir()?;
         let reader = JournalReader::open(&dir).map_err(CommandError::usage)?;
         Ok(OpenJournal { reader, dir })
     }
@@ -130,7 +136,7 @@ impl OpenJournal {
     }
 
     /// Iterates over pages of sessions, up to `limit` sessions (0: all). Ends after an error.
-    fn pages(
+    pub(super) fn pages(
         &self,
         limit: usize,
         state: Option<SessionState>,
@@ -266,7 +272,11 @@ struct VerifySummary {
     unfinished: usize,
 }
 
-fn verify_journal(journal: &OpenJournal, id: Option<&SessionId>) -> Result<ExitCode, CommandError> {
+/// Verifies a session, or the database and all sessions, and prints the problems and a summary.
+pub(super) fn verify_journal(
+    journal: &OpenJournal,
+    id: Option<&SessionId>,
+) -> Result<ExitCode, CommandError> {
     let mut stdout = buffered_stdout();
     let mut summary = VerifySummary::default();
     match id {
@@ -379,7 +389,7 @@ fn flush(mut output: impl Write) -> Result<(), CommandError> {
 }
 
 /// Returns the size of the database with its write-ahead log, in bytes.
-fn database_bytes(file: &Path) -> u64 {
+pub(super) fn database_bytes(file: &Path) -> u64 {
     let mut log = file.as_os_str().to_owned();
     log.push("-wal");
     let size = |path: &Path| std::fs::metadata(path).map_or(0, |found| found.len());

@@ -65,6 +65,7 @@ pub struct HostBuilder {
     model_sources: ModelSources,
     journal: Option<Arc<dyn Journal>>,
     journal_holder: String,
+    go_on: bool,
     metrics: MetricsOptions,
     /// The setters that were called, each with the name it was given (that of an agent, a model or a label, else empty).
     /// A second call with the same name is an error of the start.
@@ -87,6 +88,7 @@ impl HostBuilder {
             model_sources: ModelSources::default(),
             journal: None,
             journal_holder: String::new(),
+            go_on: false,
             metrics: MetricsOptions::default(),
             set: BTreeSet::new(),
             error: None,
@@ -279,6 +281,14 @@ impl HostBuilder {
         Self { journal_holder: description.into(), ..self }
     }
 
+    /// Continues the unfinished runs of a restored copy of a journal
+    /// ([`restore`](crate::journal::restore)), by the journal's `resume`. Without this they wait for
+    /// [`SessionHandle::resume`](crate::runtime::SessionHandle::resume), because the original may continue them too.
+    /// Later hosts of the copy need no such call, and for other journals it changes nothing.
+    pub fn go_on(self) -> Self {
+        Self { go_on: true, ..self }
+    }
+
     /// Stores sessions in a journal that the program implements.
     pub fn journal(mut self, journal: Arc<dyn Journal>) -> Self {
         self.note("journal", "");
@@ -369,6 +379,7 @@ impl HostBuilder {
             model_sources,
             journal,
             journal_holder,
+            go_on,
             metrics,
             set,
             error,
@@ -412,6 +423,7 @@ impl HostBuilder {
             model_sources,
             journal,
             journal_holder,
+            go_on,
             metrics,
             live_hooks,
             kept,

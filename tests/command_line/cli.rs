@@ -563,8 +563,8 @@ async fn a_slow_reader_of_json_gets_everything_and_approvals_wait_for_it() {
 pub(crate) struct ServeProcess {
     pub(crate) child: Child,
     pub(crate) addr: SocketAddr,
-    err: BufReader<std::process::ChildStderr>,
-    banner: String,
+    pub(crate) err: BufReader<std::process::ChildStderr>,
+    pub(crate) banner: String,
 }
 
 pub(crate) fn serve(folder: &Folder, args: &[&str]) -> ServeProcess {
@@ -579,7 +579,7 @@ pub(crate) fn serve(folder: &Folder, args: &[&str]) -> ServeProcess {
     ServeProcess { child, addr, err, banner }
 }
 
-fn send(addr: SocketAddr, request: &str) -> String {
+pub(crate) fn send(addr: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(addr).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
@@ -587,7 +587,7 @@ fn send(addr: SocketAddr, request: &str) -> String {
     answer
 }
 
-fn post(path: &str, body: &str) -> String {
+pub(crate) fn post(path: &str, body: &str) -> String {
     let length = body.len();
     format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\

@@ -9,6 +9,7 @@ mod host_directory;
 #[expect(dead_code, reason = "these tests use a part")]
 mod support;
 
+mod backup;
 mod cost;
 mod faults;
 mod fork;

@@ -26,6 +26,14 @@ pub enum JournalError {
         /// The problem, and what to do.
         reason: String,
     },
+    /// The journal cannot be copied, to a backup or from one.
+    #[error("copy the journal to {}: {reason}", .dir.display())]
+    Copy {
+        /// The directory that receives the copy.
+        dir: PathBuf,
+        /// The problem.
+        reason: String,
+    },
     /// The disk is full.
     #[error("write the journal: the disk is full")]
     Full,

@@ -18,6 +18,7 @@
 //! | lock of the data directory: one host (split brain, two hosts; no leader election, fencing or lease), permissions of its files, a database that was removed | `sqlite/data_directory` |
 //! | deletion (secure delete, erasure): hiding, erasing, space on the disk | `sqlite/writer/tasks`, `sqlite/deletion`, `sqlite/pages` |
 //! | garbage collection of documents that no session names | `sqlite/writer/tasks`; when: `runtime::maintenance`, `runtime::tool_servers` |
+//! | backup beside a running host, and its return to a data directory; the mark of a copy, whose runs wait | `sqlite/backup`; `restored` |
 //! | fork: records that it shares with its origin, and when they are deleted | `sqlite/database` (the tables), `sqlite/deletion`; a fork of a fork: `origin` of `sqlite/writer` |
 //! | invariants of the records of a session | `verify/` |
 
@@ -26,6 +27,7 @@ mod error;
 pub mod export;
 mod log;
 mod memory;
+pub(crate) mod restored;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod verify;
@@ -46,7 +48,7 @@ pub use error::JournalError;
 pub use log::{Appended, PendingRecord, SessionLog, Urgency};
 pub use memory::MemoryJournal;
 #[cfg(feature = "sqlite")]
-pub use sqlite::JournalReader;
+pub use sqlite::{JournalReader, restore};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteJournal, SqliteOptions};
 pub use verify::verify_and_drop;

@@ -20,7 +20,7 @@
 //! | expiry of an approval while its session hibernates | `maintenance` |
 //! | deletion of idle sessions for good (`keep_idle`; retention, TTL), once they have left memory; deletion on request | `maintenance`; `session/end`, `stored_sessions`, `removals` |
 //! | two hosts of one program: one journal of the program's own, one recorder with the same labels | `claims` |
-//! | crash recovery, restart of the host: unfinished runs (`resume`) | `recovery`; outcomes of their calls: `turn::resume`; runs that take the host down: `crash_loop` |
+//! | crash recovery, restart of the host: unfinished runs (`resume`) | `recovery`; outcomes of their calls: `turn::resume`; those of a restored copy, which wait: `journal::restored`; runs that take the host down: `crash_loop` |
 //! | supervision: death and restart of the accumulator or of another actor of a run, `RUN_RECOVERIES_MAX` | `session/recovery` |
 //! | supervision: death (panic) of a session's actor; restart, `SESSION_RESTARTS_MAX`, requests that it had not answered | `host_actor` (`handle_session_death`), `host_ref` (`finish_restart`, `request`) |
 //! | failure of the journal | `session/end` |
@@ -188,7 +188,9 @@ use model::HostLagClock;
 use models::Model;
 pub use models::ModelSources;
 use read_threads::ReadThreads;
-use recovery::{find_unfinished_sessions, open_journal, read_suspended, recover};
+use recovery::{
+    find_unfinished_sessions, open_journal, read_suspended, recover, resume_of_journal,
+};
 use removals::Removals;
 use task::blocking;
 use tool_limiter::ToolLimiters;
@@ -235,6 +237,8 @@ pub struct HostSetup {
     /// The description of this host, besides its process id, for a second host that is refused the
     /// journal. May be empty.
     pub journal_holder: String,
+    /// True if the host continues the runs of a restored copy of a journal.
+    pub go_on: bool,
     /// The destination and the labels of the host's metrics.
     pub metrics: MetricsOptions,
     /// The hooks that follow the events of all runs.
@@ -256,6 +260,7 @@ impl HostSetup {
             model_sources,
             journal: None,
             journal_holder: String::new(),
+            go_on: false,
             metrics,
             live_hooks: RegisteredLiveHooks::default(),
             kept,
@@ -385,7 +390,7 @@ pub struct HostCounts {
 
 impl Host {
     /// Starts a host. Applies the configuration's overrides of tools. Continues runs that the last
-    /// host left unfinished, unless the journal's `resume` is `manual`.
+    /// host left unfinished, unless the journal's `resume` is `manual`, or the journal is a restored copy.
     ///
     /// # Errors
     /// If the configuration is invalid ([`Config::check`]), or the journal cannot be opened.
@@ -397,6 +402,7 @@ impl Host {
             model_sources,
             journal,
             journal_holder,
+            go_on,
             metrics,
             live_hooks,
             kept,
@@ -448,6 +454,7 @@ impl Host {
         let cancel_grace = agents.values().map(|agent| agent.limits().cancel_grace).max();
         // Reads what earlier hosts have left in the journal.
         let (opened, known) = (Arc::clone(&journal), Arc::clone(&models));
+        let resume = config.journal.resume;
         let read = move || {
             known.values().try_for_each(|model| {
                 model.learnt.read(&*opened)?;
@@ -455,12 +462,13 @@ impl Host {
                 model.set_aside.read(&*opened)
             })?;
             let (session_count, unfinished) = find_unfinished_sessions(&*opened)?;
+            let resume = resume_of_journal(&*opened, resume, go_on, &unfinished)?;
             let crash_loop = CrashLoop::begin(opened)?;
             let held = crash_loop.held(&unfinished);
-            Ok::<_, JournalError>((session_count, unfinished, crash_loop, held))
+            Ok::<_, JournalError>((session_count, unfinished, resume, crash_loop, held))
         };
-        let (session_count, unfinished, crash_loop, held) = blocking(read).await??;
-        let suspended = match config.journal.resume {
+        let (session_count, unfinished, resume, crash_loop, held) = blocking(read).await??;
+        let suspended = match resume {
             Resume::Manual => unfinished.iter().cloned().collect(),
             Resume::Auto => held.all(),
         };
@@ -510,7 +518,7 @@ impl Host {
         let shutdown_grace = config.host.shutdown_grace;
         let cancel_grace = cancel_grace.unwrap_or_default();
         let host_ref = HostRef { shared, actor };
-        match config.journal.resume {
+        match resume {
             Resume::Manual => task::detach(read_suspended(host_ref.clone(), unfinished)),
             Resume::Auto if unfinished.is_empty() => {}
             Resume::Auto => {

@@ -17,13 +17,13 @@ use super::host_ref::HostRef;
 use super::ids::CALL_PREFIX;
 #[cfg(feature = "sqlite")]
 use super::task::blocking;
-use crate::journal::{Journal, JournalError, MemoryJournal, SessionQuery};
+use crate::journal::{Journal, JournalError, MemoryJournal, SessionQuery, restored};
 #[cfg(feature = "sqlite")]
 use crate::journal::{SqliteJournal, SqliteOptions};
 use crate::telemetry::Telemetry;
-use callsheet_values::config::{Config, JournalEngine};
+use callsheet_values::config::{Config, JournalEngine, Resume};
 use callsheet_values::record::{Record, Seq, StopMode};
-use callsheet_values::types::{SessionId, SessionState};
+use callsheet_values::types::{SessionId, SessionState, is_child_session};
 
 /// Maximum number of batches that wait to be written.
 #[cfg(feature = "sqlite")]
@@ -108,6 +108,35 @@ pub(super) fn find_unfinished_sessions(
         }
         listing.after = found.last().cloned();
     }
+}
+
+/// Returns how the unfinished runs of a journal go on: those of a restored copy by a request, until a host is told to
+/// continue them (`go_on`).
+pub(super) fn resume_of_journal(
+    journal: &dyn Journal,
+    configured: Resume,
+    go_on: bool,
+    unfinished: &[SessionId],
+) -> Result<Resume, JournalError> {
+    if !restored::is_waiting_copy(journal)? {
+        return Ok(configured);
+    }
+    if go_on {
+        // A host with a full disk starts too. The next host waits again then.
+        if let Err(error) = restored::let_copy_go_on(journal) {
+            tracing::warn!(%error, "restored_copy_mark_not_removed");
+        }
+        return Ok(configured);
+    }
+    let is_by_client =
+        |id: &&SessionId| !is_child_session(id) && !id.as_str().starts_with(CALL_PREFIX);
+    let waiting_runs = unfinished.iter().filter(is_by_client).count();
+    tracing::warn!(
+        waiting_runs,
+        "restored_copy: the journal is a copy, so its runs wait as with resume = \"manual\"; resume or stop each, or \
+         start once with --go-on if no other host has the original"
+    );
+    Ok(Resume::Manual)
 }
 
 /// Returns the sessions of calls by hand that a crash left before their run or after it.

@@ -14,7 +14,10 @@ use super::super::JournalError;
 /// The files of a journal.
 #[cfg(unix)]
 const FILES: [&str; 5] =
-    ["journal.db", "journal.db-wal", "journal.db-shm", "journal.reserve", "callsheet.lock"];
+    ["journal.db", "journal.db-wal", "journal.db-shm", "journal.reserve", LOCK_FILE];
+
+/// The name of the lock file.
+const LOCK_FILE: &str = "callsheet.lock";
 
 /// Returns the path of the database in a data directory.
 pub(super) fn database_path(dir: &Path) -> PathBuf {
@@ -213,7 +216,7 @@ impl DirectoryLock {
     /// Locks the directory, and writes process id and `holder` to the lock file. Makes the files readable by
     /// their owner alone, and creates the database for that.
     pub(super) fn acquire(dir: &Path, holder: &str) -> Result<Self, JournalError> {
-        let path = dir.join("callsheet.lock");
+        let path = dir.join(LOCK_FILE);
         // The file is not truncated before it is locked, because it may name the current holder.
         let options =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
@@ -256,6 +259,18 @@ impl DirectoryLock {
     pub(super) fn database(&self) -> &Arc<Mutex<File>> {
         &self.database
     }
+}
+
+/// Checks that no host uses a directory.
+pub(super) fn check_not_locked(dir: &Path) -> Result<(), JournalError> {
+    let path = dir.join(LOCK_FILE);
+    // A directory without the file is not used.
+    let Ok(mut lock) = File::open(&path) else { return Ok(()) };
+    if try_to_lock(&lock).map_err(|error| open_error(&path, &error))? {
+        return Ok(());
+    }
+    let holder = current_holder(&mut lock);
+    Err(JournalError::Locked { dir: dir.to_owned(), holder })
 }
 
 /// Locks a file. Returns false if it is locked already, by another process or by this one.

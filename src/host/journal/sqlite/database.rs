@@ -8,9 +8,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension};
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior};
 
-use super::super::JournalError;
+use super::super::{JournalError, unix_ms};
 use super::errors::{self, RESTORE_HINT};
 use super::{data_directory, pages, query};
 
@@ -74,6 +74,19 @@ pub(super) fn create_document_tables(connection: &Connection) -> rusqlite::Resul
 /// Returns true if the tables of documents exist in the present form.
 pub(super) fn has_document_tables(connection: &Connection) -> rusqlite::Result<bool> {
     query::has_table(connection, "document_uses")
+}
+
+/// Stores a document, or replaces it. Databases of earlier programs have no table for it.
+pub(super) fn put_document(
+    connection: &mut Connection,
+    key: &str,
+    text: &str,
+) -> rusqlite::Result<()> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    create_document_tables(&transaction)?;
+    let insert = "INSERT OR REPLACE INTO documents(key, text, stored) VALUES (?1, ?2, ?3)";
+    transaction.execute(insert, (key, text, unix_ms()))?;
+    transaction.commit()
 }
 
 /// Converts the tables of version 1 to those of version 2.

@@ -5,6 +5,7 @@
 //! use connections of their own and do not wait for writes, only for the writer to reopen the database after a
 //! failure. A lock file in the directory identifies the host that uses it.
 
+mod backup;
 mod data_directory;
 mod database;
 mod deletion;
@@ -30,6 +31,7 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+pub use backup::restore;
 pub use reader::JournalReader;
 
 use super::GroupCommit;

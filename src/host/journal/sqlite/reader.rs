@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::super::{JournalEntry, JournalError, SessionQuery, SessionSummary};
 use super::database::DatabaseKind;
 use super::read_connections::ReadConnections;
-use super::{data_directory, database, errors, query};
+use super::{backup, data_directory, database, errors, query};
 use callsheet_values::record::Seq;
 use callsheet_values::types::SessionId;
 
@@ -113,6 +113,27 @@ impl JournalReader {
     /// If it cannot be read at all.
     pub fn check(&self) -> Result<Vec<String>, JournalError> {
         self.readers.run(|connection| query::check(connection, FINDINGS_MAX))
+    }
+
+    /// Copies the journal to a directory that is missing or empty, beside a running host. The copy has all records
+    /// that were stored before. Until it ends, the host cannot empty its write-ahead log.
+    ///
+    /// ```no_run
+    /// use callsheet::journal::{JournalError, JournalReader, restore};
+    ///
+    /// # fn copy() -> Result<(), JournalError> {
+    /// JournalReader::open("./callsheet-data".as_ref())?.back_up("./backup".as_ref())?;
+    /// restore("./backup".as_ref(), "./restored-data".as_ref())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If the directory is not empty, or the copy cannot be written. Then nothing is left of it.
+    pub fn back_up(&self, dir: &Path) -> Result<(), JournalError> {
+        let connection = database::open_reading(&self.file)
+            .map_err(|error| errors::open_error(&self.file, &error))?;
+        backup::back_up(&connection, dir)
     }
 
     /// Returns the path of the database.

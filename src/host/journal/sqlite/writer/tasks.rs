@@ -17,7 +17,7 @@ use super::super::deletion::{self, DeletionStep};
 use super::super::queue::WriterTask;
 use super::super::{database, errors, pages, query};
 use super::{JournalWriter, RETRY_PERIOD, WriteConnection, immediate, sync_parent};
-use crate::journal::{JournalError, unix_ms};
+use crate::journal::JournalError;
 use callsheet_values::types::SessionId;
 
 /// Number of pages of the write-ahead log from which the writer checkpoints it: with an empty
@@ -39,7 +39,7 @@ impl JournalWriter {
         match task {
             WriterTask::PutDocument(key, text) => {
                 self.check_writable()?;
-                let written = self.database.put_document(&key, &text);
+                let written = database::put_document(&mut self.database.connection, &key, &text);
                 written.map_err(|error| errors::write_error(&error))?;
                 self.sync_wal()?;
             }
@@ -243,15 +243,6 @@ impl JournalWriter {
 }
 
 impl WriteConnection {
-    /// Stores a document, or replaces it. Databases of earlier programs have no table for it.
-    fn put_document(&mut self, key: &str, text: &str) -> rusqlite::Result<()> {
-        let transaction = immediate(&mut self.connection)?;
-        database::create_document_tables(&transaction)?;
-        let insert = "INSERT OR REPLACE INTO documents(key, text, stored) VALUES (?1, ?2, ?3)";
-        transaction.execute(insert, (key, text, unix_ms()))?;
-        transaction.commit()
-    }
-
     /// Deletes the documents that no session uses, among those with this beginning of the key that were stored
     /// before a time.
     fn remove_unused_documents(
