@@ -413,6 +413,7 @@ impl Host {
         let names: Vec<String> = tools.iter().map(|(name, _)| name.to_owned()).collect();
         let registered: Vec<&str> = names.iter().map(String::as_str).collect();
         config.check(&registered).map_err(|errors| HostError::Config(errors.to_string()))?;
+        log_unchecked_schemas(&tools);
         check_hooks_registered(&config, &tools)?;
         check_agent_tools(&config, &tools)?;
         tools.apply_overrides(&config.tools);
@@ -891,6 +892,15 @@ impl Host {
 
     fn agent(&self, name: Option<String>) -> Result<Arc<Agent>, HostError> {
         self.shared().catalog.find_agent(name)
+    }
+}
+
+/// Logs the parts of the tools' schemas that are not checked, such as a pattern that is no regular expression.
+fn log_unchecked_schemas(tools: &ToolRegistry) {
+    for (tool, registered) in tools.iter() {
+        for part in registered.spec.input.unchecked() {
+            tracing::warn!(tool, "tool_has_warning: its input schema{part}");
+        }
     }
 }
 
