@@ -31,7 +31,7 @@
 //! | `load/` | `callsheet load`: the load test |
 //! | `decode.rs` | `callsheet decode`: decodes a recorded response |
 //! | `setup.rs` | configuration, tools and rehearsal model from flags, file and environment |
-//! | `signals.rs` | SIGINT and SIGTERM |
+//! | `signals.rs` | the signals that end a command, and those that do not |
 //! | `service_manager.rs` | notifications to systemd: ready, stopping, watchdog |
 //! | `open_files.rs` | the limit of open files |
 //! | `error.rs`, `output.rs` | exit status and message of an error; writing without panics |

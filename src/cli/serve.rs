@@ -128,7 +128,7 @@ async fn start(
     })?;
     // The handlers are installed before the start is announced, because a reader of the announcement may send
     // a signal at once.
-    let mut signals = Signals::new().map_err(CommandError::failed)?;
+    let mut signals = Signals::of_service().map_err(CommandError::failed)?;
     let _rehearsal = setup::start_rehearsal(config).await?;
     let options = ServerOptions::from(&config.host).with(|options| {
         options.max_connections = open_files::raise_open_file_limit(options.max_connections);
@@ -155,7 +155,7 @@ impl RunningServer {
         log_format: LogFormat,
         manager: &ServiceManager,
     ) -> ExitCode {
-        self.signals.next().await;
+        self.signals.next_or(|| self.host.read_secrets_again()).await;
         manager.notify("STOPPING=1");
         let grace = config.host.shutdown_grace;
         match log_format {

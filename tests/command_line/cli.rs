@@ -597,11 +597,14 @@ pub(crate) fn post(path: &str, body: &str) -> String {
 
 #[test]
 fn serve_runs_until_a_signal() {
-    for name in ["TERM", "INT"] {
+    for name in ["TERM", "INT", "QUIT"] {
         let folder = Folder::new(&format!("serve-{name}"));
         let ServeProcess { mut child, addr, mut err, banner } = serve(&folder, &[]);
         assert!(banner.contains("the offline rehearsal model"), "{banner}");
         assert!(banner.contains("callsheet run ") && banner.contains("curl "), "{banner}");
+        for harmless in ["HUP", "USR1", "USR2", "ALRM", "VTALRM", "PROF", "XFSZ", "IO", "HUP"] {
+            signal(&child, harmless);
+        }
         let opened = send(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
         assert!(opened.starts_with("HTTP/1.1 201 "), "{opened}");
         let body = format!("{{\"input\":{PROMPT:?},\"wait\":true}}");
@@ -611,6 +614,7 @@ fn serve_runs_until_a_signal() {
         let mut rest = String::new();
         err.read_to_string(&mut rest).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(0), "{rest}");
+        assert_eq!(rest.matches("secrets_read_again").count(), 2, "{rest}");
         assert!(TcpStream::connect(addr).is_err(), "the host no longer listens");
     }
 }

@@ -680,6 +680,13 @@ impl Host {
         agent.into_iter().flat_map(|agent| agent.tools.keys().cloned()).collect()
     }
 
+    /// Lets the next request to each model read the file of its key again (`api_key_file`), which otherwise happens
+    /// after 10 s. The other secrets in files are read at each use.
+    pub fn read_secrets_again(&self) {
+        self.shared().catalog.models.values().for_each(|model| model.service.read_key_again());
+        tracing::info!("secrets_read_again");
+    }
+
     /// Returns the configured names of an agent's models, in the order of their use. Returns none for an unknown
     /// agent.
     #[must_use]

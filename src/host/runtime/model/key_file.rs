@@ -47,6 +47,13 @@ impl KeyFile {
         }
     }
 
+    /// Lets the next request read the file again.
+    pub(super) fn read_again(&self) {
+        if let Some((_, read_at)) = &mut *self.last_read.lock() {
+            *read_at = read_at.checked_sub(READ_AGAIN_AFTER).unwrap_or(*read_at);
+        }
+    }
+
     /// Returns another header than the one with the key that the service has refused. `None` if the file has no other
     /// key.
     pub(super) async fn after_refusal_of(

@@ -141,6 +141,15 @@ pub(super) enum ModelService {
 }
 
 impl ModelService {
+    /// Lets the next request read the file of its key again.
+    pub(super) fn read_key_again(&self) {
+        if let Self::Http(client) = self
+            && let Some(file) = &client.inner.key_file
+        {
+            file.read_again();
+        }
+    }
+
     /// Returns a session's next exchange. It starts when it is polled.
     pub(super) fn next_exchange(
         &self,
