@@ -10,17 +10,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::extract::{JsonBody, PathSession, StrictQuery};
+use super::extract::{JsonBody, PathSession, StrictQuery, page_length};
 use super::state::AppState;
 use callsheet_host::runtime::{ApprovalPosition, HostError, OpenApproval, PendingApproval};
 use callsheet_machines::turn::{ApprovalDecision, ApprovalError};
 use callsheet_values::types::{
     ApprovalVerdict, CallKey, Question, RunId, SessionId, WaitPhase, excerpt,
 };
-
-/// The length of a page of open approvals, by default and at most.
-const PAGE_LENGTH: usize = 100;
-const PAGE_LENGTH_MAX: usize = 1000;
 
 /// The number of characters of arguments that a list shows, unless the request asks for all.
 const ARGUMENTS_CHARS_MAX: usize = 200;
@@ -122,10 +118,7 @@ pub(super) async fn list(
 ) -> Result<Response, ApiError> {
     let ListApprovalsQuery { agent, after, limit, full } = query;
     let invalid = |message: String| ApiError::bad_request("invalid_request", message);
-    let limit = limit.unwrap_or(PAGE_LENGTH);
-    if !(1..=PAGE_LENGTH_MAX).contains(&limit) {
-        return Err(invalid(format!("limit: must be a number from 1 to {PAGE_LENGTH_MAX}")));
-    }
+    let limit = page_length(limit)?;
     let after = after.map(|after| after.parse::<ApprovalPosition>()).transpose();
     let after = after.map_err(|()| invalid("after: must be the `next` of a page".to_owned()))?;
     let open = state.host.open_approvals(agent.as_deref(), after.as_ref(), limit + 1);

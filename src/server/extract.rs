@@ -246,6 +246,23 @@ impl FromRequestParts<AppState> for PathSession {
     }
 }
 
+/// The length of a page, by default and at most.
+const PAGE_LENGTH: usize = 100;
+const PAGE_LENGTH_MAX: usize = 1000;
+
+/// Returns the length of the page that a request asks for.
+///
+/// # Errors
+/// If it is 0 or too large.
+pub(super) fn page_length(limit: Option<usize>) -> Result<usize, ApiError> {
+    let limit = limit.unwrap_or(PAGE_LENGTH);
+    if (1..=PAGE_LENGTH_MAX).contains(&limit) {
+        return Ok(limit);
+    }
+    let message = format!("limit: must be a number from 1 to {PAGE_LENGTH_MAX}");
+    Err(ApiError::bad_request("invalid_request", message))
+}
+
 /// A query, with the same condition for `T` as [`JsonBody`].
 #[derive(Debug)]
 pub(super) struct StrictQuery<T>(pub(super) T);

@@ -10,17 +10,11 @@ use serde_json::{Value, json};
 
 use super::answer_limiter;
 use super::error::ApiError;
-use super::extract::{EmptyBody, PathParameters, PathSession, StrictQuery};
+use super::extract::{EmptyBody, PathParameters, PathSession, StrictQuery, page_length};
 use super::state::AppState;
 use callsheet_host::journal::JournalEntry;
 use callsheet_host::runtime::{SentRequest, SessionCheck};
 use callsheet_values::types::{Seq, excerpt};
-
-/// Default of `limit`: the number of records on a page.
-const PAGE_LENGTH: usize = 100;
-
-/// Maximum of `limit`.
-const PAGE_LENGTH_MAX: usize = 1000;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -43,11 +37,7 @@ pub(super) async fn list(
     PathSession(session): PathSession,
     StrictQuery(RecordsQuery { after, limit }): StrictQuery<RecordsQuery>,
 ) -> Result<Response, ApiError> {
-    let limit = limit.unwrap_or(PAGE_LENGTH);
-    if !(1..=PAGE_LENGTH_MAX).contains(&limit) {
-        let message = format!("limit: must be a number from 1 to {PAGE_LENGTH_MAX}");
-        return Err(ApiError::bad_request("invalid_request", message));
-    }
+    let limit = page_length(limit)?;
     // One request of this kind at a time: see `JournalReads`.
     let _guard = state.reads.pages.lock().await;
     let (records, has_more) = session.record_page(Seq(after), limit).await?;

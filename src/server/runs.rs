@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::extract::{
     EmptyBody, JsonBody, KeyedBody, PathParameters, PathSession, StrictObject, StrictQuery,
+    page_length,
 };
 use super::state::AppState;
 use callsheet_host::runtime::{HostError, RunRequest, StartedRun};
@@ -30,10 +31,6 @@ use callsheet_values::record::StopMode;
 use callsheet_values::types::{
     Content, Execution, Metadata, RunId, TRACEPARENT, TRACESTATE, ToolChoice, TraceContext, excerpt,
 };
-
-/// The length of a page of runs, by default and at most.
-const PAGE_LENGTH: usize = 100;
-const PAGE_LENGTH_MAX: usize = 1000;
 
 /// The end of the error if the report of a run is too large to be sent now.
 const RUN_STORED: &str =
@@ -195,11 +192,7 @@ pub(super) async fn list(
     PathSession(session): PathSession,
     StrictQuery(ListRunsQuery { after, limit }): StrictQuery<ListRunsQuery>,
 ) -> Result<Response, ApiError> {
-    let limit = limit.unwrap_or(PAGE_LENGTH);
-    if !(1..=PAGE_LENGTH_MAX).contains(&limit) {
-        let message = format!("limit: must be a number from 1 to {PAGE_LENGTH_MAX}");
-        return Err(ApiError::bad_request("invalid_request", message));
-    }
+    let limit = page_length(limit)?;
     let _guard = state.reads.reports.lock().await;
     let runs = session.runs().await?;
     let first = match &after {

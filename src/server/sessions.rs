@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::extract::{JsonBody, PathSession, StrictQuery};
+use super::extract::{JsonBody, PathSession, StrictQuery, page_length};
 use super::mount::MountPath;
 use super::session_page::SessionPage;
 use super::state::AppState;
@@ -16,9 +16,6 @@ use callsheet_host::journal::SessionQuery;
 use callsheet_host::runtime::{OpenSession, SessionHandle, SessionState};
 use callsheet_values::config::ClientTool;
 use callsheet_values::types::{Metadata, Seq, SessionId};
-
-/// Default of `limit`: the number of sessions on a page.
-const PAGE_LENGTH: usize = 100;
 
 /// Number of sessions of a page that are read first. Each further part of the page has twice as many, so that an
 /// answer that gets no permit (`answer_limiter`) is refused before many sessions are read.
@@ -29,9 +26,6 @@ const PART_LENGTH_MAX: usize = 128;
 
 /// The `limit` from which a list is long. Long lists are made one at a time.
 const LONG_LENGTH: usize = 16;
-
-/// Maximum of `limit`.
-const PAGE_LENGTH_MAX: usize = 1000;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -79,11 +73,7 @@ pub(super) async fn list(
     StrictQuery(query): StrictQuery<ListSessionsQuery>,
 ) -> Result<Response, ApiError> {
     let ListSessionsQuery { state, limit, after, children } = query;
-    let limit = limit.unwrap_or(PAGE_LENGTH);
-    if !(1..=PAGE_LENGTH_MAX).contains(&limit) {
-        let message = format!("limit: must be a number from 1 to {PAGE_LENGTH_MAX}");
-        return Err(ApiError::bad_request("invalid_request", message));
-    }
+    let limit = page_length(limit)?;
     let after = after.map(|after| SessionId::parse(&after)).transpose();
     let after = after
         .map_err(|error| ApiError::bad_request("invalid_request", format!("after: {error}")))?;

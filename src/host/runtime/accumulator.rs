@@ -102,11 +102,11 @@ struct CurrentTurn {
     is_attempt_void: bool,
     /// Number of approvals that the turn has requested.
     requested_approvals: u64,
-    /// What the session knows of the turn's wait for people. `None` if the turn was resumed a moment ago.
+    /// The last report to the session. `None` until a resumed turn has sent its first one.
     reported_wait: Option<PeopleWaitReport>,
 }
 
-/// What the session is told about the wait of a turn for people. The approvals themselves are in the records.
+/// A report to the session: whether the turn waits for people. The session reads the approvals from the records.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct PeopleWaitReport {
     requested_approvals: u64,

@@ -26,7 +26,7 @@ pub struct OpenApproval {
     pub root_session: SessionId,
     /// The names of the agents, from that of the topmost session down to that of this one.
     pub agent_path: Vec<Arc<str>>,
-    /// What is to be approved or answered.
+    /// The call or its result, or the question.
     pub approval: PendingApproval,
 }
 

@@ -39,7 +39,7 @@ const PROGRESS_PAUSE: Duration = Duration::from_millis(20);
 /// The number of last records that are searched for progress.
 const LAST_RECORDS: usize = 64;
 
-/// What the journal knows of the hosts that have used it.
+/// How the hosts that have used the journal have ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct HostLives {
     /// The start of the last host: Unix time in milliseconds.
@@ -61,6 +61,8 @@ pub(super) struct CrashLoop {
     /// The start of the host before this one: Unix time in milliseconds.
     last_started: u64,
     lives: Mutex<HostLives>,
+    /// Held while the document is stored, so that an older text never replaces a newer one.
+    storing: Mutex<()>,
 }
 
 impl HostLives {
@@ -90,13 +92,15 @@ impl CrashLoop {
         let mut lives = stored.unwrap_or_default();
         let last_started = lives.started;
         lives.begin(unix_ms());
-        let of_host = Self { journal, last_started, lives: Mutex::new(lives) };
+        let of_host =
+            Self { journal, last_started, lives: Mutex::new(lives), storing: Mutex::default() };
         of_host.store_or_log();
         Ok(of_host)
     }
 
     /// Stores a change. A host with a full disk starts too, so an error is only logged.
     fn store_or_log(&self) {
+        let _storing = self.storing.lock();
         let text = serde_json::to_string(&*self.lives.lock()).unwrap_or_default();
         if let Err(error) = self.journal.put_document(DOCUMENT, &text) {
             tracing::warn!(%error, "host_lives_not_stored");
@@ -141,12 +145,10 @@ impl CrashLoop {
 
     /// Notes that a run that was set aside goes on or ends, or that its session is deleted.
     pub(super) async fn release(self: &Arc<Self>, session: &SessionId) {
-        if self.is_quarantined(session) {
-            let forget = |lives: &mut HostLives| {
-                lives.quarantined.remove(session);
-            };
-            self.update(forget).await;
-        }
+        let forget = |lives: &mut HostLives| {
+            lives.quarantined.remove(session);
+        };
+        self.update(forget).await;
     }
 
     /// Returns the sessions that do not go on by themselves: those whose runs are set aside, and suspects, which

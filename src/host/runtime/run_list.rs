@@ -24,7 +24,7 @@ const INPUT_CHARS_MAX: usize = 200;
 pub struct ListedRun {
     /// The run's id.
     pub run_id: RunId,
-    /// Whether it waits, is in progress or has ended.
+    /// Queued, running or ended.
     pub state: RunState,
     /// The beginning of the input's text: at most 200 characters.
     pub input: String,

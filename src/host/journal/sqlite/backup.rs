@@ -64,7 +64,7 @@ pub fn restore(backup: &Path, data_dir: &Path) -> Result<(), JournalError> {
         // Closing the only connection moves the log to the database, and removes it.
         mark(database::open(&partial)?)?;
         publish(&partial, &data_directory::database_path(data_dir))?;
-        // What is left of it does not matter to a host.
+        // A directory that is still there is ignored by a host.
         let _ = fs::remove_dir_all(&partial_dir);
         Ok(())
     })();
