@@ -50,7 +50,6 @@ impl FileJournal {
         for file in fs::read_dir(&self.directory)? {
             ids.extend(file?.file_name().to_str().and_then(|name| SessionId::parse(name).ok()));
         }
-        ids.sort();
         Ok(ids)
     }
 }
@@ -124,13 +123,11 @@ impl Journal for FileJournal {
     }
 
     fn list(&self, filter: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
-        let mut found = Vec::new();
-        let ids = self.ids().map_err(read_error)?;
-        for id in ids.iter().filter(|id| filter.after.as_ref().is_none_or(|after| *id > after)) {
-            found.extend(self.find(id)?.filter(|stored| filter.matches(stored)));
+        let mut sessions = Vec::new();
+        for id in self.ids().map_err(read_error)? {
+            sessions.extend(self.find(&id)?);
         }
-        found.truncate(if filter.limit == 0 { usize::MAX } else { filter.limit });
-        Ok(found)
+        Ok(filter.select(sessions))
     }
 
     fn count(&self) -> Result<usize, JournalError> {

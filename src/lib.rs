@@ -73,7 +73,7 @@
 #[doc(inline)]
 pub use callsheet_host::builder::HostBuilder;
 #[doc(inline)]
-pub use callsheet_host::journal::{SessionQuery, SessionSummary};
+pub use callsheet_host::journal::{SessionOrder, SessionQuery, SessionSummary};
 /// [`SessionSummary`] and [`SessionHandle::state`] show its use.
 #[doc(inline)]
 pub use callsheet_host::runtime::SessionState;

@@ -115,6 +115,7 @@ fn remedy(error: &HostError) -> Option<&'static str> {
         | HostError::InvalidMessages(_)
         | HostError::RunInProgress
         | HostError::Full(_)
+        | HostError::StoreFull
         | HostError::QueueFull(_)
         | HostError::SessionTooLarge(_)
         | HostError::InvalidOverride(_)

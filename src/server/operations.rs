@@ -39,6 +39,9 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, Ap
         if quarantined > 0 {
             body["quarantined_runs"] = json!(quarantined);
         }
+        if let Some((count, max)) = state.host.nearly_full_store() {
+            body["stored_sessions"] = json!({"count": count, "max": max});
+        }
         return Ok(Json(body).into_response());
     }
     let message = "the host does not accept runs: it is shutting down";

@@ -12,8 +12,8 @@ use super::extract::{JsonBody, PathSession, StrictQuery, page_length};
 use super::mount::MountPath;
 use super::session_page::SessionPage;
 use super::state::AppState;
-use callsheet_host::journal::SessionQuery;
-use callsheet_host::runtime::{OpenSession, SessionHandle, SessionState};
+use callsheet_host::journal::{JournalError, SessionOrder, SessionQuery};
+use callsheet_host::runtime::{HostError, OpenSession, SessionHandle, SessionState};
 use callsheet_values::config::ClientTool;
 use callsheet_values::types::{Metadata, Seq, SessionId};
 
@@ -61,6 +61,8 @@ pub(super) async fn open(
 #[serde(deny_unknown_fields)]
 pub(super) struct ListSessionsQuery {
     state: Option<SessionState>,
+    #[serde(default)]
+    order: SessionOrder,
     limit: Option<usize>,
     after: Option<String>,
     #[serde(default)]
@@ -72,16 +74,18 @@ pub(super) async fn list(
     State(shared): State<AppState>,
     StrictQuery(query): StrictQuery<ListSessionsQuery>,
 ) -> Result<Response, ApiError> {
-    let ListSessionsQuery { state, limit, after, children } = query;
+    let ListSessionsQuery { state, order, limit, after, children } = query;
     let limit = page_length(limit)?;
-    let after = after.map(|after| SessionId::parse(&after)).transpose();
-    let after = after
-        .map_err(|error| ApiError::bad_request("invalid_request", format!("after: {error}")))?;
     let mut query = SessionQuery::default().with(|query| {
-        query.after = after;
+        query.order = order;
         query.state = state;
         query.children = children;
     });
+    if let Some(after) = after {
+        set_position(&mut query, &after).map_err(|problem| {
+            ApiError::bad_request("invalid_request", format!("after: {problem}"))
+        })?;
+    }
     let _guard = if limit >= LONG_LENGTH { Some(shared.reads.lists.lock().await) } else { None };
     let mut answer = shared.answer_limiter.writer();
     answer.append("{\"sessions\":[")?;
@@ -97,14 +101,41 @@ pub(super) async fn list(
             answer.append(if count == 0 { "" } else { "," })?;
             answer.append_json(&session)?;
             count += 1;
-            query.after = Some(session.id);
+            query.continue_after(&session);
         }
         part = PART_LENGTH_MAX.min(part * 2);
     }
     answer.append("],\"next\":")?;
-    answer.append_json(&query.after.filter(|_| has_more))?;
+    answer.append_json(&position(&query).filter(|_| has_more))?;
     answer.append("}")?;
     Ok(answer.into_response())
+}
+
+/// Returns the value of `after` for the page that the query asks for: an id, or with the newest first the number and
+/// the id of a session, so that the next page is found although the session is deleted meanwhile.
+fn position(query: &SessionQuery) -> Option<String> {
+    let id = query.after.as_ref()?;
+    match query.order {
+        SessionOrder::Id => Some(id.to_string()),
+        SessionOrder::Newest => Some(format!("{}:{id}", query.after_number?)),
+    }
+}
+
+/// Lets a query begin at a [`position`].
+fn set_position(query: &mut SessionQuery, position: &str) -> Result<(), String> {
+    let id = match query.order {
+        SessionOrder::Id => position,
+        SessionOrder::Newest => {
+            let parts = position.split_once(':');
+            let number = parts.and_then(|(number, _)| number.parse().ok());
+            query.after_number = number;
+            let problem =
+                || format!("must be the next of a page with order=newest, not {position:?}");
+            parts.filter(|_| number.is_some()).ok_or_else(problem)?.1
+        }
+    };
+    query.after = Some(SessionId::parse(id).map_err(|error| error.to_string())?);
+    Ok(())
 }
 
 #[derive(Debug, Deserialize)]
@@ -129,10 +160,15 @@ pub(super) async fn snapshot(
     Ok(page.into_response(permit))
 }
 
-/// Closes and deletes the session.
+/// Closes and deletes the session. 202 if it is deleted, and erased from the disk later.
 pub(super) async fn delete(PathSession(session): PathSession) -> Result<Response, ApiError> {
-    session.delete().await?;
-    Ok(StatusCode::NO_CONTENT.into_response())
+    match session.delete().await {
+        Err(HostError::Journal(error @ JournalError::NotErased)) => {
+            let body = json!({"deleted": true, "erased": false, "message": error.to_string()});
+            Ok((StatusCode::ACCEPTED, Json(body)).into_response())
+        }
+        deleted => Ok(deleted.map(|()| StatusCode::NO_CONTENT.into_response())?),
+    }
 }
 
 #[derive(Debug, Deserialize)]

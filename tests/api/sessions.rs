@@ -2,7 +2,7 @@
 
 use crate::client::{HttpResponse, Service};
 use callsheet::server::ServerOptions;
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[tokio::test]
 async fn a_session_is_opened_shown_and_closed() {
@@ -66,6 +66,37 @@ async fn max_sessions_limits_the_host() {
 }
 
 #[tokio::test]
+async fn the_newest_sessions_are_listed_first_although_some_are_deleted_meanwhile() {
+    let service = Service::start(json!({})).await;
+    for id in ["c", "a", "d", "b"] {
+        assert_eq!(service.post("/v1/sessions", json!({"id": id})).await.status, 201);
+        // In memory, sessions of one millisecond are in the order of their ids.
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+    for state in ["", "&state=idle"] {
+        let path = format!("/v1/sessions?order=newest&limit=2{state}");
+        let page = service.get(&path).await.json();
+        let ids = |page: &Value| [0, 1].map(|at| page["sessions"][at]["id"].clone());
+        assert_eq!(ids(&page), ["b", "d"], "{state}");
+        let next = page["next"].as_str().unwrap();
+        if state.is_empty() {
+            assert_eq!(service.delete("/v1/sessions/d").await.status, 204);
+            let page = service.get(&format!("{path}&after={next}")).await.json();
+            assert_eq!((ids(&page), &page["next"]), (["a", "c"].map(Value::from), &Value::Null));
+            service.post("/v1/sessions", json!({"id": "d"})).await;
+            service.delete("/v1/sessions/b").await;
+            service.delete("/v1/sessions/d").await;
+            for id in ["d", "b"] {
+                tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+                service.post("/v1/sessions", json!({"id": id})).await;
+            }
+        }
+    }
+    let wrong = service.get("/v1/sessions?order=newest&after=b").await;
+    assert_eq!(wrong.error(), (400, "invalid_request".to_owned()));
+}
+
+#[tokio::test]
 async fn sessions_are_listed_page_by_page() {
     let service = Service::start(json!({})).await;
     for id in ["c", "a", "b"] {
@@ -80,6 +111,7 @@ async fn sessions_are_listed_page_by_page() {
         ("?after=c", vec![], None),
         ("?state=idle", vec!["a", "b", "c"], None),
         ("?state=running", vec![], None),
+        ("?order=newest&state=running", vec![], None),
     ] {
         let sessions: Vec<_> = ids.into_iter().map(summary).collect();
         let expected = json!({"sessions": sessions, "next": next});

@@ -407,6 +407,35 @@ async fn nothing_remains_of_a_deleted_session() {
     served.shutdown().await;
 }
 
+/// A backup, or another long read, delays only the erasure of a deleted session.
+#[tokio::test]
+async fn a_deletion_beside_a_long_read_holds_up_no_run_and_is_finished() {
+    let directory = HostDirectory::new(json!({"responses": [{"text": ["fine"]}]})).await;
+    let served = directory.start("", "").await;
+    for session in ["s", "other"] {
+        served.open(session).await;
+        served.run(session, "a-very-secret-word").await;
+    }
+    let reader = rusqlite::Connection::open(directory.dir.join("journal.db")).unwrap();
+    reader.execute_batch("BEGIN").unwrap();
+    reader.query_row("SELECT count(*) FROM sessions", [], |_| Ok(())).unwrap();
+    for _ in 0..2 {
+        let deleted = served.delete("/v1/sessions/s").await;
+        assert_eq!((deleted.status, &deleted.json()["erased"]), (202, &json!(false)));
+    }
+    assert_eq!(served.get("/v1/sessions/s").await.status, 404);
+    assert_eq!(served.delete("/v1/sessions/unknown").await.status, 404);
+    served.run("other", "go on").await;
+    drop(reader);
+    let mut status = 202;
+    while status == 202 {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        status = served.delete("/v1/sessions/s").await.status;
+    }
+    assert_eq!(status, 204);
+    served.shutdown().await;
+}
+
 #[tokio::test]
 async fn a_run_in_progress_is_stopped_before_its_session_is_deleted() {
     let writes = json!({"name": "slow_write", "arguments": {"id": "a"}});
@@ -453,8 +482,8 @@ async fn only_unused_sessions_are_deleted() {
 async fn a_thousand_sessions_are_listed_page_by_page() {
     let writes = json!({"name": "writes", "arguments": {"id": "a"}});
     let directory = HostDirectory::new(json!({"responses": [{"calls": [writes]}]})).await;
-    let rest = "[tools.writes]\napproval = \"before\"";
-    let served = directory.start("idle_after = \"1ms\"\nmax_sessions = 1000", rest).await;
+    let rest = "[journal]\nmax_stored_sessions = 1000\n[tools.writes]\napproval = \"before\"";
+    let served = directory.start("idle_after = \"1ms\"", rest).await;
     let opened = futures::stream::iter(0..1000).map(|n| {
         let id = Some(format!("s{n:03}"));
         served.host.open_session(OpenSession::default().with(|new| new.id = id))
@@ -469,6 +498,8 @@ async fn a_thousand_sessions_are_listed_page_by_page() {
     assert_eq!(full.error(), (429, "host_full".to_owned()));
     let forked = served.post("/v1/sessions/s001/fork", json!({"at": 1})).await;
     assert_eq!(forked.error(), (429, "host_full".to_owned()));
+    let ready = served.get("/readyz").await.json();
+    assert_eq!(ready["stored_sessions"], json!({"count": 1000, "max": 1000}));
     served.asleep().await;
     let mut reading = served.events("s300", "0").await;
     within(reading.until("200 OK")).await;
@@ -495,7 +526,7 @@ async fn a_thousand_sessions_are_listed_page_by_page() {
     assert_eq!(served.delete("/v1/sessions/s000").await.status, 204);
     served.open("more").await;
     served.shutdown().await;
-    let served = directory.start("max_sessions = 1000", rest).await;
+    let served = directory.start("", rest).await;
     assert_eq!(served.host.counts().sessions, 1000);
     let full = served.post("/v1/sessions", json!({"id": "one-more"})).await;
     assert_eq!(full.error(), (429, "host_full".to_owned()));
@@ -551,21 +582,21 @@ async fn a_failed_fsync_of_a_checkpoint_loses_nothing() {
     open(&host, 20..40).await;
     drop(reader);
     std::fs::write(&fails_once, "").unwrap();
-    open(&host, 40..41).await;
+    open(&host, 40..60).await;
     let failed = async {
         while fails_once.exists() {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     };
     within(failed).await;
-    open(&host, 41..70).await;
+    open(&host, 60..90).await;
     for is_restarted in [false, true] {
         if is_restarted {
             host.signal("KILL");
             host.child.wait().unwrap();
             host = Binary::start(&dir, &[]);
         }
-        for number in 0..70 {
+        for number in 0..90 {
             let session = host.get(&format!("/v1/sessions/s{number}")).await;
             assert_eq!(session.status, 200, "{session:?}");
             assert!(session.body.contains(&text), "s{number}");

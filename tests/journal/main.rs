@@ -14,5 +14,6 @@ mod cost;
 mod faults;
 mod fork;
 mod hibernation;
+mod large;
 mod restart;
 mod sqlite;

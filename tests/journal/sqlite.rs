@@ -927,7 +927,10 @@ proptest! {
                             (query.limit, query.state) = (limit, state);
                             query.touched_before = before;
                         });
-                    prop_assert_eq!(journal.list(&listing), model.list(&listing));
+                    let listed = |journal: &dyn Journal| {
+                        journal.list(&listing).map(|found| serde_json::to_value(found).unwrap())
+                    };
+                    prop_assert_eq!(listed(&*journal), listed(&model));
                     continue;
                 }
             };
@@ -948,7 +951,11 @@ proptest! {
         }
         prop_assert_eq!(journal.count(), model.count());
         for at in 0..6 {
-            prop_assert_eq!(journal.find(&name(at)), model.find(&name(at)));
+            // As JSON, which has no numbers: these are the engine's own.
+            let found = |journal: &dyn Journal| {
+                journal.find(&name(at)).map(|found| serde_json::to_value(found).unwrap())
+            };
+            prop_assert_eq!(found(&*journal), found(&model));
             for after in [0, 2] {
                 let after = Seq(after);
                 prop_assert_eq!(journal.read(&name(at), after), model.read(&name(at), after));

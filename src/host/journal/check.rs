@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{
     AppendStatus, Batch, BatchStatus, EngineLogState, Journal, JournalEntry, JournalError,
-    SessionQuery,
+    SessionOrder, SessionQuery,
 };
 use callsheet_values::record::{Record, Seq, StopMode};
 use callsheet_values::types::{SessionId, SessionState};
@@ -60,6 +60,19 @@ pub fn check_journal(open: impl Fn() -> Arc<dyn Journal>) {
     assert!(listed(&first).iter().eq([&a]), "list respects limit");
     let later = SessionQuery { after: Some(a), ..SessionQuery::default() };
     assert!(listed(&later).iter().eq([&b]), "list respects after");
+    let newest = SessionQuery { order: SessionOrder::Newest, ..SessionQuery::default() };
+    let whole = journal.list(&newest).unwrap_or_else(|error| panic!("list: {error}"));
+    assert!(
+        whole.len() == 2 && whole.is_sorted_by(|newer, older| newer.number >= older.number),
+        "list respects order"
+    );
+    let mut pages = SessionQuery { limit: 1, ..newest };
+    for expected in &whole {
+        let page = journal.list(&pages).unwrap_or_else(|error| panic!("list: {error}"));
+        assert!(page.iter().eq([expected]), "pages with the newest first have each session once");
+        pages.continue_after(expected);
+    }
+    assert!(listed(&pages).is_empty(), "no page follows the last session");
     let running = SessionQuery { state: Some(SessionState::Running), ..SessionQuery::default() };
     assert!(listed(&running).is_empty(), "list respects state");
     let old = SessionQuery { touched_before: Some(1), ..SessionQuery::default() };

@@ -40,6 +40,13 @@ pub enum JournalError {
     /// The journal cannot be written.
     #[error("write the journal: {0}")]
     Write(String),
+    /// Sessions are deleted, but not erased yet: another program, or a long read of this one, reads the write-ahead log.
+    /// The engine erases them when it has ended.
+    #[error(
+        "the session is deleted; the write-ahead log still holds it, since another program, or a long read of this one, \
+         uses the database; it is erased when that has ended"
+    )]
+    NotErased,
     /// A fork cannot be stored, because the session whose records it shares was deleted meanwhile.
     #[error("write the journal: session {0}, of which it is a fork, has been removed")]
     OriginRemoved(SessionId),

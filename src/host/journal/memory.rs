@@ -7,7 +7,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{
-    AppendStatus, Batch, Journal, JournalEntry, JournalError, SessionQuery, SessionSummary, unix_ms,
+    AppendStatus, Batch, Journal, JournalEntry, JournalError, SessionOrder, SessionQuery,
+    SessionSummary, unix_ms,
 };
 use callsheet_values::record::Seq;
 use callsheet_values::types::SessionId;
@@ -90,11 +91,16 @@ impl Journal for MemoryJournal {
 
     fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
         let sessions = self.sessions.lock();
+        let summary =
+            |(id, entries): (&SessionId, &Vec<_>)| SessionSummary::from_entries(id, entries);
+        if listing.order == SessionOrder::Newest {
+            return Ok(listing.select(sessions.iter().filter_map(summary)));
+        }
         let begin = listing.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let limit = if listing.limit == 0 { usize::MAX } else { listing.limit };
         Ok(sessions
             .range::<SessionId, _>((begin, Bound::Unbounded))
-            .filter_map(|(id, entries)| SessionSummary::from_entries(id, entries))
+            .filter_map(summary)
             .filter(|stored| listing.matches(stored))
             .take(limit)
             .collect())

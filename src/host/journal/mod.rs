@@ -13,10 +13,10 @@
 //! | full disk, failed write, failed fsync: what fails, and when it is tried again | `sqlite/writer`, `sqlite/writer/tasks`, `sqlite/reserve`; the session: `runtime::session::end`; the status 503: `server::error` |
 //! | group commit; limits of the queue of the writer | `sqlite/queue` |
 //! | damage (corruption: a corrupt or truncated file, a torn write, a record that cannot be read), integrity check, checksums | the file: `sqlite/database` (`check_beginning`, `check_size`, `check_ends`), `sqlite/errors`; the write-ahead log, which alone has checksums: `sqlite/writer` (`sync`); a record: `record::entry` (`JournalEntry::from_body`), `sqlite/query` (a missing one); records that contradict each other: `session::stored`; all of the journal: `sqlite/query` (`check`), `verify/`; the status 500: `server::error`; `docs/operations.md` describes it |
-//! | write-ahead log (WAL) of SQLite: when it is synced, checkpointed and emptied | `sqlite/writer`, `sqlite/writer/tasks` |
+//! | write-ahead log (WAL) of SQLite: when it is synced, checkpointed and emptied | `sqlite/writer`, `sqlite/writer/tasks`; `sqlite/writer/erase`, `sqlite/writer/catch_up` |
 //! | schema version of the database, conversion of an older one (migration) | `sqlite/database`; version of records: `record::entry` |
 //! | lock of the data directory: one host (split brain, two hosts; no leader election, fencing or lease), permissions of its files, a database that was removed | `sqlite/data_directory` |
-//! | deletion (secure delete, erasure): hiding, erasing, space on the disk | `sqlite/writer/tasks`, `sqlite/deletion`, `sqlite/pages` |
+//! | deletion (secure delete, erasure): hiding, erasing, space on the disk | `sqlite/writer/tasks`, `sqlite/deletion`; `sqlite/writer/erase`, `sqlite/pages` |
 //! | garbage collection of documents that no session names | `sqlite/writer/tasks`; when: `runtime::maintenance`, `runtime::tool_servers` |
 //! | backup beside a running host, and its return to a data directory; the mark of a copy, whose runs wait | `sqlite/backup`; `restored` |
 //! | fork: records that it shares with its origin, and when they are deleted | `sqlite/database` (the tables), `sqlite/deletion`; a fork of a fork: `origin` of `sqlite/writer` |
@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use callsheet_values::record::JournalEntry;
 pub use callsheet_values::record::Record;
@@ -107,11 +107,34 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// If it cannot be read.
     fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError>;
 
-    /// Returns stored sessions in the order of their ids.
+    /// Returns stored sessions. [`SessionQuery::select`] defines which, and in which order.
     ///
     /// # Errors
     /// If they cannot be read.
     fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError>;
+
+    /// Searches the next stored sessions after `after`, also child sessions, for those without a run whose last record is
+    /// older than `touched_before`. An engine ends after as many sessions as it can search quickly.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn find_idle(
+        &self,
+        touched_before: u64,
+        after: Option<&SessionId>,
+    ) -> Result<IdleSessions, JournalError> {
+        let query = SessionQuery {
+            after: after.cloned(),
+            limit: IdleSessions::FOUND_MAX,
+            state: Some(SessionState::Idle),
+            touched_before: Some(touched_before),
+            children: true,
+            ..SessionQuery::default()
+        };
+        let ids: Vec<_> = self.list(&query)?.into_iter().map(|found| found.id).collect();
+        let next = ids.last().filter(|_| ids.len() == IdleSessions::FOUND_MAX).cloned();
+        Ok(IdleSessions { ids, next })
+    }
 
     /// Returns the number of stored sessions.
     ///
@@ -123,7 +146,8 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// share. Unknown sessions are ignored.
     ///
     /// # Errors
-    /// If they could not be deleted. Some may have been.
+    /// If they could not be deleted. Some may have been. With [`JournalError::NotErased`] all are deleted, and the
+    /// engine erases what the disk still holds of them by itself.
     fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError>;
 
     /// Stores a text that belongs to no session, such as a list of tool definitions. A text that was stored
@@ -322,6 +346,9 @@ pub struct SessionSummary {
     pub opened: u64,
     /// The time of its last record: Unix time in milliseconds.
     pub touched: u64,
+    /// Its place in the order of creation: sessions that were stored later have no lower one.
+    #[serde(skip)]
+    pub number: u64,
     /// The client's pairs of strings.
     #[serde(skip_serializing_if = "Metadata::is_empty")]
     pub metadata: Metadata,
@@ -333,11 +360,11 @@ impl SessionSummary {
     pub fn new(id: SessionId, agent: impl Into<String>) -> Self {
         let (state, seq) = (SessionState::Idle, Seq(0));
         let metadata = Metadata::default();
-        Self { id, agent: agent.into(), state, seq, opened: 0, touched: 0, metadata }
+        Self { id, agent: agent.into(), state, seq, opened: 0, touched: 0, number: 0, metadata }
     }
 
     /// Derives it from all stored entries of a session. `None` if they do not begin with the
-    /// session's opening.
+    /// session's opening. The number is the time of the opening; an engine may set another one.
     #[must_use]
     pub fn from_entries(id: &SessionId, entries: &[Arc<JournalEntry>]) -> Option<Self> {
         let (first, last) = (entries.first()?, entries.last()?);
@@ -350,6 +377,7 @@ impl SessionSummary {
             seq: last.seq,
             opened: first.time,
             touched: last.time,
+            number: first.time,
         })
     }
 }
@@ -373,14 +401,22 @@ impl SessionSummary {
 /// let sessions = host.sessions(query).await?;
 /// let ids: Vec<&str> = sessions.iter().map(|session| session.id.as_str()).collect();
 /// assert_eq!(ids, ["a", "b"]);
+///
+/// use callsheet::SessionOrder;
+/// let newest = SessionQuery::default().with(|new| new.order = SessionOrder::Newest);
+/// assert_eq!(host.sessions(newest).await?.len(), 3);
 /// # host.shutdown().await;
 /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SessionQuery {
-    /// Sessions after this id.
+    /// The order of the sessions.
+    pub order: SessionOrder,
+    /// Sessions after this id. [`continue_after`](Self::continue_after) sets it, and `after_number`.
     pub after: Option<SessionId>,
+    /// With [`SessionOrder::Newest`]: the number of the session `after`.
+    pub after_number: Option<u64>,
     /// Maximum number of sessions. 0 means no limit.
     pub limit: usize,
     /// Sessions in this state.
@@ -391,7 +427,62 @@ pub struct SessionQuery {
     pub children: bool,
 }
 
+/// Sessions that [`Journal::find_idle`] has found. An engine with an index of its own makes them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IdleSessions {
+    /// Their ids, in order.
+    pub ids: Vec<SessionId>,
+    /// The session after which the search goes on. `None` if all were searched.
+    pub next: Option<SessionId>,
+}
+
+impl IdleSessions {
+    /// Number of sessions after which a search ends: that many are deleted together.
+    pub const FOUND_MAX: usize = 64;
+}
+
+/// The order of a list of sessions. [`SessionQuery`] shows its use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionOrder {
+    /// By id.
+    #[default]
+    Id,
+    /// The session that was created last is the first.
+    Newest,
+}
+
 impl SessionQuery {
+    /// Lets the query begin after a session of a page, for the next page.
+    pub fn continue_after(&mut self, last: &SessionSummary) {
+        self.after = Some(last.id.clone());
+        self.after_number = Some(last.number);
+    }
+
+    /// Selects from all sessions those that the query asks for, in its order: for an engine that cannot do so itself.
+    #[must_use]
+    pub fn select(
+        &self,
+        sessions: impl IntoIterator<Item = SessionSummary>,
+    ) -> Vec<SessionSummary> {
+        let follows = |session: &SessionSummary| match (&self.after, self.after_number, self.order)
+        {
+            (Some(after), _, SessionOrder::Id) => session.id > *after,
+            (Some(after), Some(number), SessionOrder::Newest) => {
+                (session.number, &session.id) < (number, after)
+            }
+            (None, _, _) | (_, None, SessionOrder::Newest) => true,
+        };
+        let found = sessions.into_iter().filter(|found| self.matches(found) && follows(found));
+        let mut found: Vec<_> = found.collect();
+        match self.order {
+            SessionOrder::Id => found.sort_by(|a, b| a.id.cmp(&b.id)),
+            SessionOrder::Newest => found.sort_by(|a, b| (b.number, &b.id).cmp(&(a.number, &a.id))),
+        }
+        found.truncate(if self.limit == 0 { usize::MAX } else { self.limit });
+        found
+    }
+
     /// Returns true if a session has the state and the age of the query. `after` and `limit`
     /// belong to the list, not to a session.
     #[must_use]
@@ -412,6 +503,8 @@ pub struct JournalStatus {
     pub queued: usize,
     /// Size on disk in bytes.
     pub bytes: u64,
+    /// Size of the write-ahead log in bytes, if the engine has one. `bytes` has it too.
+    pub log_bytes: Option<u64>,
     /// Free bytes of the file system of the journal, if the engine has one.
     pub disk_free_bytes: Option<u64>,
 }

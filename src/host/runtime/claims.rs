@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use super::error::HostError;
 use crate::journal::{
-    AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError, JournalStatus,
-    SessionQuery, SessionSummary,
+    AppendStatus, Batch, BatchStatus, IdleSessions, Journal, JournalEntry, JournalError,
+    JournalStatus, SessionQuery, SessionSummary,
 };
 use crate::telemetry::MetricsOptions;
 use callsheet_values::record::Seq;
@@ -137,6 +137,14 @@ impl Journal for ClaimedJournal {
 
     fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
         self.engine.list(listing)
+    }
+
+    fn find_idle(
+        &self,
+        touched_before: u64,
+        after: Option<&SessionId>,
+    ) -> Result<IdleSessions, JournalError> {
+        self.engine.find_idle(touched_before, after)
     }
 
     fn count(&self) -> Result<usize, JournalError> {

@@ -72,6 +72,11 @@ pub enum HostError {
     /// `max_sessions` or `max_concurrent_runs` is reached.
     #[error("the host is full: it cannot start another {0}")]
     Full(&'static str),
+    /// `max_stored_sessions` is reached.
+    #[error(
+        "the host is full: journal.max_stored_sessions is reached; delete sessions, or raise it"
+    )]
+    StoreFull,
     /// `max_queued_inputs` is reached.
     #[error("the session's queue is full: {0} inputs wait")]
     QueueFull(usize),
@@ -292,7 +297,9 @@ impl HostError {
             | Self::NotSuspended
             | Self::ClientResult(_)
             | Self::Approval(_) => ErrorKind::Conflict,
-            Self::Full(_) | Self::QueueFull(_) | Self::SummaryFailed(_) => ErrorKind::Busy,
+            Self::Full(_) | Self::StoreFull | Self::QueueFull(_) | Self::SummaryFailed(_) => {
+                ErrorKind::Busy
+            }
             Self::Journal(_) | Self::Rebuild(_) => ErrorKind::Journal,
             Self::ShuttingDown => ErrorKind::Closed,
         }
@@ -317,7 +324,7 @@ impl HostError {
             Self::InvalidSessionId | Self::ReservedSessionId => "invalid_session_id",
             Self::InvalidMessages(_) => "invalid_messages",
             Self::SessionExists => "session_exists",
-            Self::Full(_) => "host_full",
+            Self::Full(_) | Self::StoreFull => "host_full",
             Self::QueueFull(_) => "queue_full",
             Self::SessionTooLarge(_) => "session_too_large",
             Self::NoRun => "no_run",

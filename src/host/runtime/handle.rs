@@ -602,7 +602,11 @@ impl SessionHandle {
     /// If the records cannot be deleted.
     pub async fn close(&self) -> Result<(), HostError> {
         match self.delete().await {
-            Err(HostError::NoSuchSession(_) | HostError::SessionClosed) => Ok(()),
+            Err(
+                HostError::NoSuchSession(_)
+                | HostError::SessionClosed
+                | HostError::Journal(crate::journal::JournalError::NotErased),
+            ) => Ok(()),
             deleted => deleted,
         }
     }
@@ -610,7 +614,8 @@ impl SessionHandle {
     /// Closes and deletes an existing session, even if the future is dropped.
     ///
     /// # Errors
-    /// If there is no such session, or its records cannot be deleted.
+    /// If there is no such session, or its records cannot be deleted. With [`JournalError::NotErased`](crate::journal::JournalError::NotErased) it is deleted,
+    /// and the journal erases what the disk still holds of it; a repetition returns `Ok` when that is done.
     pub async fn delete(&self) -> Result<(), HostError> {
         let shared = Arc::clone(&self.host_ref.shared);
         for _ in 0..REQUEST_TRIES_MAX {

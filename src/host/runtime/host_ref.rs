@@ -167,7 +167,9 @@ impl HostState {
         let metrics = self.telemetry.metrics();
         let (awake, runs) = (self.gauges.awake.count(), self.gauges.runs.count());
         let open = runs + self.gauges.child_runs.count();
-        metrics.host().set_limits(self.index.count_max(), self.catalog.runs_max);
+        let limits = self.index.limits();
+        metrics.host().set_limits(limits.awake, self.catalog.runs_max);
+        metrics.journal().set_sessions(self.index.count(), limits.stored);
         metrics.set_runs_active(runs);
         metrics.set_queued_inputs(self.gauges.queued_inputs.count());
         let (approvals, oldest) = self.approval_inbox.count_and_oldest();

@@ -5,8 +5,8 @@
 //! a successor by then.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use ractor::{ActorId, ActorRef};
@@ -23,10 +23,22 @@ use callsheet_values::types::{SessionId, SessionState, is_child_session};
 pub(super) struct SessionIndex {
     /// The number of sessions, awake or not.
     count: AtomicUsize,
-    count_max: usize,
+    limits: SessionLimits,
     /// Locked for short sections, never across an await.
     sessions: Mutex<IndexedSessions>,
 }
+
+/// The limits of the number of sessions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SessionLimits {
+    /// Maximum number of sessions that are awake, about to be, or being deleted.
+    pub(super) awake: usize,
+    /// Maximum number of stored sessions.
+    pub(super) stored: Option<usize>,
+}
+
+/// Percentage of a limit from which it is nearly reached.
+const NEARLY_FULL_PERCENT: usize = 90;
 
 #[derive(Debug, Default)]
 struct IndexedSessions {
@@ -83,6 +95,8 @@ pub(super) struct SessionActivity {
     pub(super) leaving: AtomicBool,
     /// The time of the last message other than those of the periodic work, in milliseconds since the host started.
     pub(super) touched_ms: AtomicU64,
+    /// The number of the session in the journal, once a list has read it.
+    pub(super) number: OnceLock<u64>,
     /// True while the run of a child session waits only for people. `None` for other sessions.
     pub(super) waits_for_people: Option<watch::Sender<bool>>,
 }
@@ -111,14 +125,14 @@ impl SessionIndex {
     /// Makes the index of a host with `count` stored sessions, some of them `unfinished`, and some of these `suspended`.
     pub(super) fn new(
         count: usize,
-        count_max: usize,
+        limits: SessionLimits,
         unfinished: &[SessionId],
         suspended: BTreeSet<SessionId>,
     ) -> Self {
         let with_unfinished_run = BTreeSet::from_iter(unfinished.iter().cloned());
         let slots = BTreeMap::new();
         let sessions = Mutex::new(IndexedSessions { slots, with_unfinished_run, suspended });
-        Self { count: AtomicUsize::new(count), count_max, sessions }
+        Self { count: AtomicUsize::new(count), limits, sessions }
     }
 
     /// Returns the number of sessions, awake or not.
@@ -126,9 +140,20 @@ impl SessionIndex {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Returns the maximum number of sessions.
-    pub(super) fn count_max(&self) -> usize {
-        self.count_max
+    /// Returns the limits of the number of sessions.
+    pub(super) fn limits(&self) -> SessionLimits {
+        self.limits
+    }
+
+    /// Returns the number of stored sessions and its limit, if that is nearly reached.
+    pub(super) fn nearly_full(&self) -> Option<(usize, usize)> {
+        let (count, max) = (self.count(), self.limits.stored?);
+        is_nearly_full(count, max).then_some((count, max))
+    }
+
+    /// Returns whether the sessions in memory have nearly reached their limit.
+    pub(super) fn is_crowded(&self) -> bool {
+        is_nearly_full(self.sessions.lock().slots.len(), self.limits.awake)
     }
 
     /// Returns the session if it is awake.
@@ -166,6 +191,9 @@ impl SessionIndex {
         wake: impl FnOnce() -> Result<(), HostError>,
     ) -> Result<RequestedSession, HostError> {
         let mut sessions = self.sessions.lock();
+        // An unfinished run was admitted before.
+        let is_refused =
+            sessions.slots.len() >= self.limits.awake && !sessions.with_unfinished_run.contains(id);
         match sessions.slots.get_mut(id) {
             Some(SessionSlot::Awake(awake_session)) => {
                 Ok(RequestedSession::Awake(Arc::clone(awake_session)))
@@ -175,6 +203,7 @@ impl SessionIndex {
                 waiting.push(waiter);
                 Ok(RequestedSession::NotYet(waited))
             }
+            None if is_refused => Err(HostError::Full("session")),
             None => {
                 wake()?;
                 Ok(RequestedSession::NotYet(sessions.insert_reserved(id)))
@@ -188,9 +217,12 @@ impl SessionIndex {
         if sessions.slots.contains_key(id) {
             return Err(HostError::SessionExists);
         }
-        let more = |count| (count < self.count_max).then_some(count + 1);
+        if sessions.slots.len() >= self.limits.awake {
+            return Err(HostError::Full("session"));
+        }
+        let more = |count| self.limits.stored.is_none_or(|max| count < max).then_some(count + 1);
         let counted = self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
-        counted.map_err(|_| HostError::Full("session"))?;
+        counted.map_err(|_| HostError::StoreFull)?;
         Ok(sessions.insert_reserved(id))
     }
 
@@ -344,6 +376,10 @@ impl IndexedSessions {
         self.slots.insert(id.clone(), SessionSlot::Reserved(vec![waiter]));
         waited
     }
+}
+
+fn is_nearly_full(count: usize, max: usize) -> bool {
+    count >= max || count.saturating_mul(100) >= max.saturating_mul(NEARLY_FULL_PERCENT)
 }
 
 fn answer(slot: Option<SessionSlot>, woken: &Result<Arc<AwakeSession>, HostError>) {

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::error::HostError;
 use super::host_ref::{HostRef, HostState};
-use crate::journal::{JournalError, SessionQuery, SessionSummary};
-use callsheet_values::types::SessionState;
+use super::index::AwakeSession;
+use crate::journal::{JournalError, SessionOrder, SessionQuery, SessionSummary};
+use callsheet_values::types::{SessionId, SessionState};
 
-/// Minimum number of sessions of one read with a filter, because a small limit would need many reads.
+/// Minimum number of sessions of one read of which some are left out, because a small limit would need many reads.
 const FILTERED_PAGE_MIN: usize = 256;
 
 /// Maximum number of sessions of one read.
@@ -22,29 +23,81 @@ pub(super) async fn sessions(
 }
 
 fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
-    let mut after = query.after.clone();
-    let SessionQuery { limit, .. } = query;
-    let limit = if limit == 0 { usize::MAX } else { limit };
-    let has_filter = query.state.is_some() || query.touched_before.is_some();
-    let page_min = if has_filter { FILTERED_PAGE_MIN } else { 1 };
+    let limit = if query.limit == 0 { usize::MAX } else { query.limit };
+    let (stored_state, page_min) = match query.state {
+        None => (None, 1),
+        Some(SessionState::Idle) => return awake_and_idle(shared, &query),
+        // The journal may know the end of a run a moment later than the session.
+        Some(SessionState::Running) => (Some(SessionState::Running), 1),
+        // Some of those without a run are awake.
+        Some(SessionState::Hibernated) => (Some(SessionState::Idle), FILTERED_PAGE_MIN),
+    };
+    let mut listing = SessionQuery {
+        state: stored_state,
+        limit: limit.clamp(page_min, PAGE_MAX),
+        ..query.clone()
+    };
     let mut found = Vec::new();
     loop {
-        // The journal filters only children, because it does not know which sessions are awake.
-        let listing = SessionQuery {
-            after,
-            limit: limit.clamp(page_min, PAGE_MAX),
-            children: query.children,
-            ..SessionQuery::default()
-        };
         let page = shared.journal.list(&listing)?;
         let is_last = page.len() < listing.limit;
-        after = page.last().map(|stored| stored.id.clone());
+        if let Some(last) = page.last() {
+            listing.continue_after(last);
+        }
         let summaries = page.into_iter().map(|stored| summary(shared, stored));
         found.extend(summaries.filter(|summary| query.matches(summary)).take(limit - found.len()));
         if is_last || found.len() >= limit {
             return Ok(found);
         }
     }
+}
+
+/// Returns sessions that are awake without a run. They are in memory, so the journal is asked for each of the page.
+fn awake_and_idle(
+    shared: &HostState,
+    query: &SessionQuery,
+) -> Result<Vec<SessionSummary>, JournalError> {
+    let limit = if query.limit == 0 { usize::MAX } else { query.limit };
+    // In the order of the ids.
+    let mut awake = shared.index.all_awake();
+    awake.retain(|(_, session)| session.activity.state() == SessionState::Idle);
+    match query.order {
+        SessionOrder::Id => {
+            awake.retain(|(id, _)| query.after.as_ref().is_none_or(|after| id > after));
+        }
+        SessionOrder::Newest => {
+            let mut numbered = Vec::with_capacity(awake.len());
+            for (id, session) in awake {
+                let number = number(shared, &id, &session)?;
+                let is_after = query.after_number.zip(query.after.as_ref());
+                if is_after.is_none_or(|(last, after)| (number, &id) < (last, after)) {
+                    numbered.push((number, id, session));
+                }
+            }
+            numbered.sort_by(|(a, a_id, _), (b, b_id, _)| (b, b_id).cmp(&(a, a_id)));
+            awake = numbered.into_iter().map(|(_, id, session)| (id, session)).collect();
+        }
+    }
+    let mut found = Vec::new();
+    for (id, _) in awake {
+        if found.len() >= limit {
+            break;
+        }
+        // A session whose first record is not stored yet is not listed.
+        let stored = shared.journal.find(&id)?.map(|stored| summary(shared, stored));
+        found.extend(stored.filter(|summary| query.matches(summary)));
+    }
+    Ok(found)
+}
+
+/// Returns the number of an awake session, which is read once. 0 if it is not stored yet.
+fn number(shared: &HostState, id: &SessionId, session: &AwakeSession) -> Result<u64, JournalError> {
+    let known = &session.activity.number;
+    if let Some(number) = known.get() {
+        return Ok(*number);
+    }
+    let Some(stored) = shared.journal.find(id)? else { return Ok(0) };
+    Ok(*known.get_or_init(|| stored.number))
 }
 
 fn summary(shared: &HostState, stored: SessionSummary) -> SessionSummary {

@@ -4,11 +4,15 @@
 //!
 //! The host does it at intervals of half of `idle_after`, at least 50 ms and at most 5 s; without `idle_after`, 2.5 s
 //! (`host_actor`). Sessions that were idle for `keep_idle` are deleted once they have left memory: with
-//! `idle_after = "0s"` usually not before the next start of the host. Each search deletes at most 1,000
-//! ([`DELETED_MAX`]). Searches are a tenth of `keep_idle` apart, at most a minute.
+//! `idle_after = "0s"` usually not before the next start of the host. A search goes through all sessions in parts. After
+//! a part with deletions it pauses for as long as that took, and otherwise for longer ([`SEARCH_PAUSES`]), so that runs
+//! go on beside it. Searches are a tenth of `keep_idle` apart, at most a minute, or longer if they take long.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::agent_trees;
 use super::error::HostError;
@@ -16,7 +20,7 @@ use super::host_ref::{HostRef, HostState};
 use super::message::SessionMessage;
 use super::recovery;
 use super::task;
-use crate::journal::{JournalError, SessionQuery, unix_ms};
+use crate::journal::{JournalError, unix_ms};
 use callsheet_values::types::{SessionId, SessionState};
 
 /// The time until the next try to wake a session with an expired approval, if the journal could not be read.
@@ -26,8 +30,11 @@ const EXPIRY_RETRY_MS: u64 = 5000;
 /// conversation can use them.
 const ACTORS_KEPT_MS: u64 = 5_000;
 
-/// Maximum number of sessions that one search deletes.
-const DELETED_MAX: usize = 1000;
+/// The pause after a part of a search without deletions, in times of its duration.
+const SEARCH_PAUSES: u32 = 9;
+
+/// Number of deleted sessions after which a search logs them before its end.
+const LOGGED_DELETIONS: usize = 10_000;
 
 /// Performs all periodic work.
 pub(super) fn run(host_ref: &HostRef) {
@@ -52,23 +59,17 @@ pub(super) fn run(host_ref: &HostRef) {
         task::detach(async move { crash_loop.end_loop().await });
     }
     if let Some(kept_ms) = shared.maintenance.begin_deletion_search(shared.clock_ms()) {
-        let host_ref = host_ref.clone();
-        task::detach(async move {
-            let shared = Arc::clone(&host_ref.shared);
-            let deleted = task::blocking(move || delete(&shared, kept_ms)).await;
-            if let Ok(Err(error)) = deleted {
-                tracing::error!(%error, "sessions_not_deleted");
-            }
-        });
+        task::detach(delete_idle(host_ref.clone(), kept_ms));
     }
 }
 
 /// Releases the memory of idle sessions: first the actors of their runs, later the whole session.
 fn release_idle(shared: &HostState) {
     let now = shared.clock_ms();
+    let is_crowded = shared.index.is_crowded();
     for (_, awake_session) in shared.index.all_awake() {
         let idle_ms = now.saturating_sub(awake_session.activity.touched_ms.load(Ordering::Relaxed));
-        if let Some(idle) = shared.maintenance.reached_idle_after(idle_ms) {
+        if let Some(idle) = shared.maintenance.reached_idle_after(idle_ms, is_crowded) {
             let _ = awake_session.actor.cast(SessionMessage::Hibernate { idle });
         } else if idle_ms >= ACTORS_KEPT_MS && awake_session.activity.has_unused_actors() {
             let _ = awake_session.actor.cast(SessionMessage::ReleaseActors);
@@ -82,10 +83,12 @@ fn wake_expired(host_ref: &HostRef) {
     for id in host_ref.shared.maintenance.remove_expired(unix_ms()) {
         let host_ref = host_ref.clone();
         task::detach(async move {
-            // A failure to wake the session is already logged. One of the journal may be over soon.
-            if let Err(HostError::Journal(error)) = host_ref.get_or_wake(&id).await
-                && !matches!(error, JournalError::Unreadable(_))
-            {
+            // A failure to wake the session is already logged. One of the journal, or a full host, may be over soon.
+            let is_passing = match host_ref.get_or_wake(&id).await {
+                Err(HostError::Journal(error)) => !matches!(error, JournalError::Unreadable(_)),
+                woken => matches!(woken, Err(HostError::Full(_))),
+            };
+            if is_passing {
                 host_ref.shared.maintenance.add_expiry(unix_ms() + EXPIRY_RETRY_MS, id);
             }
         });
@@ -139,37 +142,69 @@ fn delete_unused_lists(host_ref: &HostRef) {
     });
 }
 
-/// Deletes hibernating sessions that were idle for `keep_idle`: those of the first page of the list that has any. A
-/// child session is kept until the run of its parent has ended.
-pub(super) fn delete(shared: &HostState, kept_ms: u64) -> Result<(), JournalError> {
-    let mut listing = SessionQuery {
-        limit: DELETED_MAX,
-        state: Some(SessionState::Idle),
-        touched_before: Some(unix_ms().saturating_sub(kept_ms)),
-        after: None,
-        children: true,
-    };
+/// Deletes hibernating sessions that were idle for `keep_idle`.
+async fn delete_idle(host_ref: HostRef, kept_ms: u64) {
+    let shared = &host_ref.shared;
+    let (mut after, mut count, mut busy) = (None, 0, Duration::ZERO);
+    while host_ref.is_ready() {
+        let began = Instant::now();
+        let part = {
+            let shared = Arc::clone(shared);
+            task::blocking(move || delete_part(&shared, kept_ms, after.as_ref())).await
+        };
+        let Ok(Ok((deleted, next))) = part.inspect(|part| {
+            if let Err(error) = part {
+                tracing::error!(%error, "sessions_not_deleted");
+            }
+        }) else {
+            break;
+        };
+        let took = began.elapsed();
+        busy += took;
+        count += deleted;
+        if count >= LOGGED_DELETIONS {
+            tracing::info!(count, "idle_sessions_deleted");
+            count = 0;
+        }
+        after = next;
+        if after.is_none() {
+            break;
+        }
+        tokio::time::sleep(if deleted > 0 { took } else { took * SEARCH_PAUSES }).await;
+    }
+    if count > 0 {
+        tracing::info!(count, "idle_sessions_deleted");
+    }
+    shared.maintenance.end_deletion_search(shared.clock_ms(), busy);
+}
+
+/// Deletes those of the next sessions after `after` that hibernate and were idle for `keep_idle`. A child session is
+/// kept until the run of its parent has ended. Returns their number, and the session after which to go on.
+pub(super) fn delete_part(
+    shared: &HostState,
+    kept_ms: u64,
+    after: Option<&SessionId>,
+) -> Result<(usize, Option<SessionId>), JournalError> {
+    let before = unix_ms().saturating_sub(kept_ms);
+    let found = shared.journal.find_idle(before, after)?;
     // A child whose records cannot be read now is kept.
     let is_needed =
         |id: &SessionId| agent_trees::has_unfinished_parent(&*shared.journal, id).unwrap_or(true);
-    loop {
-        let page: Vec<SessionId> =
-            shared.journal.list(&listing)?.into_iter().map(|stored| stored.id).collect();
-        let is_last = page.len() < DELETED_MAX;
-        listing.after = page.last().cloned();
-        let old = page.into_iter().filter(|id| !is_needed(id)).collect();
-        let reserved = shared.index.reserve_for_deletion(old);
-        // A session may have been used, and have left memory again, before its slot was reserved.
-        let is_still_old = |id: &SessionId| matches!(shared.journal.find(id), Ok(Some(stored)) if listing.matches(&stored));
-        let (old, used): (Vec<_>, Vec<_>) = reserved.into_iter().partition(is_still_old);
-        used.iter().for_each(|id| shared.index.release_slot(id));
-        if !old.is_empty() {
-            return remove(shared, &old);
-        }
-        if is_last {
-            return Ok(());
-        }
+    let old = found.ids.into_iter().filter(|id| !is_needed(id)).collect();
+    let reserved = shared.index.reserve_for_deletion(old);
+    // A session may have been used, and have left memory again, before its slot was reserved.
+    let is_still_old = |id: &SessionId| {
+        let stored = shared.journal.find(id);
+        stored.is_ok_and(|stored| {
+            stored.is_some_and(|s| s.state == SessionState::Idle && s.touched < before)
+        })
+    };
+    let (old, used): (Vec<_>, Vec<_>) = reserved.into_iter().partition(is_still_old);
+    used.iter().for_each(|id| shared.index.release_slot(id));
+    if !old.is_empty() {
+        remove(shared, &old)?;
     }
+    Ok((old.len(), found.next))
 }
 
 /// Deletes sessions whose slots are reserved for deletion.
@@ -184,8 +219,8 @@ fn remove(shared: &HostState, old: &[SessionId]) -> Result<(), JournalError> {
             shared.index.note_deleted(id);
             shared.session_states.deleted(id);
         }
-        tracing::info!(count = deleted.len(), "idle_sessions_deleted");
     }
     old.iter().for_each(|id| shared.end_deletion(id));
-    removed
+    // The engine erases them later.
+    if removed == Err(JournalError::NotErased) { Ok(()) } else { removed }
 }

@@ -181,7 +181,7 @@ use extensions::ExtensionsBySession;
 use gauge::Gauges;
 use host_actor::HostHandler;
 use host_ref::{HostRef, HostState};
-use index::SessionIndex;
+use index::{SessionIndex, SessionLimits};
 use maintenance_state::MaintenanceState;
 use message::SessionMessage;
 use model::HostLagClock;
@@ -500,7 +500,10 @@ impl Host {
             approvals_are_read: AtomicBool::new(false),
             index: SessionIndex::new(
                 session_count,
-                config.host.max_sessions,
+                SessionLimits {
+                    awake: config.host.max_sessions,
+                    stored: Some(config.journal.max_stored_sessions).filter(|max| *max > 0),
+                },
                 &unfinished,
                 suspended,
             ),
@@ -791,6 +794,12 @@ impl Host {
     /// rejected for lack of a reader.
     pub fn note_approvals_are_read(&self) {
         self.shared().approvals_are_read.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the number of stored sessions and its limit (`max_stored_sessions`), if at least 90 % of it are reached.
+    #[must_use]
+    pub fn nearly_full_store(&self) -> Option<(usize, usize)> {
+        self.shared().index.nearly_full()
     }
 
     /// Returns the sessions whose runs are set aside, because the host ended each time they went on: a request that

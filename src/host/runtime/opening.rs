@@ -67,7 +67,9 @@ async fn open_reserved(
     };
     let waited = match host_ref.shared.reserve_new(&id) {
         // For a stored session the error is `SessionExists`, also on a full host.
-        Err(HostError::Full(_)) if is_stored().await? => return Err(HostError::SessionExists),
+        Err(HostError::Full(_) | HostError::StoreFull) if is_stored().await? => {
+            return Err(HostError::SessionExists);
+        }
         reserved => reserved?,
     };
     let start = SessionStart {

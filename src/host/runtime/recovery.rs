@@ -57,6 +57,7 @@ async fn open_sqlite(
         observer: Arc::new(telemetry.metrics().journal().clone()),
         queue_max: QUEUE_MAX,
         reserve_bytes: config.journal.reserve_bytes,
+        busy_timeout: config.journal.busy_timeout,
     };
     let until = Instant::now() + OTHER_HOST_WAIT_MAX;
     loop {

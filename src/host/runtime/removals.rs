@@ -1,8 +1,9 @@
 //! The removal of deleted sessions from the journal.
 //!
 //! Sessions that are deleted while another removal is in progress are removed together, by one of their deletions:
-//! SQLite's engine empties its write-ahead log and scans the whole database after each removal.
+//! SQLite's engine empties its write-ahead log after each removal.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -16,12 +17,17 @@ use callsheet_values::types::SessionId;
 /// Maximum number of sessions that are removed together.
 const SESSIONS_MAX: usize = 64;
 
+/// Maximum number of unfinished removals that are known, so that a repeated deletion is answered by their state.
+const UNFINISHED_MAX: usize = 1_000;
+
 /// The sessions that wait to be removed.
 #[derive(Debug, Default)]
 pub(super) struct Removals {
     pub(super) waiting: Mutex<Vec<(SessionId, oneshot::Sender<Removed>)>>,
     /// Locked while sessions are removed.
     in_progress: tokio::sync::Mutex<()>,
+    /// The sessions that do not exist any more, whose removal ended with an error. The engine finishes it.
+    unfinished: Mutex<VecDeque<SessionId>>,
 }
 
 /// The result of a removal.
@@ -31,6 +37,8 @@ pub(super) struct Removed {
     pub(super) result: Result<(), JournalError>,
     /// True if the session existed and does not exist any more.
     pub(super) was_removed: bool,
+    /// True if it was removed before, and the removal was unfinished then.
+    pub(super) is_repeated: bool,
 }
 
 impl Removals {
@@ -60,8 +68,17 @@ impl Removals {
             };
             let (ids, replies): (Vec<_>, Vec<_>) = group.into_iter().unzip();
             // Not on a thread for reads, because it waits for the writer.
-            let results = task::with_journal(journal, move |journal| Ok(remove(journal, &ids)));
-            for (reply, result) in replies.into_iter().zip(results.await?) {
+            let results = task::with_journal(journal, {
+                let ids = ids.clone();
+                move |journal| Ok(remove(journal, &ids))
+            });
+            for ((id, reply), mut result) in ids.into_iter().zip(replies).zip(results.await?) {
+                result.is_repeated = !result.was_removed && self.unfinished.lock().contains(&id);
+                if result.was_removed && result.result.is_err() {
+                    let mut unfinished = self.unfinished.lock();
+                    unfinished.truncate(UNFINISHED_MAX - 1);
+                    unfinished.push_front(id);
+                }
                 // A deletion that ended early needs no reply.
                 let _ = reply.send(result);
             }
@@ -78,7 +95,7 @@ fn remove(journal: &dyn Journal, ids: &[SessionId]) -> Vec<Removed> {
     let removed = ids.iter().zip(existed).map(|(id, existed)| {
         // After an error the records may be deleted, and only be left in the database file.
         let is_gone = result.is_ok() || !exists(id);
-        Removed { result: result.clone(), was_removed: existed && is_gone }
+        Removed { result: result.clone(), was_removed: existed && is_gone, is_repeated: false }
     });
     removed.collect()
 }

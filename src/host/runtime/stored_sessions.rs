@@ -246,7 +246,15 @@ pub(super) async fn delete(
         // The subscribers are notified before another session can have the id.
         host_ref.shared.session_states.deleted(id);
     }
-    if !is_deleted && removed.as_ref().is_ok_and(|removed| removed.result.is_err()) {
+    let is_gone = removed.as_ref().is_ok_and(|removed| removed.was_removed || removed.is_repeated);
+    let result = removed.and_then(|removed| match removed.result {
+        // An unknown session does not wait for the erasure of others.
+        Ok(()) | Err(JournalError::NotErased) if !is_gone => {
+            Err(HostError::NoSuchSession(id.clone()))
+        }
+        result => Ok(result?),
+    });
+    if !is_gone && matches!(result, Err(HostError::Journal(_))) {
         host_ref.shared.maintenance.add_failed_deletion(id.clone());
     }
     host_ref.shared.end_deletion(id);
@@ -254,8 +262,7 @@ pub(super) async fn delete(
     if is_deleted {
         tracing::info!(session = id.as_str(), "session_deleted");
     }
-    removed?.result?;
-    if is_deleted { Ok(()) } else { Err(HostError::NoSuchSession(id.clone())) }
+    result
 }
 
 fn delete_children<'a>(

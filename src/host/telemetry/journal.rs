@@ -11,9 +11,16 @@ impl JournalMetrics {
     pub fn set_status(&self, status: JournalStatus) {
         self.queued.set(status.queued as f64);
         self.size.set(status.bytes as f64);
+        self.log_size.set(status.log_bytes.unwrap_or(0) as f64);
         if let Some(free) = status.disk_free_bytes {
             self.disk_free.set(free as f64);
         }
+    }
+
+    /// Sets the number of stored sessions and its limit.
+    pub fn set_sessions(&self, stored: usize, max: Option<usize>) {
+        self.sessions_stored.set(stored as f64);
+        self.sessions_stored_max.set(max.unwrap_or(0) as f64);
     }
 
     /// Counts a session whose records could not be stored.

@@ -375,8 +375,14 @@ metric_table! {
             "Batches of records that wait to be stored.";
         size: Gauge, Bytes, "callsheet_journal_size_bytes",
             "Size of the journal on disk.";
+        log_size: Gauge, Bytes, "callsheet_journal_wal_bytes",
+            "Size of the journal's write-ahead log on disk. It grows while another program reads the database.";
         disk_free: Gauge, Bytes, "callsheet_journal_disk_free_bytes",
             "Free space of the file system of the journal. 0 if the journal is in memory.";
+        sessions_stored: Gauge, Count, "callsheet_sessions_stored",
+            "Stored sessions, asleep or awake.";
+        sessions_stored_max: Gauge, Count, "callsheet_sessions_stored_max",
+            "Maximum number of stored sessions: max_stored_sessions of the configuration. 0: no limit.";
         failures: Counter, Count, "callsheet_journal_failures_total",
             "Sessions that were unloaded because a record could not be stored.";
         runs_recovered: Counter, Count, "callsheet_runs_recovered_total",
@@ -390,7 +396,7 @@ metric_table! {
     /// The metrics of the host process.
     struct HostMetrics [] {
         sessions_max: Gauge, Count, "callsheet_sessions_max",
-            "Maximum number of sessions: max_sessions of the configuration.";
+            "Maximum number of sessions in memory: max_sessions of the configuration.";
         runs_max: Gauge, Count, "callsheet_runs_max",
             "Maximum number of concurrent runs: max_concurrent_runs of the configuration.";
         watcher_queue: Gauge, Count, "callsheet_watcher_queue_events",

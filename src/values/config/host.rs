@@ -41,7 +41,8 @@ key_table! {
         /// after a crash. With `interrupt`, they end as `interrupted`, except those that wait only for approvals or
         /// results of clients. Default: `suspend` if the journal is in a file, else `interrupt`.
         on_shutdown: Option<OnShutdown> = None, Any;
-        /// Maximum number of sessions, awake or hibernating. Further ones are refused.
+        /// Maximum number of sessions in memory. Further ones are refused; idle ones leave memory early from 90 % on.
+        /// `max_stored_sessions` limits those on the disk.
         max_sessions: usize = 100_000, Positive;
         /// Maximum number of concurrent runs, without those of child sessions. Further ones are refused.
         max_concurrent_runs: usize = 10_000, Positive;

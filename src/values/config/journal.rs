@@ -26,8 +26,13 @@ key_table! {
         /// The handling of runs that were in progress when the host ended. With `manual`, they wait for a request that
         /// resumes them.
         resume: Resume = Resume::Auto, Any;
+        /// The time for which writes wait while another program has locked the database. Then their runs fail.
+        busy_timeout: Duration = Duration::from_secs(60), Any;
         /// The time after which a session without activity is deleted, once it has left memory (`idle_after`).
         keep_idle: Option<Duration> = None, Limit;
+        /// Maximum number of stored sessions, asleep or awake, with those of sub-agents. Further ones are refused. From 90 %
+        /// on `/readyz` and an alert say so. 0: no limit.
+        max_stored_sessions: usize = 0, Any;
         /// Bytes of the disk that are kept free, so that sessions can be deleted when it is full. 0: none.
         reserve_bytes: u64 = 4 << 20, Any;
     }

@@ -10,6 +10,7 @@ use rusqlite::{Connection, OpenFlags};
 use super::super::JournalError;
 use super::super::restored::MARK;
 use super::database::DatabaseKind;
+use super::pages::PageLayout;
 use super::{data_directory, database, errors};
 
 /// The name of a copy until it is whole.
@@ -25,10 +26,17 @@ pub(super) fn back_up(source: &Connection, dir: &Path) -> Result<(), JournalErro
     let (partial, file) = (dir.join(PARTIAL_COPY), data_directory::database_path(dir));
     let copied = (|| {
         create_private(&partial)?;
+        if !PageLayout::read(source)?.has_pointer_maps {
+            // The copy of a database of an earlier version can give free pages back.
+            source.pragma_update(None, "auto_vacuum", "incremental")?;
+        }
         // SQLite writes to an existing file if it is empty, and does not sync it.
         source.execute("VACUUM INTO ?1", [partial.to_str()])?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        mark(Connection::open_with_flags(&partial, flags)?)?;
+        let copy = Connection::open_with_flags(&partial, flags)?;
+        // VACUUM writes new pages.
+        database::note_copies_erased(&copy)?;
+        mark(copy)?;
         Ok(publish(&partial, &file)?)
     })();
     copied.map_err(|error: CopyError| target.clear(error))
@@ -62,7 +70,11 @@ pub fn restore(backup: &Path, data_dir: &Path) -> Result<(), JournalError> {
         }
         check_not_empty(&partial)?;
         // Closing the only connection moves the log to the database, and removes it.
-        mark(database::open(&partial)?)?;
+        let copy = database::open(&partial)?;
+        if !PageLayout::read(&copy)?.has_pointer_maps {
+            copy.execute_batch("PRAGMA auto_vacuum = incremental; VACUUM")?;
+        }
+        mark(copy)?;
         publish(&partial, &data_directory::database_path(data_dir))?;
         // A directory that is still there is ignored by a host.
         let _ = fs::remove_dir_all(&partial_dir);

@@ -5,7 +5,7 @@ use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -167,30 +167,58 @@ pub(super) struct DirectoryLock {
 pub(super) struct OpenedDatabase {
     path: PathBuf,
     identity: Option<(u64, u64)>,
-    /// The largest size that it had, in bytes. A shorter file has lost records.
+    /// The size that it has at least, in bytes. A shorter file has lost records. Only the writer changes it.
     len: Arc<AtomicU64>,
+    /// True while the next checkpoint makes the file shorter.
+    is_shrinking: Arc<AtomicBool>,
 }
 
 impl OpenedDatabase {
-    /// Checks that the file is still at its path, and not shorter than before: the database only grows. Otherwise the
-    /// next host would not find what is stored in it.
+    /// Checks that the file is still at its path, and not shorter than it should be. Otherwise the next host would not
+    /// find what is stored in it.
     pub(super) fn check(&self) -> Result<(), JournalError> {
+        self.checked_len().map(drop)
+    }
+
+    /// Checks the file like [`check`](Self::check), and notes that it has become longer. Only the writer does so.
+    pub(super) fn check_and_note(&self) -> Result<(), JournalError> {
+        let len = self.checked_len()?;
+        if !self.is_shrinking.load(Ordering::Acquire) {
+            self.len.fetch_max(len, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    /// Notes that the database has this size in bytes once its log was moved.
+    pub(super) fn begin_shrinking(&self, len: u64) {
+        self.is_shrinking.store(true, Ordering::Release);
+        self.len.fetch_min(len, Ordering::AcqRel);
+    }
+
+    /// Notes that the log was moved.
+    pub(super) fn end_shrinking(&self) {
+        self.is_shrinking.store(false, Ordering::Release);
+    }
+
+    /// Returns the length of the file, or 0 if it cannot be read now.
+    fn checked_len(&self) -> Result<u64, JournalError> {
         use io::ErrorKind::{NotADirectory, NotFound};
 
-        // Read before the present size, because another thread may see the file grow meanwhile.
-        let len = self.len.load(Ordering::Acquire);
+        // Read before the length, because the file may grow meanwhile, and after it, because the writer lowers it before
+        // the file becomes shorter.
+        let before = self.len.load(Ordering::Acquire);
         let what = match fs::metadata(&self.path) {
             Ok(found) if identity(&found) == self.identity => {
-                self.len.fetch_max(found.len(), Ordering::AcqRel);
-                (found.len() < len).then_some("truncated")
+                if found.len() >= before.min(self.len.load(Ordering::Acquire)) {
+                    return Ok(found.len());
+                }
+                "truncated"
             }
-            Ok(_) => Some("removed or replaced"),
+            Ok(_) => "removed or replaced",
             // Other errors do not mean that it is gone.
-            Err(error) => {
-                matches!(error.kind(), NotFound | NotADirectory).then_some("removed or replaced")
-            }
+            Err(error) if !matches!(error.kind(), NotFound | NotADirectory) => return Ok(0),
+            Err(_) => "removed or replaced",
         };
-        let Some(what) = what else { return Ok(()) };
         Err(JournalError::Write(format!(
             "journal.db was {what} while the host runs: move it back, or stop the host and restore the data directory \
              from a backup"
@@ -238,6 +266,7 @@ impl DirectoryLock {
             path: file,
             identity: identity(&found),
             len: Arc::new(found.len().into()),
+            is_shrinking: Arc::default(),
         };
         let mut text = format!("pid {}", std::process::id());
         if !holder.is_empty() {

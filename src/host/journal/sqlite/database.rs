@@ -29,6 +29,9 @@ const SCHEMA_VERSION: i32 = 3;
 /// few pages.
 ///
 /// A fork has no copies of the records that it shares: its first records, up to `prefix`, are those of `origin`.
+///
+/// If the table `copies_erased` exists, only pages in the write-ahead log may have copies of deleted rows. It has no
+/// rows.
 const SCHEMA: &str = "
     CREATE TABLE sessions(
         number INTEGER PRIMARY KEY,
@@ -48,6 +51,7 @@ const SCHEMA: &str = "
         body TEXT NOT NULL
     ) STRICT;
     CREATE UNIQUE INDEX records_by_place ON records(session, seq);
+    CREATE TABLE copies_erased(done INTEGER) STRICT;
 ";
 
 /// The texts that belong to no session, with the times at which they were stored, and the sessions whose records
@@ -62,6 +66,16 @@ const DOCUMENT_TABLES: &str = "
     CREATE INDEX document_uses_by_key ON document_uses(key);
     INSERT INTO document_uses SELECT 0, key FROM documents;
 ";
+
+/// Returns whether only pages in the write-ahead log may have copies of deleted rows.
+pub(super) fn are_copies_erased(connection: &Connection) -> rusqlite::Result<bool> {
+    query::has_table(connection, "copies_erased")
+}
+
+/// Notes that only pages in the write-ahead log may have copies of deleted rows.
+pub(super) fn note_copies_erased(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute_batch("CREATE TABLE IF NOT EXISTS copies_erased(done INTEGER) STRICT")
+}
 
 /// Creates the tables of documents, or converts that of an earlier program, unless they exist in the present form.
 pub(super) fn create_document_tables(connection: &Connection) -> rusqlite::Result<()> {
@@ -113,9 +127,14 @@ fn has_metadata_column(connection: &Connection) -> rusqlite::Result<bool> {
     connection.query_row(columns, [], |row| row.get(0))
 }
 
-/// Time to wait for a lock of another program: when the database is opened, and later.
+/// Time to wait for a lock of another program: when the database is opened, and for a read. A write waits in periods.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
-const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const WRITE_WAIT_PERIOD: Duration = Duration::from_secs(1);
+
+/// The size to which SQLite shrinks the write-ahead log when it begins it anew. A log that is usually not longer keeps its
+/// space on the disk, so that its syncs are fast.
+const LOG_BYTES_KEPT: u32 = 40 << 20;
 
 /// The first bytes of every SQLite database.
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
@@ -134,6 +153,10 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     connection.set_db_config(keep_log, true).map_err(open_error)?;
     let kind = check_kind(&connection, file)?;
     check_size(&connection, file)?;
+    if matches!(kind, DatabaseKind::Empty) {
+        // It cannot be changed later without a copy of the whole database.
+        connection.pragma_update(None, "auto_vacuum", "incremental").map_err(open_error)?;
+    }
     let mode: String = connection
         .pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))
         .map_err(open_error)?;
@@ -151,6 +174,9 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     connection.pragma_update(None, "cache_size", -2_048).map_err(open_error)?;
     // The writer makes the checkpoints itself.
     connection.pragma_update(None, "wal_autocheckpoint", 0).map_err(open_error)?;
+    let limit = "journal_size_limit";
+    let limited = connection.pragma_update_and_check(None, limit, LOG_BYTES_KEPT, |_| Ok(()));
+    limited.map_err(open_error)?;
     keep_plans(&connection).map_err(open_error)?;
     let changes: &[&str] = match kind {
         DatabaseKind::Empty => &[SCHEMA],
@@ -163,7 +189,7 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     }
     check_ends(&connection, file)?;
     connection.set_db_config(keep_log, false).map_err(open_error)?;
-    connection.busy_timeout(BUSY_TIMEOUT).map_err(open_error)?;
+    connection.busy_timeout(WRITE_WAIT_PERIOD).map_err(open_error)?;
     // From here on the writer syncs the log.
     connection.pragma_update(None, "synchronous", "normal").map_err(open_error)?;
     Ok(connection)
@@ -178,7 +204,7 @@ pub(super) fn move_whole_log(file: &Path) -> rusqlite::Result<()> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(file, flags)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-    connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.busy_timeout(READ_TIMEOUT)?;
     connection.pragma_update_and_check(None, "locking_mode", "exclusive", |_| Ok(()))?;
     connection.pragma_update(None, "synchronous", "full")?;
     // The first query opens the log.
@@ -209,7 +235,7 @@ pub(super) fn open_reading(file: &Path) -> rusqlite::Result<Connection> {
 fn open_reading_with_log(file: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(file, flags)?;
-    connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.busy_timeout(READ_TIMEOUT)?;
     keep_plans(&connection)?;
     // The first query opens the log.
     connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
@@ -350,8 +376,16 @@ fn check_ends(connection: &Connection, file: &Path) -> Result<(), JournalError> 
 
 /// Returns the size of the database and its write-ahead log on disk in bytes.
 pub(super) fn bytes(file: &Path) -> u64 {
-    let size = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
-    size(file) + size(&data_directory::wal_path(file))
+    size(file) + log_bytes(file)
+}
+
+/// Returns the size of the write-ahead log on disk in bytes.
+pub(super) fn log_bytes(file: &Path) -> u64 {
+    size(&data_directory::wal_path(file))
+}
+
+fn size(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |found| found.len())
 }
 
 #[cfg(test)]

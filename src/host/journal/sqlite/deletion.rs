@@ -12,20 +12,30 @@ use callsheet_values::types::SessionId;
 /// A text that is greater than the ids of sessions that are being deleted, and less than all others.
 const AFTER_DELETED_IDS: &str = "\"";
 
-/// The part of a session that one transaction deletes: few rows, so that other sessions do not wait, and
+/// The limits of what one transaction deletes: few rows, so that other sessions do not wait, and
 /// few bytes, so that the write-ahead log stays short.
 const DELETED_ROWS_MAX: usize = 256;
 const DELETED_BYTES_MAX: u64 = 1 << 20;
 
-/// A step of the deletion of hidden sessions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DeletionStep {
-    /// Nothing was left to delete.
-    Nothing,
-    /// Some records were deleted, or the session keeps the records that forks share.
-    Records,
-    /// The session with this number does not exist any more.
-    Session(i64),
+/// What one transaction deletes of hidden sessions.
+#[derive(Debug, Default)]
+pub(super) struct DeletedPart {
+    /// The numbers of the sessions that do not exist any more.
+    pub(super) sessions: Vec<i64>,
+    /// The number of rows, with those of sessions.
+    rows: usize,
+    bytes: u64,
+}
+
+impl DeletedPart {
+    /// Returns true if nothing was left to delete.
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    fn is_full(&self) -> bool {
+        self.rows >= DELETED_ROWS_MAX || self.bytes >= DELETED_BYTES_MAX
+    }
 }
 
 /// Hides sessions, so that they do not exist for readers. Returns the numbers of those that existed.
@@ -50,34 +60,40 @@ pub(super) fn hide(
     Ok(hidden)
 }
 
-/// Deletes some of the records of a hidden session, or the session if it has none. Keeps the records that forks
-/// share.
-pub(super) fn delete_part(transaction: &Transaction<'_>) -> rusqlite::Result<DeletionStep> {
-    let next: Option<i64> = transaction
-        .prepare_cached("SELECT number FROM sessions WHERE id < ?1 LIMIT 1")?
-        .query_row([AFTER_DELETED_IDS], |row| row.get(0))
-        .optional()?;
-    let Some(number) = next else { return Ok(DeletionStep::Nothing) };
-    // The last record that a fork shares. 0: none.
-    let shared: u64 = transaction
-        .prepare_cached("SELECT coalesce(max(prefix), 0) FROM sessions WHERE origin = ?1")?
-        .query_row([number], |row| row.get(0))?;
-    cut_row(transaction, number, shared)?;
-    if delete_rows(transaction, number, shared)? > 0 {
-        return Ok(DeletionStep::Records);
+/// Deletes hidden sessions with their records, as many as one transaction deletes. Keeps the records that forks share.
+pub(super) fn delete_part(transaction: &Transaction<'_>) -> rusqlite::Result<DeletedPart> {
+    let mut part = DeletedPart::default();
+    while !part.is_full() {
+        let next: Option<i64> = transaction
+            .prepare_cached("SELECT number FROM sessions WHERE id < ?1 LIMIT 1")?
+            .query_row([AFTER_DELETED_IDS], |row| row.get(0))
+            .optional()?;
+        let Some(number) = next else { break };
+        // The last record that a fork shares. 0: none.
+        let shared: u64 = transaction
+            .prepare_cached("SELECT coalesce(max(prefix), 0) FROM sessions WHERE origin = ?1")?
+            .query_row([number], |row| row.get(0))?;
+        cut_row(transaction, number, shared)?;
+        delete_rows(transaction, number, shared, &mut part)?;
+        // Other records of the session may be left.
+        if part.is_full() {
+            break;
+        }
+        part.rows += 1;
+        if shared > 0 {
+            let keep = "UPDATE sessions SET id = '#' || number WHERE number = ?1";
+            transaction.prepare_cached(keep)?.execute([number])?;
+            continue;
+        }
+        // If the session is a fork, the session with its first records may have kept them for it.
+        let release = "UPDATE sessions SET id = '!' || number
+                       WHERE number = (SELECT origin FROM sessions WHERE number = ?1) AND id = '#' || number";
+        transaction.prepare_cached(release)?.execute([number])?;
+        let delete = "DELETE FROM sessions WHERE number = ?1";
+        transaction.prepare_cached(delete)?.execute([number])?;
+        part.sessions.push(number);
     }
-    if shared > 0 {
-        let keep = "UPDATE sessions SET id = '#' || number WHERE number = ?1";
-        transaction.prepare_cached(keep)?.execute([number])?;
-        return Ok(DeletionStep::Records);
-    }
-    // If the session is a fork, the session with its first records may have kept them for it.
-    let release = "UPDATE sessions SET id = '!' || number
-                   WHERE number = (SELECT origin FROM sessions WHERE number = ?1) AND id = '#' || number";
-    transaction.prepare_cached(release)?.execute([number])?;
-    let delete = "DELETE FROM sessions WHERE number = ?1";
-    transaction.prepare_cached(delete)?.execute([number])?;
-    Ok(DeletionStep::Session(number))
+    Ok(part)
 }
 
 /// Removes the records after the last shared one from the row that contains it. The time of the row stays, because its
@@ -108,27 +124,31 @@ fn cut_row(transaction: &Transaction<'_>, number: i64, shared: u64) -> rusqlite:
     Ok(())
 }
 
-/// Deletes some of the rows after the last shared record. Returns their number.
-fn delete_rows(transaction: &Transaction<'_>, number: i64, shared: u64) -> rusqlite::Result<usize> {
+/// Deletes rows after the last shared record, until the part is full.
+fn delete_rows(
+    transaction: &Transaction<'_>,
+    number: i64,
+    shared: u64,
+    part: &mut DeletedPart,
+) -> rusqlite::Result<()> {
     let mut deleted = Vec::new();
-    let mut bytes = 0;
     {
         let mut rows = transaction.prepare_cached(
             "SELECT rowid, octet_length(body) FROM records
              WHERE session = ?1 AND seq > ?2 ORDER BY seq DESC",
         )?;
         let mut rows = rows.query((number, shared))?;
-        while deleted.len() < DELETED_ROWS_MAX
-            && bytes < DELETED_BYTES_MAX
+        while !part.is_full()
             && let Some(row) = rows.next()?
         {
             deleted.push(row.get::<_, i64>(0)?);
-            bytes += row.get::<_, u64>(1)?;
+            part.rows += 1;
+            part.bytes += row.get::<_, u64>(1)?;
         }
     }
     let mut delete = transaction.prepare_cached("DELETE FROM records WHERE rowid = ?1")?;
     for row in &deleted {
         delete.execute([row])?;
     }
-    Ok(deleted.len())
+    Ok(())
 }

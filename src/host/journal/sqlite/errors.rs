@@ -11,6 +11,11 @@ use super::super::JournalError;
 pub(super) fn write_error(error: &Error) -> JournalError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => JournalError::Full,
+        Some(_) if is_locked(error) => {
+            let reason =
+                "another program has locked the database (journal.busy_timeout): stop that program";
+            JournalError::Write(reason.to_owned())
+        }
         Some(_) | None => JournalError::Write(error.to_string()),
     }
 }
@@ -22,6 +27,11 @@ pub(super) fn may_lack_space(error: &Error) -> bool {
         || error
             .sqlite_error()
             .is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_IOERR_WRITE)
+}
+
+/// Returns whether another program has locked the database.
+pub(super) fn is_locked(error: &Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
 /// Returns the error of a log whose fsync failed.

@@ -6,6 +6,7 @@
 //! failure. A lock file in the directory identifies the host that uses it.
 
 mod backup;
+mod copy_search;
 mod data_directory;
 mod database;
 mod deletion;
@@ -21,12 +22,12 @@ mod rows;
 mod writer;
 
 use std::fmt;
-use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -36,14 +37,15 @@ pub use reader::JournalReader;
 
 use super::GroupCommit;
 use super::{
-    AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalObserver, JournalStatus,
-    SessionQuery, SessionSummary, state_after,
+    AppendStatus, Batch, IdleSessions, Journal, JournalEntry, JournalError, JournalObserver,
+    JournalStatus, SessionQuery, SessionSummary, state_after,
 };
 use callsheet_values::config::Durability;
 use callsheet_values::record::{Record, Seq};
 use callsheet_values::types::SessionId;
 
 use data_directory::OpenedDatabase;
+use pages::PageLayout;
 use queue::{Opening, QueuedBatch, StatusReporter, WriteQueue, WriterTask};
 use read_connections::ReadConnections;
 use reserve::Reserve;
@@ -52,6 +54,9 @@ use writer::{JournalWriter, WriteConnection, WriterParts};
 
 /// Maximum number of sessions that one transaction deletes.
 const SESSIONS_PER_REMOVAL_MAX: usize = 64;
+
+/// The pauses before the attempts to erase what a deletion has left: most reads are short.
+const ERASE_PAUSES_MS: [u64; 6] = [0, 1, 2, 4, 8, 16];
 
 /// The error of the last write, until a write succeeds.
 type SharedFailure = Arc<Mutex<Option<JournalError>>>;
@@ -78,13 +83,8 @@ pub struct SqliteJournal {
     sessions: Arc<AtomicUsize>,
     /// The path of the database.
     path: PathBuf,
-    /// The open file of the database, while the writer runs.
-    file: Weak<Mutex<File>>,
     opened: OpenedDatabase,
     failure: SharedFailure,
-    /// Locked while one removal scans the file and erases. Otherwise the writer, which erases, would wait for the scan
-    /// of another removal.
-    erasing: Mutex<()>,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -117,10 +117,12 @@ pub struct SqliteOptions {
     pub queue_max: usize,
     /// Size of a file that reserves space, so that sessions can be deleted when the disk is full. 0: none.
     pub reserve_bytes: u64,
+    /// The time for which writes wait while another program has locked the database.
+    pub busy_timeout: Duration,
 }
 
 impl Default for SqliteOptions {
-    /// Returns strict durability, at most 10,000 queued batches, no reserve, and no observer.
+    /// Returns strict durability, at most 10,000 queued batches, no reserve, waits of a minute, and no observer.
     fn default() -> Self {
         Self {
             durability: Durability::Strict,
@@ -128,6 +130,7 @@ impl Default for SqliteOptions {
             observer: Arc::new(NoObserver),
             queue_max: 10_000,
             reserve_bytes: 0,
+            busy_timeout: Duration::from_secs(60),
         }
     }
 }
@@ -164,13 +167,15 @@ impl SqliteJournal {
         options: SqliteOptions,
         faults: DiskFaults,
     ) -> Result<Self, JournalError> {
-        let SqliteOptions { durability, holder, observer, queue_max, reserve_bytes } = options;
+        let SqliteOptions { durability, holder, observer, queue_max, reserve_bytes, busy_timeout } =
+            options;
         data_directory::create_if_missing(dir)?;
         let lock = data_directory::DirectoryLock::acquire(dir, &holder)?;
-        let (file, opened) = (Arc::downgrade(lock.database()), lock.opened().clone());
+        let opened = lock.opened().clone();
         let path = data_directory::database_path(dir);
         let open_error = |error: &rusqlite::Error| errors::open_error(&path, error);
         let reserve = Reserve::new(dir, reserve_bytes);
+        let has_log = database::log_bytes(&path) > 0;
         let connection = match database::open(&path) {
             // The log needs some space.
             Err(error @ JournalError::Open { .. }) if data_directory::is_full(dir) => {
@@ -188,16 +193,25 @@ impl SqliteJournal {
         let stored = query::count(&connection).map_err(|error| error.open_error(&path))?;
         let sessions = Arc::new(AtomicUsize::new(stored));
         let queue = Arc::new(WriteQueue::new(queue_max));
+        let layout = PageLayout::read(&connection).map_err(|error| open_error(&error))?;
+        let are_erased = database::are_copies_erased(&connection);
+        let are_erased = are_erased.map_err(|error| open_error(&error))?;
         let database = WriteConnection::new(connection).map_err(|error| open_error(&error))?;
         let failure = Arc::new(Mutex::new(None));
         let readers = Arc::new(ReadConnections::new(path.clone()));
+        if !are_erased {
+            copy_search::start(Arc::downgrade(lock.database()), layout, Arc::downgrade(&queue));
+        }
         let parts = WriterParts {
             database,
+            layout,
+            has_log,
             readers: Arc::clone(&readers),
             queue: Arc::clone(&queue),
             observer,
             sessions: Arc::clone(&sessions),
             durability,
+            busy_timeout,
             reserve,
             failure: Arc::clone(&failure),
             reporter: StatusReporter::start(),
@@ -214,8 +228,7 @@ impl SqliteJournal {
             .spawn(move || writer.run())
             .map_err(io_error)?;
         let writer = Mutex::new(Some(thread));
-        let erasing = Mutex::new(());
-        Ok(Self { queue, readers, sessions, path, file, opened, failure, erasing, writer })
+        Ok(Self { queue, readers, sessions, path, opened, failure, writer })
     }
 
     /// Performs a task on the writer thread and waits for its end. Returns true if the task is to be repeated.
@@ -223,17 +236,6 @@ impl SqliteJournal {
         let (done, answer) = sync_channel(1);
         self.queue.push_task(task, done)?;
         answer.recv().unwrap_or(Err(JournalError::Closed))
-    }
-
-    /// Returns the pages of the database that may still have copies of deleted rows. Scans the file on the calling
-    /// thread, and keeps it locked meanwhile.
-    fn pages_with_copies(&self, removed: &[SessionId]) -> Result<Vec<u64>, JournalError> {
-        let page_size = self.readers.run(|connection| Ok(database::page_size(connection)?))?;
-        let ids: Vec<&str> = removed.iter().map(SessionId::as_str).collect();
-        let file = self.file.upgrade().ok_or(JournalError::Closed)?;
-        let mut file = file.lock();
-        pages::find_pages_with_copies(&mut file, page_size, &ids)
-            .map_err(|error| JournalError::Read(format!("{error} ({})", self.path.display())))
     }
 
     /// Stores the queued batches, closes the database and unlocks the directory. Later batches
@@ -279,6 +281,14 @@ impl Journal for SqliteJournal {
         self.readers.run(|connection| query::list(connection, listing))
     }
 
+    fn find_idle(
+        &self,
+        touched_before: u64,
+        after: Option<&SessionId>,
+    ) -> Result<IdleSessions, JournalError> {
+        self.readers.run(|connection| query::find_idle(connection, touched_before, after))
+    }
+
     fn count(&self) -> Result<usize, JournalError> {
         Ok(self.sessions.load(Ordering::Acquire))
     }
@@ -289,17 +299,13 @@ impl Journal for SqliteJournal {
         }
         // The batches of other sessions are stored between the parts.
         while self.run_on_writer(WriterTask::RemoveHidden)? {}
-        // The write-ahead log still contains the deleted rows.
-        self.run_on_writer(WriterTask::EmptyWal)?;
-        if sessions.is_empty() {
-            return Ok(());
+        for pause in ERASE_PAUSES_MS {
+            std::thread::sleep(Duration::from_millis(pause));
+            if !self.run_on_writer(WriterTask::Erase)? {
+                return Ok(());
+            }
         }
-        let _erasing = self.erasing.lock();
-        let pages = self.pages_with_copies(sessions)?;
-        if !pages.is_empty() {
-            self.run_on_writer(WriterTask::Erase(pages))?;
-        }
-        Ok(())
+        Err(JournalError::NotErased)
     }
 
     fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
@@ -322,6 +328,7 @@ impl Journal for SqliteJournal {
         JournalStatus {
             queued: self.queue.len(),
             bytes: database::bytes(&self.path),
+            log_bytes: Some(database::log_bytes(&self.path)),
             disk_free_bytes: self.path.parent().and_then(data_directory::free_bytes),
         }
     }

@@ -3,9 +3,11 @@
 use std::path::Path;
 
 use rusqlite::types::Value;
-use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, params_from_iter};
+use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 
-use super::super::{JournalEntry, JournalError, SessionQuery, SessionSummary};
+use super::super::{
+    IdleSessions, JournalEntry, JournalError, SessionOrder, SessionQuery, SessionSummary,
+};
 use super::{errors, rows};
 use callsheet_values::record::Seq;
 use callsheet_values::types::{CHILD_DIGITS, CHILD_PREFIX, Metadata, SessionId, SessionState};
@@ -50,11 +52,13 @@ impl From<JournalError> for QueryError {
 /// [`super::deletion`].
 pub(super) const BEFORE_ALL_IDS: &str = ",";
 
-/// The columns of sessions, and those of their last record, which the index finds.
+/// The columns of sessions, and those of their last record.
 const SESSION_COLUMNS: &str =
-    "s.metadata, s.id, s.agent, s.number IN running, s.opened, r.seq, r.time
-    FROM sessions s JOIN records r ON r.session = s.number
-        AND r.seq = (SELECT max(seq) FROM records WHERE session = s.number)";
+    "s.metadata, s.id, s.agent, s.number IN running, s.opened, r.seq, r.time, s.number";
+
+/// The join with the last record of a session, which the index finds. A `CROSS JOIN` keeps the order of the tables.
+const LAST_RECORD: &str = "CROSS JOIN records r ON r.session = s.number
+    AND r.seq = (SELECT max(seq) FROM records WHERE session = s.number)";
 
 /// Selects the records that belong to no session. They cannot be listed or deleted.
 const RECORDS_WITHOUT_SESSION: &str = "
@@ -200,42 +204,102 @@ pub(super) fn find(
     connection: &Connection,
     session: &SessionId,
 ) -> Result<Option<SessionSummary>, QueryError> {
-    let mut statement = select_sessions(connection, "s.id = ?1")?;
+    let select = format!("SELECT {SESSION_COLUMNS} FROM sessions s {LAST_RECORD} WHERE s.id = ?1");
+    let mut statement = connection.prepare_cached(&select)?;
     Ok(statement.query_row([session.as_str()], session_summary).optional()?)
 }
 
-/// Returns sessions in the order of their ids. Stops after `limit` sessions, and reads only running
-/// sessions if the filter asks for them.
+/// Returns the sessions of a page. Its cost depends on the page, not on the number of sessions: sessions are read in the
+/// order of the page, or, if the filter asks for running sessions, from the table of those.
 pub(super) fn list(
     connection: &Connection,
     listing: &SessionQuery,
 ) -> Result<Vec<SessionSummary>, QueryError> {
-    let after = listing.after.as_ref().map_or(BEFORE_ALL_IDS, SessionId::as_str);
-    let mut query = "s.id > ?".to_owned();
-    let mut values = vec![Value::Text(after.to_owned())];
-    match listing.state {
-        Some(SessionState::Running) => query.push_str(" AND s.number IN running"),
-        Some(SessionState::Idle) => query.push_str(" AND s.number NOT IN running"),
-        // Only a host knows which sessions are awake. In a journal these are idle.
-        Some(SessionState::Hibernated) => query.push_str(" AND 0"),
-        None => {}
-    }
-    if let Some(time) = listing.touched_before {
-        query.push_str(" AND r.time < ?");
-        values.push(Value::Integer(i64::try_from(time).unwrap_or(i64::MAX)));
-    }
+    let mut values = Vec::new();
+    let is_running = listing.state == Some(SessionState::Running);
+    let number = if is_running { "u.session" } else { "s.number" };
+    let (mut conditions, order) = match listing.order {
+        SessionOrder::Id => {
+            let after = listing.after.as_ref().map_or(BEFORE_ALL_IDS, SessionId::as_str);
+            values.push(Value::Text(after.to_owned()));
+            ("s.id > ?".to_owned(), "s.id".to_owned())
+        }
+        SessionOrder::Newest => {
+            let after = listing.after_number.and_then(|number| i64::try_from(number).ok());
+            values.push(Value::Integer(after.unwrap_or(i64::MAX)));
+            values.push(Value::Text(BEFORE_ALL_IDS.to_owned()));
+            // A unary plus keeps SQLite from using the index of ids, which has another order.
+            (format!("{number} < ? AND +s.id > ?"), format!("{number} DESC"))
+        }
+    };
     if !listing.children {
-        query.push_str(" AND s.id NOT GLOB ?");
+        conditions.push_str(" AND s.id NOT GLOB ?");
         values.push(Value::Text(child_pattern()));
     }
-    query.push_str(" ORDER BY s.id");
+    let sessions = match listing.state {
+        Some(SessionState::Running) => "running u CROSS JOIN sessions s ON s.number = u.session",
+        Some(SessionState::Idle) => {
+            conditions.push_str(" AND s.number NOT IN running");
+            "sessions s"
+        }
+        // Only a host knows which sessions are awake. In a journal these are idle.
+        Some(SessionState::Hibernated) => return Ok(Vec::new()),
+        None => "sessions s",
+    };
+    if let Some(time) = listing.touched_before {
+        conditions.push_str(" AND r.time < ?");
+        values.push(Value::Integer(i64::try_from(time).unwrap_or(i64::MAX)));
+    }
+    let limit = if listing.limit > 0 { "LIMIT ?" } else { "" };
     if listing.limit > 0 {
-        query.push_str(" LIMIT ?");
         values.push(Value::Integer(i64::try_from(listing.limit).unwrap_or(i64::MAX)));
     }
-    let mut statement = select_sessions(connection, &query)?;
+    let select = format!(
+        "SELECT {SESSION_COLUMNS} FROM {sessions} {LAST_RECORD} WHERE {conditions} ORDER BY {order} {limit}"
+    );
+    let mut statement = connection.prepare_cached(&select)?;
     let sessions = statement.query_map(params_from_iter(values), session_summary)?;
     Ok(sessions.collect::<rusqlite::Result<_>>()?)
+}
+
+/// Maximum number of sessions of one search for idle ones: a few milliseconds, if they are in memory.
+const SEARCHED_MAX: usize = 2_000;
+
+/// Searches sessions in the order of their ids for idle ones whose last record is older than a time.
+pub(super) fn find_idle(
+    connection: &Connection,
+    touched_before: u64,
+    after: Option<&SessionId>,
+) -> Result<IdleSessions, QueryError> {
+    let select = "
+        SELECT s.id, s.number NOT IN running AND ?2 > (
+            SELECT time FROM records WHERE session = s.number ORDER BY seq DESC LIMIT 1)
+        FROM sessions s WHERE s.id > ?1 ORDER BY s.id LIMIT ?3";
+    let after = after.map_or(BEFORE_ALL_IDS, SessionId::as_str);
+    let touched_before = i64::try_from(touched_before).unwrap_or(i64::MAX);
+    let mut statement = connection.prepare_cached(select)?;
+    let mut rows = statement.query((after, touched_before, SEARCHED_MAX))?;
+    let (mut found, mut searched) = (IdleSessions::default(), 0);
+    while let Some(row) = rows.next()? {
+        let id = session_id(row, 0)?;
+        searched += 1;
+        // A damaged session may have no record.
+        if row.get::<_, Option<bool>>(1)? == Some(true) {
+            found.ids.push(id.clone());
+        }
+        if searched == SEARCHED_MAX || found.ids.len() == IdleSessions::FOUND_MAX {
+            found.next = Some(id);
+            break;
+        }
+    }
+    Ok(found)
+}
+
+fn session_id(row: &Row<'_>, column: usize) -> rusqlite::Result<SessionId> {
+    SessionId::parse(row.get_ref(column)?.as_str()?).map_err(|error| {
+        let kind = rusqlite::types::Type::Text;
+        rusqlite::Error::FromSqlConversionFailure(column, kind, Box::new(error))
+    })
 }
 
 /// Returns the pattern of the ids of child sessions.
@@ -248,31 +312,20 @@ pub(super) fn count(connection: &Connection) -> Result<usize, QueryError> {
     Ok(statement.query_row([BEFORE_ALL_IDS], |row| row.get(0))?)
 }
 
-/// Prepares a query for the sessions that meet a condition.
-fn select_sessions<'c>(
-    connection: &'c Connection,
-    condition: &str,
-) -> rusqlite::Result<CachedStatement<'c>> {
-    connection.prepare_cached(&format!("SELECT {SESSION_COLUMNS} WHERE {condition}"))
-}
-
 fn metadata(text: Option<String>) -> Metadata {
     text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
 }
 
 fn session_summary(row: &Row<'_>) -> rusqlite::Result<SessionSummary> {
-    let id = row.get_ref(1)?.as_str()?;
-    let id = SessionId::parse(id).map_err(|error| {
-        rusqlite::Error::FromSqlConversionFailure(1, rusqlite::types::Type::Text, Box::new(error))
-    })?;
     let running: bool = row.get(3)?;
     Ok(SessionSummary {
-        id,
+        id: session_id(row, 1)?,
         agent: row.get(2)?,
         state: if running { SessionState::Running } else { SessionState::Idle },
         opened: row.get(4)?,
         seq: Seq(row.get(5)?),
         touched: row.get(6)?,
+        number: row.get(7)?,
         metadata: metadata(row.get(0)?),
     })
 }

@@ -77,10 +77,12 @@ pub(super) enum WriterTask {
     Hide(Vec<SessionId>),
     /// Deletes some of the records of hidden sessions.
     RemoveHidden,
-    /// Checkpoints the write-ahead log and empties it.
-    EmptyWal,
-    /// Erases copies of deleted rows in these pages of the database.
-    Erase(Vec<u64>),
+    /// Erases what the deleted sessions have left. It is to be repeated while another connection reads the log.
+    Erase,
+    /// Erases copies of deleted rows on these pages. It is to be repeated while another connection reads the log.
+    EraseCopies(Vec<u64>),
+    /// Notes that only pages in the log may have copies of deleted rows.
+    NoteCopiesErased,
 }
 
 /// Receives the result of a task: true if the task did a part and is to be repeated.

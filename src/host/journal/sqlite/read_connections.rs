@@ -1,9 +1,12 @@
 //! A pool of read-only connections. Reads wait for the writer only while it reopens the database.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use rusqlite::Connection;
+use tokio::time::Instant;
 
 use super::super::JournalError;
 use super::query::QueryError;
@@ -11,6 +14,9 @@ use super::{database, errors};
 
 /// Maximum number of concurrent reads. Further reads wait.
 const CONNECTIONS_MAX: usize = 4;
+
+/// The duration from which a read is long.
+const LONG_READ: Duration = Duration::from_secs(1);
 
 /// The read-only connections to one database.
 #[derive(Debug)]
@@ -24,8 +30,9 @@ pub(super) struct ReadConnections {
 #[derive(Debug, Default)]
 struct PoolState {
     idle: Vec<Connection>,
-    /// The number of permits in use.
-    in_use: usize,
+    /// The reads in progress: when each began, and its number.
+    reads: BTreeSet<(Instant, u64)>,
+    next_read: u64,
     /// True while all connections must be closed. Reads wait until it is false.
     suspended: bool,
     /// True if no read is admitted any more.
@@ -46,9 +53,9 @@ impl ReadConnections {
         &self,
         query: impl FnOnce(&Connection) -> Result<T, QueryError>,
     ) -> Result<T, JournalError> {
-        let idle = self.acquire()?;
+        let (read, idle) = self.acquire()?;
         // If the query panics, the permit is returned without a connection.
-        let mut permit = ReadPermit { readers: self, connection: None };
+        let mut permit = ReadPermit { readers: self, read, connection: None };
         let connection = match idle {
             Some(connection) => connection,
             None => database::open_reading(&self.file)
@@ -70,6 +77,12 @@ impl ReadConnections {
         drop(idle);
     }
 
+    /// Returns the time for which the longest read in progress has lasted, if that is more than a moment.
+    pub(super) fn longest_read(&self) -> Option<Duration> {
+        let began = self.pool.lock().reads.first()?.0;
+        Some(began.elapsed()).filter(|time| *time >= LONG_READ)
+    }
+
     /// Closes all connections, runs the work, and admits reads again, also if the work panics. Blocks until
     /// the reads in progress have ended.
     pub(super) fn while_suspended<T>(&self, work: impl FnOnce() -> T) -> T {
@@ -78,7 +91,7 @@ impl ReadConnections {
             let mut pool = self.pool.lock();
             pool.suspended = true;
             pool.idle.clear();
-            while pool.in_use > 0 {
+            while !pool.reads.is_empty() {
                 self.returned.wait(&mut pool);
             }
         }
@@ -89,16 +102,18 @@ impl ReadConnections {
     ///
     /// # Errors
     /// If the pool is closed.
-    fn acquire(&self) -> Result<Option<Connection>, JournalError> {
+    fn acquire(&self) -> Result<((Instant, u64), Option<Connection>), JournalError> {
         let mut pool = self.pool.lock();
-        while (pool.in_use >= CONNECTIONS_MAX || pool.suspended) && !pool.closed {
+        while (pool.reads.len() >= CONNECTIONS_MAX || pool.suspended) && !pool.closed {
             self.returned.wait(&mut pool);
         }
         if pool.closed {
             return Err(JournalError::Closed);
         }
-        pool.in_use += 1;
-        Ok(pool.idle.pop())
+        let read = (Instant::now(), pool.next_read);
+        pool.next_read += 1;
+        pool.reads.insert(read);
+        Ok((read, pool.idle.pop()))
     }
 }
 
@@ -117,6 +132,7 @@ impl Drop for Suspension<'_> {
 /// The permit of a read.
 struct ReadPermit<'r> {
     readers: &'r ReadConnections,
+    read: (Instant, u64),
     /// The connection that returns to the pool.
     connection: Option<Connection>,
 }
@@ -131,7 +147,7 @@ impl Drop for ReadPermit<'_> {
             pool.idle.extend(self.connection.take());
         }
         // In a closed pool, the connection is closed after the lock is released: nothing waits for that.
-        pool.in_use -= 1;
+        pool.reads.remove(&self.read);
         drop(pool);
         self.readers.returned.notify_all();
     }

@@ -1,4 +1,4 @@
-use super::super::{GroupCommit, SessionLog, Urgency};
+use super::super::{GroupCommit, SessionLog, SessionOrder, Urgency};
 use super::*;
 use callsheet_values::types::SessionState;
 use std::sync::atomic::AtomicU32;
@@ -193,11 +193,11 @@ async fn a_panicking_listener_does_not_stop_the_writer() {
 #[tokio::test]
 async fn a_deletion_that_was_interrupted_is_finished_by_the_next_host() {
     let dir = TestDir::new();
-    let body = "a-secret ".repeat(100);
     {
         let journal = open(&dir, Durability::Strict);
-        for session in ["deleted", "kept"] {
-            let session = log(&journal, session, 0);
+        for name in ["deleted", "kept"] {
+            let body = format!("{name} ").repeat(100);
+            let session = log(&journal, name, 0);
             session.append(vec![opened("default")], Urgency::Urgent, || ());
             for _ in 1..1_000 {
                 session.append(vec![opened(&body)], Urgency::Deferrable, || ());
@@ -214,8 +214,8 @@ async fn a_deletion_that_was_interrupted_is_finished_by_the_next_host() {
     }
     let journal = open(&dir, Durability::Strict);
     assert_eq!((journal.count(), journal.find(&id("deleted"))), (Ok(1), Ok(None)));
-    // The writer has deleted the rest before its first task.
-    assert_eq!(journal.run_on_writer(WriterTask::RemoveHidden), Ok(false));
+    // The writer deletes the rest by itself.
+    until("nothing of it is left", || !file_text(&dir).contains("deleted")).await;
     assert_eq!(journal.read(&id("kept"), Seq(0)).unwrap().len(), 1_000);
     // The id is free again.
     let session = log(&journal, "deleted", 0);
@@ -238,8 +238,8 @@ async fn the_write_ahead_log_stays_bounded_while_a_start_finishes_a_deletion() {
         assert_eq!(journal.run_on_writer(WriterTask::Hide(vec![id("deleted")])), Ok(false));
     }
     let journal = open(&dir, Durability::Relaxed);
-    // The writer has deleted the records before its first task.
-    assert_eq!(journal.run_on_writer(WriterTask::RemoveHidden), Ok(false));
+    // The writer deletes the records by itself, and this waits for it.
+    while journal.run_on_writer(WriterTask::RemoveHidden).unwrap() {}
     let log = std::fs::metadata(data_directory::wal_path(&journal.path)).unwrap().len();
     assert!(log < 16 << 20, "{log}");
 }
@@ -778,7 +778,7 @@ fn a_batch_waits_for_an_urgent_one_of_its_session() {
     assert!(work.flush && sessions(&work) == ["d"]);
     // A task comes after all that was queued before it.
     let (done, _answer) = sync_channel(1);
-    queue.push_task(WriterTask::EmptyWal, done).unwrap();
+    queue.push_task(WriterTask::Erase, done).unwrap();
     queue.push(batch("e", true, hour));
     let work = queue.next_work(None);
     assert!(work.task.is_some() && sessions(&work) == ["b"]);
@@ -802,9 +802,263 @@ fn a_copy_on_an_empty_page_of_64_kib_is_found_and_erased() {
     content[PAGE_SIZE] = 13;
     content[PAGE_SIZE + 100] = 1;
     std::fs::write(&path, &content).unwrap();
-    let mut file = File::options().read(true).write(true).open(&path).unwrap();
-    assert_eq!(pages::find_pages_with_copies(&mut file, PAGE_SIZE, &[]).unwrap(), [2]);
-    pages::erase_unused(&mut file, PAGE_SIZE, &[2]).unwrap();
+    let mut file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let layout = PageLayout { page_size: PAGE_SIZE, has_pointer_maps: false };
+    let copies = pages::find_copies(&mut file, layout, [2]).unwrap();
+    assert_eq!(copies.keys().collect::<Vec<_>>(), [&2]);
+    pages::erase_copies(&mut file, PAGE_SIZE, &copies).unwrap();
     content[PAGE_SIZE + 100] = 0;
     assert!(std::fs::read(&path).unwrap() == content, "the page has other bytes");
+}
+
+/// Waits until a condition holds.
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..1_000 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("not reached: {what}");
+}
+
+/// Begins a read of another program, which ends when the connection is dropped.
+fn begin_read(dir: &TestDir) -> rusqlite::Connection {
+    let reader = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+    reader.execute_batch("BEGIN; SELECT count(*) FROM sessions").unwrap();
+    reader.query_row("SELECT count(*) FROM sessions", [], |_| Ok(())).unwrap();
+    reader
+}
+
+#[tokio::test]
+async fn a_deletion_beside_a_long_read_is_finished_later_also_by_the_next_host() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    for name in ["first", "second", "third"] {
+        store_session(&journal, name, 20).await;
+    }
+    let reader = begin_read(&dir);
+    assert_eq!(journal.remove(&[id("first")]), Err(JournalError::NotErased));
+    assert_eq!((journal.count(), journal.find(&id("first"))), (Ok(2), Ok(None)));
+    // The writer does not wait for the reader.
+    store_session(&journal, "fourth", 20).await;
+    assert_eq!(journal.remove(&[id("first")]), Err(JournalError::NotErased), "a repetition");
+    assert!(file_text(&dir).contains("first-1"), "the log has it");
+    drop(reader);
+    until("the writer has erased it", || !file_text(&dir).contains("first-")).await;
+    assert_eq!(journal.remove(&[id("first")]), Ok(()));
+
+    let reader = begin_read(&dir);
+    assert_eq!(journal.remove(&[id("second")]), Err(JournalError::NotErased));
+    // The files as a kill would leave them.
+    let killed = TestDir::new();
+    std::fs::create_dir(&killed.0).unwrap();
+    for file in ["journal.db", "journal.db-wal"] {
+        std::fs::copy(dir.0.join(file), killed.0.join(file)).unwrap();
+    }
+    drop((reader, journal));
+    assert!(file_text(&killed).contains("second-1"));
+    let journal = open(&killed, Durability::Strict);
+    until("the next host has erased it", || !file_text(&killed).contains("second-")).await;
+    assert_eq!(texts(&journal, "third").len(), 20);
+    assert_eq!(JournalReader::open(&killed.0).unwrap().check(), Ok(vec![]));
+}
+
+/// The ids are in an index. When SQLite splits one of its pages, it leaves the old bytes of ids that have moved.
+#[tokio::test]
+async fn ids_are_erased_although_their_index_was_split() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    let name =
+        |at: u64| format!("id{:016x}-{}", at.wrapping_mul(0x9e37_79b9_7f4a_7c15), "x".repeat(40));
+    let mut last = None;
+    for at in 0..1_000 {
+        let session = log(&journal, &name(at), 0);
+        session.append(vec![opened("default")], Urgency::Deferrable, || ());
+        if at % 50 == 0 {
+            session.wait_durable(Seq(1)).await.unwrap();
+        }
+        last = Some(session);
+    }
+    last.unwrap().wait_durable(Seq(1)).await.unwrap();
+    until("all are stored", || journal.count() == Ok(1_000)).await;
+    for at in (0..1_000).step_by(100) {
+        journal.remove(&[id(&name(at))]).unwrap();
+        let text = file_text(&dir);
+        assert!(!text.contains(&name(at)), "{at}");
+        assert!(text.contains(&name(at + 1)), "{at}");
+    }
+    assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
+}
+
+#[tokio::test]
+async fn copies_in_a_database_of_an_earlier_version_are_erased() {
+    let dir = TestDir::new();
+    store_session(&open(&dir, Durability::Strict), "kept", 100).await;
+    let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+    connection.execute_batch("DROP TABLE copies_erased").unwrap();
+    drop(connection);
+    // A page of a table with unused bytes.
+    let mut content = std::fs::read(dir.0.join("journal.db")).unwrap();
+    let page = content
+        .chunks_mut(4_096)
+        .skip(1)
+        .find(|page| page[0] == 13 && page[1_000..1_200].iter().all(|byte| *byte == 0));
+    page.unwrap()[1_000..1_008].copy_from_slice(b"leftover");
+    std::fs::write(dir.0.join("journal.db"), content).unwrap();
+    let journal = open(&dir, Durability::Strict);
+    until("it is erased", || !file_text(&dir).contains("leftover")).await;
+    let is_noted =
+        || journal.readers.run(|connection| Ok(database::are_copies_erased(connection)?)).unwrap();
+    until("the search has ended", is_noted).await;
+    assert_eq!(texts(&journal, "kept").len(), 100);
+    assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
+}
+
+#[tokio::test]
+async fn lists_with_the_newest_first_begin_after_a_session_that_is_gone() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    for name in ["c", "a", "d", "b"] {
+        store_session(&journal, name, 2).await;
+    }
+    for name in ["a", "d"] {
+        // An unfinished deletion counts as a run.
+        let session = log(&journal, name, 2);
+        session.append(vec![Record::SessionClosed], Urgency::Urgent, || ());
+        session.wait_durable(Seq(3)).await.unwrap();
+    }
+    let pages = |state: Option<SessionState>, order| {
+        let mut query = SessionQuery { state, order, limit: 1, ..SessionQuery::default() };
+        let mut ids = Vec::new();
+        while let Some(found) = journal.list(&query).unwrap().pop() {
+            ids.push(found.id.to_string());
+            query.continue_after(&found);
+        }
+        ids
+    };
+    use SessionOrder::{Id, Newest};
+    assert_eq!(pages(None, Newest), ["b", "d", "a", "c"]);
+    assert_eq!(pages(Some(SessionState::Running), Newest), ["d", "a"]);
+    assert_eq!(pages(Some(SessionState::Running), Id), ["a", "d"]);
+    assert_eq!(pages(Some(SessionState::Idle), Newest), ["b", "c"]);
+    assert_eq!(pages(Some(SessionState::Idle), Id), ["b", "c"]);
+    let mut query = SessionQuery { order: Newest, limit: 2, ..SessionQuery::default() };
+    let page = journal.list(&query).unwrap();
+    query.continue_after(&page[1]);
+    journal.remove(&[id("d")]).unwrap();
+    let next = journal.list(&query).unwrap();
+    assert_eq!(next.iter().map(|found| found.id.as_str()).collect::<Vec<_>>(), ["a", "c"]);
+}
+
+/// A lock of another program is waited for. What is appended meanwhile is kept in memory.
+#[tokio::test]
+async fn writes_wait_for_a_foreign_lock() {
+    let dir = TestDir::new();
+    let patient =
+        SqliteOptions { busy_timeout: Duration::from_secs(60), ..options(Durability::Strict) };
+    let journal = Arc::new(SqliteJournal::open(&dir.0, patient).unwrap());
+    store_session(&journal, "s", 2).await;
+    let other = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let session = log(&journal, "s", 2);
+    for _ in 0..3 {
+        session.append(vec![opened("later")], Urgency::Urgent, || ());
+    }
+    // Longer than one period of the wait.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert_eq!((session.durable_seq(), session.failure(), journal.failure()), (Seq(2), None, None));
+    other.execute_batch("COMMIT").unwrap();
+    session.wait_durable(Seq(5)).await.unwrap();
+    drop((session, journal));
+
+    let hasty = SqliteOptions { busy_timeout: Duration::ZERO, ..options(Durability::Strict) };
+    let journal = Arc::new(SqliteJournal::open(&dir.0, hasty).unwrap());
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let session = log(&journal, "s", 5);
+    session.append(vec![opened("lost")], Urgency::Urgent, || ());
+    let error = session.wait_durable(Seq(6)).await.unwrap_err().to_string();
+    assert!(error.contains("another program has locked the database"), "{error}");
+}
+
+/// After a long read, which keeps the log from being emptied, the log is moved beside the writer and shrinks.
+#[tokio::test]
+async fn a_log_that_grew_beside_a_long_read_shrinks() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Relaxed);
+    store_session(&journal, "s", 1).await;
+    let reader = begin_read(&dir);
+    let session = log(&journal, "s", 1);
+    let body = "x".repeat(1 << 20);
+    for at in 2..80 {
+        session.append(vec![opened(&body)], Urgency::Urgent, || ());
+        session.wait_durable(Seq(at)).await.unwrap();
+    }
+    let log_bytes = || journal.status().log_bytes.unwrap();
+    assert!(log_bytes() > 70 << 20, "{}", log_bytes());
+    drop(reader);
+    let mut at = 80;
+    while log_bytes() > 50 << 20 {
+        session.append(vec![opened("small")], Urgency::Urgent, || ());
+        session.wait_durable(Seq(at)).await.unwrap();
+        at += 1;
+        assert!(at < 10_000, "the log has {} bytes", log_bytes());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(journal.read(&id("s"), Seq(0)).unwrap().len() as u64, at - 1);
+}
+
+#[tokio::test]
+async fn free_pages_are_given_back_while_the_host_runs() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    let body = "x".repeat(100_000);
+    for session in 0..100 {
+        let session = log(&journal, &format!("s{session}"), 0);
+        session.append(vec![opened("default"), opened(&body)], Urgency::Urgent, || ());
+        session.wait_durable(Seq(2)).await.unwrap();
+    }
+    let size = || std::fs::metadata(dir.0.join("journal.db")).unwrap().len();
+    // The last one stays, whose pages are at the end.
+    let ids: Vec<SessionId> = (0..99).map(|session| id(&format!("s{session}"))).collect();
+    journal.remove(&ids).unwrap();
+    // A checkpoint makes the file shorter.
+    until("the file is small", || {
+        journal.run_on_writer(WriterTask::EraseCopies(Vec::new())).unwrap();
+        size() < 2 << 20
+    })
+    .await;
+    assert_eq!(journal.failure(), None);
+    store_session(&journal, "new", 20).await;
+    assert_eq!(journal.read(&id("s99"), Seq(0)).unwrap().len(), 2);
+    assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
+    drop(journal);
+    let journal = open(&dir, Durability::Strict);
+    assert_eq!(texts(&journal, "new").len(), 20);
+}
+
+/// A database of an earlier version cannot give pages back. Its backup can.
+#[tokio::test]
+async fn a_backup_of_an_earlier_database_can_give_pages_back() {
+    let dir = TestDir::new();
+    store_session(&open(&dir, Durability::Strict), "s", 20).await;
+    let old = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
+    old.execute_batch("PRAGMA journal_mode = delete; PRAGMA auto_vacuum = none; VACUUM").unwrap();
+    let layout = |connection: &rusqlite::Connection| PageLayout::read(connection).unwrap();
+    assert!(!layout(&old).has_pointer_maps);
+    drop(old);
+    let journal = open(&dir, Durability::Strict);
+    let copies = TestDir::new();
+    JournalReader::open(&dir.0).unwrap().back_up(&copies.0.join("backup")).unwrap();
+    let restored = copies.0.join("restored");
+    restore(&copies.0.join("backup"), &restored).unwrap();
+    drop(journal);
+    // A copy of the directory is converted when it is restored.
+    restore(&dir.0, &copies.0.join("second")).unwrap();
+    for dir in ["restored", "second"] {
+        let connection = rusqlite::Connection::open(copies.0.join(dir).join("journal.db")).unwrap();
+        assert!(layout(&connection).has_pointer_maps, "{dir}");
+    }
+    let journal = Arc::new(SqliteJournal::open(&restored, options(Durability::Strict)).unwrap());
+    assert_eq!(texts(&journal, "s").len(), 20);
 }

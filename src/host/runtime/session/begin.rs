@@ -182,14 +182,14 @@ impl SessionActor {
         let elapsed = run.elapsed(now);
         self.agents.use_for(&overrides);
         let trace = self.begin_trace(&id, trace, began, elapsed, None);
-        let has_failed = self.host_ref.shared.maintenance.remove_unrecorded_failure(&id);
+        let unstored = self.host_ref.shared.maintenance.remove_unrecorded_failure(&id);
         let extensions = self.host_ref.shared.extensions.for_run(&self.id, &id);
         let run = ActiveRun::new(id, trace, extensions, self.stored_seq_before_turn, None);
         self.run = Some(Box::new(run));
         self.activity.has_open_run.store(true, Ordering::Release);
         self.host_ref.shared.update_counts();
-        if has_failed {
-            self.give_up("journal_failed", "the journal could not be written");
+        if unstored.is_some() {
+            self.give_up("journal_failed", "the journal could not be written", unstored);
         }
     }
 }

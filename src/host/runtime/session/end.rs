@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use ractor::ActorRef;
 
-use super::SessionActor;
 use super::run::RunActors;
+use super::{SessionActor, unstored_outcomes};
 use crate::journal::JournalError;
 use crate::runtime::error::HostError;
 use crate::runtime::message::SessionMessage;
@@ -31,7 +31,10 @@ impl SessionActor {
         let maintenance = &self.host_ref.shared.maintenance;
         maintenance.add_unrecorded_failures(&self.id, lost.into_iter().map(|(run, _)| run));
         if let Some(run) = self.run.take() {
+            let entries = self.log.entries_since(run.seq_before_turn);
+            let outcomes = unstored_outcomes::known(&entries, durable);
             maintenance.add_unrecorded_failures(&self.id, [run.id.clone()]);
+            maintenance.keep_outcomes(&run.id, outcomes);
             run.fail(reason.clone());
         }
         for actor in self.forget_actors().iter().flat_map(RunActors::cells) {

@@ -20,6 +20,7 @@ mod run;
 mod snapshot;
 mod summary;
 mod tools;
+mod unstored_outcomes;
 
 use std::collections::HashMap;
 use std::sync::Arc;

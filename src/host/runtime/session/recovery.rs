@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use ractor::{ActorCell, ActorRef};
 
-use super::SessionActor;
 use super::run::RunActors;
+use super::{SessionActor, unstored_outcomes};
 use crate::journal::{Appended, Urgency, unix_ms};
 use crate::runtime::child_sessions::stop_child;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage};
@@ -91,7 +91,7 @@ impl SessionActor {
             if let Some(supervisor) = supervisor {
                 supervisor.kill();
             }
-            self.give_up("internal_error", DIED);
+            self.give_up("internal_error", DIED, None);
             return;
         }
         self.spawn_actors_with(myself, supervisor);
@@ -104,8 +104,9 @@ impl SessionActor {
         }
     }
 
-    /// Ends the run as failed. The open calls of its turn are answered here, without actors.
-    pub(super) fn give_up(&mut self, code: &str, message: &str) {
+    /// Ends the run as failed. The open calls of its turn are answered here, without actors. `unstored` are the outcomes
+    /// that could not be stored, if the journal is the reason.
+    pub(super) fn give_up(&mut self, code: &str, message: &str, unstored: Option<Vec<Record>>) {
         let Some(run) = self.run.as_ref() else { return };
         let (spec, id) = (self.turn_spec(), run.id.clone());
         let entries = self.log.entries_since(run.seq_before_turn);
@@ -113,7 +114,10 @@ impl SessionActor {
         let ended = catch_unwind(AssertUnwindSafe(|| match committed(&entries) {
             Some(committed) => Some(committed),
             None if entries.is_empty() => None,
-            None => self.cancel_turn(spec?, &id, &entries),
+            None => {
+                let outcomes = unstored.map(|known| unstored_outcomes::to_record(&entries, known));
+                self.cancel_turn(spec?, &id, entries.clone(), outcomes.unwrap_or_default())
+            }
         }));
         if let Some((record, seq)) = ended.ok().flatten() {
             // The session may have received this commit before.
@@ -124,15 +128,21 @@ impl SessionActor {
         self.session.handle_run_failed(self.now(), None, error);
     }
 
-    /// Cancels the turn that these entries are of, and answers its open calls.
+    /// Records `outcomes` of the turn that these entries are of, cancels it, and answers its other open calls.
     fn cancel_turn(
         &self,
         spec: TurnSpec,
         run: &RunId,
-        entries: &[Arc<JournalEntry>],
+        mut entries: Vec<Arc<JournalEntry>>,
+        outcomes: Vec<Record>,
     ) -> Option<(CommittedTurn, Seq)> {
         let number = spec.number;
-        let mut turn = Turn::resume(spec, entries, unix_ms(), Some(CancelReason::Shutdown));
+        let recorded = self.log.append(outcomes, Urgency::Deferrable, || ()).entries;
+        entries.extend(recorded.iter().cloned());
+        let mut turn = Turn::resume(spec, &entries, unix_ms(), Some(CancelReason::Shutdown));
+        for entry in &recorded {
+            self.publisher.publish_entry(entry, |key| turn.recorded_call(key));
+        }
         let (mut committed, mut stored) = (None, 0);
         // Each round appends the turn's records and reports them as stored, until no more follow.
         loop {

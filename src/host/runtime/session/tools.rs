@@ -44,7 +44,7 @@ impl SessionActor {
                 self.session.handle_tools_read(Arc::clone(&tools.sha256));
                 self.use_tools(tools);
             }
-            Err(error) => self.give_up("journal_failed", &error.to_string()),
+            Err(error) => self.give_up("journal_failed", &error.to_string(), None),
         }
     }
 

@@ -139,6 +139,62 @@ async fn a_run_whose_end_was_lost_does_not_go_on() {
     assert!(host.inner.host_ref.shared.maintenance.sessions_to_record().is_empty());
 }
 
+/// What the host knows of a call is recorded when the journal works again. It did not stop, and does not say so.
+#[tokio::test]
+async fn a_run_that_fails_because_of_the_journal_keeps_the_outcomes_that_are_known() {
+    let lost =
+        "Error: the journal could not be written during this call; it may or may not have happened";
+    for (returns, expected) in [(true, ("success", "worked")), (false, ("unknown", lost))] {
+        let provider = Provider::calling(&[("writes", "{}")]).await;
+        let fails = Arc::new(AtomicBool::new(true));
+        let engine = failing(&fails, move |record| match returns {
+            true => matches!(record, Record::CallEnded { .. }),
+            false => matches!(record, Record::Steered { .. }),
+        });
+        let started = Arc::new(AtomicBool::new(false));
+        let notes = Arc::clone(&started);
+        let spec = ToolSpec { effect: Default::default(), ..spec("writes") };
+        let writes = tool(spec, move |_| {
+            notes.store(true, Ordering::SeqCst);
+            async move {
+                if !returns {
+                    std::future::pending::<()>().await;
+                }
+                Ok("worked".into())
+            }
+        });
+        let journal = Arc::clone(&engine) as Arc<dyn Journal>;
+        let host = start_on(setup(&provider, registry([writes]), |_| ()), journal).await.unwrap();
+        let session = session(&host).await;
+        let run = session.start_run("go").await.unwrap();
+        if !returns {
+            until("the call runs", || started.load(Ordering::SeqCst)).await;
+            let _ = session.steer("and this").await;
+        }
+        assert!(matches!(run.report.await, Err(HostError::Journal(_))), "{returns}");
+        timeout(SOON, session.snapshot()).await.unwrap().unwrap();
+        let outcomes = || {
+            let stored = entries(&*engine, session.id());
+            let is_over = |entry: &JournalEntry| matches!(entry.record, Record::RunEnded { .. });
+            let outcome = |entry: &JournalEntry| {
+                let Record::CallEnded { outcome, .. } = &entry.record else { return None };
+                Some(outcome.clone())
+            };
+            stored
+                .iter()
+                .any(is_over)
+                .then(|| stored.iter().filter_map(outcome).collect::<Vec<_>>())
+        };
+        until("the failure is recorded", || outcomes().is_some()).await;
+        let outcomes = outcomes().unwrap();
+        let found: Vec<_> = outcomes
+            .iter()
+            .map(|outcome| (outcome.status.as_str(), outcome.content.to_string()))
+            .collect();
+        assert_eq!(found, [(expected.0, expected.1.to_owned())]);
+    }
+}
+
 #[tokio::test]
 async fn a_run_whose_start_was_lost_is_forgotten() {
     let provider = Provider::answering("fine").await;
@@ -186,13 +242,13 @@ async fn a_session_that_is_used_during_the_search_for_idle_ones_is_not_deleted()
     engine.hold_lists(true);
     let lists = engine.lists();
     let shared = Arc::clone(&host.inner.host_ref.shared);
-    let search = tokio::task::spawn_blocking(move || maintenance::delete(&shared, 0));
+    let search = tokio::task::spawn_blocking(move || maintenance::delete_part(&shared, 0, None));
     until("it is found", || engine.lists() > lists).await;
     session.run("go").await.unwrap();
     session.hibernate();
     until("it sleeps again", || session.state() == SessionState::Hibernated).await;
     engine.hold_lists(false);
-    assert_eq!(search.await.unwrap(), Ok(()));
+    assert_eq!(search.await.unwrap(), Ok((0, None)));
     assert_eq!((engine.removals(), host.counts().sessions), (0, 1));
     assert_eq!(session.run("again").await.unwrap().text, "fine");
     nothing_left(&host).await;
@@ -258,7 +314,8 @@ async fn a_deletion_that_fails_after_the_records_are_gone_is_counted() {
     engine.fail_after_removal();
     assert!(matches!(session.delete().await, Err(HostError::Journal(_))));
     assert_eq!(host.counts().sessions, 0);
-    assert!(matches!(session.delete().await, Err(HostError::NoSuchSession(_))));
+    // The repetition says that it is finished.
+    assert_eq!(session.delete().await, Ok(()));
 }
 
 #[tokio::test]

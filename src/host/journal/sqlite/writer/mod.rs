@@ -1,7 +1,10 @@
 //! The writer thread: stores many batches in one transaction, with one fsync for all of them, and reports
-//! their status. Its other work is in `tasks`.
+//! their status. Its other work is in `tasks`, `erase` and `vacuum`.
 
+mod catch_up;
+mod erase;
 mod tasks;
+mod vacuum;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -19,19 +22,27 @@ use super::data_directory::{self, DirectoryLock};
 use super::database;
 use super::errors;
 use super::kill_point::KillPoint;
+use super::pages::PageLayout;
 use super::query;
-use super::queue::{Opening, QueuedBatch, StatusReport, StatusReporter, WriteQueue, WriterTask};
+use super::queue::{Opening, QueuedBatch, StatusReport, StatusReporter, WriteQueue};
 use super::read_connections::ReadConnections;
 use super::reserve::Reserve;
 use super::rows::{self, StoredRow};
 use callsheet_values::config::Durability;
 use callsheet_values::types::{SessionId, SessionState};
+use catch_up::CatchUp;
+use erase::Erasure;
+use vacuum::Vacuum;
 
 /// Maximum delay of the fsync with [`Durability::Relaxed`].
 const SYNC_WAIT: Duration = Duration::from_millis(100);
 
 /// Interval of the attempts to write after a failure.
 const RETRY_PERIOD: Duration = Duration::from_secs(1);
+
+/// Number of attempts, and the time between them, to save a log that was removed while another connection reads it.
+const REMOVED_LOG_TRIES: u32 = 100;
+const REMOVED_LOG_PAUSE: Duration = Duration::from_millis(50);
 
 /// Stores the batches of the queue.
 ///
@@ -43,9 +54,12 @@ pub(super) struct JournalWriter {
     /// Number of stored sessions.
     sessions: Arc<AtomicUsize>,
     durability: Durability,
+    /// The time for which a write waits for a lock of another program.
+    busy_timeout: Duration,
     file: PathBuf,
     wal_path: PathBuf,
     wal: File,
+    layout: PageLayout,
     readers: Arc<ReadConnections>,
     /// The batches that are written but not durable.
     unsynced: Vec<QueuedBatch>,
@@ -61,6 +75,11 @@ pub(super) struct JournalWriter {
     /// `only_deletions`, or the error of the last write, after which the next one is tried.
     failure: SharedFailure,
     reporter: StatusReporter,
+    erasure: Erasure,
+    catch_up: CatchUp,
+    vacuum: Vacuum,
+    /// Number of pages of the log that could not be moved when that was logged last. 0: it was not.
+    logged_pages: u64,
     /// The time of the next attempt to write after a failure, or to fill the reserve.
     retry_at: Option<Instant>,
     /// Unlocked last, after the database is closed.
@@ -70,11 +89,15 @@ pub(super) struct JournalWriter {
 /// The parts of a writer.
 pub(super) struct WriterParts {
     pub(super) database: WriteConnection,
+    pub(super) layout: PageLayout,
+    /// True if a host has left a write-ahead log.
+    pub(super) has_log: bool,
     pub(super) readers: Arc<ReadConnections>,
     pub(super) queue: Arc<WriteQueue>,
     pub(super) observer: Arc<dyn JournalObserver>,
     pub(super) sessions: Arc<AtomicUsize>,
     pub(super) durability: Durability,
+    pub(super) busy_timeout: Duration,
     pub(super) reserve: Reserve,
     pub(super) failure: SharedFailure,
     pub(super) reporter: StatusReporter,
@@ -100,11 +123,14 @@ impl JournalWriter {
     ) -> std::io::Result<Self> {
         let WriterParts {
             database,
+            layout,
+            has_log,
             readers,
             queue,
             observer,
             sessions,
             durability,
+            busy_timeout,
             reserve,
             failure,
             reporter,
@@ -117,15 +143,18 @@ impl JournalWriter {
         let only_deletions = filled.as_ref().is_err_and(errors::lacks_space);
         sync_parent(&file)?;
         let (unsynced, unsynced_since, broken) = (Vec::new(), None, None);
+        let erasure = Erasure::after_start(has_log);
         let mut writer = Self {
             database,
             queue,
             observer,
             sessions,
             durability,
+            busy_timeout,
             file,
             wal_path,
             wal,
+            layout,
             readers,
             unsynced,
             unsynced_since,
@@ -134,6 +163,10 @@ impl JournalWriter {
             only_deletions,
             failure,
             reporter,
+            erasure,
+            catch_up: CatchUp::default(),
+            vacuum: Vacuum::default(),
+            logged_pages: 0,
             retry_at,
             lock,
         };
@@ -146,20 +179,12 @@ impl JournalWriter {
     /// Runs until the queue is closed and empty.
     pub(super) fn run(mut self) {
         let _abandons = AbandonOnDrop(Arc::clone(&self.queue), self.reporter.clone());
-        // The host may have ended while sessions were being deleted.
-        loop {
-            match self.perform(WriterTask::RemoveHidden) {
-                Ok(true) => {}
-                Ok(false) => break,
-                Err(error) => {
-                    tracing::error!(%error, "deletion_unfinished: the next deletion continues it");
-                    break;
-                }
-            }
-        }
+        self.vacuum.begin();
         loop {
             let due = self.unsynced_since.map(|since| since + SYNC_WAIT);
-            let work = self.queue.next_work(due.into_iter().chain(self.retry_at).min());
+            let others =
+                [self.retry_at, self.erasure.due(), self.catch_up.due(), self.vacuum.due()];
+            let work = self.queue.next_work(others.into_iter().flatten().chain(due).min());
             if !work.queued.is_empty() {
                 self.store(work.queued);
             }
@@ -171,12 +196,14 @@ impl JournalWriter {
                 self.sync();
             }
             if work.ended {
-                return;
+                return self.end();
             }
             if self.retry_at.is_some_and(|at| at <= Instant::now()) {
                 self.retry();
             }
             self.checkpoint();
+            self.continue_deletions();
+            self.vacuum();
         }
     }
 
@@ -185,8 +212,8 @@ impl JournalWriter {
             return self.fail(batches, &error);
         }
         let began = Instant::now();
-        let mut stored = self.database.store(&batches);
-        if stored.as_ref().is_err_and(errors::may_lack_space) && self.empty_wal().is_ok() {
+        let mut stored = self.write_unlocked(|database| database.store(&batches));
+        if stored.as_ref().is_err_and(errors::may_lack_space) && self.empty_wal() == Ok(false) {
             // The write-ahead log has given its space back.
             stored = self.database.store(&batches);
         }
@@ -210,6 +237,31 @@ impl JournalWriter {
         }
     }
 
+    /// Performs a write, and waits while another program has locked the database.
+    fn write_unlocked<T>(
+        &mut self,
+        mut write: impl FnMut(&mut WriteConnection) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<T> {
+        let began = Instant::now();
+        let mut waits = false;
+        loop {
+            let written = write(&mut self.database);
+            let is_locked = written.as_ref().is_err_and(errors::is_locked);
+            if !is_locked || began.elapsed() >= self.busy_timeout {
+                if waits && !is_locked {
+                    tracing::info!(waited = ?began.elapsed(), "journal_unlocked");
+                }
+                return written;
+            }
+            if !std::mem::replace(&mut waits, true) {
+                tracing::warn!(
+                    timeout = ?self.busy_timeout,
+                    "journal_locked: another program has locked the database; runs wait for it, then they fail"
+                );
+            }
+        }
+    }
+
     /// Checks that a write that is no deletion may be tried.
     fn check_writable(&mut self) -> Result<(), JournalError> {
         self.check_usable()?;
@@ -219,14 +271,22 @@ impl JournalWriter {
     /// Checks that the database and its write-ahead log are at their paths, and that they could be synced.
     fn check_usable(&mut self) -> Result<(), JournalError> {
         if self.broken.is_none()
-            && let Err(error) = self.lock.opened().check()
+            && let Err(error) = self.lock.opened().check_and_note()
         {
             self.set_failure(Some(error.clone()));
             self.broken = Some(error);
         }
         if self.broken.is_none() && rustix::fs::fstat(&self.wal).is_ok_and(|it| it.st_nlink == 0) {
             // The open file still has the records.
-            let reason = match self.truncate_wal() {
+            let mut emptied = self.empty_wal();
+            for _ in 0..REMOVED_LOG_TRIES {
+                if emptied != Ok(true) {
+                    break;
+                }
+                std::thread::sleep(REMOVED_LOG_PAUSE);
+                emptied = self.empty_wal();
+            }
+            let reason = match emptied {
                 Ok(_) => "its write-ahead log was removed; it is created again".to_owned(),
                 Err(error) => format!("its write-ahead log was removed: {error}"),
             };
@@ -261,6 +321,9 @@ impl JournalWriter {
                 group.batches += 1;
                 group.records += batch.records();
                 self.sessions.fetch_add(usize::from(*new), Ordering::AcqRel);
+                if *new {
+                    self.erasure.note_copies();
+                }
             }
         }
         // Counted before the callbacks, so that they see current metrics.

@@ -1,9 +1,10 @@
 //! The work of the writer besides storing batches: its tasks, checkpoints of the write-ahead log, and attempts
 //! to write after a failure.
 //!
-//! A checkpoint is made from 2,000 pages of the log on if the queue is empty, from 8,000 on in any case, and from 500
-//! on while the disk has less than 64 MiB free or sessions are deleted. After a failure the writer tries again every
-//! second (`RETRY_PERIOD`).
+//! A checkpoint is made from 2,000 pages of the log on that are not moved yet if the queue is empty, from 8,000 on in any
+//! case, and from 500 on while the disk has less than 64 MiB free or sessions are deleted. It never waits for other
+//! connections. More than 16,000 pages are moved beside the writer (`catch_up`). After a failure the writer tries again
+//! every second (`RETRY_PERIOD`).
 
 use std::fs::File;
 use std::sync::Arc;
@@ -13,21 +14,24 @@ use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 use tokio::time::Instant;
 
-use super::super::deletion::{self, DeletionStep};
+use super::super::deletion;
 use super::super::queue::WriterTask;
-use super::super::{database, errors, pages, query};
+use super::super::{database, errors, query};
 use super::{JournalWriter, RETRY_PERIOD, WriteConnection, immediate, sync_parent};
 use crate::journal::JournalError;
 use callsheet_values::types::SessionId;
 
 /// Number of pages of the write-ahead log from which the writer checkpoints it: with an empty
 /// queue, and always.
-const WAL_PAGES_SOFT: i64 = 2_000;
-const WAL_PAGES_HARD: i64 = 8_000;
+const WAL_PAGES_SOFT: u64 = 2_000;
+const WAL_PAGES_HARD: u64 = 8_000;
+
+/// Number of pages of the log from which they are moved beside the writer, which would stand still for long.
+const WAL_PAGES_BESIDE: u64 = 16_000;
 
 /// Number of pages of the log from which it is checkpointed while the disk has little space or sessions are
 /// deleted: the database can then take them in the space of the reserve.
-const WAL_PAGES_SHORT_OF_SPACE: i64 = 500;
+const WAL_PAGES_SHORT_OF_SPACE: u64 = 500;
 
 /// Free bytes of the disk below which it has little space: twice the longest log.
 const LITTLE_SPACE_BYTES: u64 = 64 << 20;
@@ -39,37 +43,61 @@ impl JournalWriter {
         match task {
             WriterTask::PutDocument(key, text) => {
                 self.check_writable()?;
-                let written = database::put_document(&mut self.database.connection, &key, &text);
+                let written = self.write_unlocked(|database| {
+                    database::put_document(&mut database.connection, &key, &text)
+                });
                 written.map_err(|error| errors::write_error(&error))?;
+                self.erasure.note_copies();
                 self.sync_wal()?;
             }
             WriterTask::RemoveDocuments(prefix, stored_before) => {
+                self.erasure.note_copies();
                 self.write_with_reserve(|database| {
                     database.remove_unused_documents(&prefix, stored_before)
                 })?;
             }
             WriterTask::Hide(sessions) => {
                 let hidden = self.write_with_reserve(|database| database.hide(&sessions))?;
+                if hidden > 0 {
+                    self.erasure.note_deletion();
+                }
                 self.sessions.fetch_sub(hidden, Ordering::AcqRel);
                 self.sync_wal()?;
             }
             WriterTask::RemoveHidden => {
-                let more = self.write_with_reserve(WriteConnection::remove_hidden)?;
-                self.checkpoint_from(WAL_PAGES_SHORT_OF_SPACE);
-                return Ok(more);
+                let more = self.delete_part();
+                if more.is_err() {
+                    self.erasure.note_failed_deletion();
+                }
+                return more;
             }
-            WriterTask::EmptyWal => self.empty_wal_of_deleted()?,
-            WriterTask::Erase(pages) => self.erase(&pages)?,
+            WriterTask::Erase => return self.erase(),
+            WriterTask::EraseCopies(pages) => return self.erase_copies_on(pages),
+            WriterTask::NoteCopiesErased => {
+                let noted = database::note_copies_erased(&self.database.connection);
+                noted.map_err(|error| errors::write_error(&error))?;
+            }
         }
         Ok(false)
     }
 
+    /// Deletes a part of the hidden sessions. Returns false if there is nothing left to delete.
+    pub(super) fn delete_part(&mut self) -> Result<bool, JournalError> {
+        let more = self.write_with_reserve(WriteConnection::remove_hidden)?;
+        if more {
+            self.erasure.note_deletion();
+            self.vacuum.begin();
+            self.checkpoint_from(WAL_PAGES_SHORT_OF_SPACE);
+        }
+        Ok(more)
+    }
+
     /// Performs a write that makes room. On a full disk it uses the reserve.
-    fn write_with_reserve<T>(
+    pub(super) fn write_with_reserve<T>(
         &mut self,
         write: impl Fn(&mut WriteConnection) -> rusqlite::Result<T>,
     ) -> Result<T, JournalError> {
-        let mut written = write(&mut self.database);
+        let mut written = self.write_unlocked(&write);
         if written.as_ref().is_err_and(errors::may_lack_space) && self.release_reserve() {
             // It fails if the log is in use, and the write is tried anyway.
             let _ = self.empty_wal();
@@ -90,58 +118,14 @@ impl JournalWriter {
         true
     }
 
-    /// Erases copies of deleted rows in the file itself. Empties the write-ahead log first, so that the file has the
-    /// latest form of each page.
-    fn erase(&mut self, pages: &[u64]) -> Result<(), JournalError> {
-        self.empty_wal_of_deleted()?;
-        let connection = &self.database.connection;
-        let page_size = database::page_size(connection);
-        // The cached pages would be written with the copies.
-        let shrunk = connection.execute_batch("PRAGMA shrink_memory");
-        let page_size = shrunk.and(page_size).map_err(|error| errors::write_error(&error))?;
-        pages::erase_unused(&mut self.lock.database().lock(), page_size, pages)
-            .map_err(|error| JournalError::Write(format!("erase deleted rows: {error}")))
-    }
-
-    /// Empties the write-ahead log.
-    pub(super) fn empty_wal(&mut self) -> Result<(), JournalError> {
-        let busy = self.truncate_wal().map_err(|error| errors::write_error(&error))?;
-        self.check_emptied(busy)
-    }
-
-    /// Moves the write-ahead log to the database. Returns true if the log is not empty then, because another
-    /// connection reads it.
-    pub(super) fn truncate_wal(&mut self) -> rusqlite::Result<bool> {
-        let truncated = self.database.truncate_wal();
-        self.check_synced(truncated.as_ref().err());
-        truncated
-    }
-
     /// Stops all work if SQLite could not sync a file, as in a checkpoint. The system may have dropped pages of the
     /// database, also those of earlier checkpoints that a reader has cut short: these moved pages without a sync, and
     /// the next checkpoint does not move them again. It also syncs the log, which may have lost what was not synced.
-    fn check_synced(&mut self, error: Option<&rusqlite::Error>) {
+    pub(super) fn check_synced(&mut self, error: Option<&rusqlite::Error>) {
         if let Some(error) = error.filter(|error| errors::is_failed_sync(error)) {
             let reason = format!("the database cannot be synced ({error}): look at the disk");
             self.break_off(JournalError::Write(reason));
         }
-    }
-
-    /// Empties the write-ahead log, which still contains the deleted rows. On a full disk it uses the reserve,
-    /// because the database may grow.
-    fn empty_wal_of_deleted(&mut self) -> Result<(), JournalError> {
-        let busy = self.write_with_reserve(|database| database.truncate_wal())?;
-        self.check_emptied(busy)
-    }
-
-    fn check_emptied(&self, busy: bool) -> Result<(), JournalError> {
-        if busy {
-            let reason = "sessions are deleted, but the write-ahead log still holds them, since another \
-                       program, or a long read of this one, uses the database: delete them again when \
-                       it has ended";
-            return Err(JournalError::Write(reason.to_owned()));
-        }
-        self.wal.sync_all().map_err(|error| JournalError::Write(error.to_string()))
     }
 
     /// Checkpoints the write-ahead log if it is long and the queue is empty, or if it is very long. If the
@@ -162,20 +146,70 @@ impl JournalWriter {
         found.is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < LITTLE_SPACE_BYTES)
     }
 
-    /// Checkpoints the write-ahead log if it has at least `allowed` pages.
-    fn checkpoint_from(&mut self, allowed: i64) {
+    /// Checkpoints the write-ahead log if at least `allowed` of its pages are not moved yet.
+    fn checkpoint_from(&mut self, allowed: u64) {
         if self.broken.is_some() {
             return;
         }
-        let connection = &self.database.connection;
-        let pages = connection
-            .prepare_cached("PRAGMA wal_checkpoint(NOOP)")
-            .and_then(|mut pragma| pragma.query_row([], |row| row.get::<_, i64>(1)));
-        if pages.is_ok_and(|pages| pages >= allowed) {
-            // If it lacks space, it is tried again after the next work. The records stay in the log until then.
-            let moved = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
-            self.check_synced(moved.as_ref().err());
+        let Ok((pages, moved)) = self.database.wal_pages() else { return };
+        let left = pages - moved;
+        if self.is_moved_beside(left) || left < allowed {
+            return;
         }
+        // If it lacks space, it is tried again after the next work. The records stay in the log until then.
+        let moved = self.database.checkpoint();
+        self.check_synced(moved.as_ref().err());
+        let Ok((pages, moved)) = moved else { return };
+        self.log_growth(pages - moved);
+        if moved < pages {
+            return;
+        }
+        self.lock.opened().end_shrinking();
+        let erased = if pages > WAL_PAGES_BESIDE {
+            // Gives the space back. While another connection reads the log, SQLite does so later.
+            self.empty_moved_log().map(drop)
+        } else {
+            self.erase_copies(false)
+        };
+        if let Err(error) = erased {
+            tracing::warn!(%error, "copies_not_erased");
+        }
+    }
+
+    /// Logs that the log grows because it is read, and that it does not any more. `left` is the number of its pages that
+    /// could not be moved to the database.
+    fn log_growth(&mut self, left: u64) {
+        if left < WAL_PAGES_HARD {
+            if self.logged_pages > 0 {
+                tracing::info!("journal_log_moved: the write-ahead log can be emptied again");
+            }
+            self.logged_pages = 0;
+        } else if left >= 2 * self.logged_pages {
+            self.logged_pages = left;
+            let bytes = left * self.layout.page_size as u64;
+            let reader = match self.readers.longest_read() {
+                Some(time) => format!("a read of this host, which began {time:.0?} ago"),
+                None => "another program, such as a backup".to_owned(),
+            };
+            tracing::warn!(
+                bytes,
+                "journal_log_grows: {reader} reads the database, so that the write-ahead log cannot be emptied"
+            );
+        }
+    }
+
+    /// Returns true if the write-ahead log is moved to the database beside the writer, because so many of its pages are
+    /// `left`.
+    pub(super) fn is_moved_beside(&mut self, left: u64) -> bool {
+        if let Some(moved) = self.catch_up.finished() {
+            self.check_synced(moved.as_ref().err());
+            self.log_growth(left);
+        }
+        if left > WAL_PAGES_BESIDE {
+            self.catch_up.start(&self.file);
+            return true;
+        }
+        self.catch_up.is_running()
     }
 
     /// Tries to write after a failure, and to fill the reserve.
@@ -197,7 +231,9 @@ impl JournalWriter {
             let failure = if self.only_deletions {
                 Some(errors::only_deletions())
             } else {
-                self.database.probe().err().map(|error| errors::write_error(&error))
+                self.write_unlocked(|database| database.probe())
+                    .err()
+                    .map(|error| errors::write_error(&error))
             };
             self.set_failure(failure);
         }
@@ -216,6 +252,7 @@ impl JournalWriter {
     /// A database that was removed or replaced is opened again when it is back.
     fn reopen(&mut self) -> Result<(), JournalError> {
         self.lock.opened().check()?;
+        self.catch_up.wait();
         let readers = Arc::clone(&self.readers);
         readers.while_suspended(|| {
             let write_error = |error: rusqlite::Error| errors::write_error(&error);
@@ -224,11 +261,14 @@ impl JournalWriter {
                 .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
                 .and_then(|_| self.database.close())
                 .map_err(write_error)?;
+            let pages = self.pages_with_copies();
             let mut moved = database::move_whole_log(&self.file);
             if moved.as_ref().is_err_and(errors::may_lack_space) && self.release_reserve() {
                 moved = database::move_whole_log(&self.file);
             }
             moved.map_err(|error| errors::open_error(&self.file, &error))?;
+            self.erase_moved_copies(pages)
+                .map_err(|error| JournalError::Write(error.to_string()))?;
             let connection = database::open(&self.file)?;
             let stored = query::count(&connection).map_err(|error| error.open_error(&self.file))?;
             self.database.connection = connection;
@@ -274,22 +314,16 @@ impl WriteConnection {
         Ok(removed)
     }
 
-    /// Deletes a part of a hidden session. Returns false if there is nothing left to delete.
+    /// Deletes a part of the hidden sessions. Returns false if there is nothing left to delete.
     fn remove_hidden(&mut self) -> rusqlite::Result<bool> {
         let transaction = immediate(&mut self.connection)?;
-        let step = deletion::delete_part(&transaction)?;
+        let part = deletion::delete_part(&transaction)?;
         transaction.commit()?;
-        if let DeletionStep::Session(number) = step {
+        for number in &part.sessions {
             // Without its row, records of the session are refused anyway.
-            self.state.hidden.remove(&number);
+            self.state.hidden.remove(number);
         }
-        Ok(!matches!(step, DeletionStep::Nothing))
-    }
-
-    /// Moves the write-ahead log to the database. Returns true if the log is not empty then, because another
-    /// connection reads it.
-    fn truncate_wal(&self) -> rusqlite::Result<bool> {
-        self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))
+        Ok(!part.is_empty())
     }
 
     /// Closes the database.
