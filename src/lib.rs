@@ -149,8 +149,8 @@ pub mod config {
     pub use callsheet_values::config::{
         AgentConfig, ApiKey, ApprovalPolicy, BaseUrl, ClientTool, Config, ConfigErrors,
         ContextPolicy, Execution, HookRule, HostConfig, JournalConfig, LimitOverrides, Limits,
-        ModelConfig, OnRefusal, Proxy, RunOverrides, SendReasoning, Share, ToolChoice,
-        ToolProtocol, Wire,
+        ModelConfig, OnRefusal, Proxy, RunOverrides, SendReasoning, Share, TokenConfig, TokenScope,
+        ToolChoice, ToolProtocol, Wire,
     };
 }
 

@@ -1,7 +1,7 @@
 //! `callsheet serve`: runs the host and its HTTP API.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -18,7 +18,9 @@ use callsheet_host::telemetry::{self, LogFormat};
 use callsheet_rehearsal::Rehearsal;
 use callsheet_server::{self, ServerHandle, ServerOptions};
 use callsheet_tools::ToolRegistry;
-use callsheet_values::config::{Config, JournalEngine, REHEARSAL, parse_listen};
+use callsheet_values::config::{
+    Config, HostConfig, JournalEngine, REHEARSAL, TokenScope, parse_listen,
+};
 use callsheet_values::types::millis;
 
 /// Flags of `callsheet serve`.
@@ -55,6 +57,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
         config.host.data_dir.clone_from(dir);
     }
     let tools = setup::tools(&config)?;
+    config.check_tokens().map_err(CommandError::usage)?;
     let config_source =
         file.map_or_else(|| "the defaults".to_owned(), |file| file.display().to_string());
     if args.check {
@@ -130,7 +133,7 @@ async fn start(
     // a signal at once.
     let mut signals = Signals::of_service().map_err(CommandError::failed)?;
     let _rehearsal = setup::start_rehearsal(config).await?;
-    let options = ServerOptions::from(&config.host).with(|options| {
+    let options = ServerOptions::from(&*config).with(|options| {
         options.max_connections = open_files::raise_open_file_limit(options.max_connections);
     });
     let mut builder = Host::builder()
@@ -155,7 +158,11 @@ impl RunningServer {
         log_format: LogFormat,
         manager: &ServiceManager,
     ) -> ExitCode {
-        self.signals.next_or(|| self.host.read_secrets_again()).await;
+        let read_secrets_again = async || {
+            self.http_server.read_secrets_again().await;
+            self.host.read_secrets_again();
+        };
+        self.signals.next_or(read_secrets_again).await;
         manager.notify("STOPPING=1");
         let grace = config.host.shutdown_grace;
         match log_format {
@@ -234,7 +241,11 @@ fn banner(
         }
     });
     if config.host.token.is_some() {
-        lines.push(format!("  requests need the bearer token in {}", config.host.token_env));
+        lines.push(format!("  requests need the bearer token in {}", config.host.token_place()));
+    }
+    if !config.tokens.is_empty() {
+        let names: Vec<&str> = config.tokens.iter().map(|token| token.name.as_str()).collect();
+        lines.push(format!("  requests may carry the tokens {}", names.join(", ")));
     }
     lines.push("Try:".to_owned());
     lines.extend(commands_to_try(config, reachable(bound_addr), flags));
@@ -251,11 +262,9 @@ fn commands_to_try(config: &Config, addr: SocketAddr, flags: &ConfigArgs) -> [St
     let config_flags: Vec<String> =
         words.iter().map(|word| format!(" {}", shell_word(word))).collect();
     let config_flags = config_flags.concat();
-    let token_header = if config.host.token.is_some() {
-        format!(" -H \"authorization: Bearer ${}\"", config.host.token_env)
-    } else {
-        String::new()
-    };
+    let token_header = token_in_shell(config)
+        .map(|token| format!(" -H \"authorization: Bearer {token}\""))
+        .unwrap_or_default();
     let json_header = "-H 'content-type: application/json'";
     [
         format!(
@@ -271,6 +280,18 @@ fn commands_to_try(config: &Config, addr: SocketAddr, flags: &ConfigArgs) -> [St
              -H 'accept: text/event-stream' -d '{{\"input\":\"What time is it in Tokyo?\"}}'"
         ),
     ]
+}
+
+/// Returns how a shell finds a token that may start a run, within double quotes.
+fn token_in_shell(config: &Config) -> Option<String> {
+    let of_file = |file: &Path| format!("$(cat {})", shell_word(&file.display().to_string()));
+    let of_variable = |name: &String| format!("${name}");
+    let HostConfig { token, token_env, token_file, .. } = &config.host;
+    if token.is_some() {
+        return Some(token_file.as_deref().map_or_else(|| of_variable(token_env), of_file));
+    }
+    let token = config.tokens.iter().find(|token| token.allows(TokenScope::Run))?;
+    token.file.as_deref().map(of_file).or(token.env.as_ref().map(of_variable))
 }
 
 /// Returns a text as a word of a shell, in quotes if it needs them.

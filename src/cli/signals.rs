@@ -52,8 +52,9 @@ impl Signals {
         Ok(Self { ending, hangup, is_service, _ignored: ignored })
     }
 
-    /// Waits for the next signal that ends the command. A service calls `on_hangup` at each SIGHUP meanwhile.
-    pub(super) async fn next_or(&mut self, on_hangup: impl Fn()) {
+    /// Waits for the next signal that ends the command. A service calls `on_hangup` at each SIGHUP meanwhile, and drops
+    /// what it has not done when a signal ends the command.
+    pub(super) async fn next_or(&mut self, on_hangup: impl AsyncFn()) {
         loop {
             let is_hangup = tokio::select! {
                 () = next_of(&mut self.ending) => false,
@@ -62,13 +63,16 @@ impl Signals {
             if !(is_hangup && self.is_service) {
                 return;
             }
-            on_hangup();
+            tokio::select! {
+                () = next_of(&mut self.ending) => return,
+                () = on_hangup() => {}
+            }
         }
     }
 
     /// Waits for the next signal that ends the command.
     pub(super) async fn next(&mut self) {
-        self.next_or(|| ()).await;
+        self.next_or(async || ()).await;
     }
 }
 

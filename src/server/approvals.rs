@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::access::Caller;
 use super::error::ApiError;
 use super::extract::{JsonBody, PathSession, StrictQuery, page_length};
 use super::state::AppState;
@@ -114,6 +115,7 @@ impl<'a> ListedApproval<'a> {
 /// `after` for the next page; null on the last page.
 pub(super) async fn list(
     State(state): State<AppState>,
+    caller: Caller,
     StrictQuery(query): StrictQuery<ListApprovalsQuery>,
 ) -> Result<Response, ApiError> {
     let ListApprovalsQuery { agent, after, limit, full } = query;
@@ -121,7 +123,12 @@ pub(super) async fn list(
     let limit = page_length(limit)?;
     let after = after.map(|after| after.parse::<ApprovalPosition>()).transpose();
     let after = after.map_err(|()| invalid("after: must be the `next` of a page".to_owned()))?;
-    let open = state.host.open_approvals(agent.as_deref(), after.as_ref(), limit + 1);
+    let is_shown = |open: &OpenApproval| {
+        let path = || open.agent_path.iter().map(|name| &**name);
+        agent.as_deref().is_none_or(|agent| path().any(|name| name == agent))
+            && caller.reaches_path(path())
+    };
+    let open = state.host.open_approvals(after.as_ref(), limit + 1, is_shown);
     let next = open.get(limit).and_then(|_| open.get(limit - 1)?.position());
     let listed = open.iter().take(limit).map(|open| ListedApproval::new(open, full));
     let listed: Vec<_> = listed.collect();

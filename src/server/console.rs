@@ -13,9 +13,6 @@ use super::mount::MountPath;
 use super::routes::unknown_path;
 use super::state::AppState;
 
-/// The paths of the console, for [`Guard::public_paths`](super::Guard::public_paths).
-pub(super) const PATHS: [&str; 2] = ["/console", "/console/*"];
-
 /// Embeds files of `src/server/console/`.
 macro_rules! files {
     ($($name:literal),* $(,)?) => {

@@ -121,7 +121,7 @@ fn one(item: StreamItem) -> BoxStream<'static, StreamItem> {
 fn of_host_event(event: HostEvent) -> StreamItem {
     let (kind, fields) = match event {
         HostEvent::Published(published) => return StreamItem::Feed(FeedItem::Event(published)),
-        HostEvent::State(SessionStateChange { session, state, time }) => {
+        HostEvent::State(SessionStateChange { session, state, time, agent: _ }) => {
             let state = state.map_or("closed", SessionState::as_str);
             ("session_state", json!({"session_id": session, "timestamp": time, "state": state}))
         }

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use futures::StreamExt as _;
 use serde::Deserialize;
 
+use super::access::Caller;
 use super::error::ApiError;
 use super::event_stream::EventStream;
 use super::extract::{PathSession, StrictQuery};
@@ -60,9 +61,13 @@ pub(super) struct WatchManyQuery {
 /// in its session.
 pub(super) async fn watch_many(
     State(state): State<AppState>,
+    caller: Caller,
     StrictQuery(query): StrictQuery<WatchManyQuery>,
 ) -> Result<Response, ApiError> {
     let (sessions, all_states) = watched(&query.sessions, query.after.as_deref())?;
+    for (session, _) in &sessions {
+        caller.check_session(&state.host.session(session)).await?;
+    }
     let count = u32::try_from(sessions.len()).unwrap_or(u32::MAX);
     let permit = Arc::clone(&state.watched_sessions).try_acquire_many_owned(count);
     let permit = permit.map_err(|_| {
@@ -81,6 +86,14 @@ pub(super) async fn watch_many(
     })?;
     // Held until the stream ends.
     let events = events.inspect(move |_| _ = &permit);
+    if caller.is_limited() {
+        let host = state.host.clone();
+        let events = events.filter_map(move |event| {
+            let (caller, host) = (caller.clone(), host.clone());
+            async move { caller.may_see(&host, &event).await.then_some(event) }
+        });
+        return Ok(state.event_stream(EventStream::of_host(events)).into_response());
+    }
     Ok(state.event_stream(EventStream::of_host(events)).into_response())
 }
 

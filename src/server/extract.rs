@@ -20,6 +20,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::error::Category;
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::access::Caller;
 use super::error::ApiError;
 use super::state::{AppState, BODIES_BYTES_MAX};
 use callsheet_host::runtime::SessionHandle;
@@ -223,8 +224,8 @@ impl<S: Send + Sync> FromRequestParts<S> for PathParameters {
     }
 }
 
-/// The session that the path names. Does not check that the session exists; the first request to it
-/// does.
+/// The session that the path names, if the caller may reach it. Does not check that the session exists; the first
+/// request to it does.
 #[derive(Debug)]
 pub(super) struct PathSession(pub(super) SessionHandle);
 
@@ -239,10 +240,13 @@ impl FromRequestParts<AppState> for PathSession {
             return Err(ApiError::no_such_session(""));
         };
         // A text that is not an id cannot name a session.
-        SessionId::parse(text)
-            .ok()
-            .map(|id| Self(state.host.session(&id)))
-            .ok_or_else(|| ApiError::no_such_session(&excerpt(text, 64)))
+        let id = SessionId::parse(text);
+        let id = id.map_err(|_| ApiError::no_such_session(&excerpt(text, 64)))?;
+        let session = state.host.session(&id);
+        if let Some(caller) = parts.extensions.get::<Caller>() {
+            caller.check_session(&session).await?;
+        }
+        Ok(Self(session))
     }
 }
 

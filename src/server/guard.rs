@@ -4,7 +4,7 @@
 //! checks prevent this. The `Host` header must name this host, which a page with DNS rebinding cannot
 //! fake. The `Origin` header, if present, must be this host's own or an allowed one (CORS headers are never
 //! sent). Without it, the browser must not say in `Sec-Fetch-Site` that a page of another site sends the request,
-//! unless the user follows a link to a page. The request must carry the bearer token, if one is configured, except for public paths. In
+//! unless the user follows a link to a page. The request must carry a bearer token, if one is configured, except for public paths. In
 //! addition, bodies must be JSON, which an HTML form cannot send (`extract.rs`).
 
 use std::future::{Ready, ready};
@@ -16,23 +16,23 @@ use axum::extract::ConnectInfo;
 use axum::http::{HeaderMap, Method, Request, Uri, header, uri::Authority};
 use axum::response::{IntoResponse, Response};
 use futures::future::Either;
-use subtle::ConstantTimeEq as _;
 use tower_layer::Layer;
 use tower_service::Service;
 
+use super::access::{AcceptedToken, AccessTokens, Caller};
 use super::error::ApiError;
 use super::listener::ConnectionAddresses;
 use super::state::ServerOptions;
-use callsheet_values::config::ApiKey;
+use callsheet_values::config::{ApiKey, TokenConfig};
 
-/// A layer (`tower_layer::Layer`) that refuses requests of foreign web pages, and requests without the
+/// A layer (`tower_layer::Layer`) that refuses requests of foreign web pages, and requests without a
 /// bearer token.
 ///
 /// A request must name this host, in its `Host` header or its URI: by a loopback name, by one of
 /// [`Guard::hosts`], or, under `serve`, by the address at which it arrived. If it has an `Origin`,
 /// this must be the same host or one of [`Guard::hosts`]. A request without `Origin` that a page of another site sends
-/// (`Sec-Fetch-Site: cross-site`) is refused, except for links to paths outside `/v1/`. With [`Guard::token`] it must carry the
-/// token, except for [`Guard::public_paths`]. Each refusal is an error of the API.
+/// (`Sec-Fetch-Site: cross-site`) is refused, except for links to paths outside `/v1/`. With [`Guard::token`] or
+/// [`Guard::named_token`] it must carry one of the tokens, except for [`Guard::public_paths`]. Each refusal is an error of the API.
 ///
 /// Put it around the routers of [`router`](super::router) and [`operations`](super::operations), or
 /// around a whole application:
@@ -53,7 +53,7 @@ use callsheet_values::config::ApiKey;
 #[derive(Clone, Debug, Default)]
 pub struct Guard {
     hosts: Vec<String>,
-    token: Option<ApiKey>,
+    tokens: AccessTokens,
     public_paths: Vec<String>,
 }
 
@@ -73,13 +73,24 @@ impl Guard {
         self
     }
 
-    /// Requires a bearer token.
+    /// Requires a bearer token, whose requests may do everything.
     #[must_use]
     pub fn token(self, token: ApiKey) -> Self {
-        Self { token: Some(token), ..self }
+        self.access_token(AcceptedToken::of_host(token, None))
     }
 
-    /// Accepts requests of these paths without the token, for example of health probes. The paths are
+    /// Requires a bearer token, and accepts this one. Its scope and its agents limit what its requests may do on the
+    /// routes of this crate, and its name is their author.
+    #[must_use]
+    pub fn named_token(self, token: TokenConfig) -> Self {
+        self.access_token(token.into())
+    }
+
+    fn access_token(self, token: AcceptedToken) -> Self {
+        Self { tokens: self.tokens.with(token), ..self }
+    }
+
+    /// Accepts requests of these paths without a token, for example of health probes. The paths are
     /// compared as the layer sees them: inside of a nested router, without its prefix. A path that ends
     /// with `/*` stands for all paths that begin with what is before the `*`: `/console/*` for the files of
     /// the console, which hold no data.
@@ -89,13 +100,18 @@ impl Guard {
         self
     }
 
+    pub(super) fn tokens(&self) -> &AccessTokens {
+        &self.tokens
+    }
+
+    /// Returns the caller, as the token of the request tells.
     fn check(
         &self,
         method: &Method,
         uri: &Uri,
         headers: &HeaderMap,
         local: Option<SocketAddr>,
-    ) -> Result<(), ApiError> {
+    ) -> Result<Caller, ApiError> {
         let host = self.check_host(uri, headers, local)?;
         self.check_origin(headers, &host, local)?;
         check_site(method, uri, headers)?;
@@ -185,36 +201,32 @@ impl Guard {
         Ok(())
     }
 
-    fn check_token(&self, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
-        let Some(token) = &self.token else { return Ok(()) };
+    fn check_token(&self, path: &str, headers: &HeaderMap) -> Result<Caller, ApiError> {
+        if self.tokens.is_empty() {
+            return Ok(Caller::default());
+        }
         let is_public = |public: &String| match public.strip_suffix('*') {
             Some(folder) if folder.ends_with('/') => path.starts_with(folder),
             Some(_) | None => public == path,
         };
         if self.public_paths.iter().any(is_public) {
-            return Ok(());
+            return Ok(Caller::default());
         }
         let mut values = headers.get_all(header::AUTHORIZATION).iter();
         let bearer = match (values.next(), values.next()) {
             (Some(value), None) => value.as_bytes().split_at_checked(7),
             (None, _) | (Some(_), Some(_)) => None,
         };
-        match bearer {
-            Some((scheme, credentials))
-                if scheme.eq_ignore_ascii_case(b"bearer ")
-                    && bool::from(credentials.ct_eq(token.reveal().as_bytes())) =>
-            {
-                Ok(())
-            }
-            Some(_) | None => Err(ApiError::unauthorized()),
-        }
+        let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
+        let caller = bearer.and_then(|(_, credentials)| self.tokens.caller(credentials));
+        caller.ok_or_else(ApiError::unauthorized)
     }
 }
 
 impl From<&ServerOptions> for Guard {
     fn from(options: &ServerOptions) -> Self {
-        let token = options.token.clone();
-        Self { token, ..Self::new().hosts(&options.allowed_hosts) }
+        let tokens = AccessTokens::from(options);
+        Self { tokens, ..Self::new().hosts(&options.allowed_hosts) }
     }
 }
 
@@ -247,12 +259,17 @@ where
         self.inner.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
         // Only connections of `serve` have an address here.
         let addresses = request.extensions().get::<ConnectInfo<ConnectionAddresses>>();
         let local = addresses.and_then(|ConnectInfo(addresses)| addresses.local);
         match self.guard.check(request.method(), request.uri(), request.headers(), local) {
-            Ok(()) => Either::Left(self.inner.call(request)),
+            Ok(caller) => {
+                if caller.is_named() {
+                    request.extensions_mut().insert(caller);
+                }
+                Either::Left(self.inner.call(request))
+            }
             Err(error) => Either::Right(ready(Ok(error.into_response()))),
         }
     }

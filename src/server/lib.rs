@@ -14,6 +14,7 @@
 //! | `mount.rs` | the path below which the routes are mounted |
 //! | `state.rs` | [`ServerOptions`], and the state that all handlers share |
 //! | `guard.rs` | access control of every request: authentication by bearer token; `Host` and `Origin` (CSRF, CORS, DNS rebinding) |
+//! | `access.rs` | the tokens and what each may do: scopes (authorization), agents; reading their files again |
 //! | `listener.rs` | accepts connections; time limits for clients that do not send (slowloris) or do not read; size of a header |
 //! | `connections.rs` | `max_connections`, and which connection is closed for a new one |
 //! | `extract.rs` | strict parsing of paths, queries and JSON bodies; the session of a path; `Idempotency-Key`; limits of bodies (size, time, memory) |
@@ -36,6 +37,7 @@
 // The package `tests/doc_examples` runs the examples, which use the package `callsheet`.
 #![cfg(not(doctest))]
 
+mod access;
 mod answer_limiter;
 mod approvals;
 mod connections;
@@ -72,8 +74,9 @@ use tokio_util::sync::CancellationToken;
 use callsheet_host::runtime::Host;
 #[cfg(doc)]
 use callsheet_host::runtime::HostError;
-use callsheet_values::config::{ApiKey, TOKEN_CHARS_MIN};
+use callsheet_values::config::TOKEN_CHARS_MIN;
 
+use access::AccessTokens;
 use connections::Connections;
 pub use event_stream::EventStream;
 pub use guard::Guard;
@@ -82,11 +85,6 @@ use refusals::Refusals;
 pub use routes::{operations, router};
 use state::ApiState;
 pub use state::ServerOptions;
-
-/// Paths that need no token, because they reveal nothing of sessions (`/readyz` has the names and the load of
-/// models, and the error of a journal that cannot be written). Health probes send none, and a browser sends none
-/// until the console has asked the user for it.
-const PUBLIC_PATHS: [&str; 3] = ["/", "/healthz", "/readyz"];
 
 /// Serves a host's API on a listener until [`ServerHandle::shutdown`].
 ///
@@ -106,23 +104,24 @@ const PUBLIC_PATHS: [&str; 3] = ["/", "/healthz", "/readyz"];
 /// ```
 ///
 /// # Errors
-/// If the listener's address cannot be read, or is not loopback and the options have no token of at least 16 characters.
+/// If the listener's address cannot be read, or is not loopback and the options have no token, or one of less than 16 characters.
 pub fn serve(
     listener: TcpListener,
     host: Host,
     options: ServerOptions,
 ) -> io::Result<ServerHandle> {
     let addr = listener.local_addr()?;
-    let is_hard_to_guess = |token: &ApiKey| token.reveal().len() >= TOKEN_CHARS_MIN;
-    if !addr.ip().is_loopback() && !options.token.as_ref().is_some_and(is_hard_to_guess) {
+    let guard = Guard::from(&options).public_paths(routes::public_paths());
+    let is_loopback = addr.ip().is_loopback();
+    let tokens = guard.tokens().clone();
+    if !is_loopback && (tokens.is_empty() || !tokens.are_hard_to_guess()) {
         let problem = format!(
-            "{addr} is not loopback and needs ServerOptions::token with at least {TOKEN_CHARS_MIN} characters"
+            "{addr} is not loopback and needs tokens (ServerOptions::token) with at least {TOKEN_CHARS_MIN} characters"
         );
         return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
     }
     let closing = CancellationToken::new();
     let close_timeout = options.close_timeout;
-    let guard = Guard::from(&options).public_paths(PUBLIC_PATHS).public_paths(console::PATHS);
     let connections = Connections::new(host.clone(), options.max_connections);
     let listener_options = options.clone();
     let observe = from_fn_with_state(Refusals::new(host.clone()), refusals::observe);
@@ -134,7 +133,7 @@ pub fn serve(
         reason = "the accept loop; its handle awaits or aborts it"
     )]
     let task = tokio::spawn(serving);
-    Ok(ServerHandle { addr, closing, close_timeout, task })
+    Ok(ServerHandle { addr, closing, close_timeout, task, tokens, host })
 }
 
 /// A running server. Dropping it aborts the server.
@@ -146,6 +145,8 @@ pub struct ServerHandle {
     closing: CancellationToken,
     close_timeout: Duration,
     task: JoinHandle<()>,
+    tokens: AccessTokens,
+    host: Host,
 }
 
 impl ServerHandle {
@@ -153,6 +154,17 @@ impl ServerHandle {
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
+    }
+
+    /// Reads the files of tokens again. A file that cannot be read, or has no token that can be used, is logged, and its
+    /// last token stays.
+    pub async fn read_secrets_again(&self) {
+        let (tokens, host) = (self.tokens.clone(), self.host.clone());
+        let is_loopback = self.addr.ip().is_loopback();
+        // A file may lie on a slow or broken file system.
+        let read = tokio::task::spawn_blocking(move || tokens.read_again(&host, is_loopback));
+        // Cannot fail: nothing in it panics.
+        let _ = read.await;
     }
 
     /// Shuts the server down: accepts no more connections, ends event streams, and waits until the

@@ -9,6 +9,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
+use super::access::Caller;
 use super::answer_limiter;
 use super::error::ApiError;
 use super::state::AppState;
@@ -49,9 +50,12 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, Ap
 }
 
 /// Returns the agents with their models and tools.
-pub(super) async fn agents(State(state): State<AppState>) -> Result<Response, ApiError> {
+pub(super) async fn agents(
+    State(state): State<AppState>,
+    caller: Caller,
+) -> Result<Response, ApiError> {
     let host = &state.host;
-    let agents = host.agents().into_iter().map(|name| {
+    let agents = host.agents().into_iter().filter(|name| caller.reaches(name)).map(|name| {
         let (models, tools) = (host.agent_models(&name), host.agent_tools(&name));
         json!({"name": name, "models": models, "tools": tools})
     });

@@ -10,6 +10,7 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post};
 use tokio_util::sync::CancellationToken;
 
+use super::access::RequireScope;
 use super::error::ApiError;
 use super::extract::NoQuery;
 use super::mount::MountPath;
@@ -20,9 +21,22 @@ use super::{
 };
 use callsheet_host::error_response::with_default_headers;
 use callsheet_host::runtime::Host;
+use callsheet_values::config::TokenScope;
 
-/// A method, a path and its handler.
-type Route = (&'static str, &'static str, MethodRouter<AppState>);
+/// A method, a path, the scope that a token needs for it, and its handler.
+type Route = (&'static str, &'static str, Access, MethodRouter<AppState>);
+
+/// The scope that a token needs for a route. `None`: the route is public and needs no token.
+type Access = Option<TokenScope>;
+
+/// Health checks and static pages, which reveal nothing of sessions (`/readyz` has the names and the load of models, and
+/// the error of a journal that cannot be written). Health probes send no token, and a browser sends none until the
+/// console has asked the user for it.
+const PUBLIC: Access = None;
+const READ: Access = Some(TokenScope::Read);
+const RUN: Access = Some(TokenScope::Run);
+const APPROVE: Access = Some(TokenScope::Approve);
+const ADMIN: Access = Some(TokenScope::Admin);
 
 /// Returns the routes of sessions and runs, and the start page, to be mounted in the application of
 /// the embedding program.
@@ -116,35 +130,40 @@ fn client_routes(state: &ApiState) -> Router<AppState> {
 
 fn api_routes() -> Vec<Route> {
     vec![
-        ("GET", "/", get(start_page::show)),
-        ("POST", "/v1/sessions", post(sessions::open)),
-        ("GET", "/v1/sessions", get(sessions::list)),
-        ("GET", "/v1/sessions/{id}", get(sessions::snapshot)),
-        ("DELETE", "/v1/sessions/{id}", without_query(delete(sessions::delete))),
-        ("POST", "/v1/sessions/{id}/fork", post(sessions::fork)),
-        ("POST", "/v1/sessions/{id}/runs", post(runs::start)),
-        ("GET", "/v1/sessions/{id}/runs", get(runs::list)),
-        ("GET", "/v1/sessions/{id}/runs/{run_id}", without_query(get(runs::show))),
-        ("GET", "/v1/sessions/{id}/events", get(events::watch)),
-        ("POST", "/v1/sessions/{id}/steer", post(runs::steer)),
-        ("POST", "/v1/sessions/{id}/stop", post(runs::stop)),
-        ("POST", "/v1/sessions/{id}/resume", post(runs::resume)),
-        ("POST", "/v1/sessions/{id}/tools/refresh", post(runs::refresh_tools)),
-        ("POST", "/v1/sessions/{id}/compact", post(runs::compact)),
-        ("GET", "/v1/sessions/{id}/context", without_query(get(runs::context))),
-        ("POST", "/v1/sessions/{id}/approvals/{tool_id}", post(approvals::decide)),
-        ("GET", "/v1/approvals", get(approvals::list)),
-        ("GET", "/v1/sessions/{id}/results/{tool_id}", get(results::show)),
-        ("GET", "/v1/sessions/{id}/records", get(records::list)),
-        ("POST", "/v1/sessions/{id}/verify", post(records::verify)),
-        ("GET", "/v1/sessions/{id}/turns/{turn}/request", without_query(get(records::request))),
-        ("GET", "/v1/events", get(events::watch_many)),
-        ("POST", "/v1/sessions/{id}/results/{tool_id}", post(results::answer)),
-        ("GET", "/v1/tools", get(tools::list)),
-        ("POST", "/v1/tools/{name}/call", post(tools::call)),
-        ("GET", "/v1/agents", without_query(get(agents))),
-        ("GET", "/v1/host/models", without_query(get(models))),
-        ("POST", "/v1/ui/vitals", post(vitals::report)),
+        ("GET", "/", PUBLIC, get(start_page::show)),
+        ("POST", "/v1/sessions", RUN, post(sessions::open)),
+        ("GET", "/v1/sessions", READ, get(sessions::list)),
+        ("GET", "/v1/sessions/{id}", READ, get(sessions::snapshot)),
+        ("DELETE", "/v1/sessions/{id}", RUN, without_query(delete(sessions::delete))),
+        ("POST", "/v1/sessions/{id}/fork", RUN, post(sessions::fork)),
+        ("POST", "/v1/sessions/{id}/runs", RUN, post(runs::start)),
+        ("GET", "/v1/sessions/{id}/runs", READ, get(runs::list)),
+        ("GET", "/v1/sessions/{id}/runs/{run_id}", READ, without_query(get(runs::show))),
+        ("GET", "/v1/sessions/{id}/events", READ, get(events::watch)),
+        ("POST", "/v1/sessions/{id}/steer", RUN, post(runs::steer)),
+        ("POST", "/v1/sessions/{id}/stop", RUN, post(runs::stop)),
+        ("POST", "/v1/sessions/{id}/resume", RUN, post(runs::resume)),
+        ("POST", "/v1/sessions/{id}/tools/refresh", ADMIN, post(runs::refresh_tools)),
+        ("POST", "/v1/sessions/{id}/compact", RUN, post(runs::compact)),
+        ("GET", "/v1/sessions/{id}/context", READ, without_query(get(runs::context))),
+        ("POST", "/v1/sessions/{id}/approvals/{tool_id}", APPROVE, post(approvals::decide)),
+        ("GET", "/v1/approvals", READ, get(approvals::list)),
+        ("GET", "/v1/sessions/{id}/results/{tool_id}", READ, get(results::show)),
+        ("GET", "/v1/sessions/{id}/records", READ, get(records::list)),
+        ("POST", "/v1/sessions/{id}/verify", READ, post(records::verify)),
+        (
+            "GET",
+            "/v1/sessions/{id}/turns/{turn}/request",
+            READ,
+            without_query(get(records::request)),
+        ),
+        ("GET", "/v1/events", READ, get(events::watch_many)),
+        ("POST", "/v1/sessions/{id}/results/{tool_id}", RUN, post(results::answer)),
+        ("GET", "/v1/tools", READ, get(tools::list)),
+        ("POST", "/v1/tools/{name}/call", ADMIN, post(tools::call)),
+        ("GET", "/v1/agents", READ, without_query(get(agents))),
+        ("GET", "/v1/host/models", READ, without_query(get(models))),
+        ("POST", "/v1/ui/vitals", READ, post(vitals::report)),
     ]
 }
 
@@ -155,25 +174,36 @@ fn without_query(handler: MethodRouter<AppState>) -> MethodRouter<AppState> {
 
 fn console_routes() -> Vec<Route> {
     vec![
-        ("GET", "/console", get(console::add_slash)),
-        ("GET", "/console/", get(console::file)),
-        ("GET", "/console/{*file}", get(console::file)),
-        ("GET", "/console/api", get(start_page::list)),
+        ("GET", "/console", PUBLIC, get(console::add_slash)),
+        ("GET", "/console/", PUBLIC, get(console::file)),
+        ("GET", "/console/{*file}", PUBLIC, get(console::file)),
+        ("GET", "/console/api", PUBLIC, get(start_page::list)),
     ]
 }
 
 fn operations_routes() -> Vec<Route> {
     vec![
-        ("GET", "/healthz", get(healthz)),
-        ("GET", "/readyz", get(readyz)),
-        ("GET", "/metrics", get(metrics)),
+        ("GET", "/healthz", PUBLIC, get(healthz)),
+        ("GET", "/readyz", PUBLIC, get(readyz)),
+        ("GET", "/metrics", READ, get(metrics)),
     ]
 }
 
+/// Returns the public paths, as [`Guard::public_paths`](super::Guard::public_paths) takes them.
+pub(super) fn public_paths() -> Vec<String> {
+    let all = [api_routes(), console_routes(), operations_routes()].into_iter().flatten();
+    let public = all.filter(|(_, _, access, _)| *access == PUBLIC);
+    public.map(|(_, path, ..)| path.replace("{*file}", "*")).collect()
+}
+
 fn with_routes(routes: Vec<Route>) -> Router<AppState> {
-    let router = routes
-        .into_iter()
-        .fold(Router::new(), |router, (_, path, handler)| router.route(path, handler));
+    let router = routes.into_iter().fold(Router::new(), |router, (_, path, access, handler)| {
+        let handler = match access {
+            Some(scope) => handler.route_layer(RequireScope(scope)),
+            None => handler,
+        };
+        router.route(path, handler)
+    });
     let router = router.method_not_allowed_fallback(unknown_method);
     router.layer(map_response(async |response: Response| with_default_headers(response)))
 }
@@ -213,8 +243,8 @@ mod tests {
             .iter()
             .chain(&operations_routes())
             .chain(&console_routes())
-            .filter(|(_, path, _)| !["/console", "/console/{*file}"].contains(path))
-            .map(|(method, path, _)| format!("{method} {path}"))
+            .filter(|(_, path, ..)| !["/console", "/console/{*file}"].contains(path))
+            .map(|(method, path, ..)| format!("{method} {path}"))
             .collect();
         assert_eq!(listed, routes);
     }

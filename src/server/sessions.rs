@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::access::Caller;
 use super::error::ApiError;
 use super::extract::{JsonBody, PathSession, StrictQuery, page_length};
 use super::mount::MountPath;
@@ -43,9 +44,11 @@ pub(super) struct OpenSessionRequest {
 pub(super) async fn open(
     State(state): State<AppState>,
     mount: MountPath,
+    caller: Caller,
     JsonBody(request): JsonBody<OpenSessionRequest>,
 ) -> Result<Response, ApiError> {
     let OpenSessionRequest { agent, id, messages, metadata, client_tools } = request;
+    caller.check_asked_agent(&state.host, &agent)?;
     let open = OpenSession::default().with(|open| {
         open.agent = agent;
         open.id = id;
@@ -72,6 +75,7 @@ pub(super) struct ListSessionsQuery {
 /// Returns a page of sessions. Its `next` is the value of `after` for the next page; null on the last page.
 pub(super) async fn list(
     State(shared): State<AppState>,
+    caller: Caller,
     StrictQuery(query): StrictQuery<ListSessionsQuery>,
 ) -> Result<Response, ApiError> {
     let ListSessionsQuery { state, order, limit, after, children } = query;
@@ -89,7 +93,7 @@ pub(super) async fn list(
     let _guard = if limit >= LONG_LENGTH { Some(shared.reads.lists.lock().await) } else { None };
     let mut answer = shared.answer_limiter.writer();
     answer.append("{\"sessions\":[")?;
-    let (mut count, mut has_more) = (0, true);
+    let (mut count, mut has_more, mut next) = (0, true, None);
     let mut part = FIRST_PART_LENGTH;
     while has_more && count < limit {
         part = part.min(limit - count);
@@ -98,15 +102,21 @@ pub(super) async fn list(
         let sessions = shared.host.sessions(query.clone()).await?;
         has_more = sessions.len() > part;
         for session in sessions.into_iter().take(part) {
+            query.continue_after(&session);
+            if !caller.reaches_summary(&shared.host, &session).await? {
+                continue;
+            }
             answer.append(if count == 0 { "" } else { "," })?;
             answer.append_json(&session)?;
             count += 1;
-            query.continue_after(&session);
+            if count == limit {
+                next = position(&query);
+            }
         }
         part = PART_LENGTH_MAX.min(part * 2);
     }
     answer.append("],\"next\":")?;
-    answer.append_json(&position(&query).filter(|_| has_more))?;
+    answer.append_json(&next.filter(|_| has_more))?;
     answer.append("}")?;
     Ok(answer.into_response())
 }

@@ -1,5 +1,6 @@
 //! The state that all handlers share, and the options of a server.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::answer_limiter::AnswerLimiter;
 use super::event_stream::EventStream;
 use callsheet_host::runtime::Host;
-use callsheet_values::config::{ApiKey, HostConfig};
+use callsheet_values::config::{ApiKey, Config, HostConfig, TokenConfig};
 
 /// Maximum number of bytes of all request bodies above 32 KiB that are being received.
 pub(super) const BODIES_BYTES_MAX: usize = 48 * 1024 * 1024;
@@ -25,8 +26,12 @@ pub(super) const WATCHED_SESSIONS_MAX: usize = 8192;
 pub struct ServerOptions {
     /// Host names that requests may use besides loopback names and the server's own address.
     pub allowed_hosts: Vec<String>,
-    /// The bearer token that requests must carry, if there is one.
+    /// The bearer token that requests must carry, if there is one. Such requests may do everything.
     pub token: Option<ApiKey>,
+    /// The file of this token, for [`ServerHandle::read_secrets_again`](crate::ServerHandle::read_secrets_again).
+    pub token_file: Option<PathBuf>,
+    /// Further tokens that requests may carry, each with a name and with what such requests may do.
+    pub tokens: Vec<TokenConfig>,
     /// Time without an event after which an event stream sends a comment.
     pub keep_alive: Duration,
     /// Maximum size of a request body, which includes the images of the user's input.
@@ -57,6 +62,8 @@ impl Default for ServerOptions {
         Self {
             allowed_hosts: Vec::new(),
             token: None,
+            token_file: None,
+            tokens: Vec::new(),
             max_connections: host.max_connections,
             header_read_timeout: host.header_read_timeout,
             write_timeout: host.write_timeout,
@@ -69,11 +76,14 @@ impl Default for ServerOptions {
     }
 }
 
-impl From<&HostConfig> for ServerOptions {
-    fn from(host: &HostConfig) -> Self {
+impl From<&Config> for ServerOptions {
+    fn from(config: &Config) -> Self {
+        let host = &config.host;
         Self {
             allowed_hosts: host.allowed_hosts.clone(),
             token: host.token.clone(),
+            token_file: host.token_file.clone(),
+            tokens: config.tokens.clone(),
             max_connections: host.max_connections,
             header_read_timeout: host.header_read_timeout,
             write_timeout: host.write_timeout,

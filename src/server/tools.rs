@@ -5,6 +5,7 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::access::Caller;
 use super::error::ApiError;
 use super::extract::{JsonBody, PathParameters, StrictQuery};
 use super::state::AppState;
@@ -19,8 +20,10 @@ pub(super) struct ListToolsQuery {
 
 pub(super) async fn list(
     State(state): State<AppState>,
+    caller: Caller,
     StrictQuery(ListToolsQuery { agent }): StrictQuery<ListToolsQuery>,
 ) -> Result<Response, ApiError> {
+    caller.check_asked_agent(&state.host, &agent)?;
     state.answer_limiter.json(&state.host.listed_tools(agent).await?)
 }
 
@@ -48,8 +51,10 @@ struct CallToolResponse<'a> {
 pub(super) async fn call(
     State(state): State<AppState>,
     path: PathParameters,
+    caller: Caller,
     JsonBody(CallToolRequest { input, agent, approve }): JsonBody<CallToolRequest>,
 ) -> Result<Response, ApiError> {
+    caller.check_asked_agent(&state.host, &agent)?;
     let name = path.get("name").unwrap_or_default();
     let report = state.host.call_tool(agent, name, input, approve).await;
     let report = report.map_err(|error| {

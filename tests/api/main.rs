@@ -23,4 +23,5 @@ mod runs;
 mod sessions;
 mod streams;
 mod streams_multiplexed;
+mod tokens;
 mod trace_context;

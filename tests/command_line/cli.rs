@@ -620,6 +620,37 @@ fn serve_runs_until_a_signal() {
 }
 
 #[test]
+fn serve_reads_the_files_of_tokens_again_at_a_hangup() {
+    let tokens = "[[tokens]]\nname = \"ops\"\nfile = \"ops.token\"\nscope = [\"read\"]\n";
+    let config = format!("[host]\ntoken_file = \"host.token\"\n{tokens}");
+    let folder = Folder::new("serve-token-files")
+        .with("callsheet.toml", &config)
+        .with("host.token", "token-of-the-host\n")
+        .with("ops.token", "token-of-ops\n");
+    let ServeProcess { mut child, addr, mut err, banner } =
+        serve(&folder, &["--config", "callsheet.toml"]);
+    assert!(banner.contains("requests need the bearer token in host.token\n"), "{banner}");
+    assert!(banner.contains("requests may carry the tokens ops\n"), "{banner}");
+    assert!(banner.contains("Bearer $(cat host.token)\""), "{banner}");
+    let status = |token: &str| {
+        let request = format!(
+            "GET /v1/sessions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+             authorization: Bearer {token}\r\n\r\n"
+        );
+        send(addr, &request).split(' ').nth(1).unwrap().to_owned()
+    };
+    assert_eq!(["token-of-the-host", "token-of-ops", "other"].map(status), ["200", "200", "401"]);
+    std::fs::write(folder.0.join("ops.token"), "other").unwrap();
+    signal(&child, "HUP");
+    while status("other") != "200" {}
+    assert_eq!(["token-of-the-host", "token-of-ops"].map(status), ["200", "401"]);
+    signal(&child, "TERM");
+    let mut rest = String::new();
+    err.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{rest}");
+}
+
+#[test]
 fn serve_does_not_start_without_the_token_that_its_configuration_names() {
     let folder = Folder::new("serve-token")
         .with("callsheet.toml", "[host]\nlisten = \"127.0.0.1:0\"\ntoken_env = \"HOUSE_TOKEN\"\n");

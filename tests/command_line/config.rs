@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use callsheet::config::{
     AgentConfig, ApiKey, ApprovalPolicy, BaseUrl, Config, Durability, JournalConfig, JournalEngine,
-    Limits, ModelConfig, OnExcess, REHEARSAL, Resume, StartPolicy, TOKEN_ENV, ToolEffect,
-    ToolOverride, ToolPattern, Wire,
+    Limits, ModelConfig, OnExcess, REHEARSAL, Resume, StartPolicy, TOKEN_ENV, TokenScope,
+    ToolEffect, ToolOverride, ToolPattern, Wire,
 };
 use callsheet::runtime::AgentRules;
 use callsheet::tool::ToolRegistry;
@@ -742,4 +742,130 @@ fn a_value_that_may_be_a_key_is_not_printed() {
     );
     let printed = format!("{config:?}");
     assert!(printed.contains("x-api-key") && !printed.contains("secret-"), "{printed}");
+}
+
+#[test]
+fn a_token_may_be_in_a_file() {
+    let folder = std::env::temp_dir().join(format!("callsheet-token-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("token"), "token-of-a-file\n").unwrap();
+    let file = folder.join("callsheet.toml").display().to_string();
+    let read = |text: &str| {
+        let env = |name: &str| (name == TOKEN_ENV).then(|| "token-of-a-variable".to_owned());
+        Config::parse(text, &file, &env)
+    };
+    let config = read("[host]\ntoken_file = 'token'\n").unwrap();
+    assert_eq!(config.host.token.unwrap().reveal(), "token-of-a-file");
+    assert_eq!(config.host.token_file.unwrap(), folder.join("token"));
+    let both = read("[host]\ntoken_env = 'CALLSHEET_TOKEN'\ntoken_file = 'token'\n").unwrap_err();
+    let exclude = "host.token_file: token_env and token_file exclude each other";
+    assert_eq!(both.to_string(), format!("{file}:3: {exclude}"));
+    let short = read("[host]\nlisten = '0.0.0.0:0'\ntoken_file = 'token'\n").unwrap_err();
+    let needs = "0.0.0.0:0 is not loopback and needs a token of at least 16 characters";
+    let of_file = folder.join("token").display().to_string();
+    let expected = format!("{file}:2: host.listen: {needs}; that in {of_file} has fewer");
+    assert_eq!(short.to_string(), expected);
+    let missing = read("[host]\nlisten = '0.0.0.0:0'\ntoken_file = 'nowhere'\n").unwrap_err();
+    let path = folder.join("nowhere").display().to_string();
+    let cannot = format!("the file {path} cannot be read: No such file or directory (os error 2)");
+    assert_eq!(missing.to_string(), format!("{file}:3: host.token_file: {cannot}"));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn named_tokens_have_a_scope_and_may_be_limited_to_agents() {
+    let text = "[[tokens]]\nname = 'ops'\nenv = 'TOKEN'\nscope = ['read', 'approve']\n\
+                agents = ['default']\n";
+    let config = parse(text);
+    let [token] = &config.tokens[..] else { panic!("one token") };
+    assert_eq!((token.name.as_str(), token.token.reveal()), ("ops", "token-1-of-the-host"));
+    assert_eq!(token.agents.as_deref(), Some(&["default".to_owned()][..]));
+    let scopes = [TokenScope::Read, TokenScope::Run, TokenScope::Approve, TokenScope::Admin];
+    assert_eq!(scopes.map(|scope| token.allows(scope)), [true, false, true, false]);
+    assert_eq!(config.secrets().redact("token-1-of-the-host"), "[redacted]");
+    // It is enough for another address.
+    let open = parse(&format!("[host]\nlisten = '0.0.0.0:1'\n{text}"));
+    assert_eq!(open.host.token, None);
+}
+
+#[test]
+fn wrong_named_tokens_name_line_and_remedy() {
+    let scope = "scope = ['read']\n";
+    let is_not_set = "the environment variable MISSING is not set";
+    for (text, expected) in [
+        ("env = 'TOKEN'\nscope = ['read']\n", "1: tokens[0].name: is missing"),
+        (
+            "name = 'a b'\nenv = 'TOKEN'\nscope = ['read']\n",
+            "2: tokens[0].name: a name has 1 to 64 characters of A-Z, a-z, 0-9, _ and -",
+        ),
+        (
+            &format!("name = 'a'\n{scope}"),
+            "1: tokens[0].env: is missing: name the variable of the token with env, or its file with file",
+        ),
+        (
+            &format!("name = 'a'\nenv = 'TOKEN'\nfile = 'x'\n{scope}"),
+            "4: tokens[0].file: env and file exclude each other",
+        ),
+        (
+            &format!("name = 'a'\nenv = 'MISSING'\n{scope}"),
+            &format!("3: tokens[0].env: {is_not_set}"),
+        ),
+        (
+            &format!("name = 'a'\nfile = '/nowhere/x'\n{scope}"),
+            "3: tokens[0].file: the file /nowhere/x cannot be read: No such file or directory (os error 2)",
+        ),
+        (
+            &format!("name = 'a'\nenv = 'TOKEN'\ntoken = 'x'\n{scope}"),
+            "4: tokens[0].token: a token is never in this file: name a variable with env, or another file with file",
+        ),
+        ("name = 'a'\nenv = 'TOKEN'\n", "1: tokens[0].scope: is missing"),
+        (
+            "name = 'a'\nenv = 'TOKEN'\nscope = []\n",
+            "4: tokens[0].scope: must not be empty: name what the token may do",
+        ),
+        (
+            "name = 'a'\nenv = 'TOKEN'\nscope = ['raed']\n",
+            "4: tokens[0].scope[0]: must be \"read\", \"run\", \"approve\" or \"admin\", not \"raed\"",
+        ),
+        (
+            "name = 'a'\nenv = 'TOKEN'\nscope = ['read']\nagents = []\n",
+            "5: tokens[0].agents: must not be empty: leave it out for all",
+        ),
+        (
+            "name = 'a'\nenv = 'TOKEN'\nscope = ['read']\ncolour = 1\n",
+            "5: tokens[0].colour: unknown key",
+        ),
+    ] {
+        check(&format!("[[tokens]]\n{text}"), &[expected]);
+    }
+    check("[tokens]\n", &["1: tokens: must be a list of tables ([[tokens]]), not a table"]);
+}
+
+#[test]
+fn named_tokens_are_checked_against_each_other_and_the_agents() {
+    let ops = "[[tokens]]\nname = 'ops'\nenv = 'TOKEN'\nscope = ['read']\n";
+    for (text, expected) in [
+        (ops.replace("TOKEN", "KEY"), "6: tokens[1].name: another token is called \"ops\""),
+        (ops.replace("'ops'", "'ci'"), "6: tokens[1].name: \"ci\" and \"ops\" are the same token"),
+        (
+            "[host]\ntoken_env = 'TOKEN'\n".to_owned(),
+            "2: tokens[0].name: \"ops\" and the token of [host] are the same token",
+        ),
+        (
+            "[[tokens]]\nname = 'ci'\nenv = 'KEY'\nscope = ['run']\nagents = ['sales']\n"
+                .to_owned(),
+            "9: tokens[1].agents: no agent is called \"sales\" (known: default)",
+        ),
+    ] {
+        let mut config = parse(&format!("{ops}{text}"));
+        config.set_rehearsal(BaseUrl::parse("http://127.0.0.1:1").unwrap());
+        let errors = config.check(&["clock", "calculator", "http_get"]).unwrap_err();
+        assert_eq!(config.check_tokens().as_ref(), Err(&errors));
+        assert_eq!(errors.to_string(), format!("callsheet.toml:{expected}"));
+    }
+    let short =
+        "[host]\nlisten = '0.0.0.0:1'\n[[tokens]]\nname = 'ci'\nenv = 'KEY'\nscope = ['run']\n";
+    let needs = "2: host.listen: 0.0.0.0:1 is not loopback and needs a token of at least 16 \
+                 characters; that in \"ci\" has fewer";
+    check(short, &[needs]);
 }

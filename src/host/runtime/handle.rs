@@ -35,9 +35,10 @@ use callsheet_machines::turn::{ApprovalDecision, ApprovalError};
 use callsheet_tools::Extensions;
 use callsheet_values::config::{ClientTool, OutputRequest, RunOverrides};
 use callsheet_values::event::{EventId, ToolListChange};
-use callsheet_values::record::{RequestKey, Seq, StopMode};
+use callsheet_values::record::{Record, RequestKey, Seq, StopMode};
 use callsheet_values::types::{
     CallKey, Content, Metadata, RunId, SessionId, SessionState, TraceContext, VariableName,
+    is_child_session,
 };
 
 /// Maximum number of times that a decision, or the result of a client, is sent. It is sent again if the
@@ -90,6 +91,23 @@ impl SessionHandle {
         let stored = self.host_ref.quick_read(move || shared.journal.find(&id)).await??;
         let stored = stored.ok_or_else(|| HostError::NoSuchSession(self.id.clone()))?;
         Ok(stored.agent)
+    }
+
+    /// Returns the names of the agents from that of the topmost session down to that of this one, without waking the
+    /// session: one name, unless it is a child session.
+    ///
+    /// # Errors
+    /// If there is no such session, or the journal cannot be read.
+    pub async fn agent_path(&self) -> Result<Vec<Arc<str>>, HostError> {
+        if is_child_session(&self.id) {
+            let (first, _) = self.record_page(Seq(0), 1).await?;
+            if let Some(Record::SessionOpened { parent: Some(parent), .. }) =
+                first.first().map(|entry| &entry.record)
+            {
+                return Ok(parent.agent_path.clone());
+            }
+        }
+        Ok(vec![self.agent().await?.into()])
     }
 
     /// Returns the session's state, as [`Host::sessions`] does, without waking the session or reading the journal.

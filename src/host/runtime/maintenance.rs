@@ -20,7 +20,7 @@ use super::host_ref::{HostRef, HostState};
 use super::message::SessionMessage;
 use super::recovery;
 use super::task;
-use crate::journal::{JournalError, unix_ms};
+use crate::journal::{JournalError, SessionSummary, unix_ms};
 use callsheet_values::types::{SessionId, SessionState};
 
 /// The time until the next try to wake a session with an expired approval, if the journal could not be read.
@@ -192,15 +192,16 @@ pub(super) fn delete_part(
         |id: &SessionId| agent_trees::has_unfinished_parent(&*shared.journal, id).unwrap_or(true);
     let old = found.ids.into_iter().filter(|id| !is_needed(id)).collect();
     let reserved = shared.index.reserve_for_deletion(old);
-    // A session may have been used, and have left memory again, before its slot was reserved.
-    let is_still_old = |id: &SessionId| {
-        let stored = shared.journal.find(id);
-        stored.is_ok_and(|stored| {
-            stored.is_some_and(|s| s.state == SessionState::Idle && s.touched < before)
-        })
-    };
-    let (old, used): (Vec<_>, Vec<_>) = reserved.into_iter().partition(is_still_old);
-    used.iter().for_each(|id| shared.index.release_slot(id));
+    let mut old = Vec::new();
+    for id in reserved {
+        let is_old =
+            |stored: &SessionSummary| stored.state == SessionState::Idle && stored.touched < before;
+        match shared.journal.find(&id) {
+            Ok(Some(stored)) if is_old(&stored) => old.push(stored),
+            // It was used, and has left memory again, before its slot was reserved.
+            Ok(_) | Err(_) => shared.index.release_slot(&id),
+        }
+    }
     if !old.is_empty() {
         remove(shared, &old)?;
     }
@@ -208,19 +209,22 @@ pub(super) fn delete_part(
 }
 
 /// Deletes sessions whose slots are reserved for deletion.
-fn remove(shared: &HostState, old: &[SessionId]) -> Result<(), JournalError> {
-    let removed = shared.journal.remove(old);
+fn remove(shared: &HostState, old: &[SessionSummary]) -> Result<(), JournalError> {
+    let ids: Vec<SessionId> = old.iter().map(|session| session.id.clone()).collect();
+    let removed = shared.journal.remove(&ids);
     // After an error the records may be deleted, and only be left in the database file.
-    let is_gone = |id: &&SessionId| removed.is_ok() || matches!(shared.journal.find(id), Ok(None));
-    let deleted: Vec<&SessionId> = old.iter().filter(is_gone).collect();
+    let is_gone = |session: &&SessionSummary| {
+        removed.is_ok() || matches!(shared.journal.find(&session.id), Ok(None))
+    };
+    let deleted: Vec<&SessionSummary> = old.iter().filter(is_gone).collect();
     if !deleted.is_empty() {
         // The subscribers are notified before another session can have the id.
-        for id in &deleted {
-            shared.index.note_deleted(id);
-            shared.session_states.deleted(id);
+        for session in &deleted {
+            shared.index.note_deleted(&session.id);
+            shared.session_states.deleted(&session.id, Some(session.agent.clone()));
         }
     }
-    old.iter().for_each(|id| shared.end_deletion(id));
+    ids.iter().for_each(|id| shared.end_deletion(id));
     // The engine erases them later.
     if removed == Err(JournalError::NotErased) { Ok(()) } else { removed }
 }

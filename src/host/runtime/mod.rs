@@ -690,6 +690,21 @@ impl Host {
         tracing::info!("secrets_read_again");
     }
 
+    /// Returns the name of the agent that a request names, or of the one that it gets without a name: `default`, or the
+    /// only agent.
+    ///
+    /// # Errors
+    /// If there is no such agent.
+    pub fn agent_name(&self, asked: Option<String>) -> Result<Arc<str>, HostError> {
+        Ok(Arc::clone(&self.agent(asked)?.name))
+    }
+
+    /// Adds the present value of a secret, whose place is `source`. It is replaced wherever a service or a tool repeats
+    /// it, as the secrets of the configuration are.
+    pub fn add_secret(&self, source: &str, value: &str) {
+        self.shared().catalog.secrets.add_value_of(source, value);
+    }
+
     /// Returns the configured names of an agent's models, in the order of their use. Returns none for an unknown
     /// agent.
     #[must_use]
@@ -810,21 +825,18 @@ impl Host {
     }
 
     /// Returns the approvals and questions of all sessions that wait for a person, the oldest first: at most `limit`
-    /// after a position, and only those of an agent, or of sub-agents below it, if one is given.
+    /// after a position, and only those that pass the filter.
     ///
     /// From now on, approvals wait for an answer, and are not rejected for lack of a reader.
     #[must_use]
     pub fn open_approvals(
         &self,
-        agent: Option<&str>,
         after: Option<&ApprovalPosition>,
         limit: usize,
+        filter: impl Fn(&OpenApproval) -> bool,
     ) -> Vec<Arc<OpenApproval>> {
         self.note_approvals_are_read();
-        let is_of = |approval: &OpenApproval| {
-            agent.is_none_or(|agent| approval.agent_path.iter().any(|name| &**name == agent))
-        };
-        self.shared().approval_inbox.page(after, limit, is_of)
+        self.shared().approval_inbox.page(after, limit, filter)
     }
 
     /// Returns the configuration of the console.

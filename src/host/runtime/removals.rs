@@ -39,6 +39,8 @@ pub(super) struct Removed {
     pub(super) was_removed: bool,
     /// True if it was removed before, and the removal was unfinished then.
     pub(super) is_repeated: bool,
+    /// The agent of the session, if it could be read.
+    pub(super) agent: Option<String>,
 }
 
 impl Removals {
@@ -88,14 +90,16 @@ impl Removals {
 
 /// Removes sessions.
 fn remove(journal: &dyn Journal, ids: &[SessionId]) -> Vec<Removed> {
-    let exists = |id| !matches!(journal.find(id), Ok(None));
     // A session that cannot be read is counted as existing.
-    let existed: Vec<_> = ids.iter().map(exists).collect();
+    let is_absent = |found: &Result<_, _>| matches!(found, Ok(None));
+    let found: Vec<_> = ids.iter().map(|id| journal.find(id)).collect();
     let result = journal.remove(ids);
-    let removed = ids.iter().zip(existed).map(|(id, existed)| {
+    let removed = ids.iter().zip(found).map(|(id, found)| {
         // After an error the records may be deleted, and only be left in the database file.
-        let is_gone = result.is_ok() || !exists(id);
-        Removed { result: result.clone(), was_removed: existed && is_gone, is_repeated: false }
+        let is_gone = result.is_ok() || is_absent(&journal.find(id));
+        let was_removed = !is_absent(&found) && is_gone;
+        let agent = found.ok().flatten().map(|session| session.agent);
+        Removed { result: result.clone(), was_removed, is_repeated: false, agent }
     });
     removed.collect()
 }

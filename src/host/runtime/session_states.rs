@@ -37,13 +37,15 @@ pub struct SessionStateChange {
     pub session: SessionId,
     /// `None`: the session was deleted.
     pub state: Option<SessionState>,
+    /// The agent of a session that was deleted, if it is known. The handle of another session tells its agent.
+    pub agent: Option<String>,
     /// Unix time in milliseconds.
     pub time: u64,
 }
 
 impl SessionStateChange {
     pub(super) fn new(session: &SessionId, state: Option<SessionState>) -> Self {
-        Self { session: session.clone(), state, time: unix_ms() }
+        Self { session: session.clone(), state, agent: None, time: unix_ms() }
     }
 }
 
@@ -56,10 +58,11 @@ impl SessionStates {
         }
     }
 
-    /// Notifies the subscribers that a session was deleted.
-    pub(super) fn deleted(&self, session: &SessionId) {
+    /// Notifies the subscribers that a session of this agent was deleted.
+    pub(super) fn deleted(&self, session: &SessionId, agent: Option<String>) {
         if !is_child_session(session) {
-            self.send(|| StateMessage::Changed(SessionStateChange::new(session, None)));
+            let change = || SessionStateChange { agent, ..SessionStateChange::new(session, None) };
+            self.send(|| StateMessage::Changed(change()));
         }
     }
 

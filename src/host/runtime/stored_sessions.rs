@@ -244,7 +244,8 @@ pub(super) async fn delete(
     if is_deleted {
         host_ref.shared.index.note_deleted(id);
         // The subscribers are notified before another session can have the id.
-        host_ref.shared.session_states.deleted(id);
+        let agent = removed.as_ref().ok().and_then(|removed| removed.agent.clone());
+        host_ref.shared.session_states.deleted(id, agent);
     }
     let is_gone = removed.as_ref().is_ok_and(|removed| removed.was_removed || removed.is_repeated);
     let result = removed.and_then(|removed| match removed.result {

@@ -4,6 +4,7 @@
  */
 
 import { BASE, currentToken, request, setToken, shareToken, ApiError } from "./api.js";
+import { fault } from "./dom.js";
 import { position } from "./timeline.js";
 
 /**
@@ -242,6 +243,7 @@ class Live {
     for (;;) {
       const controller = new AbortController();
       this.stream = controller;
+      let isForbidden = false;
       try {
         await this.#read(controller, () => {
           pause = 0;
@@ -249,13 +251,18 @@ class Live {
       } catch (error) {
         if (error instanceof ApiError && error.status === 404) await this.#findGone();
         else if (error instanceof ApiError && error.code === "unknown_event_id") this.#startAgain();
+        else if (error instanceof ApiError && error.status === 403) {
+          fault(error);
+          isForbidden = true;
+        }
       }
       if (controller.signal.aborted && controller.signal.reason !== "silent") {
         pause = 0;
         continue;
       }
       this.#setStatus("offline");
-      pause = Math.min(5000, pause === 0 ? 200 : pause * 1.7);
+      // The host may know another scope of the token after its next start.
+      pause = isForbidden ? 60_000 : Math.min(5000, pause === 0 ? 200 : pause * 1.7);
       await new Promise((done) => {
         this.wake = () => done(undefined);
         setTimeout(done, pause * (0.8 + 0.4 * Math.random()));

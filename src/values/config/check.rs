@@ -17,6 +17,7 @@ impl Config {
     /// All mistakes, with the key of each.
     pub fn check(&self, registered: &[&str]) -> Result<(), ConfigErrors> {
         let mut errors = self.tool_errors(registered);
+        errors.extend(self.token_mistakes());
         let mut add_error =
             |key: String, message: String| errors.push(self.key_locations.error(&key, message));
         if self.agents.is_empty() {

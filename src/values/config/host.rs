@@ -33,7 +33,10 @@ key_table! {
         /// The environment variable that holds the token. If the file names it, the variable must hold a token; the
         /// default one may be unset or blank.
         token_env: String = TOKEN_ENV.to_owned(), Filled;
-        /// The token that requests must have. `None` means that they need none.
+        /// The file that holds the token, instead of `token_env`. `SIGHUP` lets the host read it again.
+        token_file: Option<PathBuf> = None => "path";
+        /// The token that requests must have. `None` means that they need none, unless there are named tokens
+        /// ([`TokenConfig`](super::TokenConfig)). It may do everything.
         token: Option<ApiKey> = None;
         /// The time that running turns have to finish at shutdown.
         shutdown_grace: Duration = Duration::from_secs(10), Any;
@@ -83,20 +86,12 @@ pub enum OnShutdown {
 named_values!(OnShutdown, [("suspend", Self::Suspend), ("interrupt", Self::Interrupt)]);
 
 impl HostConfig {
-    /// Checks that the address is loopback, or that requests need a token that is hard to guess.
-    ///
-    /// # Errors
-    /// If the address is not loopback, and there is no token, or a short one.
-    pub(super) fn check(&self) -> Result<(), String> {
-        let (listen, name) = (self.listen, &self.token_env);
-        let needs = |what: &str| Err(format!("{listen} is not loopback and needs {what}"));
-        match &self.token {
-            _ if listen.ip().is_loopback() => Ok(()),
-            None => needs(&format!("a token, but {name} is not set")),
-            Some(token) if token.reveal().len() < TOKEN_CHARS_MIN => needs(&format!(
-                "a token of at least {TOKEN_CHARS_MIN} characters; that in {name} has fewer"
-            )),
-            Some(_) => Ok(()),
+    /// Returns the file or the variable of the token.
+    #[must_use]
+    pub fn token_place(&self) -> String {
+        match &self.token_file {
+            Some(file) => file.display().to_string(),
+            None => self.token_env.clone(),
         }
     }
 }

@@ -26,14 +26,15 @@ impl Config {
         files
     }
 
-    /// Returns the files with secrets of models, tools, servers and hooks.
+    /// Returns the files with secrets of models, tools, servers and hooks, and with tokens.
     fn secret_files(&self) -> Vec<PathBuf> {
         let files = self.secret_sources().filter_map(|source| match source {
             SecretSource::File(path) => Some(path.clone()),
             SecretSource::Variable(_) => None,
         });
         let keys = self.models.values().filter_map(|model| model.api_key_file.clone());
-        files.chain(keys).collect()
+        let tokens = self.tokens.iter().filter_map(|token| token.file.clone());
+        files.chain(keys).chain(self.host.token_file.clone()).chain(tokens).collect()
     }
 
     /// Returns the processes of all tools, servers and hooks.

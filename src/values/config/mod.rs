@@ -10,7 +10,7 @@
 //! | a key: its type, default, bounds and description | its row in the file of its section, such as `host` or `limits`; the form of the rows: `key_table` |
 //! | precedence: flags, then environment variables, then the file | `cli::setup`, `file/mod` (`Config::parse`) |
 //! | unknown keys, errors with file and line | `file/source` |
-//! | checks of the whole, also of values that a program has set | `check`; `listen` without a token: `host` |
+//! | checks of the whole, also of values that a program has set | `check`; `listen` without a token: `tokens` |
 //! | what a run may change (overrides) | `overrides` |
 //! | the host's own files, which no sandbox contains | `host_files` |
 //! | API keys and tokens from the environment | `model` (`ApiKey`); which values are secret: `secrets` |
@@ -38,6 +38,7 @@ mod output;
 mod overrides;
 mod secrets;
 mod service;
+mod tokens;
 mod tool_definition;
 mod tools;
 
@@ -76,6 +77,8 @@ pub use overrides::InvalidOverride;
 pub use overrides::{LimitOverrides, RunOverrides};
 pub use service::Proxy;
 pub use service::{SecretSource, ServiceConfig};
+pub use tokens::TokenConfig;
+pub use tokens::TokenScope;
 pub use tool_definition::{
     CommandConfig, CommandOutput, CommandStdin, ConfiguredTool, HttpBody, HttpConfig, HttpMethod,
     ProcessConfig, SandboxLevel, ToolInput, ToolKind,
@@ -129,6 +132,8 @@ pub struct Config {
     pub mcp_limits: McpLimits,
     /// Hooks, in the order in which they are asked.
     pub hooks: Vec<HookConfig>,
+    /// Tokens with a name, which limit what their requests may do.
+    pub tokens: Vec<TokenConfig>,
     /// Overrides `stream` of every model, also of one that is added later.
     stream: Option<bool>,
     /// False disables the fast path of every model, also of one that is added later.
@@ -202,10 +207,12 @@ impl Config {
     /// # Errors
     /// If the address is not loopback and the host has no token, or a short one. Then nothing changes.
     pub fn set_listen(&mut self, listen: SocketAddr) -> Result<(), ConfigErrors> {
-        let host = HostConfig { listen, ..self.host.clone() };
-        host.check().map_err(|message| ConfigErrors::single("--listen", message))?;
-        self.host = host;
-        Ok(())
+        let before = std::mem::replace(&mut self.host.listen, listen);
+        let checked = self.check_listen();
+        if checked.is_err() {
+            self.host.listen = before;
+        }
+        checked.map_err(|message| ConfigErrors::single("--listen", message))
     }
 
     /// Creates an error about a value of `[tools.NAME]`, with its line.
@@ -257,6 +264,7 @@ impl Default for Config {
             mcp: BTreeMap::new(),
             mcp_limits: McpLimits::default(),
             hooks: Vec::new(),
+            tokens: Vec::new(),
             stream: None,
             fast_path: true,
             key_locations: KeyLocations::default(),
@@ -272,7 +280,8 @@ pub fn described_keys() -> Vec<(&'static str, Vec<KeyDescription>)> {
     let command = CommandConfig::new([""]);
     let server =
         McpConfig::new(McpTransport::Http { service: ServiceConfig::new(""), oauth: None });
-    let tables: [(&str, &[&dyn KeyTable]); 14] = [
+    let token = TokenConfig::new("", ApiKey::unset(), []);
+    let tables: [(&str, &[&dyn KeyTable]); 15] = [
         ("[host]", &[&config.host]),
         ("[journal]", &[&config.journal]),
         ("[console]", &[&config.console]),
@@ -287,6 +296,7 @@ pub fn described_keys() -> Vec<(&'static str, Vec<KeyDescription>)> {
         ("[mcp.NAME]", &[&server]),
         ("[mcp_limits]", &[&config.mcp_limits]),
         ("[[hooks]]", &[&HookRule::new("", HookPoint::BeforeCall)]),
+        ("[[tokens]]", &[&token]),
     ];
     let described =
         |tables: &[&dyn KeyTable]| tables.iter().flat_map(|table| table.described_keys()).collect();

@@ -321,6 +321,11 @@ impl ApiKey {
         Self::checked(secret).map_err(|reason| InvalidValue::new(format!("the API key {reason}")))
     }
 
+    /// Returns a key without a secret, for the description of a section.
+    pub(super) fn unset() -> Self {
+        Self(String::new())
+    }
+
     fn checked(secret: &str) -> Result<Self, &'static str> {
         let secret = secret.trim();
         if secret.is_empty() {

@@ -19,7 +19,7 @@ const GENERATED_BYTES_MIN: usize = 16;
 
 impl Config {
     /// Returns the secrets that are removed from responses and results of tools: the keys of models, the
-    /// token of the host, headers that hold a secret, keys in URLs, the secret variables and files of tools, MCP servers
+    /// tokens of the host, headers that hold a secret, keys in URLs, the secret variables and files of tools, MCP servers
     /// and hooks, and those of the process: headers of the collector of traces, and passwords of proxies. The host adds
     /// the values that it reads later.
     #[must_use]
@@ -67,7 +67,8 @@ impl Config {
         found.values.extend(self.secret_sources().filter_map(|source| source.read().ok()));
         found.values.extend(process_secrets(|name| std::env::var(name).ok()));
         let keys = self.models.values().filter_map(|model| model.api_key.as_ref());
-        found.values.extend(keys.chain(&self.host.token).map(|key| key.reveal().to_owned()));
+        let tokens = self.host.token.iter().chain(self.tokens.iter().map(|token| &token.token));
+        found.values.extend(keys.chain(tokens).map(|key| key.reveal().to_owned()));
         let headers = self.models.values().flat_map(|model| &model.headers);
         let headers =
             headers.filter(|(name, value)| is_named_secret(name, value) || is_generated(value));

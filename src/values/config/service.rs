@@ -5,6 +5,7 @@ use std::fmt;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use super::model::ApiKey;
 use crate::types::InvalidValue;
 
 /// Maximum size of a file with a secret, in bytes.
@@ -79,6 +80,16 @@ impl SecretSource {
             "" => Err(invalid("is blank".to_owned())),
             secret => Ok(secret.to_owned()),
         }
+    }
+}
+
+impl SecretSource {
+    /// Reads a token or a key, which a header can hold.
+    ///
+    /// # Errors
+    /// As [`Self::read`], and if it contains characters other than visible ASCII.
+    pub fn read_token(&self) -> Result<ApiKey, InvalidValue> {
+        ApiKey::new(&self.read()?)
     }
 }
 

@@ -1048,7 +1048,7 @@ async fn a_shutdown_leaves_a_parent_and_its_child_to_the_next_host() {
     drop((session, first));
     let host = restart(setup, &journal).await;
     assert!(ends(&host).await.is_empty());
-    let find = || host.open_approvals(Some("worker"), None, 10);
+    let find = || host.open_approvals(None, 10, |open| open.agent_path.contains(&"worker".into()));
     until("the sessions are read", || !find().is_empty()).await;
     let open = find();
     let path: Vec<_> = open.iter().flat_map(|open| &open.agent_path).map(|name| &**name).collect();

@@ -5,20 +5,29 @@ use toml::de::DeValue;
 use super::source::Section;
 use super::values::{self, Parsed};
 use crate::config::key_table::KeyTable as _;
-use crate::config::{ApiKey, HostConfig};
+use crate::config::{ApiKey, HostConfig, SecretSource};
 
 impl HostConfig {
     pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
         let mut host = Self::default();
         host.read_keys(section);
         host.allowed_hosts = section.list("allowed_hosts", allowed_host).unwrap_or_default();
-        host.token = ApiKey::from_env(&host.token_env, env).ok();
+        if section.has("token_env") {
+            section.forbid("token_file", "token_env and token_file exclude each other");
+        }
+        host.token_file = section.path("token_file");
         let is_named = section.has("token_env") && !section.is_wrong("token_env");
         section.report_unknown_keys();
-        if let Err(message) = host.check_token(is_named, env) {
-            section.add_error("token_env", message);
-        } else if let Err(message) = host.check() {
-            section.add_error("listen", message);
+        if let Some(file) = &host.token_file {
+            match SecretSource::File(file.clone()).read_token() {
+                Ok(token) => host.token = Some(token),
+                Err(error) => section.add_error("token_file", error.to_string()),
+            }
+        } else {
+            host.token = ApiKey::from_env(&host.token_env, env).ok();
+            if let Err(message) = host.check_token(is_named, env) {
+                section.add_error("token_env", message);
+            }
         }
         host
     }

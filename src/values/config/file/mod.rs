@@ -7,17 +7,19 @@ mod mcp;
 mod model;
 mod process;
 pub(super) mod source;
+mod tokens;
 mod tool_definition;
 mod tools;
 pub(super) mod values;
 
 use std::collections::BTreeMap;
 
+use super::error::KeyLocations;
 use super::key_table::KeyTable as _;
 use super::{
     AgentConfig, BaseUrl, Config, ConfigErrors, ConsoleConfig, DEFAULT_AGENT, FAST_PATH_ENV,
     HookConfig, HostConfig, JournalConfig, MULTI_TOOL_CALLS_ENV, McpConfig, McpLimits, ModelConfig,
-    REHEARSAL, STREAM_ENV, ToolOverride,
+    REHEARSAL, STREAM_ENV, TokenConfig, ToolOverride,
 };
 use crate::types::Secrets;
 use source::ConfigSource;
@@ -110,7 +112,13 @@ impl Config {
             .into_iter()
             .filter_map(|section| HookConfig::read(&section, &agents, env))
             .collect();
-        root.report_unknown_keys_with_hints(&[host_table, journal_table, console_table]);
+        let tokens = root.table_list("tokens").into_iter();
+        let tokens: Vec<Option<TokenConfig>> =
+            tokens.map(|section| TokenConfig::read(&section, env)).collect();
+        root.report_unknown_keys_with_hints(&[&host_table, &journal_table, &console_table]);
+        // A wrong token has its error already.
+        let is_token_wrong = tokens.contains(&None)
+            || ["token_env", "token_file"].iter().any(|key| host_table.is_wrong(key));
         // Adds what a file may leave out: an agent, and the rehearsal model.
         if agents.is_empty() {
             match AgentConfig::default_for(&models) {
@@ -127,7 +135,6 @@ impl Config {
         let multi_tool_calls = bool_from_env(&source, env, MULTI_TOOL_CALLS_ENV);
         let stream = bool_from_env(&source, env, STREAM_ENV);
         let fast_path = fast_path_from_env(&source, env);
-        let key_locations = source.into_result()?;
         let mut config = Self {
             host,
             journal,
@@ -138,11 +145,16 @@ impl Config {
             mcp,
             mcp_limits,
             hooks,
+            tokens: tokens.into_iter().flatten().collect(),
             stream,
             fast_path,
-            key_locations,
+            key_locations: KeyLocations::default(),
             secrets: Secrets::default(),
         };
+        if !is_token_wrong && let Err(message) = config.check_listen() {
+            host_table.add_error("listen", message);
+        }
+        config.key_locations = source.into_result()?;
         if let Some(on) = multi_tool_calls {
             config.set_multi_tool_calls(on);
         }

@@ -296,7 +296,7 @@ impl<'s, 't> Section<'s, 't> {
     }
 
     /// As [`Self::report_unknown_keys`]. If one of `others` knows the key, the error suggests that table.
-    pub(super) fn report_unknown_keys_with_hints(&self, others: &[Self]) {
+    pub(super) fn report_unknown_keys_with_hints(&self, others: &[&Self]) {
         let known = self.known.borrow();
         for (key, _) in self.table.into_iter().flat_map(DeTable::iter) {
             let name: &str = key.get_ref();
