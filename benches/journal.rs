@@ -66,6 +66,7 @@ fn record() -> Record {
         trace: None,
         metadata: callsheet::Metadata::default(),
         into: None,
+        authored_by: None,
     }
 }
 

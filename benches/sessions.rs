@@ -316,6 +316,7 @@ async fn killed(dir: &Path) {
                 trace: None,
                 metadata: callsheet::Metadata::default(),
                 into: None,
+                authored_by: None,
             });
         }
         log.append(records, Urgency::Deferrable, || ());

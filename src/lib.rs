@@ -97,6 +97,9 @@ pub use callsheet_values::record::RequestKey;
 /// [`SessionHandle::stop`] shows its use.
 #[doc(inline)]
 pub use callsheet_values::record::StopMode;
+/// Given with [`SessionHandle::by`].
+#[doc(inline)]
+pub use callsheet_values::types::Author;
 /// [`Host::fork`] takes one.
 #[doc(inline)]
 pub use callsheet_values::types::Seq;

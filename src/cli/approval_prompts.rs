@@ -323,7 +323,8 @@ async fn decide(
     let ApprovalRequest { call, phase, arguments_sha256, .. } = &asked.request;
     let arguments_sha256 = arguments_sha256.clone();
     let phase = Some(*phase);
-    let decision = ApprovalDecision { phase, verdict, message, arguments_sha256, content };
+    let decision =
+        ApprovalDecision { phase, verdict, message, arguments_sha256, content, author: None };
     // The approval of a child is decided at its session.
     let child = asked.child.as_ref().map(|child| session.other(child));
     match child.as_ref().unwrap_or(session).decide(call.key, decision).await {
@@ -462,6 +463,7 @@ mod tests {
             call: CallLabel { key, provider_id: None, name: "pay".into() },
             phase: WaitPhase::Before,
             verdict: ApprovalVerdict::Expired,
+            author: None,
             waited: std::time::Duration::ZERO,
         }
     }

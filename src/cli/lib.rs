@@ -23,6 +23,7 @@
 //! | `approval_prompts.rs` | `run`: asks for approvals in the terminal, or decides by a flag |
 //! | `images.rs` | `run --image`: reads images |
 //! | `sessions.rs` | `callsheet sessions`: lists, shows and verifies stored sessions |
+//! | `audit.rs` | `sessions audit`: who requested what, in all sessions |
 //! | `backup.rs` | `callsheet backup` and `restore`: a copy of a journal, and its return to a data directory |
 //! | `tools.rs` | `callsheet tools`: lists the tools of an agent, and calls one |
 //! | `pin.rs` | `tools pin`: compares the tools of servers with the accepted ones |
@@ -39,6 +40,7 @@
 #![cfg(not(doctest))]
 
 mod approval_prompts;
+mod audit;
 mod backup;
 pub mod decode;
 mod error;

@@ -127,7 +127,7 @@ impl RunProgress {
                 verdict: ApprovalVerdict::Rejected | ApprovalVerdict::Expired,
                 ..
             } => None,
-            Event::ApprovalGiven { call, phase, verdict, waited: _ } => {
+            Event::ApprovalGiven { call, phase, verdict, author: _, waited: _ } => {
                 Some(ScreenItem::Line(approval_line(&call.name, *phase, *verdict)))
             }
             Event::ConflictFound { call, names, resolution } => {
@@ -715,6 +715,7 @@ mod tests {
             call: call.clone(),
             phase: WaitPhase::After,
             verdict: ApprovalVerdict::Expired,
+            author: None,
             waited,
         };
         assert_eq!(line(&given), "- clock's result expired");
@@ -772,6 +773,7 @@ mod tests {
             call: label(0),
             phase: WaitPhase::Before,
             verdict: ApprovalVerdict::Rejected,
+            author: None,
             waited: Duration::ZERO,
         };
         assert_eq!(progress.handle_event(Duration::ZERO, &rejected), None);

@@ -1,4 +1,4 @@
-//! `callsheet sessions`: lists, shows and verifies the sessions of a journal.
+//! `callsheet sessions`: lists, shows and verifies the sessions of a journal. `audit` is in a module of its own.
 
 use std::io::{self, BufWriter, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
+use super::audit::audit;
 use super::error::CommandError;
 use super::output::{self, format_count};
 use super::screen::{ascii_signs, is_coloured, is_dumb, terminal_columns};
@@ -65,6 +66,14 @@ pub(super) enum SessionsCommand {
         #[command(flatten)]
         location: JournalLocation,
     },
+    /// Lists who requested what and when, in all sessions and of deleted ones, without contents.
+    Audit {
+        #[command(flatten)]
+        location: JournalLocation,
+        /// Print one JSON object per line.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 /// Flags that locate the journal.
@@ -109,6 +118,10 @@ pub(super) fn run(command: &SessionsCommand) -> Result<ExitCode, CommandError> {
             Ok(ExitCode::SUCCESS)
         }
         SessionsCommand::Verify { id, location } => verify_journal(&location.open()?, id.as_ref()),
+        SessionsCommand::Audit { location, json } => {
+            audit(&location.open()?, *json)?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 
@@ -376,15 +389,15 @@ fn report_problem(
     write(output, &format!("{line}\n"))
 }
 
-fn buffered_stdout() -> BufWriter<io::StdoutLock<'static>> {
+pub(super) fn buffered_stdout() -> BufWriter<io::StdoutLock<'static>> {
     BufWriter::new(io::stdout().lock())
 }
 
-fn write(output: &mut impl Write, text: &str) -> Result<(), CommandError> {
+pub(super) fn write(output: &mut impl Write, text: &str) -> Result<(), CommandError> {
     output.write_all(text.as_bytes()).map_err(|error| output::write_error(&error))
 }
 
-fn flush(mut output: impl Write) -> Result<(), CommandError> {
+pub(super) fn flush(mut output: impl Write) -> Result<(), CommandError> {
     output.flush().map_err(|error| output::write_error(&error))
 }
 

@@ -24,7 +24,7 @@ use super::state::ServerOptions;
 use callsheet_host::journal::SessionSummary;
 use callsheet_host::runtime::{Host, HostError, HostEvent, SessionHandle, SessionStateChange};
 use callsheet_values::config::{ApiKey, SecretSource, TOKEN_CHARS_MIN, TokenConfig, TokenScope};
-use callsheet_values::types::is_child_session;
+use callsheet_values::types::{Author, is_child_session};
 
 /// The tokens of a server. Cloning is cheap: all clones have the tokens that were read last.
 #[derive(Clone, Debug, Default)]
@@ -167,6 +167,11 @@ impl Caller {
     /// Returns whether the token of the caller has a name.
     pub(super) fn is_named(&self) -> bool {
         self.0.is_some()
+    }
+
+    /// Returns the author of what the caller does: the name of its token.
+    pub(super) fn author(&self) -> Option<Author> {
+        Some(Author::new(self.0.as_ref()?.name.as_str()))
     }
 
     /// Returns whether the caller may reach the sessions of only some agents.

@@ -161,7 +161,8 @@ pub(super) async fn decide(
         ApprovalChoice::Approve => ApprovalVerdict::Approved,
         ApprovalChoice::Reject => ApprovalVerdict::Rejected,
     };
-    let answer = ApprovalDecision { phase, verdict, message, arguments_sha256, content };
+    let answer =
+        ApprovalDecision { phase, verdict, message, arguments_sha256, content, author: None };
     session.decide(key, answer).await?;
     Ok(Json(ApprovalDecisionResponse { tool_id: key.to_string(), phase, decision }).into_response())
 }

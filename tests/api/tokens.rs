@@ -230,3 +230,63 @@ async fn files_of_tokens_are_read_again_on_request() {
     service.server.read_secrets_again().await;
     assert_eq!(statuses(["host", "ops", "new"]).await, [401, 200, 200]);
 }
+
+#[tokio::test]
+async fn records_and_lists_name_the_author() {
+    let asking = "[tools.calculator]\napproval = \"before\"\n[agents.default]\n\
+                  model = 'rehearsal'\ntools = ['calculator']\n";
+    let named = ["ada", "bob", "cleo"].map(|name| token(name, TokenScope::Admin));
+    let options = ServerOptions::default().with(|new| {
+        new.token = Some(ApiKey::new("secret-of-host").unwrap());
+        new.tokens = named.into();
+    });
+    let call = json!({"calls": [{"name": "calculator", "arguments": {"expression": "6 * 7"}}]});
+    let text = json!({"text": ["Well."]});
+    let script = json!({"responses": [call, text, call, text]});
+    let service = Service::start_with(script, asking, options).await;
+    let post = async |token: &str, path: &str, body: Value| {
+        let answer = send(&service, token, &format!("POST /v1/sessions{path}"), body).await;
+        assert!(answer.status < 300, "{answer:?}");
+        answer.json()
+    };
+    let watch = request("host", "GET", "/v1/sessions/s/events?after=0", &Value::Null);
+    post("host", "", json!({"id": "s"})).await;
+    let mut events = HttpConnection::open(service.addr(), &watch).await;
+    let first = post("ada", "/s/runs", json!({"input": "go"})).await;
+    events.until("event: tool_approval\n").await;
+    let queued = post("bob", "/s/runs", json!({"input": "later", "queue": true})).await;
+    post("cleo", "/s/steer", json!({"input": "faster"})).await;
+    let open = send(&service, "host", "GET /v1/approvals", Value::Null).await.json();
+    let hash = open["approvals"][0]["arguments_sha256"].clone();
+    let decision = json!({"decision": "approve", "arguments_sha256": hash});
+    post("bob", "/s/approvals/t1a1c0", decision).await;
+    let asked = |events: &[crate::client::StreamEvent]| {
+        events.iter().filter(|event| event.kind == "tool_approval").count() == 2
+    };
+    events.until_events(asked).await;
+    post("cleo", "/s/stop", json!({"mode": "now"})).await;
+    events.until_events(|events| crate::client::ended_runs(events) == 2).await;
+
+    let records = send(&service, "host", "GET /v1/sessions/s/records", Value::Null).await.json();
+    let authored: Vec<_> = records["records"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|record| Some((record["type"].as_str()?, record["authored_by"].as_str()?)))
+        .collect();
+    let expected = [
+        ("run_started", "ada"),
+        ("input_queued", "bob"),
+        ("steered", "cleo"),
+        ("approval_given", "bob"),
+        ("run_started", "bob"),
+        ("stop_asked", "cleo"),
+    ];
+    assert_eq!(authored, expected);
+    let runs = send(&service, "host", "GET /v1/sessions/s/runs", Value::Null).await.json();
+    let of = |at: usize| (&runs["runs"][at]["run_id"], &runs["runs"][at]["author"]);
+    assert_eq!(of(0), (&queued["run_id"], &json!("bob")));
+    assert_eq!(of(1), (&first["run_id"], &json!("ada")));
+    let check = post("host", "/s/verify", Value::Null).await;
+    assert_eq!(check["breaches"], json!([]));
+}

@@ -1,5 +1,6 @@
 //! The binary: its commands, the configuration file, the terminal, the load generator.
 
+mod audit;
 mod backup;
 mod cli;
 mod config;

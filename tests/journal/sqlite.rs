@@ -154,6 +154,7 @@ fn steered(text: &str) -> Record {
         trace: None,
         metadata: callsheet::Metadata::default(),
         into: None,
+        authored_by: None,
     }
 }
 
@@ -880,6 +881,7 @@ fn record(kind: u8) -> Record {
             trace: None,
             metadata: callsheet::Metadata::default(),
             into: None,
+            authored_by: None,
         },
         1 => Record::RunEnded {
             run_id,
@@ -892,7 +894,7 @@ fn record(kind: u8) -> Record {
             waiting: 0,
             finish_reason: None,
         },
-        _ => Record::StopAsked { mode: StopMode::Now },
+        _ => Record::StopAsked { mode: StopMode::Now, authored_by: None },
     }
 }
 

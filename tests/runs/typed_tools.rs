@@ -233,6 +233,7 @@ async fn the_values_of_a_run_survive_its_hibernation() {
         message: None,
         content: None,
         arguments_sha256: asked.arguments_sha256,
+        author: None,
     };
     within(session.decide(asked.tool_id.parse().unwrap(), decision)).await.unwrap();
     let history = within(async {

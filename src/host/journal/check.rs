@@ -39,7 +39,7 @@ pub fn check_journal(open: impl Fn() -> Arc<dyn Journal>) {
         parent: None,
         client_tools: None,
     };
-    let stop = || Record::StopAsked { mode: StopMode::Now };
+    let stop = || Record::StopAsked { mode: StopMode::Now, authored_by: None };
     // The last id comes first, so that an engine that lists in the order of creation fails.
     for log in logs.iter_mut().rev() {
         log.append(&*journal, vec![opening()]);
@@ -190,7 +190,8 @@ fn check_refusal_after_failure(journal: &dyn Journal) {
     log.engine_state.fail(2);
     // Record 2 counts as failed, so record 3 is refused. A copy of record 1 stands for record 2.
     log.entries.extend(log.entries.first().cloned());
-    let stored = log.try_append(journal, vec![Record::StopAsked { mode: StopMode::Now }]);
+    let stored =
+        log.try_append(journal, vec![Record::StopAsked { mode: StopMode::Now, authored_by: None }]);
     assert!(stored.is_err(), "an engine reports a batch as failed if Batch::follows_failure");
     let read = journal.read(&failed, Seq(1));
     assert_eq!(read, Ok(Vec::new()), "a refused batch is not stored");

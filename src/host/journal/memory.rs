@@ -170,7 +170,7 @@ mod tests {
     fn a_closed_log_appends_nothing() {
         let log = log(&Arc::new(MemoryJournal::new()), "a");
         log.close();
-        let stop = || vec![Record::StopAsked { mode: StopMode::Now }];
+        let stop = || vec![Record::StopAsked { mode: StopMode::Now, authored_by: None }];
         assert!(log.try_append_at(1, stop(), Urgency::Urgent, || ()).is_none());
         assert_eq!(append(&log, stop()), (Seq(1), AppendStatus::Queued));
         assert_eq!(log.last_seq(), Seq(0));
@@ -187,7 +187,7 @@ mod tests {
             parent: None,
             client_tools: None,
         };
-        let stop = || Record::StopAsked { mode: StopMode::Now };
+        let stop = || Record::StopAsked { mode: StopMode::Now, authored_by: None };
         assert_eq!(append(&a, vec![opened(), stop()]), (Seq(2), AppendStatus::Durable));
         assert_eq!(append(&b, vec![opened()]), (Seq(1), AppendStatus::Durable));
         assert_eq!(append(&a, vec![Record::SessionClosed]), (Seq(3), AppendStatus::Durable));

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 
 use super::error::HostError;
 use super::handle::SessionHandle;
+use super::ids::CALLER;
 use super::model::{ModelReply, ModelRequest, ModelStream};
 use super::models::Model;
 use super::report::RunReport;
@@ -19,10 +20,6 @@ use super::run_events::RunEvent;
 use super::{Host, OpenSession, ids, opening, task};
 use callsheet_values::message::Message;
 use callsheet_values::types::WaitPhase;
-
-/// The name of the agent and of the model of such calls; not a valid name in a configuration file. After a
-/// crash of the host no agent has it, so that the run is not continued.
-pub const CALLER: &str = "(tools call)";
 
 /// Maximum number of calls at once. With a blocking tool each has a thread, whose memory the allocator keeps. Others
 /// wait, but not longer than this: a called tool may make such calls itself.

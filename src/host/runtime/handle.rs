@@ -37,7 +37,7 @@ use callsheet_values::config::{ClientTool, OutputRequest, RunOverrides};
 use callsheet_values::event::{EventId, ToolListChange};
 use callsheet_values::record::{Record, RequestKey, Seq, StopMode};
 use callsheet_values::types::{
-    CallKey, Content, Metadata, RunId, SessionId, SessionState, TraceContext, VariableName,
+    Author, CallKey, Content, Metadata, RunId, SessionId, SessionState, TraceContext, VariableName,
     is_child_session,
 };
 
@@ -56,6 +56,7 @@ const DECIDE_AGAIN: Duration = Duration::from_millis(10);
 #[derive(Clone)]
 pub struct SessionHandle {
     id: SessionId,
+    author: Option<Author>,
     pub(super) host_ref: HostRef,
 }
 
@@ -70,7 +71,33 @@ impl Host {
 
 impl SessionHandle {
     pub(super) fn new(id: SessionId, host_ref: HostRef) -> Self {
-        Self { id, host_ref }
+        Self { id, author: None, host_ref }
+    }
+
+    /// Makes `author` the author of the requests by this handle and its copies. The records of runs, inputs, stops and
+    /// decisions name it, and so does the record of a deletion.
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    /// use callsheet::Author;
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?.by(Author::new("ada"));
+    /// session.run("Say hello.").await?;
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn by(self, author: Author) -> Self {
+        Self { author: Some(author), ..self }
+    }
+
+    /// Returns the author of the requests by this handle.
+    #[must_use]
+    pub fn author(&self) -> Option<&Author> {
+        self.author.as_ref()
     }
 
     /// Returns the session's id.
@@ -255,7 +282,7 @@ impl SessionHandle {
     /// Returns the handle of another session of the host, such as a child session.
     #[must_use]
     pub fn other(&self, id: &SessionId) -> Self {
-        Self::new(id.clone(), self.host_ref.clone())
+        Self { id: id.clone(), ..self.clone() }
     }
 
     /// Starts a run, or finds the run that the same request started first. Returns the session that
@@ -284,6 +311,7 @@ impl SessionHandle {
             trace,
             metadata,
             into: into.map(VariableName::from),
+            author: self.author.clone(),
         };
         let ask = |reply| SessionMessage::StartRun {
             run: Box::new(run.clone()),
@@ -425,7 +453,7 @@ impl SessionHandle {
         let input = input.into();
         let steer = |reply| {
             let (input, request_key) = (input.clone(), request_key.clone());
-            SessionMessage::Steer { input, request_key, reply }
+            SessionMessage::Steer { input, request_key, author: self.author.clone(), reply }
         };
         let (seq, awake_session) = self.host_ref.request(&self.id, steer).await?;
         self.wait_durable(seq?, &awake_session).await
@@ -453,7 +481,7 @@ impl SessionHandle {
     /// # Errors
     /// If the session is closed.
     pub async fn stop(&self, mode: StopMode) -> Result<(), HostError> {
-        let stop = |reply| SessionMessage::Stop { mode, reply };
+        let stop = |reply| SessionMessage::Stop { mode, author: self.author.clone(), reply };
         let (seq, awake_session) = self.host_ref.request(&self.id, stop).await?;
         self.wait_durable(seq, &awake_session).await.map(drop)
     }
@@ -500,7 +528,12 @@ impl SessionHandle {
     /// # Errors
     /// If the call has no open question, the decision is about other arguments, another decision
     /// was made before, or the session is closed.
-    pub async fn decide(&self, key: CallKey, decision: ApprovalDecision) -> Result<(), HostError> {
+    pub async fn decide(
+        &self,
+        key: CallKey,
+        mut decision: ApprovalDecision,
+    ) -> Result<(), HostError> {
+        decision.author = decision.author.or_else(|| self.author.clone());
         let ask = |reply| {
             let decision = Box::new(decision.clone());
             SessionMessage::Decide { key, decision, reply }
@@ -639,11 +672,11 @@ impl SessionHandle {
         for _ in 0..REQUEST_TRIES_MAX {
             let asleep = shared.index.reserve_for_deletion(vec![self.id.clone()]);
             if !asleep.is_empty() {
-                let (host_ref, id) = (self.host_ref.clone(), self.id.clone());
-                let deletion = async move { stored_sessions::delete(&host_ref, &id, true).await };
+                let session = self.clone();
+                let deletion = async move { stored_sessions::delete(&session, true).await };
                 return task::to_its_end(deletion).await;
             }
-            let close = |reply| SessionMessage::Close { reply };
+            let close = |reply| SessionMessage::Close { author: self.author.clone(), reply };
             match self.host_ref.request(&self.id, close).await {
                 // A session that cannot be woken can still be deleted, and a deletion that was in progress may have
                 // failed.

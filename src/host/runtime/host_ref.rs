@@ -36,6 +36,7 @@ use super::blocking::BlockingPool;
 use super::catalog::Catalog;
 use super::claims::MetricsClaim;
 use super::crash_loop::CrashLoop;
+use super::deletions::DeletionList;
 use super::error::HostError;
 use super::extensions::ExtensionsBySession;
 use super::gauge::{CountGuard, Gauges};
@@ -97,6 +98,7 @@ pub(super) struct HostState {
     /// The child sessions of open runs.
     pub(super) agent_trees: AgentTrees,
     pub(super) approval_inbox: ApprovalInbox,
+    pub(super) deletions: DeletionList,
 }
 
 impl HostState {

@@ -1,4 +1,4 @@
-//! New unique ids, and the seed of a turn.
+//! New unique ids, the seed of a turn, and a reserved name.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +15,10 @@ pub(super) fn run_id() -> RunId {
 pub(super) fn session_id() -> Option<SessionId> {
     SessionId::parse(&format!("ses_{:016x}", unique())).ok()
 }
+
+/// The name of the agent and of the model of tool calls by hand (`call_by_hand`); not a valid name in a configuration
+/// file. After a crash of the host no agent has it, so that the run is not continued.
+pub const CALLER: &str = "(tools call)";
 
 /// The beginning of the ids of the sessions of tool calls by hand (`call_by_hand`).
 pub(super) const CALL_PREFIX: &str = "call_";

@@ -35,7 +35,7 @@ use callsheet_tools::{Extensions, ToolServer};
 use callsheet_values::event::{ServerToolsChange, ToolListChange};
 use callsheet_values::record::{JournalEntry, RequestKey, Seq, StopMode};
 use callsheet_values::types::{
-    Answer, CallKey, Content, HookDecision, HookPoint, ProviderError, Question, Reference,
+    Answer, Author, CallKey, Content, HookDecision, HookPoint, ProviderError, Question, Reference,
     ReferenceError, RunId, RunTrace, ToolOutcome, TraceContext,
 };
 use callsheet_wire::Delta;
@@ -77,6 +77,7 @@ pub(super) enum SessionMessage {
     Steer {
         input: Content,
         request_key: Option<RequestKey>,
+        author: Option<Author>,
         reply: ReplyPort<Result<Seq, HostError>>,
     },
     /// Continue the open run, or start the queued input, of a session that was read from the journal. Also sent when
@@ -92,13 +93,13 @@ pub(super) enum SessionMessage {
     /// A record could not be stored.
     JournalFailed { error: JournalError },
     /// End the current run, if there is one.
-    Stop { mode: StopMode, reply: ReplyPort<Seq> },
+    Stop { mode: StopMode, author: Option<Author>, reply: ReplyPort<Seq> },
     /// The host shuts down: start no more turns. With `now`, also end the run at once.
     Interrupt { now: bool },
     /// Return a snapshot of the session.
     Snapshot { reply: ReplyPort<SessionSnapshot> },
     /// Stop the run, then close the session and delete its records and its child sessions.
-    Close { reply: ReplyPort<Result<(), HostError>> },
+    Close { author: Option<Author>, reply: ReplyPort<Result<(), HostError>> },
     /// Return the records that hold the value of a reference.
     Locate { reference: Reference, reply: ReplyPort<Result<RecordRange, ReferenceError>> },
     /// A turn was committed by the record `seq`. Counts only if it comes from the run's current actors.

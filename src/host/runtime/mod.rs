@@ -60,7 +60,7 @@
 //! | `sent_requests` | the requests to models that are kept for the console |
 //! | `tool_servers`, `server_connections` | the servers of tools: frozen lists; connections |
 //! | `gauge`, `task`, `ids`, `claims` | counts of live objects; tasks that end with their owner; new ids; journals and recorders that only one host of the process may use |
-//! | `maintenance`, `maintenance_state`, `recovery`, `crash_loop`, `stored_sessions`, `removals`, `read_threads` | periodic work; what it has to do, and when; unfinished runs at start; those that take the host down; reading, forking and deleting stored sessions; removing deleted ones from the journal together; the threads that read the journal |
+//! | `maintenance`, `maintenance_state`, `recovery`, `crash_loop`, `stored_sessions`, `removals`, `deletions`, `read_threads` | periodic work; what it has to do, and when; unfinished runs at start; those that take the host down; reading, forking and deleting stored sessions; removing deleted ones from the journal together; the list of deleted ones; the threads that read the journal |
 //! | `error` | the errors of a host and its sessions |
 
 mod accumulator;
@@ -74,6 +74,7 @@ mod child_sessions;
 mod claims;
 mod client_call;
 mod crash_loop;
+mod deletions;
 mod error;
 mod extensions;
 mod fair_semaphore;
@@ -136,15 +137,17 @@ use tokio::time::{Instant, sleep, timeout};
 
 pub use agent::AgentRules;
 pub use approval_inbox::{ApprovalPosition, OpenApproval};
-pub use call_by_hand::{CALLER, model_that_calls};
+pub use call_by_hand::model_that_calls;
 pub use callsheet_machines::turn::BreakerState;
 pub use callsheet_values::event::StatsReport;
 pub use callsheet_values::event::ToolListChange;
 pub use callsheet_values::types::SessionState;
 pub use catalog::ToolSources;
+pub use deletions::{Deletion, deletions};
 pub use error::{ClientResultError, ErrorKind, HostError};
 pub use handle::{RunRequest, SessionHandle, StartedRun};
 pub use host_events::HostEvent;
+pub use ids::CALLER;
 pub use model_limiter::{ModelReport, ModelStatus};
 pub use references::StoredResult;
 pub use report::{
@@ -177,6 +180,7 @@ use callsheet_values::types::{Metadata, SessionId};
 use catalog::Catalog;
 use claims::{ClaimedJournal, MetricsClaim};
 use crash_loop::CrashLoop;
+use deletions::DeletionList;
 use extensions::ExtensionsBySession;
 use gauge::Gauges;
 use host_actor::HostHandler;
@@ -516,6 +520,7 @@ impl Host {
             session_states: SessionStates::default(),
             agent_trees: AgentTrees::default(),
             approval_inbox: ApprovalInbox::default(),
+            deletions: DeletionList::default(),
         });
         let actor = ractor::Actor::spawn(None, HostHandler, Arc::clone(&shared)).await;
         let (actor, _) = actor.map_err(|error| HostError::Config(error.to_string()))?;

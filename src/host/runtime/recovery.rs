@@ -7,14 +7,13 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::agent_trees;
-use super::call_by_hand::CALLER;
 #[cfg(feature = "sqlite")]
 use super::claims::{OTHER_HOST_RETRY, OTHER_HOST_WAIT_MAX};
 use super::crash_loop;
 use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
-use super::ids::CALL_PREFIX;
+use super::ids::{CALL_PREFIX, CALLER};
 #[cfg(feature = "sqlite")]
 use super::task::blocking;
 use crate::journal::{Journal, JournalError, MemoryJournal, SessionQuery, restored};

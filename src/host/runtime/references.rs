@@ -174,7 +174,8 @@ mod tests {
         let id = SessionId::parse("s").unwrap();
         let engine = Arc::clone(&journal) as Arc<dyn Journal>;
         let log = SessionLog::new(id.clone(), engine, Seq(0), |_| ());
-        let records = vec![Record::StopAsked { mode: StopMode::Now }; 3 * PART_RECORDS];
+        let records =
+            vec![Record::StopAsked { mode: StopMode::Now, authored_by: None }; 3 * PART_RECORDS];
         log.append(records, Urgency::Urgent, || ());
         for (after, upto) in [(0, 1), (2, 2), (2, 5), (0, 16), (0, 18), (3, 40), (40, 48)] {
             let read = read_needed(&*journal, &id, (Seq(after), Seq(upto)), |_| true).unwrap();

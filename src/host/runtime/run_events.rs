@@ -169,6 +169,7 @@ impl ApprovalHandle {
             message,
             arguments_sha256: self.approval.arguments_sha256.clone(),
             content,
+            author: None,
         };
         self.session.decide(self.key, decision).await
     }

@@ -8,7 +8,7 @@ use super::error::HostError;
 use super::host_ref::HostRef;
 use crate::journal::{Journal, JournalError};
 use callsheet_values::record::{Record, Seq};
-use callsheet_values::types::{Metadata, RunEnd, RunError, RunId, SessionId, excerpt};
+use callsheet_values::types::{Author, Metadata, RunEnd, RunError, RunId, SessionId, excerpt};
 
 /// Maximum number of records of one read.
 const PART_RECORDS: usize = 256;
@@ -31,6 +31,9 @@ pub struct ListedRun {
     /// The client's pairs of strings.
     #[serde(skip_serializing_if = "Metadata::is_empty")]
     pub metadata: Metadata,
+    /// The author of the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub author: Option<Author>,
     /// The time of the request, if the input was queued: Unix time in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queued_at: Option<u64>,
@@ -92,18 +95,19 @@ fn read_runs(
 /// Adds what a record says of the runs, in the order of their requests.
 fn add(runs: &mut Vec<ListedRun>, record: &Record, time: u64) {
     match record {
-        Record::InputQueued { run_id, input, metadata, .. } => runs.push(ListedRun {
+        Record::InputQueued { run_id, input, metadata, authored_by, .. } => runs.push(ListedRun {
             run_id: run_id.clone(),
             state: RunState::Queued,
             input: excerpt(&input.text(), INPUT_CHARS_MAX),
             metadata: metadata.clone(),
+            author: authored_by.clone(),
             queued_at: Some(time),
             started_at: None,
             ended_at: None,
             run_end: None,
             error: None,
         }),
-        Record::RunStarted { run_id, input, metadata, .. } => {
+        Record::RunStarted { run_id, input, metadata, authored_by, .. } => {
             let queued = runs.iter().rposition(|run| run.run_id == *run_id);
             let queued_at = queued.and_then(|at| runs.remove(at).queued_at);
             runs.push(ListedRun {
@@ -111,6 +115,7 @@ fn add(runs: &mut Vec<ListedRun>, record: &Record, time: u64) {
                 state: RunState::Running,
                 input: excerpt(&input.text(), INPUT_CHARS_MAX),
                 metadata: metadata.clone(),
+                author: authored_by.clone(),
                 queued_at,
                 started_at: Some(time),
                 ended_at: None,

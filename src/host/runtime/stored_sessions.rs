@@ -9,21 +9,25 @@ use futures::future::BoxFuture;
 use tokio::sync::oneshot;
 
 use super::agent_trees;
+use super::deletions::Deletion;
 use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
+use super::ids::CALLER;
 use super::message::{HostMessage, ReportResult, SessionMessage};
 use super::publish::Publisher;
 use super::report::{CallReport, Messages, RunReport};
 use super::session_start::{SessionOrigin, SessionStart};
 use super::task;
-use crate::journal::{Breach, JournalError, SessionLog, open_run_id, verify_and_drop};
+use crate::journal::{Breach, JournalError, SessionLog, open_run_id, unix_ms, verify_and_drop};
 use crate::telemetry::FeedItem;
 use callsheet_machines::session::{PastRun, StoredSession, past_run};
 use callsheet_machines::turn::{ApprovalDecision, check_repeated_decision};
 use callsheet_values::event::Event;
 use callsheet_values::record::{EventProjector, JournalEntry, Record, Seq};
-use callsheet_values::types::{CallKey, FinishReason, RunId, SessionId, SessionState};
+use callsheet_values::types::{
+    Author, CallKey, FinishReason, RunId, SessionId, SessionState, is_child_session,
+};
 
 /// Size from which a page of records ends.
 const PAGE_BYTES: u64 = 1 << 20;
@@ -228,10 +232,10 @@ pub(super) async fn check_past_decision(
 /// Deletes a session whose slot is reserved for deletion, and its child sessions before it, unless it is known to
 /// have none.
 pub(super) async fn delete(
-    host_ref: &HostRef,
-    id: &SessionId,
+    session: &SessionHandle,
     may_have_children: bool,
 ) -> Result<(), HostError> {
+    let (host_ref, id) = (&session.host_ref, session.id());
     if may_have_children {
         // If they cannot be found, then the session cannot be deleted either.
         if let Err(error) = delete_children(host_ref, id).await {
@@ -245,7 +249,8 @@ pub(super) async fn delete(
         host_ref.shared.index.note_deleted(id);
         // The subscribers are notified before another session can have the id.
         let agent = removed.as_ref().ok().and_then(|removed| removed.agent.clone());
-        host_ref.shared.session_states.deleted(id, agent);
+        host_ref.shared.session_states.deleted(id, agent.clone());
+        list_deletion(session, agent).await;
     }
     let is_gone = removed.as_ref().is_ok_and(|removed| removed.was_removed || removed.is_repeated);
     let result = removed.and_then(|removed| match removed.result {
@@ -261,9 +266,20 @@ pub(super) async fn delete(
     host_ref.shared.end_deletion(id);
     host_ref.shared.update_counts();
     if is_deleted {
-        tracing::info!(session = id.as_str(), "session_deleted");
+        let author = session.author().map(Author::as_str);
+        tracing::info!(session = id.as_str(), author, "session_deleted");
     }
     result
+}
+
+/// Adds a session that was deleted to the list of deletions, unless the host itself has opened it.
+async fn list_deletion(session: &SessionHandle, agent: Option<String>) {
+    let (shared, id, author) = (&session.host_ref.shared, session.id(), session.author().cloned());
+    let is_of_host = is_child_session(id) || agent.as_deref() == Some(CALLER);
+    if author.is_some() || !is_of_host {
+        let deletion = Deletion::new(id.clone(), agent, unix_ms(), author);
+        shared.deletions.add(&shared.journal, deletion).await;
+    }
 }
 
 fn delete_children<'a>(
@@ -361,7 +377,7 @@ async fn read_fork_start(
             let own = own.ok_or_else(|| HostError::AgentGone(agent.to_owned()))?;
             let session_rules_of =
                 |overrides: &_| own.with_recorded_overrides(overrides).session_rules();
-            let now = crate::journal::unix_ms();
+            let now = unix_ms();
             let rebuilt = StoredSession::fork(&mut entries, source, at, now, &session_rules_of)
                 .map_err(|error| HostError::Rebuild(error.to_string()))?;
             let turn = rebuilt.session.turn();

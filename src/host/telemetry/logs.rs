@@ -12,7 +12,8 @@ use super::labelled_handles::error_type;
 use callsheet_machines::turn::BreakerChange;
 use callsheet_values::event::{CallLabel, Event, PublishedEvent, RunStats, TurnSummary};
 use callsheet_values::types::{
-    CallKey, FailureKind, Metadata, ProviderError, RunEnd, RunError, ToolResult, excerpt, millis,
+    Author, CallKey, FailureKind, Metadata, ProviderError, RunEnd, RunError, ToolResult, excerpt,
+    millis,
 };
 
 /// Maximum number of characters of an error's message or of arguments with an anomaly in a log line.
@@ -287,9 +288,10 @@ fn approval_or_conflict(published: &PublishedEvent) {
             phase = request.phase.as_str(),
             "tool_approval_asked"
         );
-    } else if let Event::ApprovalGiven { call, phase, verdict, waited } = &published.event {
+    } else if let Event::ApprovalGiven { call, phase, verdict, author, waited } = &published.event {
         let (tool_id, tool_name, phase) = (call.key, &*call.name, phase.as_str());
         let (verdict, waited_ms) = (verdict.as_str(), millis(*waited));
+        let author = author.as_ref().map(Author::as_str);
         line!(
             info,
             published,
@@ -297,6 +299,7 @@ fn approval_or_conflict(published: &PublishedEvent) {
             tool_name,
             phase,
             verdict,
+            author,
             waited_ms,
             "tool_approval_given"
         );

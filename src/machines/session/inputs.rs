@@ -11,7 +11,7 @@ use super::run_machine::RunAnswer;
 use crate::turn::{CancelReason, CommittedTurn};
 use callsheet_values::config::OnShutdown;
 use callsheet_values::record::{Record, RequestKey, Seq, StopMode};
-use callsheet_values::types::{CallKey, Content, RunError};
+use callsheet_values::types::{Author, CallKey, Content, RunError};
 
 impl Session {
     /// Adds an input to the current run. It stands in the history after the turn in progress or the open initial
@@ -24,6 +24,7 @@ impl Session {
         &mut self,
         input: Content,
         request_key: Option<RequestKey>,
+        author: Option<Author>,
         limits: InputLimits,
     ) -> Result<Option<Seq>, SessionRefusal> {
         self.check_open()?;
@@ -40,17 +41,22 @@ impl Session {
         }
         self.check_room(limits.inputs_max)?;
         limits.check(&input)?;
-        let record = Record::Steered { input, follows_turn: self.turn, request: request_key };
+        let record = Record::Steered {
+            input,
+            follows_turn: self.turn,
+            request: request_key,
+            authored_by: author,
+        };
         self.record(vec![record]);
         Ok(None)
     }
 
     /// Stops the current run. A stop that changes nothing leaves no record. Queued runs stay: the next one starts
     /// when the run has ended.
-    pub fn handle_stop(&mut self, mode: StopMode) {
+    pub fn handle_stop(&mut self, mode: StopMode, author: Option<Author>) {
         let Some(run) = self.run.as_ref().filter(|run| !run.is_stopping(mode)) else { return };
         let reason = run.cancel.unwrap_or(CancelReason::Stop);
-        self.record(vec![Record::StopAsked { mode }]);
+        self.record(vec![Record::StopAsked { mode, authored_by: author }]);
         if mode == StopMode::Now && !self.suspended && !self.waits_before_turn() {
             self.outbox.push_back(SessionEffect::CancelTurn(reason));
         }
@@ -198,7 +204,7 @@ impl Session {
     }
 
     /// Closes the session: the current run is stopped, and queued runs do not start.
-    pub fn handle_close(&mut self) {
+    pub fn handle_close(&mut self, author: Option<Author>) {
         if self.lifecycle == Lifecycle::Open {
             self.lifecycle = Lifecycle::Closing;
         }
@@ -206,7 +212,7 @@ impl Session {
             let reason = SessionRefusal::Closed;
             self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
         }
-        self.handle_stop(StopMode::Now);
+        self.handle_stop(StopMode::Now, author);
     }
 
     /// Returns true if a decision about this call is for the current turn.

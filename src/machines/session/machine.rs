@@ -303,7 +303,16 @@ impl Session {
                     run.stop(StopMode::Now);
                 }
             }
-            Record::InputQueued { run_id, input, overrides, request, trace, metadata, into } => {
+            Record::InputQueued {
+                run_id,
+                input,
+                overrides,
+                request,
+                trace,
+                metadata,
+                into,
+                authored_by,
+            } => {
                 if let Some(request) = request {
                     self.keys.insert(request, at.seq, RequestEffect::Run(run_id.clone()));
                 }
@@ -314,10 +323,19 @@ impl Session {
                     trace: trace.clone(),
                     metadata: metadata.clone(),
                     into: into.clone(),
+                    author: authored_by.clone(),
                 });
             }
             Record::RunStarted {
-                run_id, input, overrides, request, trace, metadata, into, ..
+                run_id,
+                input,
+                overrides,
+                request,
+                trace,
+                metadata,
+                into,
+                authored_by,
+                ..
             } => {
                 if let Some(run) = &self.run {
                     return Err(format!("run {} has not ended", run.id));
@@ -336,10 +354,11 @@ impl Session {
                         trace: trace.clone(),
                         metadata: metadata.clone(),
                         into: into.clone(),
+                        author: authored_by.clone(),
                     },
                 );
             }
-            Record::Steered { input, follows_turn, request } => {
+            Record::Steered { input, follows_turn, request, .. } => {
                 if let Some(request) = request {
                     self.keys.insert(request, at.seq, RequestEffect::Steered);
                 }
@@ -352,7 +371,7 @@ impl Session {
                 self.forget_failed_summaries();
                 self.history.steer(*follows_turn, input.clone());
             }
-            Record::StopAsked { mode } => self.open_run()?.stop(*mode),
+            Record::StopAsked { mode, .. } => self.open_run()?.stop(*mode),
             Record::LimitReached { limit, action, note, usage, .. } => {
                 // A summary that a client has requested may fail while no run is in progress.
                 if self.run.is_some() || limit != COMPACT_AT {

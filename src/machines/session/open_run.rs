@@ -11,7 +11,8 @@ use callsheet_values::config::{Limits, OnShutdown, RunOverrides};
 use callsheet_values::event::RunStats;
 use callsheet_values::record::{Seq, StopMode};
 use callsheet_values::types::{
-    Content, Metadata, RequestKind, RunId, ToolChoice, TraceContext, Usage, VariableName, millis,
+    Author, Content, Metadata, RequestKind, RunId, ToolChoice, TraceContext, Usage, VariableName,
+    millis,
 };
 
 /// The action of a limit that ends the run.
@@ -32,6 +33,8 @@ pub struct RunSpec {
     pub metadata: Metadata,
     /// The variable that gets the answer.
     pub into: Option<VariableName>,
+    /// The author of the request.
+    pub author: Option<Author>,
 }
 
 /// The position and the time of a record in the journal.

@@ -68,7 +68,7 @@ impl Session {
             return Ok(());
         }
         self.check_room(limits.inputs_max)?;
-        let RunSpec { run_id, input, overrides, trace, metadata, into } = run;
+        let RunSpec { run_id, input, overrides, trace, metadata, into, author } = run;
         let record = Record::InputQueued {
             run_id,
             input,
@@ -77,6 +77,7 @@ impl Session {
             trace,
             metadata,
             into,
+            authored_by: author,
         };
         self.record(vec![record]);
         Ok(())
@@ -207,7 +208,7 @@ impl Session {
         request_key: Option<RequestKey>,
         rules: &RunRules,
     ) -> Record {
-        let RunSpec { run_id, input, overrides, trace, metadata, into } = run.clone();
+        let RunSpec { run_id, input, overrides, trace, metadata, into, author } = run.clone();
         let metadata = metadata.over(&self.metadata);
         let (model, execution) = (rules.models.first().origin.model.clone(), rules.execution);
         Record::RunStarted {
@@ -220,6 +221,7 @@ impl Session {
             trace,
             metadata,
             into,
+            authored_by: author,
         }
     }
 
@@ -517,6 +519,7 @@ mod tests {
             trace: None,
             metadata: Metadata::default(),
             into: None,
+            author: None,
         };
         session.handle_run_request(run, None, InputLimits::inputs(1), &rules_of).unwrap();
         perform(&mut session, &rules, Duration::ZERO);

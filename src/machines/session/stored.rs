@@ -190,13 +190,13 @@ impl<'a> SessionReader<'a> {
         let record = &entry.record;
         match record {
             Record::InputQueued { .. } => {}
-            Record::StopAsked { mode: StopMode::AfterTurn } => {
+            Record::StopAsked { mode: StopMode::AfterTurn, .. } => {
                 if let Some(kept_back) = &mut self.kept_back {
                     kept_back.stopped = true;
                     return Ok(());
                 }
             }
-            Record::StopAsked { mode: StopMode::Now } => {}
+            Record::StopAsked { mode: StopMode::Now, .. } => {}
             Record::Steered { follows_turn, .. } => {
                 if *follows_turn > self.session.turn {
                     self.commit_kept_back(is_ready);

@@ -36,8 +36,8 @@ use super::{Turn, TurnStage, model_messages};
 use callsheet_values::event::{ApprovalRequest, Event, WaitingFor};
 use callsheet_values::record::{Record, ResponseEnding};
 use callsheet_values::types::{
-    ApprovalVerdict, CallKey, Question, ReadSet, ToolOutcome, VerdictWithMessage, WaitPhase,
-    WriteSet, excerpt,
+    ApprovalVerdict, Author, CallKey, Question, ReadSet, ToolOutcome, VerdictWithMessage,
+    WaitPhase, WriteSet, excerpt,
 };
 
 /// The approvals of a turn.
@@ -214,8 +214,9 @@ impl Turn {
             // An earlier call is not admitted, so this one was not either. Its wait began before the resume.
             self.request_approval(index, phase);
         }
-        let ApprovalDecision { verdict, message, .. } = decision;
-        self.decide_approval(index, phase, VerdictWithMessage { verdict, message }, content);
+        let ApprovalDecision { verdict, message, author, .. } = decision;
+        let given = VerdictWithMessage { verdict, message };
+        self.decide_approval(index, phase, given, content, author);
         Ok(())
     }
 
@@ -343,7 +344,7 @@ impl Turn {
             } else if let Some(phase) = call.pending_wait_phase().filter(|_| until <= now) {
                 let expired =
                     VerdictWithMessage { verdict: ApprovalVerdict::Expired, message: None };
-                self.decide_approval(index, phase, expired, None);
+                self.decide_approval(index, phase, expired, None, None);
             }
         }
     }
@@ -394,6 +395,7 @@ impl Turn {
         phase: WaitPhase,
         given: VerdictWithMessage,
         content: Option<Arc<Value>>,
+        author: Option<Author>,
     ) {
         let Some(call) = self.calls.get(index) else { return };
         let (key, label) = (call.key(), call.label());
@@ -408,8 +410,9 @@ impl Turn {
             verdict,
             message,
             content: content.clone(),
+            authored_by: author.clone(),
         });
-        self.emit(Event::ApprovalGiven { call: label, phase, verdict, waited });
+        self.emit(Event::ApprovalGiven { call: label, phase, verdict, author, waited });
         if phase == WaitPhase::Input {
             let decision = QuestionDecision { verdict_with_message: given, content };
             return self.apply_question_decision(index, decision);

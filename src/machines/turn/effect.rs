@@ -17,7 +17,7 @@ use crate::context::Variables;
 use callsheet_values::event::Event;
 use callsheet_values::record::{Record, ResponseMessage};
 use callsheet_values::types::{
-    AgentLease, Answer, ApprovalVerdict, CallKey, HookDecision, HookPoint, ProviderError,
+    AgentLease, Answer, ApprovalVerdict, Author, CallKey, HookDecision, HookPoint, ProviderError,
     Reference, ToolCall, ToolOutcome, ToolResult, WaitPhase,
 };
 
@@ -301,6 +301,7 @@ pub enum PermitReply {
 ///         message: None,
 ///         arguments_sha256: pending.arguments_sha256.clone(),
 ///         content: None,
+///         author: None,
 ///     }
 /// }
 /// ```
@@ -316,6 +317,8 @@ pub struct ApprovalDecision {
     pub arguments_sha256: String,
     /// The answer to a question with a form.
     pub content: Option<Value>,
+    /// The author of the decision.
+    pub author: Option<Author>,
 }
 
 /// The reason why a decision is refused.

@@ -82,7 +82,7 @@ impl Turn {
 
     fn withdraw_question(&mut self, index: usize) {
         let withdrawn = VerdictWithMessage { verdict: ApprovalVerdict::Withdrawn, message: None };
-        self.decide_approval(index, WaitPhase::Input, withdrawn, None);
+        self.decide_approval(index, WaitPhase::Input, withdrawn, None, None);
     }
 
     /// Adds a question to a running call, and opens it.

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::types::{
-    ApprovalVerdict, CallKey, CompactionKind, Content, Execution, FinishReason, Metadata,
+    ApprovalVerdict, Author, CallKey, CompactionKind, Content, Execution, FinishReason, Metadata,
     ProviderError, RunEnd, RunError, SummaryFailure, ToolResult, Usage, VariableName, WaitPhase,
 };
 
@@ -172,6 +172,8 @@ pub enum Event {
         phase: WaitPhase,
         /// The verdict.
         verdict: ApprovalVerdict,
+        /// The author of the decision.
+        author: Option<Author>,
         /// Time that the call waited for it.
         waited: Duration,
     },

@@ -10,9 +10,9 @@ use super::{
     ToolListChange, TurnSummary, TurnTimes, WaitingFor,
 };
 use crate::types::{
-    ApprovalVerdict, CallKey, CompactionKind, Execution, FinishKind, FinishReason, ProviderError,
-    ProviderErrorKind, ResultNotes, RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome,
-    ToolResult, Usage, WaitPhase,
+    ApprovalVerdict, Author, CallKey, CompactionKind, Execution, FinishKind, FinishReason,
+    ProviderError, ProviderErrorKind, ResultNotes, RunEnd, RunError, RunId, SessionId, ToolCall,
+    ToolOutcome, ToolResult, Usage, WaitPhase,
 };
 
 /// Publishes the event in turn 3 of the run `run_1` of the session `s1`.
@@ -251,6 +251,7 @@ pub fn every() -> Vec<Event> {
             call: call.clone(),
             phase: WaitPhase::Before,
             verdict: ApprovalVerdict::Approved,
+            author: Some(Author::new("ada")),
             waited: ms(7_000),
         },
         Event::ConflictFound {

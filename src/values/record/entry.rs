@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_stored_entry_is_read_back() {
-        let record = Record::StopAsked { mode: StopMode::Now };
+        let record = Record::StopAsked { mode: StopMode::Now, authored_by: None };
         let entry = JournalEntry { seq: Seq(3), time: 7, displayed_bytes: 12, record };
         let body = r#"{"v":1,"shown":12,"record":{"type":"stop_asked","mode":"now"}}"#;
         assert_eq!(entry.body(), body);

@@ -27,7 +27,7 @@ pub use crate::types::Seq;
 use crate::config::{ClientTool, RunOverrides};
 use crate::event::{ApprovalRequest, CallLabel, StatsReport, TurnSummary};
 use crate::types::{
-    AgentLease, ApprovalVerdict, CallKey, Content, Execution, FinishReason, HookDecision,
+    AgentLease, ApprovalVerdict, Author, CallKey, Content, Execution, FinishReason, HookDecision,
     HookPoint, Metadata, ParentCall, ProviderError, ReadSet, RequestKind, ResultNotes, RunEnd,
     RunError, RunId, SessionId, SummaryFailure, ToolCall, ToolOutcome, TraceContext, Usage,
     VariableName, WaitPhase, WriteSet, sha256_hex,
@@ -182,6 +182,9 @@ pub enum Record {
         /// The variable that gets the answer.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         into: Option<VariableName>,
+        /// The author of the request.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        authored_by: Option<Author>,
     },
     /// A run started.
     RunStarted {
@@ -208,6 +211,9 @@ pub enum Record {
         /// The variable that gets the answer.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         into: Option<VariableName>,
+        /// The author of the request.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        authored_by: Option<Author>,
     },
     /// An attempt of a turn started.
     AttemptStarted {
@@ -317,6 +323,9 @@ pub enum Record {
         /// The answer to a form, with its defaults.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         content: Option<Arc<Value>>,
+        /// The author of the decision. `None` if it expired or was withdrawn, too.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        authored_by: Option<Author>,
     },
     /// Hooks decided about a call, or about its result.
     HooksDecided {
@@ -388,11 +397,17 @@ pub enum Record {
         /// The client's request.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         request: Option<RequestKey>,
+        /// The author of the request.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        authored_by: Option<Author>,
     },
     /// A client requested that the run stops.
     StopAsked {
         /// The mode.
         mode: StopMode,
+        /// The author of the request.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        authored_by: Option<Author>,
     },
     /// A limit was reached, or half of it is used.
     LimitReached {

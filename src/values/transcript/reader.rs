@@ -136,7 +136,7 @@ impl<'a> Transcript<'a> {
                     call.requests.push(RecordedApprovalRequest { at, request });
                 }
             }
-            Record::ApprovalGiven { key, phase, verdict, message, content } => {
+            Record::ApprovalGiven { key, phase, verdict, message, content, .. } => {
                 let (phase, verdict, message) = (*phase, *verdict, message.as_deref());
                 let content = content.as_ref();
                 if let Some(call) = self.open_call(at, *key, Invariant::Approval) {
@@ -182,10 +182,10 @@ impl<'a> Transcript<'a> {
             Record::TurnCommitted { turn, end, summary } => {
                 self.add_commit(*turn, TurnCommit { at, end, summary });
             }
-            Record::Steered { input, follows_turn, request: _ } => {
+            Record::Steered { input, follows_turn, request: _, authored_by: _ } => {
                 self.add_steer(SteeredInput { at, input, follows_turn: *follows_turn });
             }
-            Record::StopAsked { mode } => {
+            Record::StopAsked { mode, .. } => {
                 if let Some(run) = self.open_run_for(at) {
                     run.stops.push(StopRequest { at, mode: *mode });
                 }

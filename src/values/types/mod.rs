@@ -5,6 +5,7 @@
 
 mod agent_call;
 mod approval;
+mod author;
 mod call;
 mod compaction;
 mod content;
@@ -42,6 +43,7 @@ pub use agent_call::{CHILD_DIGITS, CHILD_PREFIX};
 pub use approval::{
     Answer, ApprovalVerdict, Question, QuestionKind, VerdictWithMessage, WaitPhase,
 };
+pub use author::Author;
 pub use call::{
     CALLS_MAX, CallKey, FailureKind, InvalidCallKey, ResultNotes, ToolCall, ToolOutcome,
     ToolResult, ToolStatus, metadata,

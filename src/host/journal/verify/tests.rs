@@ -30,6 +30,7 @@ fn begun(execution: Execution) -> [Record; 2] {
             trace: None,
             metadata: callsheet_values::types::Metadata::default(),
             into: None,
+            authored_by: None,
         },
     ]
 }

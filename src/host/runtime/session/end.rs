@@ -9,6 +9,7 @@ use super::run::RunActors;
 use super::{SessionActor, unstored_outcomes};
 use crate::journal::JournalError;
 use crate::runtime::error::HostError;
+use crate::runtime::handle::SessionHandle;
 use crate::runtime::message::SessionMessage;
 use crate::runtime::stored_sessions;
 use crate::runtime::task;
@@ -41,7 +42,7 @@ impl SessionActor {
             actor.kill();
         }
         self.fail_callers(&reason);
-        for reply in self.callers.close.drain(..) {
+        for (_, reply) in self.callers.close.drain(..) {
             // The caller, which may be gone, deletes the session without waking it.
             let _ = reply.send(Err(HostError::SessionClosed));
         }
@@ -67,11 +68,14 @@ impl SessionActor {
         self.log.close();
         self.host_ref.shared.index.begin_deletion(&self.id, myself.get_id());
         let waiting = std::mem::take(&mut self.callers.close);
-        let (host_ref, id) = (self.host_ref.clone(), self.id.clone());
+        let session = SessionHandle::new(self.id.clone(), self.host_ref.clone());
+        // The request that came first has closed the session.
+        let author = waiting.first().and_then(|(author, _)| author.clone());
+        let session = author.into_iter().fold(session, SessionHandle::by);
         let has_children = self.session.has_children();
         task::detach(async move {
-            let deleted = stored_sessions::delete(&host_ref, &id, has_children).await;
-            for reply in waiting {
+            let deleted = stored_sessions::delete(&session, has_children).await;
+            for (_, reply) in waiting {
                 let _ = reply.send(deleted.clone());
             }
         });

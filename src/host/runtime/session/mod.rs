@@ -58,7 +58,7 @@ use callsheet_values::event::{CallLabel, Event};
 use callsheet_values::message::MessageList;
 use callsheet_values::record::{Record, RequestKey, Seq};
 use callsheet_values::types::{
-    CallKey, Content, RequestKind, RunId, SessionId, SessionState, ToolCall, child_run_id,
+    Author, CallKey, Content, RequestKind, RunId, SessionId, SessionState, ToolCall, child_run_id,
 };
 use callsheet_wire::PromptChange;
 use run::{ActiveRun, RunAgents, RunCaller, SessionActors};
@@ -108,8 +108,11 @@ struct Callers {
     /// Those of runs that have not started, by run.
     runs: HashMap<RunId, RunCaller>,
     /// Those that wait for the session to be deleted.
-    close: Vec<ReplyPort<Result<(), HostError>>>,
+    close: Vec<CloseCaller>,
 }
+
+/// The author of a request that deletes the session, and the reply to it.
+type CloseCaller = (Option<Author>, ReplyPort<Result<(), HostError>>);
 
 /// The handler of a [`SessionActor`].
 pub(super) struct SessionHandler;
@@ -179,11 +182,11 @@ impl SessionActor {
                 // The run starts even if its caller is gone.
                 let _ = reply.send(accepted);
             }
-            SessionMessage::Steer { input, request_key, reply } => {
-                let _ = reply.send(self.steer(myself, input, request_key));
+            SessionMessage::Steer { input, request_key, author, reply } => {
+                let _ = reply.send(self.steer(myself, input, request_key, author));
             }
-            SessionMessage::Stop { mode, reply } => {
-                self.session.handle_stop(mode);
+            SessionMessage::Stop { mode, author, reply } => {
+                self.session.handle_stop(mode, author);
                 self.perform_effects(myself);
                 self.resume_if_suspended();
                 self.perform_effects(myself);
@@ -218,8 +221,8 @@ impl SessionActor {
                 let _ = reply.send(self.snapshot());
                 return;
             }
-            SessionMessage::Close { reply } => {
-                self.close(reply);
+            SessionMessage::Close { author, reply } => {
+                self.close(author, reply);
                 self.perform_effects(myself);
                 self.resume_if_suspended();
             }
@@ -398,9 +401,10 @@ impl SessionActor {
         myself: &ActorRef<SessionMessage>,
         input: Content,
         request_key: Option<RequestKey>,
+        author: Option<Author>,
     ) -> Result<Seq, HostError> {
         let limits = self.host_ref.shared.catalog.input_limits(&self.log);
-        let known = self.session.handle_steer(input, request_key, limits)?;
+        let known = self.session.handle_steer(input, request_key, author, limits)?;
         let recorded = self.perform_effects(myself);
         Ok(known.or(recorded).unwrap_or_else(|| self.log.last_seq()))
     }
@@ -470,14 +474,14 @@ impl SessionActor {
         }
     }
 
-    fn close(&mut self, reply: ReplyPort<Result<(), HostError>>) {
+    fn close(&mut self, author: Option<Author>, reply: ReplyPort<Result<(), HostError>>) {
         if self.session.is_closed() {
             // The caller then waits in the slot for the end of the deletion.
             let _ = reply.send(Err(HostError::SessionClosed));
             return;
         }
-        self.callers.close.push(reply);
-        self.session.handle_close();
+        self.session.handle_close(author.clone());
+        self.callers.close.push((author, reply));
     }
 
     /// Performs the effects of the machine until there are none. Returns the position of the first

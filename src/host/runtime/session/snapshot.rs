@@ -233,6 +233,7 @@ impl SessionActor {
                 message: Some(message),
                 arguments_sha256: approval.arguments_sha256.clone(),
                 content: None,
+                author: None,
             });
             self.send_to_accumulator(AccumulatorMessage::Decide { key, decision, reply });
         }

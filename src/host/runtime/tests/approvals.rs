@@ -66,8 +66,14 @@ pub(super) async fn decide(
 ) {
     let arguments_sha256 = request.arguments_sha256.clone();
     let phase = Some(request.phase);
-    let decision =
-        ApprovalDecision { phase, verdict, message: None, arguments_sha256, content: None };
+    let decision = ApprovalDecision {
+        phase,
+        verdict,
+        message: None,
+        arguments_sha256,
+        content: None,
+        author: None,
+    };
     session.decide(request.call.key, decision).await.expect("it counts");
 }
 
@@ -118,6 +124,7 @@ async fn a_decision_about_a_past_turn_reads_the_records_of_that_turn_only() {
         message: None,
         arguments_sha256: request.arguments_sha256.clone(),
         content: None,
+        author: None,
     };
     let decided = |key| timeout(SOON, session.decide(key, decision.clone()));
     let other = decided(request.call.key).await.unwrap();

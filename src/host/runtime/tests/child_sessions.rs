@@ -511,7 +511,7 @@ async fn a_stop_before_a_crash_leaves_no_orphan() {
     let last = journal.read(&id, Seq(0)).unwrap().last().unwrap().seq;
     let log = crate::journal::SessionLog::new(id.clone(), Arc::clone(&journal) as _, last, |_| ());
     log.append(
-        vec![Record::StopAsked { mode: StopMode::Now }],
+        vec![Record::StopAsked { mode: StopMode::Now, authored_by: None }],
         crate::journal::Urgency::Urgent,
         || (),
     );
@@ -883,6 +883,7 @@ async fn approve(host: &Host, asked: &PublishedEvent) {
         message: None,
         arguments_sha256: request.arguments_sha256.clone(),
         content: None,
+        author: None,
     };
     host.session(&event.session).decide(request.call.key, decision).await.unwrap();
 }

@@ -73,7 +73,12 @@ async fn steer_while_recording(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + S
             let (reply, _) = tokio::sync::oneshot::channel();
             let input = "more".to_owned();
             actor
-                .cast(SessionMessage::Steer { input: input.into(), request_key: None, reply })
+                .cast(SessionMessage::Steer {
+                    input: input.into(),
+                    request_key: None,
+                    author: None,
+                    reply,
+                })
                 .unwrap();
         }
     };

@@ -127,7 +127,7 @@ async fn a_replay_accepts_a_stop_while_a_turn_begins_without_time() {
     let second = |e: &JournalEntry| matches!(e.record, Record::AttemptStarted { turn: 2, .. });
     let begin = entries.iter().position(second).unwrap();
     let mut stop = entries[begin].clone();
-    stop.record = Record::StopAsked { mode: StopMode::Now };
+    stop.record = Record::StopAsked { mode: StopMode::Now, authored_by: None };
     entries.insert(begin, stop);
     for (n, entry) in entries.iter_mut().enumerate() {
         entry.seq = Seq(n as u64 + 1);

@@ -170,6 +170,7 @@ impl World {
                 let steered = self.session.handle_steer(
                     input,
                     request,
+                    None,
                     InputLimits::inputs(self.inputs_max()),
                 );
                 let may_steer = self.session.run.is_some()
@@ -180,7 +181,7 @@ impl World {
             }
             Action::Stop(mode) => {
                 self.left.stops -= 1;
-                self.session.handle_stop(mode);
+                self.session.handle_stop(mode, None);
                 self.perform();
                 self.resume_if_suspended();
             }
@@ -219,8 +220,14 @@ impl World {
             Action::Approve => {
                 let key = call(self.turn.as_ref().unwrap().number).key;
                 let (phase, verdict) = (WaitPhase::Before, ApprovalVerdict::Approved);
-                let given =
-                    Record::ApprovalGiven { key, phase, verdict, message: None, content: None };
+                let given = Record::ApprovalGiven {
+                    key,
+                    phase,
+                    verdict,
+                    message: None,
+                    content: None,
+                    authored_by: None,
+                };
                 self.append_turn(vec![given]);
                 self.session.handle_resting(now, false);
             }
@@ -332,7 +339,7 @@ impl World {
             }
             Action::Close => {
                 self.left.closes -= 1;
-                self.session.handle_close();
+                self.session.handle_close(None);
                 self.perform();
                 self.resume_if_suspended();
             }
@@ -365,7 +372,15 @@ impl World {
         let overrides = Arc::new(RunOverrides { model, ..RunOverrides::default() });
         let (request, trace) = (Some(key), Some(TraceContext::new([7; 16], [8; 8], true)));
         let (metadata, into) = (callsheet_values::types::Metadata::default(), None);
-        let run = RunSpec { run_id: run_id.clone(), input, overrides, trace, metadata, into };
+        let run = RunSpec {
+            run_id: run_id.clone(),
+            input,
+            overrides,
+            trace,
+            metadata,
+            into,
+            author: None,
+        };
         let rules = self.rules();
         let rules_of = |_: &RunOverrides| std::sync::Arc::clone(&rules);
         let has_room = !is_busy || self.waiting_inputs() < self.inputs_max();

@@ -92,8 +92,10 @@ impl World {
             let overrides = (run.overrides.model.as_deref(), run.trace.is_some());
             assert_eq!(overrides, (Some(&*run.id.0), true), "the request of the open run");
             let started = self.log.iter().rposition(|r| matches!(r, Record::RunStarted { .. }));
-            let has_stop =
-                |mode| self.log[started.unwrap()..].contains(&Record::StopAsked { mode });
+            let has_stop = |mode| {
+                self.log[started.unwrap()..]
+                    .contains(&Record::StopAsked { mode, authored_by: None })
+            };
             assert_eq!(run.stops_after_turn, has_stop(StopMode::AfterTurn), "a stop is kept");
             assert!(!has_stop(StopMode::Now) || run.cancel.is_some(), "a stop is kept");
         }
@@ -324,7 +326,7 @@ impl World {
         let decided = |record: &Record| {
             matches!(record, Record::LimitReached { .. }) || record_turn(record).is_some()
         };
-        let stop = Record::StopAsked { mode: StopMode::AfterTurn };
+        let stop = Record::StopAsked { mode: StopMode::AfterTurn, authored_by: None };
         let stopped = behind.iter().position(|record| *record == stop);
         stopped.is_some_and(|at| !behind[..at].iter().any(decided))
             && self.session.run.is_some()

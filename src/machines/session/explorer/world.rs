@@ -372,7 +372,8 @@ impl World {
         assert!(!progress.committed, "turn {number} is over");
         let started = self.log.iter().rposition(|r| matches!(r, Record::RunStarted { .. }));
         let of_run = &self.log[started.unwrap()..];
-        let stopped = of_run.contains(&Record::StopAsked { mode: StopMode::Now });
+        let stopped =
+            of_run.contains(&Record::StopAsked { mode: StopMode::Now, authored_by: None });
         assert!(!stopped || cancel.is_some(), "a stopped run begins no turn");
         let first = !of_run.iter().any(|record| matches!(record, Record::TurnCommitted { .. }));
         let stops = self.session.run.as_ref().is_some_and(|run| run.stops_after_turn);

@@ -84,9 +84,26 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         }
         let refusal = match record {
             Record::RunStarted {
-                run_id, input, overrides, request, trace, metadata, into, ..
+                run_id,
+                input,
+                overrides,
+                request,
+                trace,
+                metadata,
+                into,
+                authored_by,
+                ..
             }
-            | Record::InputQueued { run_id, input, overrides, request, trace, metadata, into } => {
+            | Record::InputQueued {
+                run_id,
+                input,
+                overrides,
+                request,
+                trace,
+                metadata,
+                into,
+                authored_by,
+            } => {
                 let rules = self.rules(&self.session.with_client_tools(overrides))?;
                 let run = RunSpec {
                     run_id: run_id.clone(),
@@ -95,16 +112,19 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
                     trace: trace.clone(),
                     metadata: metadata.clone(),
                     into: into.clone(),
+                    author: authored_by.clone(),
                 };
                 self.session
                     .handle_run_request(run, request.clone(), INPUT_LIMITS, &|_| Arc::clone(&rules))
                     .err()
             }
-            Record::Steered { input, request, .. } => {
-                self.session.handle_steer(input.clone(), request.clone(), INPUT_LIMITS).err()
+            Record::Steered { input, request, authored_by, .. } => {
+                let (input, request, author) =
+                    (input.clone(), request.clone(), authored_by.clone());
+                self.session.handle_steer(input, request, author, INPUT_LIMITS).err()
             }
-            Record::StopAsked { mode } => {
-                self.session.handle_stop(*mode);
+            Record::StopAsked { mode, authored_by } => {
+                self.session.handle_stop(*mode, authored_by.clone());
                 None
             }
             Record::ToolsFrozen { sha256 } => {

@@ -273,7 +273,8 @@ impl Life {
             let (run_id, overrides) = (RunId(name.into()), Arc::default());
             let metadata = callsheet_values::types::Metadata::default();
             let into = self.script.output.map(|_| "answer".into());
-            let run = RunSpec { run_id, input, overrides, trace: None, metadata, into };
+            let author = None;
+            let run = RunSpec { run_id, input, overrides, trace: None, metadata, into, author };
             let rules = self.rules();
             self.session
                 .handle_run_request(run, request, InputLimits::inputs(9), &|_| Arc::clone(&rules))
@@ -284,7 +285,7 @@ impl Life {
         if self.turn.is_some() && is_first && self.session.turn() == 1 && self.script.steer {
             let request = Some(RequestKey { key: "steer".into(), digest: "d".into() });
             self.session
-                .handle_steer("by the way".into(), request, InputLimits::inputs(9))
+                .handle_steer("by the way".into(), request, None, InputLimits::inputs(9))
                 .unwrap();
         }
         // A turn that has begun and has no record yet does not survive a cut.
@@ -293,7 +294,7 @@ impl Life {
             _ => None,
         });
         if self.turn.is_some() && last.is_some() && last == self.script.stop_after_turn {
-            self.session.handle_stop(StopMode::AfterTurn);
+            self.session.handle_stop(StopMode::AfterTurn, None);
         }
         self.perform();
         self.log.len() > before
@@ -393,8 +394,14 @@ fn described(messages: &MessageList, unknown: &BTreeSet<String>) -> Vec<Value> {
 fn approve(turn: &mut Turn, key: CallKey, phase: callsheet_values::types::WaitPhase) {
     let arguments_sha256 = turn.pending_approval(key).unwrap().arguments_sha256;
     let (phase, verdict) = (Some(phase), ApprovalVerdict::Approved);
-    let decision =
-        ApprovalDecision { phase, verdict, message: None, arguments_sha256, content: None };
+    let decision = ApprovalDecision {
+        phase,
+        verdict,
+        message: None,
+        arguments_sha256,
+        content: None,
+        author: None,
+    };
     turn.handle_approval(Duration::ZERO, key, decision).unwrap();
 }
 

@@ -89,6 +89,7 @@ impl Recorded {
             trace: None,
             metadata: callsheet_values::types::Metadata::default(),
             into: None,
+            author: None,
         };
         let rules_of = |_: &RunOverrides| Arc::clone(&self.rules);
         self.session.handle_run_request(run, None, InputLimits::inputs(inputs_max), &rules_of)?;
@@ -134,7 +135,7 @@ impl Recorded {
     }
 
     fn commit_with(&mut self, message: Option<Arc<ResponseMessage>>, now: Duration) {
-        self.session.handle_steer("more".into(), None, InputLimits::inputs(9)).unwrap();
+        self.session.handle_steer("more".into(), None, None, InputLimits::inputs(9)).unwrap();
         self.perform(now);
         self.commit(message, now);
         self.perform(now);
@@ -169,12 +170,12 @@ fn queued_and_steered_inputs_share_a_maximum() {
     let mut recorded = Recorded::open();
     recorded.start("first", 2).unwrap();
     recorded.start("second", 2).unwrap();
-    recorded.session.handle_steer("third".into(), None, InputLimits::inputs(2)).unwrap();
+    recorded.session.handle_steer("third".into(), None, None, InputLimits::inputs(2)).unwrap();
     recorded.perform(Duration::ZERO);
     let full = SessionRefusal::QueueFull(2);
     assert_eq!(recorded.start("fourth", 2), Err(full));
     assert_eq!(
-        recorded.session.handle_steer("fifth".into(), None, InputLimits::inputs(2)),
+        recorded.session.handle_steer("fifth".into(), None, None, InputLimits::inputs(2)),
         Err(full)
     );
 }
@@ -185,7 +186,8 @@ fn inputs_that_wait_for_the_next_turn_count_while_it_waits_for_tools() {
     recorded.start("first", 2).unwrap();
     assert!(recorded.session.waits_for_tools());
     let steer = |recorded: &mut Recorded| {
-        let steered = recorded.session.handle_steer("more".into(), None, InputLimits::inputs(2));
+        let steered =
+            recorded.session.handle_steer("more".into(), None, None, InputLimits::inputs(2));
         recorded.perform(Duration::ZERO);
         steered
     };
@@ -220,7 +222,8 @@ fn a_message_of_the_host_does_not_count_among_the_inputs_that_wait() {
     assert!(matches!(last, Some(Record::Instructed { .. })), "{last:?}");
     assert_eq!(recorded.summaries, 1);
     let mut steer = || {
-        let steered = recorded.session.handle_steer("more".into(), None, InputLimits::inputs(1));
+        let steered =
+            recorded.session.handle_steer("more".into(), None, None, InputLimits::inputs(1));
         recorded.perform(Duration::ZERO);
         steered
     };
@@ -240,7 +243,8 @@ fn an_input_that_waits_for_initial_calls_does_not_count_among_the_inputs_that_wa
     recorded.start("go", 1).unwrap();
     assert_eq!(recorded.session.history().pending_inputs(), 1);
     let mut steer = || {
-        let steered = recorded.session.handle_steer("more".into(), None, InputLimits::inputs(1));
+        let steered =
+            recorded.session.handle_steer("more".into(), None, None, InputLimits::inputs(1));
         recorded.perform(Duration::ZERO);
         steered
     };
@@ -281,6 +285,7 @@ fn a_queued_input_in_an_idle_session_is_a_difference_of_the_replay() {
         trace: None,
         metadata: callsheet_values::types::Metadata::default(),
         into: None,
+        authored_by: None,
     };
     recorded.append(Duration::ZERO, &queued);
     let difference = replay(&recorded.log, |_, _, _| Ok(Arc::clone(&recorded.rules))).unwrap_err();
@@ -369,7 +374,7 @@ fn an_input_before_the_request_for_a_final_answer_makes_it_an_ordinary_one() {
     recorded.start("go", 2).unwrap();
     // The answer was empty. The input arrives before the next turn, as if that waited for a summary.
     recorded.commit(None, Duration::ZERO);
-    recorded.session.handle_steer("more".into(), None, InputLimits::inputs(9)).unwrap();
+    recorded.session.handle_steer("more".into(), None, None, InputLimits::inputs(9)).unwrap();
     recorded.perform(Duration::ZERO);
     let request = |recorded: &Recorded| recorded.began.as_ref().unwrap().spec.request_kind;
     assert_eq!(request(&recorded), RequestKind::Ordinary);
@@ -428,7 +433,7 @@ fn closing_stops_the_current_run_and_refuses_the_queued_ones() {
     let mut recorded = Recorded::open();
     recorded.start("first", 9).unwrap();
     recorded.start("second", 9).unwrap();
-    recorded.session.handle_close();
+    recorded.session.handle_close(None);
     recorded.perform(Duration::ZERO);
     assert_eq!(recorded.cancels, [CancelReason::Stop]);
     assert_eq!(recorded.session.queue().count(), 0);
@@ -441,7 +446,7 @@ fn a_stop_during_a_shutdown_keeps_the_reason_of_the_shutdown() {
     let mut recorded = Recorded::open();
     recorded.start("first", 9).unwrap();
     recorded.session.handle_shutdown(OnShutdown::Interrupt, false);
-    recorded.session.handle_stop(StopMode::Now);
+    recorded.session.handle_stop(StopMode::Now, None);
     recorded.perform(Duration::ZERO);
     recorded.session.handle_resting(Duration::ZERO, true);
     recorded.perform(Duration::ZERO);
@@ -456,7 +461,7 @@ fn a_session_that_is_read_during_a_shutdown_refuses_inputs_because_of_the_shutdo
     let inputs = InputLimits::inputs(9);
     let refused = |session: &mut Session| {
         let run = session.admit_run(&"second".into(), None, true).unwrap_err();
-        (run, session.handle_steer("more".into(), None, inputs).unwrap_err())
+        (run, session.handle_steer("more".into(), None, None, inputs).unwrap_err())
     };
     let suspended = (SessionRefusal::Suspended, SessionRefusal::Suspended);
     assert_eq!(refused(&mut recorded.session), suspended);

@@ -55,6 +55,7 @@ fn started(input: Content) -> Record {
         trace: None,
         metadata: callsheet_values::types::Metadata::default(),
         into: None,
+        authored_by: None,
     }
 }
 
@@ -176,7 +177,12 @@ impl LiveAndRecorded {
     }
 
     fn steer(&mut self, follows_turn: u32, input: &str) {
-        self.records.push(Record::Steered { input: input.into(), follows_turn, request: None });
+        self.records.push(Record::Steered {
+            input: input.into(),
+            follows_turn,
+            request: None,
+            authored_by: None,
+        });
         self.live.steer(follows_turn, input.into());
     }
 
@@ -425,6 +431,7 @@ fn a_fork_remembers_no_request_and_no_queue() {
         trace: None,
         metadata: callsheet_values::types::Metadata::default(),
         into: None,
+        authored_by: None,
     };
     let opened = Record::SessionOpened {
         agent: "default".into(),

@@ -22,6 +22,7 @@ pub(super) fn decision(
         verdict,
         message: None,
         arguments_sha256,
+        author: None,
     }
 }
 

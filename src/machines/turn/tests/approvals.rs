@@ -44,6 +44,7 @@ impl Driver {
             message: message.map(Into::into),
             arguments_sha256: hash.iter().map(|byte| format!("{byte:02X}")).collect(),
             content: None,
+            author: None,
         };
         let applied = self.turn.handle_approval(self.now, self.key(index), decision);
         self.perform_effects();
@@ -137,6 +138,7 @@ fn the_first_decision_is_final_and_must_be_about_the_same_arguments() {
         message: None,
         arguments_sha256: hash.into(),
         content: None,
+        author: None,
     };
     let key = driver.key(0);
     let refused = driver.turn.handle_approval(driver.now, key, stale(None, "00"));

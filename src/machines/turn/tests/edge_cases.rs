@@ -272,7 +272,7 @@ fn a_second_later(driver: &Driver, cancel: Option<CancelReason>) -> Turn {
 
 #[test]
 fn a_cancelled_run_starts_no_call_after_a_crash() {
-    let stop = Record::StopAsked { mode: StopMode::Now };
+    let stop = Record::StopAsked { mode: StopMode::Now, authored_by: None };
     let timeout = Record::LimitReached {
         limit: "run_timeout".into(),
         value: 1,

@@ -135,6 +135,7 @@ fn changed_arguments_are_those_of_the_approval_the_intent_and_the_tool() {
         message: None,
         arguments_sha256: asked.arguments_sha256,
         content: None,
+        author: None,
     };
     driver.turn.handle_approval(driver.now, driver.key(0), approval).unwrap();
     driver.perform_effects();

@@ -26,6 +26,7 @@ fn approve(driver: &mut Driver, index: u32) {
         message: None,
         arguments_sha256: request.arguments_sha256,
         content: None,
+        author: None,
     };
     driver
         .turn

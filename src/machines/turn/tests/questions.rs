@@ -45,6 +45,7 @@ impl Driver {
             message: None,
             arguments_sha256: asked.arguments_sha256.clone(),
             content,
+            author: None,
         };
         let decided = self.turn.handle_approval(self.now, asked.call.key, decision);
         self.perform_effects();

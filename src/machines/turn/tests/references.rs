@@ -21,6 +21,7 @@ fn run_records(answer: &str) -> Vec<Record> {
         trace: None,
         metadata: callsheet_values::types::Metadata::default(),
         into: None,
+        authored_by: None,
     };
     let ended = Record::RunEnded {
         run_id,
@@ -278,6 +279,7 @@ fn an_approval_stays_open_after_a_crash_while_an_earlier_call_reads_its_values()
             message: None,
             arguments_sha256: asked.arguments_sha256,
             content: None,
+            author: None,
         };
         let mut decide = |decision| {
             let decided = driver.turn.handle_approval(driver.now, key(1), decision);

@@ -43,7 +43,7 @@ fn decision(
     content: Option<Value>,
 ) -> ApprovalDecision {
     let arguments_sha256 = sha256.to_owned();
-    ApprovalDecision { phase, verdict, message: None, arguments_sha256, content }
+    ApprovalDecision { phase, verdict, message: None, arguments_sha256, content, author: None }
 }
 
 /// Asks the next question of a running call. Returns its hash.

@@ -58,6 +58,7 @@ fn run() -> (u64, Record) {
         trace: None,
         metadata: crate::types::Metadata::default(),
         into: None,
+        authored_by: None,
     };
     (0, record)
 }
@@ -145,7 +146,7 @@ fn text_keeps_its_position_between_the_records() {
             run(),
             attempt(1, None, 0),
             ended(0, 4, false),
-            (4, Record::StopAsked { mode: StopMode::AfterTurn }),
+            (4, Record::StopAsked { mode: StopMode::AfterTurn, authored_by: None }),
             ended(0, 5, true),
             ended(1, 9, false),
             response("abcdefgh", "hm", pieces, 11),
@@ -207,7 +208,7 @@ fn limit_reached(limit: &str) -> (u64, Record) {
 fn the_text_of_a_failed_attempt_is_voided_once_although_the_context_is_made_smaller_first() {
     let failing = [run(), attempt(1, None, 0), failed(false, 9)];
     let summary_failed = || limit_reached(COMPACT_AT);
-    let stop = (0, Record::StopAsked { mode: StopMode::AfterTurn });
+    let stop = (0, Record::StopAsked { mode: StopMode::AfterTurn, authored_by: None });
     let committed = || {
         let (end, summary) = (TurnEnd::Cancelled(CancelReason::Budget), Box::default());
         (0, Record::TurnCommitted { turn: 1, end, summary })
@@ -367,7 +368,7 @@ fn the_running_attempt_follows_the_stored_events() {
     out.clear();
     let mut past = PastEvents::new(session(), "default", 0);
     past.set_known(Seq(4));
-    let stop = (5, Record::StopAsked { mode: StopMode::AfterTurn });
+    let stop = (5, Record::StopAsked { mode: StopMode::AfterTurn, authored_by: None });
     let records = vec![run(), attempt(1, None, 0), ended(0, 4, false), stop];
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
     past.finish(Some(&running(0, &[(false, "so it")])), &mut out);
@@ -379,7 +380,8 @@ fn the_running_attempt_follows_the_stored_events() {
 fn within_an_attempt_text_is_compared_by_its_bytes_and_records_by_their_numbers() {
     let rest = |after: &str| {
         let after: EventId = after.parse().unwrap();
-        let stop = |bytes| (bytes, Record::StopAsked { mode: StopMode::AfterTurn });
+        let stop =
+            |bytes| (bytes, Record::StopAsked { mode: StopMode::AfterTurn, authored_by: None });
         let records = vec![
             run(),
             attempt(1, None, 0),

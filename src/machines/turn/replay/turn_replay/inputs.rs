@@ -40,9 +40,10 @@ impl TurnReplay<'_, '_> {
             Record::ApprovalGiven { key, verdict: ApprovalVerdict::Withdrawn, .. } => {
                 inputs.push(ReplayInput::WithdrawQuestion(*key));
             }
-            Record::ApprovalGiven { key, phase, verdict, message, content } => {
+            Record::ApprovalGiven { key, phase, verdict, message, content, authored_by } => {
                 let given = VerdictWithMessage { verdict: *verdict, message: message.clone() };
-                inputs.push(ReplayInput::Decide(*key, *phase, given, content.clone()));
+                let (content, author) = (content.clone(), authored_by.clone());
+                inputs.push(ReplayInput::Decide(*key, *phase, given, content, author));
             }
             Record::HooksDecided { key, on, decision } => {
                 inputs.push(ReplayInput::DecideHooks(Some(*key), *on, Arc::clone(decision)));

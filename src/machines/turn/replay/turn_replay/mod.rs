@@ -27,8 +27,8 @@ use crate::turn::started_calls::{StartedCalls, ToolCompletion};
 use crate::turn::{Turn, TurnAction, TurnStage};
 use callsheet_values::record::{Record, ResponseEnding};
 use callsheet_values::types::{
-    ApprovalVerdict, CallKey, FailureKind, HookDecision, HookPoint, ProviderError, Question,
-    Reference, ToolOutcome, VariablesUse, VerdictWithMessage, WaitPhase,
+    ApprovalVerdict, Author, CallKey, FailureKind, HookDecision, HookPoint, ProviderError,
+    Question, Reference, ToolOutcome, VariablesUse, VerdictWithMessage, WaitPhase,
 };
 use callsheet_wire::Delta;
 use callsheet_wire::response::ExchangeEnd;
@@ -100,7 +100,7 @@ enum ReplayInput {
     /// A tool asks a question, or withdraws it.
     Ask(CallKey, Arc<Question>),
     WithdrawQuestion(CallKey),
-    Decide(CallKey, WaitPhase, VerdictWithMessage, Option<Arc<Value>>),
+    Decide(CallKey, WaitPhase, VerdictWithMessage, Option<Arc<Value>>, Option<Author>),
     /// Hooks decide about a call, or about the turn.
     DecideHooks(Option<CallKey>, HookPoint, Arc<HookDecision>),
     /// The time of the run is over (`run_timeout`).
@@ -295,8 +295,8 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
                 let number = number.map_or(0, |question| question.number);
                 self.turn.handle_question_withdrawn(now, key, number);
             }
-            ReplayInput::Decide(key, phase, given, content) => {
-                self.decide_approval(key, phase, given, content)
+            ReplayInput::Decide(key, phase, given, content, author) => {
+                self.decide_approval(key, phase, given, content, author)
             }
             ReplayInput::DecideHooks(key, on, decision) => {
                 self.turn.handle_hook_decision(now, key, on, (*decision).clone());
@@ -387,6 +387,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
         phase: WaitPhase,
         given: VerdictWithMessage,
         content: Option<Arc<Value>>,
+        author: Option<Author>,
     ) {
         if given.verdict == ApprovalVerdict::Expired {
             let index = self.turn.position(key);
@@ -394,7 +395,7 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
             if call.and_then(TurnCall::pending_wait_phase) == Some(phase)
                 && let Some(index) = index
             {
-                self.turn.decide_approval(index, phase, given, None);
+                self.turn.decide_approval(index, phase, given, None, None);
                 self.turn.advance();
             }
             return;
@@ -403,7 +404,8 @@ impl<'t, 'a> TurnReplay<'t, 'a> {
         let arguments_sha256 = request.arguments_sha256;
         let content = content.map(|content| (*content).clone());
         let (phase, VerdictWithMessage { verdict, message }) = (Some(phase), given);
-        let decision = ApprovalDecision { phase, verdict, message, arguments_sha256, content };
+        let decision =
+            ApprovalDecision { phase, verdict, message, arguments_sha256, content, author };
         // A refused decision leads to no record.
         let _ = self.turn.handle_approval(Duration::ZERO, key, decision);
     }

@@ -1,0 +1,159 @@
+//! The list of the sessions that clients have deleted: which, when, and by whom, without contents. The newest 10,000 to
+//! 10,100 are kept, in documents of the journal.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::task;
+use crate::journal::{Journal, JournalError};
+use callsheet_values::types::{Author, SessionId};
+
+/// Number of deletions of a document.
+const PAGE_LENGTH: usize = 100;
+
+/// Number of documents. The oldest one is replaced.
+const PAGES_MAX: u64 = 101;
+
+/// A session that a client has deleted.
+///
+/// [`deletions`] returns them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Deletion {
+    /// The session.
+    pub session: SessionId,
+    /// Its agent, if its records could be read.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub agent: Option<String>,
+    /// The time: Unix time in milliseconds.
+    pub time: u64,
+    /// The author of the request.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub authored_by: Option<Author>,
+}
+
+impl Deletion {
+    pub(super) fn new(
+        session: SessionId,
+        agent: Option<String>,
+        time: u64,
+        authored_by: Option<Author>,
+    ) -> Self {
+        Self { session, agent, time, authored_by }
+    }
+}
+
+/// A document with deletions. Pages are numbered from 0, and page N is in the document N modulo [`PAGES_MAX`].
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct DeletionPage {
+    number: u64,
+    deletions: Vec<Deletion>,
+}
+
+/// Adds to the list.
+#[derive(Debug, Default)]
+pub(super) struct DeletionList {
+    waiting: Mutex<Vec<Deletion>>,
+    /// The newest page. Read for the first deletion; locked while deletions are stored.
+    page: tokio::sync::Mutex<Option<DeletionPage>>,
+}
+
+impl DeletionList {
+    /// Stores a deletion, with others that wait.
+    pub(super) async fn add(&self, journal: &Arc<dyn Journal>, deletion: Deletion) {
+        self.waiting.lock().push(deletion);
+        let mut newest = self.page.lock().await;
+        let added = std::mem::take(&mut *self.waiting.lock());
+        if added.is_empty() {
+            // Another one has stored it.
+            return;
+        }
+        let page = newest.take();
+        let stored = task::with_journal(journal, move |journal| {
+            let page = match page {
+                Some(page) => page,
+                None => pages(|key| journal.document(key))?.pop().unwrap_or_default(),
+            };
+            store(journal, page, added)
+        });
+        match stored.await {
+            Ok(page) => *newest = Some(page),
+            Err(error) => tracing::warn!(%error, "deletions_not_listed"),
+        }
+    }
+}
+
+/// Adds deletions to a page, and to further pages when it is full. Returns the newest one.
+fn store(
+    journal: &dyn Journal,
+    mut page: DeletionPage,
+    added: Vec<Deletion>,
+) -> Result<DeletionPage, JournalError> {
+    let mut added = added.into_iter().peekable();
+    while added.peek().is_some() {
+        if page.deletions.len() >= PAGE_LENGTH {
+            page = DeletionPage { number: page.number + 1, deletions: Vec::new() };
+        }
+        let room = PAGE_LENGTH - page.deletions.len();
+        page.deletions.extend(added.by_ref().take(room));
+        // Cannot fail: all its keys are texts.
+        let text = serde_json::to_string(&page).unwrap_or_default();
+        journal.put_document(&key(page.number % PAGES_MAX), &text)?;
+    }
+    Ok(page)
+}
+
+fn key(document: u64) -> String {
+    format!("deletions-{document}")
+}
+
+/// Returns the pages, the oldest first. A document that cannot be read is left out.
+fn pages(
+    document: impl Fn(&str) -> Result<Option<String>, JournalError>,
+) -> Result<Vec<DeletionPage>, JournalError> {
+    let mut pages = Vec::new();
+    for number in 0..PAGES_MAX {
+        let Some(text) = document(&key(number))? else { break };
+        pages.extend(serde_json::from_str::<DeletionPage>(&text));
+    }
+    pages.sort_by_key(|page| page.number);
+    Ok(pages)
+}
+
+/// Returns the sessions that clients have deleted, the oldest first. `document` reads a document of the journal.
+///
+/// # Errors
+/// If the journal cannot be read.
+pub fn deletions(
+    document: impl Fn(&str) -> Result<Option<String>, JournalError>,
+) -> Result<Vec<Deletion>, JournalError> {
+    Ok(pages(document)?.into_iter().flat_map(|page| page.deletions).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::MemoryJournal;
+
+    #[tokio::test]
+    async fn the_newest_deletions_are_kept() {
+        let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::new());
+        let (list, id) = (DeletionList::default(), SessionId::parse("s").unwrap());
+        let deletion = |time| Deletion::new(id.clone(), None, time, Some(Author::new("ada")));
+        let add = async |list: &DeletionList, times: std::ops::Range<u64>| {
+            for time in times {
+                list.add(&journal, deletion(time)).await;
+            }
+        };
+        let listed = || deletions(|key| journal.document(key)).unwrap();
+        add(&list, 0..150).await;
+        assert_eq!(listed(), (0..150).map(deletion).collect::<Vec<_>>());
+        // The next host goes on with the last page.
+        let list = DeletionList::default();
+        add(&list, 150..10_150).await;
+        assert_eq!(listed(), (100..10_150).map(deletion).collect::<Vec<_>>());
+        assert_eq!(journal.document("deletions-1").unwrap().unwrap().matches("ada").count(), 100);
+    }
+}
