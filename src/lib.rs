@@ -152,8 +152,8 @@ pub mod config {
     pub use callsheet_values::config::{
         AgentConfig, ApiKey, ApprovalPolicy, BaseUrl, ClientTool, Config, ConfigErrors,
         ContextPolicy, Execution, HookRule, HostConfig, JournalConfig, LimitOverrides, Limits,
-        ModelConfig, OnRefusal, Proxy, RunOverrides, SendReasoning, Share, TokenConfig, TokenScope,
-        ToolChoice, ToolProtocol, Wire,
+        ModelConfig, OnRefusal, Proxy, RunOverrides, SendReasoning, Share, TlsConfig, TokenConfig,
+        TokenScope, ToolChoice, ToolProtocol, Wire,
     };
 }
 
@@ -190,7 +190,8 @@ pub mod server {
     pub use callsheet_server::*;
     #[doc(inline)]
     pub use callsheet_server::{
-        EventStream, Guard, ServerHandle, ServerOptions, operations, router, serve,
+        EventStream, Guard, ServerHandle, ServerOptions, ServerTls, ServerTlsError, operations,
+        router, serve,
     };
 }
 

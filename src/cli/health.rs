@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::error::CommandError;
 use super::output;
-use super::serve::reachable;
+use super::serve::{reachable, scheme};
 use super::setup::{self, CONFIG_HELP};
 use callsheet_tools::tls;
 
@@ -55,7 +55,7 @@ pub(super) async fn run(args: HealthArgs) -> Result<ExitCode, CommandError> {
 /// Returns the URL of the host that a configuration describes.
 fn configured_url(file: Option<PathBuf>) -> Result<Url, CommandError> {
     let config = setup::load_without_keys(file.as_deref())?.config;
-    let url = format!("http://{}", reachable(config.host.listen));
+    let url = format!("{}://{}", scheme(&config), reachable(config.host.listen));
     Url::parse(&url).map_err(CommandError::usage)
 }
 

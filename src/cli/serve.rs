@@ -16,7 +16,7 @@ use super::signals::Signals;
 use callsheet_host::runtime::{AgentRules, Host};
 use callsheet_host::telemetry::{self, LogFormat};
 use callsheet_rehearsal::Rehearsal;
-use callsheet_server::{self, ServerHandle, ServerOptions};
+use callsheet_server::{self, ServerHandle, ServerOptions, ServerTls};
 use callsheet_tools::ToolRegistry;
 use callsheet_values::config::{
     Config, HostConfig, JournalEngine, REHEARSAL, TokenScope, parse_listen,
@@ -70,11 +70,17 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
     let addr = server.http_server.addr();
     announce_start(&args, &config, addr, &config_source);
     let manager = ServiceManager::from_env();
-    manager.notify(&format!("READY=1\nSTATUS=listening on http://{addr}"));
+    manager.notify(&format!("READY=1\nSTATUS=listening on {}", server.http_server.url()));
     tokio::select! {
         status = server.wait(&config, args.log_format, &manager) => Ok(status),
         never = manager.heartbeats() => match never {},
     }
+}
+
+/// Reads the certificate of the HTTP server.
+fn tls(config: &Config) -> Result<Option<ServerTls>, CommandError> {
+    let loaded = config.tls.clone().map(ServerTls::load).transpose();
+    loaded.map_err(|error| CommandError::usage(config.tls_error(error.key, error.message)))
 }
 
 /// Checks the models and agents as the host does at its start, and prints a summary of the configuration,
@@ -85,6 +91,7 @@ fn check(
     config_source: &str,
 ) -> Result<ExitCode, CommandError> {
     AgentRules::new(config, tools).map_err(CommandError::usage)?;
+    tls(config)?;
     let (models, agents) = (config.models.len(), config.agents.len());
     let mut summary = format!("{config_source}: valid (models: {models}, agents: {agents})\n");
     summary.push_str(&sandbox_summary());
@@ -126,6 +133,7 @@ async fn start(
     go_on: bool,
 ) -> Result<Option<RunningServer>, CommandError> {
     let requested_addr = config.host.listen;
+    let tls = tls(config)?;
     let listener = TcpListener::bind(requested_addr).await.map_err(|error| {
         CommandError::usage(format!("listen on {requested_addr}: {}", listen_error(&error)))
     })?;
@@ -135,6 +143,7 @@ async fn start(
     let _rehearsal = setup::start_rehearsal(config).await?;
     let options = ServerOptions::from(&*config).with(|options| {
         options.max_connections = open_files::raise_open_file_limit(options.max_connections);
+        options.tls = tls;
     });
     let mut builder = Host::builder()
         .config(config.clone())
@@ -218,7 +227,8 @@ fn banner(
     flags: &ConfigArgs,
 ) -> String {
     let mut lines = vec![format!(
-        "callsheet: listening on http://{bound_addr} (configuration: {config_source})"
+        "callsheet: listening on {}://{bound_addr} (configuration: {config_source})",
+        scheme(config)
     )];
     for (name, agent) in &config.agents {
         let mut label = format!("agent {name}");
@@ -265,21 +275,26 @@ fn commands_to_try(config: &Config, addr: SocketAddr, flags: &ConfigArgs) -> [St
     let token_header = token_in_shell(config)
         .map(|token| format!(" -H \"authorization: Bearer {token}\""))
         .unwrap_or_default();
-    let json_header = "-H 'content-type: application/json'";
+    let (json_header, scheme) = ("-H 'content-type: application/json'", scheme(config));
     [
         format!(
             "  callsheet run{config_flags}{agent_flag} \"What time is it in Tokyo and in Beijing, \
              and what is 17 % of 2,350?\""
         ),
         format!(
-            "  curl -s http://{addr}/v1/sessions{token_header} {json_header} \
+            "  curl -s {scheme}://{addr}/v1/sessions{token_header} {json_header} \
              -d '{{\"id\":\"demo\",\"agent\":\"{agent}\"}}'"
         ),
         format!(
-            "  curl -N http://{addr}/v1/sessions/demo/runs{token_header} {json_header} \
+            "  curl -N {scheme}://{addr}/v1/sessions/demo/runs{token_header} {json_header} \
              -H 'accept: text/event-stream' -d '{{\"input\":\"What time is it in Tokyo?\"}}'"
         ),
     ]
+}
+
+/// Returns the scheme of the URLs of the HTTP server.
+pub(super) fn scheme(config: &Config) -> &'static str {
+    if config.tls.is_some() { "https" } else { "http" }
 }
 
 /// Returns how a shell finds a token that may start a run, within double quotes.

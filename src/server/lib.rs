@@ -16,6 +16,7 @@
 //! | `guard.rs` | access control of every request: authentication by bearer token; `Host` and `Origin` (CSRF, CORS, DNS rebinding) |
 //! | `access.rs` | the tokens and what each may do: scopes (authorization), agents; reading their files again |
 //! | `listener.rs` | accepts connections; time limits for clients that do not send (slowloris) or do not read; size of a header |
+//! | `tls.rs` | TLS: the certificate and its key; reading them again |
 //! | `connections.rs` | `max_connections`, and which connection is closed for a new one |
 //! | `extract.rs` | strict parsing of paths, queries and JSON bodies; the session of a path; `Idempotency-Key`; limits of bodies (size, time, memory) |
 //! | `error.rs` | [`HostError`] as a status code, an error body and `Retry-After`; the error codes: `runtime::error` |
@@ -59,6 +60,7 @@ mod session_page;
 mod sessions;
 mod start_page;
 mod state;
+mod tls;
 mod tools;
 mod vitals;
 
@@ -85,6 +87,8 @@ use refusals::Refusals;
 pub use routes::{operations, router};
 use state::ApiState;
 pub use state::ServerOptions;
+pub use tls::ServerTls;
+pub use tls::ServerTlsError;
 
 /// Serves a host's API on a listener until [`ServerHandle::shutdown`].
 ///
@@ -123,6 +127,7 @@ pub fn serve(
     let closing = CancellationToken::new();
     let close_timeout = options.close_timeout;
     let connections = Connections::new(host.clone(), options.max_connections);
+    let tls = options.tls.clone();
     let listener_options = options.clone();
     let observe = from_fn_with_state(Refusals::new(host.clone()), refusals::observe);
     let state = ApiState::new(&host, &options, &closing, true);
@@ -133,7 +138,11 @@ pub fn serve(
         reason = "the accept loop; its handle awaits or aborts it"
     )]
     let task = tokio::spawn(serving);
-    Ok(ServerHandle { addr, closing, close_timeout, task, tokens, host })
+    Ok(ServerHandle { addr, closing, close_timeout, task, tokens, tls, host })
+}
+
+fn scheme(is_tls: bool) -> &'static str {
+    if is_tls { "https" } else { "http" }
 }
 
 /// A running server. Dropping it aborts the server.
@@ -146,6 +155,7 @@ pub struct ServerHandle {
     close_timeout: Duration,
     task: JoinHandle<()>,
     tokens: AccessTokens,
+    tls: Option<ServerTls>,
     host: Host,
 }
 
@@ -156,13 +166,24 @@ impl ServerHandle {
         self.addr
     }
 
-    /// Reads the files of tokens again. A file that cannot be read, or has no token that can be used, is logged, and its
-    /// last token stays.
+    /// Returns the URL that the server listens on.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("{}://{}", scheme(self.tls.is_some()), self.addr)
+    }
+
+    /// Reads the files of tokens and of TLS again. A file that cannot be read, or that has no value that can be used, is
+    /// logged, and the last value stays.
     pub async fn read_secrets_again(&self) {
-        let (tokens, host) = (self.tokens.clone(), self.host.clone());
+        let (tokens, tls, host) = (self.tokens.clone(), self.tls.clone(), self.host.clone());
         let is_loopback = self.addr.ip().is_loopback();
         // A file may lie on a slow or broken file system.
-        let read = tokio::task::spawn_blocking(move || tokens.read_again(&host, is_loopback));
+        let read = tokio::task::spawn_blocking(move || {
+            tokens.read_again(&host, is_loopback);
+            if let Some(Err(reason)) = tls.map(|tls| tls.read_again()) {
+                tracing::warn!(%reason, "tls_files_not_read");
+            }
+        });
         // Cannot fail: nothing in it panics.
         let _ = read.await;
     }

@@ -25,11 +25,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_io_timeout::TimeoutWriter;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tower_service::Service as _;
 
 use super::connections::{ConnectionSlot, Connections, IncompleteRequest};
 use super::state::ServerOptions;
+use super::tls::ServerTls;
 
 /// Maximum number of bytes that are buffered for a connection in each direction, and so of a request's header.
 const BUFFER_BYTES_MAX: usize = 32 * 1024;
@@ -193,6 +195,7 @@ pub(super) async fn serve(
         header_read: options.header_read_timeout,
         write: options.write_timeout,
     };
+    let tls = options.tls;
     let refusal = format!(
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
          connection: close\r\ncontent-length: {}\r\n\r\n{REFUSED}",
@@ -221,14 +224,15 @@ pub(super) async fn serve(
         };
         match connections.admit() {
             Some(slot) => {
-                tasks.spawn(serve_connection(
-                    stream,
-                    router.clone(),
-                    slot,
-                    timeouts,
-                    closing.clone(),
-                ));
+                let (router, closing) = (router.clone(), closing.clone());
+                let connection = (stream, router, slot, timeouts, closing);
+                match tls.as_ref().map(ServerTls::acceptor) {
+                    Some(acceptor) => tasks.spawn(serve_tls_connection(acceptor, connection)),
+                    None => tasks.spawn(serve_tcp_connection(connection)),
+                };
             }
+            // A handshake would cost time.
+            None if tls.is_some() => {}
             // Written only if that is possible at once: a refused client must cost nothing.
             None => drop(stream.try_write(refusal.as_bytes())),
         }
@@ -242,20 +246,51 @@ fn concerns_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-async fn serve_connection(
-    stream: TcpStream,
+/// An accepted connection, and what it needs.
+type Accepted = (TcpStream, Router, ConnectionSlot, ConnectionTimeouts, CancellationToken);
+
+async fn serve_tcp_connection((stream, router, slot, timeouts, closing): Accepted) {
+    let addresses = prepare(&stream);
+    serve_connection(stream, addresses, router, slot, timeouts, closing).await;
+}
+
+/// Serves a connection after the handshake of TLS, which has the time limit of a header.
+async fn serve_tls_connection(acceptor: TlsAcceptor, accepted: Accepted) {
+    let (stream, router, slot, timeouts, closing) = accepted;
+    let addresses = prepare(&stream);
+    let handshake = tokio::time::timeout(timeouts.header_read, acceptor.accept(stream));
+    let stream = tokio::select! {
+        handshake = handshake => match handshake {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return tracing::debug!(%error, "a TLS handshake failed"),
+            Err(_) => return,
+        },
+        () = slot.evicted() => return,
+        () = closing.cancelled() => return,
+    };
+    // Boxed: the state of TLS is large.
+    serve_connection(Box::new(stream), addresses, router, slot, timeouts, closing).await;
+}
+
+/// Sets the options of a connection. Returns its addresses.
+fn prepare(stream: &TcpStream) -> ConnectInfo<ConnectionAddresses> {
+    // Small writes are sent at once, so that events are not delayed.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY cannot be set for a connection");
+    }
+    limit_unsent(stream);
+    let (local, client) = (stream.local_addr().ok(), stream.peer_addr().ok());
+    ConnectInfo(ConnectionAddresses { local, client })
+}
+
+async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin + Send>(
+    stream: S,
+    addresses: ConnectInfo<ConnectionAddresses>,
     router: Router,
     slot: ConnectionSlot,
     timeouts: ConnectionTimeouts,
     closing: CancellationToken,
 ) {
-    // Small writes are sent at once, so that events are not delayed.
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "TCP_NODELAY cannot be set for a connection");
-    }
-    limit_unsent(&stream);
-    let (local, client) = (stream.local_addr().ok(), stream.peer_addr().ok());
-    let addresses = ConnectInfo(ConnectionAddresses { local, client });
     // `TimeoutWriter` limits one write that does not go on, `MinimumRateWriter` all writes together.
     let mut stream = TimeoutWriter::new(MinimumRateWriter::new(stream, timeouts.write));
     stream.set_timeout(Some(timeouts.write));

@@ -44,7 +44,10 @@ pub(super) async fn list(
 ) -> Response {
     let addresses = request.extensions.get::<ConnectInfo<ConnectionAddresses>>();
     let address = match addresses {
-        Some(ConnectInfo(addresses)) => addresses.local.map(|local| format!("http://{local}")),
+        Some(ConnectInfo(addresses)) => {
+            let scheme = super::scheme(state.options.tls.is_some());
+            addresses.local.map(|local| format!("{scheme}://{local}"))
+        }
         None => requested_address(&request.uri, &request.headers),
     };
     let shown = |marker: &str| match marker {

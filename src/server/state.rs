@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::answer_limiter::AnswerLimiter;
 use super::event_stream::EventStream;
+use super::tls::ServerTls;
 use callsheet_host::runtime::Host;
 use callsheet_values::config::{ApiKey, Config, HostConfig, TokenConfig};
 
@@ -32,6 +33,8 @@ pub struct ServerOptions {
     pub token_file: Option<PathBuf>,
     /// Further tokens that requests may carry, each with a name and with what such requests may do.
     pub tokens: Vec<TokenConfig>,
+    /// The certificate with which the server speaks TLS. `None`: it speaks plain HTTP.
+    pub tls: Option<ServerTls>,
     /// Time without an event after which an event stream sends a comment.
     pub keep_alive: Duration,
     /// Maximum size of a request body, which includes the images of the user's input.
@@ -64,6 +67,7 @@ impl Default for ServerOptions {
             token: None,
             token_file: None,
             tokens: Vec::new(),
+            tls: None,
             max_connections: host.max_connections,
             header_read_timeout: host.header_read_timeout,
             write_timeout: host.write_timeout,

@@ -84,7 +84,8 @@ fn without_certificates() -> Result<ClientConfig, TlsClientError> {
     Ok(config.with_root_certificates(RootCertStore::empty()).with_no_client_auth())
 }
 
-fn provider() -> Arc<CryptoProvider> {
+/// Returns the cryptography provider of the process, if the program has installed one, and *ring* otherwise.
+pub fn provider() -> Arc<CryptoProvider> {
     static RING: LazyLock<Arc<CryptoProvider>> =
         LazyLock::new(|| Arc::new(rustls::crypto::ring::default_provider()));
     CryptoProvider::get_default().cloned().unwrap_or_else(|| Arc::clone(&RING))

@@ -23,5 +23,6 @@ mod runs;
 mod sessions;
 mod streams;
 mod streams_multiplexed;
+mod tls;
 mod tokens;
 mod trace_context;

@@ -33,8 +33,9 @@ impl Config {
             SecretSource::Variable(_) => None,
         });
         let keys = self.models.values().filter_map(|model| model.api_key_file.clone());
+        let tls = self.tls.as_ref().map(|tls| tls.key.clone());
         let tokens = self.tokens.iter().filter_map(|token| token.file.clone());
-        files.chain(keys).chain(self.host.token_file.clone()).chain(tokens).collect()
+        files.chain(keys).chain(self.host.token_file.clone()).chain(tokens).chain(tls).collect()
     }
 
     /// Returns the processes of all tools, servers and hooks.

@@ -76,6 +76,8 @@ macro_rules! key_table {
         impl $crate::config::key_table::KeyTable for $name {
             #[cfg(feature = "toml")]
             fn read_keys(&mut self, section: &$crate::config::file::source::Section<'_, '_>) {
+                // A section may have no plain keys.
+                let _ = section;
                 $($(
                     $crate::config::key_table::Bounds::$bounds $(($($bound),+))?
                         .read(section, stringify!($key), &mut self.$key);
@@ -83,6 +85,7 @@ macro_rules! key_table {
             }
 
             fn check_keys(&self, add_error: &mut dyn FnMut(&'static str, String)) {
+                let _ = &add_error;
                 $($(
                     let bounds = $crate::config::key_table::Bounds::$bounds $(($($bound),+))?;
                     if let Err(message) = bounds.check(&self.$key) {

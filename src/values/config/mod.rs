@@ -37,6 +37,7 @@ mod model;
 mod output;
 mod overrides;
 mod secrets;
+mod server;
 mod service;
 mod tokens;
 mod tool_definition;
@@ -75,6 +76,7 @@ pub use model::{ApiKey, BaseUrl, ModelConfig};
 pub use output::{OutputRequest, Temperature};
 pub use overrides::InvalidOverride;
 pub use overrides::{LimitOverrides, RunOverrides};
+pub use server::TlsConfig;
 pub use service::Proxy;
 pub use service::{SecretSource, ServiceConfig};
 pub use tokens::TokenConfig;
@@ -132,6 +134,8 @@ pub struct Config {
     pub mcp_limits: McpLimits,
     /// Hooks, in the order in which they are asked.
     pub hooks: Vec<HookConfig>,
+    /// The files with which the HTTP server speaks TLS. `None`: it speaks plain HTTP.
+    pub tls: Option<TlsConfig>,
     /// Tokens with a name, which limit what their requests may do.
     pub tokens: Vec<TokenConfig>,
     /// Overrides `stream` of every model, also of one that is added later.
@@ -239,6 +243,14 @@ impl Config {
         ])
     }
 
+    /// Creates an error about a value of `[server.tls]`, with its line.
+    #[must_use]
+    pub fn tls_error(&self, key: &str, message: impl Into<String>) -> ConfigErrors {
+        ConfigErrors::new(vec![
+            self.key_locations.error(&format!("server.tls.{key}"), message.into()),
+        ])
+    }
+
     fn add_model(&mut self, name: &str, mut model: ModelConfig) {
         if let Some(on) = self.stream {
             model.stream = on;
@@ -264,6 +276,7 @@ impl Default for Config {
             mcp: BTreeMap::new(),
             mcp_limits: McpLimits::default(),
             hooks: Vec::new(),
+            tls: None,
             tokens: Vec::new(),
             stream: None,
             fast_path: true,
@@ -281,7 +294,7 @@ pub fn described_keys() -> Vec<(&'static str, Vec<KeyDescription>)> {
     let server =
         McpConfig::new(McpTransport::Http { service: ServiceConfig::new(""), oauth: None });
     let token = TokenConfig::new("", ApiKey::unset(), []);
-    let tables: [(&str, &[&dyn KeyTable]); 15] = [
+    let tables: [(&str, &[&dyn KeyTable]); 16] = [
         ("[host]", &[&config.host]),
         ("[journal]", &[&config.journal]),
         ("[console]", &[&config.console]),
@@ -297,6 +310,7 @@ pub fn described_keys() -> Vec<(&'static str, Vec<KeyDescription>)> {
         ("[mcp_limits]", &[&config.mcp_limits]),
         ("[[hooks]]", &[&HookRule::new("", HookPoint::BeforeCall)]),
         ("[[tokens]]", &[&token]),
+        ("[server.tls]", &[&TlsConfig::new("", "")]),
     ];
     let described =
         |tables: &[&dyn KeyTable]| tables.iter().flat_map(|table| table.described_keys()).collect();

@@ -6,6 +6,7 @@ mod host;
 mod mcp;
 mod model;
 mod process;
+mod server;
 pub(super) mod source;
 mod tokens;
 mod tool_definition;
@@ -19,7 +20,7 @@ use super::key_table::KeyTable as _;
 use super::{
     AgentConfig, BaseUrl, Config, ConfigErrors, ConsoleConfig, DEFAULT_AGENT, FAST_PATH_ENV,
     HookConfig, HostConfig, JournalConfig, MULTI_TOOL_CALLS_ENV, McpConfig, McpLimits, ModelConfig,
-    REHEARSAL, STREAM_ENV, TokenConfig, ToolOverride,
+    REHEARSAL, STREAM_ENV, TlsConfig, TokenConfig, ToolOverride,
 };
 use crate::types::Secrets;
 use source::ConfigSource;
@@ -112,6 +113,7 @@ impl Config {
             .into_iter()
             .filter_map(|section| HookConfig::read(&section, &agents, env))
             .collect();
+        let tls = TlsConfig::read(&root.table("server"));
         let tokens = root.table_list("tokens").into_iter();
         let tokens: Vec<Option<TokenConfig>> =
             tokens.map(|section| TokenConfig::read(&section, env)).collect();
@@ -145,6 +147,7 @@ impl Config {
             mcp,
             mcp_limits,
             hooks,
+            tls,
             tokens: tokens.into_iter().flatten().collect(),
             stream,
             fast_path,
