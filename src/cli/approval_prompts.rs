@@ -463,6 +463,7 @@ mod tests {
             call: CallLabel { key, provider_id: None, name: "pay".into() },
             phase: WaitPhase::Before,
             verdict: ApprovalVerdict::Expired,
+            message: None,
             author: None,
             waited: std::time::Duration::ZERO,
         }

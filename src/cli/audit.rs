@@ -35,6 +35,7 @@ enum RequestDetails {
     Run { run_id: RunId },
     Steer { run_id: Option<RunId> },
     Stop { run_id: Option<RunId>, mode: StopMode },
+    RemoveInput { run_id: RunId },
     Decide { tool_id: String, phase: WaitPhase, verdict: ApprovalVerdict },
     Delete { agent: Option<String> },
 }
@@ -53,6 +54,7 @@ impl RequestDetails {
             Self::Stop { run_id, mode: StopMode::AfterTurn } => {
                 ("stop", format!("{} after_turn", of_run(run_id)))
             }
+            Self::RemoveInput { run_id } => ("remove_input", run_id.to_string()),
             Self::Decide { tool_id, phase, verdict } => {
                 ("decide", format!("{tool_id} {} {}", phase.as_str(), verdict.as_str()))
             }
@@ -135,6 +137,9 @@ fn requests_of(session: &SessionId, entries: &[JournalEntry]) -> Vec<AuditedRequ
             }
             Record::Steered { authored_by, .. } => {
                 (RequestDetails::Steer { run_id: run.clone() }, authored_by)
+            }
+            Record::InputRemoved { run_id, authored_by } => {
+                (RequestDetails::RemoveInput { run_id: run_id.clone() }, authored_by)
             }
             Record::StopAsked { mode, authored_by } => {
                 (RequestDetails::Stop { run_id: run.clone(), mode: *mode }, authored_by)

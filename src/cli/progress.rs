@@ -127,7 +127,7 @@ impl RunProgress {
                 verdict: ApprovalVerdict::Rejected | ApprovalVerdict::Expired,
                 ..
             } => None,
-            Event::ApprovalGiven { call, phase, verdict, author: _, waited: _ } => {
+            Event::ApprovalGiven { call, phase, verdict, message: _, author: _, waited: _ } => {
                 Some(ScreenItem::Line(approval_line(&call.name, *phase, *verdict)))
             }
             Event::ConflictFound { call, names, resolution } => {
@@ -196,6 +196,7 @@ impl RunProgress {
             }
             Event::RunStarted { .. }
             | Event::InputQueued { .. }
+            | Event::InputRemoved { .. }
             | Event::RunSteered { .. }
             | Event::RunWaiting { .. }
             | Event::ToolsChanged { .. }
@@ -321,6 +322,7 @@ impl RunProgress {
                 self.retry = None;
             }
             Event::InputQueued { .. }
+            | Event::InputRemoved { .. }
             | Event::RunSteered { .. }
             | Event::ToolsChanged { .. }
             | Event::ServerReleased { .. }
@@ -715,6 +717,7 @@ mod tests {
             call: call.clone(),
             phase: WaitPhase::After,
             verdict: ApprovalVerdict::Expired,
+            message: None,
             author: None,
             waited,
         };
@@ -773,6 +776,7 @@ mod tests {
             call: label(0),
             phase: WaitPhase::Before,
             verdict: ApprovalVerdict::Rejected,
+            message: None,
             author: None,
             waited: Duration::ZERO,
         };

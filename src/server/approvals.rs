@@ -11,12 +11,14 @@ use serde_json::{Value, json};
 
 use super::access::Caller;
 use super::error::ApiError;
-use super::extract::{JsonBody, PathSession, StrictQuery, page_length};
+use super::extract::{FilterQuery, JsonBody, PathSession, page_length};
 use super::state::AppState;
-use callsheet_host::runtime::{ApprovalPosition, HostError, OpenApproval, PendingApproval};
+use callsheet_host::runtime::{
+    ApprovalPosition, ApprovalQuery, HostError, OpenApproval, PendingApproval,
+};
 use callsheet_machines::turn::{ApprovalDecision, ApprovalError};
 use callsheet_values::types::{
-    ApprovalVerdict, CallKey, Question, RunId, SessionId, WaitPhase, excerpt,
+    ApprovalVerdict, CallKey, Metadata, Question, RunId, SessionId, WaitPhase, excerpt,
 };
 
 /// The number of characters of arguments that a list shows, unless the request asks for all.
@@ -73,6 +75,8 @@ struct ListedApproval<'a> {
     tool_name: &'a str,
     phase: WaitPhase,
     agent_path: &'a [Arc<str>],
+    #[serde(skip_serializing_if = "Metadata::is_empty")]
+    metadata: &'a Metadata,
     root_session_id: &'a SessionId,
     since: u64,
     /// The object, or its first characters as a text.
@@ -101,6 +105,7 @@ impl<'a> ListedApproval<'a> {
             tool_name,
             phase: *phase,
             agent_path: &open.agent_path,
+            metadata: &open.metadata,
             root_session_id: &open.root_session,
             since: open.approval.asked_at,
             arguments,
@@ -116,19 +121,22 @@ impl<'a> ListedApproval<'a> {
 pub(super) async fn list(
     State(state): State<AppState>,
     caller: Caller,
-    StrictQuery(query): StrictQuery<ListApprovalsQuery>,
+    FilterQuery(query, metadata): FilterQuery<ListApprovalsQuery>,
 ) -> Result<Response, ApiError> {
     let ListApprovalsQuery { agent, after, limit, full } = query;
     let invalid = |message: String| ApiError::bad_request("invalid_request", message);
     let limit = page_length(limit)?;
     let after = after.map(|after| after.parse::<ApprovalPosition>()).transpose();
     let after = after.map_err(|()| invalid("after: must be the `next` of a page".to_owned()))?;
-    let is_shown = |open: &OpenApproval| {
-        let path = || open.agent_path.iter().map(|name| &**name);
-        agent.as_deref().is_none_or(|agent| path().any(|name| name == agent))
-            && caller.reaches_path(path())
-    };
-    let open = state.host.open_approvals(after.as_ref(), limit + 1, is_shown);
+    let query = ApprovalQuery::default().with(|query| {
+        query.agent = agent;
+        query.metadata = metadata;
+        query.after = after;
+        query.limit = limit + 1;
+    });
+    let is_shown =
+        move |open: &OpenApproval| caller.reaches_path(open.agent_path.iter().map(|name| &**name));
+    let open = state.host.open_approvals(query, is_shown).await?;
     let next = open.get(limit).and_then(|_| open.get(limit - 1)?.position());
     let listed = open.iter().take(limit).map(|open| ListedApproval::new(open, full));
     let listed: Vec<_> = listed.collect();

@@ -114,6 +114,9 @@ fn remedy(error: &HostError) -> Option<&'static str> {
         | HostError::SessionExists
         | HostError::InvalidMessages(_)
         | HostError::RunInProgress
+        | HostError::NoSuchInput
+        | HostError::AlreadyStarted
+        | HostError::InputRemoved
         | HostError::Full(_)
         | HostError::StoreFull
         | HostError::QueueFull(_)

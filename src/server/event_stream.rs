@@ -23,7 +23,7 @@ use callsheet_host::runtime::{
     HostError, HostEvent, SessionEvents, SessionStateChange, StartedRun,
 };
 use callsheet_host::telemetry::{FeedItem, journal_failed};
-use callsheet_values::event::{Event, EventId, PublicEvent, PublishedEvent};
+use callsheet_values::event::{EventId, PublicEvent, PublishedEvent};
 use callsheet_values::types::{Seq, SessionState};
 
 /// Size of a write from which no further event is joined to it.
@@ -287,7 +287,7 @@ impl SseEncoder {
                     }
                     small => text.push_str(small),
                 }
-                self.ends_with_run && matches!(published.event, Event::RunEnded { .. })
+                self.ends_with_run && published.event.is_last_of_run()
             }
             StreamItem::Feed(FeedItem::Lagged) => {
                 let json = format!("{{\"type\":\"resync\",\"id\":\"{}\"}}", self.last);

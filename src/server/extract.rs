@@ -25,7 +25,7 @@ use super::error::ApiError;
 use super::state::{AppState, BODIES_BYTES_MAX};
 use callsheet_host::runtime::SessionHandle;
 use callsheet_values::record::RequestKey;
-use callsheet_values::types::{SessionId, excerpt};
+use callsheet_values::types::{Metadata, SessionId, excerpt};
 
 /// Maximum length of an `Idempotency-Key` in bytes.
 const KEY_BYTES_MAX: usize = 255;
@@ -281,6 +281,34 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for StrictQuery<T> {
         parse_query(&parts.uri).map(Self)
     }
 }
+
+/// A query as [`StrictQuery`], with any number of parameters `metadata.KEY=VALUE`.
+#[derive(Debug)]
+pub(super) struct FilterQuery<T>(pub(super) T, pub(super) Metadata);
+
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for FilterQuery<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
+        let parameters = parts.uri.query().unwrap_or_default().split('&');
+        let (pairs, rest): (Vec<_>, Vec<_>) =
+            parameters.partition(|parameter| parameter.starts_with(METADATA_PREFIX));
+        let query_of = |parameters: Vec<&str>| {
+            // A part of a valid query is valid.
+            Uri::try_from(format!("/?{}", parameters.join("&"))).unwrap_or_default()
+        };
+        let pairs: Vec<(String, String)> = parse_query(&query_of(pairs))?;
+        let pairs = pairs.iter().map(|(name, value)| {
+            (name.strip_prefix(METADATA_PREFIX).unwrap_or(name).to_owned(), value.clone())
+        });
+        let metadata = Metadata::new(pairs)
+            .map_err(|error| ApiError::bad_request("invalid_request", error.to_string()))?;
+        Ok(Self(parse_query(&query_of(rest))?, metadata))
+    }
+}
+
+/// The beginning of the names of parameters that select by metadata.
+const METADATA_PREFIX: &str = "metadata.";
 
 /// The query of a request that has no parameters.
 pub(super) type NoQuery = StrictQuery<EmptyBody>;

@@ -26,7 +26,6 @@ use callsheet_host::telemetry::FeedItem;
 use callsheet_values::config::{
     ApprovalPolicy, ClientTool, LimitOverrides, OutputRequest, RunOverrides, Temperature,
 };
-use callsheet_values::event::Event;
 use callsheet_values::record::StopMode;
 use callsheet_values::types::{
     Content, Execution, Metadata, RunId, TRACEPARENT, TRACESTATE, ToolChoice, TraceContext, excerpt,
@@ -160,7 +159,7 @@ async fn repeated_report(state: &AppState, mut run: StartedRun) -> Result<Respon
         loop {
             match run.events.next().await {
                 Some(FeedItem::Event(published)) => {
-                    let ends_run = matches!(published.event, Event::RunEnded { .. });
+                    let ends_run = published.event.is_last_of_run();
                     if ends_run && published.run == run.run_id {
                         break;
                     }
@@ -239,15 +238,32 @@ pub(super) async fn show(
 #[serde(deny_unknown_fields)]
 pub(super) struct StopRunRequest {
     mode: StopMode,
+    /// True if all queued inputs are taken back, too.
+    #[serde(default)]
+    queue: bool,
 }
 
 pub(super) async fn stop(
     PathSession(session): PathSession,
-    JsonBody(StopRunRequest { mode }): JsonBody<StopRunRequest>,
+    JsonBody(StopRunRequest { mode, queue }): JsonBody<StopRunRequest>,
 ) -> Result<Response, ApiError> {
-    session.stop(mode).await?;
+    if queue {
+        session.stop_with_queue(mode).await?;
+    } else {
+        session.stop(mode).await?;
+    }
     let body = json!({"id": session.id(), "mode": mode});
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
+}
+
+/// Takes back the input of a queued run.
+pub(super) async fn remove_input(
+    PathSession(session): PathSession,
+    parameters: PathParameters,
+) -> Result<Response, ApiError> {
+    let run = RunId(parameters.get("run_id").unwrap_or_default().into());
+    session.remove_input(&run).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 #[derive(Debug, Deserialize)]

@@ -118,9 +118,13 @@ impl SessionPage {
 
     /// Appends the members after the messages.
     fn append_end(&self, text: &mut impl Write) -> serde_json::Result<()> {
-        let SessionSnapshot { variables, current_run, queued, usage, .. } = &*self.snapshot;
+        let SessionSnapshot { variables, current_run, approvals_open, queued, usage, .. } =
+            &*self.snapshot;
         append_member(text, "],", "variables", variables)?;
         append_member(text, ",", "current_run", current_run)?;
+        if *approvals_open > 0 {
+            append_member(text, ",", "approvals_open", approvals_open)?;
+        }
         append_member(text, ",", "queued", queued)?;
         append_member(text, ",", "usage", usage)?;
         if self.range.end < self.snapshot.history.len() {
@@ -337,6 +341,7 @@ mod tests {
             history: history.into_iter().map(Arc::new).collect(),
             variables: Default::default(),
             current_run: None,
+            approvals_open: 0,
             queued: Vec::new(),
             usage: Usage::default(),
         };

@@ -4,16 +4,17 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures::StreamExt as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::access::Caller;
 use super::error::ApiError;
-use super::extract::{JsonBody, PathSession, StrictQuery, page_length};
+use super::extract::{FilterQuery, JsonBody, PathSession, StrictQuery, page_length};
 use super::mount::MountPath;
 use super::session_page::SessionPage;
 use super::state::AppState;
-use callsheet_host::journal::{JournalError, SessionOrder, SessionQuery};
+use callsheet_host::journal::{JournalError, SessionOrder, SessionQuery, SessionSummary};
 use callsheet_host::runtime::{HostError, OpenSession, SessionHandle, SessionState};
 use callsheet_values::config::ClientTool;
 use callsheet_values::types::{Metadata, Seq, SessionId};
@@ -24,6 +25,10 @@ const FIRST_PART_LENGTH: usize = 4;
 
 /// Maximum number of sessions that are read at once.
 const PART_LENGTH_MAX: usize = 128;
+
+/// Number of sessions that a request with a filter reads at once, and of those that it deletes at once.
+const PAGE_LENGTH_MAX: usize = 1000;
+const DELETIONS_MAX: usize = 8;
 
 /// The `limit` from which a list is long. Long lists are made one at a time.
 const LONG_LENGTH: usize = 16;
@@ -179,6 +184,68 @@ pub(super) async fn delete(PathSession(session): PathSession) -> Result<Response
         }
         deleted => Ok(deleted.map(|()| StatusCode::NO_CONTENT.into_response())?),
     }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DeleteSessionsQuery {
+    agent: Option<String>,
+    #[serde(default)]
+    dry_run: bool,
+}
+
+/// Closes and deletes all sessions of an agent, or with some metadata. With `dry_run` only counts them. The sessions
+/// are deleted while the request lasts: if its client leaves, the rest stays.
+pub(super) async fn delete_many(
+    State(state): State<AppState>,
+    caller: Caller,
+    FilterQuery(query, metadata): FilterQuery<DeleteSessionsQuery>,
+) -> Result<Response, ApiError> {
+    let DeleteSessionsQuery { agent, dry_run } = query;
+    if agent.is_none() && metadata.is_empty() {
+        let message =
+            "select the sessions: metadata.KEY=VALUE, agent=NAME; dry_run=true only counts them";
+        return Err(ApiError::bad_request("invalid_request", message));
+    }
+    let selected = |session: &SessionSummary| {
+        agent.as_ref().is_none_or(|agent| session.agent == *agent)
+            && session.metadata.includes(&metadata)
+            && caller.reaches(&session.agent)
+    };
+    let handle = |session: &SessionSummary| {
+        let handle = state.host.session(&session.id);
+        match caller.author() {
+            Some(author) => handle.by(author),
+            None => handle,
+        }
+    };
+    let mut query = SessionQuery::default().with(|query| query.limit = PAGE_LENGTH_MAX);
+    let mut count = 0;
+    loop {
+        let page = state.host.sessions(query.clone()).await?;
+        let Some(last) = page.last() else { break };
+        query.continue_after(last);
+        let selected = page.iter().filter(|session| selected(session));
+        if dry_run {
+            count += selected.count();
+            continue;
+        }
+        let sessions: Vec<_> = selected.map(handle).collect();
+        let deletions = futures::stream::iter(sessions);
+        let deletions =
+            deletions.map(|session: SessionHandle| async move { session.delete().await });
+        let mut deletions = deletions.buffer_unordered(DELETIONS_MAX);
+        while let Some(deleted) = deletions.next().await {
+            match deleted {
+                // What is not erased yet is erased later.
+                Ok(()) | Err(HostError::Journal(JournalError::NotErased)) => count += 1,
+                // Another request has deleted it.
+                Err(HostError::NoSuchSession(_) | HostError::SessionClosed) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(Json(json!({"count": count})).into_response())
 }
 
 #[derive(Debug, Deserialize)]

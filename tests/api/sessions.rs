@@ -196,3 +196,28 @@ async fn the_tools_of_an_agent_are_listed() {
     assert_eq!(service.get("/v1/tools?agent=nobody").await.error().1, "unknown_agent");
     assert_eq!(service.get("/v1/tools?agnet=x").await.error(), (400, "invalid_request".to_owned()));
 }
+
+#[tokio::test]
+async fn sessions_are_deleted_by_metadata_and_agent() {
+    let service = Service::start(json!({})).await;
+    for (id, customer) in [("a", "x y"), ("b", "x y"), ("c", "z")] {
+        let body = json!({"id": id, "metadata": {"customer": customer, "kind": "chat"}});
+        assert_eq!(service.post("/v1/sessions", body).await.status, 201);
+    }
+    let delete = async |query: &str| {
+        service.delete(&format!("/v1/sessions?metadata.customer=x%20y{query}")).await
+    };
+    for (query, count) in [("&dry_run=true", 2), ("&agent=other", 0), ("&metadata.kind=x", 0)] {
+        let answer = delete(query).await;
+        assert_eq!((answer.status, answer.json()), (200, json!({"count": count})), "{query}");
+    }
+    for query in ["", "?dry_run=true", "?metadata.=x", "?customer=z"] {
+        let refused = service.delete(&format!("/v1/sessions{query}")).await;
+        assert_eq!(refused.error(), (400, "invalid_request".to_owned()), "{query}");
+    }
+    assert_eq!(delete("&metadata.kind=chat").await.json(), json!({"count": 2}));
+    assert_eq!(delete("").await.json(), json!({"count": 0}));
+    let left = service.get("/v1/sessions").await.json();
+    assert_eq!(left["sessions"].as_array().unwrap().len(), 1, "{left}");
+    assert_eq!(service.delete("/v1/sessions?agent=default").await.json(), json!({"count": 1}));
+}

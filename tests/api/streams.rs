@@ -91,7 +91,7 @@ async fn after_any_event_the_remaining_events_are_the_same() {
         assert_eq!(reproducible_lines(&both), all, "after {id}");
     }
     for event in &live {
-        let is_state = ["tool_use", "tool_progress", "session_stats", "error"];
+        let is_state = ["tool_use", "tool_progress", "approval_decided", "session_stats", "error"];
         assert_eq!(event.id.is_none(), is_state.contains(&event.kind.as_str()), "{event:?}");
     }
 }

@@ -163,8 +163,8 @@ async fn a_hibernating_run_shows_what_it_waits_for_and_goes_on_when_it_is_decide
     let seen = within(live.until_events(|seen| ended_runs(seen) == 1)).await;
     let texts: String = seen.iter().filter_map(text).collect();
     assert_eq!(texts, "May I?Thanks.");
-    // It was running all the time, although it was not in memory.
-    assert_eq!(states(&seen).first(), Some(&("a", "running")));
+    // It was waiting all the time, although it was not in memory.
+    assert_eq!(states(&seen).first(), Some(&("a", "waiting")));
     served.shutdown().await;
 }
 

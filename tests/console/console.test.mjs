@@ -297,6 +297,42 @@ test("a run is steered through its approvals, and every view shows it", async ()
   await page.close();
 });
 
+test("what waits in all sessions is found and answered on one page", async () => {
+  broken.clear();
+  const chat = await openChat("inbox-1");
+  for (const id of ["inbox-1", "inbox-2"]) {
+    await api(host.base, "sessions", { id }).catch(() => {});
+    await api(host.base, `sessions/${id}/runs`, { input: "remember: x", wait: true });
+    await api(host.base, `sessions/${id}/runs`, { input: "Release 2.4 to staging" });
+  }
+  const page = await open(context, host.base);
+  await page.goto(url("#/approvals"));
+  const rows = page.locator("cs-approvals section");
+  await until(async () => (await rows.count()) === 4, "four questions");
+  assert.match(await page.locator("cs-approvals").innerText(), /4 calls wait, the oldest first\./u);
+  assert.match(await rows.first().innerText(), /inbox-1\s+default/u);
+  await page.waitForTimeout(150);
+  await shoot(page, "approvals-light");
+  // Something is typed while the page reads the list again.
+  const refund = page.locator('section[aria-label="refund in inbox-2"]');
+  await refund.locator("input").fill("not today");
+  await page.locator('section[aria-label="deploy in inbox-1"]').getByRole("button", { name: "Approve" }).click();
+  await until(async () => (await rows.count()) === 3, "one is answered");
+  // The page of the session sees the decision.
+  await chat.waitForSelector('cs-call[data-state="ok"]:has-text("deploy")');
+  await refund.getByRole("button", { name: "Reject" }).click();
+  await until(async () => (await rows.count()) === 2, "two are answered");
+  for (const name of ["refund in inbox-1", "deploy in inbox-2"]) {
+    await page.locator(`section[aria-label="${name}"]`).getByRole("button", { name: "Approve" }).click();
+  }
+  await page.getByText("Nothing waits.").waitFor();
+  await chat.waitForSelector(`${lastRun}[data-end="answered"]`);
+  for (const tab of [page, chat]) {
+    await assertClean(tab);
+    await tab.close();
+  }
+});
+
 for (const colorScheme of ["light", "dark"]) {
   test(`every view is accessible in ${colorScheme}`, async () => {
     const themed = await browser.newContext({ viewport: { width: 1280, height: 800 }, colorScheme });
@@ -311,6 +347,7 @@ for (const colorScheme of ["light", "dark"]) {
       ["empty", `#/s/empty-${colorScheme}/chat`, "cs-chat .empty"],
       ["tools", "#/tools", ".tools tbody tr"],
       ["models", "#/models", ".model"],
+      ["approvals", "#/approvals", "cs-approvals [role=status]:not(:empty)"],
     ];
     for (const [name, route, ready] of views) {
       await page.goto(url(route));
@@ -542,6 +579,10 @@ test("steering, the queue, stops, images and a fork", async () => {
   await page.fill("#prompt", "the next one");
   await page.getByRole("button", { name: "Queue" }).click();
   await until(async () => /the next one/u.test(await page.locator(".queue").innerText()), "the queue");
+  await page.fill("#prompt", "a mistake");
+  await page.getByRole("button", { name: "Queue" }).click();
+  await page.getByRole("button", { name: "Take back: a mistake" }).click();
+  await until(async () => !/a mistake/u.test(await page.locator(".queue").innerText()), "the mistake is gone");
   gate("steering").open();
   await until(async () => (await page.locator('.run[data-end="answered"]').count()) === 2, "both runs");
   assert.equal(await page.locator(".queue").isHidden(), true);

@@ -349,6 +349,9 @@ test("a child session nests below the call that started it", () => {
     timeline.openQuestions.map((own) => [own.call.name, own.session]),
     [["pay", "sub_1"]],
   );
+  // Another client has decided.
+  timeline.applyChild(child("approval_decided", { tool_id: "t1a1c0", phase: "before", verdict: "approved" }));
+  assert.deepEqual(timeline.openQuestions, []);
   assert.equal(
     timeline.applyChild(child("stream_start", { parent_tool_id: "t9a1c0", session_id: "sub_2" })),
     false,
@@ -452,5 +455,15 @@ test("an input that starts leaves the queue, whether its event or its records co
       assert.equal(timeline.queued.length, waits ? 1 : 0, `${order} at ${step}`);
     }
     assert.equal(timeline.runs.get("run_2").input, "next", `${order}`);
+  }
+  const removals = {
+    record: (timeline) => timeline.fold({ seq: 22, time: 1202, type: "input_removed", run_id: "run_2" }),
+    event: (timeline) => timeline.apply({ ...of(0, "input_removed", { waiting: 0 }), run_id: "run_2" }),
+  };
+  for (const [name, remove] of Object.entries(removals)) {
+    const timeline = new Timeline("s");
+    timeline.fold(queued);
+    remove(timeline);
+    assert.deepEqual([timeline.queued.length, timeline.runs.size], [0, 0], name);
   }
 });

@@ -17,3 +17,4 @@ mod hibernation;
 mod large;
 mod restart;
 mod sqlite;
+mod versions;

@@ -9,6 +9,7 @@ use axum::Router;
 use axum::response::{IntoResponse, Response};
 use callsheet::SessionState;
 use callsheet::record::Record;
+use callsheet::types::WaitPhase;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -181,11 +182,17 @@ async fn all_open_approvals_are_found_asleep_and_after_restarts_until_they_are_d
     let mut served = directory.start("idle_after = \"50ms\"", asking).await;
     for session in ["s", "t"] {
         served.open(session).await;
-        served.begin(session, json!({"input": "go"})).await;
+        let body = json!({"input": "go", "metadata": {"customer": format!("of {session}")}});
+        served.begin(session, body).await;
         let asks = |s: &Value| s["current_run"]["approvals"][1].is_object();
-        served.until_snapshot(session, asks).await;
+        let snapshot = served.until_snapshot(session, asks).await;
+        assert_eq!(
+            (&snapshot["state"], &snapshot["approvals_open"]),
+            (&json!("waiting"), &json!(2))
+        );
     }
     served.asleep().await;
+    served.open("other").await;
     let inbox = async |served: &HostServer, query: &str| {
         let answer = served.get(&format!("/v1/approvals{query}")).await;
         assert_eq!(answer.status, 200, "{answer:?}");
@@ -199,13 +206,38 @@ async fn all_open_approvals_are_found_asleep_and_after_restarts_until_they_are_d
         (&open[0]["arguments"]["id"], &open[0]["agent_path"]),
         (&json!("a"), &json!(["default"]))
     );
-    assert_eq!(served.host.counts().awake, 0, "no session is woken");
+    assert_eq!(served.host.counts().awake, 1, "no session is woken");
+    let listed = async |query: &str| {
+        let page = served.get(&format!("/v1/sessions{query}")).await.json();
+        let row = |s: &Value| (s["id"].clone(), s["state"].clone(), s["approvals_open"].clone());
+        page["sessions"].as_array().unwrap().iter().map(row).collect::<Vec<_>>()
+    };
+    let waits = |id: &str| (json!(id), json!("waiting"), json!(2));
+    assert_eq!(listed("?state=waiting").await, [waits("s"), waits("t")]);
+    assert_eq!(listed("?state=waiting&after=s&limit=1").await, [waits("t")]);
+    assert_eq!(listed("?state=running").await, [waits("s"), waits("t")]);
+    assert_eq!(listed("").await.len(), 3);
+    let metrics = served.get("/metrics").await.body;
+    for series in [
+        "callsheet_runs_open{state=\"running\"} 0",
+        "callsheet_runs_open{state=\"waiting\"} 2",
+        "callsheet_runs_open{state=\"sleeping\"} 0",
+        "callsheet_sessions{state=\"waiting\"} 2",
+        "callsheet_sessions{state=\"running\"} 0",
+        "callsheet_sessions{state=\"idle\"} 1",
+        "callsheet_sessions{state=\"hibernated\"} 0",
+    ] {
+        assert!(metrics.contains(&format!("\n{series}\n")), "{series}: {metrics}");
+    }
+    let of_t = inbox(&served, "?metadata.customer=of%20t&limit=1").await;
+    assert_eq!(of_t["approvals"], json!([open[2]]));
+    assert_eq!(inbox(&served, "?metadata.customer=x").await["approvals"], json!([]));
     // By pages of three.
     let first = inbox(&served, "?limit=3").await;
     let rest = inbox(&served, &format!("?after={}", first["next"].as_str().unwrap())).await;
     assert_eq!((&first["approvals"][2], &rest["approvals"][0]), (&open[2], &open[3]));
     assert_eq!(inbox(&served, "?agent=nobody").await["approvals"], json!([]));
-    for wrong in ["limit=0", "after=x", "state=running"] {
+    for wrong in ["limit=0", "after=x", "state=running", "metadata.=x"] {
         assert_eq!(served.get(&format!("/v1/approvals?{wrong}")).await.status, 400, "{wrong}");
     }
     // After a crash, and with a host that resumes nothing.
@@ -420,6 +452,39 @@ async fn a_run_whose_last_tool_ends_during_a_shutdown_is_kept_for_its_approval()
 }
 
 #[tokio::test]
+async fn a_call_that_was_just_approved_and_asks_a_question_is_not_killed_by_a_shutdown() {
+    let asking = "[tools.asks]\napproval = \"before\"\n";
+    let script = json!({"responses": [{"calls": [call("asks", "a")]}, {"text": ["Done."]}]});
+    let (directory, served) = service(script, asking).await;
+    served.begin("s", json!({"input": "go"})).await;
+    let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
+    let waiting = served.until_snapshot("s", asks).await;
+    let session = served.host.session(&crate::host_directory::id("s"));
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
+    let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), approve).await;
+    assert_eq!(decided.status, 200, "{decided:?}");
+    // The tool may be about to ask, or its question may be open: it gets its answer within the grace period.
+    let answering = async {
+        loop {
+            let open = session.approvals().await.unwrap_or_default();
+            match open.into_iter().find(|open| open.approval.phase == WaitPhase::Input) {
+                Some(question) => break question.approve().await.unwrap(),
+                None => tokio::time::sleep(std::time::Duration::from_millis(1)).await,
+            }
+        }
+    };
+    let ((), ()) = tokio::join!(served.shutdown(), within(answering));
+    let log = ["start a", "answer Accepted(Null)", "end a"];
+    assert_eq!(directory.control.log(), log);
+    let served = directory.start("", asking).await;
+    served.until_snapshot("s", is_idle).await;
+    assert_eq!(run_ends(&directory, "s"), ["answered"]);
+    assert_eq!(directory.control.log(), log);
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
 async fn a_call_for_the_client_is_kept_over_a_shutdown() {
     let open_file = json!({"name": "open_file", "arguments": {"path": "a.txt"}});
     let script = json!({"responses": [{"calls": [open_file]}, {"text": ["Done."]}]});
@@ -496,6 +561,49 @@ async fn a_suspended_run_can_be_stopped() {
         served.shutdown().await;
         directory.verify();
     }
+}
+
+#[tokio::test]
+async fn an_input_that_was_taken_back_stays_away_after_a_crash() {
+    let (directory, served) = service(hanging_script(), "").await;
+    let path = "/v1/sessions/s/runs";
+    let input = |text: &str| json!({"input": text, "queue": true});
+    let first = served.begin("s", json!({"input": "go"})).await;
+    directory.model.wait_for_gate("middle").await;
+    let mut queued = Vec::new();
+    for text in ["one", "two"] {
+        let accepted = served.post_keyed(path, text, &input(text)).await;
+        queued.push(accepted.json()["run_id"].as_str().unwrap().to_owned());
+    }
+    let of_queue = |run: &str| format!("/v1/sessions/s/queue/{run}");
+    assert_eq!(served.delete(&of_queue(&queued[0])).await.status, 204);
+    served.crash().await;
+
+    let served = directory.start("", MANUAL).await;
+    let snapshot = served.snapshot("s").await;
+    assert_eq!(snapshot["queued"].as_array().unwrap().len(), 1, "{snapshot}");
+    assert_eq!(snapshot["queued"][0]["input"], "two");
+    assert_eq!(served.delete(&of_queue(&queued[1])).await.status, 204, "the run is suspended");
+    for (run, expected) in [
+        (&*queued[0], (404, "no_such_input".to_owned())),
+        ("run_0", (404, "no_such_input".to_owned())),
+        (&*first, (409, "already_started".to_owned())),
+    ] {
+        assert_eq!(served.delete(&of_queue(run)).await.error(), expected, "{run}");
+    }
+    for text in ["one", "two"] {
+        let again = served.post_keyed(path, text, &input(text)).await;
+        assert_eq!(again.error(), (409, "input_removed".to_owned()));
+    }
+    let shown = served.get(&format!("{path}/{}", queued[0])).await;
+    assert_eq!(shown.error(), (409, "input_removed".to_owned()));
+    let stop = json!({"mode": "now", "queue": true});
+    assert_eq!(served.post("/v1/sessions/s/stop", stop).await.status, 202);
+    let after = served.until_snapshot("s", is_idle).await;
+    assert_eq!(inputs(&after), ["go"]);
+    assert_eq!(served.run("s", "new").await["run_end"], "answered");
+    served.shutdown().await;
+    directory.verify();
 }
 
 #[tokio::test]

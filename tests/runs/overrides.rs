@@ -50,7 +50,7 @@ async fn limits_tools_and_stream_are_overridden_for_one_run_only() {
     let requests = world.requests();
     let tools = |at: usize| requests[at].body["tools"].as_array().map_or(0, Vec::len);
     // Each request also has `read_var`.
-    assert_eq!((tools(0), tools(2)), (2, 8));
+    assert_eq!((tools(0), tools(2)), (2, 9));
     assert_ne!(requests[0].body["stream"], true);
     assert_eq!(requests[2].body["stream"], true);
 }
@@ -83,7 +83,7 @@ async fn a_run_may_exceed_its_agent_only_if_overrides_may_raise() {
     let more = json!({"execution": "parallel:5", "tools": ["*"], "limits": {"max_turns": 0}});
     let report = within(world.session.run(request_with(more))).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::Answered);
-    assert_eq!(world.requests()[0].body["tools"].as_array().map(Vec::len), Some(8));
+    assert_eq!(world.requests()[0].body["tools"].as_array().map(Vec::len), Some(9));
 }
 
 #[tokio::test]

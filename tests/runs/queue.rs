@@ -3,7 +3,7 @@
 
 use crate::client::{HttpConnection, Service, post};
 use crate::support::tools::{CallControl, registry};
-use crate::support::{World, events, within, world};
+use crate::support::{World, events, until_event, within, world};
 use callsheet::record::StopMode;
 use callsheet::runtime::{HostError, RunRequest};
 use callsheet::types::RunEnd;
@@ -114,7 +114,7 @@ async fn overrides_apply_only_to_their_queued_run() {
     }
     let tools = world.requests().into_iter().map(|r| r.body["tools"].as_array().map(Vec::len));
     // Each request also has `read_var`.
-    assert_eq!(tools.collect::<Vec<_>>(), [Some(8), Some(2), Some(8)]);
+    assert_eq!(tools.collect::<Vec<_>>(), [Some(9), Some(2), Some(9)]);
 }
 
 #[tokio::test]
@@ -271,4 +271,57 @@ async fn deleting_the_session_ends_queued_http_requests() {
     let events = watching.response().events();
     assert_eq!(events.len(), 1, "{events:#?}");
     assert_eq!((events[0].0.as_str(), &events[0].1["code"]), ("error", &json!("session_closed")));
+}
+
+#[tokio::test]
+async fn a_queued_input_is_taken_back() {
+    let world = pausing_world(["Three."]).await;
+    let session = &world.session;
+    let first = session.start_run("a").await.expect("a run");
+    world.model.wait_for_gate("first").await;
+    let key = || Some(callsheet::record::RequestKey::new("k", "b"));
+    let second = || queued("b").with(|run| run.request_key = key());
+    let waits = session.start_run(second()).await.expect("room");
+    let repeated = session.start_run(second()).await.expect("the same run");
+    let third = session.start_run(queued("c")).await.expect("room");
+    let removed = waits.run_id.clone();
+    session.remove_input(&removed).await.expect("it is queued");
+
+    // Whoever waits for the run learns that it does not start, and no run starts for its key.
+    assert_eq!(within(waits.report).await.unwrap_err(), HostError::InputRemoved);
+    assert_eq!(within(repeated.report).await.unwrap_err(), HostError::InputRemoved);
+    assert_eq!(session.start_run(second()).await.unwrap_err(), HostError::InputRemoved);
+    let mut events = waits.events;
+    until_event(&mut events, |event| event["type"] == "input_removed" && event["waiting"] == 1)
+        .await;
+    assert!(world.host.telemetry().render().contains("\ncallsheet_queued_inputs 1\n"));
+
+    let refused = |run| async move { session.remove_input(run).await.unwrap_err() };
+    assert_eq!(refused(&removed).await, HostError::NoSuchInput);
+    assert_eq!(refused(&first.run_id).await, HostError::AlreadyStarted);
+    world.model.open_gate("first");
+    assert_eq!(within(first.report).await.expect("a report").text, "One.");
+    assert_eq!(within(third.report).await.expect("a report").text, "Three.");
+    assert_eq!(refused(&third.run_id).await, HostError::AlreadyStarted);
+    let runs = session.runs().await.expect("the runs");
+    assert!(runs.iter().all(|run| run.run_id != removed), "{runs:#?}");
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn a_stop_takes_the_queue_back_on_request() {
+    let world = pausing_world(["Later."]).await;
+    let first = world.session.start_run("a").await.expect("a run");
+    world.model.wait_for_gate("first").await;
+    let second = world.session.start_run(queued("b")).await.expect("room");
+    let third = world.session.start_run(queued("c")).await.expect("room");
+    world.session.stop_with_queue(StopMode::Now).await.expect("a stop");
+    assert_eq!(within(first.report).await.expect("a report").run_end, RunEnd::Stopped);
+    for run in [second, third] {
+        assert_eq!(within(run.report).await.unwrap_err(), HostError::InputRemoved);
+    }
+    world.until_idle().await;
+    let next = world.session.run("d").await.expect("a report");
+    assert_eq!(next.text, "Later.", "no queued run has asked the model");
+    world.assert_paired();
 }

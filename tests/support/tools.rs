@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
+use callsheet::tool::{Question, Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use parking_lot::{Condvar, Mutex};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -89,6 +89,8 @@ pub(crate) enum Behaviour {
     Panics,
     /// Fails.
     Fails,
+    /// Asks for consent at once.
+    Asks,
     /// Never returns, and ignores cancellation.
     Hangs,
 }
@@ -118,6 +120,10 @@ impl Tool for ControlledTool {
             Behaviour::Quick => {}
             Behaviour::Waits => self.control.released(&id).await,
             Behaviour::Blocks => self.control.block_until_released(&id),
+            Behaviour::Asks => {
+                let consent = Question::url("Sign in.", "https://example.com/in");
+                self.control.note(format!("answer {:?}", context.ask(consent).await?));
+            }
             Behaviour::Panics => panic!("on stage"),
             Behaviour::Fails => return Err(ToolError::new("it does not work")),
             Behaviour::Hangs => std::future::pending().await,
@@ -128,7 +134,7 @@ impl Tool for ControlledTool {
 }
 
 /// Makes a registry of tools with the argument `{id}`. `quick`, `waits`, `panics`, `fails` and `hangs`
-/// are pure; `writes` (quick) and `slow_write` (waits) have effects.
+/// are pure; `writes` (quick), `slow_write` (waits) and `asks` have effects.
 pub(crate) fn registry(control: &CallControl) -> ToolRegistry {
     let mut registry = ToolRegistry::new();
     let pure = |name: &str| ToolSpec::new::<TestInput>(name, "For a test.").pure();
@@ -140,6 +146,7 @@ pub(crate) fn registry(control: &CallControl) -> ToolRegistry {
         (pure("hangs"), Behaviour::Hangs),
         (ToolSpec::new::<TestInput>("writes", "For a test."), Behaviour::Quick),
         (ToolSpec::new::<TestInput>("slow_write", "For a test."), Behaviour::Waits),
+        (ToolSpec::new::<TestInput>("asks", "For a test."), Behaviour::Asks),
     ];
     for (spec, behaviour) in tools {
         let tool = ControlledTool { spec, behaviour, control: control.clone() };

@@ -352,6 +352,14 @@ pub struct SessionSummary {
     /// The client's pairs of strings.
     #[serde(skip_serializing_if = "Metadata::is_empty")]
     pub metadata: Metadata,
+    /// Number of approvals and questions that wait for a person, with those of the session's sub-agents. Engines do
+    /// not set it.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub approvals_open: usize,
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 impl SessionSummary {
@@ -360,7 +368,8 @@ impl SessionSummary {
     pub fn new(id: SessionId, agent: impl Into<String>) -> Self {
         let (state, seq) = (SessionState::Idle, Seq(0));
         let metadata = Metadata::default();
-        Self { id, agent: agent.into(), state, seq, opened: 0, touched: 0, number: 0, metadata }
+        let (agent, approvals_open) = (agent.into(), 0);
+        Self { id, agent, state, seq, opened: 0, touched: 0, number: 0, metadata, approvals_open }
     }
 
     /// Derives it from all stored entries of a session. `None` if they do not begin with the
@@ -378,6 +387,7 @@ impl SessionSummary {
             opened: first.time,
             touched: last.time,
             number: first.time,
+            approvals_open: 0,
         })
     }
 }
@@ -419,7 +429,7 @@ pub struct SessionQuery {
     pub after_number: Option<u64>,
     /// Maximum number of sessions. 0 means no limit.
     pub limit: usize,
-    /// Sessions in this state.
+    /// Sessions in this state. `Running` includes `Waiting`.
     pub state: Option<SessionState>,
     /// Sessions whose last record is older: Unix time in milliseconds.
     pub touched_before: Option<u64>,
@@ -487,7 +497,12 @@ impl SessionQuery {
     /// belong to the list, not to a session.
     #[must_use]
     pub fn matches(&self, session: &SessionSummary) -> bool {
-        self.state.is_none_or(|state| session.state == state)
+        let is_in = |state| match session.state {
+            // A session that waits for a person has a run in progress.
+            SessionState::Waiting => matches!(state, SessionState::Waiting | SessionState::Running),
+            own => own == state,
+        };
+        self.state.is_none_or(is_in)
             && self.touched_before.is_none_or(|time| session.touched < time)
             && (self.children || !is_child_session(&session.id))
     }

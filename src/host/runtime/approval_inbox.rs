@@ -3,14 +3,17 @@
 //! A session keeps its own list up to date while it is awake ([`ApprovalInbox::set`]), from its records. It stays the
 //! same while the session hibernates. When a host starts, the sessions with unfinished runs are read, and add theirs.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::host_ref::HostState;
 use super::snapshot::PendingApproval;
-use callsheet_values::types::{CallKey, RunId, SessionId};
+use crate::journal::JournalError;
+use callsheet_values::types::{CallKey, Metadata, RunId, SessionId};
 
 /// An approval, or a question of a tool, that waits for a person.
 ///
@@ -26,9 +29,27 @@ pub struct OpenApproval {
     pub root_session: SessionId,
     /// The names of the agents, from that of the topmost session down to that of this one.
     pub agent_path: Vec<Arc<str>>,
+    /// The pairs of strings of the run and its session.
+    pub metadata: Metadata,
     /// The call or its result, or the question.
     pub approval: PendingApproval,
 }
+
+/// A query of the open approvals of a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ApprovalQuery {
+    /// Approvals of this agent, or of sub-agents below it.
+    pub agent: Option<String>,
+    /// Approvals of runs that have all of these pairs, or whose session at the root has them.
+    pub metadata: Metadata,
+    /// Approvals after this position.
+    pub after: Option<ApprovalPosition>,
+    /// Maximum number of approvals. 0 means no limit.
+    pub limit: usize,
+}
+
+callsheet_values::impl_with!(ApprovalQuery);
 
 /// The position of an open approval in the list of all: its time, session and call.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,6 +80,11 @@ impl std::str::FromStr for ApprovalPosition {
 }
 
 impl OpenApproval {
+    /// Returns the session at the root, if it is another one.
+    fn root(&self) -> Option<&SessionId> {
+        Some(&self.root_session).filter(|root| **root != self.session)
+    }
+
     /// Returns its position in the list of all.
     #[must_use]
     pub fn position(&self) -> Option<ApprovalPosition> {
@@ -76,6 +102,8 @@ pub(super) struct ApprovalInbox(Mutex<Open>);
 struct Open {
     in_order: BTreeMap<ApprovalPosition, Arc<OpenApproval>>,
     by_session: BTreeMap<SessionId, BTreeSet<ApprovalPosition>>,
+    /// The number below each session at a root that is another session.
+    of_children: BTreeMap<SessionId, usize>,
 }
 
 impl ApprovalInbox {
@@ -83,10 +111,20 @@ impl ApprovalInbox {
     pub(super) fn set(&self, session: &SessionId, approvals: Vec<OpenApproval>) {
         let mut open = self.0.lock();
         for position in open.by_session.remove(session).unwrap_or_default() {
-            open.in_order.remove(&position);
+            let removed = open.in_order.remove(&position);
+            let Some(root) = removed.as_ref().and_then(|removed| removed.root()) else { continue };
+            if let Some(count) = open.of_children.get_mut(root) {
+                *count -= 1;
+                if *count == 0 {
+                    open.of_children.remove(root);
+                }
+            }
         }
         for approval in approvals {
             let Some(position) = approval.position() else { continue };
+            if let Some(root) = approval.root() {
+                *open.of_children.entry(root.clone()).or_default() += 1;
+            }
             let of_session = open.by_session.entry(session.clone()).or_default();
             of_session.insert(position.clone());
             open.in_order.insert(position, Arc::new(approval));
@@ -106,12 +144,84 @@ impl ApprovalInbox {
         rest.filter(|approval| filter(approval)).take(limit).cloned().collect()
     }
 
+    /// Returns the number of open approvals of a session, and of a session at the root with those of all its child
+    /// sessions.
+    pub(super) fn count_of(&self, session: &SessionId) -> usize {
+        let open = self.0.lock();
+        let own = open.by_session.get(session).map_or(0, BTreeSet::len);
+        own + open.of_children.get(session).unwrap_or(&0)
+    }
+
+    /// Returns whether a session itself has open approvals.
+    pub(super) fn has(&self, session: &SessionId) -> bool {
+        self.0.lock().by_session.contains_key(session)
+    }
+
+    /// Returns the number of sessions with open approvals.
+    pub(super) fn session_count(&self) -> usize {
+        self.0.lock().by_session.len()
+    }
+
+    /// Returns at most `limit` sessions with open approvals, in the order of their ids.
+    pub(super) fn sessions_after(&self, after: Option<&SessionId>, limit: usize) -> Vec<SessionId> {
+        let open = self.0.lock();
+        let from = after.map_or(Bound::Unbounded, |after| Bound::Excluded(after.clone()));
+        let sessions = open.by_session.range((from, Bound::Unbounded));
+        sessions.map(|(session, _)| session).take(limit).cloned().collect()
+    }
+
     /// Returns the number of open approvals, and the time of the oldest: Unix time in milliseconds.
     pub(super) fn count_and_oldest(&self) -> (usize, Option<u64>) {
         let open = self.0.lock();
         let oldest = open.in_order.first_key_value().map(|(position, _)| position.asked_at);
         (open.in_order.len(), oldest)
     }
+}
+
+/// Number of open approvals of one read with a filter by metadata.
+const FILTERED_PAGE: usize = 256;
+
+/// Returns the open approvals that match a query, the oldest first.
+pub(super) fn find(
+    shared: &HostState,
+    query: &ApprovalQuery,
+    filter: impl Fn(&OpenApproval) -> bool,
+) -> Result<Vec<Arc<OpenApproval>>, JournalError> {
+    let ApprovalQuery { agent, metadata, after, limit } = query;
+    let limit = if *limit == 0 { usize::MAX } else { *limit };
+    let inbox = &shared.approval_inbox;
+    let is_selected = |open: &OpenApproval| {
+        let is_of = |agent: &String| open.agent_path.iter().any(|name| **name == **agent);
+        agent.as_ref().is_none_or(is_of) && filter(open)
+    };
+    if metadata.is_empty() {
+        return Ok(inbox.page(after.as_ref(), limit, is_selected));
+    }
+    let (mut found, mut after) = (Vec::new(), after.clone());
+    // A run of a child session does not have the metadata of the session at the root.
+    let mut roots = BTreeMap::new();
+    while found.len() < limit {
+        let page = inbox.page(after.as_ref(), FILTERED_PAGE, &is_selected);
+        let Some(last) = page.last() else { break };
+        after = last.position();
+        for approval in page {
+            let mut matches = approval.metadata.includes(metadata);
+            if let Some(root) = approval.root().filter(|_| !matches) {
+                matches = match roots.entry(root.clone()) {
+                    Entry::Occupied(known) => *known.get(),
+                    Entry::Vacant(unknown) => {
+                        let stored = shared.journal.find(root)?;
+                        let has = stored.is_some_and(|root| root.metadata.includes(metadata));
+                        *unknown.insert(has)
+                    }
+                };
+            }
+            if matches && found.len() < limit {
+                found.push(approval);
+            }
+        }
+    }
+    Ok(found)
 }
 
 #[cfg(test)]

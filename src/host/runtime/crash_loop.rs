@@ -16,7 +16,7 @@ use super::error::HostError;
 use super::host_ref::HostRef;
 use super::message::SessionMessage;
 use super::task::blocking;
-use crate::journal::{Journal, JournalEntry, JournalError, unix_ms};
+use crate::journal::{Journal, JournalEntry, JournalError, restored, unix_ms};
 use callsheet_machines::session::pending_approvals;
 use callsheet_values::record::{Record, Seq};
 use callsheet_values::types::{SessionId, is_child_session};
@@ -91,6 +91,11 @@ impl CrashLoop {
         let stored = stored.and_then(|text| serde_json::from_str::<HostLives>(&text).ok());
         let mut lives = stored.unwrap_or_default();
         let last_started = lives.started;
+        // The hosts of the original say nothing of those of a copy.
+        if restored::is_waiting_copy(&*journal)? {
+            lives.end_loop();
+            lives.is_running = false;
+        }
         lives.begin(unix_ms());
         let of_host =
             Self { journal, last_started, lives: Mutex::new(lives), storing: Mutex::default() };
@@ -209,6 +214,7 @@ fn is_progress(record: &Record) -> bool {
             | Record::AttemptFailed { host_stopped: true, .. }
             | Record::CallIntended { .. }
             | Record::InputQueued { .. }
+            | Record::InputRemoved { .. }
             | Record::Steered { .. }
     )
 }
@@ -293,5 +299,19 @@ mod tests {
         assert_eq!(lives.alone, None);
         lives.begin(3);
         assert_eq!(lives.quarantined.len(), 1, "nothing was alone");
+    }
+
+    #[test]
+    fn the_crashes_of_the_original_of_a_copy_are_not_counted() {
+        for (is_copy, crashes) in [(false, 3), (true, 0)] {
+            let journal = Arc::new(crate::journal::MemoryJournal::new());
+            let lives = HostLives { is_running: true, crashes: 2, ..HostLives::default() };
+            journal.put_document(DOCUMENT, &serde_json::to_string(&lives).unwrap()).unwrap();
+            if is_copy {
+                journal.put_document("restored_copy", "waits").unwrap();
+            }
+            let begun = CrashLoop::begin(journal).unwrap();
+            assert_eq!(begun.lives.lock().crashes, crashes);
+        }
     }
 }

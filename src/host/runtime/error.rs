@@ -138,6 +138,15 @@ pub enum HostError {
     /// There is no run to steer.
     #[error("no run in progress")]
     NoRun,
+    /// No input of this run is queued.
+    #[error("no input of this run is queued")]
+    NoSuchInput,
+    /// The run whose input is to be taken back has started.
+    #[error("the run has started: stop it instead")]
+    AlreadyStarted,
+    /// The input was taken back from the queue, so its run does not start.
+    #[error("the input was taken back from the queue")]
+    InputRemoved,
     /// The input is blank.
     #[error("the input is empty")]
     EmptyInput,
@@ -215,6 +224,9 @@ impl From<SessionRefusal> for HostError {
             SessionRefusal::NotSuspended => Self::NotSuspended,
             SessionRefusal::RunInProgress => Self::RunInProgress,
             SessionRefusal::NoRun => Self::NoRun,
+            SessionRefusal::NoSuchInput => Self::NoSuchInput,
+            SessionRefusal::AlreadyStarted => Self::AlreadyStarted,
+            SessionRefusal::InputRemoved => Self::InputRemoved,
             SessionRefusal::EmptyInput => Self::EmptyInput,
             SessionRefusal::QueueFull(max) => Self::QueueFull(max),
             SessionRefusal::TooLarge(max) => Self::SessionTooLarge(max),
@@ -232,7 +244,7 @@ pub enum ErrorKind {
     Config,
     /// The request is wrong: the same request fails again.
     InvalidRequest,
-    /// The session, record, event, call, result or approval does not exist.
+    /// The session, record, event, input, call, result or approval does not exist.
     NotFound,
     /// The request does not fit the session's state.
     Conflict,
@@ -285,6 +297,7 @@ impl HostError {
             Self::NoSuchSession(_)
             | Self::NoSuchRecord { .. }
             | Self::NoSuchResult(_)
+            | Self::NoSuchInput
             | Self::UnknownEventId { .. }
             | Self::Approval(ApprovalError::NoSuchApproval)
             | Self::ClientResult(ClientResultError::NoSuchCall)
@@ -293,6 +306,8 @@ impl HostError {
             | Self::AgentGone(_)
             | Self::RunInProgress
             | Self::NoRun
+            | Self::AlreadyStarted
+            | Self::InputRemoved
             | Self::Suspended
             | Self::NotSuspended
             | Self::ClientResult(_)
@@ -328,6 +343,9 @@ impl HostError {
             Self::QueueFull(_) => "queue_full",
             Self::SessionTooLarge(_) => "session_too_large",
             Self::NoRun => "no_run",
+            Self::NoSuchInput => "no_such_input",
+            Self::AlreadyStarted => "already_started",
+            Self::InputRemoved => "input_removed",
             Self::RunInProgress => "run_in_progress",
             Self::InvalidOverride(_) => "limit_too_high",
             Self::UnknownTool(_) | Self::UnknownToolChoice { .. } => "unknown_tool",

@@ -79,6 +79,8 @@ pub(super) struct Gauges {
     pub(super) runs: Gauge,
     /// Runs that calls of agents have started.
     pub(super) child_runs: Gauge,
+    /// Runs of awake sessions, approvals or questions of which wait for a person.
+    pub(super) waiting_runs: Gauge,
     /// Inputs that wait for the run before them.
     pub(super) queued_inputs: Gauge,
     /// Actors of runs (streams, accumulators, tool supervisors) and of running calls.

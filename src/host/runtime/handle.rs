@@ -141,7 +141,8 @@ impl SessionHandle {
     /// It does not show whether the session exists.
     #[must_use]
     pub fn state(&self) -> SessionState {
-        self.host_ref.shared.index.state(&self.id)
+        let shared = &self.host_ref.shared;
+        shared.with_wait(&self.id, shared.index.state(&self.id))
     }
 
     /// Returns the request of the newest attempt of a turn, if the host has kept it.
@@ -481,9 +482,52 @@ impl SessionHandle {
     /// # Errors
     /// If the session is closed.
     pub async fn stop(&self, mode: StopMode) -> Result<(), HostError> {
-        let stop = |reply| SessionMessage::Stop { mode, author: self.author.clone(), reply };
+        self.stop_by(mode, false).await
+    }
+
+    /// Does the same as [`Self::stop`], and takes back all queued inputs as [`Self::remove_input`] does.
+    ///
+    /// # Errors
+    /// If the session is closed.
+    pub async fn stop_with_queue(&self, mode: StopMode) -> Result<(), HostError> {
+        self.stop_by(mode, true).await
+    }
+
+    async fn stop_by(&self, mode: StopMode, queue: bool) -> Result<(), HostError> {
+        let author = || self.author.clone();
+        let stop = |reply| SessionMessage::Stop { mode, queue, author: author(), reply };
         let (seq, awake_session) = self.host_ref.request(&self.id, stop).await?;
         self.wait_durable(seq, &awake_session).await.map(drop)
+    }
+
+    /// Takes back the input of a queued run: the run does not start, and whoever waits for it gets
+    /// [`HostError::InputRemoved`]. Returns when that is durable.
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::{HostError, prelude::*};
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// let first = session.start_run("Count to a million.").await?;
+    /// let second = session.start_run(RunRequest::from("Say goodbye.").queued()).await?;
+    /// session.remove_input(&second.run_id).await?;
+    /// assert_eq!(second.report.await.err(), Some(HostError::InputRemoved));
+    /// first.report.await?;
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// If no input of this run is queued, the run has started, or the session is closed.
+    pub async fn remove_input(&self, run_id: &RunId) -> Result<(), HostError> {
+        let remove = |reply| {
+            let (run_id, author) = (run_id.clone(), self.author.clone());
+            SessionMessage::RemoveInput { run_id, author, reply }
+        };
+        let (seq, awake_session) = self.host_ref.request(&self.id, remove).await?;
+        self.wait_durable(seq?, &awake_session).await.map(drop)
     }
 
     /// Resumes a run that the end of its host interrupted, when the journal's `resume` is `manual`.

@@ -298,7 +298,9 @@ impl HostEvents {
     }
 
     fn live_state(&self, session: &SessionId) -> Option<SessionState> {
-        Some(self.host_ref.shared.index.awake(session)?.activity.state())
+        let shared = &self.host_ref.shared;
+        let state = shared.index.awake(session)?.activity.state();
+        Some(shared.with_wait(session, state))
     }
 
     fn find(

@@ -159,6 +159,17 @@ impl HostState {
         self.index.release_slot(id);
     }
 
+    /// Returns the state of a session that is `state` by its run: `Waiting` instead of `Running` if approvals are open.
+    pub(super) fn with_wait(&self, id: &SessionId, state: SessionState) -> SessionState {
+        let waits = state == SessionState::Running && self.approval_inbox.has(id);
+        if waits { SessionState::Waiting } else { state }
+    }
+
+    /// Notifies the clients that list sessions of the new state of a session.
+    pub(super) fn publish_state(&self, id: &SessionId, state: SessionState) {
+        self.session_states.changed(id, self.with_wait(id, state));
+    }
+
     /// Returns the milliseconds since the host started.
     pub(super) fn clock_ms(&self) -> u64 {
         callsheet_values::types::millis(self.started.elapsed())
@@ -167,8 +178,7 @@ impl HostState {
     /// Updates the gauges that are cheap to compute.
     pub(super) fn update_counts(&self) {
         let metrics = self.telemetry.metrics();
-        let (awake, runs) = (self.gauges.awake.count(), self.gauges.runs.count());
-        let open = runs + self.gauges.child_runs.count();
+        let runs = self.gauges.runs.count();
         let limits = self.index.limits();
         metrics.host().set_limits(limits.awake, self.catalog.runs_max);
         metrics.journal().set_sessions(self.index.count(), limits.stored);
@@ -188,15 +198,30 @@ impl HostState {
         self.catalog.tool_servers.count_connections(|server, state, connections| {
             metrics.mcp_server(server, state, connections);
         });
-        let sessions = self.index.count();
-        metrics.set_session_count(SessionState::Running, open);
+    }
+
+    /// Updates the numbers of sessions and of open runs by state, which need every session that left an open run.
+    fn update_session_counts(&self) {
+        let metrics = self.telemetry.metrics();
+        let awake = self.gauges.awake.count();
+        let open = self.gauges.runs.count() + self.gauges.child_runs.count();
+        let sleeping_runs = self.index.unfinished_asleep();
+        let waiting = self.approval_inbox.session_count();
+        let waiting_awake = self.gauges.waiting_runs.count();
+        let running = open.saturating_sub(waiting_awake);
+        let sleeping = sleeping_runs.saturating_sub(waiting.saturating_sub(waiting_awake));
+        metrics.set_runs_open(running, waiting, sleeping);
+        let hibernated = self.index.count().saturating_sub(awake + sleeping_runs);
+        metrics.set_session_count(SessionState::Running, running + sleeping);
+        metrics.set_session_count(SessionState::Waiting, waiting);
         metrics.set_session_count(SessionState::Idle, awake.saturating_sub(open));
-        metrics.set_session_count(SessionState::Hibernated, sessions.saturating_sub(awake));
+        metrics.set_session_count(SessionState::Hibernated, hibernated);
     }
 
     /// Updates all gauges, also those that need the disk, the system or every awake session.
     pub(super) fn update_gauges(&self) {
         self.update_counts();
+        self.update_session_counts();
         let metrics = self.telemetry.metrics();
         metrics.host().set_watcher_queue(self.index.longest_watcher_queue());
         metrics.host().update();
@@ -313,7 +338,7 @@ impl HostRef {
     /// Wakes a session whose actor died, if its run is to continue now (`wake_now`) or a request waits.
     /// Otherwise the next request wakes it.
     pub(super) fn finish_restart(&self, id: &SessionId, wake_now: bool) {
-        let publish = |state| self.shared.session_states.changed(id, state);
+        let publish = |state| self.shared.publish_state(id, state);
         if self.shared.index.finish_restart(id, wake_now, publish) {
             self.wake(id);
         }

@@ -140,6 +140,12 @@ impl SessionIndex {
         self.count.load(Ordering::SeqCst)
     }
 
+    /// Returns the number of sessions that are not awake and have a run that has not ended, or an input that waits.
+    pub(super) fn unfinished_asleep(&self) -> usize {
+        let sessions = self.sessions.lock();
+        sessions.with_unfinished_run.iter().filter(|id| sessions.awake(id).is_none()).count()
+    }
+
     /// Returns the limits of the number of sessions.
     pub(super) fn limits(&self) -> SessionLimits {
         self.limits

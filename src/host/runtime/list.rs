@@ -26,6 +26,7 @@ fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummar
     let limit = if query.limit == 0 { usize::MAX } else { query.limit };
     let (stored_state, page_min) = match query.state {
         None => (None, 1),
+        Some(SessionState::Waiting) => return waiting(shared, &query),
         Some(SessionState::Idle) => return awake_and_idle(shared, &query),
         // The journal may know the end of a run a moment later than the session.
         Some(SessionState::Running) => (Some(SessionState::Running), 1),
@@ -100,6 +101,26 @@ fn number(shared: &HostState, id: &SessionId, session: &AwakeSession) -> Result<
     Ok(*known.get_or_init(|| stored.number))
 }
 
+/// Returns the sessions of which approvals are open. The journal does not know them.
+fn waiting(shared: &HostState, query: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
+    let limit = if query.limit == 0 { usize::MAX } else { query.limit };
+    let is_by_id = query.order == SessionOrder::Id;
+    let (mut found, mut after) = (Vec::new(), query.after.clone().filter(|_| is_by_id));
+    while found.len() < limit || !is_by_id {
+        let ids = shared.approval_inbox.sessions_after(after.as_ref(), PAGE_MAX);
+        let Some(last) = ids.last().cloned() else { break };
+        after = Some(last);
+        for id in ids {
+            if is_by_id && found.len() == limit {
+                break;
+            }
+            let stored = shared.journal.find(&id)?.map(|stored| summary(shared, stored));
+            found.extend(stored.filter(|summary| query.matches(summary)));
+        }
+    }
+    Ok(if is_by_id { found } else { query.select(found) })
+}
+
 fn summary(shared: &HostState, stored: SessionSummary) -> SessionSummary {
     let state = match shared.index.awake(&stored.id) {
         Some(awake_session) => awake_session.activity.state(),
@@ -107,5 +128,7 @@ fn summary(shared: &HostState, stored: SessionSummary) -> SessionSummary {
         None if stored.state == SessionState::Running => SessionState::Running,
         None => SessionState::Hibernated,
     };
-    SessionSummary { state, ..stored }
+    let state = shared.with_wait(&stored.id, state);
+    let approvals_open = shared.approval_inbox.count_of(&stored.id);
+    SessionSummary { state, approvals_open, ..stored }
 }

@@ -92,8 +92,10 @@ pub(super) enum SessionMessage {
     Hibernate { idle: Duration },
     /// A record could not be stored.
     JournalFailed { error: JournalError },
-    /// End the current run, if there is one.
-    Stop { mode: StopMode, author: Option<Author>, reply: ReplyPort<Seq> },
+    /// End the current run, if there is one. With `queue`, also take back all queued inputs.
+    Stop { mode: StopMode, queue: bool, author: Option<Author>, reply: ReplyPort<Seq> },
+    /// Take back the queued input of a run.
+    RemoveInput { run_id: RunId, author: Option<Author>, reply: ReplyPort<Result<Seq, HostError>> },
     /// The host shuts down: start no more turns. With `now`, also end the run at once.
     Interrupt { now: bool },
     /// Return a snapshot of the session.

@@ -136,7 +136,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
 pub use agent::AgentRules;
-pub use approval_inbox::{ApprovalPosition, OpenApproval};
+pub use approval_inbox::{ApprovalPosition, ApprovalQuery, OpenApproval};
 pub use call_by_hand::model_that_calls;
 pub use callsheet_machines::turn::BreakerState;
 pub use callsheet_values::event::StatsReport;
@@ -467,8 +467,8 @@ impl Host {
                 model.set_aside.read(&*opened)
             })?;
             let (session_count, unfinished) = find_unfinished_sessions(&*opened)?;
+            let crash_loop = CrashLoop::begin(Arc::clone(&opened))?;
             let resume = resume_of_journal(&*opened, resume, go_on, &unfinished)?;
-            let crash_loop = CrashLoop::begin(opened)?;
             let held = crash_loop.held(&unfinished);
             Ok::<_, JournalError>((session_count, unfinished, resume, crash_loop, held))
         };
@@ -829,19 +829,25 @@ impl Host {
         self.shared().crash_loop.quarantined()
     }
 
-    /// Returns the approvals and questions of all sessions that wait for a person, the oldest first: at most `limit`
-    /// after a position, and only those that pass the filter.
+    /// Returns the approvals and questions of all sessions that wait for a person, the oldest first: those that pass the
+    /// filter.
     ///
     /// From now on, approvals wait for an answer, and are not rejected for lack of a reader.
-    #[must_use]
-    pub fn open_approvals(
+    ///
+    /// # Errors
+    /// If the journal, which has the metadata of sessions, cannot be read.
+    pub async fn open_approvals(
         &self,
-        after: Option<&ApprovalPosition>,
-        limit: usize,
-        filter: impl Fn(&OpenApproval) -> bool,
-    ) -> Vec<Arc<OpenApproval>> {
+        query: ApprovalQuery,
+        filter: impl Fn(&OpenApproval) -> bool + Send + 'static,
+    ) -> Result<Vec<Arc<OpenApproval>>, HostError> {
         self.note_approvals_are_read();
-        self.shared().approval_inbox.page(after, limit, filter)
+        let host_ref = &self.inner.host_ref;
+        if query.metadata.is_empty() {
+            return Ok(approval_inbox::find(&host_ref.shared, &query, filter)?);
+        }
+        let shared = Arc::clone(&host_ref.shared);
+        Ok(host_ref.quick_read(move || approval_inbox::find(&shared, &query, filter)).await??)
     }
 
     /// Returns the configuration of the console.

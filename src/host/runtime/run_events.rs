@@ -260,6 +260,7 @@ impl RunEvent {
             Event::OfChild { event, .. } => Self::from_child(event, session),
             Event::RunStarted { .. }
             | Event::InputQueued { .. }
+            | Event::InputRemoved { .. }
             | Event::RunSteered { .. }
             | Event::TurnStarted
             | Event::CallOpened { .. }

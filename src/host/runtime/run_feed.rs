@@ -13,7 +13,7 @@ use super::host_ref::HostRef;
 use super::session_events::SessionEvents;
 use crate::journal::SessionLog;
 use crate::telemetry::{FeedItem, Subscription};
-use callsheet_values::event::{Event, EventId, PublishedEvent};
+use callsheet_values::event::{EventId, PublishedEvent};
 use callsheet_values::types::{RunId, SessionId};
 
 /// The events of a run up to its end. A reader that was too slow for the live events continues from the
@@ -76,7 +76,7 @@ impl RunFeed {
         }
         let next = self.read(live).await;
         self.has_ended = match &next {
-            Ok(event) => matches!(event.event, Event::RunEnded { .. }),
+            Ok(event) => event.event.is_last_of_run(),
             Err(_) => true,
         };
         next.map(Some)

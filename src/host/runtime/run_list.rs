@@ -131,6 +131,7 @@ fn add(runs: &mut Vec<ListedRun>, record: &Record, time: u64) {
                 run.error.clone_from(error);
             }
         }
+        Record::InputRemoved { run_id, .. } => runs.retain(|run| run.run_id != *run_id),
         // The queue stays with the session that was forked.
         Record::SessionForked { .. } => runs.retain(|run| run.state != RunState::Queued),
         Record::SessionOpened { .. }

@@ -52,10 +52,17 @@ pub struct SessionSnapshot {
     pub variables: Variables,
     /// The run in progress.
     pub current_run: Option<CurrentRun>,
+    /// Number of approvals and questions that wait for a person, with those of the session's sub-agents.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub approvals_open: usize,
     /// The inputs that wait for the run to end, in order.
     pub queued: Vec<QueuedInput>,
     /// The usage of all committed turns and of summaries.
     pub usage: Usage,
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 impl SessionSnapshot {

@@ -23,7 +23,6 @@ use crate::journal::{Breach, JournalError, SessionLog, open_run_id, unix_ms, ver
 use crate::telemetry::FeedItem;
 use callsheet_machines::session::{PastRun, StoredSession, past_run};
 use callsheet_machines::turn::{ApprovalDecision, check_repeated_decision};
-use callsheet_values::event::Event;
 use callsheet_values::record::{EventProjector, JournalEntry, Record, Seq};
 use callsheet_values::types::{
     Author, CallKey, FinishReason, RunId, SessionId, SessionState, is_child_session,
@@ -146,8 +145,7 @@ pub(super) async fn report(session: SessionHandle, run: RunId) -> Result<RunRepo
         }
         loop {
             match events.next().await {
-                Some(FeedItem::Event(published))
-                    if !matches!(published.event, Event::RunEnded { .. }) => {}
+                Some(FeedItem::Event(published)) if !published.event.is_last_of_run() => {}
                 Some(_) => break,
                 None => return Err(session.host_ref.shared.unavailable_error()),
             }
@@ -164,6 +162,10 @@ pub(super) async fn read_finished_report(
     let (shared, id, run) = (Arc::clone(&host_ref.shared), id.clone(), run.clone());
     let past = host_ref.read(move || {
         let entries = shared.journal.read(&id, Seq(0))?;
+        let is_removal = |entry: &JournalEntry| matches!(&entry.record, Record::InputRemoved { run_id, .. } if *run_id == run);
+        if entries.iter().any(is_removal) {
+            return Err(HostError::InputRemoved);
+        }
         let own = shared.catalog.agents.get(agent_name(&entries, &id)?);
         let session_rules_of = |overrides: &_| {
             own.map(|own| own.with_recorded_overrides(overrides).session_rules())

@@ -48,6 +48,7 @@ pub fn log(published: &PublishedEvent) {
             line!(info, published, waiting, "input_queued");
             line!(trace, published, input = &*input.text(), "run_input");
         }
+        Event::InputRemoved { waiting } => line!(info, published, waiting, "input_removed"),
         Event::RunSteered { input } => {
             line!(info, published, "run_steered");
             line!(trace, published, input = &*input.text(), "run_input");
@@ -220,6 +221,7 @@ fn call(published: &PublishedEvent) {
         }
         Event::RunStarted { .. }
         | Event::InputQueued { .. }
+        | Event::InputRemoved { .. }
         | Event::RunSteered { .. }
         | Event::RunWaiting { .. }
         | Event::ToolsChanged { .. }
@@ -288,7 +290,9 @@ fn approval_or_conflict(published: &PublishedEvent) {
             phase = request.phase.as_str(),
             "tool_approval_asked"
         );
-    } else if let Event::ApprovalGiven { call, phase, verdict, author, waited } = &published.event {
+    } else if let Event::ApprovalGiven { call, phase, verdict, message: _, author, waited } =
+        &published.event
+    {
         let (tool_id, tool_name, phase) = (call.key, &*call.name, phase.as_str());
         let (verdict, waited_ms) = (verdict.as_str(), millis(*waited));
         let author = author.as_ref().map(Author::as_str);

@@ -513,7 +513,9 @@ metric_table! {
         RUNS: Counter, Count, ["run_end"], "callsheet_runs_total",
             "Runs that ended, by run end.";
         SESSIONS: Gauge, Count, ["state"], "callsheet_sessions",
-            "Open sessions by state. `hibernated`: not in memory, also those whose run waits for people.";
+            "Sessions by state, as `GET /v1/sessions` lists them. `hibernated`: not in memory, and without a run.";
+        RUNS_OPEN: Gauge, Count, ["state"], "callsheet_runs_open",
+            "Runs that have not ended, also of sessions that are not in memory. `waiting`: an approval or a question is open; `sleeping`: not in memory, and none is open.";
         SPANS: Counter, Count, ["result"], "callsheet_spans_total",
             "Trace spans by result: exported, failed (the collector rejected them) or dropped (the queue was full).";
         BUILD_INFO: Gauge, Count, ["version"], "callsheet_build_info",

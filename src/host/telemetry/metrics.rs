@@ -46,6 +46,7 @@ pub struct Metrics {
     console: ConsoleMetrics,
 
     sessions: Vec<(SessionState, Gauge)>,
+    runs_open: [Gauge; 3],
     tools: PerTool,
     models: PerName<RequestHandles>,
     overflows: PerName<Counter>,
@@ -108,6 +109,8 @@ impl Metrics {
             host: HostMetrics::register(&recorder, &[]),
             console: ConsoleMetrics::register(&recorder, &[]),
             sessions: SessionState::ALL.into_iter().map(session_count).collect(),
+            runs_open: ["running", "waiting", "sleeping"]
+                .map(|state| table::RUNS_OPEN.series(&recorder, &[("state", state)])),
             tools: PerTool::new(&recorder, tools),
             models: PerName::default(),
             overflows: PerName::default(),
@@ -181,6 +184,7 @@ impl Metrics {
             Event::TextReceived { .. }
             | Event::ThinkingReceived { .. }
             | Event::InputQueued { .. }
+            | Event::InputRemoved { .. }
             | Event::RunStarted { .. }
             | Event::RunWaiting { .. }
             | Event::ToolsChanged { .. }
@@ -310,6 +314,14 @@ impl Metrics {
     /// Sets the number of open sessions in a state.
     pub fn set_session_count(&self, state: SessionState, count: usize) {
         if let Some((_, gauge)) = self.sessions.iter().find(|(known, _)| *known == state) {
+            gauge.set(count as f64);
+        }
+    }
+
+    /// Sets the numbers of runs that have not ended: those in memory of which no approval is open, those of which one is
+    /// open, and the others.
+    pub fn set_runs_open(&self, running: usize, waiting: usize, sleeping: usize) {
+        for (gauge, count) in self.runs_open.iter().zip([running, waiting, sleeping]) {
             gauge.set(count as f64);
         }
     }

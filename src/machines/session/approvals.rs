@@ -47,6 +47,7 @@ pub fn pending_approvals<'a>(
             | Record::ToolsFrozen { .. }
             | Record::Compacted { .. }
             | Record::InputQueued { .. }
+            | Record::InputRemoved { .. }
             | Record::RunStarted { .. }
             | Record::Instructed { .. }
             | Record::RunEnded { .. }

@@ -38,6 +38,8 @@ pub struct SeenRequest {
 pub enum RequestEffect {
     /// The request started or queued this run.
     Run(RunId),
+    /// The request queued this run, whose input was taken back.
+    Removed(RunId),
     /// The request steered the current run.
     Steered,
 }
@@ -55,6 +57,15 @@ impl IdempotencyKeys {
         match self.seen.get(key) {
             Some(seen) if seen.digest != *digest => Err(SessionRefusal::KeyReused),
             seen => Ok(seen),
+        }
+    }
+
+    /// Remembers that the input of this queued run was taken back.
+    pub(super) fn remove_run(&mut self, run: &RunId) {
+        for seen in self.seen.values_mut() {
+            if seen.effect == RequestEffect::Run(run.clone()) {
+                seen.effect = RequestEffect::Removed(run.clone());
+            }
         }
     }
 

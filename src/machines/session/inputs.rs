@@ -11,7 +11,7 @@ use super::run_machine::RunAnswer;
 use crate::turn::{CancelReason, CommittedTurn};
 use callsheet_values::config::OnShutdown;
 use callsheet_values::record::{Record, RequestKey, Seq, StopMode};
-use callsheet_values::types::{Author, CallKey, Content, RunError};
+use callsheet_values::types::{Author, CallKey, Content, RunError, RunId};
 
 impl Session {
     /// Adds an input to the current run. It stands in the history after the turn in progress or the open initial
@@ -59,6 +59,41 @@ impl Session {
         self.record(vec![Record::StopAsked { mode, authored_by: author }]);
         if mode == StopMode::Now && !self.suspended && !self.waits_before_turn() {
             self.outbox.push_back(SessionEffect::CancelTurn(reason));
+        }
+    }
+
+    /// Takes back the input of a queued run, which then does not start. The caller that waits for the run is refused.
+    ///
+    /// # Errors
+    /// If no input of this run is queued: the run has started, or there is none.
+    pub fn handle_remove_input(
+        &mut self,
+        run_id: &RunId,
+        author: Option<Author>,
+    ) -> Result<(), SessionRefusal> {
+        self.check_open()?;
+        if !self.queue.iter().any(|queued| queued.run_id == *run_id) {
+            let is_current = self.run.as_ref().is_some_and(|run| run.id == *run_id);
+            return Err(if is_current || self.references.has_run_end(run_id) {
+                SessionRefusal::AlreadyStarted
+            } else {
+                SessionRefusal::NoSuchInput
+            });
+        }
+        let run_id = run_id.clone();
+        let record = Record::InputRemoved { run_id: run_id.clone(), authored_by: author };
+        self.record(vec![record]);
+        let reason = SessionRefusal::InputRemoved;
+        self.outbox.push_back(SessionEffect::RunRefused { run_id, reason });
+        Ok(())
+    }
+
+    /// Takes back all queued inputs.
+    pub fn handle_remove_inputs(&mut self, author: Option<&Author>) {
+        let runs: Vec<_> = self.queue.iter().map(|queued| queued.run_id.clone()).collect();
+        for run_id in &runs {
+            // A session that closes has no queue.
+            let _ = self.handle_remove_input(run_id, author.cloned());
         }
     }
 

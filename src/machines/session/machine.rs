@@ -326,6 +326,14 @@ impl Session {
                     author: authored_by.clone(),
                 });
             }
+            Record::InputRemoved { run_id, .. } => {
+                let queued = self.queue.iter().position(|queued| queued.run_id == *run_id);
+                let at = queued.ok_or_else(|| format!("no input of run {run_id} is queued"))?;
+                self.queue.remove(at);
+                self.keys.remove_run(run_id);
+                // Nothing is left to go on with.
+                self.suspended &= self.run.is_some() || !self.queue.is_empty();
+            }
             Record::RunStarted {
                 run_id,
                 input,
@@ -594,6 +602,12 @@ pub enum SessionRefusal {
     RunInProgress,
     /// No run is in progress.
     NoRun,
+    /// No input of this run is queued.
+    NoSuchInput,
+    /// The run whose input is to be taken back has started.
+    AlreadyStarted,
+    /// The input of the run was taken back.
+    InputRemoved,
     /// The input is empty.
     EmptyInput,
     /// This maximum of inputs waits already, queued or for the next turn.

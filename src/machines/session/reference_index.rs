@@ -36,6 +36,10 @@ impl ReferenceIndex {
         self.run_ends.insert(run.clone(), seq);
     }
 
+    pub(super) fn has_run_end(&self, run: &RunId) -> bool {
+        self.run_ends.contains_key(run)
+    }
+
     /// Returns the newest runs that have ended, at most `count`, in their order.
     pub(super) fn newest_runs(&self, count: usize) -> Vec<RunId> {
         let mut runs: Vec<_> = self.run_ends.iter().map(|(run, seq)| (*seq, run)).collect();

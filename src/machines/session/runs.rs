@@ -32,10 +32,13 @@ impl Session {
     ) -> Result<RunAdmission, SessionRefusal> {
         self.check_open()?;
         if let Some(seen) = self.keys.find(request_key)? {
-            let RequestEffect::Run(run_id) = &seen.effect else {
-                return Err(SessionRefusal::KeyReused);
+            return match &seen.effect {
+                RequestEffect::Run(run_id) => {
+                    Ok(RunAdmission::Known { run_id: run_id.clone(), seq: seen.seq })
+                }
+                RequestEffect::Removed(_) => Err(SessionRefusal::InputRemoved),
+                RequestEffect::Steered => Err(SessionRefusal::KeyReused),
             };
-            return Ok(RunAdmission::Known { run_id: run_id.clone(), seq: seen.seq });
         }
         self.check_not_suspended()?;
         let is_busy = self.run.is_some() || !self.queue.is_empty();

@@ -189,7 +189,7 @@ impl<'a> SessionReader<'a> {
     fn read_record(&mut self, entry: &JournalEntry) -> Result<(), String> {
         let record = &entry.record;
         match record {
-            Record::InputQueued { .. } => {}
+            Record::InputQueued { .. } | Record::InputRemoved { .. } => {}
             Record::StopAsked { mode: StopMode::AfterTurn, .. } => {
                 if let Some(kept_back) = &mut self.kept_back {
                     kept_back.stopped = true;

@@ -408,11 +408,11 @@ impl Turn {
             key,
             phase,
             verdict,
-            message,
+            message: message.clone(),
             content: content.clone(),
             authored_by: author.clone(),
         });
-        self.emit(Event::ApprovalGiven { call: label, phase, verdict, author, waited });
+        self.emit(Event::ApprovalGiven { call: label, phase, verdict, message, author, waited });
         if phase == WaitPhase::Input {
             let decision = QuestionDecision { verdict_with_message: given, content };
             return self.apply_question_decision(index, decision);

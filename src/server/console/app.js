@@ -1,5 +1,6 @@
 /** The page: its routes, and the frame of a session. */
 
+import { ApprovalsView } from "./approvals.js";
 import { ChatView } from "./chat.js";
 import { ContextView } from "./context.js";
 import { button, el, fault, fill, setText } from "./dom.js";
@@ -17,6 +18,13 @@ import { Waterfall } from "./waterfall.js";
 
 /** @type {Record<Tab, string>} */
 const TABS = { chat: "Chat", turns: "Turns", context: "Context", journal: "Journal" };
+
+/** The pages beside the list of sessions. @type {Record<string, {title: string, View: new () => HTMLElement}>} */
+const PAGES = {
+  approvals: { title: "Approvals", View: ApprovalsView },
+  tools: { title: "Tools", View: ToolsView },
+  models: { title: "Models", View: ModelsView },
+};
 
 /** The views of one session. They stay while the session is shown. */
 class SessionFrame {
@@ -78,9 +86,10 @@ class SessionFrame {
     const state = timeline.isClosed
       ? "closed"
       : timeline.run
-        ? "running"
-        : (sessionList.sessions.get(this.id)?.state ??
-          (snapshot?.state === "running" ? "idle" : (snapshot?.state ?? "")));
+        ? timeline.openQuestions.length > 0
+          ? "waiting"
+          : "running"
+        : (sessionList.sessions.get(this.id)?.state ?? (snapshot?.current_run ? "idle" : (snapshot?.state ?? "")));
     this.state.className = `state ${state}`;
     setText(this.state, state);
     setText(this.agent, timeline.agent ? `agent ${excerpt(timeline.agent, 60)}` : "");
@@ -169,9 +178,8 @@ class App {
       this.frame?.close();
       this.frame = undefined;
       this.side.hidden = true;
-      const title = name === "tools" ? "Tools" : name === "models" ? "Models" : "Sessions";
-      const view =
-        name === "tools" ? new ToolsView() : name === "models" ? new ModelsView() : new SessionsView();
+      const { title, View } = PAGES[name] ?? { title: "Sessions", View: SessionsView };
+      const view = new View();
       this.show(title, el("div", { class: "page" }, el("h1", { text: title }), view));
     }
   }

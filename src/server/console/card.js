@@ -2,7 +2,7 @@
 
 import { api, ofSession, post } from "./api.js";
 import { beforePaint, button, el, fault, fill, setText } from "./dom.js";
-import { formFields, formValues } from "./form.js";
+import { questionForm } from "./question.js";
 import { contentOf, counted, duration, excerpt, json, size } from "./text.js";
 import { Timeline } from "./timeline.js";
 
@@ -350,100 +350,20 @@ export class ToolCard extends HTMLElement {
     this.drawn = question;
     this.question.hidden = !question;
     fill(this.question);
-    if (question) this.question.append(this.form(this.call, question));
-    else if (hadFocus) this.head.focus();
-  }
-
-  /** @param {Call} call @param {import("./objects.js").Question} question */
-  form(call, question) {
-    const isInput = question.phase === "input";
-    const id = `${this.id}-${question.sha256.slice(0, 8)}`;
-    const what = isInput
-      ? `${call.name} asks`
-      : question.phase === "after"
-        ? `Use the result of ${call.name}?`
-        : `Run ${call.name}?`;
-    const fields = isInput && question.form ? formFields(question.form, id) : undefined;
-    const message = el("input", {
-      id: `${id}-message`,
-      type: "text",
-      autocomplete: "off",
-      placeholder: "optional",
-    });
-    // A disabled button would lose the focus.
-    let isSending = false;
-    const send = async (/** @type {"approve" | "reject"} */ decision) => {
-      if (isSending) return;
-      /** @type {Record<string, unknown>} */
-      const body = { decision, arguments_sha256: question.sha256, phase: question.phase };
-      if (message.value.trim()) body.message = message.value.trim();
-      try {
-        if (decision === "approve" && fields) body.content = formValues(fields);
-        isSending = true;
-        await post(ofSession(this.session, `/approvals/${encodeURIComponent(call.id)}`), body);
-        question.verdict = decision === "approve" ? "approved" : "rejected";
-        this.update();
-      } catch (error) {
-        fault(error);
-      } finally {
-        isSending = false;
-      }
-    };
-    const form = el(
-      "form",
-      {
-        "aria-label": what,
-        onsubmit: (/** @type {SubmitEvent} */ event) => {
-          event.preventDefault();
-          void send("approve");
+    if (question) {
+      const { call, session } = this;
+      const form = questionForm(question, {
+        id: `${this.id}-${question.sha256.slice(0, 8)}`,
+        session,
+        call: call.id,
+        name: call.name,
+        answered: (verdict) => {
+          question.verdict = verdict;
+          this.update();
         },
-      },
-      el("h2", { text: what }),
-      question.message && el("p", { class: "asked", dir: "auto", text: question.message }),
-      isInput
-        ? undefined
-        : el("pre", {
-            class: "arguments",
-            tabindex: 0,
-            "aria-label": "Arguments",
-            text: json(question.input),
-          }),
-      question.phase === "after" &&
-        question.outputSummary !== null &&
-        el(
-          "div",
-          {},
-          el("h3", { text: "Its result" }),
-          el("pre", { tabindex: 0, text: question.outputSummary }),
-        ),
-      question.url &&
-        el("p", {}, "Open this address yourself, if you trust it: ", el("code", { text: question.url })),
-      fields?.element,
-      el(
-        "p",
-        { class: "hint" },
-        "hash ",
-        el("code", { title: question.sha256, text: question.sha256.slice(0, 12) }),
-        isInput
-          ? ""
-          : question.phase === "after"
-            ? ": it ran with exactly these arguments."
-            : ": exactly these arguments are run.",
-      ),
-      el(
-        "div",
-        { class: "row" },
-        el("label", { for: message.id, text: "Message" }),
-        message,
-        el("button", {
-          type: "submit",
-          class: "primary",
-          text: isInput ? (fields ? "Answer" : "Done") : "Approve",
-        }),
-        button(isInput ? "Decline" : "Reject", () => void send("reject"), { class: "danger" }),
-      ),
-    );
-    return form;
+      });
+      this.question.append(form);
+    } else if (hadFocus) this.head.focus();
   }
 
   /** @param {Call} call */

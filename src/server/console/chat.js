@@ -1,6 +1,6 @@
 /** The conversation of a session, and what an operator says to it. */
 
-import { idempotencyKey, ofSession, post } from "./api.js";
+import { idempotencyKey, ofSession, post, request } from "./api.js";
 import { cardId } from "./card.js";
 import { changed, TimelineView } from "./conversation.js";
 import { announce, beforePaint, button, el, fault, fill, setText, toast } from "./dom.js";
@@ -332,6 +332,16 @@ export class ChatView extends HTMLElement {
     }
   }
 
+  /** Takes back a queued input. @param {string} runId */
+  async removeInput(runId) {
+    try {
+      await request(ofSession(this.session.id, `/queue/${encodeURIComponent(runId)}`), { method: "DELETE" });
+    } catch (error) {
+      fault(error);
+    }
+    await this.session.refresh();
+  }
+
   drawState() {
     const { session, isRunning } = this;
     const { timeline } = session;
@@ -348,9 +358,13 @@ export class ChatView extends HTMLElement {
         el(
           "ol",
           {},
-          ...timeline.queued.map(({ input }) =>
-            el("li", { dir: "auto", text: excerpt(contentOf(input).text, 200) }),
-          ),
+          ...timeline.queued.map(({ runId, input }) => {
+            const text = excerpt(contentOf(input).text, 200);
+            const remove = button("Take back", () => void this.removeInput(runId), {
+              "aria-label": `Take back: ${text}`,
+            });
+            return el("li", { dir: "auto" }, `${text} `, remove);
+          }),
         ),
       );
     }

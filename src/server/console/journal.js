@@ -254,6 +254,8 @@ function briefly(record) {
       return `agent ${record.agent}${record.messages ? `, ${counted(record.messages.length, "message")}` : ""}`;
     case "session_forked":
       return `from ${record.from} at ${record.at}`;
+    case "input_removed":
+      return record.run_id;
     case "input_queued":
     case "run_started":
     case "steered":

@@ -9,7 +9,10 @@ import { ago, count, counted, excerpt } from "./text.js";
 
 const PAGE = 500;
 const SHOWN = 200;
-const STATES = ["running", "idle", "hibernated"];
+const STATES = ["running", "waiting", "idle", "hibernated"];
+
+/** @param {string} state */
+const hasRun = (state) => state === "running" || state === "waiting";
 
 /** The known sessions, kept up to date by events. */
 class SessionList extends EventTarget {
@@ -50,7 +53,7 @@ class SessionList extends EventTarget {
       Object.assign(known, {
         state,
         touched: Math.max(known.touched, timestamp ?? Date.now()),
-        now: state === "running" ? known.now : undefined,
+        now: hasRun(state) ? known.now : undefined,
       });
     else if (!id.startsWith("sub_")) {
       const time = timestamp ?? Date.now();
@@ -115,7 +118,7 @@ class SessionList extends EventTarget {
 
   /** The sessions in the order of their last activity. */
   get sorted() {
-    const rank = (/** @type {Summary} */ { state }) => (state === "running" ? 0 : 1);
+    const rank = (/** @type {Summary} */ { state }) => (hasRun(state) ? 0 : 1);
     return [...this.sessions.values()].sort(
       (a, b) => rank(a) - rank(b) || b.touched - a.touched || a.id.localeCompare(b.id),
     );
@@ -274,7 +277,7 @@ export class SessionsView extends HTMLElement {
     if (document.visibilityState !== "visible" || this.isCompact || this.closest("[hidden]")) return;
     beforePaint(this.draw);
     const running = this.matching()
-      .filter(({ state }) => state === "running")
+      .filter(({ state }) => hasRun(state))
       .slice(0, 20);
     await Promise.all(
       running.map(async (session) => {
@@ -417,7 +420,7 @@ export class SessionsView extends HTMLElement {
       setText(state, session.state);
     }
     row.querySelector("a")?.setAttribute("aria-current", session.id === this.current ? "true" : "false");
-    set(".now", session.state === "running" ? (session.now ?? "") : "");
+    set(".now", hasRun(session.state) ? (session.now ?? "") : "");
     set(".agent", excerpt(session.agent, 60));
     set(".seq", session.seq ? count(session.seq) : "");
     set(".when", ago(session.touched));

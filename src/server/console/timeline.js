@@ -28,6 +28,16 @@ export function position(id) {
   return [Number(seq) || 0, Number(bytes) || 0];
 }
 
+/** The types of events that do not tell of a run in progress. */
+const WITHOUT_RUN = [
+  "stream_start",
+  "stream_end",
+  "input_removed",
+  "tools_changed",
+  "server_released",
+  "session_stats",
+];
+
 const encoder = new TextEncoder();
 
 /** @param {string} text */
@@ -259,6 +269,9 @@ export class Timeline {
         else this.queued.push({ runId: record.run_id, input: record.input, seq });
         this.onchange(this, "queued");
         break;
+      case "input_removed":
+        this.#dequeue(record.run_id);
+        break;
       case "run_started":
         this.#foldRunStarted(record);
         break;
@@ -301,17 +314,9 @@ export class Timeline {
       case "approval_asked":
         this.#foldQuestion(record.asked);
         break;
-      case "approval_given": {
-        const call = this.#keyed(record.key);
-        const question = call?.questions.findLast(
-          (own) => own.phase === record.phase && own.verdict === undefined,
-        );
-        if (!call || !question) break;
-        question.verdict = record.verdict;
-        if (call.waitingFor === "approval") call.waitingFor = null;
-        this.onchange(call);
+      case "approval_given":
+        this.#decided(this.#keyed(record.key), record);
         break;
-      }
       case "hooks_decided": {
         const call = this.#keyed(record.key);
         if (!call) break;
@@ -393,7 +398,7 @@ export class Timeline {
   #foldRunStarted(record) {
     const run = this.#run(record.run_id, record.seq);
     if (record.input !== undefined) run.input = record.input;
-    this.#dequeue(run);
+    run.input ??= this.#dequeue(run.id);
     run.seq = record.seq;
     run.start = record.time;
     run.model = record.model;
@@ -404,13 +409,13 @@ export class Timeline {
     this.onchange(run);
   }
 
-  /** Takes the input of a run that starts out of the queue. @param {Run} run */
-  #dequeue(run) {
-    const queued = this.queued.findIndex((own) => own.runId === run.id);
-    if (queued < 0) return;
+  /** Takes the input of a run out of the queue, and returns it. @param {string} runId */
+  #dequeue(runId) {
+    const queued = this.queued.findIndex((own) => own.runId === runId);
+    if (queued < 0) return undefined;
     const [entry] = this.queued.splice(queued, 1);
-    run.input ??= entry?.input;
     this.onchange(this, "queued");
+    return entry?.input;
   }
 
   /** @param {any} record */
@@ -507,6 +512,16 @@ export class Timeline {
       form: asked.form ?? asked.question?.form,
       url: asked.url ?? asked.question?.url,
     });
+  }
+
+  /** @param {Call | undefined} call @param {{phase: string, verdict: string}} decision */
+  #decided(call, { phase, verdict }) {
+    const question = call?.questions.findLast((own) => own.phase === phase && own.verdict === undefined);
+    if (!call || !question) return;
+    question.verdict = verdict;
+    if (call.waitingFor === "approval") call.waitingFor = null;
+    this.onchange(call);
+    this.onchange(this, "questions");
   }
 
   /** @param {Call} call @param {Question} question */
@@ -670,7 +685,7 @@ export class Timeline {
     if (
       !this.run &&
       event.run_id &&
-      !["stream_start", "stream_end", "tools_changed", "server_released", "session_stats"].includes(event.type)
+      !WITHOUT_RUN.includes(event.type)
     ) {
       // The page joined in the middle of a run.
       const known = this.runs.get(event.run_id);
@@ -686,10 +701,13 @@ export class Timeline {
         run.model = event.model;
         run.execution = event.execution;
         run.metadata = event.metadata;
-        this.#dequeue(run);
+        run.input ??= this.#dequeue(run.id);
         this.onchange(run);
         return true;
       }
+      case "input_removed":
+        this.#dequeue(event.run_id);
+        return false;
       case "run_waiting":
         if (this.run) {
           this.run.waitingFor = `servers: ${(event.servers ?? []).join(", ")}`;
@@ -724,6 +742,9 @@ export class Timeline {
         });
         return false;
       }
+      case "approval_decided":
+        this.#decided(this.turns.get(event.turn)?.calls.get(event.tool_id), event);
+        return false;
       case "tool_result":
         this.#applyResult(event);
         return false;

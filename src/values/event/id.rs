@@ -95,6 +95,8 @@ impl PublicEvent {
             "tool_set_aside"
                 | "tool_use"
                 | "tool_progress"
+                | "approval_decided"
+                | "input_removed"
                 | "run_waiting"
                 | "tools_changed"
                 | "server_released"

@@ -54,6 +54,12 @@ pub enum Event {
         /// Number of queued inputs of the session, including this one.
         waiting: usize,
     },
+    /// A queued input was taken back. Published for the run that it would have started, as the last event of that
+    /// run.
+    InputRemoved {
+        /// Number of queued inputs of the session that are left.
+        waiting: usize,
+    },
     /// A user gave an input to the run in progress.
     RunSteered {
         /// The user's input.
@@ -172,6 +178,8 @@ pub enum Event {
         phase: WaitPhase,
         /// The verdict.
         verdict: ApprovalVerdict,
+        /// The message of the decision.
+        message: Option<String>,
         /// The author of the decision.
         author: Option<Author>,
         /// Time that the call waited for it.
@@ -354,6 +362,12 @@ pub enum Event {
 }
 
 impl Event {
+    /// Returns whether no event of the same run follows.
+    #[must_use]
+    pub fn is_last_of_run(&self) -> bool {
+        matches!(self, Self::RunEnded { .. } | Self::InputRemoved { .. })
+    }
+
     /// Returns whether the event has the id of its record. Such an event is the view of the record: it is
     /// published when the record is stored, and is part of every replay. An event that replays leave
     /// out, such as `InputQueued`, does not have the id of its record.
@@ -371,6 +385,7 @@ impl Event {
             | Self::ContextCompacted { .. }
             | Self::RunEnded { .. } => true,
             Self::InputQueued { .. }
+            | Self::InputRemoved { .. }
             | Self::RunSteered { .. }
             | Self::RunWaiting { .. }
             | Self::ToolsChanged { .. }

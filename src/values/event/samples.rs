@@ -153,7 +153,7 @@ macro_rules! kinds {
 
 #[cfg(test)]
 kinds! {
-    RunStarted InputQueued RunSteered RunWaiting ToolsChanged ServerReleased TurnStarted ThinkingReceived TextReceived CallOpened
+    RunStarted InputQueued InputRemoved RunSteered RunWaiting ToolsChanged ServerReleased TurnStarted ThinkingReceived TextReceived CallOpened
     CallDetected ArgumentsAnomalyFound ArgumentsLost CallWaiting CallStarted CallProgressed ApprovalAsked
     ApprovalGiven ConflictFound CallDiscarded CallEnded ServiceCallChanged OutcomeLate
     ResultReleased ResponseEnded AttemptEnded AttemptFellBack AttemptStarted AttemptVoided TurnEnded LimitReached
@@ -192,6 +192,7 @@ pub fn every() -> Vec<Event> {
             metadata: crate::types::Metadata::default(),
         },
         Event::InputQueued { input: "And later?".into(), waiting: 1 },
+        Event::InputRemoved { waiting: 0 },
         Event::RunSteered { input: "And in Beijing?".into() },
         Event::RunWaiting { waiting_for: WaitingFor::Server, servers: vec!["files".into()] },
         Event::ToolsChanged {
@@ -251,6 +252,7 @@ pub fn every() -> Vec<Event> {
             call: call.clone(),
             phase: WaitPhase::Before,
             verdict: ApprovalVerdict::Approved,
+            message: Some("once".into()),
             author: Some(Author::new("ada")),
             waited: ms(7_000),
         },

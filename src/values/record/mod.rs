@@ -186,6 +186,14 @@ pub enum Record {
         #[serde(skip_serializing_if = "Option::is_none", default)]
         authored_by: Option<Author>,
     },
+    /// A client took a queued input back: its run does not start.
+    InputRemoved {
+        /// The run that it would have started.
+        run_id: RunId,
+        /// The author of the request.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        authored_by: Option<Author>,
+    },
     /// A run started.
     RunStarted {
         /// The run.

@@ -213,6 +213,7 @@ impl EventProjector {
             },
             Record::SessionForked { .. }
             | Record::InputQueued { .. }
+            | Record::InputRemoved { .. }
             | Record::CallIntended { .. }
             | Record::CallReported { .. }
             | Record::HooksDecided { .. }

@@ -57,6 +57,7 @@ impl JournalEntry {
             | Record::AttemptFailed { .. }
             | Record::TurnCommitted { .. }
             | Record::StopAsked { .. }
+            | Record::InputRemoved { .. }
             | Record::LimitReached { .. }
             | Record::ToolsFrozen { .. }
             | Record::SessionClosed => 0,

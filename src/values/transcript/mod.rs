@@ -140,6 +140,8 @@ pub struct RecordedInput<'a> {
     pub input: &'a Content,
     /// The run's changes to its agent.
     pub overrides: &'a RunOverrides,
+    /// The record that took it back. Its run never starts then.
+    pub removed: Option<RecordLocation>,
 }
 
 /// A run: one input to its final answer.

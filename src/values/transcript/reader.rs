@@ -8,7 +8,7 @@ use super::{
     SessionOpening, SteeredInput, StopRequest, Transcript, TurnCommit, TurnTranscript,
 };
 use crate::record::{JournalEntry, Record};
-use crate::types::{COMPACT_AT, CallKey, millis};
+use crate::types::{COMPACT_AT, CallKey, RunId, millis};
 
 /// The longest time by which a clock may be set back, in milliseconds: a day.
 pub const CLOCK_SETBACK_MAX_MS: u64 = 24 * 60 * 60 * 1000;
@@ -74,8 +74,9 @@ impl<'a> Transcript<'a> {
                 self.forks.push(SessionFork { at, from, last_copied: *last_copied });
             }
             Record::InputQueued { run_id: run, input, overrides, .. } => {
-                self.queued.push(RecordedInput { at, run, input, overrides });
+                self.queued.push(RecordedInput { at, run, input, overrides, removed: None });
             }
+            Record::InputRemoved { run_id, .. } => self.remove_input(at, run_id),
             Record::RunStarted { run_id, input, overrides, model, execution, metadata, .. } => {
                 let (id, execution) = (run_id, *execution);
                 let start = RunStart { at, id, input, overrides, metadata, model, execution };
@@ -238,6 +239,18 @@ impl<'a> Transcript<'a> {
             self.breach(opening.at, Invariant::Session, "the session is opened again");
         } else {
             self.opening = Some(opening);
+        }
+    }
+
+    fn remove_input(&mut self, at: RecordLocation, run: &RunId) {
+        let starts = self.runs.iter().any(|of| of.start.is_some_and(|start| start.id == run));
+        let waits = |input: &&mut RecordedInput<'_>| input.run == run && input.removed.is_none();
+        match self.queued.iter_mut().find(waits).filter(|_| !starts) {
+            Some(input) => input.removed = Some(at),
+            None => {
+                let message = format!("it takes back the input of {run}, which is not queued");
+                self.breach(at, Invariant::Run, message);
+            }
         }
     }
 

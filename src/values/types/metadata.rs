@@ -84,6 +84,12 @@ impl Metadata {
         self.0.get(name).map(String::as_str)
     }
 
+    /// Returns whether it has all pairs of `other`.
+    #[must_use]
+    pub fn includes(&self, other: &Self) -> bool {
+        other.iter().all(|(name, value)| self.get(name) == Some(value))
+    }
+
     /// Returns names and values in the order of names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))

@@ -181,16 +181,18 @@ impl fmt::Display for Seq {
 pub enum SessionState {
     /// The session is in memory and waits for an input.
     Idle,
-    /// A run is in progress, or waits to be resumed. While it waits only for people, the session need not be in
-    /// memory.
+    /// A run is in progress, or waits to be resumed.
     Running,
+    /// A run is in progress, and an approval or a question of it waits for a person. While it waits only for people,
+    /// the session need not be in memory.
+    Waiting,
     /// The session has no run and is not in memory. The next request loads it.
     Hibernated,
 }
 
 impl SessionState {
     /// All states.
-    pub const ALL: [Self; 3] = [Self::Idle, Self::Running, Self::Hibernated];
+    pub const ALL: [Self; 4] = [Self::Idle, Self::Running, Self::Waiting, Self::Hibernated];
 
     /// Returns the name for clients and metrics.
     #[must_use]
@@ -198,6 +200,7 @@ impl SessionState {
         match self {
             Self::Idle => "idle",
             Self::Running => "running",
+            Self::Waiting => "waiting",
             Self::Hibernated => "hibernated",
         }
     }

@@ -98,6 +98,9 @@ impl MarkdownLog<'_> {
         for queued in &transcript.queued {
             let (run, input) = (span(&queued.run.0), content(queued.input));
             self.add(queued.at, format!("\n**User**, queued for run {run}\n\n{input}"));
+            if let Some(removed) = queued.removed {
+                self.add(removed, format!("\nThe input for run {run} was taken back.\n"));
+            }
         }
         transcript.runs.iter().for_each(|run| self.add_run(transcript, run));
         if let Some(closed) = transcript.closed {

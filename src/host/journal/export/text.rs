@@ -157,6 +157,9 @@ impl TextLog {
                 "queued",
                 vec![format!("{}: {}", queued.run, content(queued.input))],
             );
+            if let Some(removed) = queued.removed {
+                self.add(removed, "removed", vec![format!("{} from the queue", queued.run)]);
+            }
         }
         transcript.runs.iter().for_each(|run| self.add_run(run));
         if let Some(closed) = transcript.closed {

@@ -243,7 +243,7 @@ pub(super) fn list(
             "sessions s"
         }
         // Only a host knows which sessions are awake. In a journal these are idle.
-        Some(SessionState::Hibernated) => return Ok(Vec::new()),
+        Some(SessionState::Waiting | SessionState::Hibernated) => return Ok(Vec::new()),
         None => "sessions s",
     };
     if let Some(time) = listing.touched_before {
@@ -327,6 +327,7 @@ fn session_summary(row: &Row<'_>) -> rusqlite::Result<SessionSummary> {
         touched: row.get(6)?,
         number: row.get(7)?,
         metadata: metadata(row.get(0)?),
+        approvals_open: 0,
     })
 }
 

@@ -7,15 +7,17 @@ use super::Verifier;
 use callsheet_machines::session::{EMPTY_ANSWER, OUTPUT_INVALID};
 use callsheet_values::record::TurnEnd;
 use callsheet_values::transcript::{
-    Invariant, RecordLocation, RecordedRunEnd, RunTranscript, TurnCommit, TurnTranscript,
+    Invariant, RecordLocation, RecordedInput, RecordedRunEnd, RunTranscript, TurnCommit,
+    TurnTranscript,
 };
-use callsheet_values::types::{Content, FinishKind, RunEnd, Usage};
+use callsheet_values::types::{FinishKind, RunEnd, Usage};
 
 /// The runs that have started, and the inputs that wait.
 #[derive(Default)]
 struct RunQueue<'a> {
+    /// The runs that have started, and those whose inputs were taken back.
     started: BTreeSet<&'a str>,
-    waiting: BTreeMap<&'a str, &'a Content>,
+    waiting: BTreeMap<&'a str, RecordedInput<'a>>,
     /// The numbers of queued inputs and of forks that were read.
     read: (usize, usize),
 }
@@ -32,7 +34,7 @@ impl<'a> Verifier<'_, 'a> {
                     format!("{id} starts a second time")
                 });
                 let queued = queue.waiting.remove(&*id.0);
-                let is_same = queued.is_none_or(|queued| queued == start.input);
+                let is_same = queued.is_none_or(|queued| queued.input == start.input);
                 self.require(is_same, at, Invariant::Run, || {
                     format!("{id} starts with another input than it was queued with")
                 });
@@ -67,16 +69,21 @@ impl<'a> Verifier<'_, 'a> {
                 }
                 (Some(input), _) => {
                     let id = &*input.run.0;
-                    let is_new = !queue.started.contains(id)
-                        && queue.waiting.insert(id, input.input).is_none();
+                    let is_new =
+                        !queue.started.contains(id) && queue.waiting.insert(id, *input).is_none();
                     self.require(is_new, input.at, Invariant::Run, || {
                         format!("a queued input has the id {id} of another run")
                     });
                     queue.read.0 += 1;
                 }
-                (None, _) => return,
+                (None, _) => break,
             }
         }
+        let RunQueue { started, waiting, .. } = queue;
+        waiting.retain(|id, input| {
+            let is_removed = input.removed.is_some_and(|removed| removed.is_before(at));
+            !(is_removed && started.insert(*id))
+        });
     }
 
     fn check_run_end(&mut self, run: &RunTranscript<'a>, end: &RecordedRunEnd<'a>) {

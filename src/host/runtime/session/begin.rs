@@ -119,6 +119,7 @@ impl SessionActor {
             stored_seq_before_turn: stored.as_ref().map_or(Seq(0), before_turn),
             seq_before_calls,
             is_in_inbox: stored.is_some(),
+            waits_in_inbox: None,
             last_run_end: 0,
             ended_runs: Vec::new(),
             server_connections: Vec::new(),

@@ -55,7 +55,7 @@ impl SessionActor {
         shared.index.remove_awake_if(&self.id, myself.get_id(), has_open_run, || {
             // A request that wakes the session publishes the next state.
             let state = if has_open_run { SessionState::Running } else { SessionState::Hibernated };
-            shared.session_states.changed(&self.id, state);
+            shared.publish_state(&self.id, state);
             true
         });
         myself.stop(None);

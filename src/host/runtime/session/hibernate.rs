@@ -58,7 +58,7 @@ impl SessionActor {
             if leaves {
                 // A request that wakes the session publishes the next state.
                 let state = if has_run { SessionState::Running } else { SessionState::Hibernated };
-                shared.session_states.changed(&self.id, state);
+                shared.publish_state(&self.id, state);
             }
             leaves
         });

@@ -89,6 +89,8 @@ pub(super) struct SessionActor {
     seq_before_calls: Seq,
     /// The approval inbox of the host may have approvals of this session.
     is_in_inbox: bool,
+    /// Counts the session as awake with approvals in the inbox.
+    waits_in_inbox: Option<CountGuard>,
     /// The time of the last record of a run's end: Unix time in milliseconds.
     last_run_end: u64,
     /// The runs that have ended and whose last records may not be durable, with the positions of these records.
@@ -185,7 +187,16 @@ impl SessionActor {
             SessionMessage::Steer { input, request_key, author, reply } => {
                 let _ = reply.send(self.steer(myself, input, request_key, author));
             }
-            SessionMessage::Stop { mode, author, reply } => {
+            SessionMessage::RemoveInput { run_id, author, reply } => {
+                let removed = self.session.handle_remove_input(&run_id, author);
+                let recorded = self.perform_effects(myself);
+                let seq = recorded.unwrap_or_else(|| self.log.last_seq());
+                let _ = reply.send(removed.map(|()| seq).map_err(HostError::from));
+            }
+            SessionMessage::Stop { mode, queue, author, reply } => {
+                if queue {
+                    self.session.handle_remove_inputs(author.as_ref());
+                }
                 self.session.handle_stop(mode, author);
                 self.perform_effects(myself);
                 self.resume_if_suspended();
@@ -568,6 +579,10 @@ impl SessionActor {
             let (input, waiting) = (input.clone(), self.session.queue().len());
             self.publisher.publish(run_id, turn, Event::InputQueued { input, waiting });
         }
+        if let Record::InputRemoved { run_id, .. } = record {
+            let waiting = self.session.queue().len();
+            self.publisher.publish(run_id, turn, Event::InputRemoved { waiting });
+        }
         let Some(run) = self.session.run().map(|run| &run.id) else { return };
         if let Record::Steered { input, .. } = record {
             self.publisher.publish(run, turn, Event::RunSteered { input: input.clone() });
@@ -611,6 +626,12 @@ impl SessionActor {
                 self.drop_ended_callers();
             }
             Record::Compacted { .. } => self.context_compacted(record),
+            Record::InputRemoved { .. } => {
+                if !self.session.holds_slot() && self.session.run().is_none() {
+                    // A queue that waited for a manual resume is empty.
+                    self.host_ref.shared.index.note_resumed(&self.id);
+                }
+            }
             Record::RunStarted { .. }
             | Record::SessionForked { .. }
             | Record::AttemptStarted { .. }

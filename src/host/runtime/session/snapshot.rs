@@ -76,7 +76,12 @@ impl SessionActor {
                 results: self.results_so_far(&run.id),
             }
         });
-        let state = if current_run.is_some() { SessionState::Running } else { SessionState::Idle };
+        let inbox = &self.host_ref.shared.approval_inbox;
+        let state = match current_run {
+            Some(_) if inbox.has(&self.id) => SessionState::Waiting,
+            Some(_) => SessionState::Running,
+            None => SessionState::Idle,
+        };
         let queued = session.queue().map(|queued| QueuedInput {
             run_id: queued.run_id.clone(),
             input: queued.input.clone(),
@@ -90,6 +95,7 @@ impl SessionActor {
             history: session.history().display_messages(),
             variables: session.variables().clone(),
             current_run,
+            approvals_open: inbox.count_of(&self.id),
             queued: queued.collect(),
             usage: session.usage(),
         }
@@ -124,7 +130,9 @@ impl SessionActor {
 
     /// Updates the approvals of this session in the host's inbox. Calls that a client runs are not among them.
     pub(super) fn update_inbox(&mut self) {
-        let Some(run) = self.session.run().map(|run| run.id.clone()) else {
+        let Some((run, metadata)) =
+            self.session.run().map(|run| (run.id.clone(), run.metadata.clone()))
+        else {
             return self.leave_inbox();
         };
         let parent = self.session.parent().filter(|_| self.is_in_child_run());
@@ -137,20 +145,30 @@ impl SessionActor {
             run: run.clone(),
             root_session: root.clone(),
             agent_path: agent_path.clone(),
+            metadata: metadata.clone(),
             approval,
         });
         let open: Vec<_> = open.collect();
         if open.is_empty() {
             return self.leave_inbox();
         }
-        self.host_ref.shared.approval_inbox.set(&self.id, open);
+        let shared = &self.host_ref.shared;
+        shared.approval_inbox.set(&self.id, open);
+        if self.waits_in_inbox.is_none() {
+            self.waits_in_inbox = Some(shared.gauges.waiting_runs.increment());
+            shared.session_states.changed(&self.id, SessionState::Waiting);
+        }
         self.is_in_inbox = true;
     }
 
     /// Removes the approvals of this session from the host's inbox.
     pub(super) fn leave_inbox(&mut self) {
         if std::mem::take(&mut self.is_in_inbox) {
-            self.host_ref.shared.approval_inbox.set(&self.id, Vec::new());
+            let shared = &self.host_ref.shared;
+            shared.approval_inbox.set(&self.id, Vec::new());
+            if self.waits_in_inbox.take().is_some() && self.session.run().is_some() {
+                shared.session_states.changed(&self.id, SessionState::Running);
+            }
         }
     }
 

@@ -1049,9 +1049,13 @@ async fn a_shutdown_leaves_a_parent_and_its_child_to_the_next_host() {
     drop((session, first));
     let host = restart(setup, &journal).await;
     assert!(ends(&host).await.is_empty());
-    let find = || host.open_approvals(None, 10, |open| open.agent_path.contains(&"worker".into()));
-    until("the sessions are read", || !find().is_empty()).await;
-    let open = find();
+    until("the sessions are read", || host.shared().approval_inbox.session_count() > 0).await;
+    let find = |agent: &str| {
+        let query = ApprovalQuery { agent: Some(agent.to_owned()), ..ApprovalQuery::default() };
+        host.open_approvals(query, |_| true)
+    };
+    assert_eq!(find("clerk").await.unwrap(), []);
+    let open = find("worker").await.unwrap();
     let path: Vec<_> = open.iter().flat_map(|open| &open.agent_path).map(|name| &**name).collect();
     assert_eq!((open.len(), path), (1, vec!["default", "worker", "helper"]));
     assert_eq!((&open[0].root_session, open[0].session == id), (&id, false));

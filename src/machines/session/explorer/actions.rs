@@ -25,6 +25,8 @@ pub(super) enum Action {
     Repeat,
     Steer,
     Stop(StopMode),
+    /// The newest queued input is taken back.
+    RemoveInput,
     /// The turn requests its response.
     Request,
     /// The model answers with a text, and the turn is committed.
@@ -98,6 +100,8 @@ impl World {
         may(left.steers, &[Action::Steer]);
         let stops = [Action::Stop(StopMode::Now), Action::Stop(StopMode::AfterTurn)];
         may(left.stops, &stops);
+        let removals = if session.queue.is_empty() { 0 } else { left.removals };
+        may(removals, &[Action::RemoveInput]);
         may(left.closes, &[Action::Close]);
         may(left.forks, &[Action::Fork]);
         may(left.refreshes, &[Action::RefreshTools]);
@@ -156,8 +160,11 @@ impl World {
                 assert_eq!(resumed.is_ok(), self.session.is_suspended());
                 for (id, seq) in self.accepted.clone() {
                     let again = self.session.admit_run(&"x".into(), Some(&request_key(&id)), true);
-                    let known = RunAdmission::Known { run_id: id, seq };
-                    assert!(again == Ok(known) || again == Err(SessionRefusal::Closed));
+                    let known = RunAdmission::Known { run_id: id.clone(), seq };
+                    let is_removed = self.is_removed(&id);
+                    let expected =
+                        if is_removed { Err(SessionRefusal::InputRemoved) } else { Ok(known) };
+                    assert!(again == expected || again == Err(SessionRefusal::Closed));
                 }
                 assert_eq!(self.log.len(), log);
             }
@@ -184,6 +191,13 @@ impl World {
                 self.session.handle_stop(mode, None);
                 self.perform();
                 self.resume_if_suspended();
+            }
+            Action::RemoveInput => {
+                self.left.removals -= 1;
+                let queued = self.session.queue.back().unwrap().run_id.clone();
+                let removed = self.session.handle_remove_input(&queued, None);
+                let is_open = self.session.lifecycle == Lifecycle::Open;
+                assert_eq!(removed.is_ok(), is_open, "{removed:?}");
             }
             Action::Request => {
                 let turn = self.turn.as_ref().unwrap().number;

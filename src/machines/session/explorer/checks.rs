@@ -42,6 +42,11 @@ impl World {
                     queued.push(run_id);
                     requests.insert(run_id, (input, overrides, trace));
                 }
+                Record::InputRemoved { run_id, .. } => {
+                    let at = queued.iter().position(|id| *id == run_id);
+                    queued.remove(at.expect("the input was queued"));
+                    assert!(seen.insert(run_id), "the input of run {run_id} is taken back twice");
+                }
                 Record::RunStarted { run_id, input, overrides, trace, .. } => {
                     let request = (input, overrides, trace);
                     assert_eq!(requests.remove(run_id).unwrap_or(request), request);
@@ -115,14 +120,17 @@ impl World {
             assert!(of_run(&self.log[seq.0 as usize - 1]), "run {id} has record {seq:?}");
             let again = self.session.admit_run(&"x".into(), Some(&request_key(id)), true);
             let known = RunAdmission::Known { run_id: id.clone(), seq: *seq };
-            assert!(again == Ok(known) || again == Err(SessionRefusal::Closed), "{again:?}");
+            let is_removed = self.is_removed(id);
+            let expected = if is_removed { Err(SessionRefusal::InputRemoved) } else { Ok(known) };
+            assert!(again == expected || again == Err(SessionRefusal::Closed), "{again:?}");
             let other = RequestKey { digest: "other".into(), ..request_key(id) };
             let reused = self.session.admit_run(&"x".into(), Some(&other), true).unwrap_err();
             assert!(matches!(reused, SessionRefusal::KeyReused | SessionRefusal::Closed));
             let is_over = self
                 .count(|record| matches!(record, Record::RunEnded { run_id, .. } if run_id == id));
             let is_known = self.session.has_run(id) || is_over == 1;
-            assert!(is_known || self.refused.contains(id), "run {id} is lost");
+            assert!(!(is_removed && self.session.has_run(id)), "run {id} was taken back");
+            assert!(is_known || is_removed || self.refused.contains(id), "run {id} is lost");
         }
         let users = self.session.history.messages();
         let users = users.iter().filter(|message| matches!(&***message, Message::User { .. }));

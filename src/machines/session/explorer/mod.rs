@@ -59,6 +59,25 @@ fn two_inputs_steering_and_stops() {
 }
 
 #[test]
+fn queued_inputs_are_taken_back() {
+    let scenario = Scenario {
+        starts: 2,
+        removals: 1,
+        stops: 1,
+        crashes: 1,
+        max_turns: 1,
+        ..Scenario::default()
+    };
+    explore("a queued input is taken back, a stop, a crash", &scenario);
+    let scenario = Scenario { starts: 3, removals: 2, stops: 0, crashes: 0, ..scenario };
+    explore("two of three inputs are taken back", &scenario);
+    let scenario = Scenario { starts: 2, removals: 1, shutdowns: 1, closes: 1, ..scenario };
+    explore("a queued input is taken back, a shutdown, deletion", &scenario);
+    let scenario = Scenario { shutdowns: 0, closes: 0, forks: 1, hibernations: 1, ..scenario };
+    explore("a queued input is taken back, a fork, hibernation", &scenario);
+}
+
+#[test]
 fn crashes_at_every_record() {
     let scenario = Scenario {
         starts: 1,

@@ -25,6 +25,8 @@ pub(super) struct Scenario {
     pub(super) starts: u32,
     pub(super) steers: u32,
     pub(super) stops: u32,
+    /// A queued input may be taken back so many times.
+    pub(super) removals: u32,
     pub(super) crashes: u32,
     pub(super) hibernations: u32,
     pub(super) losses: u32,
@@ -119,6 +121,7 @@ pub(super) fn record_turn(record: &Record) -> Option<u32> {
         Record::SessionOpened { .. }
         | Record::SessionForked { .. }
         | Record::InputQueued { .. }
+        | Record::InputRemoved { .. }
         | Record::RunStarted { .. }
         | Record::Steered { .. }
         | Record::StopAsked { .. }
@@ -293,6 +296,11 @@ impl World {
     pub(super) fn forked_at(&self) -> u64 {
         let fork = self.log.iter().rposition(|r| matches!(r, Record::SessionForked { .. }));
         fork.map_or(0, |index| index as u64 + 1)
+    }
+
+    /// Returns whether the input of this run was taken back.
+    pub(super) fn is_removed(&self, run: &RunId) -> bool {
+        self.log.iter().any(|r| matches!(r, Record::InputRemoved { run_id, .. } if run_id == run))
     }
 
     /// Returns the recorded outcomes of a turn.

@@ -123,6 +123,9 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
                     (input.clone(), request.clone(), authored_by.clone());
                 self.session.handle_steer(input, request, author, INPUT_LIMITS).err()
             }
+            Record::InputRemoved { run_id, authored_by } => {
+                self.session.handle_remove_input(run_id, authored_by.clone()).err()
+            }
             Record::StopAsked { mode, authored_by } => {
                 self.session.handle_stop(*mode, authored_by.clone());
                 None

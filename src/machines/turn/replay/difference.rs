@@ -96,6 +96,7 @@ pub(super) fn timeless(record: &Record) -> Record {
         Record::SessionOpened { .. }
         | Record::SessionForked { .. }
         | Record::InputQueued { .. }
+        | Record::InputRemoved { .. }
         | Record::RunStarted { .. }
         | Record::AttemptFailed { .. }
         | Record::CallReported { .. }

@@ -59,6 +59,7 @@ impl<'a> Recording<'a> {
         };
         for queued in &transcript.queued {
             set(queued.at, RecordRole::Input);
+            queued.removed.into_iter().for_each(|at| set(at, RecordRole::Input));
         }
         for (at, _) in &transcript.tool_lists {
             set(*at, RecordRole::Input);

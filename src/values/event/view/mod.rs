@@ -17,9 +17,9 @@ use super::{
     ServiceCallStatus, TurnSummary, WaitingFor,
 };
 use crate::types::{
-    CallKey, Execution, FinishKind, FinishReason, Metadata, Question, READ_VAR, Reference,
-    RefusalDetails, ResultPart, RunEnd, RunError, RunId, SessionId, SummaryFailure, ToolResult,
-    ToolStatus, Usage, WaitPhase, millis,
+    ApprovalVerdict, Author, CallKey, Execution, FinishKind, FinishReason, Metadata, Question,
+    READ_VAR, Reference, RefusalDetails, ResultPart, RunEnd, RunError, RunId, SessionId,
+    SummaryFailure, ToolResult, ToolStatus, Usage, WaitPhase, millis,
 };
 use summary::{input_summary, summary};
 
@@ -148,7 +148,25 @@ impl PublishedEvent {
             Event::ApprovalAsked { request } => {
                 self.single("tool_approval", &ToolApprovalView::new(request), 512)
             }
+            Event::ApprovalGiven { call, phase, verdict, message, author, waited: _ } => {
+                let view = ApprovalDecidedView {
+                    tool_id: AsDisplay(call.key),
+                    tool_name: &call.name,
+                    phase: *phase,
+                    verdict: *verdict,
+                    message: message.as_deref(),
+                    author: author.as_ref(),
+                };
+                self.single(
+                    "approval_decided",
+                    &view,
+                    128 + message.as_ref().map_or(0, String::len),
+                )
+            }
             Event::OfChild { event, .. } => child_views(event),
+            Event::InputRemoved { waiting } => {
+                self.single("input_removed", &InputRemovedView { waiting: *waiting }, 16)
+            }
             Event::ToolSetAside { tool_name, model, reason } => self.single(
                 "tool_set_aside",
                 &ToolSetAsideView { tool_name, model, reason },
@@ -157,7 +175,6 @@ impl PublishedEvent {
             Event::CallDetected { .. }
             | Event::InputQueued { .. }
             | Event::RunSteered { .. }
-            | Event::ApprovalGiven { .. }
             | Event::ConflictFound { .. }
             | Event::ArgumentsAnomalyFound { .. }
             | Event::ArgumentsLost { .. }
@@ -406,6 +423,18 @@ struct ToolApprovalView<'a> {
     question: Option<&'a Question>,
 }
 
+#[derive(Serialize)]
+struct ApprovalDecidedView<'a> {
+    tool_id: AsDisplay<CallKey>,
+    tool_name: &'a str,
+    phase: WaitPhase,
+    verdict: ApprovalVerdict,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    author: Option<&'a Author>,
+}
+
 impl<'a> ToolApprovalView<'a> {
     fn new(request: &'a ApprovalRequest) -> Self {
         Self {
@@ -493,6 +522,11 @@ struct ToolSetAsideView<'a> {
     tool_name: &'a str,
     model: &'a str,
     reason: &'a str,
+}
+
+#[derive(Serialize)]
+struct InputRemovedView {
+    waiting: usize,
 }
 
 #[derive(Serialize)]
@@ -611,6 +645,7 @@ mod tests {
             json!({"agent": "default", "model": "m", "execution": "parallel:4"}),
         )]);
         next(&[]); // InputQueued
+        next(&[("input_removed", json!({"waiting": 0}))]);
         next(&[]); // RunSteered
         next(&[("run_waiting", json!({"waiting_for": "server", "servers": ["files"]}))]);
         next(&[(
@@ -647,7 +682,17 @@ mod tests {
                 "output_summary": null,
             }),
         )]);
-        next(&[]); // ApprovalGiven
+        next(&[(
+            "approval_decided",
+            json!({
+                "tool_id": "t3a1c2",
+                "tool_name": "clock",
+                "phase": "before",
+                "verdict": "approved",
+                "message": "once",
+                "author": "ada",
+            }),
+        )]);
         next(&[]); // ConflictFound
         next(&[tool_use("discarded", json!({"early": null}))]);
         next(&[

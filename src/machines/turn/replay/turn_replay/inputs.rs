@@ -68,6 +68,7 @@ impl TurnReplay<'_, '_> {
             Record::SessionOpened { .. }
             | Record::SessionForked { .. }
             | Record::InputQueued { .. }
+            | Record::InputRemoved { .. }
             | Record::RunStarted { .. }
             | Record::Steered { .. }
             | Record::Instructed { .. }
