@@ -139,10 +139,10 @@ pub(super) fn find_copies_in_log(
 /// Returns the unused middle of a b-tree page if it may contain copies of rows: if it is not zero, and the rows of the
 /// page have texts.
 fn unused_with_copies(layout: PageLayout, number: u64, page: &[u8]) -> Option<Range<usize>> {
-    let has_texts = match page.first()? {
+    let has_texts = match *page.first()? {
         _ if !layout.may_be_b_tree(number) => false,
-        &TABLE_LEAF => true,
-        &(INDEX_LEAF | INDEX_INTERIOR) => !has_only_numbers(page),
+        TABLE_LEAF => true,
+        INDEX_LEAF | INDEX_INTERIOR => !has_only_numbers(page),
         _ => false,
     };
     let unused = unused_range(page);

@@ -25,11 +25,16 @@ const PAUSE_MIN: Duration = Duration::from_millis(5);
 /// The pause before the first step after a deletion, so that deletions in a row are over.
 const BEGIN_PAUSE: Duration = Duration::from_millis(200);
 
+/// The pause before the log is emptied again, if another connection reads it.
+const READ_PAUSE: Duration = Duration::from_secs(1);
+
 /// When to give free pages back.
 #[derive(Debug, Default)]
 pub(super) struct Vacuum {
     /// The time of the next step. `None` if there is nothing to do.
     at: Option<Instant>,
+    /// True if pages were given back since the log was emptied last: until then the file is as long as before.
+    has_given_back: bool,
 }
 
 impl Vacuum {
@@ -60,8 +65,15 @@ impl JournalWriter {
             return;
         }
         match self.database.vacuum() {
+            Ok(None) if self.vacuum.has_given_back => {
+                let emptied = self.empty_wal();
+                self.vacuum.has_given_back = emptied != Ok(false);
+                // Another connection reads the log.
+                self.vacuum.at = self.vacuum.has_given_back.then(|| now + READ_PAUSE);
+            }
             Ok(None) => {}
             Ok(Some(pages)) => {
+                self.vacuum.has_given_back = true;
                 self.erasure.note_copies();
                 self.lock.opened().begin_shrinking(pages * self.layout.page_size as u64);
                 self.vacuum.at = Some(Instant::now() + PAUSE_MIN.max(now.elapsed() * PAUSES));
