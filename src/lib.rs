@@ -90,6 +90,9 @@ pub use callsheet_host::runtime::{
 pub use callsheet_host::runtime::{ClientResultError, HostCounts, ModelStatus, StoredResult};
 #[doc(hidden)]
 pub use callsheet_machines::context::Variables;
+/// [`SessionHandle::exclude`] shows its use.
+#[doc(inline)]
+pub use callsheet_machines::session::MessageName;
 #[doc(hidden)]
 pub use callsheet_machines::turn::ApprovalDecision;
 #[doc(hidden)]

@@ -174,11 +174,14 @@ impl RunProgress {
                     reason.map(|reason| format!(": {}", reason.as_str().replace('_', " ")));
                 Some(ScreenItem::Line(line + &because.unwrap_or_default()))
             }
-            Event::ContextCompacted { kind, tokens_before, tokens_after, upto: _ } => {
+            Event::ContextCompacted { kind, tokens_before, tokens_after, upto: _, messages } => {
                 let kind = kind.as_str();
-                Some(ScreenItem::Line(format!(
-                    "- context {kind}: about {tokens_before} tokens, now {tokens_after}"
-                )))
+                Some(ScreenItem::Line(match messages.is_empty() {
+                    true => format!(
+                        "- context {kind}: about {tokens_before} tokens, now {tokens_after}"
+                    ),
+                    false => format!("- {kind}: {}", messages.join(", ")),
+                }))
             }
             Event::TurnEnded { summary } => {
                 self.finish = summary.finish_reason.as_ref().map(|finish| finish.kind);

@@ -136,6 +136,8 @@ fn remedy(error: &HostError) -> Option<&'static str> {
         | HostError::NoSuchSession(_)
         | HostError::NoSuchRecord { .. }
         | HostError::NoSuchResult(_)
+        | HostError::NoSuchMessage(_)
+        | HostError::NotAnInput(_)
         | HostError::NotSuspended
         | HostError::KeyReused
         | HostError::NothingToCompact

@@ -24,7 +24,7 @@
 //! | `session_page.rs` | a session with its messages, streamed, whole or by page |
 //! | `answer_limiter.rs` | the memory of answers that clients have not received, and bodies that are sent in pieces |
 //! | `tools.rs` | `/v1/tools`: lists the tools of an agent, calls one |
-//! | `runs.rs` | `/v1/sessions/{id}/`: `runs`, `steer`, `stop`, `resume`, `tools/refresh`, `compact`, `context` |
+//! | `runs.rs` | `/v1/sessions/{id}/`: `runs`, `steer`, `stop`, `resume`, `tools/refresh`, `compact`, `exclude`, `include`, `context` |
 //! | `approvals.rs` | `/v1/sessions/{id}/approvals/{tool_id}`, `/v1/approvals` |
 //! | `results.rs` | `/v1/sessions/{id}/results/{tool_id}`: shows a result, receives that of a client tool |
 //! | `events.rs` | `/v1/sessions/{id}/events`, `/v1/events`: the positions at which a client starts to read |

@@ -152,6 +152,8 @@ fn api_routes() -> Vec<Route> {
         ("POST", "/v1/sessions/{id}/resume", RUN, post(runs::resume)),
         ("POST", "/v1/sessions/{id}/tools/refresh", ADMIN, post(runs::refresh_tools)),
         ("POST", "/v1/sessions/{id}/compact", RUN, post(runs::compact)),
+        ("POST", "/v1/sessions/{id}/exclude", RUN, post(runs::exclude)),
+        ("POST", "/v1/sessions/{id}/include", RUN, post(runs::include)),
         ("GET", "/v1/sessions/{id}/context", READ, without_query(get(runs::context))),
         ("POST", "/v1/sessions/{id}/approvals/{tool_id}", APPROVE, post(approvals::decide)),
         ("GET", "/v1/approvals", READ, get(approvals::list)),

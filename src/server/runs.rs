@@ -23,12 +23,14 @@ use super::extract::{
 use super::state::AppState;
 use callsheet_host::runtime::{HostError, RunRequest, StartedRun};
 use callsheet_host::telemetry::FeedItem;
+use callsheet_machines::session::MessageName;
 use callsheet_values::config::{
     ApprovalPolicy, ClientTool, LimitOverrides, OutputRequest, RunOverrides, Temperature,
 };
 use callsheet_values::record::StopMode;
 use callsheet_values::types::{
-    Content, Execution, Metadata, RunId, TRACEPARENT, TRACESTATE, ToolChoice, TraceContext, excerpt,
+    Content, Execution, Metadata, RunId, Seq, TRACEPARENT, TRACESTATE, ToolChoice, TraceContext,
+    excerpt,
 };
 
 /// The end of the error if the report of a run is too large to be sent now.
@@ -297,6 +299,52 @@ pub(super) async fn compact(
     _: EmptyBody,
 ) -> Result<Response, ApiError> {
     Ok(Json(session.compact().await?).into_response())
+}
+
+/// Leaves a message out of later requests.
+pub(super) async fn exclude(
+    PathSession(session): PathSession,
+    JsonBody(message): JsonBody<NamedMessage>,
+) -> Result<Response, ApiError> {
+    Ok(Json(session.exclude(message.0).await?).into_response())
+}
+
+/// Takes back a message that is left out.
+pub(super) async fn include(
+    PathSession(session): PathSession,
+    JsonBody(message): JsonBody<NamedMessage>,
+) -> Result<Response, ApiError> {
+    Ok(Json(session.include(message.0).await?).into_response())
+}
+
+/// The message that a request names, by `seq` or by `tool_id`.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "MessageRequest")]
+pub(super) struct NamedMessage(MessageName);
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MessageRequest {
+    seq: Option<Seq>,
+    tool_id: Option<String>,
+}
+
+impl TryFrom<MessageRequest> for NamedMessage {
+    type Error = String;
+
+    fn try_from(request: MessageRequest) -> Result<Self, String> {
+        match request {
+            MessageRequest { seq: Some(seq), tool_id: None } => Ok(Self(MessageName::Input(seq))),
+            MessageRequest { seq: None, tool_id: Some(id) } => {
+                let key = id.parse().map_err(|_| "tool_id: must be like t1a1c0")?;
+                Ok(Self(MessageName::Result(key)))
+            }
+            MessageRequest { .. } => {
+                Err("name one message: \"seq\" of an input's record, or \"tool_id\" of a result"
+                    .into())
+            }
+        }
+    }
 }
 
 /// Returns the tokens of each part of the context.

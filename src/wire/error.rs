@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use super::Delta;
+use super::content_refusal::note_content_refusal;
 use super::overflow::find_overflow;
 use super::reasoning_refusal::note_reasoning_refusal;
 use super::refusal::refusal_of_error;
@@ -41,7 +42,7 @@ pub fn http_error(status: u16, body: &str) -> ProviderError {
     let found = serde_json::from_str::<Value>(body).ok();
     let value = found.as_ref().and_then(find_error);
     let mut error = match value {
-        Some(value) => provider_error(value),
+        Some(value) => json_error(value),
         None => text_error(ProviderErrorKind::Status, plain_message(body)),
     };
     error.status = Some(status);
@@ -53,6 +54,7 @@ pub fn http_error(status: u16, body: &str) -> ProviderError {
             error.refusal = refusal_of_error(&Value::Null, &error.message).map(Arc::new);
         }
     }
+    note_content_refusal(&mut error, value);
     error.message = match error.message.as_str() {
         "" => format!("HTTP status {status}"),
         message => format!("HTTP status {status}: {message}"),
@@ -95,6 +97,13 @@ pub(super) fn find_error(value: &Value) -> Option<&Value> {
 
 /// Converts the JSON of an error, as one that a service reported within a response.
 pub(super) fn provider_error(value: &Value) -> ProviderError {
+    let mut error = json_error(value);
+    note_content_refusal(&mut error, Some(value));
+    error
+}
+
+/// Converts the JSON of an error, without what depends on the status of the answer.
+fn json_error(value: &Value) -> ProviderError {
     let mut message = error_message(value);
     // OpenRouter puts the error of the service behind it here.
     if let Some(raw) = value.get("metadata").and_then(|metadata| metadata.get("raw")?.as_str()) {

@@ -28,6 +28,7 @@
 //! | `error` | error bodies and error payloads of all services |
 //! | `overflow` | errors of requests that are larger than the context window |
 //! | `reasoning_refusal` | errors of requests whose messages have reasoning, or lack it |
+//! | `content_refusal` | errors of requests with content that the service refuses: images, texts |
 //! | `delta` | the deltas |
 //! | `tool_protocol` | calls in the text, for models without tool calling |
 //!
@@ -66,6 +67,7 @@ pub mod response;
 mod answer_schema;
 mod anthropic;
 mod call_ids;
+mod content_refusal;
 mod cumulative;
 mod decoder;
 mod delta;

@@ -40,6 +40,30 @@ const REFUSAL_TEXTS: [&str; 4] = [
     "content management policy",
 ];
 
+/// Texts in the messages of errors with HTTP status 400 or 422 that name a policy about contents.
+const POLICY_TEXTS: [&str; 13] = [
+    "content policy",
+    "content_policy",
+    "usage policy",
+    "usage policies",
+    "safety system",
+    "safety policy",
+    "safety policies",
+    "safety filter",
+    "content filter",
+    "content moderation",
+    "inappropriate content",
+    "prohibited content",
+    "敏感",
+];
+
+/// Returns the details if the message of an error with HTTP status 400 or 422 names a policy about contents.
+pub(super) fn refusal_of_text(message: &str) -> Option<RefusalDetails> {
+    let lower_case = message.to_lowercase();
+    let is_policy = POLICY_TEXTS.iter().any(|text| lower_case.contains(text));
+    is_policy.then(|| RefusalDetails::new(None, Some(message.to_owned())))
+}
+
 /// Reads the details of a refused response: `stop_details`, or an object with `category` and `explanation`.
 pub(super) fn stop_details(raw: &RawValue) -> RefusalDetails {
     let details = parse_value(raw.get()).unwrap_or_default();

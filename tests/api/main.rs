@@ -13,6 +13,7 @@ mod support;
 mod collector;
 mod console;
 mod console_api;
+mod exclusions;
 mod guard;
 mod idempotency;
 mod images;

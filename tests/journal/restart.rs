@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::client::{ended_runs, reproducible_lines};
-use crate::host_directory::{HostDirectory, HostServer, decision, within};
+use crate::host_directory::{HostDirectory, HostServer, decision, until, within};
 use axum::Router;
 use axum::response::{IntoResponse, Response};
 use callsheet::SessionState;
@@ -1032,6 +1032,33 @@ async fn reasoning_of_all_messages_goes_back_after_a_crash_and_opening_messages_
     let opened = served.post("/v1/sessions", json!({"id": "t", "messages": history})).await;
     assert_eq!(opened.status, 201, "{opened:?}");
     assert_eq!(served.snapshot("t").await["history"], history);
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn content_that_a_service_refuses_stays_left_out_after_a_crash() {
+    let refused = json!({"when": {"contains": "done a"}, "repeat": true, "status": 400,
+        "error": {"error": {"message": "Bad Request"}}});
+    let script = json!({"responses": [refused,
+        {"calls": [call("writes", "a")]},
+        {"text": ["It ", "is lost."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
+        {"text": ["It is ", "done."]}, {"text": ["Hello."]}, {"text": ["Again."]}]});
+    let (directory, served) = service(script, "").await;
+    served.begin("s", json!({"input": "go"})).await;
+    until("the held request", || directory.model.received() == 3).await;
+    served.crash().await;
+    let served = directory.start("", "").await;
+    let snapshot = served.until_snapshot("s", is_idle).await;
+    assert_eq!(snapshot["history"].as_array().unwrap().last().unwrap()["content"], "It is done.");
+    assert_eq!(served.run("s", "hello").await["text"], "Hello.");
+    served.crash().await;
+    let served = directory.start("", "").await;
+    assert_eq!(served.run("s", "hello").await["text"], "Again.");
+    let requests = directory.model.requests();
+    let refused: Vec<_> = requests.iter().map(|request| request.status == 400).collect();
+    assert_eq!(refused, [false, true, false, false, false, false]);
+    assert_eq!(run_ends(&directory, "s"), ["answered"; 3]);
     served.shutdown().await;
     directory.verify();
 }

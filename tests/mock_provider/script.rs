@@ -59,6 +59,8 @@ pub struct When {
     pub stream: Option<bool>,
     /// The number of model messages after the last user message.
     pub turns: Option<usize>,
+    /// A part of the body as JSON.
+    pub contains: Option<String>,
 }
 
 /// One response of a script: its content, its pace and its faults.
@@ -247,6 +249,7 @@ impl When {
         self.model.as_ref().is_none_or(|model| request["model"] == model.as_str())
             && self.stream.is_none_or(|wanted| wanted == streamed)
             && self.turns.is_none_or(|turns| turns == turns_since_user(request))
+            && self.contains.as_ref().is_none_or(|part| request.to_string().contains(part))
             && self
                 .last_user
                 .as_ref()
@@ -378,7 +381,8 @@ mod tests {
     fn reads_every_part_of_the_format() {
         let script: Script = serde_json::from_str(
             r#"{"then": "done", "responses": [
-                {"when": {"model": "m", "last_user": "hi", "stream": true, "turns": 0}, "repeat": true,
+                {"when": {"model": "m", "last_user": "hi", "stream": true, "turns": 0,
+                  "contains": "x"}, "repeat": true,
                  "reasoning": ["hm"], "text": ["a", "b"], "finish_reason": null,
                  "calls": [{"id": "x", "name": "n", "arguments": {"a": 1}, "pieces": 2},
                            {"name": "n", "arguments_raw": "{", "no_index": true, "no_id": true}],
@@ -422,6 +426,7 @@ mod tests {
                 r.repeat = true;
             }),
             Response::text("for any"),
+            Response::text("for more").with(|r| r.when.contains = Some("content\":\"more".into())),
         ]);
         let asks = |model: &str, text: &str| json!({"model": model, "messages": [{"role": "user", "content": text}]});
         let mut next = |request: Value| script.next_response(&request).map(|r| r.text.concat());
@@ -429,6 +434,7 @@ mod tests {
         assert_eq!(next(asks("b", "hi again")).as_deref(), Some("for hi"));
         assert_eq!(next(asks("b", "bye")).as_deref(), Some("for any"));
         assert_eq!(next(asks("b", "bye")), None);
+        assert_eq!(next(asks("b", "more")).as_deref(), Some("for more"));
         assert_eq!(next(asks("a", "hi")).as_deref(), Some("for a"));
     }
 

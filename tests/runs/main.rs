@@ -26,6 +26,7 @@ mod questions;
 mod queue;
 mod recorder;
 mod references;
+mod refused_content;
 mod run_options;
 mod seeds;
 mod steer;

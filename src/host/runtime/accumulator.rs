@@ -625,9 +625,9 @@ impl AccumulatorSetup {
             }
             TurnAction::ReduceContext(error) => {
                 let (epoch, model) = (self.epoch, current.turn.model());
-                let overflowed =
-                    SessionMessage::ContextOverflowed { epoch, model, error: Box::new(error) };
-                let _ = self.session.cast(overflowed);
+                let refused =
+                    SessionMessage::ContextRefused { epoch, model, error: Box::new(error) };
+                let _ = self.session.cast(refused);
             }
             TurnAction::SetToolsAside { model_index, tools, reason } => {
                 let Some(request) = &current.request else { return };

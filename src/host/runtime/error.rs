@@ -167,6 +167,15 @@ pub enum HostError {
     /// The session has no such result.
     #[error("the session has no result {0}")]
     NoSuchResult(String),
+    /// The context has no such message. `None`: it has no such result.
+    #[error("{}", no_such_message(*.0))]
+    NoSuchMessage(Option<Seq>),
+    /// The record holds no input that the context still has.
+    #[error(
+        "seq: record {0} holds no input of the context; name that of a run_started or steered record whose input was \
+         not replaced by a summary"
+    )]
+    NotAnInput(Seq),
     /// The run waits for a manual resume.
     #[error("the run was interrupted and waits to be resumed or stopped")]
     Suspended,
@@ -231,6 +240,7 @@ impl From<SessionRefusal> for HostError {
             SessionRefusal::QueueFull(max) => Self::QueueFull(max),
             SessionRefusal::TooLarge(max) => Self::SessionTooLarge(max),
             SessionRefusal::NothingToCompact => Self::NothingToCompact,
+            SessionRefusal::NoSuchMessage => Self::NoSuchMessage(None),
         }
     }
 }
@@ -292,12 +302,14 @@ impl HostError {
             | Self::EmptyInput
             | Self::SessionTooLarge(_)
             | Self::NothingToCompact
+            | Self::NotAnInput(_)
             | Self::Approval(ApprovalError::Content(_))
             | Self::KeyReused => ErrorKind::InvalidRequest,
             Self::NoSuchSession(_)
             | Self::NoSuchRecord { .. }
             | Self::NoSuchResult(_)
             | Self::NoSuchInput
+            | Self::NoSuchMessage(_)
             | Self::UnknownEventId { .. }
             | Self::Approval(ApprovalError::NoSuchApproval)
             | Self::ClientResult(ClientResultError::NoSuchCall)
@@ -368,6 +380,8 @@ impl HostError {
             Self::NoSuchSession(_) => "no_such_session",
             Self::NoSuchRecord { .. } => "no_such_record",
             Self::NoSuchResult(_) => "no_such_result",
+            Self::NoSuchMessage(_) => "no_such_message",
+            Self::NotAnInput(_) => "not_an_input",
             Self::Suspended => "run_suspended",
             Self::NotSuspended => "not_suspended",
             Self::NothingToCompact => "nothing_to_compact",
@@ -379,6 +393,14 @@ impl HostError {
             Self::SessionClosed => "session_closed",
             Self::ShuttingDown => "shutting_down",
         }
+    }
+}
+
+/// Returns the text about a message that the context does not have.
+fn no_such_message(seq: Option<Seq>) -> String {
+    match seq {
+        Some(seq) => format!("seq: the session has no record {seq}"),
+        None => "tool_id: the context has no result of this call".to_owned(),
     }
 }
 

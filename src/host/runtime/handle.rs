@@ -30,7 +30,7 @@ use super::supervision::{CallError, call};
 use super::task;
 use crate::journal::SessionLog;
 use crate::telemetry::Subscription;
-use callsheet_machines::session::RunSpec;
+use callsheet_machines::session::{MessageName, RunSpec};
 use callsheet_machines::turn::{ApprovalDecision, ApprovalError};
 use callsheet_tools::Extensions;
 use callsheet_values::config::{ClientTool, OutputRequest, RunOverrides};
@@ -641,6 +641,50 @@ impl SessionHandle {
     pub async fn compact(&self) -> Result<CompactionReport, HostError> {
         let compact = |reply| SessionMessage::Compact { reply };
         let (report, awake_session) = self.host_ref.request(&self.id, compact).await?;
+        self.wait_durable(awake_session.log.last_seq(), &awake_session).await?;
+        report
+    }
+
+    /// Leaves a message of the context out of later requests: one line stands for it. The records keep it. A message
+    /// that is left out already is not an error.
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use callsheet::prelude::*;
+    /// use callsheet::{MessageName, Seq};
+    ///
+    /// let host = Host::builder().start().await?;
+    /// let session = host.open_session("demo").await?;
+    /// session.run("Say hello.").await?;
+    /// // The second record of the session has the input.
+    /// let report = session.exclude(MessageName::Input(Seq(2))).await?;
+    /// assert_eq!(report.kind, "excluded");
+    /// # host.shutdown().await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// If a run is in progress, the context has no such message, or the journal cannot be written.
+    pub async fn exclude(&self, message: MessageName) -> Result<CompactionReport, HostError> {
+        self.set_excluded(message, false).await
+    }
+
+    /// Takes back a message that is left out of requests. One that is not left out is not an error.
+    ///
+    /// # Errors
+    /// As for [`exclude`](Self::exclude).
+    pub async fn include(&self, message: MessageName) -> Result<CompactionReport, HostError> {
+        self.set_excluded(message, true).await
+    }
+
+    async fn set_excluded(
+        &self,
+        name: MessageName,
+        include: bool,
+    ) -> Result<CompactionReport, HostError> {
+        let exclude = |reply| SessionMessage::Exclude { name, include, reply };
+        let (report, awake_session) = self.host_ref.request(&self.id, exclude).await?;
         self.wait_durable(awake_session.log.last_seq(), &awake_session).await?;
         report
     }

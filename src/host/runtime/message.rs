@@ -26,7 +26,7 @@ use super::tool_limiter::CallPermit;
 use super::tool_servers::FrozenTools;
 use crate::journal::JournalError;
 use callsheet_machines::context::ReferenceValues;
-use callsheet_machines::session::{RecordRange, RunSpec, SummaryReply};
+use callsheet_machines::session::{MessageName, RecordRange, RunSpec, SummaryReply};
 use callsheet_machines::turn::{
     ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, CommittedTurn,
     PermitReply, StartedCalls, ToolCompletion, TurnSpec,
@@ -127,6 +127,8 @@ pub(super) enum SessionMessage {
     RefreshTools { tools: Arc<FrozenTools>, reply: ReplyPort<Result<ToolListChange, HostError>> },
     /// Make the context smaller. Reply with what was done.
     Compact { reply: CompactReply },
+    /// Leave a message out of later requests, or take it back.
+    Exclude { name: MessageName, include: bool, reply: CompactReply },
     /// Return what fills the window of the model.
     ReportContext { reply: ReplyPort<ContextReport> },
     /// A model has answered this request for a summary, or none will.
@@ -138,9 +140,9 @@ pub(super) enum SessionMessage {
         /// The index of the model.
         model: usize,
     },
-    /// The request of the current turn was larger than the window of its model. The turn waits for
-    /// [`AccumulatorMessage::ContextReduced`].
-    ContextOverflowed {
+    /// The request of the current turn was larger than the window of its model, or its content was refused. The turn
+    /// waits for [`AccumulatorMessage::ContextReduced`].
+    ContextRefused {
         epoch: u64,
         /// The index of the model in the run's chain.
         model: usize,
@@ -161,7 +163,7 @@ pub(super) struct RunAccepted {
     pub(super) report_receiver: Option<tokio::sync::oneshot::Receiver<ReportResult>>,
 }
 
-/// Receives the result of a request to make the context smaller.
+/// Receives the result of a request to make the context smaller, or to leave a message out.
 pub(super) type CompactReply = ReplyPort<Result<CompactionReport, HostError>>;
 
 /// The report of a run for its caller, and the sequence number of the run's last record. `None` if only the

@@ -39,11 +39,11 @@ pub struct ContextPartReport {
     pub bytes: u64,
 }
 
-/// The result of a request to make a context smaller.
+/// The result of a request to make a context smaller, or to leave a message out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct CompactionReport {
-    /// `cleared`, `formatted` or `summarised`.
+    /// `summarised`, `excluded` or `included`.
     pub kind: &'static str,
     /// The tokens of the next request before, by estimate.
     pub tokens_before: u64,

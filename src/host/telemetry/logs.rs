@@ -118,9 +118,19 @@ pub fn log(published: &PublishedEvent) {
                 line!(warn, published, limit, value, maximum, action, "limit_reached");
             }
         }
-        Event::ContextCompacted { kind, tokens_before, tokens_after, upto } => {
-            let kind = kind.as_str();
-            line!(info, published, kind, tokens_before, tokens_after, upto, "context_compacted");
+        Event::ContextCompacted { kind, tokens_before, tokens_after, upto, messages } => {
+            let (kind, messages) = (kind.as_str(), messages.join(", "));
+            let messages = Some(messages).filter(|messages| !messages.is_empty());
+            line!(
+                info,
+                published,
+                kind,
+                tokens_before,
+                tokens_after,
+                upto,
+                messages,
+                "context_compacted"
+            );
         }
         // The child session has logged it.
         Event::OfChild { .. } => {}

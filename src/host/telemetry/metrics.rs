@@ -256,7 +256,7 @@ impl Metrics {
                     handle.increment(1);
                 }
             }
-            Event::ContextCompacted { kind, tokens_before, tokens_after, upto: _ } => {
+            Event::ContextCompacted { kind, tokens_before, tokens_after, .. } => {
                 self.tokens_saved.add(*kind, tokens_before.saturating_sub(*tokens_after));
             }
             // The child session has counted it.

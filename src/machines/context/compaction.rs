@@ -1,5 +1,5 @@
 //! The changes that make a context smaller, planned from its messages and applied to them. `session::context` decides
-//! when, and has the whole rule in a table.
+//! when, and has the whole rule in a table. Content that is left out is planned in `exclusion`, and applied here too.
 //!
 //! - Clearing: the results of old calls become one line each.
 //! - Formatting: the responses and results of a run that ended become one message with a log of its calls.
@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use serde::Deserialize as _;
 
+use super::exclusion::{EXCLUDED, replacement};
 use super::result_cut::shorten;
 use super::tokens::{add_messages, estimate_message};
 use callsheet_values::message::{Message, ResponseMessage, ResultContent};
@@ -112,7 +113,7 @@ pub fn plan_clearing(
         let Some(message) = messages.get(at) else { continue };
         let Message::Tool { name, metadata, .. } = &**message else { continue };
         let has = |member: &str| metadata.get(member).is_some();
-        if has("error") || has(CLEARED) || is_kept(name) {
+        if has("error") || has(CLEARED) || has(EXCLUDED) || is_kept(name) {
             continue;
         }
         let cleared = cleared_message(message, call.key, references);
@@ -364,7 +365,8 @@ pub fn plan_drop(
 pub fn uncleared_results(messages: &[Arc<Message>]) -> Vec<CallKey> {
     let keys = results(messages).filter_map(|(at, call)| match &**messages.get(at)? {
         Message::Tool { metadata, name, .. } => {
-            let is_uncleared = metadata.get("error").is_none() && metadata.get(CLEARED).is_none();
+            let is_uncleared =
+                ["error", CLEARED, EXCLUDED].iter().all(|member| metadata.get(*member).is_none());
             (is_uncleared && **name != *READ_VAR).then_some(call.key)
         }
         Message::User { .. } | Message::Summary { .. } | Message::Assistant(_) => None,
@@ -435,6 +437,17 @@ fn change_messages(
             let line = dropped_line(count.saturating_sub(*user_messages), results, runs);
             replace_first(messages, run_start, *count, *user_messages, line)
         }
+        Compaction::Excluded { messages: excluded, references, .. } => {
+            let mut replaced = messages.to_vec();
+            for excluded in excluded {
+                if let Some(message) = replaced.get_mut(excluded.index) {
+                    *message = Arc::new(replacement(message, excluded, *references));
+                }
+            }
+            (replaced, run_start)
+        }
+        // The session has the content.
+        Compaction::Included { .. } => (messages.to_vec(), run_start),
     }
 }
 
@@ -523,7 +536,7 @@ fn without_content(response: &ResponseMessage) -> Option<Arc<Message>> {
 
 /// Returns the index of each result, with its call. Leaves out results of initial messages, whose calls
 /// have turn 0.
-fn results(messages: &[Arc<Message>]) -> impl Iterator<Item = (usize, &ToolCall)> {
+pub(super) fn results(messages: &[Arc<Message>]) -> impl Iterator<Item = (usize, &ToolCall)> {
     let mut calls: &[ToolCall] = &[];
     messages.iter().enumerate().filter_map(move |(at, message)| match &**message {
         Message::Assistant(response) => {

@@ -119,6 +119,12 @@ impl History {
         self.pending_inputs.len()
     }
 
+    /// Returns whether this input waits for the end of the current turn.
+    #[must_use]
+    pub fn is_pending(&self, input: &Content) -> bool {
+        self.pending_inputs.iter().any(|pending| pending.is_clone_of(input))
+    }
+
     /// Returns the number of users' inputs that follow the last turn, without the first one of the run,
     /// unless that waited for initial calls.
     #[must_use]

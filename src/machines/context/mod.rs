@@ -6,6 +6,7 @@
 //! | order of the messages, inputs that wait for the end of a turn, ids of calls | `history` |
 //! | a history that is too long (truncate, trim, shorten, compact): when, and what is kept | `session::context` |
 //! | the same: how messages are replaced by a summary, a log or a line | `compaction` |
+//! | content that a service refuses, or a client leaves out: what it is replaced by | `exclusion`, `session::exclusion` |
 //! | token count (estimate; no tokenizer), learnt context window | `tokens` |
 //! | results longer than `max_result_bytes` (truncated output of a tool): what the model sees | `result_cut` |
 //! | exactly one result for each call (pairing; orphaned calls and results), repair | `pairing` |
@@ -15,6 +16,7 @@
 #![warn(clippy::indexing_slicing)]
 
 pub mod compaction;
+pub mod exclusion;
 mod history;
 mod initial_history;
 mod pairing;

@@ -38,12 +38,15 @@ use crate::context::compaction::{
     self, AppliedChange, DROPPED_REFERENCES_MAX, KeptResults, SUMMARY_REQUEST, SummaryLimits,
     SummaryPlan,
 };
+use crate::context::exclusion::accepted_len;
 use crate::context::tokens::{ModelTokens, TokenMeter, estimate_message, estimate_text};
 use crate::turn::RunRules;
 use callsheet_values::config::{ContextPolicy, HistoryForm, Share};
 use callsheet_values::message::{Message, MessageList};
 use callsheet_values::record::{Compaction, Record};
-use callsheet_values::types::{COMPACT_AT, ContextPart, PartTokens, RunId, SummaryFailure, Usage};
+use callsheet_values::types::{
+    COMPACT_AT, CompactionKind, ContextPart, PartTokens, RunId, SummaryFailure, Usage,
+};
 use callsheet_wire::PromptChange;
 
 /// Number of summaries that failed or had no effect after which the session asks for none by itself until the next
@@ -581,7 +584,9 @@ impl Session {
         let prepared = self.context.prepared.take().filter(|prepared| prepared.0 == *change);
         let applied = prepared.map_or_else(|| self.applied(change), |prepared| prepared.1);
         let AppliedChange { messages, run_start, tokens } = applied;
+        let before = self.history.messages().clone();
         self.history.replace(messages.into(), tokens);
+        self.apply_exclusion(change, &before);
         self.context.token_meter.handle_removal(estimated.saturating_sub(tokens.total()));
         match (&mut self.run, &mut self.context.ended_run) {
             (Some(run), _) => {
@@ -591,7 +596,13 @@ impl Session {
             (None, Some(run)) => run.first_message = run_start,
             (None, None) => {}
         }
-        self.context.prompt_change = Some(PromptChange::Compacted(change.kind()));
+        self.context.prompt_change = Some(match change.kind() {
+            CompactionKind::Excluded | CompactionKind::Included => PromptChange::Excluded,
+            kind @ (CompactionKind::Cleared
+            | CompactionKind::Formatted
+            | CompactionKind::Summarised
+            | CompactionKind::Dropped) => PromptChange::Compacted(kind),
+        });
         match change {
             Compaction::Formatted { .. } => {
                 if let Some(run) = &mut self.context.ended_run {
@@ -599,7 +610,10 @@ impl Session {
                 }
             }
             Compaction::Summarised { .. } => self.context.failed_summaries = 0,
-            Compaction::Cleared { .. } | Compaction::Dropped { .. } => {}
+            Compaction::Cleared { .. }
+            | Compaction::Dropped { .. }
+            | Compaction::Excluded { .. }
+            | Compaction::Included { .. } => {}
         }
     }
 
@@ -619,6 +633,7 @@ impl Session {
             messages.len() - unanswered_inputs.min(messages.len()),
         );
         self.history.replace(messages.into(), tokens);
+        self.prune_exclusions();
         self.context.token_meter.handle_removal(estimated.saturating_sub(tokens.total()));
         self.context.prompt_change = Some(PromptChange::Excluded);
     }
@@ -712,7 +727,15 @@ impl Session {
     fn request_summary(&mut self, rules: &RunRules, plan: SummaryPlan) {
         let meter = self.token_meter();
         let (messages, sent): (MessageList, _) = match self.can_send_all(rules) {
-            true => (self.history.messages().clone(), self.request_tokens(rules)),
+            true if self.run.is_some() => {
+                (self.history.messages().clone(), self.request_tokens(rules))
+            }
+            // No request had the messages behind the newest response. A service may refuse them.
+            true => {
+                let accepted = accepted_len(self.history.messages()).max(plan.replaced_messages);
+                let messages = self.history.messages().iter().take(accepted);
+                (messages.cloned().collect(), self.request_tokens(rules))
+            }
             false => {
                 let messages = self.history.messages().iter().take(plan.replaced_messages);
                 let size: u64 = messages.clone().map(|message| estimate_message(message)).sum();
@@ -734,7 +757,15 @@ impl Session {
 
     /// Returns the messages that a change leaves.
     fn applied(&self, change: &Compaction) -> AppliedChange {
-        compaction::apply(change, self.history.messages(), self.first_of_last_run())
+        let applied = compaction::apply(change, self.history.messages(), self.first_of_last_run());
+        match change {
+            Compaction::Included { messages } => self.with_included(messages, applied),
+            Compaction::Cleared { .. }
+            | Compaction::Formatted { .. }
+            | Compaction::Summarised { .. }
+            | Compaction::Dropped { .. }
+            | Compaction::Excluded { .. } => applied,
+        }
     }
 
     /// Returns the sizes of the next request in tokens before and after a change, by estimate. The size after it is
@@ -749,13 +780,13 @@ impl Session {
     }
 
     /// Returns the index of the first message of the run in progress, or of the last one.
-    fn first_of_last_run(&self) -> usize {
+    pub(super) fn first_of_last_run(&self) -> usize {
         let ended = self.context.ended_run.as_ref().map(|run| run.first_message);
         let first = self.run.as_ref().map(|run| run.first_message).or(ended);
         first.unwrap_or_else(|| self.history.messages().len())
     }
 
-    fn record_change(&mut self, rules: &RunRules, change: Compaction) {
+    pub(super) fn record_change(&mut self, rules: &RunRules, change: Compaction) {
         let applied = self.applied(&change);
         self.record_applied(rules, change, applied, Usage::default());
     }
@@ -775,7 +806,9 @@ impl Session {
                 let last = calls.last().max(cut.last().map(|cut| &cut.call));
                 last.map_or(self.turn, |key| key.turn)
             }
-            Compaction::Formatted { .. } => self.turn,
+            Compaction::Formatted { .. }
+            | Compaction::Excluded { .. }
+            | Compaction::Included { .. } => self.turn,
             Compaction::Summarised { messages, .. } | Compaction::Dropped { messages, .. } => {
                 let kept = self.history.messages().get(*messages..).unwrap_or_default();
                 let turns = kept.iter().filter(|m| matches!(***m, Message::Assistant(_)));

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::context_state::ContextState;
+use super::exclusion::Exclusions;
 use super::idempotency_keys::{IdempotencyKeys, RequestEffect};
 use super::open_run::{
     OpenRun, OpenTurn, RecordedAt, RunSpec, RunStage, SessionRunRules, TurnOrigin,
@@ -68,6 +69,8 @@ pub struct Session {
     pub(super) keys: IdempotencyKeys,
     pub(super) run: Option<Box<OpenRun>>,
     pub(super) context: ContextState,
+    /// The content that is left out of requests.
+    pub(super) exclusions: Exclusions,
     pub(super) references: ReferenceIndex,
     /// The SHA-256 of the frozen list of the tools that servers offer.
     pub(super) frozen_tools: Option<Arc<str>>,
@@ -139,6 +142,7 @@ impl Session {
             keys: IdempotencyKeys::default(),
             run: None,
             context: ContextState::default(),
+            exclusions: Exclusions::default(),
             references: ReferenceIndex::default(),
             frozen_tools: None,
             waits_for_tools: false,
@@ -377,6 +381,7 @@ impl Session {
                 }
                 run.steer();
                 self.forget_failed_summaries();
+                self.exclusions.add_input(at.seq, input);
                 self.history.steer(*follows_turn, input.clone());
             }
             Record::StopAsked { mode, .. } => self.open_run()?.stop(*mode),
@@ -460,6 +465,7 @@ impl Session {
         };
         self.has_children |= turn.results.iter().any(|result| result.outcome.child.is_some());
         self.update_token_meter(turn.request_tokens);
+        self.settle_exclusions(message.is_some());
         self.forget_summary();
         if message.is_some() {
             self.context.unsent_change = None;
@@ -507,6 +513,7 @@ impl Session {
         self.queue.retain(|queued| queued.run_id != input.run_id);
         let has_initial_calls = self.history.initial_calls().is_some();
         let first_message = self.history.messages().len();
+        self.exclusions.add_input(at.seq, &input.input);
         self.history.begin_run(input.input.clone());
         let run = OpenRun::start(input, at, rules, has_initial_calls, first_message);
         self.run = Some(Box::new(run));
@@ -616,6 +623,8 @@ pub enum SessionRefusal {
     TooLarge(u64),
     /// The context has nothing that could be replaced.
     NothingToCompact,
+    /// The context has no such input or result.
+    NoSuchMessage,
 }
 
 /// The limits that a session's next input must keep.

@@ -19,6 +19,7 @@
 //! | end of a run after a turn: `max_turns`, `max_failed_turns`, token budget, request for a final answer | `run_machine` |
 //! | forced call (`tool_choice`, `FORCED_REQUESTS_MAX`), an answer without text, typed answer (structured output): requests for it, `output_retries` | `run_machine` |
 //! | a history that is too long (truncate, trim, shorten, compact): clearing of results, compact history, summary, overflow, learnt window | `context` |
+//! | content that a service refuses, or that a client leaves out | `exclusion` |
 //! | use of a limit, and the note when half of it is used | `limit_meter` |
 //! | loop detection (`repeat_limit`) | `loop_detection` |
 //! | stage, usage and time of the current run | `open_run` |
@@ -35,6 +36,7 @@
 mod approvals;
 mod context;
 mod context_state;
+mod exclusion;
 #[cfg(test)]
 mod explorer;
 mod idempotency_keys;
@@ -53,6 +55,7 @@ mod stored;
 mod tests;
 
 pub use approvals::{PendingApprovalRequest, pending_approvals};
+pub use exclusion::MessageName;
 pub use idempotency_keys::{IDEMPOTENCY_KEYS_MAX, IdempotencyKeys, RequestEffect, SeenRequest};
 pub use machine::{
     InputLimits, RunAdmission, RunResult, Session, SessionEffect, SessionRefusal, SessionRulesOf,

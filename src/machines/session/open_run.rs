@@ -340,7 +340,15 @@ impl OpenRun {
         self.stats.add(turn.usage, turn.results.len(), &turn.times);
         self.people += turn.times.people;
         self.turns_duration += turn.times.total;
-        self.stage = RunStage::FollowUp(self.machine.handle_turn(turn, steered));
+        let mut follow_up = self.machine.handle_turn(turn, steered);
+        if let RunNext::End { error: Some(error), .. } = &mut follow_up.next
+            && turn.is_left_out()
+        {
+            let input =
+                format!("; its input (record {}) is left out of later requests", self.seq.0);
+            error.message.push_str(&input);
+        }
+        self.stage = RunStage::FollowUp(follow_up);
         self.skip_empty_follow_up();
     }
 

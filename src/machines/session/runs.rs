@@ -355,6 +355,7 @@ impl Session {
             run_time_left: run.time_left(now),
             // The records of a replayed turn hold the changes that its window led to.
             window: self.window(&rules).filter(|_| !self.context.is_replayed),
+            excludable: self.excludable(),
             // The shell sets `new_prompt` and `seed`.
             new_prompt: None,
             variables: self.variables.clone(),

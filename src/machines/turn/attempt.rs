@@ -3,7 +3,9 @@
 //! A broken attempt (its stream was interrupted, or the request failed) is void unless a call with effects has
 //! started: its text and calls, also partial ones, are discarded, and [`retry`](super::retry) decides whether another
 //! one follows. Before that, the session makes its context smaller, once in a turn, if the request was too large. If
-//! a call with effects has started, the partial response is kept as the response of the turn.
+//! no attempt is left after a refusal of the request's content, the session leaves content out, once in a turn
+//! (`session::exclusion`), and the request is sent again. If a call with effects has started, the partial response is
+//! kept as the response of the turn.
 //! Results of pure calls of void attempts are reused for identical calls of later attempts, except those of
 //! repeatable tools.
 
@@ -19,8 +21,8 @@ use callsheet_values::config::OnRefusal;
 use callsheet_values::event::{AttemptFallback, Event};
 use callsheet_values::record::{Record, ResponseEnding};
 use callsheet_values::types::{
-    ContextOverflow, FinishKind, FinishReason, MessagePart, ProviderError, ProviderErrorKind,
-    RefusalDetails, RequestKind, RunError, ToolStatus,
+    ContentRefusal, ContextOverflow, FinishKind, FinishReason, MessagePart, ProviderError,
+    ProviderErrorKind, RefusalDetails, RequestKind, RunError, ToolStatus,
 };
 use callsheet_wire::Delta;
 use callsheet_wire::response::{
@@ -32,7 +34,7 @@ const CONTEXT_OVERFLOW: &str = "CONTEXT_OVERFLOW";
 /// The code of the error of a run whose models gave no response.
 pub const PROVIDER_ERROR: &str = "provider_error";
 
-/// The code of the error of a run whose answer the model or its service refused.
+/// The code of the error of a run whose answer, or whose content, the model or its service refused.
 pub const CONTENT_REFUSED: &str = "CONTENT_REFUSED";
 
 /// Anthropic's finish reason of a response that the end of the window has cut off.
@@ -60,19 +62,16 @@ pub(super) struct Attempt {
     pub(super) finish_reason: Option<FinishReason>,
 }
 
-/// The attempt to make the context of the turn smaller, at most one.
+/// The changes of the context after refused requests of the turn: at most one for a request that was too large, and
+/// one for its content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) enum ContextReduction {
-    /// No request was too large.
-    #[default]
-    Unused,
-    /// A request was too large, and the session makes its context smaller.
-    Awaited {
-        /// The error of the attempt.
-        error: ProviderError,
-    },
-    /// It was made smaller, or could not be.
-    Used,
+pub(super) struct ContextReduction {
+    /// The error of the attempt, while the session changes the context.
+    awaited: Option<ProviderError>,
+    /// The context was made smaller, or could not be.
+    overflow_handled: bool,
+    /// Content was left out, or could not be.
+    refusal_handled: bool,
 }
 
 impl Attempt {
@@ -267,7 +266,8 @@ impl Turn {
             }
             ResponseEnding::Refused => {
                 let asks_next = self.spec.rules.on_refusal == OnRefusal::Fallback;
-                asks_next && self.retry.has_fallback() && !self.has_started_effects()
+                let asks_next = asks_next && self.retry.has_fallback();
+                (asks_next || self.has_refused_content()) && !self.has_started_effects()
             }
             ResponseEnding::BrokenKept
             | ResponseEnding::TooManyCalls
@@ -290,7 +290,30 @@ impl Turn {
         );
         error.code = Some((*reason.raw).to_owned()).filter(|code| !code.is_empty());
         error.refusal = reason.refusal;
+        let asks_next = self.spec.rules.on_refusal == OnRefusal::Fallback;
+        error.content =
+            (!asks_next || !self.retry.has_fallback()).then_some(ContentRefusal::Policy);
         Err(error)
+    }
+
+    /// Returns whether the service refused to answer before the first word of the response, and the request has content
+    /// that it may lose.
+    fn has_refused_content(&self) -> bool {
+        let response = &self.attempt.response;
+        // A model that refuses in its own words, or has thought about it, has read the request.
+        let is_of_service = response.refusal().is_empty() && response.reasoning().is_empty();
+        is_of_service && self.is_answer_empty() && self.may_exclude() && !self.retry.keeps_answer()
+    }
+
+    /// Returns whether the request may be sent again without content.
+    fn may_exclude(&self) -> bool {
+        !self.reduction.refusal_handled && self.spec.excludable.any()
+    }
+
+    /// Returns whether the session is asked to leave content out because of this error.
+    pub(super) fn excludes_after(&self, error: &ProviderError) -> bool {
+        let is_of_content = error.content.is_some() && error.tool_refusal.is_none();
+        is_of_content && self.may_exclude() && !self.is_out_of_tokens()
     }
 
     /// Returns whether the response has neither text nor calls. One that its service paused, or whose calls were
@@ -350,35 +373,38 @@ impl Turn {
             self.request_again(plan, error.message);
             return;
         }
-        if self.reduction == ContextReduction::Unused
-            && error.is_context_overflow()
-            && !self.is_out_of_tokens()
-        {
+        let is_overflow = error.is_context_overflow() && !self.reduction.overflow_handled;
+        if is_overflow && !self.is_out_of_tokens() {
+            self.request_smaller_context(error);
+            return;
+        }
+        // Another model is asked only if `on_refusal` says so.
+        if error.kind == ProviderErrorKind::Refused && self.excludes_after(&error) {
             self.request_smaller_context(error);
             return;
         }
         self.follow_up_failure(error);
     }
 
-    /// Asks the session to make its context smaller, and waits for it.
+    /// Asks the session to make its context smaller, or to leave content out, and waits for it.
     pub(super) fn request_smaller_context(&mut self, error: ProviderError) {
-        self.reduction = ContextReduction::Awaited { error: error.clone() };
+        match error.is_context_overflow() {
+            true => self.reduction.overflow_handled = true,
+            false => self.reduction.refusal_handled = true,
+        }
+        self.reduction.awaited = Some(error.clone());
         self.effects.perform(TurnAction::ReduceContext(error));
     }
 
-    /// Returns true if the turn waits for a smaller context. Then no attempt is open.
+    /// Returns true if the turn waits for a changed context. Then no attempt is open.
     pub(super) fn waits_for_context(&self) -> bool {
-        matches!(self.reduction, ContextReduction::Awaited { .. })
+        self.reduction.awaited.is_some()
     }
 
-    /// Handles that the context is smaller than that of the last request, or could not be made smaller.
+    /// Handles that the context is changed for the next request, or could not be.
     pub fn handle_context_reduced(&mut self, now: Duration, reduced: bool) {
         self.clock.advance(now);
-        let reduction = std::mem::replace(&mut self.reduction, ContextReduction::Used);
-        let ContextReduction::Awaited { error } = reduction else {
-            self.reduction = reduction;
-            return;
-        };
+        let Some(error) = self.reduction.awaited.take() else { return };
         if self.stage != TurnStage::AwaitingResponse {
             return;
         }
@@ -386,7 +412,15 @@ impl Turn {
             // The hooks have not seen this context.
             self.hooks.before_request = HookStage::NotAsked;
             let plan = self.retry.plan_same_model_attempt();
-            self.request_again(plan, error.message);
+            let reason = match error.content {
+                Some(ContentRefusal::Image | ContentRefusal::Policy)
+                    if !error.is_context_overflow() =>
+                {
+                    format!("{CONTENT_REFUSED}: {}", error.message)
+                }
+                Some(_) | None => error.message,
+            };
+            self.request_again(plan, reason);
         } else {
             self.follow_up_failure(error);
         }
@@ -398,6 +432,7 @@ impl Turn {
         match self.retry.after_error(&error, self.attempt.plan.streamed) {
             Some(_) if self.is_out_of_tokens() => self.end_out_of_tokens(false),
             Some(plan) => self.request_again(plan, error.message),
+            None if self.excludes_after(&error) => self.request_smaller_context(error),
             None => self.fail(error),
         }
     }
@@ -405,9 +440,13 @@ impl Turn {
     /// Ends the turn with the error of its last attempt.
     fn fail(&mut self, error: ProviderError) {
         self.stage = TurnStage::Finished;
+        let code = match error.content {
+            _ if error.is_context_overflow() => CONTEXT_OVERFLOW,
+            Some(ContentRefusal::Image | ContentRefusal::Policy) => CONTENT_REFUSED,
+            Some(ContentRefusal::Unnamed) | None => PROVIDER_ERROR,
+        };
         let error = RunError {
-            code: if error.is_context_overflow() { CONTEXT_OVERFLOW } else { PROVIDER_ERROR }
-                .to_owned(),
+            code: code.to_owned(),
             transient: error.is_transient(),
             message: error.message,
         };

@@ -39,7 +39,8 @@ pub enum Effect {
 pub enum TurnAction {
     /// Request a response from the model, after the plan's wait.
     Request(AttemptPlan),
-    /// Make the context smaller, because the request was too large for the model. The answer is
+    /// Make the context smaller, because the request was too large for the model, or leave content out that its service
+    /// refused. The answer is
     /// [`handle_context_reduced`](super::Turn::handle_context_reduced).
     ReduceContext(ProviderError),
     /// Set tools of the request aside for a model: its service refuses them.

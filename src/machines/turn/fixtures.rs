@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{Budget, CommittedTurn, ModelPlan, ModelPlans, RunRules, TurnSpec};
+use crate::context::exclusion::Excludable;
 use crate::context::{History, ResultCut, Variables};
 use crate::contract::{ParsedSchema, ToolSpec};
 use callsheet_values::config::ApprovalPolicy;
@@ -128,6 +129,7 @@ pub fn spec(rules: RunRules) -> TurnSpec {
         run_elapsed: Duration::ZERO,
         run_time_left: None,
         window: None,
+        excludable: Excludable::default(),
         new_prompt: None,
         variables: Variables::default(),
         seed: 1,

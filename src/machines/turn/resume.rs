@@ -206,6 +206,15 @@ impl Turn {
             self.request_smaller_context(error.clone());
             return;
         }
+        if let Some(error) = failure.filter(|error| self.excludes_after(error))
+            && (error.kind == ProviderErrorKind::Refused || !self.retry.has_fallback())
+            && !error.is_transient()
+            && !is_limit_recorded
+        {
+            // The host stopped while the session left content out, or before it.
+            self.request_smaller_context(error.clone());
+            return;
+        }
         // An attempt that had failed before does not fail again.
         let error = match failure {
             Some(error) => error.clone(),

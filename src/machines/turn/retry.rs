@@ -82,8 +82,8 @@ pub struct RetryPolicy {
     request_kind: RequestKind,
     /// The number of empty answers of the turn.
     empty_answers: u32,
-    /// True if an empty answer stays the answer, because its record says so.
-    keeps_empty_answer: bool,
+    /// True if an empty or refused answer stays the answer, because its record says so.
+    keeps_answer: bool,
 }
 
 impl RetryPolicy {
@@ -103,13 +103,18 @@ impl RetryPolicy {
             output_room: None,
             request_kind: RequestKind::Ordinary,
             empty_answers: 0,
-            keeps_empty_answer: false,
+            keeps_answer: false,
         }
     }
 
-    /// Keeps an empty answer. Used by the replay of a turn whose records have it.
-    pub(super) fn keep_empty_answer(&mut self) {
-        self.keeps_empty_answer = true;
+    /// Keeps an empty or refused answer. Used by the replay of a turn whose records have it.
+    pub(super) fn keep_answer(&mut self) {
+        self.keeps_answer = true;
+    }
+
+    /// Returns whether an empty or refused answer stays the answer.
+    pub(super) fn keeps_answer(&self) -> bool {
+        self.keeps_answer
     }
 
     /// Sets the kind of the turn's request.
@@ -254,13 +259,13 @@ impl RetryPolicy {
     pub(super) fn may_follow_empty_answer(&self) -> bool {
         match self.repeats_empty_answer() {
             true => self.may_repeat_answer(),
-            false => self.has_fallback() && !self.keeps_empty_answer,
+            false => self.has_fallback() && !self.keeps_answer,
         }
     }
 
     /// Returns whether an answer in which something is missing is asked for again, once in a turn and unchanged.
     pub(super) fn may_repeat_answer(&self) -> bool {
-        self.repeats_empty_answer() && self.empty_answers == 0 && !self.keeps_empty_answer
+        self.repeats_empty_answer() && self.empty_answers == 0 && !self.keeps_answer
     }
 
     /// Returns whether an empty answer to this kind of request is asked for again, once and unchanged. The other kinds

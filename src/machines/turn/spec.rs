@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::output::OutputRules;
 use crate::context::Variables;
+use crate::context::exclusion::Excludable;
 use crate::contract::ToolSpec;
 use callsheet_values::config::{ContextPolicy, Limits, OnRefusal, ToolPattern};
 use callsheet_values::types::{
@@ -35,6 +36,8 @@ pub struct TurnSpec {
     pub run_time_left: Option<Duration>,
     /// The context window of the first model in tokens, if it is configured or learnt.
     pub window: Option<u64>,
+    /// The content that the request may lose if its service refuses it.
+    pub excludable: Excludable,
     /// The hash of what precedes the messages in the requests, if it differs from that of the turn before.
     pub new_prompt: Option<u64>,
     /// The session's variables at the start of the turn.

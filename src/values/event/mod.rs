@@ -318,6 +318,8 @@ pub enum Event {
         tokens_after: u64,
         /// The last turn of which something was replaced.
         upto: u32,
+        /// The names of the messages whose content is left out, or comes back, and of their parts.
+        messages: Vec<String>,
     },
     /// An event of a child session, for the watchers of its parent.
     OfChild {

@@ -303,6 +303,7 @@ pub fn every() -> Vec<Event> {
             tokens_before: 120_000,
             tokens_after: 60_000,
             upto: 7,
+            messages: vec!["t1a1c0".to_owned()],
         },
         Event::OfChild { call: key(), event: Arc::new(child_event()) },
         Event::HistoryRepaired { repairs: 1 },

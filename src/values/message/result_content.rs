@@ -42,10 +42,7 @@ impl ResultContent {
 
     /// Returns the images.
     pub fn images(&self) -> impl Iterator<Item = &Image> {
-        self.parts.iter().flat_map(Content::parts).filter_map(|part| match part {
-            ContentPart::Image(image) => Some(image),
-            ContentPart::Text(_) => None,
-        })
+        self.parts.iter().flat_map(Content::images)
     }
 
     /// Appends a text. It may begin with line breaks, which separate it from the text before. In the parts it becomes a

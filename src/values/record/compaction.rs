@@ -1,8 +1,8 @@
-//! The changes that make a context smaller.
+//! The changes that replace messages of a context.
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::{CallKey, CompactionKind, RunId};
+use crate::types::{CallKey, CompactionKind, RunId, Seq};
 
 /// A replacement of messages in the context of a session. The records before it still hold what is
 /// replaced.
@@ -58,6 +58,53 @@ pub enum Compaction {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         runs: Vec<RunId>,
     },
+    /// Each of these messages becomes one line, or its images do, because a service refused the content or a client
+    /// asked for it.
+    Excluded {
+        /// The messages, in their order.
+        messages: Vec<ExcludedMessage>,
+        /// True if the lines name the references of the results.
+        references: bool,
+        /// True if the service's error did not name the content. Then it comes back if the turn ends without an
+        /// accepted request.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        tentative: bool,
+    },
+    /// These messages have the content again that was left out.
+    Included {
+        /// The messages, in their order.
+        messages: Vec<ExcludedMessage>,
+    },
+}
+
+/// A message whose content is left out, or comes back.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ExcludedMessage {
+    /// Its index in the context at this record.
+    pub index: usize,
+    /// The record of the input, if it is a user's message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq: Option<Seq>,
+    /// The call, if it is a result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call: Option<CallKey>,
+    /// True if only its images are left out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub images: bool,
+}
+
+impl ExcludedMessage {
+    /// Returns the name of the message and of the part, for people: `t1a1c0`, `record 7 (images)`. A message with which
+    /// the session was opened has only its index, from 0.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let message = match (self.call, self.seq) {
+            (Some(call), _) => call.to_string(),
+            (None, Some(seq)) => format!("record {}", seq.0),
+            (None, None) => format!("message {}", self.index),
+        };
+        if self.images { format!("{message} (images)") } else { message }
+    }
 }
 
 /// A result that is cut.
@@ -71,6 +118,8 @@ pub struct CutResult {
 
 /// About the number of bytes of a call's key as JSON.
 const CALL_KEY_BYTES: usize = 34;
+/// About the number of bytes of an [`ExcludedMessage`] as JSON.
+const EXCLUDED_BYTES: usize = 64;
 
 impl Compaction {
     /// Returns about the number of bytes of the change as JSON.
@@ -81,6 +130,9 @@ impl Compaction {
             Self::Formatted { text, .. } => text.len(),
             Self::Summarised { text, results, .. } => text.len() + results.len() * CALL_KEY_BYTES,
             Self::Dropped { results, runs, .. } => (results.len() + runs.len()) * CALL_KEY_BYTES,
+            Self::Excluded { messages, .. } | Self::Included { messages } => {
+                messages.len() * EXCLUDED_BYTES
+            }
         }
     }
 
@@ -92,6 +144,20 @@ impl Compaction {
             Self::Formatted { .. } => CompactionKind::Formatted,
             Self::Summarised { .. } => CompactionKind::Summarised,
             Self::Dropped { .. } => CompactionKind::Dropped,
+            Self::Excluded { .. } => CompactionKind::Excluded,
+            Self::Included { .. } => CompactionKind::Included,
+        }
+    }
+
+    /// Returns the messages whose content it leaves out or brings back.
+    #[must_use]
+    pub fn excluded_messages(&self) -> &[ExcludedMessage] {
+        match self {
+            Self::Excluded { messages, .. } | Self::Included { messages } => messages,
+            Self::Cleared { .. }
+            | Self::Formatted { .. }
+            | Self::Summarised { .. }
+            | Self::Dropped { .. } => &[],
         }
     }
 }

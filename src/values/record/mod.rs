@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use crate::message::ResponseMessage;
-pub use compaction::{Compaction, CutResult};
+pub use compaction::{Compaction, CutResult, ExcludedMessage};
 pub use entry::{JournalEntry, RECORD_VERSION, UnreadableRecord};
 pub use past::{DisplayedText, PastEvents, RunningText, displayed_text, part_after};
 pub use projector::{EventProjector, with_call};
@@ -475,7 +475,8 @@ pub enum Record {
         /// The SHA-256 of the list of definitions, in hex digits. The journal has the list under this key.
         sha256: Arc<str>,
     },
-    /// The context was made smaller. The records before this one hold what is replaced.
+    /// Messages of the context were replaced, mostly to make it smaller. The records before this one hold what is
+    /// replaced.
     Compacted {
         /// The replacement.
         change: Box<Compaction>,

@@ -189,6 +189,7 @@ impl EventProjector {
                     tokens_before: *tokens_before,
                     tokens_after: *tokens_after,
                     upto: *upto,
+                    messages: change.excluded_messages().iter().map(|it| it.name()).collect(),
                 }
             }
             Record::RunEnded {

@@ -1,11 +1,11 @@
-//! The kinds of changes that make a context smaller.
+//! The kinds of changes of a context: those that make it smaller, and those that leave content out or bring it back.
 
 use serde::{Deserialize, Serialize};
 
 /// The name of the limit in a record about a summary that failed or had no effect.
 pub const COMPACT_AT: &str = "compact_at";
 
-/// The kind of a change that makes a context smaller.
+/// The kind of a change of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CompactionKind {
     /// Old results became lines.
@@ -16,11 +16,22 @@ pub enum CompactionKind {
     Summarised,
     /// The first messages became one line, without a model.
     Dropped,
+    /// Content became lines, because a service refused it or a client asked for it.
+    Excluded,
+    /// Content came back that was left out.
+    Included,
 }
 
 impl CompactionKind {
     /// All kinds.
-    pub const ALL: [Self; 4] = [Self::Cleared, Self::Formatted, Self::Summarised, Self::Dropped];
+    pub const ALL: [Self; 6] = [
+        Self::Cleared,
+        Self::Formatted,
+        Self::Summarised,
+        Self::Dropped,
+        Self::Excluded,
+        Self::Included,
+    ];
 
     /// Returns the name for clients, logs and metrics.
     #[must_use]
@@ -30,6 +41,8 @@ impl CompactionKind {
             Self::Formatted => "formatted",
             Self::Summarised => "summarised",
             Self::Dropped => "dropped",
+            Self::Excluded => "excluded",
+            Self::Included => "included",
         }
     }
 }

@@ -120,6 +120,26 @@ impl Content {
         }
     }
 
+    /// Returns the images.
+    pub fn images(&self) -> impl Iterator<Item = &Image> {
+        self.0.iter().filter_map(|part| match part {
+            ContentPart::Image(image) => Some(image),
+            ContentPart::Text(_) => None,
+        })
+    }
+
+    /// Returns whether both share their parts: one is a clone of the other.
+    #[must_use]
+    pub fn is_clone_of(&self, other: &Self) -> bool {
+        self.address() == other.address()
+    }
+
+    /// Returns the address of the parts, which all clones share.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.0.as_ptr().addr()
+    }
+
     /// Returns whether the content has no image and only blank text.
     #[must_use]
     pub fn is_blank(&self) -> bool {

@@ -66,8 +66,8 @@ pub use reference::{
 };
 pub use request_kind::{FINAL_ANSWER, OutputMode, RequestKind, ToolChoice};
 pub use response::{
-    ContextOverflow, FinishKind, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails,
-    ToolRefusal, Usage,
+    ContentRefusal, ContextOverflow, FinishKind, FinishReason, ProviderError, ProviderErrorKind,
+    RefusalDetails, ToolRefusal, Usage,
 };
 pub use secrets::CUT_MARK;
 pub use secrets::{REDACTED, Secrets};

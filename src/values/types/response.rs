@@ -208,6 +208,21 @@ pub struct ProviderError {
     /// Set if the error is a refusal to answer, such as that of a content filter.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub refusal: Option<Arc<RefusalDetails>>,
+    /// Set if the service refused the request because of the content of its messages, or may have.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub content: Option<ContentRefusal>,
+}
+
+/// The part of an error by which a service refuses the content of a request's messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ContentRefusal {
+    /// The error names images.
+    Image,
+    /// The error names a policy about contents.
+    Policy,
+    /// The error does not say what is wrong with the request. Its content may be the reason.
+    Unnamed,
 }
 
 /// The tools because of which a service refused a request, by name, in the order of the request.
@@ -270,6 +285,7 @@ impl ProviderError {
             tool_refusal: None,
             reasoning: None,
             refusal: None,
+            content: None,
         }
     }
 

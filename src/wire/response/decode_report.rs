@@ -151,6 +151,7 @@ fn describe_error(error: &ProviderError) -> Value {
         tool_refusal: _,
         reasoning: _,
         refusal: _,
+        content: _,
     } = error;
     let kind: &ProviderErrorKind = kind;
     json!({ "message": message, "code": code, "status": status, "kind": kind })

@@ -8,7 +8,7 @@ use super::{
     sanitized_line, tokens, when, word,
 };
 use crate::journal::JournalEntry;
-use callsheet_values::record::{Compaction, ResponseMessage};
+use callsheet_values::record::{Compaction, ExcludedMessage, ResponseMessage};
 use callsheet_values::transcript::{
     AttemptResponse, AttemptStart, AttemptTranscript, CallTranscript, RecordLocation,
     RecordedCompaction, RecordedHooks, RecordedOutcome, RecordedRunEnd, RunTranscript, Transcript,
@@ -82,6 +82,11 @@ fn describe_misplaced(entry: &JournalEntry) -> RecordDescription {
     RecordDescription { label: "misplaced", lines: vec![brief(&json)] }
 }
 
+/// Returns the names of messages, separated by commas.
+fn message_names(messages: &[ExcludedMessage]) -> String {
+    messages.iter().map(ExcludedMessage::name).collect::<Vec<_>>().join(", ")
+}
+
 fn compaction_lines(compaction: &RecordedCompaction<'_>) -> Vec<String> {
     let RecordedCompaction { change, tokens_before, tokens_after, .. } = compaction;
     let (what, text) = match change {
@@ -100,6 +105,12 @@ fn compaction_lines(compaction: &RecordedCompaction<'_>) -> Vec<String> {
         Compaction::Formatted { text, .. } => ("the run is one message".to_owned(), Some(text)),
         Compaction::Summarised { text, messages, .. } => {
             (format!("{} summarised", count_with_noun(*messages, "message")), Some(text))
+        }
+        Compaction::Excluded { messages, .. } => {
+            (format!("{} left out", message_names(messages)), None)
+        }
+        Compaction::Included { messages } => {
+            (format!("{} taken back", message_names(messages)), None)
         }
     };
     let head = format!("{what}, {tokens_before} tokens before, {tokens_after} after, by estimate");

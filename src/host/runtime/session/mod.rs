@@ -297,6 +297,10 @@ impl SessionActor {
                 self.give_model_tokens();
                 self.compact(reply);
             }
+            SessionMessage::Exclude { name, include, reply } => {
+                self.give_model_tokens();
+                self.exclude(name, include, reply);
+            }
             SessionMessage::ReportContext { reply } => {
                 let _ = reply.send(self.context_report());
                 return;
@@ -308,9 +312,9 @@ impl SessionActor {
                     set_aside.store_soon(&self.host_ref.shared.journal);
                 }
             }
-            SessionMessage::ContextOverflowed { epoch, model, error } => {
+            SessionMessage::ContextRefused { epoch, model, error } => {
                 if epoch == self.actors.epoch {
-                    self.context_overflowed(model, &error);
+                    self.context_refused(model, &error);
                 }
             }
             SessionMessage::RefreshTools { tools, reply } => {

@@ -18,14 +18,15 @@ use crate::runtime::models::Model;
 use crate::runtime::publish::Publisher;
 use crate::runtime::report::CompactionReport;
 use crate::runtime::task::OwnedTask;
-use callsheet_machines::session::{SummaryReply, SummaryRequest};
+use callsheet_machines::session::{MessageName, SessionRefusal, SummaryReply, SummaryRequest};
 use callsheet_machines::turn::{AttemptPlan, CommittedTurn, RetryPolicy};
 use callsheet_values::config::RunOverrides;
 use callsheet_values::event::Event;
 use callsheet_values::message::Message;
 use callsheet_values::record::{Record, ResponseEnding};
 use callsheet_values::types::{
-    ContextOverflow, ProviderError, ProviderErrorKind, ReasoningRule, RunId, SummaryFailure, Usage,
+    CompactionKind, ContextOverflow, ProviderError, ProviderErrorKind, ReasoningRule, RunId,
+    SummaryFailure, Usage,
 };
 use callsheet_wire::response::{ExchangeEnd, ResponseAssembler, ResponseLimits, classify_ending};
 
@@ -40,7 +41,7 @@ pub(super) struct AwaitedSummary {
     task: Option<OwnedTask>,
     /// The number of requests for summaries so far.
     requests: u64,
-    /// The clients that asked for a smaller context.
+    /// The clients that asked for a smaller context, or to leave a message out.
     callers: Vec<CompactReply>,
     /// The deadline, on the machine's clock, of the run that waits for the summary or for the tools of servers, and
     /// the timer of it.
@@ -58,6 +59,36 @@ impl SessionActor {
                 let _ = reply.send(Err(refusal.into()));
             }
         }
+    }
+
+    /// Leaves a message out of later requests on request of a client, or takes it back.
+    pub(super) fn exclude(&mut self, name: MessageName, include: bool, reply: CompactReply) {
+        let agents = &self.agents;
+        let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
+        let last = self.log.last_seq();
+        let refused = match self.session.handle_exclude_request(name, include, &rules_of) {
+            Ok(true) => return self.summary.callers.push(reply),
+            Ok(false) => {
+                let rules = rules_of(&self.session.current_overrides());
+                let tokens = self.session.request_tokens(&rules);
+                let kind = match include {
+                    true => CompactionKind::Included,
+                    false => CompactionKind::Excluded,
+                };
+                let (kind, tokens_before, tokens_after) = (kind.as_str(), tokens, tokens);
+                let _ = reply.send(Ok(CompactionReport { kind, tokens_before, tokens_after }));
+                return;
+            }
+            Err(SessionRefusal::NoSuchMessage) => match name {
+                MessageName::Input(seq) if (1..=last.0).contains(&seq.0) => {
+                    HostError::NotAnInput(seq)
+                }
+                MessageName::Input(seq) => HostError::NoSuchMessage(Some(seq)),
+                MessageName::Result(_) => HostError::NoSuchMessage(None),
+            },
+            Err(refusal) => refusal.into(),
+        };
+        let _ = reply.send(Err(refused));
     }
 
     /// Asks a model for a summary. The session receives it as [`SessionMessage::SummaryMade`].
@@ -170,8 +201,18 @@ impl SessionActor {
         }
     }
 
+    /// Leaves out the content that a model's service has refused, or makes the context smaller.
+    pub(super) fn context_refused(&mut self, model: usize, error: &ProviderError) {
+        let Some(refusal) = error.content.filter(|_| !error.is_context_overflow()) else {
+            return self.context_overflowed(model, error);
+        };
+        let agents = &self.agents;
+        let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
+        self.session.handle_content_refused(refusal, &rules_of);
+    }
+
     /// Learns the window of a model whose request was too large, and makes the context smaller.
-    pub(super) fn context_overflowed(&mut self, model: usize, error: &ProviderError) {
+    fn context_overflowed(&mut self, model: usize, error: &ProviderError) {
         let agent = Arc::clone(self.agents.current());
         let model = agent.models.at(model);
         let tokens = self.session.request_tokens(&agent.rules);

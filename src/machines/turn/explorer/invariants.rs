@@ -76,17 +76,18 @@ impl World {
     /// Checks that a smaller context is asked for once in a turn, after a request that was too large, while
     /// nothing else of the turn goes on.
     pub(super) fn check_reduction(&mut self, error: &ProviderError) {
-        assert!(error.is_context_overflow() && self.delivered_deltas.is_none());
+        let is_refusal = error.is_context_overflow() || error.content.is_some();
+        assert!(is_refusal && self.delivered_deltas.is_none());
         assert!(self.started_effects.is_empty(), "a call with effects has started");
         assert!(!self.turn.is_out_of_tokens(), "another request would exceed the run's tokens");
         let is_recorded = self.log.iter().rev().find_map(|record| {
             let Record::AttemptFailed { error, kept, .. } = record else { return None };
-            Some(!kept && error.is_context_overflow())
+            Some(!kept && (error.is_context_overflow() || error.content.is_some()))
         });
         assert_eq!(
             is_recorded,
             Some(true),
-            "the journal does not say that the request was too large"
+            "the journal does not say that the request was refused"
         );
         self.awaiting_context = true;
         self.reductions += 1;
@@ -118,10 +119,10 @@ impl World {
     /// Checks that a turn that providers failed has requested all models, and that it has used up their attempts if
     /// the last error is transient.
     pub(super) fn check_failure(&self, error: &RunError, scenario: &Scenario) {
-        if error.code == "CONTEXT_OVERFLOW" {
-            assert!(self.reductions == 1 || self.is_resumed(), "the context was not made smaller");
+        if matches!(&*error.code, "CONTEXT_OVERFLOW" | "CONTENT_REFUSED") {
+            assert!(self.reductions == 1 || self.is_resumed(), "the context was not changed");
         }
-        if !matches!(&*error.code, "provider_error" | "CONTEXT_OVERFLOW") {
+        if !matches!(&*error.code, "provider_error" | "CONTEXT_OVERFLOW" | "CONTENT_REFUSED") {
             return;
         }
         let models = &scenario.spec.rules.models;
@@ -130,11 +131,11 @@ impl World {
             Some(&(models.iter().count() - 1)),
             "a model was left out"
         );
-        let attempts: u32 = models.iter().map(|model| model.max_attempts).sum();
-        assert!(
-            !error.transient || self.requested_models.len() >= attempts as usize,
-            "the turn failed too early"
-        );
+        // A refusal of content leads to the next model at once.
+        let first = if scenario.spec.excludable.any() { models.iter().count() - 1 } else { 0 };
+        let attempts: u32 = models.iter().skip(first).map(|model| model.max_attempts).sum();
+        let requests = self.requested_models.iter().filter(|index| **index >= first).count();
+        assert!(!error.transient || requests >= attempts as usize, "the turn failed too early");
     }
 
     /// Returns whether the tool of the call has a free permit.

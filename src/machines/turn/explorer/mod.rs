@@ -35,12 +35,13 @@ use super::{
     StartedCall, StartedCalls, ToolCompletion, Turn, TurnAction, TurnEnd, TurnSpec, TurnStage,
 };
 use crate::context::History;
+use crate::context::exclusion::Excludable;
 use callsheet_values::config::OnExcess;
 use callsheet_values::event::{ConflictResolution, Event};
 use callsheet_values::record::{Record, ResponseEnding};
 use callsheet_values::types::{
-    CallKey, ContextOverflow, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind,
-    RunError, ToolOutcome, ToolResult, ToolStatus, VariablesUse,
+    CallKey, ContentRefusal, ContextOverflow, Execution, FailureKind, FinishKind, ProviderError,
+    ProviderErrorKind, RunError, ToolOutcome, ToolResult, ToolStatus, VariablesUse,
 };
 use callsheet_wire::Delta;
 use callsheet_wire::response::ExchangeEnd;
@@ -281,6 +282,24 @@ fn a_request_that_is_too_large_at_any_time() {
             (scenario.crashes, scenario.owner_deaths) = (0, 1);
             scenario.timeouts = true;
             scenario.durable_at_once = true;
+            scenarios.push(scenario);
+        }
+    }
+    explore_all(scenarios);
+}
+
+#[test]
+fn content_that_is_refused_at_any_time() {
+    let mut scenarios = Vec::new();
+    for mix in [&["pure"][..], &["effect"][..]] {
+        for fallbacks in [vec![], vec![model("backup", 2)]] {
+            let models = ModelPlans::new(model("main", 2), fallbacks);
+            let execution = Execution::Parallel { max: 2 };
+            let rules = RunRules { models: Arc::new(models), ..rules(execution) };
+            let mut scenario = scenario_with(&format!("refusals {mix:?}"), rules, mix);
+            scenario.spec.excludable = Excludable { images: true, texts: false };
+            (scenario.overflows, scenario.breaks) = (2, 1);
+            (scenario.cancel, scenario.crashes) = (true, 1);
             scenarios.push(scenario);
         }
     }

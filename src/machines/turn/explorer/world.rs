@@ -91,9 +91,9 @@ pub(super) enum Action {
     Deliver,
     Close,
     Break,
-    /// The request is refused because it is larger than the window of the model.
+    /// The request is refused because it is larger than the window of the model, or for content that may be left out.
     Overflow,
-    /// The session has made the context smaller, or could not.
+    /// The session has changed the context, or could not.
     ReduceContext(bool),
     PermitReply(CallKey, PermitReply),
     /// The values of a call's references were read, or could not be.
@@ -307,7 +307,10 @@ impl World {
                 self.delivered_deltas = None;
                 self.overflows += 1;
                 let mut error = ProviderError::new(ProviderErrorKind::Status, "too long");
-                error.overflow = Some(ContextOverflow::default());
+                match scenario.spec.excludable.any() {
+                    true => error.content = Some(ContentRefusal::Image),
+                    false => error.overflow = Some(ContextOverflow::default()),
+                }
                 self.turn.handle_response_end(now, ExchangeEnd::Failed(error));
             }
             Action::ReduceContext(reduced) => {

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use super::super::fixtures::model;
-use super::super::{ModelPlan, ModelPlans};
+use super::super::fixtures::{model, spec};
+use super::super::{ModelPlan, ModelPlans, TurnSpec};
 use super::*;
+use crate::context::exclusion::Excludable;
 use callsheet_values::event::AttemptFallback;
-use callsheet_values::types::ToolRefusal;
+use callsheet_values::types::{ContentRefusal, FinishReason, RefusalDetails, ToolRefusal};
 
 /// Returns rules with two attempts with `main`, and one with `backup`, which does not stream.
 fn two_models() -> RunRules {
@@ -428,4 +429,80 @@ fn an_accepted_request_of_a_search_for_refused_tools_is_void_until_the_search_is
     assert_eq!(shown.collect::<Vec<_>>(), ["Here."]);
     let aside = driver.events.iter().filter(|event| matches!(event, Event::ToolSetAside { .. }));
     assert_eq!(aside.count(), 1);
+}
+
+/// Returns a driver whose request has content that may be left out.
+fn with_content(rules: RunRules) -> Driver {
+    let excludable = Excludable { images: true, texts: false };
+    Driver::new(TurnSpec { excludable, ..spec(rules) })
+}
+
+fn refuse_content(driver: &mut Driver, refusal: ContentRefusal) {
+    let mut error = ProviderError::new(ProviderErrorKind::Status, "could not process image");
+    (error.status, error.content) = (Some(400), Some(refusal));
+    driver.turn.handle_response_end(driver.now, ExchangeEnd::Failed(error));
+    driver.perform_effects();
+}
+
+#[test]
+fn a_request_whose_content_is_refused_is_sent_again_once_without_it() {
+    for refusal in [ContentRefusal::Image, ContentRefusal::Unnamed] {
+        let mut driver = with_content(rules(PARALLEL));
+        refuse_content(&mut driver, refusal);
+        assert_eq!((driver.reductions, driver.requests.len()), (1, 1));
+        reduced(&mut driver, true);
+        assert_eq!(driver.requests, [(1, true), (2, true)]);
+        driver.receive([text("Here."), finish(FinishKind::Stop)]).close_stream();
+        driver.assert_end(&TurnEnd::Finished);
+        let mut refused_again = with_content(rules(PARALLEL));
+        refuse_content(&mut refused_again, refusal);
+        reduced(&mut refused_again, true);
+        refuse_content(&mut refused_again, refusal);
+        assert_eq!(refused_again.reductions, 1);
+        let is_named = refusal == ContentRefusal::Image;
+        let code = if is_named { "CONTENT_REFUSED" } else { "provider_error" };
+        assert_eq!(error_code(&refused_again), Some(code));
+    }
+    // Without such content the turn fails at once.
+    let mut driver = Driver::with(rules(PARALLEL));
+    refuse_content(&mut driver, ContentRefusal::Unnamed);
+    assert_eq!((driver.reductions, error_code(&driver)), (0, Some("provider_error")));
+}
+
+#[test]
+fn another_model_is_asked_before_content_is_left_out() {
+    let mut driver = with_content(two_models());
+    refuse_content(&mut driver, ContentRefusal::Image);
+    assert_eq!((driver.reductions, attempts(&driver)), (0, vec![(1, "main"), (2, "backup")]));
+    refuse_content(&mut driver, ContentRefusal::Image);
+    assert_eq!(driver.reductions, 1);
+    reduced(&mut driver, true);
+    assert_eq!(attempts(&driver), [(1, "main"), (2, "backup"), (3, "backup")]);
+}
+
+#[test]
+fn a_refused_answer_without_a_word_is_asked_for_without_content() {
+    let refused = || FinishReason::refused("content_filter", RefusalDetails::new(None, None));
+    let mut driver = with_content(rules(PARALLEL));
+    driver.receive([Delta::Finish(refused())]).close_stream();
+    assert_eq!(driver.reductions, 1);
+    reduced(&mut driver, true);
+    driver.receive([Delta::Finish(refused())]).close_stream();
+    driver.assert_end(&TurnEnd::Refused);
+    // An answer that has begun is refused for itself.
+    let mut driver = with_content(rules(PARALLEL));
+    driver.receive([text("I"), Delta::Finish(refused())]).close_stream();
+    driver.assert_end(&TurnEnd::Refused);
+    assert_eq!(driver.reductions, 0);
+}
+
+#[test]
+fn a_turn_that_waited_for_content_to_be_left_out_asks_for_it_again_after_a_crash() {
+    let mut driver = with_content(rules(PARALLEL));
+    refuse_content(&mut driver, ContentRefusal::Image);
+    driver.crash(driver.log.len());
+    assert_eq!(driver.reductions, 2);
+    reduced(&mut driver, true);
+    driver.receive([text("Here."), finish(FinishKind::Stop)]).close_stream();
+    driver.assert_end(&TurnEnd::Finished);
 }

@@ -122,16 +122,18 @@ impl PublishedEvent {
                 },
                 limit.len() + action.len(),
             ),
-            Event::ContextCompacted { kind, tokens_before, tokens_after, upto } => self.single(
-                "context_compacted",
-                &ContextCompactedView {
-                    kind: kind.as_str(),
-                    tokens_before: *tokens_before,
-                    tokens_after: *tokens_after,
-                    upto: *upto,
-                },
-                96,
-            ),
+            Event::ContextCompacted { kind, tokens_before, tokens_after, upto, messages } => self
+                .single(
+                    "context_compacted",
+                    &ContextCompactedView {
+                        kind: kind.as_str(),
+                        tokens_before: *tokens_before,
+                        tokens_after: *tokens_after,
+                        upto: *upto,
+                        messages,
+                    },
+                    96,
+                ),
             Event::RunEnded {
                 agent: _,
                 metadata: _,
@@ -530,11 +532,13 @@ struct InputRemovedView {
 }
 
 #[derive(Serialize)]
-struct ContextCompactedView {
+struct ContextCompactedView<'a> {
     kind: &'static str,
     tokens_before: u64,
     tokens_after: u64,
     upto: u32,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    messages: &'a [String],
 }
 
 #[derive(Serialize)]

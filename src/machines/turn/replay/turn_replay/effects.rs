@@ -49,10 +49,10 @@ impl TurnReplay<'_, '_> {
                 let (turn, attempt) = (self.spec.number, plan.attempt);
                 self.remaining_steps =
                     response::steps(self.recording, self.at, turn, attempt, bytes_max);
-                // Earlier versions kept each empty answer.
+                // Earlier versions kept each empty or refused answer.
                 let attempt_record = self.recording.attempt(self.at, turn, attempt);
                 if attempt_record.is_some_and(|attempt| attempt.response.is_some()) {
-                    self.turn.retry.keep_empty_answer();
+                    self.turn.retry.keep_answer();
                 }
                 let reused = response::reused(self.recording, (self.first, self.at), turn, attempt);
                 let reused = reused
