@@ -131,7 +131,7 @@ async fn sessions_are_listed_page_by_page() {
         ("?limit=99999999999999999999", "invalid query: limit: the number is too large"),
         ("?children=maybe", "invalid query: children: must be true or false"),
         ("?state=asleep", ", not `asleep`"),
-        ("?limt=5", "invalid query: unknown parameter `limt` (known: `state`, `limit`, "),
+        ("?limt=5", "invalid query: unknown parameter `limt` (known: `state`, `order`, "),
     ] {
         let answer = service.get(&format!("/v1/sessions{query}")).await;
         assert_eq!(answer.error(), (400, "invalid_request".to_owned()), "{query}");

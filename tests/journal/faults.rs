@@ -471,7 +471,7 @@ async fn only_unused_sessions_are_deleted() {
     let journal = JournalReader::open(&directory.dir).unwrap();
     assert_eq!(journal.count().unwrap(), 2);
     assert_eq!(served.get("/v1/sessions/old1").await.status, 404);
-    assert_eq!(served.snapshot("asks").await["state"], "running");
+    assert_eq!(served.snapshot("asks").await["state"], "waiting");
     assert_eq!(served.snapshot("listened").await["state"], "idle");
     // The id can be used again.
     served.open("old1").await;

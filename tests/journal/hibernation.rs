@@ -160,9 +160,9 @@ async fn a_run_that_waits_for_approval_hibernates_until_the_decision() {
     for _ in 0..3 {
         served.asleep().await;
         assert_eq!(served.host.counts().runs, 0);
-        assert_eq!(session.state(), SessionState::Running, "its run is open");
+        assert_eq!(session.state(), SessionState::Waiting, "its run is open");
         let listed = served.get("/v1/sessions").await.json();
-        assert_eq!(listed["sessions"][0]["state"], "running");
+        assert_eq!(listed["sessions"][0]["state"], "waiting");
         assert_eq!(served.snapshot("s").await, waiting, "the approval request is unchanged");
     }
     served.asleep().await;

@@ -90,7 +90,7 @@ async fn ask(
     let action = action.as_deref().map_or("", String::as_str);
     let mut open = state.receive(wire, &uri, &headers, &body);
     match dispatch::service(wire).read(&ProviderRequest { body: &body, action }) {
-        Ok(request) => answer(state, open, &request).await,
+        Ok(request) => answer(state, open, &request, &body).await,
         Err(refused) => {
             open.set_status(refused.status);
             open.end(AnswerState::Whole);
@@ -99,11 +99,16 @@ async fn ask(
     }
 }
 
-/// Answers a request by the script or the improviser.
-async fn answer(state: Arc<ProviderState>, mut open: OpenRequest, request: &Value) -> HttpResponse {
+/// Answers a request by the script or the improviser. `request` is the `body` in the form of Chat Completions.
+async fn answer(
+    state: Arc<ProviderState>,
+    mut open: OpenRequest,
+    request: &Value,
+    body: &Value,
+) -> HttpResponse {
     let scripted = {
         let mut script = state.script.lock();
-        script.next_response(request).ok_or(script.then)
+        script.next_response(request, body).ok_or(script.then)
     };
     let response = match scripted {
         Ok(response) => response,

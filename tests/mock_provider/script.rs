@@ -59,7 +59,7 @@ pub struct When {
     pub stream: Option<bool>,
     /// The number of model messages after the last user message.
     pub turns: Option<usize>,
-    /// A part of the body as JSON.
+    /// A part of the body as JSON, in the wire format of the request.
     pub contains: Option<String>,
 }
 
@@ -226,9 +226,11 @@ impl Script {
         self
     }
 
-    /// Removes the response for a request from the script, or copies it if it repeats.
-    pub(super) fn next_response(&mut self, request: &Value) -> Option<Response> {
-        let found = self.responses.iter().position(|response| response.when.fits(request))?;
+    /// Removes the response for a request from the script, or copies it if it repeats. `request` is the `body` in the
+    /// form of Chat Completions.
+    pub(super) fn next_response(&mut self, request: &Value, body: &Value) -> Option<Response> {
+        let fits = |response: &Response| response.when.fits(request, body);
+        let found = self.responses.iter().position(fits)?;
         if self.responses.get(found)?.repeat {
             return self.responses.get(found).cloned();
         }
@@ -244,12 +246,12 @@ impl From<RehearsedAnswer> for Response {
 }
 
 impl When {
-    fn fits(&self, request: &Value) -> bool {
+    fn fits(&self, request: &Value, body: &Value) -> bool {
         let streamed = request["stream"] == true;
         self.model.as_ref().is_none_or(|model| request["model"] == model.as_str())
             && self.stream.is_none_or(|wanted| wanted == streamed)
             && self.turns.is_none_or(|turns| turns == turns_since_user(request))
-            && self.contains.as_ref().is_none_or(|part| request.to_string().contains(part))
+            && self.contains.as_ref().is_none_or(|part| body.to_string().contains(part))
             && self
                 .last_user
                 .as_ref()
@@ -429,7 +431,8 @@ mod tests {
             Response::text("for more").with(|r| r.when.contains = Some("content\":\"more".into())),
         ]);
         let asks = |model: &str, text: &str| json!({"model": model, "messages": [{"role": "user", "content": text}]});
-        let mut next = |request: Value| script.next_response(&request).map(|r| r.text.concat());
+        let mut next =
+            |request: Value| script.next_response(&request, &request).map(|r| r.text.concat());
         assert_eq!(next(asks("b", "hi there")).as_deref(), Some("for hi"));
         assert_eq!(next(asks("b", "hi again")).as_deref(), Some("for hi"));
         assert_eq!(next(asks("b", "bye")).as_deref(), Some("for any"));
@@ -459,7 +462,8 @@ mod tests {
             (6, Some("first")),
             (8, Some("second")),
         ] {
-            let taken = script.next_response(&json!({"messages": messages[..count]}));
+            let request = json!({"messages": messages[..count]});
+            let taken = script.next_response(&request, &request);
             assert_eq!(taken.map(|response| response.text.concat()).as_deref(), expect, "{count}");
         }
     }

@@ -393,7 +393,7 @@ async fn an_address_that_others_reach_needs_a_token() {
         let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.unwrap();
         let options = ServerOptions::default().with(|options| options.token = token);
         let refused = serve(listener, host.clone(), options).unwrap_err().to_string();
-        let needed = "needs ServerOptions::token with at least 16 characters";
+        let needed = "needs tokens (ServerOptions::token) with at least 16 characters";
         assert!(refused.ends_with(&format!("is not loopback and {needed}")), "{refused}");
     }
     host.shutdown().await;

@@ -116,6 +116,7 @@ fn check_error(event: &str, payload: &str, message: &str, status: Option<u16>, c
     let mut out = Vec::new();
     crate::decoder::parse_in_full(&mut AnthropicDialect::default(), event, payload, &mut out);
     let expected = Delta::Error(ProviderError {
+        content: None,
         kind: ProviderErrorKind::InStream,
         status,
         code: code.map(str::to_owned),

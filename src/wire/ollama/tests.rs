@@ -148,6 +148,7 @@ fn finish_reasons_have_a_kind_and_keep_their_text() {
 #[track_caller]
 fn check_error(line: &str, message: &str, status: Option<u16>, code: Option<&str>) {
     let expected = Delta::Error(ProviderError {
+        content: None,
         kind: ProviderErrorKind::InStream,
         status,
         code: code.map(str::to_owned),
