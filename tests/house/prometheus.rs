@@ -195,6 +195,8 @@ fn setup(directory: &HostDirectory, backup: &MockProvider) -> HostBuilder {
     let (main, backup) = (directory.model.base_url(), backup.base_url());
     let rest = format!(
         r#"
+        [journal]
+        max_stored_sessions = 1000
         [models.main]
         wire = "openai-chat"
         base_url = "{main}"

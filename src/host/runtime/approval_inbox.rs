@@ -3,16 +3,13 @@
 //! A session keeps its own list up to date while it is awake ([`ApprovalInbox::set`]), from its records. It stays the
 //! same while the session hibernates. When a host starts, the sessions with unfinished runs are read, and add theirs.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::host_ref::HostState;
 use super::snapshot::PendingApproval;
-use crate::journal::JournalError;
 use callsheet_values::types::{CallKey, Metadata, RunId, SessionId};
 
 /// An approval, or a question of a tool, that waits for a person.
@@ -81,7 +78,7 @@ impl std::str::FromStr for ApprovalPosition {
 
 impl OpenApproval {
     /// Returns the session at the root, if it is another one.
-    fn root(&self) -> Option<&SessionId> {
+    pub(super) fn root(&self) -> Option<&SessionId> {
         Some(&self.root_session).filter(|root| **root != self.session)
     }
 
@@ -176,52 +173,6 @@ impl ApprovalInbox {
         let oldest = open.in_order.first_key_value().map(|(position, _)| position.asked_at);
         (open.in_order.len(), oldest)
     }
-}
-
-/// Number of open approvals of one read with a filter by metadata.
-const FILTERED_PAGE: usize = 256;
-
-/// Returns the open approvals that match a query, the oldest first.
-pub(super) fn find(
-    shared: &HostState,
-    query: &ApprovalQuery,
-    filter: impl Fn(&OpenApproval) -> bool,
-) -> Result<Vec<Arc<OpenApproval>>, JournalError> {
-    let ApprovalQuery { agent, metadata, after, limit } = query;
-    let limit = if *limit == 0 { usize::MAX } else { *limit };
-    let inbox = &shared.approval_inbox;
-    let is_selected = |open: &OpenApproval| {
-        let is_of = |agent: &String| open.agent_path.iter().any(|name| **name == **agent);
-        agent.as_ref().is_none_or(is_of) && filter(open)
-    };
-    if metadata.is_empty() {
-        return Ok(inbox.page(after.as_ref(), limit, is_selected));
-    }
-    let (mut found, mut after) = (Vec::new(), after.clone());
-    // A run of a child session does not have the metadata of the session at the root.
-    let mut roots = BTreeMap::new();
-    while found.len() < limit {
-        let page = inbox.page(after.as_ref(), FILTERED_PAGE, &is_selected);
-        let Some(last) = page.last() else { break };
-        after = last.position();
-        for approval in page {
-            let mut matches = approval.metadata.includes(metadata);
-            if let Some(root) = approval.root().filter(|_| !matches) {
-                matches = match roots.entry(root.clone()) {
-                    Entry::Occupied(known) => *known.get(),
-                    Entry::Vacant(unknown) => {
-                        let stored = shared.journal.find(root)?;
-                        let has = stored.is_some_and(|root| root.metadata.includes(metadata));
-                        *unknown.insert(has)
-                    }
-                };
-            }
-            if matches && found.len() < limit {
-                found.push(approval);
-            }
-        }
-    }
-    Ok(found)
 }
 
 #[cfg(test)]

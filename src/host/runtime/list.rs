@@ -1,7 +1,11 @@
-//! The list of a host's sessions: from the journal, with the state of those that are awake.
+//! The list of a host's sessions: from the journal, with the state of those that are awake. Also the list of open
+//! approvals, selected by metadata that the journal has.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
+use super::approval_inbox::{ApprovalQuery, OpenApproval};
 use super::error::HostError;
 use super::host_ref::{HostRef, HostState};
 use super::index::AwakeSession;
@@ -131,4 +135,50 @@ fn summary(shared: &HostState, stored: SessionSummary) -> SessionSummary {
     let state = shared.with_wait(&stored.id, state);
     let approvals_open = shared.approval_inbox.count_of(&stored.id);
     SessionSummary { state, approvals_open, ..stored }
+}
+
+/// Number of open approvals of one read with a filter by metadata.
+const FILTERED_PAGE: usize = 256;
+
+/// Returns the open approvals that match a query, the oldest first.
+pub(super) fn open_approvals(
+    shared: &HostState,
+    query: &ApprovalQuery,
+    filter: impl Fn(&OpenApproval) -> bool,
+) -> Result<Vec<Arc<OpenApproval>>, JournalError> {
+    let ApprovalQuery { agent, metadata, after, limit } = query;
+    let limit = if *limit == 0 { usize::MAX } else { *limit };
+    let inbox = &shared.approval_inbox;
+    let is_selected = |open: &OpenApproval| {
+        let is_of = |agent: &String| open.agent_path.iter().any(|name| **name == **agent);
+        agent.as_ref().is_none_or(is_of) && filter(open)
+    };
+    if metadata.is_empty() {
+        return Ok(inbox.page(after.as_ref(), limit, is_selected));
+    }
+    let (mut found, mut after) = (Vec::new(), after.clone());
+    // A run of a child session does not have the metadata of the session at the root.
+    let mut roots = BTreeMap::new();
+    while found.len() < limit {
+        let page = inbox.page(after.as_ref(), FILTERED_PAGE, &is_selected);
+        let Some(last) = page.last() else { break };
+        after = last.position();
+        for approval in page {
+            let mut matches = approval.metadata.includes(metadata);
+            if let Some(root) = approval.root().filter(|_| !matches) {
+                matches = match roots.entry(root.clone()) {
+                    Entry::Occupied(known) => *known.get(),
+                    Entry::Vacant(unknown) => {
+                        let stored = shared.journal.find(root)?;
+                        let has = stored.is_some_and(|root| root.metadata.includes(metadata));
+                        *unknown.insert(has)
+                    }
+                };
+            }
+            if matches && found.len() < limit {
+                found.push(approval);
+            }
+        }
+    }
+    Ok(found)
 }

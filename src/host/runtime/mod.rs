@@ -844,10 +844,10 @@ impl Host {
         self.note_approvals_are_read();
         let host_ref = &self.inner.host_ref;
         if query.metadata.is_empty() {
-            return Ok(approval_inbox::find(&host_ref.shared, &query, filter)?);
+            return Ok(list::open_approvals(&host_ref.shared, &query, filter)?);
         }
         let shared = Arc::clone(&host_ref.shared);
-        Ok(host_ref.quick_read(move || approval_inbox::find(&shared, &query, filter)).await??)
+        Ok(host_ref.quick_read(move || list::open_approvals(&shared, &query, filter)).await??)
     }
 
     /// Returns the configuration of the console.

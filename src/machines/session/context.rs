@@ -732,8 +732,16 @@ impl Session {
             }
             // No request had the messages behind the newest response. A service may refuse them.
             true => {
-                let accepted = accepted_len(self.history.messages()).max(plan.replaced_messages);
-                let messages = self.history.messages().iter().take(accepted);
+                let all = self.history.messages();
+                let mut accepted = accepted_len(all);
+                // A response with calls needs their results, which follow it.
+                let newest = accepted.checked_sub(1).and_then(|at| all.get(at));
+                if let Some(Message::Assistant(response)) = newest.map(|newest| &**newest)
+                    && !response.calls.is_empty()
+                {
+                    accepted -= 1;
+                }
+                let messages = all.iter().take(accepted.max(plan.replaced_messages));
                 (messages.cloned().collect(), self.request_tokens(rules))
             }
             false => {

@@ -11,7 +11,6 @@
 //! Each change is a [`Record::Compacted`] of the kind `excluded` or `included`. The content that lines stand for stays
 //! in memory, so that it can come back.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::machine::{Session, SessionEffect, SessionRefusal};
@@ -21,29 +20,8 @@ use crate::context::tokens::add_messages;
 use crate::turn::RunRules;
 use callsheet_values::message::Message;
 use callsheet_values::record::{Compaction, ExcludedMessage, Seq};
-use callsheet_values::types::{CallKey, Content, ContentRefusal, PartTokens};
+use callsheet_values::types::{CallKey, ContentRefusal, PartTokens};
 use callsheet_wire::PromptChange;
-
-/// The content that is left out, and the inputs that may be.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Exclusions {
-    /// The users' inputs by the positions of their records.
-    inputs: Vec<(Seq, Content)>,
-    replaced: Vec<ReplacedMessage>,
-}
-
-/// A message that is left out, or whose images are.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct ReplacedMessage {
-    /// The message that stands in the history.
-    line: Arc<Message>,
-    /// The message before.
-    original: Arc<Message>,
-    /// Only its images are left out.
-    images: bool,
-    /// It comes back if the turn ends without a response.
-    is_tentative: bool,
-}
 
 /// A message of the context that a client names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,62 +30,6 @@ pub enum MessageName {
     Input(Seq),
     /// The result of this call.
     Result(CallKey),
-}
-
-impl Exclusions {
-    /// Notes the position of an input. The message of the history shares its content.
-    pub(super) fn add_input(&mut self, seq: Seq, input: &Content) {
-        self.inputs.push((seq, input.clone()));
-    }
-
-    fn find(&self, message: &Arc<Message>) -> Option<&ReplacedMessage> {
-        self.replaced.iter().find(|replaced| Arc::ptr_eq(&replaced.line, message))
-    }
-
-    /// Returns whether the message is the line of one that is left out as a whole.
-    fn has_whole(&self, message: &Arc<Message>) -> bool {
-        self.find(message).is_some_and(|replaced| !replaced.images)
-    }
-
-    /// Returns the message as it was before anything of it was left out.
-    fn original<'a>(&'a self, message: &'a Arc<Message>) -> &'a Arc<Message> {
-        self.find(message).map_or(message, |replaced| &replaced.original)
-    }
-
-    /// Returns the position of the record of a message that is an input.
-    fn seq_of(&self, message: &Arc<Message>) -> Option<Seq> {
-        let Message::User { content } = &**self.original(message) else { return None };
-        let mut inputs = self.inputs.iter().rev();
-        inputs.find(|(_, input)| input.is_clone_of(content)).map(|(seq, _)| *seq)
-    }
-
-    fn replace(
-        &mut self,
-        before: &Arc<Message>,
-        line: &Arc<Message>,
-        images: bool,
-        tentative: bool,
-    ) {
-        let original = Arc::clone(self.original(before));
-        self.replaced.retain(|replaced| !Arc::ptr_eq(&replaced.line, before));
-        self.replaced.push(ReplacedMessage {
-            line: Arc::clone(line),
-            original,
-            images,
-            is_tentative: tentative,
-        });
-    }
-
-    /// Forgets what the history has no more.
-    fn prune(&mut self, messages: &[Arc<Message>], is_waiting: impl Fn(&Content) -> bool) {
-        self.replaced.retain(|replaced| messages.iter().any(|it| Arc::ptr_eq(it, &replaced.line)));
-        let content = |message: &Arc<Message>| match &**self.original(message) {
-            Message::User { content } => Some(content.address()),
-            Message::Summary { .. } | Message::Assistant(_) | Message::Tool { .. } => None,
-        };
-        let kept: BTreeSet<usize> = messages.iter().filter_map(content).collect();
-        self.inputs.retain(|(_, input)| kept.contains(&input.address()) || is_waiting(input));
-    }
 }
 
 impl Session {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::context_state::ContextState;
-use super::exclusion::Exclusions;
+use super::exclusion_state::Exclusions;
 use super::idempotency_keys::{IdempotencyKeys, RequestEffect};
 use super::open_run::{
     OpenRun, OpenTurn, RecordedAt, RunSpec, RunStage, SessionRunRules, TurnOrigin,

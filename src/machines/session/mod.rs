@@ -19,7 +19,7 @@
 //! | end of a run after a turn: `max_turns`, `max_failed_turns`, token budget, request for a final answer | `run_machine` |
 //! | forced call (`tool_choice`, `FORCED_REQUESTS_MAX`), an answer without text, typed answer (structured output): requests for it, `output_retries` | `run_machine` |
 //! | a history that is too long (truncate, trim, shorten, compact): clearing of results, compact history, summary, overflow, learnt window | `context` |
-//! | content that a service refuses, or that a client leaves out | `exclusion` |
+//! | content that a service refuses, or that a client leaves out | `exclusion`, `exclusion_state` |
 //! | use of a limit, and the note when half of it is used | `limit_meter` |
 //! | loop detection (`repeat_limit`) | `loop_detection` |
 //! | stage, usage and time of the current run | `open_run` |
@@ -37,6 +37,7 @@ mod approvals;
 mod context;
 mod context_state;
 mod exclusion;
+mod exclusion_state;
 #[cfg(test)]
 mod explorer;
 mod idempotency_keys;

@@ -67,7 +67,7 @@ pub(super) struct Attempt {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct ContextReduction {
     /// The error of the attempt, while the session changes the context.
-    awaited: Option<ProviderError>,
+    refused_with: Option<ProviderError>,
     /// The context was made smaller, or could not be.
     overflow_handled: bool,
     /// Content was left out, or could not be.
@@ -392,19 +392,19 @@ impl Turn {
             true => self.reduction.overflow_handled = true,
             false => self.reduction.refusal_handled = true,
         }
-        self.reduction.awaited = Some(error.clone());
+        self.reduction.refused_with = Some(error.clone());
         self.effects.perform(TurnAction::ReduceContext(error));
     }
 
     /// Returns true if the turn waits for a changed context. Then no attempt is open.
     pub(super) fn waits_for_context(&self) -> bool {
-        self.reduction.awaited.is_some()
+        self.reduction.refused_with.is_some()
     }
 
     /// Handles that the context is changed for the next request, or could not be.
     pub fn handle_context_reduced(&mut self, now: Duration, reduced: bool) {
         self.clock.advance(now);
-        let Some(error) = self.reduction.awaited.take() else { return };
+        let Some(error) = self.reduction.refused_with.take() else { return };
         if self.stage != TurnStage::AwaitingResponse {
             return;
         }

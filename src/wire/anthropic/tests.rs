@@ -3,7 +3,9 @@ use serde_json::json;
 use super::*;
 use crate::dialect::RequestFormat;
 use crate::{CallDelta, Delta, ProviderMetadata};
-use callsheet_values::types::{FinishReason, ProviderError, ProviderErrorKind, RefusalDetails};
+use callsheet_values::types::{
+    ContentRefusal, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails,
+};
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
     crate::decoder::deltas::<AnthropicDialect>(payloads)
@@ -116,7 +118,7 @@ fn check_error(event: &str, payload: &str, message: &str, status: Option<u16>, c
     let mut out = Vec::new();
     crate::decoder::parse_in_full(&mut AnthropicDialect::default(), event, payload, &mut out);
     let expected = Delta::Error(ProviderError {
-        content: None,
+        content: (status == Some(400)).then_some(ContentRefusal::Unnamed),
         kind: ProviderErrorKind::InStream,
         status,
         code: code.map(str::to_owned),

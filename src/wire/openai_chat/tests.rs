@@ -5,7 +5,7 @@ use super::*;
 use crate::dialect::PayloadDecoder;
 use crate::{CallDelta, CallKind, Delta, ProviderMetadata};
 use callsheet_values::types::{
-    FinishKind, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails,
+    ContentRefusal, FinishKind, FinishReason, ProviderError, ProviderErrorKind, RefusalDetails,
 };
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
@@ -424,7 +424,7 @@ fn finish_reasons_have_a_kind_and_keep_their_text() {
 #[track_caller]
 fn check_error(payload: &str, message: &str, status: Option<u16>, code: Option<&str>) {
     let expected = Delta::Error(ProviderError {
-        content: None,
+        content: (status == Some(400)).then_some(ContentRefusal::Unnamed),
         kind: ProviderErrorKind::InStream,
         status,
         code: code.map(str::to_owned),

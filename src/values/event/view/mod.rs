@@ -760,7 +760,7 @@ mod tests {
         )]);
         next(&[(
             "context_compacted",
-            json!({"kind": "cleared", "tokens_before": 120_000, "tokens_after": 60_000, "upto": 7}),
+            json!({"kind": "cleared", "messages": ["t1a1c0"], "tokens_before": 120_000, "tokens_after": 60_000, "upto": 7}),
         )]);
         next(&[tool_use(
             "detected",
