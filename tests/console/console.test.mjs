@@ -312,7 +312,7 @@ test("what waits in all sessions is found and answered on one page", async () =>
   assert.match(await page.locator("cs-approvals").innerText(), /4 calls wait, the oldest first\./u);
   assert.match(await rows.first().innerText(), /inbox-1\s+default/u);
   await page.waitForTimeout(150);
-  await shoot(page, "approvals-light");
+  await shoot(page, "inbox-light");
   // Something is typed while the page reads the list again.
   const refund = page.locator('section[aria-label="refund in inbox-2"]');
   await refund.locator("input").fill("not today");
@@ -537,7 +537,7 @@ test("the form of a question is filled in", async () => {
       /turn 1, 1 call waits for an answer/u.test(await list.locator('tr[data-id="booking"]').innerText()),
     "the list says what waits",
   );
-  assert.match(await list.locator(".filters").innerText(), /running 1/u);
+  assert.match(await list.locator(".filters").innerText(), /waiting 1/u);
   await shoot(list, "sessions-running-light");
   await list.close();
   await form.getByRole("button", { name: "Answer" }).click();

@@ -497,11 +497,9 @@ impl SessionQuery {
     /// belong to the list, not to a session.
     #[must_use]
     pub fn matches(&self, session: &SessionSummary) -> bool {
-        let is_in = |state| match session.state {
-            // A session that waits for a person has a run in progress.
-            SessionState::Waiting => matches!(state, SessionState::Waiting | SessionState::Running),
-            own => own == state,
-        };
+        // A session that waits for a person has a run in progress.
+        let waits = session.state == SessionState::Waiting;
+        let is_in = |state| session.state == state || (waits && state == SessionState::Running);
         self.state.is_none_or(is_in)
             && self.touched_before.is_none_or(|time| session.touched < time)
             && (self.children || !is_child_session(&session.id))

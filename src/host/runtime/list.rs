@@ -160,7 +160,7 @@ pub(super) fn open_approvals(
     // A run of a child session does not have the metadata of the session at the root.
     let mut roots = BTreeMap::new();
     while found.len() < limit {
-        let page = inbox.page(after.as_ref(), FILTERED_PAGE, &is_selected);
+        let page = inbox.page(after.as_ref(), FILTERED_PAGE, is_selected);
         let Some(last) = page.last() else { break };
         after = last.position();
         for approval in page {
