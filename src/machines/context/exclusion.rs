@@ -278,7 +278,7 @@ mod tests {
             match replacement(&messages[index], &excluded[0], references) {
                 Message::User { content } => content.text().into_owned(),
                 Message::Tool { content, .. } => content.to_string(),
-                other => panic!("{other:?}"),
+                other @ (Message::Summary { .. } | Message::Assistant(_)) => panic!("{other:?}"),
             }
         };
         assert_eq!(line(0, true, true), "look\n[image image/png, 3 bytes: left out by the host]");
