@@ -66,12 +66,7 @@ impl TokenScope {
     /// Returns the name of the scope.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Run => "run",
-            Self::Approve => "approve",
-            Self::Admin => "admin",
-        }
+        Self::NAMES.into_iter().find(|(_, scope)| *scope == self).map_or("", |(name, _)| name)
     }
 }
 
