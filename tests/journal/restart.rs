@@ -315,6 +315,38 @@ async fn a_run_that_was_alone_at_the_third_crash_is_set_aside_and_other_sessions
 }
 
 #[tokio::test]
+async fn a_suspect_whose_run_has_ended_meanwhile_does_not_hold_up_the_others() {
+    let calls = json!({"calls": [call("waits", "p")]});
+    let script =
+        json!({"responses": [calls, calls, calls, {"text": ["Well."]}, {"text": ["Well."]}]});
+    let directory = HostDirectory::new(script).await;
+    let served = directory.start("", "").await;
+    for session in ["a", "b", "c"] {
+        served.open(session).await;
+        served.begin(session, json!({"input": "go"})).await;
+    }
+    directory.control.lines(3).await;
+    served.crash().await;
+    let served = directory.start("", "").await;
+    directory.control.lines(6).await;
+    served.crash().await;
+    // The first suspect goes on alone. The second one is stopped before its turn comes.
+    let served = directory.start("", "").await;
+    directory.control.lines(7).await;
+    assert_eq!(served.post("/v1/sessions/b/stop", json!({"mode": "now"})).await.status, 202);
+    served.until_snapshot("b", is_idle).await;
+    directory.control.release("p");
+    for session in ["a", "c"] {
+        served.until_snapshot(session, is_idle).await;
+    }
+    served.shutdown().await;
+    for (session, end) in [("a", "answered"), ("b", "stopped"), ("c", "answered")] {
+        assert_eq!(run_ends(&directory, session), [end]);
+    }
+    directory.verify();
+}
+
+#[tokio::test]
 async fn a_shutdown_leaves_running_and_queued_runs_to_the_next_host() {
     let script = json!({"responses": [
         {"calls": [call("waits", "p")]}, {"text": ["One."]}, {"text": ["Two."]}]});

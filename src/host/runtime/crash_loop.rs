@@ -16,10 +16,10 @@ use super::error::HostError;
 use super::host_ref::HostRef;
 use super::message::SessionMessage;
 use super::task::blocking;
-use crate::journal::{Journal, JournalEntry, JournalError, restored, unix_ms};
+use crate::journal::{Journal, JournalEntry, JournalError, SessionSummary, restored, unix_ms};
 use callsheet_machines::session::pending_approvals;
 use callsheet_values::record::{Record, Seq};
-use callsheet_values::types::{SessionId, is_child_session};
+use callsheet_values::types::{SessionId, SessionState, is_child_session};
 
 /// The key of the document with the [`HostLives`].
 const DOCUMENT: &str = "host_lives";
@@ -241,9 +241,14 @@ pub(super) async fn continue_suspects(host_ref: &HostRef, suspects: BTreeSet<Ses
 /// Lets the run of a session go on, and waits until it makes progress, ends, leaves memory, or its time is over.
 async fn continue_alone(host_ref: &HostRef, id: &SessionId) -> Result<(), HostError> {
     let shared = &host_ref.shared;
+    let (journal, of) = (Arc::clone(&shared.journal), id.clone());
+    // A client may have stopped the run while it waited for its turn.
+    let stored = host_ref.read(move || journal.find(&of)).await??;
+    let Some(SessionSummary { state: SessionState::Running, seq: mut seen, .. }) = stored else {
+        return Ok(());
+    };
     shared.index.note_resumed(id);
     let awake_session = host_ref.get_or_wake(id).await?;
-    let mut seen = awake_session.log.last_seq();
     let _ = awake_session.actor.cast(SessionMessage::ContinueRun);
     let until = tokio::time::Instant::now() + ALONE_MAX;
     while tokio::time::Instant::now() < until && host_ref.is_ready() {
