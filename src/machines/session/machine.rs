@@ -307,28 +307,10 @@ impl Session {
                     run.stop(StopMode::Now);
                 }
             }
-            Record::InputQueued {
-                run_id,
-                input,
-                overrides,
-                request,
-                trace,
-                metadata,
-                into,
-                authored_by,
-            } => {
-                if let Some(request) = request {
-                    self.keys.insert(request, at.seq, RequestEffect::Run(run_id.clone()));
+            Record::InputQueued { .. } => {
+                if let Some(run) = self.recorded_run(at, record) {
+                    self.queue.push_back(run);
                 }
-                self.queue.push_back(RunSpec {
-                    run_id: run_id.clone(),
-                    input: input.clone(),
-                    overrides: Arc::clone(overrides),
-                    trace: trace.clone(),
-                    metadata: metadata.clone(),
-                    into: into.clone(),
-                    author: authored_by.clone(),
-                });
             }
             Record::InputRemoved { run_id, .. } => {
                 let queued = self.queue.iter().position(|queued| queued.run_id == *run_id);
@@ -338,37 +320,14 @@ impl Session {
                 // Nothing is left to go on with.
                 self.suspended &= self.run.is_some() || !self.queue.is_empty();
             }
-            Record::RunStarted {
-                run_id,
-                input,
-                overrides,
-                request,
-                trace,
-                metadata,
-                into,
-                authored_by,
-                ..
-            } => {
+            Record::RunStarted { .. } => {
                 if let Some(run) = &self.run {
                     return Err(format!("run {} has not ended", run.id));
                 }
-                if let Some(request) = request {
-                    self.keys.insert(request, at.seq, RequestEffect::Run(run_id.clone()));
+                if let Some(mut run) = self.recorded_run(at, record) {
+                    run.overrides = self.with_client_tools(&run.overrides);
+                    self.apply_run_start(at, session_rules_of(&run.overrides), run);
                 }
-                let overrides = self.with_client_tools(overrides);
-                self.apply_run_start(
-                    at,
-                    session_rules_of(&overrides),
-                    RunSpec {
-                        run_id: run_id.clone(),
-                        input: input.clone(),
-                        overrides,
-                        trace: trace.clone(),
-                        metadata: metadata.clone(),
-                        into: into.clone(),
-                        author: authored_by.clone(),
-                    },
-                );
             }
             Record::Steered { input, follows_turn, request, .. } => {
                 if let Some(request) = request {
@@ -504,6 +463,15 @@ impl Session {
 
     fn open_run(&mut self) -> Result<&mut OpenRun, String> {
         self.run.as_deref_mut().ok_or_else(|| "no run goes on".to_owned())
+    }
+
+    /// Returns the run that a record starts or queues, and remembers the key of its request.
+    fn recorded_run(&mut self, at: RecordedAt, record: &Record) -> Option<RunSpec> {
+        let (run, request) = RunSpec::from_record(record)?;
+        if let Some(request) = request {
+            self.keys.insert(request, at.seq, RequestEffect::Run(run.run_id.clone()));
+        }
+        Some(run)
     }
 
     fn apply_run_start(&mut self, at: RecordedAt, rules: SessionRunRules, input: RunSpec) {

@@ -9,7 +9,7 @@ use crate::turn::{
 };
 use callsheet_values::config::{Limits, OnShutdown, RunOverrides};
 use callsheet_values::event::RunStats;
-use callsheet_values::record::{Seq, StopMode};
+use callsheet_values::record::{Record, RequestKey, Seq, StopMode};
 use callsheet_values::types::{
     Author, Content, Metadata, RequestKind, RunId, ToolChoice, TraceContext, Usage, VariableName,
     millis,
@@ -35,6 +35,46 @@ pub struct RunSpec {
     pub into: Option<VariableName>,
     /// The author of the request.
     pub author: Option<Author>,
+}
+
+impl RunSpec {
+    /// Returns the run that a record starts or queues, and the key of its request.
+    pub(super) fn from_record(record: &Record) -> Option<(Self, Option<&RequestKey>)> {
+        let (Record::RunStarted {
+            run_id,
+            input,
+            overrides,
+            request,
+            trace,
+            metadata,
+            into,
+            authored_by,
+            ..
+        }
+        | Record::InputQueued {
+            run_id,
+            input,
+            overrides,
+            request,
+            trace,
+            metadata,
+            into,
+            authored_by,
+        }) = record
+        else {
+            return None;
+        };
+        let run = Self {
+            run_id: run_id.clone(),
+            input: input.clone(),
+            overrides: Arc::clone(overrides),
+            trace: trace.clone(),
+            metadata: metadata.clone(),
+            into: into.clone(),
+            author: authored_by.clone(),
+        };
+        Some((run, request.as_ref()))
+    }
 }
 
 /// The position and the time of a record in the journal.

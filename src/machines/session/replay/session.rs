@@ -83,39 +83,15 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             return Err(self.differs(NOTHING_LEADS, None));
         }
         let refusal = match record {
-            Record::RunStarted {
-                run_id,
-                input,
-                overrides,
-                request,
-                trace,
-                metadata,
-                into,
-                authored_by,
-                ..
-            }
-            | Record::InputQueued {
-                run_id,
-                input,
-                overrides,
-                request,
-                trace,
-                metadata,
-                into,
-                authored_by,
-            } => {
-                let rules = self.rules(&self.session.with_client_tools(overrides))?;
-                let run = RunSpec {
-                    run_id: run_id.clone(),
-                    input: input.clone(),
-                    overrides: Arc::clone(overrides),
-                    trace: trace.clone(),
-                    metadata: metadata.clone(),
-                    into: into.clone(),
-                    author: authored_by.clone(),
+            Record::RunStarted { .. } | Record::InputQueued { .. } => {
+                let Some((run, request)) = RunSpec::from_record(record) else {
+                    return Err(self.differs(NOTHING_LEADS, None));
                 };
+                let rules = self.rules(&self.session.with_client_tools(&run.overrides))?;
                 self.session
-                    .handle_run_request(run, request.clone(), INPUT_LIMITS, &|_| Arc::clone(&rules))
+                    .handle_run_request(run, request.cloned(), INPUT_LIMITS, &|_| {
+                        Arc::clone(&rules)
+                    })
                     .err()
             }
             Record::Steered { input, request, authored_by, .. } => {
