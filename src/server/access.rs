@@ -4,20 +4,15 @@
 //! (`routes`), and the extractor of a path's session (`extract`) checks its agents.
 
 use std::convert::Infallible;
-use std::future::{Ready, ready};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use axum::extract::FromRequestParts;
-use axum::http::Request;
+use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
-use axum::response::{IntoResponse, Response};
-use futures::future::Either;
+use axum::middleware::Next;
+use axum::response::Response;
 use parking_lot::RwLock;
 use subtle::ConstantTimeEq as _;
-use tower_layer::Layer;
-use tower_service::Service;
 
 use super::error::ApiError;
 use super::state::ServerOptions;
@@ -174,6 +169,14 @@ impl Caller {
         Some(Author::new(self.0.as_ref()?.name.as_str()))
     }
 
+    /// Returns the session's handle that makes the caller the author of its requests.
+    pub(super) fn with_author(&self, session: SessionHandle) -> SessionHandle {
+        match self.author() {
+            Some(author) => session.by(author),
+            None => session,
+        }
+    }
+
     /// Returns whether the caller may reach the sessions of only some agents.
     pub(super) fn is_limited(&self) -> bool {
         self.agents().is_some()
@@ -278,42 +281,13 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     }
 }
 
-/// A layer around the handler of a route: refuses callers whose token lacks a scope.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RequireScope(pub(super) TokenScope);
-
-impl<S> Layer<S> for RequireScope {
-    type Service = ScopedService<S>;
-
-    fn layer(&self, inner: S) -> ScopedService<S> {
-        ScopedService { scope: self.0, inner }
-    }
-}
-
-/// A service behind [`RequireScope`].
-#[derive(Clone, Debug)]
-pub(super) struct ScopedService<S> {
+/// Refuses a request whose caller lacks the scope of its route.
+pub(super) async fn require_scope(
     scope: TokenScope,
-    inner: S,
-}
-
-impl<S, B> Service<Request<B>> for ScopedService<S>
-where
-    S: Service<Request<B>, Response = Response>,
-{
-    type Response = Response;
-    type Error = S::Error;
-    type Future = Either<S::Future, Ready<Result<Response, S::Error>>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(context)
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        let caller = request.extensions().get::<Caller>();
-        match caller.map_or(Ok(()), |caller| caller.check_scope(self.scope)) {
-            Ok(()) => Either::Left(self.inner.call(request)),
-            Err(error) => Either::Right(ready(Ok(error.into_response()))),
-        }
-    }
+    caller: Caller,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    caller.check_scope(scope)?;
+    Ok(next.run(request).await)
 }

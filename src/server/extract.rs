@@ -245,9 +245,7 @@ impl FromRequestParts<AppState> for PathSession {
         let session = state.host.session(&id);
         if let Some(caller) = parts.extensions.get::<Caller>() {
             caller.check_session(&session).await?;
-            if let Some(author) = caller.author() {
-                return Ok(Self(session.by(author)));
-            }
+            return Ok(Self(caller.with_author(session)));
         }
         Ok(Self(session))
     }

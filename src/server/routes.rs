@@ -5,12 +5,12 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::OriginalUri;
 use axum::http::Method;
-use axum::middleware::{from_extractor, map_response};
+use axum::middleware::{from_extractor, from_fn, map_response};
 use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post};
 use tokio_util::sync::CancellationToken;
 
-use super::access::RequireScope;
+use super::access::{Caller, require_scope};
 use super::error::ApiError;
 use super::extract::NoQuery;
 use super::mount::MountPath;
@@ -208,7 +208,9 @@ pub(super) fn public_paths() -> Vec<String> {
 fn with_routes(routes: Vec<Route>) -> Router<AppState> {
     let router = routes.into_iter().fold(Router::new(), |router, (_, path, access, handler)| {
         let handler = match access {
-            Some(scope) => handler.route_layer(RequireScope(scope)),
+            Some(scope) => handler.route_layer(from_fn(move |caller: Caller, request, next| {
+                require_scope(scope, caller, request, next)
+            })),
             None => handler,
         };
         router.route(path, handler)

@@ -212,13 +212,7 @@ pub(super) async fn delete_many(
             && session.metadata.includes(&metadata)
             && caller.reaches(&session.agent)
     };
-    let handle = |session: &SessionSummary| {
-        let handle = state.host.session(&session.id);
-        match caller.author() {
-            Some(author) => handle.by(author),
-            None => handle,
-        }
-    };
+    let handle = |session: &SessionSummary| caller.with_author(state.host.session(&session.id));
     let mut query = SessionQuery::default().with(|query| query.limit = PAGE_LENGTH_MAX);
     let mut count = 0;
     loop {
@@ -237,7 +231,7 @@ pub(super) async fn delete_many(
         let mut deletions = deletions.buffer_unordered(DELETIONS_MAX);
         while let Some(deleted) = deletions.next().await {
             match deleted {
-                // What is not erased yet is erased later.
+                // The journal erases the rest by itself.
                 Ok(()) | Err(HostError::Journal(JournalError::NotErased)) => count += 1,
                 // Another request has deleted it.
                 Err(HostError::NoSuchSession(_) | HostError::SessionClosed) => {}

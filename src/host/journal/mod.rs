@@ -358,7 +358,7 @@ pub struct SessionSummary {
     pub approvals_open: usize,
 }
 
-fn is_zero(number: &usize) -> bool {
+pub(crate) fn is_zero(number: &usize) -> bool {
     *number == 0
 }
 

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::report::CallReport;
+use crate::journal::is_zero;
 use callsheet_machines::context::Variables;
 use callsheet_values::event::{ApprovalRequest, WaitingFor};
 use callsheet_values::message::Message;
@@ -59,10 +60,6 @@ pub struct SessionSnapshot {
     pub queued: Vec<QueuedInput>,
     /// The usage of all committed turns and of summaries.
     pub usage: Usage,
-}
-
-fn is_zero(number: &usize) -> bool {
-    *number == 0
 }
 
 impl SessionSnapshot {
