@@ -26,7 +26,7 @@ struct AuditedRequest {
     request: RequestDetails,
 }
 
-/// What was requested.
+/// The kind of a request, with its run, call or other object.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 enum RequestDetails {

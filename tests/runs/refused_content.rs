@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 const PIXEL: &str =
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII=";
-/// What the service refuses in texts.
+/// A word for which the scripted service refuses a request.
 const BAD: &str = "unspeakable";
 const RUNS: usize = 50;
 

@@ -500,7 +500,7 @@ impl SessionHandle {
         self.wait_durable(seq, &awake_session).await.map(drop)
     }
 
-    /// Takes back the input of a queued run: the run does not start, and whoever waits for it gets
+    /// Takes back the input of a queued run: the run does not start, and its report is
     /// [`HostError::InputRemoved`]. Returns when that is durable.
     ///
     /// ```
@@ -512,8 +512,11 @@ impl SessionHandle {
     /// let session = host.open_session("demo").await?;
     /// let first = session.start_run("Count to a million.").await?;
     /// let second = session.start_run(RunRequest::from("Say goodbye.").queued()).await?;
-    /// session.remove_input(&second.run_id).await?;
-    /// assert_eq!(second.report.await.err(), Some(HostError::InputRemoved));
+    /// match session.remove_input(&second.run_id).await {
+    ///     Ok(()) => assert_eq!(second.report.await.err(), Some(HostError::InputRemoved)),
+    ///     // The first run had ended already.
+    ///     Err(error) => assert_eq!(error, HostError::AlreadyStarted),
+    /// }
     /// first.report.await?;
     /// # host.shutdown().await;
     /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();

@@ -1,4 +1,4 @@
-//! What is left out of later requests of a session. `exclusion` decides about it.
+//! The contents that later requests of a session do not contain. `exclusion` decides about them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -25,7 +25,7 @@ key_table! {
         name: String => "text; required",
         /// The token.
         token: ApiKey,
-        /// What requests with the token may do.
+        /// The rights of requests with the token.
         scope: Vec<TokenScope> => "list of \"read\", \"run\", \"approve\" and \"admin\"; required",
     ) {
         /// The environment variable that holds the token.

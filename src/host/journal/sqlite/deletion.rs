@@ -17,7 +17,7 @@ const AFTER_DELETED_IDS: &str = "\"";
 const DELETED_ROWS_MAX: usize = 256;
 const DELETED_BYTES_MAX: u64 = 1 << 20;
 
-/// What one transaction deletes of hidden sessions.
+/// The rows and sessions that one transaction has deleted.
 #[derive(Debug, Default)]
 pub(super) struct DeletedPart {
     /// The numbers of the sessions that do not exist any more.

@@ -139,7 +139,8 @@ async fn a_run_whose_end_was_lost_does_not_go_on() {
     assert!(host.inner.host_ref.shared.maintenance.sessions_to_record().is_empty());
 }
 
-/// What the host knows of a call is recorded when the journal works again. It did not stop, and does not say so.
+/// The outcomes of calls that the host knows are recorded when the journal works again. The host did not stop, and no
+/// record says so.
 #[tokio::test]
 async fn a_run_that_fails_because_of_the_journal_keeps_the_outcomes_that_are_known() {
     let lost =

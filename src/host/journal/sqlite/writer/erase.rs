@@ -21,7 +21,7 @@ use crate::journal::JournalError;
 /// Interval of the attempts to erase, if no caller makes them.
 const ERASE_PERIOD: Duration = Duration::from_millis(250);
 
-/// What is left to erase.
+/// The remains of deleted sessions that are still to be erased, and when.
 #[derive(Debug, Default)]
 pub(super) struct Erasure {
     /// True if pages in the log may have copies of rows.
