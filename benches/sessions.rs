@@ -325,8 +325,7 @@ async fn killed(dir: &Path) {
     for log in &logs {
         log.wait_durable(log.last_seq()).await.unwrap();
     }
-    let done = tokio::task::spawn_blocking(move || journal.close());
-    done.await.unwrap();
+    journal.close().await;
 }
 
 /// Compares a host that continues unfinished runs with an empty one on which as many runs start

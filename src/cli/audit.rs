@@ -8,7 +8,7 @@ use super::error::CommandError;
 use super::output;
 use super::sessions::{OpenJournal, buffered_stdout, flush, write};
 use callsheet_host::journal::{JournalEntry, export};
-use callsheet_host::runtime::deletions;
+use callsheet_host::runtime::{deletion_keys, deletions};
 use callsheet_values::record::{Record, Seq, StopMode};
 use callsheet_values::types::{
     ApprovalVerdict, Author, CallKey, RunId, SessionId, WaitPhase, sanitize_text,
@@ -68,7 +68,9 @@ impl RequestDetails {
 /// Prints the accepted requests about all sessions, also deleted ones, the oldest first.
 pub(super) fn audit(journal: &OpenJournal, json: bool) -> Result<(), CommandError> {
     let mut requests = Vec::new();
-    let deleted = deletions(|key| journal.reader.document(key)).map_err(CommandError::usage)?;
+    let documents = deletion_keys().map_while(|key| journal.reader.document(&key).transpose());
+    let documents: Vec<_> = documents.collect::<Result<_, _>>().map_err(CommandError::usage)?;
+    let deleted = deletions(&documents);
     requests.extend(deleted.into_iter().map(|deletion| AuditedRequest {
         time: deletion.time,
         session_id: deletion.session,

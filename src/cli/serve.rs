@@ -36,6 +36,9 @@ pub(super) struct ServeArgs {
     /// Continue the unfinished runs of a restored copy, which wait otherwise.
     #[arg(long)]
     go_on: bool,
+    /// Start although the journal's write-ahead log is missing, with its newest records.
+    #[arg(long)]
+    accept_loss: bool,
     /// Format of log lines: text or json. With json, the start is also reported in log lines.
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     log_format: LogFormat,
@@ -64,7 +67,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<ExitCode, CommandError> {
         return check(&config, tools, &config_source);
     }
     telemetry::init_logs(args.log_format).map_err(CommandError::usage)?;
-    let Some(server) = start(&mut config, tools, args.go_on).await? else {
+    let Some(server) = start(&mut config, tools, &args).await? else {
         return Ok(ExitCode::SUCCESS);
     };
     let addr = server.http_server.addr();
@@ -124,13 +127,12 @@ struct RunningServer {
     signals: Signals,
 }
 
-/// Starts the host and its HTTP server. Sets the address of the rehearsal model in the configuration. With `go_on`
-/// the runs of a restored copy continue. Returns
+/// Starts the host and its HTTP server. Sets the address of the rehearsal model in the configuration. Returns
 /// `None` if a signal arrives before the host has started.
 async fn start(
     config: &mut Config,
     tools: ToolRegistry,
-    go_on: bool,
+    args: &ServeArgs,
 ) -> Result<Option<RunningServer>, CommandError> {
     let requested_addr = config.host.listen;
     let tls = tls(config)?;
@@ -149,8 +151,11 @@ async fn start(
         .config(config.clone())
         .tools(tools)
         .journal_holder(format!("listening on {requested_addr}"));
-    if go_on {
+    if args.go_on {
         builder = builder.go_on();
+    }
+    if args.accept_loss {
+        builder = builder.accept_loss();
     }
     let Some(host) = setup::start_host(builder, &mut signals).await? else { return Ok(None) };
     // The server handles connections in the background.

@@ -19,7 +19,7 @@ use super::watch::{self, DisplayScope};
 use callsheet_host::journal::JournalReader;
 use callsheet_host::runtime::model::{ModelReply, ModelRequest};
 use callsheet_host::runtime::{
-    CALLER, Host, OpenSession, model_that_calls, restore_startups, stored_refusals,
+    CALLER, Host, OpenSession, model_that_calls, restore_startups, startup_keys, stored_refusals,
 };
 use callsheet_tools::{
     AgentTools, ListedServer, ListedTool, ModelRefusal, NOT_NAMED, ToolRegistry, ToolServer,
@@ -119,7 +119,11 @@ fn load(file: Option<&Path>) -> Result<(Config, ToolRegistry), CommandError> {
     registry.apply_overrides(&config.tools);
     if let Some(journal) = stored_journal(&config) {
         // Without what is stored, a server may only be started twice.
-        let _ = restore_startups(registry.servers(), |key| journal.document(key));
+        let startups = startup_keys(registry.servers()).filter_map(|key| {
+            let text = journal.document(&key).ok()??;
+            Some((key, text))
+        });
+        restore_startups(registry.servers(), &startups.collect());
     }
     Ok((config, registry))
 }

@@ -66,6 +66,7 @@ pub struct HostBuilder {
     journal: Option<Arc<dyn Journal>>,
     journal_holder: String,
     go_on: bool,
+    accept_loss: bool,
     metrics: MetricsOptions,
     /// The setters that were called, each with the name it was given (that of an agent, a model or a label, else empty).
     /// A second call with the same name is an error of the start.
@@ -89,6 +90,7 @@ impl HostBuilder {
             journal: None,
             journal_holder: String::new(),
             go_on: false,
+            accept_loss: false,
             metrics: MetricsOptions::default(),
             set: BTreeSet::new(),
             error: None,
@@ -289,6 +291,12 @@ impl HostBuilder {
         Self { go_on: true, ..self }
     }
 
+    /// Starts although the write-ahead log of the configured journal is missing. The start fails without this, because
+    /// the newest records are lost with the log. A journal that has its log stays as it is.
+    pub fn accept_loss(self) -> Self {
+        Self { accept_loss: true, ..self }
+    }
+
     /// Stores sessions in a journal that the program implements.
     pub fn journal(mut self, journal: Arc<dyn Journal>) -> Self {
         self.note("journal", "");
@@ -380,6 +388,7 @@ impl HostBuilder {
             journal,
             journal_holder,
             go_on,
+            accept_loss,
             metrics,
             set,
             error,
@@ -424,6 +433,7 @@ impl HostBuilder {
             journal,
             journal_holder,
             go_on,
+            accept_loss,
             metrics,
             live_hooks,
             kept,

@@ -60,8 +60,8 @@ impl Folder {
     }
 
     /// Changes the database while no host runs.
-    fn tamper(&self, statement: &str) {
-        self.journal.close();
+    async fn tamper(&self, statement: &str) {
+        self.journal.close().await;
         let file = self.path.join("callsheet-data/journal.db");
         let changed = rusqlite::Connection::open(file).unwrap().execute(statement, []).unwrap();
         assert_eq!(changed, 1, "{statement}");
@@ -145,7 +145,7 @@ async fn sessions_are_listed_while_a_host_runs_and_after() {
     let folder = Folder::filled("list").await;
     for stopped in [false, true] {
         if stopped {
-            folder.journal.close();
+            folder.journal.close().await;
         }
         let list = stdout_of(&folder.run(&["list"]));
         let lines: Vec<Vec<&str>> =
@@ -223,14 +223,16 @@ async fn verify_accepts_an_intact_journal() {
 async fn verify_names_each_problem_and_continues_with_the_other_sessions() {
     let folder = Folder::filled("breach").await;
     folder.store("worse", Value::Array([open_run(), answered_run()].concat())).await;
-    folder.tamper(
-        "UPDATE records SET body = replace(body, '\"turns\":1', '\"turns\":2')
+    folder
+        .tamper(
+            "UPDATE records SET body = replace(body, '\"turns\":1', '\"turns\":2')
          WHERE session = (SELECT number FROM sessions WHERE id = 'worse') AND seq = 6",
-    );
+        )
+        .await;
     folder.tamper(
         "UPDATE records SET body = replace(body, '\"type\":\"run_started\"', '\"type\":\"surprise\"')
          WHERE session = (SELECT number FROM sessions WHERE id = 'answered')",
-    );
+    ).await;
     let output = folder.run(&["verify"]);
     assert_eq!(output.status.code(), Some(1));
     let found = String::from_utf8(output.stdout).unwrap();
@@ -270,7 +272,7 @@ async fn what_is_not_there_is_one_line_and_status_2() {
         let (status, error) = refused(&folder.run(args));
         assert!(status == 2 && (error.contains("elsewhere") || error.contains("no/id")), "{error}");
     }
-    folder.journal.close();
+    folder.journal.close().await;
     let file = folder.path.join("callsheet-data/journal.db");
     let later = rusqlite::Connection::open(&file).unwrap();
     later.pragma_update(None, "user_version", 99).unwrap();
@@ -284,7 +286,7 @@ async fn what_is_not_there_is_one_line_and_status_2() {
 #[tokio::test]
 async fn the_configuration_locates_the_journal() {
     let folder = Folder::filled("config").await;
-    folder.journal.close();
+    folder.journal.close().await;
     std::fs::rename(folder.path.join("callsheet-data"), folder.path.join("moved")).unwrap();
     assert_eq!(folder.run(&["list"]).status.code(), Some(2));
     let text = "[host]\ndata_dir = \"moved\"\n";
@@ -317,11 +319,13 @@ async fn verify_finds_rows_that_contradict_each_other() {
         let folder = Folder::filled(&format!("flipped-{wrong}")).await;
         let id = if wrong { "answered" } else { "open" };
         let number = format!("(SELECT number FROM sessions WHERE id = '{id}')");
-        folder.tamper(&if wrong {
-            format!("INSERT INTO running SELECT {number}")
-        } else {
-            format!("DELETE FROM running WHERE session = {number}")
-        });
+        folder
+            .tamper(&if wrong {
+                format!("INSERT INTO running SELECT {number}")
+            } else {
+                format!("DELETE FROM running WHERE session = {number}")
+            })
+            .await;
         let output = folder.run(&["verify"]);
         let found = String::from_utf8(output.stdout).unwrap();
         assert_eq!((output.status.code(), found.lines().count()), (Some(1), 2), "{found}");
@@ -330,13 +334,13 @@ async fn verify_finds_rows_that_contradict_each_other() {
         assert_eq!(folder.run(&["verify", id]).status.code(), Some(1));
     }
     let folder = Folder::filled("orphans").await;
-    folder.tamper("DELETE FROM sessions WHERE id = 'answered'");
+    folder.tamper("DELETE FROM sessions WHERE id = 'answered'").await;
     let output = folder.run(&["verify"]);
     let found = String::from_utf8(output.stdout).unwrap();
     assert_eq!((output.status.code(), found.lines().count()), (Some(1), 2), "{found}");
     assert!(found.contains("journal.db: 6 records of session number 1 have no row"), "{found}");
     let folder = Folder::filled("recordless").await;
-    folder.tamper("UPDATE sessions SET number = 77 WHERE id = 'answered'");
+    folder.tamper("UPDATE sessions SET number = 77 WHERE id = 'answered'").await;
     let output = folder.run(&["verify"]);
     let found = String::from_utf8(output.stdout).unwrap();
     assert!(found.contains("session answered has no records: restore"), "{found}");
@@ -345,7 +349,7 @@ async fn verify_finds_rows_that_contradict_each_other() {
 #[tokio::test]
 async fn an_empty_database_is_an_error_that_advises() {
     let folder = Folder::filled("empty").await;
-    folder.journal.close();
+    folder.journal.close().await;
     std::fs::write(folder.path.join("callsheet-data/journal.db"), "").unwrap();
     let (status, error) = refused(&folder.run(&["verify"]));
     assert!(status == 2 && error.contains("journal.db: it is empty"), "{error}");

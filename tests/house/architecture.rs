@@ -19,6 +19,7 @@ const ORDER: [&str; 15] = [
     "machines/context",
     "machines/turn",
     "machines/session",
+    "host/worker_threads",
     "host/journal",
     "host/telemetry",
     "host/runtime",

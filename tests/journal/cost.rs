@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use callsheet::config::{BaseUrl, Config, Durability, ToolPattern};
 use callsheet::journal::{
-    AppendStatus, Batch, BatchStatus, GroupCommit, Journal, JournalEntry, JournalError,
+    AppendStatus, Batch, BatchStatus, GroupCommit, Journal, JournalEntry, JournalFuture,
     JournalObserver, JournalStatus, SessionQuery, SessionSummary, SqliteJournal, SqliteOptions,
 };
 use callsheet::record::{Record, Seq};
@@ -17,7 +17,7 @@ use callsheet::runtime::{Host, OpenSession};
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{Execution, RunEnd, SessionId};
 use callsheet_mock_provider::{Call, MockProvider, Response, Script};
-use futures::future::join_all;
+use futures::future::{BoxFuture, join_all};
 use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 
@@ -120,7 +120,6 @@ fn joined(before: Batch, mut after: Batch) -> Batch {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.sqlite.close();
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
@@ -153,36 +152,36 @@ impl Journal for Counted {
         self.sqlite.flush(session);
     }
 
-    fn read_some(
-        &self,
-        session: &SessionId,
+    fn read_some<'a>(
+        &'a self,
+        session: &'a SessionId,
         after: Seq,
         limit: usize,
-    ) -> Result<Vec<JournalEntry>, JournalError> {
+    ) -> JournalFuture<'a, Vec<JournalEntry>> {
         self.sqlite.read_some(session, after, limit)
     }
 
-    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError> {
+    fn find<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Option<SessionSummary>> {
         self.sqlite.find(session)
     }
 
-    fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
+    fn list<'a>(&'a self, listing: &'a SessionQuery) -> JournalFuture<'a, Vec<SessionSummary>> {
         self.sqlite.list(listing)
     }
 
-    fn count(&self) -> Result<usize, JournalError> {
+    fn count(&self) -> JournalFuture<'_, usize> {
         self.sqlite.count()
     }
 
-    fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
+    fn remove<'a>(&'a self, sessions: &'a [SessionId]) -> JournalFuture<'a, ()> {
         self.sqlite.remove(sessions)
     }
 
-    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
+    fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()> {
         self.sqlite.put_document(key, text)
     }
 
-    fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
+    fn document<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Option<String>> {
         self.sqlite.document(key)
     }
 
@@ -190,8 +189,8 @@ impl Journal for Counted {
         self.sqlite.status()
     }
 
-    fn close(&self) {
-        self.sqlite.close();
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.sqlite.close()
     }
 }
 

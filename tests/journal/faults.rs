@@ -35,7 +35,11 @@ fn command(dir: &Path, before: &[&str]) -> Command {
 
 impl Binary {
     fn start(dir: &Path, before: &[&str]) -> Self {
-        let mut child = command(dir, before).spawn().unwrap();
+        Self::spawn(command(dir, before))
+    }
+
+    fn spawn(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = lines.by_ref().map(Result::unwrap).find(|line| line.contains("listening on"));
         let first = first.unwrap();
@@ -602,6 +606,53 @@ async fn a_failed_fsync_of_a_checkpoint_loses_nothing() {
             assert!(session.body.contains(&text), "s{number}");
         }
     }
+    host.stop();
+}
+
+/// Copies the file of a journal without its log.
+fn copy_without_log(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    std::fs::copy(from.join("journal.db"), to.join("journal.db")).unwrap();
+}
+
+#[tokio::test]
+async fn a_journal_without_its_log_is_refused_until_the_loss_is_accepted() {
+    let dir = path("lost-log");
+    let mut host = Binary::start(&dir, &["env"]);
+    host.open("s").await;
+    let (beside, after_kill, after_stop) = (path("beside"), path("after-kill"), path("after-stop"));
+    copy_without_log(&dir, &beside);
+    host.signal("KILL");
+    host.child.wait().unwrap();
+    copy_without_log(&dir, &after_kill);
+    for copy in [&beside, &after_kill] {
+        // A refusal changes nothing.
+        for _ in 0..2 {
+            let message = refused(&command(copy, &["env"]).output().unwrap());
+            assert!(
+                message.contains("its write-ahead log, journal.db-wal, is missing"),
+                "{message}"
+            );
+            assert!(message.ends_with("callsheet serve --accept-loss"), "{message}");
+        }
+        let mut accepting = command(copy, &["env"]);
+        accepting.arg("--accept-loss");
+        let host = Binary::spawn(accepting);
+        assert_eq!(host.get("/v1/sessions/s").await.status, 404);
+        host.open("new").await;
+        host.stop();
+        // Once is enough.
+        let host = Binary::start(copy, &["env"]);
+        assert_eq!(host.get("/v1/sessions/new").await.status, 200);
+        host.stop();
+    }
+    // With its log nothing is lost, and after a stop there is none.
+    let host = Binary::start(&dir, &["env"]);
+    assert_eq!(host.get("/v1/sessions/s").await.status, 200);
+    host.stop();
+    copy_without_log(&dir, &after_stop);
+    let host = Binary::start(&after_stop, &["env"]);
+    assert_eq!(host.get("/v1/sessions/s").await.status, 200);
     host.stop();
 }
 

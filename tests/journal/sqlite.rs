@@ -211,7 +211,7 @@ fn random() -> impl FnMut(u64) -> u64 {
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
 }
 
 /// Returns the error message of opening the journal.
@@ -235,9 +235,9 @@ fn filled(dir: &TestDir) -> Vec<(SessionId, Vec<JournalEntry>)> {
         logs[at % logs.len()].append(vec![steered(&text)], Urgency::Deferrable, || ());
     }
     logs.iter().for_each(|log| block_on(log.wait_durable(log.last_seq())).unwrap());
-    let sessions = journal.list(&SessionQuery::default()).unwrap();
+    let sessions = block_on(journal.list(&SessionQuery::default())).unwrap();
     let read = |session: SessionId| {
-        let entries = journal.read(&session, Seq(0)).unwrap();
+        let entries = block_on(journal.read(&session, Seq(0))).unwrap();
         (session, entries)
     };
     sessions.into_iter().map(|stored| read(stored.id)).collect()
@@ -265,13 +265,13 @@ fn nothing_of_a_removed_session_remains_on_the_disk() {
     let mut left: Vec<u64> = (0..sessions).collect();
     while !left.is_empty() {
         let session = left.swap_remove(random(left.len() as u64) as usize);
-        journal.remove(&[id(&name(session))]).unwrap();
+        block_on(journal.remove(&[id(&name(session))])).unwrap();
         let bytes = dir.bytes();
         let found: BTreeSet<u64> = memchr::memmem::find_iter(&bytes, "secret")
             .filter_map(|at| std::str::from_utf8(&bytes[at + 6..at + 9]).ok()?.parse().ok())
             .collect();
         assert_eq!(found, left.iter().copied().collect(), "after {session}");
-        assert_eq!(journal.count(), Ok(left.len()));
+        assert_eq!(block_on(journal.count()), Ok(left.len()));
     }
 }
 
@@ -282,12 +282,12 @@ fn a_second_host_learns_who_uses_the_directory() {
     let error = SqliteJournal::open(&dir.0, options()).unwrap_err();
     let holder = format!("pid {}, listening on 127.0.0.1:7700", std::process::id());
     assert_eq!(error, JournalError::Locked { dir: dir.0.clone(), holder });
-    journal.close();
+    block_on(journal.close());
     let raw = Raw::new("a");
     raw.append(&journal, 1);
     assert_eq!(raw.next(), (1, BatchStatus::Failed(JournalError::Closed)));
-    assert_eq!(journal.remove(&[id("a")]), Err(JournalError::Closed));
-    assert_eq!(journal.read(&id("a"), Seq(0)), Err(JournalError::Closed));
+    assert_eq!(block_on(journal.remove(&[id("a")])), Err(JournalError::Closed));
+    assert_eq!(block_on(journal.read(&id("a"), Seq(0))), Err(JournalError::Closed));
     drop(SqliteJournal::open(&dir.0, options()).unwrap());
 }
 
@@ -317,7 +317,7 @@ fn sqlites_locks_stay_when_sessions_are_removed() {
     };
     let before = locks();
     assert!(before > 0, "SQLite holds a lock on a database with a log");
-    journal.remove(&[id("s0")]).unwrap();
+    block_on(journal.remove(&[id("s0")])).unwrap();
     assert_eq!(locks(), before);
 }
 
@@ -416,7 +416,7 @@ fn a_database_that_was_truncated_is_not_written() {
     let lost = Raw::new("b");
     lost.append(&journal, 1);
     assert_eq!(lost.next(), (1, BatchStatus::Failed(failure.clone())));
-    assert_eq!(journal.put_document("key", "text"), Err(failure));
+    assert_eq!(block_on(journal.put_document("key", "text")), Err(failure));
 }
 
 #[cfg(unix)]
@@ -435,8 +435,8 @@ fn a_database_that_is_not_at_its_path_is_not_written() {
         let lost = Raw::new(session);
         lost.append(&journal, 1);
         assert_eq!(lost.next(), (1, BatchStatus::Failed(failure.clone())));
-        assert_eq!(journal.remove(&[id("a")]), Err(failure.clone()));
-        assert_eq!(journal.put_document("key", "text"), Err(failure));
+        assert_eq!(block_on(journal.remove(&[id("a")])), Err(failure.clone()));
+        assert_eq!(block_on(journal.put_document("key", "text")), Err(failure));
     };
     refuses("removed");
     fs::write(dir.database(), "another file").unwrap();
@@ -450,7 +450,10 @@ fn a_database_that_is_not_at_its_path_is_not_written() {
     assert_eq!(raw.next(), (2, BatchStatus::Durable));
     drop(journal);
     let journal = open(&dir);
-    assert_eq!((journal.count(), journal.read(&id("a"), Seq(0)).unwrap().len()), (Ok(1), 2));
+    assert_eq!(
+        (block_on(journal.count()), block_on(journal.read(&id("a"), Seq(0))).unwrap().len()),
+        (Ok(1), 2)
+    );
 }
 
 #[test]
@@ -488,7 +491,7 @@ fn records_are_recovered_after_a_crash() {
         assert_eq!(raw.next(), (seq, BatchStatus::Durable));
         if seq % 10 == 0 {
             let copy = dir.copy();
-            let entries = open(&copy).read(&id("a"), Seq(0)).unwrap();
+            let entries = block_on(open(&copy).read(&id("a"), Seq(0))).unwrap();
             assert_eq!(entries.len() as u64, seq);
         }
     }
@@ -501,10 +504,10 @@ fn check_damaged(
 ) -> Result<(), JournalError> {
     let journal = SqliteJournal::open(&dir.0, options())?;
     for (session, entries) in expected {
-        let read = journal.read(session, Seq(0))?;
+        let read = block_on(journal.read(session, Seq(0)))?;
         assert_eq!(&read, entries);
     }
-    journal.list(&SessionQuery::default())?;
+    block_on(journal.list(&SessionQuery::default()))?;
     Ok(())
 }
 
@@ -542,7 +545,7 @@ fn a_truncated_file_with_a_log_is_detected() {
     let error = JournalReader::open(&copy.0).unwrap_err().to_string();
     assert!(error.contains("its end is cut off"), "{error}");
     fs::write(copy.database(), &whole).unwrap();
-    assert_eq!(open(&copy).count(), Ok(7));
+    assert_eq!(block_on(open(&copy).count()), Ok(7));
 }
 
 #[test]
@@ -570,8 +573,9 @@ fn flipped_bytes_cause_errors_and_never_a_panic() {
         raw.append(&journal, 1);
         let (_, control) = raw.next();
         assert!(matches!(control, BatchStatus::Durable | BatchStatus::Failed(_)));
-        let all = expected.iter().all(|(session, _)| journal.read(session, Seq(0)).is_ok());
-        errors += usize::from(!all || journal.list(&SessionQuery::default()).is_err());
+        let all =
+            expected.iter().all(|(session, _)| block_on(journal.read(session, Seq(0))).is_ok());
+        errors += usize::from(!all || block_on(journal.list(&SessionQuery::default())).is_err());
         drop(journal);
         // The problems are texts for people.
         let _ = JournalReader::open(&copy.0).and_then(|reader| reader.check());
@@ -601,7 +605,7 @@ fn many_batches_share_one_transaction() {
             [(1, BatchStatus::Durable), (2, BatchStatus::Durable)]
         );
     }
-    journal.close();
+    block_on(journal.close());
     assert_eq!(groups.sizes(), [(1, 1), (1_000, 1_000)]);
     assert_eq!(groups.syncs.load(Ordering::SeqCst), 2);
 }
@@ -620,7 +624,7 @@ fn batches_that_are_not_urgent_are_stored_after_a_delay_with_a_flush_or_at_the_c
     // Queued batches are stored before closing.
     drop(journal);
     assert_eq!(raw.next(), (3, BatchStatus::Durable));
-    assert_eq!(open(&dir).read(&id("a"), Seq(0)).unwrap().len(), 3);
+    assert_eq!(block_on(open(&dir).read(&id("a"), Seq(0))).unwrap().len(), 3);
 }
 
 #[test]
@@ -678,7 +682,7 @@ fn batches_beyond_the_queue_limit_fail_and_leave_no_gap() {
     assert_eq!(raw.next(), (5, BatchStatus::Failed(JournalError::Write(reason))));
     other.append(&journal, 1);
     assert_eq!(other.next(), (1, BatchStatus::Durable));
-    assert_eq!(journal.read(&id("a"), Seq(0)).unwrap().len(), 3);
+    assert_eq!(block_on(journal.read(&id("a"), Seq(0))).unwrap().len(), 3);
 }
 
 #[test]
@@ -714,7 +718,7 @@ fn an_invalid_batch_fails_alone() {
     failed(&large, "a record of session large before 2 was not stored");
     failed(&unknown, "there is no session unknown");
     assert_eq!([good.next(), good.next()], [(1, BatchStatus::Durable), (2, BatchStatus::Durable)]);
-    assert_eq!(journal.count(), Ok(2));
+    assert_eq!(block_on(journal.count()), Ok(2));
 }
 
 #[test]
@@ -724,8 +728,8 @@ fn a_removed_session_accepts_no_more_records() {
     let raw = Raw::new("a");
     raw.append(&journal, 1);
     assert_eq!(raw.next(), (1, BatchStatus::Durable));
-    journal.remove(&[id("a"), id("never")]).unwrap();
-    assert_eq!((journal.count(), journal.find(&id("a"))), (Ok(0), Ok(None)));
+    block_on(journal.remove(&[id("a"), id("never")])).unwrap();
+    assert_eq!((block_on(journal.count()), block_on(journal.find(&id("a")))), (Ok(0), Ok(None)));
     // Another session, which must not receive the records of the first.
     let other = Raw::new("a");
     other.append(&journal, 1);
@@ -733,7 +737,7 @@ fn a_removed_session_accepts_no_more_records() {
     raw.append(&journal, 2);
     let reason = "session a has been removed".to_owned();
     assert_eq!(raw.next(), (2, BatchStatus::Failed(JournalError::Write(reason))));
-    assert_eq!(journal.read(&id("a"), Seq(0)).unwrap().len(), 1);
+    assert_eq!(block_on(journal.read(&id("a"), Seq(0))).unwrap().len(), 1);
 }
 
 #[test]
@@ -760,11 +764,14 @@ fn concurrent_appends_keep_order_without_gaps() {
         let last = log.last_seq();
         block_on(log.wait_durable(last)).unwrap();
     }
-    let stored = journal.list(&SessionQuery::default()).unwrap();
+    let stored = block_on(journal.list(&SessionQuery::default())).unwrap();
     for (stored, log) in stored.iter().zip(&logs) {
         assert_eq!((stored.seq, log.last_seq()), (Seq(301), Seq(301)));
-        let seqs: Vec<u64> =
-            journal.read(&stored.id, Seq(0)).unwrap().iter().map(|entry| entry.seq.0).collect();
+        let seqs: Vec<u64> = block_on(journal.read(&stored.id, Seq(0)))
+            .unwrap()
+            .iter()
+            .map(|entry| entry.seq.0)
+            .collect();
         assert_eq!(seqs, (1..=301).collect::<Vec<_>>());
     }
 }
@@ -784,7 +791,7 @@ fn a_record_of_a_later_version_is_an_error_of_its_own() {
     let later = r#"UPDATE records SET body = '{"v":9,"record":{}}' WHERE seq = 2"#;
     connection.execute_batch(later).unwrap();
     drop(connection);
-    let error = open(&dir).read(&id("a"), Seq(0)).unwrap_err();
+    let error = block_on(open(&dir).read(&id("a"), Seq(0))).unwrap_err();
     assert!(matches!(error, JournalError::Unreadable(_)), "{error:?}");
     assert!(error.to_string().contains("record 2 of session a: it is of version 9"), "{error}");
 }
@@ -837,7 +844,7 @@ fn a_process_kills_itself_at_the_configured_point() {
             .output()
             .unwrap();
         assert_eq!(child.status.signal(), Some(9), "{child:?}");
-        let entries = open(&dir).read(&id("a"), Seq(0)).unwrap();
+        let entries = block_on(open(&dir).read(&id("a"), Seq(0))).unwrap();
         assert_eq!(entries.len(), stored);
     }
 }
@@ -914,7 +921,7 @@ proptest! {
                 Operation::Append(at, kind) => (at, Some(kind)),
                 Operation::Remove(sessions) => {
                     let sessions: Vec<_> = sessions.into_iter().map(name).collect();
-                    prop_assert_eq!(journal.remove(&sessions), model.remove(&sessions));
+                    prop_assert_eq!(block_on(journal.remove(&sessions)), block_on(model.remove(&sessions)));
                     continue;
                 }
                 Operation::Reopen => {
@@ -930,13 +937,13 @@ proptest! {
                             query.touched_before = before;
                         });
                     let listed = |journal: &dyn Journal| {
-                        journal.list(&listing).map(|found| serde_json::to_value(found).unwrap())
+                        block_on(journal.list(&listing)).map(|found| serde_json::to_value(found).unwrap())
                     };
                     prop_assert_eq!(listed(&*journal), listed(&model));
                     continue;
                 }
             };
-            let last = model.find(&name(at)).unwrap().map_or(0, |stored| stored.seq.0);
+            let last = block_on(model.find(&name(at))).unwrap().map_or(0, |stored| stored.seq.0);
             if (last == 0) != kind.is_none() {
                 continue;
             }
@@ -951,25 +958,25 @@ proptest! {
             journal.append(batch);
             prop_assert_eq!(raw.next(), (last + 1, BatchStatus::Durable));
         }
-        prop_assert_eq!(journal.count(), model.count());
+        prop_assert_eq!(block_on(journal.count()), block_on(model.count()));
         for at in 0..6 {
             // As JSON, which has no numbers: these are the engine's own.
             let found = |journal: &dyn Journal| {
-                journal.find(&name(at)).map(|found| serde_json::to_value(found).unwrap())
+                block_on(journal.find(&name(at))).map(|found| serde_json::to_value(found).unwrap())
             };
             prop_assert_eq!(found(&*journal), found(&model));
             for after in [0, 2] {
                 let after = Seq(after);
-                prop_assert_eq!(journal.read(&name(at), after), model.read(&name(at), after));
+                prop_assert_eq!(block_on(journal.read(&name(at), after)), block_on(model.read(&name(at), after)));
             }
         }
     }
 }
 
-#[test]
-fn the_engine_keeps_the_contract_of_a_journal() {
+#[tokio::test]
+async fn the_engine_keeps_the_contract_of_a_journal() {
     let dir = TestDir::new();
-    callsheet::testing::check_journal(|| open(&dir));
+    callsheet::testing::check_journal(async || open(&dir) as _).await;
 }
 
 #[cfg(unix)]
@@ -1000,12 +1007,12 @@ fn other_users_cannot_read_the_journal_whatever_the_directory_was() {
     };
     assert_eq!(mode(&dir.0), 0o700);
     files(3).iter().for_each(|file| assert_eq!(mode(file), 0o600, "{file:?}"));
-    journal.close();
+    block_on(journal.close());
     // Files of an earlier version are tightened, and a directory with other files stays as it is.
     std::fs::write(dir.0.join("notes.txt"), "mine").unwrap();
     files(2).iter().for_each(|file| set(file, 0o644));
     set(&dir.0, 0o755);
-    open(&dir).close();
+    block_on(open(&dir).close());
     files(2).iter().for_each(|file| assert_eq!(mode(file), 0o600, "{file:?}"));
     assert_eq!(mode(&dir.0), 0o755);
     // Others could replace the files.

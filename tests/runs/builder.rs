@@ -323,7 +323,7 @@ async fn one_host_at_a_time_uses_a_journal_of_the_program() {
     let report = host.session(session.id()).run("?").await.unwrap();
     assert_eq!((report.text.as_str(), report.all_messages().len()), ("four", 6));
     host.shutdown().await;
-    let entries = journal.read(session.id(), Seq(0)).unwrap();
+    let entries = journal.read(session.id(), Seq(0)).await.unwrap();
     let problems = callsheet::journal::verify(session.id(), &entries);
     assert!(problems.is_empty(), "{problems:?}");
 }

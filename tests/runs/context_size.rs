@@ -841,7 +841,7 @@ async fn the_first_request_after_a_restart_is_compared_with_the_last_one_before_
     assert_eq!(breaks("Be long.", full, few()).await, [""; 0]);
     assert_eq!(breaks("Be long.", full, own()).await, ["run_override 1"]);
     let session = callsheet::types::SessionId::parse("s").unwrap();
-    let entries = journal.read(&session, Seq(0)).unwrap();
+    let entries = journal.read(&session, Seq(0)).await.unwrap();
     assert!(verify(&session, &entries).is_empty());
     let recorded = entries.iter().filter(|entry| {
         matches!(entry.record, callsheet::record::Record::AttemptStarted { prompt: Some(_), .. })

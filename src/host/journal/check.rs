@@ -1,8 +1,9 @@
 //! Checks of a storage engine that a program implements.
 
 use std::sync::Arc;
-use std::sync::mpsc;
 use std::time::Duration;
+
+use tokio::sync::mpsc;
 
 use super::{
     AppendStatus, Batch, BatchStatus, EngineLogState, Journal, JournalEntry, JournalError,
@@ -14,22 +15,27 @@ use callsheet_values::types::{SessionId, SessionState};
 /// Time limit for the status of a batch.
 const STATUS_WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// Number of statuses of a batch that an engine may report, one more than it should.
+const STATUSES_MAX: usize = 3;
+
 /// Checks that a storage engine keeps the contract of [`Journal`]: order, durability, reading, listing
-/// and deletion. `open` opens the engine with an empty journal. Unless [`Journal::is_in_memory`] is true, it is
+/// and deletion. `open` opens the engine with an empty journal. If [`Journal::is_lasting`] is true, it is
 /// called again after the engine was closed, and must then return the same data.
 ///
 /// ```
 /// use std::sync::Arc;
 /// use callsheet::journal::MemoryJournal;
 ///
-/// callsheet::testing::check_journal(|| Arc::new(MemoryJournal::new()));
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// callsheet::testing::check_journal(async || Arc::new(MemoryJournal::new()) as _).await;
+/// # });
 /// ```
 ///
 /// # Panics
 /// If the engine breaks the contract. The message says how.
-pub fn check_journal(open: impl Fn() -> Arc<dyn Journal>) {
-    let journal = open();
-    assert_eq!(journal.count(), Ok(0), "the journal must be empty");
+pub async fn check_journal(open: impl AsyncFn() -> Arc<dyn Journal>) {
+    let journal = open().await;
+    assert_eq!(journal.count().await, Ok(0), "the journal must be empty");
     let [a, b] = [session("check-a"), session("check-b")];
     let mut logs = [TestLog::new(&a), TestLog::new(&b)];
     let opening = || Record::SessionOpened {
@@ -42,99 +48,112 @@ pub fn check_journal(open: impl Fn() -> Arc<dyn Journal>) {
     let stop = || Record::StopAsked { mode: StopMode::Now, authored_by: None };
     // The last id comes first, so that an engine that lists in the order of creation fails.
     for log in logs.iter_mut().rev() {
-        log.append(&*journal, vec![opening()]);
-        log.append(&*journal, vec![stop(), stop()]);
+        log.append(&*journal, vec![opening()]).await;
+        log.append(&*journal, vec![stop(), stop()]).await;
     }
     let [log, _] = &mut logs;
-    log.append(&*journal, (0..100).map(|_| stop()).collect());
-    check_contents(&*journal, &logs);
-    check_refusal_after_failure(&*journal);
+    log.append(&*journal, (0..100).map(|_| stop()).collect()).await;
+    check_contents(&*journal, &logs).await;
+    check_refusal_after_failure(&*journal).await;
 
-    let listed = |filter: &SessionQuery| -> Vec<SessionId> {
-        let sessions = journal.list(filter).unwrap_or_else(|error| panic!("list: {error}"));
+    let listed = async |filter: &SessionQuery| -> Vec<SessionId> {
+        let sessions = journal.list(filter).await.unwrap_or_else(|error| panic!("list: {error}"));
         sessions.into_iter().map(|stored| stored.id).collect()
     };
     let all = SessionQuery::default();
-    assert!(listed(&all).iter().eq([&a, &b]), "list is in the order of the ids");
+    assert!(listed(&all).await.iter().eq([&a, &b]), "list is in the order of the ids");
     let first = SessionQuery { limit: 1, ..SessionQuery::default() };
-    assert!(listed(&first).iter().eq([&a]), "list respects limit");
+    assert!(listed(&first).await.iter().eq([&a]), "list respects limit");
     let later = SessionQuery { after: Some(a), ..SessionQuery::default() };
-    assert!(listed(&later).iter().eq([&b]), "list respects after");
+    assert!(listed(&later).await.iter().eq([&b]), "list respects after");
     let newest = SessionQuery { order: SessionOrder::Newest, ..SessionQuery::default() };
-    let whole = journal.list(&newest).unwrap_or_else(|error| panic!("list: {error}"));
+    let whole = journal.list(&newest).await.unwrap_or_else(|error| panic!("list: {error}"));
     assert!(
         whole.len() == 2 && whole.is_sorted_by(|newer, older| newer.number >= older.number),
         "list respects order"
     );
     let mut pages = SessionQuery { limit: 1, ..newest };
     for expected in &whole {
-        let page = journal.list(&pages).unwrap_or_else(|error| panic!("list: {error}"));
+        let page = journal.list(&pages).await.unwrap_or_else(|error| panic!("list: {error}"));
         assert!(page.iter().eq([expected]), "pages with the newest first have each session once");
         pages.continue_after(expected);
     }
-    assert!(listed(&pages).is_empty(), "no page follows the last session");
+    assert!(listed(&pages).await.is_empty(), "no page follows the last session");
     let running = SessionQuery { state: Some(SessionState::Running), ..SessionQuery::default() };
-    assert!(listed(&running).is_empty(), "list respects state");
+    assert!(listed(&running).await.is_empty(), "list respects state");
     let old = SessionQuery { touched_before: Some(1), ..SessionQuery::default() };
-    assert!(listed(&old).is_empty(), "list respects touched_before");
+    assert!(listed(&old).await.is_empty(), "list respects touched_before");
 
-    assert_eq!(journal.document("check"), Ok(None), "no document");
+    assert_eq!(journal.document("check").await, Ok(None), "no document");
     for text in ["first", "second"] {
-        journal.put_document("check", text).unwrap_or_else(|e| panic!("put_document: {e}"));
-        assert_eq!(journal.document("check"), Ok(Some(text.to_owned())), "a document is replaced");
+        journal.put_document("check", text).await.unwrap_or_else(|e| panic!("put_document: {e}"));
+        assert_eq!(
+            journal.document("check").await,
+            Ok(Some(text.to_owned())),
+            "a document is replaced"
+        );
     }
 
-    let removes_documents = check_unused_documents(&*journal, &mut logs);
-    journal.remove(&[b.clone(), session("unknown")]).unwrap_or_else(|e| panic!("remove: {e}"));
-    assert_eq!(journal.find(&b), Ok(None), "a removed session is not found");
-    assert_eq!(journal.read(&b, Seq(0)), Ok(Vec::new()), "a removed session has no records");
-    assert_eq!(journal.count(), Ok(1), "a removed session does not count");
-    remove_unused(&*journal, u64::MAX);
-    let kept = journal.document("tools-of-b").map(|text| text.is_some());
+    let removes_documents = check_unused_documents(&*journal, &mut logs).await;
+    let removed = journal.remove(&[b.clone(), session("unknown")]).await;
+    removed.unwrap_or_else(|e| panic!("remove: {e}"));
+    assert_eq!(journal.find(&b).await, Ok(None), "a removed session is not found");
+    assert_eq!(journal.read(&b, Seq(0)).await, Ok(Vec::new()), "a removed session has no records");
+    assert_eq!(journal.count().await, Ok(1), "a removed session does not count");
+    remove_unused(&*journal, u64::MAX).await;
+    let kept = journal.document("tools-of-b").await.map(|text| text.is_some());
     assert_eq!(kept, Ok(!removes_documents), "the document of a removed session is not used");
-    let kept = journal.document("tools-of-a").map(|text| text.is_some());
+    let kept = journal.document("tools-of-a").await.map(|text| text.is_some());
     assert_eq!(kept, Ok(true), "a document that a session names is kept");
-    journal.close();
-    if journal.is_in_memory() {
+    journal.close().await;
+    if !journal.is_lasting() {
         return;
     }
     drop(journal);
-    let journal = open();
+    let journal = open().await;
     let [log, _] = logs;
-    check_contents(&*journal, &[log]);
-    assert_eq!(journal.document("check"), Ok(Some("second".to_owned())), "a document is kept");
-    remove_unused(&*journal, u64::MAX);
-    let kept = journal.document("tools-of-a").map(|text| text.is_some());
+    check_contents(&*journal, &[log]).await;
+    assert_eq!(
+        journal.document("check").await,
+        Ok(Some("second".to_owned())),
+        "a document is kept"
+    );
+    remove_unused(&*journal, u64::MAX).await;
+    let kept = journal.document("tools-of-a").await.map(|text| text.is_some());
     assert_eq!(kept, Ok(true), "the sessions that name a document are known after a restart");
-    journal.close();
+    journal.close().await;
 }
 
 /// Checks the deletion of documents that no record names. Returns whether the engine deletes them.
-fn check_unused_documents(journal: &dyn Journal, logs: &mut [TestLog; 2]) -> bool {
-    let put = |key: &str| {
-        journal.put_document(key, key).unwrap_or_else(|e| panic!("put_document: {e}"));
+async fn check_unused_documents(journal: &dyn Journal, logs: &mut [TestLog; 2]) -> bool {
+    let put = async |key: &str| {
+        journal.put_document(key, key).await.unwrap_or_else(|e| panic!("put_document: {e}"));
     };
-    let has =
-        |key: &str| journal.document(key).unwrap_or_else(|e| panic!("document: {e}")).is_some();
+    let has = async |key: &str| {
+        journal.document(key).await.unwrap_or_else(|e| panic!("document: {e}")).is_some()
+    };
     for (log, name) in logs.iter_mut().zip(["of-a", "of-b"]) {
         let record = Record::ToolsFrozen { sha256: name.into() };
-        log.append(journal, vec![record]);
+        log.append(journal, vec![record]).await;
         let key = log.entries.last().and_then(|entry| entry.document_key());
         let key = key.unwrap_or_else(|| panic!("a frozen list is a document"));
         // A host stores the list first. It stores an equal list again for a later session, as here.
-        put(&key);
+        put(&key).await;
     }
-    put("tools-unused");
-    remove_unused(journal, 0);
-    assert!(has("tools-unused"), "a document that was stored later than the limit is kept");
-    remove_unused(journal, u64::MAX);
-    assert!(has("tools-of-a") && has("tools-of-b"), "a document that a record names is kept");
-    assert!(has("check"), "a document with another prefix is kept");
-    !has("tools-unused")
+    put("tools-unused").await;
+    remove_unused(journal, 0).await;
+    assert!(has("tools-unused").await, "a document that was stored later than the limit is kept");
+    remove_unused(journal, u64::MAX).await;
+    assert!(
+        has("tools-of-a").await && has("tools-of-b").await,
+        "a document that a record names is kept"
+    );
+    assert!(has("check").await, "a document with another prefix is kept");
+    !has("tools-unused").await
 }
 
-fn remove_unused(journal: &dyn Journal, stored_before: u64) {
-    let removed = journal.remove_unused_documents("tools-", stored_before);
+async fn remove_unused(journal: &dyn Journal, stored_before: u64) {
+    let removed = journal.remove_unused_documents("tools-", stored_before).await;
     removed.unwrap_or_else(|error| panic!("remove_unused_documents: {error}"));
 }
 
@@ -142,18 +161,18 @@ fn session(id: &str) -> SessionId {
     SessionId::parse(id).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn check_contents(journal: &dyn Journal, logs: &[TestLog]) {
-    assert_eq!(journal.count(), Ok(logs.len()), "count returns the number of sessions");
+async fn check_contents(journal: &dyn Journal, logs: &[TestLog]) {
+    assert_eq!(journal.count().await, Ok(logs.len()), "count returns the number of sessions");
     for TestLog { session, entries, .. } in logs {
-        let read = |after: u64, limit| {
-            let entries = journal.read_some(session, Seq(after), limit);
+        let read = async |after: u64, limit| {
+            let entries = journal.read_some(session, Seq(after), limit).await;
             entries.unwrap_or_else(|error| panic!("read_some: {error}"))
         };
         let expected: Vec<JournalEntry> = entries.iter().map(|e| JournalEntry::clone(e)).collect();
-        assert_eq!(read(0, usize::MAX), expected, "all entries are read back unchanged");
+        assert_eq!(read(0, usize::MAX).await, expected, "all entries are read back unchanged");
         let mut paged: Vec<JournalEntry> = Vec::new();
         loop {
-            let page = read(paged.last().map_or(0, |entry| entry.seq.0), 7);
+            let page = read(paged.last().map_or(0, |entry| entry.seq.0), 7).await;
             assert!(page.len() <= 7, "read_some respects limit");
             if page.is_empty() {
                 break;
@@ -162,9 +181,9 @@ fn check_contents(journal: &dyn Journal, logs: &[TestLog]) {
             assert!(paged.len() <= expected.len(), "read_some returns an entry twice");
         }
         assert_eq!(paged, expected, "pages of read_some have every entry once, in order");
-        assert_eq!(read(1, 1), expected[1..2], "read_some respects after and limit");
-        assert_eq!(read(expected.len() as u64, 9), [], "nothing follows the last entry");
-        let found = journal.find(session).unwrap_or_else(|error| panic!("find: {error}"));
+        assert_eq!(read(1, 1).await, expected[1..2], "read_some respects after and limit");
+        assert_eq!(read(expected.len() as u64, 9).await, [], "nothing follows the last entry");
+        let found = journal.find(session).await.unwrap_or_else(|error| panic!("find: {error}"));
         let last = found.map(|found| (found.agent, found.seq.0));
         let expected = ("default".to_owned(), expected.len() as u64);
         assert_eq!(last, Some(expected), "find returns the agent and the last record");
@@ -173,8 +192,8 @@ fn check_contents(journal: &dyn Journal, logs: &[TestLog]) {
 
 /// Checks that nothing is stored after a failed batch, which would leave a gap. Skips an engine in memory,
 /// whose writes do not fail.
-fn check_refusal_after_failure(journal: &dyn Journal) {
-    if journal.is_in_memory() {
+async fn check_refusal_after_failure(journal: &dyn Journal) {
+    if !journal.is_lasting() {
         return;
     }
     let failed = session("check-failed");
@@ -186,16 +205,16 @@ fn check_refusal_after_failure(journal: &dyn Journal) {
         parent: None,
         client_tools: None,
     };
-    log.append(journal, vec![opening]);
+    log.append(journal, vec![opening]).await;
     log.engine_state.fail(2);
     // Record 2 counts as failed, so record 3 is refused. A copy of record 1 stands for record 2.
     log.entries.extend(log.entries.first().cloned());
-    let stored =
-        log.try_append(journal, vec![Record::StopAsked { mode: StopMode::Now, authored_by: None }]);
+    let stop = Record::StopAsked { mode: StopMode::Now, authored_by: None };
+    let stored = log.try_append(journal, vec![stop]).await;
     assert!(stored.is_err(), "an engine reports a batch as failed if Batch::follows_failure");
-    let read = journal.read(&failed, Seq(1));
+    let read = journal.read(&failed, Seq(1)).await;
     assert_eq!(read, Ok(Vec::new()), "a refused batch is not stored");
-    journal.remove(&[failed]).unwrap_or_else(|e| panic!("remove: {e}"));
+    journal.remove(&[failed]).await.unwrap_or_else(|e| panic!("remove: {e}"));
 }
 
 /// The log of one session, with what was appended.
@@ -211,12 +230,12 @@ impl TestLog {
     }
 
     /// Appends records and waits until they are durable.
-    fn append(&mut self, journal: &dyn Journal, records: Vec<Record>) {
-        self.try_append(journal, records).unwrap_or_else(|error| panic!("append: {error}"));
+    async fn append(&mut self, journal: &dyn Journal, records: Vec<Record>) {
+        self.try_append(journal, records).await.unwrap_or_else(|error| panic!("append: {error}"));
     }
 
     /// Appends records and waits until they are durable or refused.
-    fn try_append(
+    async fn try_append(
         &mut self,
         journal: &dyn Journal,
         records: Vec<Record>,
@@ -233,9 +252,9 @@ impl TestLog {
             .map(Arc::new)
             .collect();
         self.entries.extend(entries.iter().cloned());
-        let (sender, statuses) = mpsc::channel();
+        let (sender, mut statuses) = mpsc::channel(STATUSES_MAX);
         // The receiver is gone after a failed check.
-        let on_status = Box::new(move |status| drop(sender.send(status)));
+        let on_status = Box::new(move |status| drop(sender.try_send(status)));
         let state = Arc::clone(&self.engine_state);
         let batch = Batch::new(self.session.clone(), entries, state, on_status);
         let status = journal.append(Batch { urgent: true, ..batch });
@@ -243,11 +262,11 @@ impl TestLog {
             return Ok(());
         }
         loop {
-            match statuses.recv_timeout(STATUS_WAIT_MAX) {
-                Ok(BatchStatus::Written) => {}
-                Ok(BatchStatus::Durable) => return Ok(()),
-                Ok(BatchStatus::Failed(error)) => return Err(error),
-                Err(_) => panic!("no status of an urgent batch in {STATUS_WAIT_MAX:?}"),
+            match tokio::time::timeout(STATUS_WAIT_MAX, statuses.recv()).await {
+                Ok(Some(BatchStatus::Written)) => {}
+                Ok(Some(BatchStatus::Durable)) => return Ok(()),
+                Ok(Some(BatchStatus::Failed(error))) => return Err(error),
+                Ok(None) | Err(_) => panic!("no status of an urgent batch in {STATUS_WAIT_MAX:?}"),
             }
         }
     }

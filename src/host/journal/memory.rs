@@ -1,13 +1,14 @@
 //! The storage engine that keeps records in memory, until it is dropped.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::ready;
 use std::ops::Bound;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
 use super::{
-    AppendStatus, Batch, Journal, JournalEntry, JournalError, SessionOrder, SessionQuery,
+    AppendStatus, Batch, Journal, JournalEntry, JournalFuture, SessionOrder, SessionQuery,
     SessionSummary, unix_ms,
 };
 use callsheet_values::record::Seq;
@@ -72,81 +73,93 @@ impl Journal for MemoryJournal {
 
     fn flush(&self, _: &SessionId) {}
 
-    fn read_some(
-        &self,
-        session: &SessionId,
+    fn read_some<'a>(
+        &'a self,
+        session: &'a SessionId,
         after: Seq,
         limit: usize,
-    ) -> Result<Vec<JournalEntry>, JournalError> {
-        let sessions = self.sessions.lock();
-        let Some(entries) = sessions.get(session) else { return Ok(Vec::new()) };
-        let begin = entries.partition_point(|entry| entry.seq <= after);
-        Ok(entries.iter().skip(begin).take(limit).map(|entry| JournalEntry::clone(entry)).collect())
+    ) -> JournalFuture<'a, Vec<JournalEntry>> {
+        in_memory(|| {
+            let sessions = self.sessions.lock();
+            let Some(entries) = sessions.get(session) else { return Vec::new() };
+            let begin = entries.partition_point(|entry| entry.seq <= after);
+            let found = entries.iter().skip(begin).take(limit);
+            found.map(|entry| JournalEntry::clone(entry)).collect()
+        })
     }
 
-    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError> {
-        let sessions = self.sessions.lock();
-        Ok(sessions.get(session).and_then(|entries| SessionSummary::from_entries(session, entries)))
+    fn find<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Option<SessionSummary>> {
+        in_memory(|| SessionSummary::from_entries(session, self.sessions.lock().get(session)?))
     }
 
-    fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
-        let sessions = self.sessions.lock();
-        let summary =
-            |(id, entries): (&SessionId, &Vec<_>)| SessionSummary::from_entries(id, entries);
-        if listing.order == SessionOrder::Newest {
-            return Ok(listing.select(sessions.iter().filter_map(summary)));
-        }
-        let begin = listing.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
-        let limit = if listing.limit == 0 { usize::MAX } else { listing.limit };
-        Ok(sessions
-            .range::<SessionId, _>((begin, Bound::Unbounded))
-            .filter_map(summary)
-            .filter(|stored| listing.matches(stored))
-            .take(limit)
-            .collect())
+    fn list<'a>(&'a self, listing: &'a SessionQuery) -> JournalFuture<'a, Vec<SessionSummary>> {
+        in_memory(|| {
+            let sessions = self.sessions.lock();
+            let summary =
+                |(id, entries): (&SessionId, &Vec<_>)| SessionSummary::from_entries(id, entries);
+            if listing.order == SessionOrder::Newest {
+                return listing.select(sessions.iter().filter_map(summary));
+            }
+            let begin = listing.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+            let limit = if listing.limit == 0 { usize::MAX } else { listing.limit };
+            sessions
+                .range::<SessionId, _>((begin, Bound::Unbounded))
+                .filter_map(summary)
+                .filter(|stored| listing.matches(stored))
+                .take(limit)
+                .collect()
+        })
     }
 
-    fn count(&self) -> Result<usize, JournalError> {
-        Ok(self.sessions.lock().len())
+    fn count(&self) -> JournalFuture<'_, usize> {
+        in_memory(|| self.sessions.lock().len())
     }
 
-    fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
-        let mut kept = self.sessions.lock();
-        sessions.iter().for_each(|session| drop(kept.remove(session)));
-        let mut uses = self.uses.lock();
-        if !uses.is_empty() {
-            let removed: BTreeSet<&SessionId> = sessions.iter().collect();
-            uses.retain(|(session, _)| !removed.contains(session));
-        }
-        Ok(())
+    fn remove<'a>(&'a self, sessions: &'a [SessionId]) -> JournalFuture<'a, ()> {
+        in_memory(|| {
+            let mut kept = self.sessions.lock();
+            sessions.iter().for_each(|session| drop(kept.remove(session)));
+            let mut uses = self.uses.lock();
+            if !uses.is_empty() {
+                let removed: BTreeSet<&SessionId> = sessions.iter().collect();
+                uses.retain(|(session, _)| !removed.contains(session));
+            }
+        })
     }
 
-    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
-        self.documents.lock().insert(key.to_owned(), (unix_ms(), text.to_owned()));
-        Ok(())
+    fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()> {
+        in_memory(|| {
+            self.documents.lock().insert(key.to_owned(), (unix_ms(), text.to_owned()));
+        })
     }
 
-    fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
-        Ok(self.documents.lock().get(key).map(|(_, text)| text.clone()))
+    fn document<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Option<String>> {
+        in_memory(|| self.documents.lock().get(key).map(|(_, text)| text.clone()))
     }
 
-    fn remove_unused_documents(
-        &self,
-        prefix: &str,
+    fn remove_unused_documents<'a>(
+        &'a self,
+        prefix: &'a str,
         stored_before: u64,
-    ) -> Result<(), JournalError> {
-        let mut documents = self.documents.lock();
-        let uses = self.uses.lock();
-        let used: BTreeSet<&String> = uses.iter().map(|(_, key)| key).collect();
-        documents.retain(|key, (stored, _)| {
-            !key.starts_with(prefix) || *stored >= stored_before || used.contains(key)
-        });
-        Ok(())
+    ) -> JournalFuture<'a, ()> {
+        in_memory(|| {
+            let mut documents = self.documents.lock();
+            let uses = self.uses.lock();
+            let used: BTreeSet<&String> = uses.iter().map(|(_, key)| key).collect();
+            documents.retain(|key, (stored, _)| {
+                !key.starts_with(prefix) || *stored >= stored_before || used.contains(key)
+            });
+        })
     }
 
-    fn is_in_memory(&self) -> bool {
-        true
+    fn is_lasting(&self) -> bool {
+        false
     }
+}
+
+/// Does something at once, as all methods of this engine do.
+fn in_memory<'a, T: Send + 'a>(work: impl FnOnce() -> T) -> JournalFuture<'a, T> {
+    Box::pin(ready(Ok(work())))
 }
 
 #[cfg(test)]
@@ -176,8 +189,8 @@ mod tests {
         assert_eq!(log.last_seq(), Seq(0));
     }
 
-    #[test]
-    fn numbers_each_session_from_one_without_gaps() {
+    #[tokio::test]
+    async fn numbers_each_session_from_one_without_gaps() {
         let journal = Arc::new(MemoryJournal::new());
         let (a, b) = (log(&journal, "a"), log(&journal, "b"));
         let opened = || Record::SessionOpened {
@@ -193,20 +206,20 @@ mod tests {
         assert_eq!(append(&a, vec![Record::SessionClosed]), (Seq(3), AppendStatus::Durable));
         assert_eq!(append(&a, Vec::new()), (Seq(3), AppendStatus::Durable));
         assert_eq!((a.last_seq(), a.durable_seq()), (Seq(3), Seq(3)));
-        let records = |id: &str, after| {
-            let entries = journal.read(&SessionId::parse(id).unwrap(), Seq(after)).unwrap();
+        let records = async |id: &str, after| {
+            let entries = journal.read(&SessionId::parse(id).unwrap(), Seq(after)).await.unwrap();
             entries.into_iter().map(|entry| (entry.seq.0, entry.record)).collect::<Vec<_>>()
         };
-        assert_eq!(records("a", 0), [(1, opened()), (2, stop()), (3, Record::SessionClosed)]);
-        assert_eq!(records("a", 2), [(3, Record::SessionClosed)]);
-        assert_eq!(records("a", 9), []);
+        assert_eq!(records("a", 0).await, [(1, opened()), (2, stop()), (3, Record::SessionClosed)]);
+        assert_eq!(records("a", 2).await, [(3, Record::SessionClosed)]);
+        assert_eq!(records("a", 9).await, []);
         assert_eq!(a.entries_since(Seq(1)).len(), 2);
         a.trim_recent(Seq(2));
         assert_eq!(a.entries_since(Seq(0)).len(), 1);
-        journal.remove(&[SessionId::parse("a").unwrap()]).unwrap();
-        assert_eq!(records("a", 0), []);
-        assert_eq!(records("b", 0), [(1, opened())]);
-        assert_eq!(journal.count(), Ok(1));
+        journal.remove(&[SessionId::parse("a").unwrap()]).await.unwrap();
+        assert_eq!(records("a", 0).await, []);
+        assert_eq!(records("b", 0).await, [(1, opened())]);
+        assert_eq!(journal.count().await, Ok(1));
     }
 
     #[test]
@@ -226,8 +239,8 @@ mod tests {
         assert_eq!(log.durable_seq(), Seq(2));
     }
 
-    #[test]
-    fn appends_from_many_threads_keep_their_order() {
+    #[tokio::test]
+    async fn appends_from_many_threads_keep_their_order() {
         let journal = Arc::new(MemoryJournal::new());
         let log = log(&journal, "a");
         std::thread::scope(|scope| {
@@ -239,7 +252,7 @@ mod tests {
                 });
             }
         });
-        let entries = journal.read(&SessionId::parse("a").unwrap(), Seq(0)).unwrap();
+        let entries = journal.read(&SessionId::parse("a").unwrap(), Seq(0)).await.unwrap();
         let seqs: Vec<u64> = entries.iter().map(|entry| entry.seq.0).collect();
         assert_eq!(seqs, (1..=400).collect::<Vec<_>>());
     }

@@ -33,10 +33,12 @@ mod sqlite;
 mod verify;
 
 use std::fmt;
+use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 pub use callsheet_values::record::JournalEntry;
@@ -58,8 +60,11 @@ use callsheet_values::record::Seq;
 use callsheet_values::types::Metadata;
 use callsheet_values::types::{SessionId, SessionState, is_child_session};
 
-/// A storage engine for records. All methods except `append`, `flush`, `is_in_memory` and `status` may block
-/// on a disk. An engine around another one forwards every method, also the hidden `status`.
+/// The future of a method of a [`Journal`]: boxed, because an engine is used as `dyn Journal`.
+pub type JournalFuture<'a, T> = BoxFuture<'a, Result<T, JournalError>>;
+
+/// A storage engine for records. No method blocks: what waits for a disk or a network returns a future. A future that
+/// is dropped may have taken effect, in whole or in part.
 ///
 /// One host at a time uses an engine: `Host::shutdown` frees it. The start of a second host in the same program
 /// waits a moment for one that was dropped, and fails if it runs on. That two engines, or two programs, do not write
@@ -71,8 +76,8 @@ use callsheet_values::types::{SessionId, SessionState, is_child_session};
 /// [`Batch`] shows how an engine stores records.
 pub trait Journal: Send + Sync + fmt::Debug {
     /// Appends a batch atomically. Batches of one session are stored in the order of the calls.
-    /// Never blocks: an engine that uses a disk queues the batch and [reports](Batch::report) its status
-    /// later, from a thread of its own. If the queue is full, it reports the failure at once.
+    /// An engine that waits for a disk queues the batch and [reports](Batch::report) its status
+    /// later, from a thread or a task of its own. If the queue is full, it reports the failure at once.
     ///
     /// After a batch has failed, later batches of the session fail too: see [`Batch::follows_failure`].
     fn append(&self, batch: Batch) -> AppendStatus;
@@ -86,18 +91,22 @@ pub trait Journal: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// If they cannot be read.
-    fn read_some(
-        &self,
-        session: &SessionId,
+    fn read_some<'a>(
+        &'a self,
+        session: &'a SessionId,
         after: Seq,
         limit: usize,
-    ) -> Result<Vec<JournalEntry>, JournalError>;
+    ) -> JournalFuture<'a, Vec<JournalEntry>>;
 
     /// Returns all stored entries of a session after `after`.
     ///
     /// # Errors
     /// If they cannot be read.
-    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<JournalEntry>, JournalError> {
+    fn read<'a>(
+        &'a self,
+        session: &'a SessionId,
+        after: Seq,
+    ) -> JournalFuture<'a, Vec<JournalEntry>> {
         self.read_some(session, after, usize::MAX)
     }
 
@@ -105,24 +114,24 @@ pub trait Journal: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// If it cannot be read.
-    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError>;
+    fn find<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Option<SessionSummary>>;
 
     /// Returns stored sessions. [`SessionQuery::select`] defines which, and in which order.
     ///
     /// # Errors
     /// If they cannot be read.
-    fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError>;
+    fn list<'a>(&'a self, listing: &'a SessionQuery) -> JournalFuture<'a, Vec<SessionSummary>>;
 
     /// Searches the next stored sessions after `after`, also child sessions, for those without a run whose last record is
     /// older than `touched_before`. An engine ends after as many sessions as it can search quickly.
     ///
     /// # Errors
     /// If they cannot be read.
-    fn find_idle(
-        &self,
+    fn find_idle<'a>(
+        &'a self,
         touched_before: u64,
-        after: Option<&SessionId>,
-    ) -> Result<IdleSessions, JournalError> {
+        after: Option<&'a SessionId>,
+    ) -> JournalFuture<'a, IdleSessions> {
         let query = SessionQuery {
             after: after.cloned(),
             limit: IdleSessions::FOUND_MAX,
@@ -131,16 +140,18 @@ pub trait Journal: Send + Sync + fmt::Debug {
             children: true,
             ..SessionQuery::default()
         };
-        let ids: Vec<_> = self.list(&query)?.into_iter().map(|found| found.id).collect();
-        let next = ids.last().filter(|_| ids.len() == IdleSessions::FOUND_MAX).cloned();
-        Ok(IdleSessions { ids, next })
+        Box::pin(async move {
+            let ids: Vec<_> = self.list(&query).await?.into_iter().map(|found| found.id).collect();
+            let next = ids.last().filter(|_| ids.len() == IdleSessions::FOUND_MAX).cloned();
+            Ok(IdleSessions { ids, next })
+        })
     }
 
     /// Returns the number of stored sessions.
     ///
     /// # Errors
     /// If it cannot be read.
-    fn count(&self) -> Result<usize, JournalError>;
+    fn count(&self) -> JournalFuture<'_, usize>;
 
     /// Deletes sessions. After this returns, no data of them is left on the disk, except records that their forks
     /// share. Unknown sessions are ignored.
@@ -148,7 +159,7 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// # Errors
     /// If they could not be deleted. Some may have been. With [`JournalError::NotErased`] all are deleted, and the
     /// engine erases what the disk still holds of them by itself.
-    fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError>;
+    fn remove<'a>(&'a self, sessions: &'a [SessionId]) -> JournalFuture<'a, ()>;
 
     /// Stores a text that belongs to no session, such as a list of tool definitions. A text that was stored
     /// under the same key is replaced. It is durable when this returns. A key has at most 128 characters of
@@ -156,13 +167,13 @@ pub trait Journal: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// If it cannot be stored.
-    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError>;
+    fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()>;
 
     /// Returns the text that was stored under a key.
     ///
     /// # Errors
     /// If it cannot be read.
-    fn document(&self, key: &str) -> Result<Option<String>, JournalError>;
+    fn document<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Option<String>>;
 
     /// Deletes the documents whose keys begin with `prefix`, which were stored before this Unix time in
     /// milliseconds, and which no record of a stored session [names](JournalEntry::document_key). A document that
@@ -170,21 +181,22 @@ pub trait Journal: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// If they could not be deleted. Some may have been.
-    fn remove_unused_documents(
-        &self,
-        prefix: &str,
+    fn remove_unused_documents<'a>(
+        &'a self,
+        prefix: &'a str,
         stored_before: u64,
-    ) -> Result<(), JournalError> {
+    ) -> JournalFuture<'a, ()> {
         let _ = (prefix, stored_before);
-        Ok(())
+        Box::pin(ready(Ok(())))
     }
 
-    /// Returns whether it finds and removes sessions without blocking on a disk.
-    fn is_in_memory(&self) -> bool {
-        false
+    /// Returns whether what is stored outlives the process. The runs of a host that shuts down go on at its next
+    /// start then, by default.
+    fn is_lasting(&self) -> bool {
+        true
     }
 
-    /// Returns the current status of the engine, for metrics. Never blocks.
+    /// Returns the current status of the engine, for metrics.
     fn status(&self) -> JournalStatus {
         JournalStatus::default()
     }
@@ -196,7 +208,9 @@ pub trait Journal: Send + Sync + fmt::Debug {
     }
 
     /// Stores all queued batches and closes. Later batches fail.
-    fn close(&self) {}
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(ready(()))
+    }
 }
 
 /// Records of one session that are stored together. A host makes it.

@@ -18,14 +18,14 @@ pub(super) const MARK: (&str, &str) = (DOCUMENT, WAITS);
 ///
 /// # Errors
 /// If it cannot be read.
-pub(crate) fn is_waiting_copy(journal: &dyn Journal) -> Result<bool, JournalError> {
-    Ok(journal.document(DOCUMENT)?.is_some_and(|text| text == WAITS))
+pub(crate) async fn is_waiting_copy(journal: &dyn Journal) -> Result<bool, JournalError> {
+    Ok(journal.document(DOCUMENT).await?.is_some_and(|text| text == WAITS))
 }
 
 /// Lets the hosts of a restored copy continue its runs.
 ///
 /// # Errors
 /// If it cannot be stored.
-pub(crate) fn let_copy_go_on(journal: &dyn Journal) -> Result<(), JournalError> {
-    journal.put_document(DOCUMENT, GOES_ON)
+pub(crate) async fn let_copy_go_on(journal: &dyn Journal) -> Result<(), JournalError> {
+    journal.put_document(DOCUMENT, GOES_ON).await
 }

@@ -19,14 +19,14 @@ const PAGE: usize = 256;
 
 /// Returns the orphans among the sessions with unfinished runs: child sessions whose parents have no unfinished run.
 /// No call waits for them.
-pub(super) fn orphans(
+pub(super) async fn orphans(
     journal: &dyn Journal,
     unfinished: &[SessionId],
 ) -> Result<Vec<SessionId>, JournalError> {
     let open: BTreeSet<&SessionId> = unfinished.iter().collect();
     let mut orphans = Vec::new();
     for id in unfinished.iter().filter(|id| is_child_session(id)) {
-        if parent(journal, id)?.is_some_and(|parent| !open.contains(&parent)) {
+        if parent(journal, id).await?.is_some_and(|parent| !open.contains(&parent)) {
             orphans.push(id.clone());
         }
     }
@@ -35,20 +35,23 @@ pub(super) fn orphans(
 
 /// Returns true if a session is the child of a session with an unfinished run. A call of that run may still read the
 /// report of the child: after a restart of the host, or after a manual resume.
-pub(super) fn has_unfinished_parent(
+pub(super) async fn has_unfinished_parent(
     journal: &dyn Journal,
     session: &SessionId,
 ) -> Result<bool, JournalError> {
     if !is_child_session(session) {
         return Ok(false);
     }
-    let Some(parent) = parent(journal, session)? else { return Ok(false) };
-    Ok(journal.find(&parent)?.is_some_and(|parent| parent.state == SessionState::Running))
+    let Some(parent) = parent(journal, session).await? else { return Ok(false) };
+    Ok(journal.find(&parent).await?.is_some_and(|parent| parent.state == SessionState::Running))
 }
 
 /// Returns the parent of a child session.
-fn parent(journal: &dyn Journal, child: &SessionId) -> Result<Option<SessionId>, JournalError> {
-    let first = journal.read_some(child, Seq(0), 1)?;
+async fn parent(
+    journal: &dyn Journal,
+    child: &SessionId,
+) -> Result<Option<SessionId>, JournalError> {
+    let first = journal.read_some(child, Seq(0), 1).await?;
     let Some(Record::SessionOpened { parent: Some(parent), .. }) =
         first.first().map(|entry| &entry.record)
     else {
@@ -58,7 +61,7 @@ fn parent(journal: &dyn Journal, child: &SessionId) -> Result<Option<SessionId>,
 }
 
 /// Returns the stored child sessions of the calls of a run. Reads the records of its session after a position.
-fn children(
+async fn children(
     journal: &dyn Journal,
     session: &SessionId,
     mut after: Seq,
@@ -67,26 +70,26 @@ fn children(
     let scope = format!("{}/", run.0);
     let mut children = BTreeSet::new();
     loop {
-        let page = journal.read_some(session, after, PAGE)?;
+        let page = journal.read_some(session, after, PAGE).await?;
         let Some(last) = page.last() else { break };
         after = last.seq;
         let keys = agent_calls(&page).filter(|key| key.starts_with(&scope));
         children.extend(keys.map(|key| child_session_id(session, key)));
     }
-    stored(journal, children)
+    stored(journal, children).await
 }
 
 /// Returns the stored child sessions of a session that is deleted. Skips records that cannot be read, because a
 /// damaged session can be deleted too.
-pub(super) fn readable_children(
+pub(super) async fn readable_children(
     journal: &dyn Journal,
     session: &SessionId,
 ) -> Result<Vec<SessionId>, JournalError> {
-    let last = journal.find(session)?.map_or(Seq(0), |found| found.seq);
+    let last = journal.find(session).await?.map_or(Seq(0), |found| found.seq);
     let (mut after, mut limit, mut skipped) = (Seq(0), PAGE, 0);
     let mut children = BTreeSet::new();
     while after < last {
-        match journal.read_some(session, after, limit) {
+        match journal.read_some(session, after, limit).await {
             Ok(page) => {
                 let Some(last) = page.last() else { break };
                 (after, limit) = (last.seq, PAGE);
@@ -103,7 +106,7 @@ pub(super) fn readable_children(
     if skipped > 0 {
         tracing::warn!(%session, records = skipped, "unreadable_records_skipped");
     }
-    stored(journal, children)
+    stored(journal, children).await
 }
 
 /// Returns the idempotency keys of the calls of agents among these records.
@@ -117,14 +120,14 @@ fn agent_calls(entries: &[JournalEntry]) -> impl Iterator<Item = &str> {
 }
 
 /// Returns those of these child sessions that are stored.
-fn stored(
+async fn stored(
     journal: &dyn Journal,
     children: BTreeSet<SessionId>,
 ) -> Result<Vec<SessionId>, JournalError> {
     let mut stored = Vec::new();
     for child in children {
         // A call that was refused has no child.
-        if journal.find(&child)?.is_some() {
+        if journal.find(&child).await?.is_some() {
             stored.push(child);
         }
     }
@@ -132,16 +135,16 @@ fn stored(
 }
 
 /// Returns all stored child sessions below a run, at all depths.
-pub(super) fn descendants(
+pub(super) async fn descendants(
     journal: &dyn Journal,
     root: &RootRun,
 ) -> Result<BTreeSet<SessionId>, JournalError> {
     let before = Seq(root.seq.0.saturating_sub(1));
-    let mut open = children(journal, &root.session, before, &root.run)?;
+    let mut open = children(journal, &root.session, before, &root.run).await?;
     let mut found = BTreeSet::new();
     while let Some(child) = open.pop() {
         if let Some(run) = child_run_id(&child) {
-            open.extend(children(journal, &child, Seq(0), &run)?);
+            open.extend(children(journal, &child, Seq(0), &run).await?);
         }
         found.insert(child);
     }

@@ -184,10 +184,8 @@ impl AgentCallRunner {
         let trees = &self.host_ref.shared.agent_trees;
         if !trees.has_run(&parent.root) {
             // The run is new, or an earlier host has started it.
-            let (shared, root) = (Arc::clone(&self.host_ref.shared), parent.root.clone());
-            let read = move || agent_trees::descendants(&*shared.journal, &root);
-            let stored = self.host_ref.quick_read(read).await.and_then(|stored| Ok(stored?));
-            let stored = stored.map_err(|error| ToolError::new(error.to_string()))?;
+            let stored = agent_trees::descendants(&*self.host_ref.shared.journal, &parent.root);
+            let stored = stored.await.map_err(|error| ToolError::new(error.to_string()))?;
             trees.restore(&parent.root, stored);
         }
         let admission = trees.add(&parent, child.id());
@@ -323,10 +321,9 @@ impl AgentCallRunner {
     /// Stops the child of a call that is cancelled already when it starts, and waits for its end. An earlier start of
     /// the call may have opened the child.
     async fn stop_existing_child(&self, child: &SessionHandle, run: &RunId) {
-        let (shared, id) = (Arc::clone(&self.host_ref.shared), child.id().clone());
-        let stored = self.host_ref.quick_read(move || shared.journal.find(&id)).await;
+        let stored = self.host_ref.shared.journal.find(child.id()).await;
         // If the journal cannot be read, the child may exist.
-        if matches!(stored, Ok(Ok(None))) {
+        if stored == Ok(None) {
             return;
         }
         let zero = ChildUse { session: child.id().clone(), run: run.clone(), tokens: 0, calls: 0 };

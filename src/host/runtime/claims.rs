@@ -6,13 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
 use super::error::HostError;
 use crate::journal::{
     AppendStatus, Batch, BatchStatus, IdleSessions, Journal, JournalEntry, JournalError,
-    JournalStatus, SessionQuery, SessionSummary,
+    JournalFuture, JournalStatus, SessionQuery, SessionSummary,
 };
 use crate::telemetry::MetricsOptions;
 use callsheet_values::record::Seq;
@@ -118,61 +119,65 @@ impl Journal for ClaimedJournal {
         self.engine.flush(session);
     }
 
-    fn read_some(
-        &self,
-        session: &SessionId,
+    fn read_some<'a>(
+        &'a self,
+        session: &'a SessionId,
         after: Seq,
         limit: usize,
-    ) -> Result<Vec<JournalEntry>, JournalError> {
+    ) -> JournalFuture<'a, Vec<JournalEntry>> {
         self.engine.read_some(session, after, limit)
     }
 
-    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<JournalEntry>, JournalError> {
+    fn read<'a>(
+        &'a self,
+        session: &'a SessionId,
+        after: Seq,
+    ) -> JournalFuture<'a, Vec<JournalEntry>> {
         self.engine.read(session, after)
     }
 
-    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError> {
+    fn find<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Option<SessionSummary>> {
         self.engine.find(session)
     }
 
-    fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
+    fn list<'a>(&'a self, listing: &'a SessionQuery) -> JournalFuture<'a, Vec<SessionSummary>> {
         self.engine.list(listing)
     }
 
-    fn find_idle(
-        &self,
+    fn find_idle<'a>(
+        &'a self,
         touched_before: u64,
-        after: Option<&SessionId>,
-    ) -> Result<IdleSessions, JournalError> {
+        after: Option<&'a SessionId>,
+    ) -> JournalFuture<'a, IdleSessions> {
         self.engine.find_idle(touched_before, after)
     }
 
-    fn count(&self) -> Result<usize, JournalError> {
+    fn count(&self) -> JournalFuture<'_, usize> {
         self.engine.count()
     }
 
-    fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
+    fn remove<'a>(&'a self, sessions: &'a [SessionId]) -> JournalFuture<'a, ()> {
         self.engine.remove(sessions)
     }
 
-    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
+    fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()> {
         self.engine.put_document(key, text)
     }
 
-    fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
+    fn document<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Option<String>> {
         self.engine.document(key)
     }
 
-    fn remove_unused_documents(
-        &self,
-        prefix: &str,
+    fn remove_unused_documents<'a>(
+        &'a self,
+        prefix: &'a str,
         stored_before: u64,
-    ) -> Result<(), JournalError> {
+    ) -> JournalFuture<'a, ()> {
         self.engine.remove_unused_documents(prefix, stored_before)
     }
 
-    fn is_in_memory(&self) -> bool {
-        self.engine.is_in_memory()
+    fn is_lasting(&self) -> bool {
+        self.engine.is_lasting()
     }
 
     fn status(&self) -> JournalStatus {
@@ -183,11 +188,13 @@ impl Journal for ClaimedJournal {
         self.engine.failure()
     }
 
-    fn close(&self) {
-        // Batches that are being appended come first.
-        let claim = self.claim.write().take();
-        if claim.is_some() {
-            self.engine.close();
-        }
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            // Batches that are being appended come first. The next host begins after the engine has closed.
+            let claim = self.claim.write().take();
+            if claim.is_some() {
+                self.engine.close().await;
+            }
+        })
     }
 }

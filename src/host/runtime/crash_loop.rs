@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::error::HostError;
 use super::host_ref::HostRef;
 use super::message::SessionMessage;
-use super::task::blocking;
+use super::task;
 use crate::journal::{Journal, JournalEntry, JournalError, SessionSummary, restored, unix_ms};
 use callsheet_machines::session::pending_approvals;
 use callsheet_values::record::{Record, Seq};
@@ -62,7 +62,7 @@ pub(super) struct CrashLoop {
     last_started: u64,
     lives: Mutex<HostLives>,
     /// Held while the document is stored, so that an older text never replaces a newer one.
-    storing: Mutex<()>,
+    storing: tokio::sync::Mutex<()>,
 }
 
 impl HostLives {
@@ -85,38 +85,43 @@ impl HostLives {
 }
 
 impl CrashLoop {
-    /// Reads what earlier hosts have left, and notes that another one begins. Blocks.
-    pub(super) fn begin(journal: Arc<dyn Journal>) -> Result<Self, JournalError> {
-        let stored = journal.document(DOCUMENT)?;
+    /// Reads what earlier hosts have left, and notes that another one begins.
+    pub(super) async fn begin(journal: Arc<dyn Journal>) -> Result<Self, JournalError> {
+        let stored = journal.document(DOCUMENT).await?;
         let stored = stored.and_then(|text| serde_json::from_str::<HostLives>(&text).ok());
         let mut lives = stored.unwrap_or_default();
         let last_started = lives.started;
         // The hosts of the original say nothing of those of a copy.
-        if restored::is_waiting_copy(&*journal)? {
+        if restored::is_waiting_copy(&*journal).await? {
             lives.end_loop();
             lives.is_running = false;
         }
         lives.begin(unix_ms());
         let of_host =
-            Self { journal, last_started, lives: Mutex::new(lives), storing: Mutex::default() };
-        of_host.store_or_log();
+            Self { journal, last_started, lives: Mutex::new(lives), storing: Default::default() };
+        of_host.store_or_log().await;
         Ok(of_host)
     }
 
     /// Stores a change. A host with a full disk starts too, so an error is only logged.
-    fn store_or_log(&self) {
-        let _storing = self.storing.lock();
+    async fn store_or_log(&self) {
+        let _storing = self.storing.lock().await;
         let text = serde_json::to_string(&*self.lives.lock()).unwrap_or_default();
-        if let Err(error) = self.journal.put_document(DOCUMENT, &text) {
+        if let Err(error) = self.journal.put_document(DOCUMENT, &text).await {
             tracing::warn!(%error, "host_lives_not_stored");
         }
     }
 
-    /// Changes what is known, and stores it on another thread.
+    /// Changes what is known, and stores it, also if this future is dropped.
     async fn update(self: &Arc<Self>, change: impl FnOnce(&mut HostLives)) {
         change(&mut self.lives.lock());
         let of_host = Arc::clone(self);
-        let _ = blocking(move || of_host.store_or_log()).await;
+        let stored = async move {
+            of_host.store_or_log().await;
+            Ok(())
+        };
+        // A panic of the storage engine is ignored.
+        let _ = task::to_its_end(stored).await;
     }
 
     /// Notes that the host shuts down.
@@ -157,18 +162,20 @@ impl CrashLoop {
     }
 
     /// Returns the sessions that do not go on by themselves: those whose runs are set aside, and suspects, which
-    /// [`continue_suspects`] lets go on. Blocks.
-    pub(super) fn held(&self, unfinished: &[SessionId]) -> Held {
+    /// [`continue_suspects`] lets go on.
+    pub(super) async fn held(&self, unfinished: &[SessionId]) -> Held {
         let lives = self.lives.lock().clone();
         let is_quarantined = |id: &&SessionId| lives.quarantined.contains(*id);
         let quarantined: BTreeSet<_> = unfinished.iter().filter(is_quarantined).cloned().collect();
-        let is_suspect = |id: &&SessionId| {
-            lives.crashes >= CRASHES_MAX
-                && !is_quarantined(id)
+        let mut suspects = BTreeSet::new();
+        if lives.crashes >= CRASHES_MAX {
+            for id in unfinished.iter().filter(|id| !is_quarantined(id)) {
                 // If its records cannot be read, it does not go on.
-                && self.is_suspect(id).unwrap_or(false)
-        };
-        let suspects = unfinished.iter().filter(is_suspect).cloned().collect();
+                if self.is_suspect(id).await.unwrap_or(false) {
+                    suspects.insert(id.clone());
+                }
+            }
+        }
         for session in &quarantined {
             tracing::error!(
                 %session,
@@ -179,10 +186,10 @@ impl CrashLoop {
     }
 
     /// Returns whether the run of a session has made no progress since the last host started.
-    fn is_suspect(&self, session: &SessionId) -> Result<bool, JournalError> {
-        let Some(stored) = self.journal.find(session)? else { return Ok(false) };
+    async fn is_suspect(&self, session: &SessionId) -> Result<bool, JournalError> {
+        let Some(stored) = self.journal.find(session).await? else { return Ok(false) };
         let before = stored.seq.0.saturating_sub(LAST_RECORDS as u64);
-        let last = self.journal.read(session, Seq(before))?;
+        let last = self.journal.read(session, Seq(before)).await?;
         // A run that waits for a person does nothing when it goes on.
         let waits = !pending_approvals(&last).is_empty();
         let since =
@@ -241,9 +248,8 @@ pub(super) async fn continue_suspects(host_ref: &HostRef, suspects: BTreeSet<Ses
 /// Lets the run of a session go on, and waits until it makes progress, ends, leaves memory, or its time is over.
 async fn continue_alone(host_ref: &HostRef, id: &SessionId) -> Result<(), HostError> {
     let shared = &host_ref.shared;
-    let (journal, of) = (Arc::clone(&shared.journal), id.clone());
     // A client may have stopped the run while it waited for its turn.
-    let stored = host_ref.read(move || journal.find(&of)).await??;
+    let stored = shared.journal.find(id).await?;
     let Some(SessionSummary { state: SessionState::Running, seq: mut seen, .. }) = stored else {
         return Ok(());
     };
@@ -256,8 +262,7 @@ async fn continue_alone(host_ref: &HostRef, id: &SessionId) -> Result<(), HostEr
         if shared.index.awake(id).is_none() {
             break;
         }
-        let (journal, of) = (Arc::clone(&shared.journal), id.clone());
-        let entries = host_ref.read(move || journal.read(&of, seen)).await??;
+        let entries = shared.journal.read(id, seen).await?;
         if entries.iter().any(|entry| is_progress(&entry.record)) {
             break;
         }
@@ -306,16 +311,17 @@ mod tests {
         assert_eq!(lives.quarantined.len(), 1, "nothing was alone");
     }
 
-    #[test]
-    fn the_crashes_of_the_original_of_a_copy_are_not_counted() {
+    #[tokio::test]
+    async fn the_crashes_of_the_original_of_a_copy_are_not_counted() {
         for (is_copy, crashes) in [(false, 3), (true, 0)] {
             let journal = Arc::new(crate::journal::MemoryJournal::new());
             let lives = HostLives { is_running: true, crashes: 2, ..HostLives::default() };
-            journal.put_document(DOCUMENT, &serde_json::to_string(&lives).unwrap()).unwrap();
+            let text = serde_json::to_string(&lives).unwrap();
+            journal.put_document(DOCUMENT, &text).await.unwrap();
             if is_copy {
-                journal.put_document("restored_copy", "waits").unwrap();
+                journal.put_document("restored_copy", "waits").await.unwrap();
             }
-            let begun = CrashLoop::begin(journal).unwrap();
+            let begun = CrashLoop::begin(journal).await.unwrap();
             assert_eq!(begun.lives.lock().crashes, crashes);
         }
     }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::task;
 use crate::journal::{Journal, JournalError};
 use callsheet_values::types::{Author, SessionId};
 
@@ -70,23 +69,22 @@ impl DeletionList {
             // Another one has stored it.
             return;
         }
-        let page = newest.take();
-        let stored = task::with_journal(journal, move |journal| {
-            let page = match page {
+        let stored = async {
+            let page = match newest.take() {
                 Some(page) => page,
-                None => pages(|key| journal.document(key))?.pop().unwrap_or_default(),
+                None => read_pages(&**journal).await?.pop().unwrap_or_default(),
             };
-            store(journal, page, added)
-        });
+            store(&**journal, page, added).await
+        };
         match stored.await {
             Ok(page) => *newest = Some(page),
-            Err(error) => tracing::warn!(%error, "deletions_not_listed"),
+            Err::<_, JournalError>(error) => tracing::warn!(%error, "deletions_not_listed"),
         }
     }
 }
 
 /// Adds deletions to a page, and to further pages when it is full. Returns the newest one.
-fn store(
+async fn store(
     journal: &dyn Journal,
     mut page: DeletionPage,
     added: Vec<Deletion>,
@@ -100,7 +98,7 @@ fn store(
         page.deletions.extend(added.by_ref().take(room));
         // Cannot fail: all its keys are texts.
         let text = serde_json::to_string(&page).unwrap_or_default();
-        journal.put_document(&key(page.number % PAGES_MAX), &text)?;
+        journal.put_document(&key(page.number % PAGES_MAX), &text).await?;
     }
     Ok(page)
 }
@@ -109,27 +107,34 @@ fn key(document: u64) -> String {
     format!("deletions-{document}")
 }
 
-/// Returns the pages, the oldest first. A document that cannot be read is left out.
-fn pages(
-    document: impl Fn(&str) -> Result<Option<String>, JournalError>,
-) -> Result<Vec<DeletionPage>, JournalError> {
-    let mut pages = Vec::new();
-    for number in 0..PAGES_MAX {
-        let Some(text) = document(&key(number))? else { break };
-        pages.extend(serde_json::from_str::<DeletionPage>(&text));
+/// Reads the pages, the oldest first.
+async fn read_pages(journal: &dyn Journal) -> Result<Vec<DeletionPage>, JournalError> {
+    let mut documents = Vec::new();
+    for key in deletion_keys() {
+        let Some(text) = journal.document(&key).await? else { break };
+        documents.push(text);
     }
-    pages.sort_by_key(|page| page.number);
-    Ok(pages)
+    Ok(pages(&documents))
 }
 
-/// Returns the sessions that clients have deleted, the oldest first. `document` reads a document of the journal.
-///
-/// # Errors
-/// If the journal cannot be read.
-pub fn deletions(
-    document: impl Fn(&str) -> Result<Option<String>, JournalError>,
-) -> Result<Vec<Deletion>, JournalError> {
-    Ok(pages(document)?.into_iter().flat_map(|page| page.deletions).collect())
+/// Returns the pages in documents, the oldest first. A document that is not one is left out.
+fn pages(documents: &[String]) -> Vec<DeletionPage> {
+    let pages = documents.iter().flat_map(|text| serde_json::from_str::<DeletionPage>(text));
+    let mut pages: Vec<_> = pages.collect();
+    pages.sort_by_key(|page| page.number);
+    pages
+}
+
+/// Returns the keys of the journal's documents with [`deletions`]. The first that does not exist is the last.
+pub fn deletion_keys() -> impl Iterator<Item = String> {
+    (0..PAGES_MAX).map(key)
+}
+
+/// Returns the sessions that clients have deleted, the oldest first, from the documents with these
+/// [keys](deletion_keys).
+#[must_use]
+pub fn deletions(documents: &[String]) -> Vec<Deletion> {
+    pages(documents).into_iter().flat_map(|page| page.deletions).collect()
 }
 
 #[cfg(test)]
@@ -147,13 +152,19 @@ mod tests {
                 list.add(&journal, deletion(time)).await;
             }
         };
-        let listed = || deletions(|key| journal.document(key)).unwrap();
+        let listed = async || {
+            let pages = read_pages(&*journal).await.unwrap();
+            pages.into_iter().flat_map(|page| page.deletions).collect::<Vec<_>>()
+        };
         add(&list, 0..150).await;
-        assert_eq!(listed(), (0..150).map(deletion).collect::<Vec<_>>());
+        assert_eq!(listed().await, (0..150).map(deletion).collect::<Vec<_>>());
         // The next host goes on with the last page.
         let list = DeletionList::default();
         add(&list, 150..10_150).await;
-        assert_eq!(listed(), (100..10_150).map(deletion).collect::<Vec<_>>());
-        assert_eq!(journal.document("deletions-1").unwrap().unwrap().matches("ada").count(), 100);
+        assert_eq!(listed().await, (100..10_150).map(deletion).collect::<Vec<_>>());
+        assert_eq!(
+            journal.document("deletions-1").await.unwrap().unwrap().matches("ada").count(),
+            100
+        );
     }
 }

@@ -114,8 +114,7 @@ impl SessionHandle {
         if let Some(awake_session) = self.host_ref.shared.index.awake(&self.id) {
             return Ok(awake_session.agent.clone());
         }
-        let (shared, id) = (Arc::clone(&self.host_ref.shared), self.id.clone());
-        let stored = self.host_ref.quick_read(move || shared.journal.find(&id)).await??;
+        let stored = self.host_ref.shared.journal.find(&self.id).await?;
         let stored = stored.ok_or_else(|| HostError::NoSuchSession(self.id.clone()))?;
         Ok(stored.agent)
     }
@@ -157,8 +156,7 @@ impl SessionHandle {
     /// # Errors
     /// If the journal cannot be read.
     pub async fn exists(&self) -> Result<bool, HostError> {
-        let (shared, id) = (Arc::clone(&self.host_ref.shared), self.id.clone());
-        Ok(self.host_ref.quick_read(move || shared.journal.find(&id)).await??.is_some())
+        Ok(self.host_ref.shared.journal.find(&self.id).await?.is_some())
     }
 
     /// Returns whether the session's host accepts sessions and runs. It does until it shuts down.

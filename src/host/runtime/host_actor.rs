@@ -17,7 +17,7 @@ use super::server_connections::{RunToolServer, ToolServerActor};
 use super::session;
 use super::session_start::SessionStart;
 use super::supervision::{self, ChildEnd, EndCause};
-use super::task::{self, OwnedTask, blocking};
+use super::task::{self, OwnedTask};
 use callsheet_tools::{ServerObservation, ServerObserver, ToolServer};
 use callsheet_values::types::{SessionId, SessionState};
 
@@ -135,8 +135,8 @@ impl Actor for HostHandler {
         // A shutdown closes it after the last session has ended.
         if !host.host_ref.shared.is_shutting_down() {
             let journal = Arc::clone(&host.host_ref.shared.journal);
-            // A panic of the storage engine is ignored.
-            let _ = blocking(move || journal.close()).await;
+            // In a task: a panic of the storage engine is ignored.
+            let _ = task::isolated(async move { journal.close().await }).await;
             host.host_ref.shared.metrics_claim.release();
         }
         Ok(())

@@ -309,10 +309,8 @@ impl HostEvents {
     ) -> impl Future<Output = Result<Option<SessionSummary>, HostError>> + Send + use<> {
         let (host_ref, session) = (self.host_ref.clone(), session.clone());
         // In a task: the stream is not polled while its client does not read, and would keep a permit for reading.
-        let found = task::isolated(async move {
-            let shared = Arc::clone(&host_ref.shared);
-            Ok(host_ref.quick_read(move || shared.journal.find(&session)).await??)
-        });
+        let found =
+            task::isolated(async move { Ok(host_ref.shared.journal.find(&session).await?) });
         async move { found.await.unwrap_or(Err(HostError::ShuttingDown)) }
     }
 }

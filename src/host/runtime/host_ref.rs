@@ -45,7 +45,6 @@ use super::maintenance_state::MaintenanceState;
 use super::message::{HostMessage, SessionMessage};
 use super::model::HostLagClock;
 use super::publish::Publisher;
-use super::read_threads::ReadThreads;
 use super::removals::Removals;
 use super::sent_requests::SentRequests;
 use super::session_events::HistoryLimits;
@@ -54,8 +53,9 @@ use super::session_states::SessionStates;
 use super::supervision::{ReplyPort, call, has_ended};
 use super::task;
 use super::tool_servers::FrozenTools;
-use crate::journal::{Journal, unix_ms};
+use crate::journal::{Journal, JournalEntry, unix_ms};
 use crate::telemetry::Telemetry;
+use crate::worker_threads::WorkerThreads;
 use callsheet_machines::session::{Session, StoredSession};
 use callsheet_values::config::OnShutdown;
 use callsheet_values::record::{EventProjector, Record, Seq};
@@ -64,6 +64,9 @@ use callsheet_values::types::{SessionId, SessionState};
 /// Maximum number of times that a request is sent. It is sent again if its session leaves memory before
 /// it handles the request.
 pub(super) const REQUEST_TRIES_MAX: u32 = 100;
+
+/// Maximum number of sessions whose records are in memory to be rebuilt at the same time.
+pub(super) const REBUILDS_MAX: usize = 16;
 
 /// The parts of a host that its sessions share: the configuration, the journal, the limits and the index of sessions.
 #[derive(Debug)]
@@ -85,7 +88,10 @@ pub(super) struct HostState {
     pub(super) crash_loop: Arc<CrashLoop>,
     /// A permit for each call by hand.
     pub(super) calls_by_hand: Arc<Semaphore>,
-    pub(super) reads: ReadThreads,
+    /// The threads that rebuild sessions and reports from records.
+    pub(super) threads: WorkerThreads,
+    /// A permit for each session whose records are in memory to be rebuilt.
+    pub(super) rebuilds: Arc<Semaphore>,
     pub(super) removals: Removals,
     /// Limits the memory of the readers of stored events and of verifications.
     pub(super) history: HistoryLimits,
@@ -346,7 +352,8 @@ impl HostRef {
 
     async fn read_session(&self, id: &SessionId) -> Result<SessionStart, HostError> {
         let (shared, of) = (Arc::clone(&self.shared), id.clone());
-        let (stored, projector) = self.read(move || read_stored(&shared, &of)).await??;
+        let (stored, projector) =
+            self.rebuild(id, move |entries| rebuild_session(&shared, &of, &entries)).await??;
         let agent = self.shared.catalog.agents.get(&stored.agent).cloned();
         let agent = agent.ok_or_else(|| HostError::AgentGone(stored.agent.clone()))?;
         let tools = self.frozen_tools(&agent, &stored.session).await?;
@@ -376,30 +383,40 @@ impl HostRef {
         }
     }
 
-    /// Runs a query of the journal that takes little time in memory, such as `find`: on this thread if the
-    /// engine is in memory, else as [`Self::read`]. For what takes long with any engine, such as reading a whole
-    /// session, use [`Self::read`].
-    pub(super) async fn quick_read<T: Send + 'static>(
+    /// Reads all records of a session, and rebuilds something from them, which may take long. If this future is
+    /// dropped, the rebuilding is skipped, or goes on to its end.
+    pub(super) async fn rebuild<T: Send + 'static>(
         &self,
-        query: impl FnOnce() -> T + Send + 'static,
+        id: &SessionId,
+        rebuild: impl FnOnce(Vec<JournalEntry>) -> T + Send + 'static,
     ) -> Result<T, HostError> {
-        if self.shared.journal.is_in_memory() { Ok(query()) } else { self.read(query).await }
+        // The semaphore is never closed.
+        let permit = Arc::clone(&self.shared.rebuilds).acquire_owned().await;
+        let entries = self.shared.journal.read(id, Seq(0)).await?;
+        let rebuild = move || {
+            let _permit = permit;
+            rebuild(entries)
+        };
+        self.run_on_thread(rebuild).await
     }
 
-    /// Runs a read of the journal on a thread that may block.
-    pub(super) async fn read<T: Send + 'static>(
+    /// Runs work that may take long.
+    ///
+    /// # Errors
+    /// If it panics.
+    pub(super) async fn run_on_thread<T: Send + 'static>(
         &self,
-        read: impl FnOnce() -> T + Send + 'static,
+        work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, HostError> {
-        self.shared.reads.run(read).await
+        self.shared.threads.run(work).await.ok_or(HostError::ShuttingDown)
     }
 }
 
-fn read_stored(
+fn rebuild_session(
     shared: &HostState,
     id: &SessionId,
+    entries: &[JournalEntry],
 ) -> Result<(StoredSession, EventProjector), HostError> {
-    let entries = shared.journal.read(id, Seq(0))?;
     let Some(first) = entries.first() else { return Err(HostError::NoSuchSession(id.clone())) };
     let Record::SessionOpened { agent, .. } = &first.record else {
         return Err(HostError::Rebuild(format!(
@@ -409,11 +426,11 @@ fn read_stored(
     let own =
         shared.catalog.agents.get(agent).ok_or_else(|| HostError::AgentGone(agent.clone()))?;
     let session_rules_of = |overrides: &_| own.with_recorded_overrides(overrides).session_rules();
-    let stored = StoredSession::read(&entries, &session_rules_of)
+    let stored = StoredSession::read(entries, &session_rules_of)
         .map_err(|error| HostError::Rebuild(format!("session {id}: {error}")))?;
     if stored.session.is_closed() {
         return Err(HostError::NoSuchSession(id.clone()));
     }
-    let projector = EventProjector::after(id.clone(), agent, stored.session.turn(), &entries);
+    let projector = EventProjector::after(id.clone(), agent, stored.session.turn(), entries);
     Ok((stored, projector))
 }

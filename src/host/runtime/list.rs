@@ -22,16 +22,18 @@ pub(super) async fn sessions(
     host_ref: &HostRef,
     query: SessionQuery,
 ) -> Result<Vec<SessionSummary>, HostError> {
-    let shared = Arc::clone(&host_ref.shared);
-    Ok(host_ref.read(move || matching(&shared, query)).await??)
+    Ok(matching(&host_ref.shared, query).await?)
 }
 
-fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
+async fn matching(
+    shared: &HostState,
+    query: SessionQuery,
+) -> Result<Vec<SessionSummary>, JournalError> {
     let limit = if query.limit == 0 { usize::MAX } else { query.limit };
     let (stored_state, page_min) = match query.state {
         None => (None, 1),
-        Some(SessionState::Waiting) => return waiting(shared, &query),
-        Some(SessionState::Idle) => return awake_and_idle(shared, &query),
+        Some(SessionState::Waiting) => return waiting(shared, &query).await,
+        Some(SessionState::Idle) => return awake_and_idle(shared, &query).await,
         // The journal may know the end of a run a moment later than the session.
         Some(SessionState::Running) => (Some(SessionState::Running), 1),
         // Some of those without a run are awake.
@@ -44,7 +46,7 @@ fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummar
     };
     let mut found = Vec::new();
     loop {
-        let page = shared.journal.list(&listing)?;
+        let page = shared.journal.list(&listing).await?;
         let is_last = page.len() < listing.limit;
         if let Some(last) = page.last() {
             listing.continue_after(last);
@@ -58,7 +60,7 @@ fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummar
 }
 
 /// Returns sessions that are awake without a run. They are in memory, so the journal is asked for each of the page.
-fn awake_and_idle(
+async fn awake_and_idle(
     shared: &HostState,
     query: &SessionQuery,
 ) -> Result<Vec<SessionSummary>, JournalError> {
@@ -73,7 +75,7 @@ fn awake_and_idle(
         SessionOrder::Newest => {
             let mut numbered = Vec::with_capacity(awake.len());
             for (id, session) in awake {
-                let number = number(shared, &id, &session)?;
+                let number = number(shared, &id, &session).await?;
                 let is_after = query.after_number.zip(query.after.as_ref());
                 if is_after.is_none_or(|(last, after)| (number, &id) < (last, after)) {
                     numbered.push((number, id, session));
@@ -89,24 +91,31 @@ fn awake_and_idle(
             break;
         }
         // A session whose first record is not stored yet is not listed.
-        let stored = shared.journal.find(&id)?.map(|stored| summary(shared, stored));
+        let stored = shared.journal.find(&id).await?.map(|stored| summary(shared, stored));
         found.extend(stored.filter(|summary| query.matches(summary)));
     }
     Ok(found)
 }
 
 /// Returns the number of an awake session, which is read once. 0 if it is not stored yet.
-fn number(shared: &HostState, id: &SessionId, session: &AwakeSession) -> Result<u64, JournalError> {
+async fn number(
+    shared: &HostState,
+    id: &SessionId,
+    session: &AwakeSession,
+) -> Result<u64, JournalError> {
     let known = &session.activity.number;
     if let Some(number) = known.get() {
         return Ok(*number);
     }
-    let Some(stored) = shared.journal.find(id)? else { return Ok(0) };
+    let Some(stored) = shared.journal.find(id).await? else { return Ok(0) };
     Ok(*known.get_or_init(|| stored.number))
 }
 
 /// Returns the sessions of which approvals are open. The journal does not know them.
-fn waiting(shared: &HostState, query: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
+async fn waiting(
+    shared: &HostState,
+    query: &SessionQuery,
+) -> Result<Vec<SessionSummary>, JournalError> {
     let limit = if query.limit == 0 { usize::MAX } else { query.limit };
     let is_by_id = query.order == SessionOrder::Id;
     let (mut found, mut after) = (Vec::new(), query.after.clone().filter(|_| is_by_id));
@@ -118,7 +127,7 @@ fn waiting(shared: &HostState, query: &SessionQuery) -> Result<Vec<SessionSummar
             if is_by_id && found.len() == limit {
                 break;
             }
-            let stored = shared.journal.find(&id)?.map(|stored| summary(shared, stored));
+            let stored = shared.journal.find(&id).await?.map(|stored| summary(shared, stored));
             found.extend(stored.filter(|summary| query.matches(summary)));
         }
     }
@@ -141,10 +150,10 @@ fn summary(shared: &HostState, stored: SessionSummary) -> SessionSummary {
 const FILTERED_PAGE: usize = 256;
 
 /// Returns the open approvals that match a query, the oldest first.
-pub(super) fn open_approvals(
+pub(super) async fn open_approvals(
     shared: &HostState,
     query: &ApprovalQuery,
-    filter: impl Fn(&OpenApproval) -> bool,
+    filter: impl Fn(&OpenApproval) -> bool + Sync,
 ) -> Result<Vec<Arc<OpenApproval>>, JournalError> {
     let ApprovalQuery { agent, metadata, after, limit } = query;
     let limit = if *limit == 0 { usize::MAX } else { *limit };
@@ -169,7 +178,7 @@ pub(super) fn open_approvals(
                 matches = match roots.entry(root.clone()) {
                     Entry::Occupied(known) => *known.get(),
                     Entry::Vacant(unknown) => {
-                        let stored = shared.journal.find(root)?;
+                        let stored = shared.journal.find(root).await?;
                         let has = stored.is_some_and(|root| root.metadata.includes(metadata));
                         *unknown.insert(has)
                     }

@@ -134,9 +134,7 @@ fn delete_unused_lists(host_ref: &HostRef) {
     }
     let host_ref = host_ref.clone();
     task::detach(async move {
-        let servers = Arc::clone(&host_ref.shared.catalog.tool_servers);
-        let deleted = host_ref.read(move || servers.remove_unused_lists()).await;
-        if let Ok(Err(error)) = deleted {
+        if let Err(error) = host_ref.shared.catalog.tool_servers.remove_unused_lists().await {
             tracing::warn!(%error, "unused_tool_lists_not_deleted");
         }
     });
@@ -148,16 +146,13 @@ async fn delete_idle(host_ref: HostRef, kept_ms: u64) {
     let (mut after, mut count, mut busy) = (None, 0, Duration::ZERO);
     while host_ref.is_ready() {
         let began = Instant::now();
-        let part = {
-            let shared = Arc::clone(shared);
-            task::blocking(move || delete_part(&shared, kept_ms, after.as_ref())).await
-        };
-        let Ok(Ok((deleted, next))) = part.inspect(|part| {
-            if let Err(error) = part {
+        let part = delete_part(shared, kept_ms, after.as_ref()).await;
+        let (deleted, next) = match part {
+            Ok(part) => part,
+            Err(error) => {
                 tracing::error!(%error, "sessions_not_deleted");
+                break;
             }
-        }) else {
-            break;
         };
         let took = began.elapsed();
         busy += took;
@@ -180,46 +175,45 @@ async fn delete_idle(host_ref: HostRef, kept_ms: u64) {
 
 /// Deletes those of the next sessions after `after` that hibernate and were idle for `keep_idle`. A child session is
 /// kept until the run of its parent has ended. Returns their number, and the session after which to go on.
-pub(super) fn delete_part(
+pub(super) async fn delete_part(
     shared: &HostState,
     kept_ms: u64,
     after: Option<&SessionId>,
 ) -> Result<(usize, Option<SessionId>), JournalError> {
     let before = unix_ms().saturating_sub(kept_ms);
-    let found = shared.journal.find_idle(before, after)?;
-    // A child whose records cannot be read now is kept.
-    let is_needed =
-        |id: &SessionId| agent_trees::has_unfinished_parent(&*shared.journal, id).unwrap_or(true);
-    let old = found.ids.into_iter().filter(|id| !is_needed(id)).collect();
-    let reserved = shared.index.reserve_for_deletion(old);
+    let found = shared.journal.find_idle(before, after).await?;
+    let mut unneeded = Vec::with_capacity(found.ids.len());
+    for id in found.ids {
+        // A child whose records cannot be read now is kept.
+        if agent_trees::has_unfinished_parent(&*shared.journal, &id).await == Ok(false) {
+            unneeded.push(id);
+        }
+    }
+    let reserved = shared.index.reserve_for_deletion(unneeded);
     let mut old = Vec::new();
     for id in reserved {
         let is_old =
             |stored: &SessionSummary| stored.state == SessionState::Idle && stored.touched < before;
-        match shared.journal.find(&id) {
+        match shared.journal.find(&id).await {
             Ok(Some(stored)) if is_old(&stored) => old.push(stored),
             // It was used, and has left memory again, before its slot was reserved.
             Ok(_) | Err(_) => shared.index.release_slot(&id),
         }
     }
     if !old.is_empty() {
-        remove(shared, &old)?;
+        remove(shared, &old).await?;
     }
     Ok((old.len(), found.next))
 }
 
 /// Deletes sessions whose slots are reserved for deletion.
-fn remove(shared: &HostState, old: &[SessionSummary]) -> Result<(), JournalError> {
+async fn remove(shared: &HostState, old: &[SessionSummary]) -> Result<(), JournalError> {
     let ids: Vec<SessionId> = old.iter().map(|session| session.id.clone()).collect();
-    let removed = shared.journal.remove(&ids);
-    // After an error the records may be deleted, and only be left in the database file.
-    let is_gone = |session: &&SessionSummary| {
-        removed.is_ok() || matches!(shared.journal.find(&session.id), Ok(None))
-    };
-    let deleted: Vec<&SessionSummary> = old.iter().filter(is_gone).collect();
-    if !deleted.is_empty() {
-        // The subscribers are notified before another session can have the id.
-        for session in &deleted {
+    let removed = shared.journal.remove(&ids).await;
+    for session in old {
+        // After an error the records may be deleted, and only be left in the database file.
+        if removed.is_ok() || shared.journal.find(&session.id).await == Ok(None) {
+            // The subscribers are notified before another session can have the id.
             shared.index.note_deleted(&session.id);
             shared.session_states.deleted(&session.id, Some(session.agent.clone()));
         }

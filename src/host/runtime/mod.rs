@@ -60,7 +60,7 @@
 //! | `sent_requests` | the requests to models that are kept for the console |
 //! | `tool_servers`, `server_connections` | the servers of tools: frozen lists; connections |
 //! | `gauge`, `task`, `ids`, `claims` | counts of live objects; tasks that end with their owner; new ids; journals and recorders that only one host of the process may use |
-//! | `maintenance`, `maintenance_state`, `recovery`, `crash_loop`, `stored_sessions`, `removals`, `deletions`, `read_threads` | periodic work; what it has to do, and when; unfinished runs at start; those that take the host down; reading, forking and deleting stored sessions; removing deleted ones from the journal together; the list of deleted ones; the threads that read the journal |
+//! | `maintenance`, `maintenance_state`, `recovery`, `crash_loop`, `stored_sessions`, `removals`, `deletions` | periodic work; what it has to do, and when; unfinished runs at start; those that take the host down; reading, forking and deleting stored sessions; removing deleted ones from the journal together; the list of deleted ones |
 //! | `error` | the errors of a host and its sessions |
 
 mod accumulator;
@@ -96,7 +96,6 @@ mod model_tokens;
 mod models;
 mod opening;
 mod publish;
-mod read_threads;
 mod recovery;
 mod references;
 mod removals;
@@ -143,7 +142,7 @@ pub use callsheet_values::event::StatsReport;
 pub use callsheet_values::event::ToolListChange;
 pub use callsheet_values::types::SessionState;
 pub use catalog::ToolSources;
-pub use deletions::{Deletion, deletions};
+pub use deletions::{Deletion, deletion_keys, deletions};
 pub use error::{ClientResultError, ErrorKind, HostError};
 pub use handle::{RunRequest, SessionHandle, StartedRun};
 pub use host_events::HostEvent;
@@ -168,6 +167,7 @@ pub use stored_sessions::SessionCheck;
 
 use crate::journal::{Journal, JournalError, SessionQuery, SessionSummary};
 use crate::telemetry::{Metrics, MetricsOptions, RegisteredLiveHooks, Telemetry, Traces};
+use crate::worker_threads::WorkerThreads;
 use agent::Agent;
 use agent_trees::AgentTrees;
 use approval_inbox::ApprovalInbox;
@@ -184,22 +184,20 @@ use deletions::DeletionList;
 use extensions::ExtensionsBySession;
 use gauge::Gauges;
 use host_actor::HostHandler;
-use host_ref::{HostRef, HostState};
+use host_ref::{HostRef, HostState, REBUILDS_MAX};
 use index::{SessionIndex, SessionLimits};
 use maintenance_state::MaintenanceState;
 use message::SessionMessage;
 use model::HostLagClock;
 use models::Model;
 pub use models::ModelSources;
-use read_threads::ReadThreads;
 use recovery::{
     find_unfinished_sessions, open_journal, read_suspended, recover, resume_of_journal,
 };
 use removals::Removals;
-use task::blocking;
 use tool_limiter::ToolLimiters;
 use tool_servers::ToolServers;
-pub use tool_servers::restore_startups;
+pub use tool_servers::{restore_startups, startup_keys};
 
 /// Time limit of the steps of a shutdown that have no other one: the end of cancelled runs, of their tools
 /// (after `cancel_grace`), of the host actor and of the sessions, and the export of spans.
@@ -243,6 +241,8 @@ pub struct HostSetup {
     pub journal_holder: String,
     /// True if the host continues the runs of a restored copy of a journal.
     pub go_on: bool,
+    /// True if the host starts although the write-ahead log of its journal is missing.
+    pub accept_loss: bool,
     /// The destination and the labels of the host's metrics.
     pub metrics: MetricsOptions,
     /// The hooks that follow the events of all runs.
@@ -265,6 +265,7 @@ impl HostSetup {
             journal: None,
             journal_holder: String::new(),
             go_on: false,
+            accept_loss: false,
             metrics,
             live_hooks: RegisteredLiveHooks::default(),
             kept,
@@ -407,6 +408,7 @@ impl Host {
             journal,
             journal_holder,
             go_on,
+            accept_loss,
             metrics,
             live_hooks,
             kept,
@@ -439,11 +441,11 @@ impl Host {
         }
         let journal = match journal {
             Some(engine) => Arc::new(ClaimedJournal::wait(engine).await?),
-            None => open_journal(&config, journal_holder, &telemetry).await?,
+            None => open_journal(&config, journal_holder, accept_loss, &telemetry).await?,
         };
-        let on_shutdown = config.host.on_shutdown.unwrap_or(match journal.is_in_memory() {
-            true => OnShutdown::Interrupt,
-            false => OnShutdown::Suspend,
+        let on_shutdown = config.host.on_shutdown.unwrap_or(match journal.is_lasting() {
+            true => OnShutdown::Suspend,
+            false => OnShutdown::Interrupt,
         });
         log_tools_not_offered(&config, &registered);
         let models = Arc::new(Model::all(&config, &model_sources, &telemetry, &stalls, &secrets)?);
@@ -458,21 +460,16 @@ impl Host {
         let agents = Agent::all(&config, tools, &models)?;
         let cancel_grace = agents.values().map(|agent| agent.limits().cancel_grace).max();
         // Reads what earlier hosts have left in the journal.
-        let (opened, known) = (Arc::clone(&journal), Arc::clone(&models));
-        let resume = config.journal.resume;
-        let read = move || {
-            known.values().try_for_each(|model| {
-                model.learnt.read(&*opened)?;
-                model.learnt_reasoning.read(&*opened)?;
-                model.set_aside.read(&*opened)
-            })?;
-            let (session_count, unfinished) = find_unfinished_sessions(&*opened)?;
-            let crash_loop = CrashLoop::begin(Arc::clone(&opened))?;
-            let resume = resume_of_journal(&*opened, resume, go_on, &unfinished)?;
-            let held = crash_loop.held(&unfinished);
-            Ok::<_, JournalError>((session_count, unfinished, resume, crash_loop, held))
-        };
-        let (session_count, unfinished, resume, crash_loop, held) = blocking(read).await??;
+        for model in models.values() {
+            model.learnt.read(&*journal).await?;
+            model.learnt_reasoning.read(&*journal).await?;
+            model.set_aside.read(&*journal).await?;
+        }
+        let (session_count, unfinished) = find_unfinished_sessions(&*journal).await?;
+        let crash_loop = CrashLoop::begin(Arc::clone(&journal)).await?;
+        let resume =
+            resume_of_journal(&*journal, config.journal.resume, go_on, &unfinished).await?;
+        let held = crash_loop.held(&unfinished).await;
         let suspended = match resume {
             Resume::Manual => unfinished.iter().cloned().collect(),
             Resume::Auto => held.all(),
@@ -512,7 +509,8 @@ impl Host {
                 suspended,
             ),
             calls_by_hand: Arc::new(Semaphore::new(call_by_hand::CALLS_MAX)),
-            reads: ReadThreads::default(),
+            threads: WorkerThreads::default(),
+            rebuilds: Arc::new(Semaphore::new(REBUILDS_MAX)),
             removals: Removals::default(),
             history: HistoryLimits::default(),
             extensions: ExtensionsBySession::default(),
@@ -796,8 +794,8 @@ impl Host {
         }
         shared.crash_loop.end().await;
         let journal = Arc::clone(&shared.journal);
-        // Everything that is queued is stored by then.
-        let _ = blocking(move || journal.close()).await;
+        // Everything that is queued is stored by then. In a task: a panic of the storage engine is ignored.
+        let _ = task::isolated(async move { journal.close().await }).await;
         shared.telemetry.traces().flush(END_MAX).await;
         shared.update_counts();
         shared.metrics_claim.release();
@@ -839,15 +837,10 @@ impl Host {
     pub async fn open_approvals(
         &self,
         query: ApprovalQuery,
-        filter: impl Fn(&OpenApproval) -> bool + Send + 'static,
+        filter: impl Fn(&OpenApproval) -> bool + Send + Sync,
     ) -> Result<Vec<Arc<OpenApproval>>, HostError> {
         self.note_approvals_are_read();
-        let host_ref = &self.inner.host_ref;
-        if query.metadata.is_empty() {
-            return Ok(list::open_approvals(&host_ref.shared, &query, filter)?);
-        }
-        let shared = Arc::clone(&host_ref.shared);
-        Ok(host_ref.quick_read(move || list::open_approvals(&shared, &query, filter)).await??)
+        Ok(list::open_approvals(self.shared(), &query, filter).await?)
     }
 
     /// Returns the configuration of the console.

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 
-use super::task::{self, with_journal};
+use super::task;
 use crate::journal::{Journal, JournalError};
 use callsheet_machines::context::tokens::ModelTokens;
 use callsheet_values::config::{ModelConfig, REHEARSAL};
@@ -70,8 +70,8 @@ impl<T: LearntValue> Learnt<T> {
     }
 
     /// Reads the value from the journal.
-    pub(super) fn read(&self, journal: &dyn Journal) -> Result<(), JournalError> {
-        let text = journal.document(&self.key)?;
+    pub(super) async fn read(&self, journal: &dyn Journal) -> Result<(), JournalError> {
+        let text = journal.document(&self.key).await?;
         // An unreadable document is as if there were none.
         if let Some(value) = text.and_then(|text| serde_json::from_str::<T>(&text).ok()) {
             let mut state = self.state.lock();
@@ -103,11 +103,8 @@ impl<T: LearntValue> Learnt<T> {
     pub(super) async fn store(&self, journal: &Arc<dyn Journal>) {
         let _storing = self.storing.lock().await;
         while let Some(value) = self.unstored() {
-            let (key, text) =
-                (Arc::clone(&self.key), serde_json::to_string(&value).unwrap_or_default());
-            let stored =
-                with_journal(journal, move |journal| journal.put_document(&key, &text)).await;
-            match stored {
+            let text = serde_json::to_string(&value).unwrap_or_default();
+            match journal.put_document(&self.key, &text).await {
                 Ok(()) => self.state.lock().stored = value,
                 Err(error) => {
                     tracing::warn!(%error, "model_tokens_not_stored");

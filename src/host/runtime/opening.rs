@@ -61,8 +61,7 @@ async fn open_reserved(
     // The declared tools are those of the session itself, so there are none to inherit.
     agent.check_client_tools(&declared, &[])?;
     let is_stored = async || {
-        let (shared, id) = (Arc::clone(&host_ref.shared), id.clone());
-        let found = host_ref.quick_read(move || shared.journal.find(&id)).await??;
+        let found = host_ref.shared.journal.find(&id).await?;
         Ok::<_, HostError>(found.is_some())
     };
     let waited = match host_ref.shared.reserve_new(&id) {

@@ -35,11 +35,12 @@ const PAGE_LENGTH: usize = 1000;
 pub(super) async fn open_journal(
     config: &Config,
     holder: String,
+    accept_loss: bool,
     telemetry: &Telemetry,
 ) -> Result<Arc<dyn Journal>, HostError> {
     match config.journal.engine {
         JournalEngine::Memory => Ok(Arc::new(MemoryJournal::new())),
-        JournalEngine::Sqlite => open_sqlite(config, holder, telemetry).await,
+        JournalEngine::Sqlite => open_sqlite(config, holder, accept_loss, telemetry).await,
     }
 }
 
@@ -47,6 +48,7 @@ pub(super) async fn open_journal(
 async fn open_sqlite(
     config: &Config,
     holder: String,
+    accept_loss: bool,
     telemetry: &Telemetry,
 ) -> Result<Arc<dyn Journal>, HostError> {
     let dir = config.host.data_dir.clone();
@@ -57,6 +59,7 @@ async fn open_sqlite(
         queue_max: QUEUE_MAX,
         reserve_bytes: config.journal.reserve_bytes,
         busy_timeout: config.journal.busy_timeout,
+        accept_loss,
     };
     let until = Instant::now() + OTHER_HOST_WAIT_MAX;
     loop {
@@ -80,7 +83,12 @@ fn is_own_lock(error: &JournalError) -> bool {
 }
 
 #[cfg(not(feature = "sqlite"))]
-async fn open_sqlite(_: &Config, _: String, _: &Telemetry) -> Result<Arc<dyn Journal>, HostError> {
+async fn open_sqlite(
+    _: &Config,
+    _: String,
+    _: bool,
+    _: &Telemetry,
+) -> Result<Arc<dyn Journal>, HostError> {
     let problem = "journal.engine = \"sqlite\": callsheet was built without its feature `sqlite`; \
                    enable it, or set \"memory\"";
     Err(HostError::Config(problem.to_owned()))
@@ -88,7 +96,7 @@ async fn open_sqlite(_: &Config, _: String, _: &Telemetry) -> Result<Arc<dyn Jou
 
 /// Returns the number of stored sessions, and the ids of the sessions with unfinished runs, queued inputs or an
 /// unfinished deletion, and of the sessions of calls by hand.
-pub(super) fn find_unfinished_sessions(
+pub(super) async fn find_unfinished_sessions(
     journal: &dyn Journal,
 ) -> Result<(usize, Vec<SessionId>), JournalError> {
     let mut found = Vec::new();
@@ -99,12 +107,12 @@ pub(super) fn find_unfinished_sessions(
         ..SessionQuery::default()
     };
     loop {
-        let page = journal.list(&listing)?;
+        let page = journal.list(&listing).await?;
         let is_last = page.len() < PAGE_LENGTH;
         found.extend(page.into_iter().map(|stored| stored.id));
         if is_last {
-            found.extend(idle_calls(journal)?);
-            return Ok((journal.count()?, found));
+            found.extend(idle_calls(journal).await?);
+            return Ok((journal.count().await?, found));
         }
         listing.after = found.last().cloned();
     }
@@ -112,18 +120,18 @@ pub(super) fn find_unfinished_sessions(
 
 /// Returns how the unfinished runs of a journal go on: those of a restored copy by a request, until a host is told to
 /// continue them (`go_on`).
-pub(super) fn resume_of_journal(
+pub(super) async fn resume_of_journal(
     journal: &dyn Journal,
     configured: Resume,
     go_on: bool,
     unfinished: &[SessionId],
 ) -> Result<Resume, JournalError> {
-    if !restored::is_waiting_copy(journal)? {
+    if !restored::is_waiting_copy(journal).await? {
         return Ok(configured);
     }
     if go_on {
         // A host with a full disk starts too. The next host waits again then.
-        if let Err(error) = restored::let_copy_go_on(journal) {
+        if let Err(error) = restored::let_copy_go_on(journal).await {
             tracing::warn!(%error, "restored_copy_mark_not_removed");
         }
         return Ok(configured);
@@ -140,7 +148,7 @@ pub(super) fn resume_of_journal(
 }
 
 /// Returns the sessions of calls by hand that a crash left before their run or after it.
-fn idle_calls(journal: &dyn Journal) -> Result<Vec<SessionId>, JournalError> {
+async fn idle_calls(journal: &dyn Journal) -> Result<Vec<SessionId>, JournalError> {
     let mut listing = SessionQuery {
         after: SessionId::parse(CALL_PREFIX).ok(),
         state: Some(SessionState::Idle),
@@ -149,7 +157,7 @@ fn idle_calls(journal: &dyn Journal) -> Result<Vec<SessionId>, JournalError> {
     };
     let mut found = Vec::new();
     loop {
-        let page = journal.list(&listing)?;
+        let page = journal.list(&listing).await?;
         listing.after = page.last().map(|stored| stored.id.clone());
         let is_last = page.len() < PAGE_LENGTH
             || page.last().is_none_or(|last| !last.id.as_str().starts_with(CALL_PREFIX));
@@ -170,21 +178,22 @@ pub(super) async fn read_suspended(host_ref: HostRef, unfinished: Vec<SessionId>
 /// Deletes the sessions whose deletion is unfinished and those of calls by hand. Leaves the others with unfinished
 /// runs as they are.
 pub(super) async fn finish_deletions(host_ref: HostRef, unfinished: Vec<SessionId>) {
-    let shared = Arc::clone(&host_ref.shared);
-    let leftover = move || {
-        let is_leftover = |id: &SessionId| is_leftover(&*shared.journal, id);
-        unfinished.into_iter().filter(is_leftover).collect()
-    };
-    close_all(&host_ref, host_ref.read(leftover).await.unwrap_or_default()).await;
+    let mut leftover = Vec::new();
+    for id in unfinished {
+        if is_leftover(&*host_ref.shared.journal, &id).await {
+            leftover.push(id);
+        }
+    }
+    close_all(&host_ref, leftover).await;
 }
 
 /// Returns true if a session is closed, but not deleted, or is that of a call by hand that a crash has cut off.
-fn is_leftover(journal: &dyn Journal, id: &SessionId) -> bool {
-    let Ok(Some(stored)) = journal.find(id) else { return false };
+async fn is_leftover(journal: &dyn Journal, id: &SessionId) -> bool {
+    let Ok(Some(stored)) = journal.find(id).await else { return false };
     if stored.agent == CALLER {
         return true;
     }
-    let last = journal.read(id, Seq(stored.seq.0.saturating_sub(1))).unwrap_or_default();
+    let last = journal.read(id, Seq(stored.seq.0.saturating_sub(1))).await.unwrap_or_default();
     last.last().is_some_and(|entry| matches!(entry.record, Record::SessionClosed))
 }
 
@@ -206,9 +215,8 @@ pub(super) async fn recover(
     suspects: BTreeSet<SessionId>,
     began: Instant,
 ) {
-    let (shared, ids) = (Arc::clone(&host_ref.shared), unfinished.clone());
-    let orphans = host_ref.read(move || agent_trees::orphans(&*shared.journal, &ids)).await;
-    let orphans = orphans.and_then(|found| Ok(found?)).unwrap_or_default();
+    let orphans = agent_trees::orphans(&*host_ref.shared.journal, &unfinished).await;
+    let orphans = orphans.unwrap_or_default();
     let woken = unfinished.iter().map(|id| host_ref.get_or_wake(id));
     let woken = futures::future::join_all(woken).await;
     let recovered = woken.iter().filter(|woken| woken.is_ok()).count();

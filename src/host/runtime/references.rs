@@ -138,13 +138,11 @@ async fn read_range(
     // Without an end, the turn is not committed: all its records so far.
     let upto = upto.unwrap_or_else(|| log.last_seq());
     log.wait_durable(upto).await?;
-    let (shared, id) = (Arc::clone(&host_ref.shared), id.clone());
-    let read = move || read_needed(&*shared.journal, &id, (after, upto), is_needed);
-    Ok(host_ref.quick_read(read).await??)
+    Ok(read_needed(&*host_ref.shared.journal, id, (after, upto), is_needed).await?)
 }
 
 /// Returns the needed records after the first position, up to and including the second.
-fn read_needed(
+async fn read_needed(
     journal: &dyn Journal,
     id: &SessionId,
     (mut after, upto): (Seq, Seq),
@@ -154,7 +152,7 @@ fn read_needed(
     while after < upto {
         // The numbers of records have no gaps. Records after `upto` may not be durable.
         let left = usize::try_from(upto.0 - after.0).unwrap_or(usize::MAX);
-        let read = journal.read_some(id, after, left.min(PART_RECORDS))?;
+        let read = journal.read_some(id, after, left.min(PART_RECORDS)).await?;
         let Some(last) = read.last() else { break };
         after = last.seq;
         needed.extend(read.into_iter().filter(|entry| is_needed(&entry.record)));
@@ -168,8 +166,8 @@ mod tests {
     use crate::journal::{MemoryJournal, Urgency};
     use callsheet_values::record::StopMode;
 
-    #[test]
-    fn records_after_the_range_are_not_read() {
+    #[tokio::test]
+    async fn records_after_the_range_are_not_read() {
         let journal = Arc::new(MemoryJournal::new());
         let id = SessionId::parse("s").unwrap();
         let engine = Arc::clone(&journal) as Arc<dyn Journal>;
@@ -178,7 +176,8 @@ mod tests {
             vec![Record::StopAsked { mode: StopMode::Now, authored_by: None }; 3 * PART_RECORDS];
         log.append(records, Urgency::Urgent, || ());
         for (after, upto) in [(0, 1), (2, 2), (2, 5), (0, 16), (0, 18), (3, 40), (40, 48)] {
-            let read = read_needed(&*journal, &id, (Seq(after), Seq(upto)), |_| true).unwrap();
+            let range = (Seq(after), Seq(upto));
+            let read = read_needed(&*journal, &id, range, |_| true).await.unwrap();
             let numbers: Vec<_> = read.iter().map(|entry| entry.seq.0).collect();
             assert_eq!(numbers, (after + 1..=upto).collect::<Vec<_>>(), "{after} {upto}");
         }

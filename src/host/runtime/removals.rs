@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::error::HostError;
-use super::task;
 use crate::journal::{Journal, JournalError};
 use callsheet_values::types::SessionId;
 
@@ -69,12 +68,8 @@ impl Removals {
                 waiting.drain(..count).collect()
             };
             let (ids, replies): (Vec<_>, Vec<_>) = group.into_iter().unzip();
-            // Not on a thread for reads, because it waits for the writer.
-            let results = task::with_journal(journal, {
-                let ids = ids.clone();
-                move |journal| Ok(remove(journal, &ids))
-            });
-            for ((id, reply), mut result) in ids.into_iter().zip(replies).zip(results.await?) {
+            let results = remove(&**journal, &ids).await;
+            for ((id, reply), mut result) in ids.into_iter().zip(replies).zip(results) {
                 result.is_repeated = !result.was_removed && self.unfinished.lock().contains(&id);
                 if result.was_removed && result.result.is_err() {
                     let mut unfinished = self.unfinished.lock();
@@ -89,17 +84,21 @@ impl Removals {
 }
 
 /// Removes sessions.
-fn remove(journal: &dyn Journal, ids: &[SessionId]) -> Vec<Removed> {
+async fn remove(journal: &dyn Journal, ids: &[SessionId]) -> Vec<Removed> {
     // A session that cannot be read is counted as existing.
     let is_absent = |found: &Result<_, _>| matches!(found, Ok(None));
-    let found: Vec<_> = ids.iter().map(|id| journal.find(id)).collect();
-    let result = journal.remove(ids);
-    let removed = ids.iter().zip(found).map(|(id, found)| {
+    let mut found = Vec::with_capacity(ids.len());
+    for id in ids {
+        found.push(journal.find(id).await);
+    }
+    let result = journal.remove(ids).await;
+    let mut removed = Vec::with_capacity(ids.len());
+    for (id, found) in ids.iter().zip(found) {
         // After an error the records may be deleted, and only be left in the database file.
-        let is_gone = result.is_ok() || is_absent(&journal.find(id));
+        let is_gone = result.is_ok() || is_absent(&journal.find(id).await);
         let was_removed = !is_absent(&found) && is_gone;
         let agent = found.ok().flatten().map(|session| session.agent);
-        Removed { result: result.clone(), was_removed, is_repeated: false, agent }
-    });
-    removed.collect()
+        removed.push(Removed { result: result.clone(), was_removed, is_repeated: false, agent });
+    }
+    removed
 }

@@ -1,7 +1,5 @@
 //! The runs of a session, from its records.
 
-use std::sync::Arc;
-
 use serde::Serialize;
 
 use super::error::HostError;
@@ -65,20 +63,19 @@ pub enum RunState {
 
 /// Returns the runs of a session, the newest first.
 pub(super) async fn runs(host_ref: &HostRef, id: &SessionId) -> Result<Vec<ListedRun>, HostError> {
-    let (shared, of) = (Arc::clone(&host_ref.shared), id.clone());
-    let found = host_ref.read(move || read_runs(&*shared.journal, &of)).await??;
+    let found = read_runs(&*host_ref.shared.journal, id).await?;
     found.ok_or_else(|| HostError::NoSuchSession(id.clone()))
 }
 
 /// Reads the runs of a session in parts, so that only one part of its records is in memory. `None` if there is no
 /// such session.
-fn read_runs(
+async fn read_runs(
     journal: &dyn Journal,
     id: &SessionId,
 ) -> Result<Option<Vec<ListedRun>>, JournalError> {
     let (mut runs, mut after) = (Vec::new(), Seq(0));
     loop {
-        let part = journal.read_some(id, after, PART_RECORDS)?;
+        let part = journal.read_some(id, after, PART_RECORDS).await?;
         let Some(last) = part.last() else { break };
         after = last.seq;
         for entry in &part {

@@ -414,16 +414,14 @@ impl HistoryReader {
             loop {
                 // The semaphores are never closed.
                 let permit = Arc::clone(&history.reads).acquire_owned().await;
-                let (journal, session) = (Arc::clone(&host_ref.shared.journal), session.clone());
+                let entries = host_ref.shared.journal.read_some(&session, position, page).await?;
                 let (past, bytes) = (past.clone(), Arc::clone(&history.bytes));
-                // The entries are decoded and dropped by one thread, which returns their memory soonest.
-                let read = move || {
-                    let entries = journal.read_some(&session, position, page)?;
+                let decode = move || {
                     let page = decode_page(&entries, past, after, target, &bytes, share);
                     drop((entries, permit));
-                    Ok(page)
+                    page
                 };
-                match host_ref.read(read).await.unwrap_or(Err(JournalError::Closed))? {
+                match host_ref.run_on_thread(decode).await.map_err(|_| JournalError::Closed)? {
                     Some(DecodedPage::Page(page)) => return Ok(Some(*page)),
                     Some(DecodedPage::NeedsShare(size)) => {
                         let bytes = Arc::clone(&history.bytes);

@@ -71,8 +71,8 @@ impl SetAsideTools {
     }
 
     /// Reads the tools from the journal.
-    pub(super) fn read(&self, journal: &dyn Journal) -> Result<(), JournalError> {
-        self.learnt.read(journal)?;
+    pub(super) async fn read(&self, journal: &dyn Journal) -> Result<(), JournalError> {
+        self.learnt.read(journal).await?;
         self.handle_change();
         Ok(())
     }

@@ -37,8 +37,7 @@ impl SessionHandle {
     /// # Errors
     /// If they cannot be read, or the host shuts down.
     pub async fn records(&self, after: Seq) -> Result<Vec<JournalEntry>, HostError> {
-        let (shared, id) = (Arc::clone(&self.host_ref.shared), self.id().clone());
-        Ok(self.host_ref.read(move || shared.journal.read(&id, after)).await??)
+        Ok(self.host_ref.shared.journal.read(self.id(), after).await?)
     }
 
     /// Returns at most `limit` stored records after a position, fewer if they are large, and true if there
@@ -51,36 +50,33 @@ impl SessionHandle {
         after: Seq,
         limit: usize,
     ) -> Result<(Vec<JournalEntry>, bool), HostError> {
-        let (shared, id) = (Arc::clone(&self.host_ref.shared), self.id().clone());
-        let read = move || {
-            if shared.journal.find(&id)?.is_none() {
-                return Err(HostError::NoSuchSession(id));
-            }
-            let (mut page, mut bytes) = (Vec::<JournalEntry>::new(), 0);
-            let (mut position, mut count) = (after, 1);
-            loop {
-                // One more than is returned tells whether there are more.
-                let wanted = count.min(limit.saturating_add(1) - page.len());
-                let entries = shared.journal.read_some(&id, position, wanted)?;
-                let is_last = entries.len() < wanted;
-                for entry in entries {
-                    if page.len() == limit || (bytes >= PAGE_BYTES && !page.is_empty()) {
-                        return Ok((page, true));
-                    }
-                    position = entry.seq;
-                    bytes += entry.approximate_bytes();
-                    page.push(entry);
+        let journal = &self.host_ref.shared.journal;
+        if journal.find(self.id()).await?.is_none() {
+            return Err(HostError::NoSuchSession(self.id().clone()));
+        }
+        let (mut page, mut bytes) = (Vec::<JournalEntry>::new(), 0);
+        let (mut position, mut count) = (after, 1);
+        loop {
+            // One more than is returned tells whether there are more.
+            let wanted = count.min(limit.saturating_add(1) - page.len());
+            let entries = journal.read_some(self.id(), position, wanted).await?;
+            let is_last = entries.len() < wanted;
+            for entry in entries {
+                if page.len() == limit || (bytes >= PAGE_BYTES && !page.is_empty()) {
+                    return Ok((page, true));
                 }
-                if is_last {
-                    return Ok((page, false));
-                }
-                // The next records may be larger than these, so the number grows step by step.
-                let average = (bytes / page.len().max(1) as u64).max(1);
-                let fitting = usize::try_from(PAGE_BYTES / average).unwrap_or(usize::MAX);
-                count = fitting.clamp(1, 2 * count);
+                position = entry.seq;
+                bytes += entry.approximate_bytes();
+                page.push(entry);
             }
-        };
-        self.host_ref.read(read).await?
+            if is_last {
+                return Ok((page, false));
+            }
+            // The next records may be larger than these, so the number grows step by step.
+            let average = (bytes / page.len().max(1) as u64).max(1);
+            let fitting = usize::try_from(PAGE_BYTES / average).unwrap_or(usize::MAX);
+            count = fitting.clamp(1, 2 * count);
+        }
     }
 
     /// Checks the stored records. Does not wake the session.
@@ -88,19 +84,19 @@ impl SessionHandle {
     /// # Errors
     /// If there is no such session, or its records cannot be read.
     pub async fn verify(&self) -> Result<SessionCheck, HostError> {
-        let (shared, id) = (Arc::clone(&self.host_ref.shared), self.id().clone());
+        let id = self.id().clone();
         // The semaphore is never closed.
-        let permit = Arc::clone(&shared.history.verifications).acquire_owned().await;
-        let check = move || {
+        let verifications = Arc::clone(&self.host_ref.shared.history.verifications);
+        let permit = verifications.acquire_owned().await;
+        let check = move |entries: Vec<JournalEntry>| {
             let _permit = permit;
-            let entries = shared.journal.read(&id, Seq(0))?;
             if entries.is_empty() {
                 return Err(HostError::NoSuchSession(id));
             }
             let (records, open_run) = (entries.len(), open_run_id(&entries).cloned());
             Ok(SessionCheck { records, open_run, breaches: verify_and_drop(&id, entries) })
         };
-        self.host_ref.read(check).await?
+        self.host_ref.rebuild(self.id(), check).await?
     }
 }
 
@@ -159,14 +155,13 @@ pub(super) async fn read_finished_report(
     id: &SessionId,
     run: &RunId,
 ) -> Result<Option<RunReport>, HostError> {
-    let (shared, id, run) = (Arc::clone(&host_ref.shared), id.clone(), run.clone());
-    let past = host_ref.read(move || {
-        let entries = shared.journal.read(&id, Seq(0))?;
+    let (shared, of, run) = (Arc::clone(&host_ref.shared), id.clone(), run.clone());
+    let past = host_ref.rebuild(id, move |entries| {
         let is_removal = |entry: &JournalEntry| matches!(&entry.record, Record::InputRemoved { run_id, .. } if *run_id == run);
         if entries.iter().any(is_removal) {
             return Err(HostError::InputRemoved);
         }
-        let own = shared.catalog.agents.get(agent_name(&entries, &id)?);
+        let own = shared.catalog.agents.get(agent_name(&entries, &of)?);
         let session_rules_of = |overrides: &_| {
             own.map(|own| own.with_recorded_overrides(overrides).session_rules())
                 .unwrap_or_default()
@@ -288,11 +283,8 @@ fn delete_children<'a>(
     host_ref: &'a HostRef,
     id: &'a SessionId,
 ) -> BoxFuture<'a, Result<(), HostError>> {
-    let (shared, of) = (Arc::clone(&host_ref.shared), id.clone());
     Box::pin(async move {
-        let children = host_ref
-            .quick_read(move || agent_trees::readable_children(&*shared.journal, &of))
-            .await??;
+        let children = agent_trees::readable_children(&*host_ref.shared.journal, id).await?;
         for child in children {
             // A child may have children of its own.
             SessionHandle::new(child, host_ref.clone()).close().await?;
@@ -361,13 +353,12 @@ async fn read_fork_start(
     at: Seq,
     to: &SessionId,
 ) -> Result<SessionStart, HostError> {
+    if host_ref.shared.journal.find(to).await?.is_some() {
+        return Err(HostError::SessionExists);
+    }
     let (shared, source, new) = (Arc::clone(&host_ref.shared), from.clone(), to.clone());
     let (rebuilt, projector, adopted) = host_ref
-        .read(move || {
-            if shared.journal.find(&new)?.is_some() {
-                return Err(HostError::SessionExists);
-            }
-            let mut entries = shared.journal.read(&source, Seq(0))?;
+        .rebuild(from, move |mut entries| {
             let Some(last) = entries.last().map(|entry| entry.seq) else {
                 return Err(HostError::NoSuchSession(source));
             };

@@ -1,14 +1,12 @@
 //! The ways to spawn a task or to run blocking work.
 
 use std::future::Future;
-use std::sync::Arc;
 
 use futures::FutureExt as _;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::error::HostError;
 use super::gauge::Gauge;
-use crate::journal::{Journal, JournalError};
 
 /// A task that belongs to an actor: it is aborted when its owner drops this.
 #[derive(Debug)]
@@ -58,16 +56,4 @@ pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, HostError> {
     tokio::task::spawn_blocking(work).await.map_err(|_| HostError::ShuttingDown)
-}
-
-/// Uses the journal: on this thread if it is in memory, else on a thread that may block.
-pub(super) async fn with_journal<T: Send + 'static>(
-    journal: &Arc<dyn Journal>,
-    work: impl FnOnce(&dyn Journal) -> Result<T, JournalError> + Send + 'static,
-) -> Result<T, HostError> {
-    if journal.is_in_memory() {
-        return Ok(work(&**journal)?);
-    }
-    let journal = Arc::clone(journal);
-    Ok(blocking(move || work(&*journal)).await??)
 }

@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 
 use super::agent::Agent;
 use super::error::HostError;
-use super::task::{blocking, with_journal};
 use super::tool_limiter::ToolLimiters;
 use crate::journal::{Journal, JournalError, unix_ms};
 use crate::telemetry::Telemetry;
@@ -99,21 +98,17 @@ impl ToolServers {
     ) -> Result<Self, HostError> {
         servers.sort_by(|one, other| one.name().cmp(other.name()));
         let names: Vec<String> = servers.iter().map(|server| server.name().to_owned()).collect();
-        let (journal, kept) = (Arc::clone(journal), Arc::clone(journal));
-        let last_listings = match names.is_empty() {
-            true => BTreeMap::new(),
-            false => blocking(move || read_listings(&*journal, &names)).await??,
-        };
-        if !servers.is_empty() {
-            let (journal, restored) = (Arc::clone(&kept), servers.clone());
-            let restore = move || restore_startups(&restored, |key| journal.document(key));
-            blocking(restore).await??;
+        let last_listings = read_listings(&**journal, &names).await?;
+        let mut startups = BTreeMap::new();
+        for key in startup_keys(&servers) {
+            startups.extend(journal.document(&key).await?.map(|text| (key, text)));
         }
+        restore_startups(&servers, &startups);
         Ok(Self {
             servers,
             overrides: overrides.clone(),
             tool_limiters: tool_limiters.clone(),
-            journal: kept,
+            journal: Arc::clone(journal),
             telemetry: telemetry.clone(),
             last_listings: Mutex::new(last_listings),
             latest: Mutex::default(),
@@ -206,7 +201,7 @@ impl ToolServers {
             let text = serde_json::to_string(&list).unwrap_or_default();
             let sha256: Arc<str> = sha256_hex(&text).into();
             let key = frozen_tools_key(&sha256);
-            with_journal(&self.journal, move |journal| journal.put_document(&key, &text)).await?;
+            self.journal.put_document(&key, &text).await?;
             sha256
         };
         let frozen = self.shared_frozen_tools(agent, sha256, list, missing);
@@ -236,7 +231,7 @@ impl ToolServers {
             return Ok(frozen);
         }
         let key = frozen_tools_key(sha256);
-        let text = with_journal(&self.journal, move |journal| journal.document(&key)).await?;
+        let text = self.journal.document(&key).await?;
         let list = text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_else(|| {
             if **sha256 != *NO_TOOLS_SHA256 {
                 tracing::error!(agent = &*agent.name, sha256 = &**sha256, "tool_list_lost");
@@ -279,9 +274,7 @@ impl ToolServers {
         }
         let text = serde_json::to_string(&**listing).unwrap_or_default();
         let key = listing_key(server);
-        let stored =
-            with_journal(&self.journal, move |journal| journal.put_document(&key, &text)).await;
-        match stored {
+        match self.journal.put_document(&key, &text).await {
             Ok(()) => {
                 self.last_listings.lock().insert(server.to_owned(), Arc::clone(listing));
             }
@@ -293,9 +286,7 @@ impl ToolServers {
     /// Stores how a server is started, for the next host.
     pub(super) async fn keep_startup(&self, server: &dyn ToolServer, startup: &'static str) {
         let Some(key) = server.startup_key().map(|key| startup_key(&key)) else { return };
-        let stored =
-            with_journal(&self.journal, move |journal| journal.put_document(&key, startup)).await;
-        if let Err(error) = stored {
+        if let Err(error) = self.journal.put_document(&key, startup).await {
             tracing::warn!(server = server.name(), %error, "tool_server_startup_not_stored");
         }
     }
@@ -304,9 +295,9 @@ impl ToolServers {
     ///
     /// # Errors
     /// If the journal cannot be written.
-    pub(super) fn remove_unused_lists(&self) -> Result<(), JournalError> {
+    pub(super) async fn remove_unused_lists(&self) -> Result<(), JournalError> {
         let stored_before = unix_ms().saturating_sub(UNUSED_LIST_KEPT_MS);
-        self.journal.remove_unused_documents(FROZEN_TOOLS, stored_before)
+        self.journal.remove_unused_documents(FROZEN_TOOLS, stored_before).await
     }
 
     /// Returns the connections of single sessions that are still open.
@@ -365,13 +356,13 @@ pub(super) async fn wait_started(server: &dyn ToolServer) -> Arc<ServerStatus> {
     Arc::new(late)
 }
 
-fn read_listings(
+async fn read_listings(
     journal: &dyn Journal,
     servers: &[String],
 ) -> Result<BTreeMap<String, Arc<ServerListing>>, JournalError> {
     let mut listings = BTreeMap::new();
     for server in servers {
-        let text = journal.document(&listing_key(server))?;
+        let text = journal.document(&listing_key(server)).await?;
         // An unreadable list is as if the server had never been connected.
         let listing = text.and_then(|text| serde_json::from_str(&text).ok());
         listings.extend(listing.map(|listing| (server.clone(), Arc::new(listing))));
@@ -379,20 +370,17 @@ fn read_listings(
     Ok(listings)
 }
 
-/// Tells each server what an earlier host has stored about its start. `document` reads a document of the journal.
-///
-/// # Errors
-/// The first error of `document`.
-pub fn restore_startups<'s, E>(
-    servers: impl IntoIterator<Item = &'s Arc<dyn ToolServer>>,
-    document: impl Fn(&str) -> Result<Option<String>, E>,
-) -> Result<(), E> {
+/// Returns the keys of the journal's documents about the start of servers.
+pub fn startup_keys(servers: &[Arc<dyn ToolServer>]) -> impl Iterator<Item = String> {
+    servers.iter().filter_map(|server| Some(startup_key(&server.startup_key()?)))
+}
+
+/// Tells each server what an earlier host has stored about its start: the documents by key.
+pub fn restore_startups(servers: &[Arc<dyn ToolServer>], startups: &BTreeMap<String, String>) {
     for server in servers {
-        let Some(key) = server.startup_key() else { continue };
-        let stored = document(&startup_key(&key))?;
+        let stored = server.startup_key().and_then(|key| startups.get(&startup_key(&key)));
         stored.inspect(|stored| server.restore_startup(stored));
     }
-    Ok(())
 }
 
 /// Returns whether both are the same allocations.

@@ -36,6 +36,7 @@ pub(super) fn back_up(source: &Connection, dir: &Path) -> Result<(), JournalErro
         let copy = Connection::open_with_flags(&partial, flags)?;
         // VACUUM writes new pages.
         database::note_copies_erased(&copy)?;
+        database::forget_log(&copy)?;
         mark(copy)?;
         Ok(publish(&partial, &file)?)
     })();
@@ -65,7 +66,8 @@ pub fn restore(backup: &Path, data_dir: &Path) -> Result<(), JournalError> {
         data_directory::create_if_missing(&partial_dir)?;
         copy_file(&source, &partial)?;
         let wal = data_directory::wal_path(&source);
-        if wal.exists() {
+        let has_log = wal.exists();
+        if has_log {
             copy_file(&wal, &data_directory::wal_path(&partial))?;
         }
         check_not_empty(&partial)?;
@@ -73,6 +75,10 @@ pub fn restore(backup: &Path, data_dir: &Path) -> Result<(), JournalError> {
         let copy = database::open(&partial)?;
         if !PageLayout::read(&copy)?.has_pointer_maps {
             copy.execute_batch("PRAGMA auto_vacuum = incremental; VACUUM")?;
+        }
+        // Without its log, the copy of a file that a host used stays what it is: a host asks before it loses records.
+        if has_log {
+            database::forget_log(&copy)?;
         }
         mark(copy)?;
         publish(&partial, &data_directory::database_path(data_dir))?;

@@ -6,10 +6,10 @@
 
 use std::fs::File;
 use std::sync::Weak;
-use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::pages::{self, PageLayout};
@@ -72,9 +72,9 @@ fn search(
 /// Performs a task of the writer, as often as it is to be repeated.
 fn repeat(queue: &Weak<WriteQueue>, task: impl Fn() -> WriterTask) -> Result<(), JournalError> {
     loop {
-        let (done, answer) = sync_channel(1);
+        let (done, answer) = oneshot::channel();
         queue.upgrade().ok_or(JournalError::Closed)?.push_task(task(), done)?;
-        if !answer.recv().unwrap_or(Err(JournalError::Closed))? {
+        if !answer.blocking_recv().unwrap_or(Err(JournalError::Closed))? {
             return Ok(());
         }
         std::thread::sleep(REPEAT_PAUSE);

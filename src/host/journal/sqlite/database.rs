@@ -103,6 +103,32 @@ pub(super) fn put_document(
     transaction.commit()
 }
 
+/// The key of the document that a database has while a host uses it, and after a crash: the database is whole only
+/// with its write-ahead log.
+const LOG_IN_USE: &str = "log_in_use";
+
+/// Returns whether the database is whole only with its write-ahead log.
+pub(super) fn needs_log(connection: &Connection) -> rusqlite::Result<bool> {
+    let select = "SELECT count(*) FROM documents WHERE key = ?1";
+    Ok(has_document_tables(connection)?
+        && connection.query_row(select, [LOG_IN_USE], |row| Ok(row.get::<_, i64>(0)? > 0))?)
+}
+
+/// Notes, in the database itself, that it is whole only with its log. If another connection reads the log, the note may
+/// stay there.
+pub(super) fn note_log(connection: &mut Connection) -> rusqlite::Result<()> {
+    put_document(connection, LOG_IN_USE, "")?;
+    connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
+}
+
+/// Notes that the database is whole without a log, once the log is moved.
+pub(super) fn forget_log(connection: &Connection) -> rusqlite::Result<()> {
+    if needs_log(connection)? {
+        connection.execute("DELETE FROM documents WHERE key = ?1", [LOG_IN_USE])?;
+    }
+    Ok(())
+}
+
 /// Converts the tables of version 1 to those of version 2.
 const CONVERSION_FROM_1: &str = "
     ALTER TABLE sessions ADD COLUMN origin INTEGER;

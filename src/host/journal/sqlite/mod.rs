@@ -22,14 +22,17 @@ mod rows;
 mod writer;
 
 use std::fmt;
+use std::future::ready;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
+use rusqlite::Connection;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 pub use backup::restore;
@@ -37,15 +40,17 @@ pub use reader::JournalReader;
 
 use super::GroupCommit;
 use super::{
-    AppendStatus, Batch, IdleSessions, Journal, JournalEntry, JournalError, JournalObserver,
-    JournalStatus, SessionQuery, SessionSummary, state_after,
+    AppendStatus, Batch, IdleSessions, Journal, JournalEntry, JournalError, JournalFuture,
+    JournalObserver, JournalStatus, SessionQuery, SessionSummary, state_after,
 };
+use crate::worker_threads::WorkerThreads;
 use callsheet_values::config::Durability;
 use callsheet_values::record::{Record, Seq};
 use callsheet_values::types::SessionId;
 
 use data_directory::OpenedDatabase;
 use pages::PageLayout;
+use query::QueryError;
 use queue::{Opening, QueuedBatch, StatusReporter, WriteQueue, WriterTask};
 use read_connections::ReadConnections;
 use reserve::Reserve;
@@ -80,6 +85,7 @@ type SharedFailure = Arc<Mutex<Option<JournalError>>>;
 pub struct SqliteJournal {
     queue: Arc<WriteQueue>,
     readers: Arc<ReadConnections>,
+    threads: WorkerThreads,
     sessions: Arc<AtomicUsize>,
     /// The path of the database.
     path: PathBuf,
@@ -119,10 +125,12 @@ pub struct SqliteOptions {
     pub reserve_bytes: u64,
     /// The time for which writes wait while another program has locked the database.
     pub busy_timeout: Duration,
+    /// True if a database is used although its write-ahead log, with the newest records, is missing.
+    pub accept_loss: bool,
 }
 
 impl Default for SqliteOptions {
-    /// Returns strict durability, at most 10,000 queued batches, no reserve, waits of a minute, and no observer.
+    /// Returns strict durability, at most 10,000 queued batches, no reserve, waits of a minute, no loss, and no observer.
     fn default() -> Self {
         Self {
             durability: Durability::Strict,
@@ -131,6 +139,7 @@ impl Default for SqliteOptions {
             queue_max: 10_000,
             reserve_bytes: 0,
             busy_timeout: Duration::from_secs(60),
+            accept_loss: false,
         }
     }
 }
@@ -167,8 +176,15 @@ impl SqliteJournal {
         options: SqliteOptions,
         faults: DiskFaults,
     ) -> Result<Self, JournalError> {
-        let SqliteOptions { durability, holder, observer, queue_max, reserve_bytes, busy_timeout } =
-            options;
+        let SqliteOptions {
+            durability,
+            holder,
+            observer,
+            queue_max,
+            reserve_bytes,
+            busy_timeout,
+            accept_loss,
+        } = options;
         data_directory::create_if_missing(dir)?;
         let lock = data_directory::DirectoryLock::acquire(dir, &holder)?;
         let opened = lock.opened().clone();
@@ -176,7 +192,8 @@ impl SqliteJournal {
         let open_error = |error: &rusqlite::Error| errors::open_error(&path, error);
         let reserve = Reserve::new(dir, reserve_bytes);
         let has_log = database::log_bytes(&path) > 0;
-        let connection = match database::open(&path) {
+        let lacks_log = !data_directory::wal_path(&path).exists();
+        let mut connection = match database::open(&path) {
             // The log needs some space.
             Err(error @ JournalError::Open { .. }) if data_directory::is_full(dir) => {
                 let reason = format!("the disk is full: free some space ({error})");
@@ -185,6 +202,18 @@ impl SqliteJournal {
             }
             opened => opened?,
         };
+        let needs_log = database::needs_log(&connection).map_err(|error| open_error(&error))?;
+        if needs_log && lacks_log {
+            if !accept_loss {
+                let reason = errors::LOG_MISSING.to_owned();
+                return Err(JournalError::Open { path: path.clone(), reason });
+            }
+            tracing::warn!("journal_log_missing: the newest records may be lost");
+        }
+        if !needs_log && let Err(error) = database::note_log(&mut connection) {
+            // A host with a full disk starts too.
+            tracing::warn!(%error, "journal_log_not_noted");
+        }
         if let Some(pages) = faults.pages_max {
             connection
                 .pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
@@ -228,28 +257,37 @@ impl SqliteJournal {
             .spawn(move || writer.run())
             .map_err(io_error)?;
         let writer = Mutex::new(Some(thread));
-        Ok(Self { queue, readers, sessions, path, opened, failure, writer })
+        let threads = WorkerThreads::default();
+        Ok(Self { queue, readers, threads, sessions, path, opened, failure, writer })
     }
 
-    /// Performs a task on the writer thread and waits for its end. Returns true if the task is to be repeated.
-    fn run_on_writer(&self, task: WriterTask) -> Result<bool, JournalError> {
-        let (done, answer) = sync_channel(1);
+    /// Performs a task on the writer thread. Returns true if the task is to be repeated.
+    async fn run_on_writer(&self, task: WriterTask) -> Result<bool, JournalError> {
+        let (done, answer) = oneshot::channel();
         self.queue.push_task(task, done)?;
-        answer.recv().unwrap_or(Err(JournalError::Closed))
+        answer.await.unwrap_or(Err(JournalError::Closed))
     }
 
-    /// Stores the queued batches, closes the database and unlocks the directory. Later batches
-    /// fail. Blocks on the disk, as dropping the engine does.
-    fn end(&self) {
+    /// Runs a query on one of the threads that read.
+    fn query<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&Connection) -> Result<T, QueryError> + Send + 'static,
+    ) -> JournalFuture<'_, T> {
+        let readers = Arc::clone(&self.readers);
+        Box::pin(async move {
+            let read = self.threads.run(move || readers.run(query)).await;
+            // The read has panicked.
+            read.unwrap_or(Err(JournalError::Closed))
+        })
+    }
+
+    /// Lets the writer store the queued batches, close the database and unlock the directory. Later batches
+    /// fail. Returns its thread, at the first call.
+    fn begin_end(&self) -> Option<JoinHandle<()>> {
         // The writer's connection must close last: closing it empties the write-ahead log.
         self.readers.close();
         self.queue.close();
-        let Some(thread) = self.writer.lock().take() else { return };
-        // A batch's callback may drop the engine on the writer thread.
-        if thread.thread().id() != std::thread::current().id() {
-            // The panic hook has printed the message.
-            let _ = thread.join();
-        }
+        self.writer.lock().take()
     }
 }
 
@@ -264,64 +302,73 @@ impl Journal for SqliteJournal {
         self.queue.flush(session);
     }
 
-    fn read_some(
-        &self,
-        session: &SessionId,
+    fn read_some<'a>(
+        &'a self,
+        session: &'a SessionId,
         after: Seq,
         limit: usize,
-    ) -> Result<Vec<JournalEntry>, JournalError> {
-        self.readers.run(|connection| query::read(connection, session, after, limit))
+    ) -> JournalFuture<'a, Vec<JournalEntry>> {
+        let session = session.clone();
+        self.query(move |connection| query::read(connection, &session, after, limit))
     }
 
-    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError> {
-        self.readers.run(|connection| query::find(connection, session))
+    fn find<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Option<SessionSummary>> {
+        let session = session.clone();
+        self.query(move |connection| query::find(connection, &session))
     }
 
-    fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
-        self.readers.run(|connection| query::list(connection, listing))
+    fn list<'a>(&'a self, listing: &'a SessionQuery) -> JournalFuture<'a, Vec<SessionSummary>> {
+        let listing = listing.clone();
+        self.query(move |connection| query::list(connection, &listing))
     }
 
-    fn find_idle(
-        &self,
+    fn find_idle<'a>(
+        &'a self,
         touched_before: u64,
-        after: Option<&SessionId>,
-    ) -> Result<IdleSessions, JournalError> {
-        self.readers.run(|connection| query::find_idle(connection, touched_before, after))
+        after: Option<&'a SessionId>,
+    ) -> JournalFuture<'a, IdleSessions> {
+        let after = after.cloned();
+        self.query(move |connection| query::find_idle(connection, touched_before, after.as_ref()))
     }
 
-    fn count(&self) -> Result<usize, JournalError> {
-        Ok(self.sessions.load(Ordering::Acquire))
+    fn count(&self) -> JournalFuture<'_, usize> {
+        Box::pin(ready(Ok(self.sessions.load(Ordering::Acquire))))
     }
 
-    fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
-        for group in sessions.chunks(SESSIONS_PER_REMOVAL_MAX) {
-            self.run_on_writer(WriterTask::Hide(group.to_vec()))?;
-        }
-        // The batches of other sessions are stored between the parts.
-        while self.run_on_writer(WriterTask::RemoveHidden)? {}
-        for pause in ERASE_PAUSES_MS {
-            std::thread::sleep(Duration::from_millis(pause));
-            if !self.run_on_writer(WriterTask::Erase)? {
-                return Ok(());
+    fn remove<'a>(&'a self, sessions: &'a [SessionId]) -> JournalFuture<'a, ()> {
+        Box::pin(async move {
+            for group in sessions.chunks(SESSIONS_PER_REMOVAL_MAX) {
+                self.run_on_writer(WriterTask::Hide(group.to_vec())).await?;
             }
-        }
-        Err(JournalError::NotErased)
+            // The batches of other sessions are stored between the parts.
+            while self.run_on_writer(WriterTask::RemoveHidden).await? {}
+            for pause in ERASE_PAUSES_MS {
+                tokio::time::sleep(Duration::from_millis(pause)).await;
+                if !self.run_on_writer(WriterTask::Erase).await? {
+                    return Ok(());
+                }
+            }
+            Err(JournalError::NotErased)
+        })
     }
 
-    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
-        self.run_on_writer(WriterTask::PutDocument(key.to_owned(), text.to_owned())).map(drop)
+    fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()> {
+        let task = WriterTask::PutDocument(key.to_owned(), text.to_owned());
+        Box::pin(async move { self.run_on_writer(task).await.map(drop) })
     }
 
-    fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
-        self.readers.run(|connection| query::document(connection, key))
+    fn document<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Option<String>> {
+        let key = key.to_owned();
+        self.query(move |connection| query::document(connection, &key))
     }
 
-    fn remove_unused_documents(
-        &self,
-        prefix: &str,
+    fn remove_unused_documents<'a>(
+        &'a self,
+        prefix: &'a str,
         stored_before: u64,
-    ) -> Result<(), JournalError> {
-        self.run_on_writer(WriterTask::RemoveDocuments(prefix.to_owned(), stored_before)).map(drop)
+    ) -> JournalFuture<'a, ()> {
+        let task = WriterTask::RemoveDocuments(prefix.to_owned(), stored_before);
+        Box::pin(async move { self.run_on_writer(task).await.map(drop) })
     }
 
     fn status(&self) -> JournalStatus {
@@ -339,14 +386,25 @@ impl Journal for SqliteJournal {
         failure.or_else(|| self.opened.check().err())
     }
 
-    fn close(&self) {
-        self.end();
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            if let Some(writer) = self.begin_end() {
+                // The panic hook has printed the message of a writer that panicked.
+                let _ = tokio::task::spawn_blocking(move || writer.join()).await;
+            }
+        })
     }
 }
 
 impl Drop for SqliteJournal {
+    /// Blocks until the queued batches are stored.
     fn drop(&mut self) {
-        self.end();
+        let Some(writer) = self.begin_end() else { return };
+        // A batch's callback may drop the engine on the writer thread.
+        if writer.thread().id() != std::thread::current().id() {
+            // The panic hook has printed the message.
+            let _ = writer.join();
+        }
     }
 }
 

@@ -9,12 +9,12 @@ use std::collections::{HashSet, VecDeque};
 use std::ops::RangeInclusive;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::super::{BatchCallback, BatchStatus, EngineLogState, JournalError};
@@ -86,7 +86,7 @@ pub(super) enum WriterTask {
 }
 
 /// Receives the result of a task: true if the task did a part and is to be repeated.
-pub(super) type TaskReply = SyncSender<Result<bool, JournalError>>;
+pub(super) type TaskReply = oneshot::Sender<Result<bool, JournalError>>;
 
 /// The next work of the writer: first the batches, then the task.
 #[derive(Default)]

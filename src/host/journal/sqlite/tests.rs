@@ -1,6 +1,7 @@
 use super::super::{GroupCommit, SessionLog, SessionOrder, Urgency};
 use super::*;
 use callsheet_values::types::SessionState;
+use futures::FutureExt as _;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
@@ -68,11 +69,11 @@ async fn durable_records_survive_reopening() {
         session.append(vec![opened("writer")], Urgency::Urgent, || ());
         session.append(vec![Record::SessionClosed], Urgency::Deferrable, || ());
         session.wait_durable(Seq(2)).await.unwrap();
-        let expected = journal.read(&id("s1"), Seq(0)).unwrap();
+        let expected = journal.read(&id("s1"), Seq(0)).await.unwrap();
         assert_eq!(expected.len(), 2);
         assert_eq!(expected[0].record, opened("writer"));
-        assert_eq!(journal.count(), Ok(1));
-        let found = journal.find(&id("s1")).unwrap().unwrap();
+        assert_eq!(journal.count().await, Ok(1));
+        let found = journal.find(&id("s1")).await.unwrap().unwrap();
         assert_eq!(
             (found.agent.as_str(), found.seq, found.state),
             ("writer", Seq(2), SessionState::Running),
@@ -82,13 +83,13 @@ async fn durable_records_survive_reopening() {
         drop(journal);
 
         let journal = open(&dir, durability);
-        assert_eq!(journal.read(&id("s1"), Seq(0)).unwrap(), expected);
-        assert_eq!(journal.read(&id("s1"), Seq(1)).unwrap(), expected[1..]);
-        assert_eq!(journal.list(&SessionQuery::default()).unwrap(), [found]);
+        assert_eq!(journal.read(&id("s1"), Seq(0)).await.unwrap(), expected);
+        assert_eq!(journal.read(&id("s1"), Seq(1)).await.unwrap(), expected[1..]);
+        assert_eq!(journal.list(&SessionQuery::default()).await.unwrap(), [found]);
         let session = log(&journal, "s1", 2);
         session.append(vec![Record::SessionClosed], Urgency::Urgent, || ());
         session.wait_durable(Seq(3)).await.unwrap();
-        assert_eq!(journal.read(&id("s1"), Seq(0)).unwrap().len(), 3);
+        assert_eq!(journal.read(&id("s1"), Seq(0)).await.unwrap().len(), 3);
     }
 }
 
@@ -108,17 +109,17 @@ async fn lists_have_the_metadata_of_sessions_and_forks() {
         let stored = log(&journal, session, 0);
         stored.append(vec![record], Urgency::Urgent, || ());
         stored.wait_durable(Seq(1)).await.unwrap();
-        assert_eq!(journal.find(&id(session)).unwrap().unwrap().id, id(session));
+        assert_eq!(journal.find(&id(session)).await.unwrap().unwrap().id, id(session));
     }
     let fork = log(&journal, "s4", 0);
-    let mut entries = journal.read(&id("s2"), Seq(0)).unwrap();
+    let mut entries = journal.read(&id("s2"), Seq(0)).await.unwrap();
     let forked = Record::SessionForked { from: id("s2"), at: Seq(1) };
     entries.push(JournalEntry { seq: Seq(2), time: 0, displayed_bytes: 0, record: forked });
     fork.import(entries);
     fork.wait_durable(Seq(2)).await.unwrap();
     drop((fork, journal));
     let journal = open(&dir, Durability::Strict);
-    let listed = journal.list(&SessionQuery::default()).unwrap();
+    let listed = journal.list(&SessionQuery::default()).await.unwrap();
     let listed: Vec<_> = listed.into_iter().map(|session| session.metadata).collect();
     let none = callsheet_values::types::Metadata::default();
     assert_eq!(listed, [none.clone(), metadata.clone(), none, metadata]);
@@ -149,14 +150,14 @@ async fn a_full_disk_fails_batches_until_there_is_space_again() {
         };
         assert_eq!(error, JournalError::Full);
         assert!(kept > 0 && error.is_transient());
-        assert_eq!(journal.count(), Ok(kept));
+        assert_eq!(journal.count().await, Ok(kept));
         // Existing records can be read, and deleting frees space.
-        assert_eq!(journal.list(&SessionQuery::default()).unwrap().len(), kept);
-        journal.remove(&[id("s0")]).unwrap();
+        assert_eq!(journal.list(&SessionQuery::default()).await.unwrap().len(), kept);
+        journal.remove(&[id("s0")]).await.unwrap();
         let session = log(&journal, "new", 0);
         session.append(vec![large()], Urgency::Urgent, || ());
         assert_eq!(session.wait_durable(Seq(1)).await, Ok(()));
-        assert_eq!(journal.count(), Ok(kept));
+        assert_eq!(journal.count().await, Ok(kept));
     }
 }
 
@@ -187,7 +188,7 @@ async fn a_panicking_listener_does_not_stop_the_writer() {
     let good = log(&journal, "good", 0);
     good.append(vec![opened("default")], Urgency::Urgent, || ());
     assert_eq!(good.wait_durable(Seq(1)).await, Ok(()));
-    assert_eq!(journal.count(), Ok(2));
+    assert_eq!(journal.count().await, Ok(2));
 }
 
 #[tokio::test]
@@ -205,18 +206,18 @@ async fn a_deletion_that_was_interrupted_is_finished_by_the_next_host() {
             session.wait_durable(session.last_seq()).await.unwrap();
         }
         // The host ends after a part of the deletion.
-        assert_eq!(journal.run_on_writer(WriterTask::Hide(vec![id("deleted")])), Ok(false));
-        assert_eq!(journal.run_on_writer(WriterTask::RemoveHidden), Ok(true));
-        let listed = journal.list(&SessionQuery::default()).unwrap();
+        assert_eq!(journal.run_on_writer(WriterTask::Hide(vec![id("deleted")])).await, Ok(false));
+        assert_eq!(journal.run_on_writer(WriterTask::RemoveHidden).await, Ok(true));
+        let listed = journal.list(&SessionQuery::default()).await.unwrap();
         assert_eq!(listed.iter().map(|stored| stored.id.as_str()).collect::<Vec<_>>(), ["kept"]);
-        assert_eq!((journal.count(), journal.find(&id("deleted"))), (Ok(1), Ok(None)));
-        assert_eq!(journal.read(&id("deleted"), Seq(0)), Ok(Vec::new()));
+        assert_eq!((journal.count().await, journal.find(&id("deleted")).await), (Ok(1), Ok(None)));
+        assert_eq!(journal.read(&id("deleted"), Seq(0)).await, Ok(Vec::new()));
     }
     let journal = open(&dir, Durability::Strict);
-    assert_eq!((journal.count(), journal.find(&id("deleted"))), (Ok(1), Ok(None)));
+    assert_eq!((journal.count().await, journal.find(&id("deleted")).await), (Ok(1), Ok(None)));
     // The writer deletes the rest by itself.
     until("nothing of it is left", || !file_text(&dir).contains("deleted")).await;
-    assert_eq!(journal.read(&id("kept"), Seq(0)).unwrap().len(), 1_000);
+    assert_eq!(journal.read(&id("kept"), Seq(0)).await.unwrap().len(), 1_000);
     // The id is free again.
     let session = log(&journal, "deleted", 0);
     session.append(vec![opened("default")], Urgency::Urgent, || ());
@@ -235,11 +236,11 @@ async fn the_write_ahead_log_stays_bounded_while_a_start_finishes_a_deletion() {
         }
         session.wait_durable(Seq(32)).await.unwrap();
         // The host ends before the first part of the deletion.
-        assert_eq!(journal.run_on_writer(WriterTask::Hide(vec![id("deleted")])), Ok(false));
+        assert_eq!(journal.run_on_writer(WriterTask::Hide(vec![id("deleted")])).await, Ok(false));
     }
     let journal = open(&dir, Durability::Relaxed);
     // The writer deletes the records by itself, and this waits for it.
-    while journal.run_on_writer(WriterTask::RemoveHidden).unwrap() {}
+    while journal.run_on_writer(WriterTask::RemoveHidden).await.unwrap() {}
     let log = std::fs::metadata(data_directory::wal_path(&journal.path)).unwrap().len();
     assert!(log < 16 << 20, "{log}");
 }
@@ -249,9 +250,9 @@ async fn a_check_ignores_a_session_that_is_being_deleted() {
     let dir = TestDir::new();
     let journal = open(&dir, Durability::Strict);
     store_session(&journal, "deleted", 3).await;
-    assert_eq!(journal.run_on_writer(WriterTask::Hide(vec![id("deleted")])), Ok(false));
+    assert_eq!(journal.run_on_writer(WriterTask::Hide(vec![id("deleted")])).await, Ok(false));
     // Deletes the records. The next part of the deletion deletes the session.
-    assert_eq!(journal.run_on_writer(WriterTask::RemoveHidden), Ok(true));
+    assert_eq!(journal.run_on_writer(WriterTask::RemoveHidden).await, Ok(true));
     assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
 }
 
@@ -271,12 +272,10 @@ async fn no_stored_session_is_hibernated() {
     let dir = TestDir::new();
     let journal = open(&dir, Durability::Strict);
     store_session(&journal, "idle", 1).await;
-    let listed = |state| {
+    for (state, count) in [(SessionState::Idle, 1), (SessionState::Hibernated, 0)] {
         let query = SessionQuery { state: Some(state), ..SessionQuery::default() };
-        journal.list(&query).unwrap().len()
-    };
-    assert_eq!(listed(SessionState::Idle), 1);
-    assert_eq!(listed(SessionState::Hibernated), 0);
+        assert_eq!(journal.list(&query).await.unwrap().len(), count);
+    }
 }
 
 #[test]
@@ -348,7 +347,7 @@ async fn after_a_failed_fsync_nothing_is_acknowledged() {
         // It is read-only, also after attempts to open it again.
         tokio::time::sleep(std::time::Duration::from_millis(1_500)).await;
         assert!(journal.failure().is_some());
-        assert!(journal.list(&SessionQuery::default()).is_ok());
+        assert!(journal.list(&SessionQuery::default()).await.is_ok());
     }
 }
 
@@ -359,7 +358,7 @@ async fn after_a_failed_fsync_of_a_document_no_record_is_acknowledged() {
     let faults = DiskFaults { synced_file: Some("/dev/null".into()), ..DiskFaults::default() };
     let strict = options(Durability::Strict);
     let journal = Arc::new(SqliteJournal::open_with_faults(&dir.0, strict, faults).unwrap());
-    journal.put_document("model-a", "{}").unwrap_err();
+    journal.put_document("model-a", "{}").await.unwrap_err();
     let failure = journal.failure().unwrap().to_string();
     assert!(failure.contains("cannot be synced"), "{failure}");
     let session = log(&journal, "first", 0);
@@ -390,7 +389,7 @@ async fn after_a_failed_fsync_the_database_is_opened_again() {
         failed.wait_durable(Seq(1)).await.unwrap_err();
         tokio::time::sleep(std::time::Duration::from_millis(1_500)).await;
         assert!(journal.failure().is_some());
-        assert!(journal.remove(&[id("before")]).is_err());
+        assert!(journal.remove(&[id("before")]).await.is_err());
         point_to(&log_path);
         while journal.failure().is_some() {
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
@@ -400,20 +399,20 @@ async fn after_a_failed_fsync_the_database_is_opened_again() {
         failed.append(vec![opened("failed-2")], Urgency::Urgent, || ());
         failed.wait_durable(Seq(2)).await.unwrap_err();
         store_session(&journal, "after", 2).await;
-        let count = journal.list(&SessionQuery::default()).unwrap().len();
-        assert_eq!(journal.count(), Ok(count));
+        let count = journal.list(&SessionQuery::default()).await.unwrap().len();
+        assert_eq!(journal.count().await, Ok(count));
         drop((going_on, failed, journal));
         let journal = open(&dir, durability);
         assert_eq!(
-            texts(&journal, "before"),
+            texts(&journal, "before").await,
             (1..=6).map(|at| format!("before-{at}")).collect::<Vec<_>>()
         );
-        assert_eq!(texts(&journal, "after"), ["after-1", "after-2"]);
+        assert_eq!(texts(&journal, "after").await, ["after-1", "after-2"]);
     }
 }
 
 /// Returns the texts of a session's records, all of which are openings or forks.
-fn texts(journal: &SqliteJournal, session: &str) -> Vec<String> {
+async fn texts(journal: &SqliteJournal, session: &str) -> Vec<String> {
     let text = |entry: JournalEntry| {
         if let Record::SessionForked { from, at } = entry.record {
             return format!("fork of {from} at {}", at.0);
@@ -421,7 +420,7 @@ fn texts(journal: &SqliteJournal, session: &str) -> Vec<String> {
         let Record::SessionOpened { agent, .. } = entry.record else { panic!("{entry:?}") };
         agent
     };
-    let entries = journal.read(&id(session), Seq(0)).unwrap();
+    let entries = journal.read(&id(session), Seq(0)).await.unwrap();
     let seqs: Vec<u64> = entries.iter().map(|entry| entry.seq.0).collect();
     assert_eq!(seqs, (1..=entries.len() as u64).collect::<Vec<_>>());
     entries.into_iter().map(text).collect()
@@ -444,7 +443,7 @@ async fn store_fork(
     at: u64,
     to: &str,
 ) -> Result<(), JournalError> {
-    let mut entries = journal.read(&id(from), Seq(0)).unwrap();
+    let mut entries = journal.read(&id(from), Seq(0)).await.unwrap();
     entries.truncate(usize::try_from(at).unwrap());
     let record = Record::SessionForked { from: id(from), at: Seq(at) };
     entries.push(JournalEntry { seq: Seq(at + 1), time: 7, displayed_bytes: 0, record });
@@ -492,13 +491,13 @@ async fn forks_share_the_records_of_their_origin() {
     assert!(before > 700_000 && after < before + 10_000, "{before} and {after}");
     for fork in 0..10 {
         let fork = format!("f{fork}");
-        assert_eq!(texts(&journal, &fork), fork_texts(name, 99, "origin", &fork));
-        let found = journal.find(&id(&fork)).unwrap().unwrap();
+        assert_eq!(texts(&journal, &fork).await, fork_texts(name, 99, "origin", &fork));
+        let found = journal.find(&id(&fork)).await.unwrap().unwrap();
         assert_eq!((found.seq, found.state), (Seq(101), SessionState::Idle));
-        let some = journal.read_some(&id(&fork), Seq(97), 3).unwrap();
+        let some = journal.read_some(&id(&fork), Seq(97), 3).await.unwrap();
         assert_eq!(some.iter().map(|entry| entry.seq.0).collect::<Vec<_>>(), [98, 99, 100]);
     }
-    assert_eq!(journal.read(&id("origin"), Seq(0)).unwrap().len(), 100);
+    assert_eq!(journal.read(&id("origin"), Seq(0)).await.unwrap().len(), 100);
 }
 
 #[tokio::test]
@@ -516,37 +515,37 @@ async fn shared_records_are_deleted_with_the_last_fork() {
         texts.extend(["fork of eight at 10".to_owned(), "ten-own".to_owned()]);
         texts
     };
-    journal.remove(&[id("origin")]).unwrap();
+    journal.remove(&[id("origin")]).await.unwrap();
     for reopened in [false, true] {
         if reopened {
             drop(journal);
             journal = open(&dir, Durability::Strict);
         }
-        assert_eq!((journal.count(), journal.find(&id("origin"))), (Ok(4), Ok(None)));
-        assert_eq!(texts(&journal, "five"), fork_texts("origin", 5, "origin", "five"));
-        assert_eq!(texts(&journal, "eight"), fork_texts("origin", 8, "origin", "eight"));
-        assert_eq!(texts(&journal, "four"), fork_texts("origin", 4, "eight", "four"));
-        assert_eq!(texts(&journal, "ten"), ten());
-        assert_eq!(journal.read(&id("origin"), Seq(0)), Ok(vec![]));
+        assert_eq!((journal.count().await, journal.find(&id("origin")).await), (Ok(4), Ok(None)));
+        assert_eq!(texts(&journal, "five").await, fork_texts("origin", 5, "origin", "five"));
+        assert_eq!(texts(&journal, "eight").await, fork_texts("origin", 8, "origin", "eight"));
+        assert_eq!(texts(&journal, "four").await, fork_texts("origin", 4, "eight", "four"));
+        assert_eq!(texts(&journal, "ten").await, ten());
+        assert_eq!(journal.read(&id("origin"), Seq(0)).await, Ok(vec![]));
     }
     let text = file_text(&dir);
     assert!(text.contains("origin-8") && !text.contains("origin-9"));
 
     // The id is free, and belongs to another session.
     store_session(&journal, "origin", 2).await;
-    assert_eq!(texts(&journal, "origin"), ["origin-1", "origin-2"]);
-    journal.remove(&[id("origin"), id("eight"), id("five")]).unwrap();
-    assert_eq!(texts(&journal, "ten"), ten());
-    assert_eq!(texts(&journal, "four"), fork_texts("origin", 4, "eight", "four"));
+    assert_eq!(texts(&journal, "origin").await, ["origin-1", "origin-2"]);
+    journal.remove(&[id("origin"), id("eight"), id("five")]).await.unwrap();
+    assert_eq!(texts(&journal, "ten").await, ten());
+    assert_eq!(texts(&journal, "four").await, fork_texts("origin", 4, "eight", "four"));
     let text = file_text(&dir);
     assert!(text.contains("origin-8") && text.contains("eight-own") && !text.contains("five-own"));
-    journal.remove(&[id("ten")]).unwrap();
+    journal.remove(&[id("ten")]).await.unwrap();
     let text = file_text(&dir);
     assert!(text.contains("origin-4") && !text.contains("origin-5") && !text.contains("eight-own"));
-    journal.remove(&[id("four")]).unwrap();
+    journal.remove(&[id("four")]).await.unwrap();
     let text = file_text(&dir);
     assert!(!text.contains("origin-") && !text.contains("-own"));
-    assert_eq!(journal.count(), Ok(0));
+    assert_eq!(journal.count().await, Ok(0));
     drop(journal);
     let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
     let rows = "SELECT (SELECT count(*) FROM sessions) + (SELECT count(*) FROM records)";
@@ -558,15 +557,15 @@ async fn a_fork_of_a_session_that_has_been_removed_is_refused() {
     let dir = TestDir::new();
     let journal = open(&dir, Durability::Strict);
     store_session(&journal, "origin", 3).await;
-    let entries = journal.read(&id("origin"), Seq(0)).unwrap();
-    journal.remove(&[id("origin")]).unwrap();
+    let entries = journal.read(&id("origin"), Seq(0)).await.unwrap();
+    journal.remove(&[id("origin")]).await.unwrap();
     let log = log(&journal, "fork", 0);
     let record = Record::SessionForked { from: id("origin"), at: Seq(3) };
     let last = JournalEntry { seq: Seq(4), time: 7, displayed_bytes: 0, record };
     log.import(entries.into_iter().chain([last]).collect());
     let error = log.wait_durable(Seq(4)).await.unwrap_err();
     assert_eq!(error, JournalError::OriginRemoved(id("origin")));
-    assert_eq!((journal.count(), journal.failure()), (Ok(0), None));
+    assert_eq!((journal.count().await, journal.failure()), (Ok(0), None));
 }
 
 #[tokio::test]
@@ -584,10 +583,10 @@ async fn a_damaged_session_is_removed_and_leaves_what_a_fork_shares() {
     assert_eq!(connection.execute(damage, ()), Ok(1));
     drop(connection);
     let journal = open(&dir, Durability::Strict);
-    journal.read(&id("origin"), Seq(0)).unwrap_err();
-    journal.remove(&[id("origin")]).unwrap();
-    assert_eq!((journal.count(), journal.find(&id("origin"))), (Ok(1), Ok(None)));
-    assert_eq!(texts(&journal, "fork"), fork_texts("origin", 5, "origin", "fork"));
+    journal.read(&id("origin"), Seq(0)).await.unwrap_err();
+    journal.remove(&[id("origin")]).await.unwrap();
+    assert_eq!((journal.count().await, journal.find(&id("origin")).await), (Ok(1), Ok(None)));
+    assert_eq!(texts(&journal, "fork").await, fork_texts("origin", 5, "origin", "fork"));
 }
 
 #[tokio::test]
@@ -597,30 +596,32 @@ async fn documents_stay_for_forks_and_those_of_earlier_programs_for_ever() {
     let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
     connection
         .execute_batch(
-            "CREATE TABLE documents(key TEXT NOT NULL PRIMARY KEY, text TEXT NOT NULL) STRICT;
+            "DROP TABLE documents; DROP TABLE document_uses;
+             CREATE TABLE documents(key TEXT NOT NULL PRIMARY KEY, text TEXT NOT NULL) STRICT;
              INSERT INTO documents VALUES ('tools-old', 'old');",
         )
         .unwrap();
     drop(connection);
     let journal = open(&dir, Durability::Strict);
-    journal.put_document("tools-new", "new").unwrap();
+    journal.put_document("tools-new", "new").await.unwrap();
     let session = log(&journal, "origin", 0);
     let frozen = Record::ToolsFrozen { sha256: "new".into() };
     session.append(vec![opened("x"), frozen], Urgency::Urgent, || ());
     session.wait_durable(Seq(2)).await.unwrap();
     store_fork(&journal, "origin", 2, "fork").await.unwrap();
-    let kept = |journal: &SqliteJournal| {
-        journal.remove_unused_documents("tools-", u64::MAX).unwrap();
-        ["tools-old", "tools-new"].map(|key| journal.document(key).unwrap().is_some())
+    let kept = async |journal: &SqliteJournal| {
+        journal.remove_unused_documents("tools-", u64::MAX).await.unwrap();
+        let is_kept = async |key| journal.document(key).await.unwrap().is_some();
+        [is_kept("tools-old").await, is_kept("tools-new").await]
     };
-    assert_eq!(kept(&journal), [true, true]);
-    journal.remove(&[id("origin")]).unwrap();
-    assert_eq!(kept(&journal), [true, true]);
+    assert_eq!(kept(&journal).await, [true, true]);
+    journal.remove(&[id("origin")]).await.unwrap();
+    assert_eq!(kept(&journal).await, [true, true]);
     drop((session, journal));
     let journal = open(&dir, Durability::Strict);
-    assert_eq!(kept(&journal), [true, true]);
-    journal.remove(&[id("fork")]).unwrap();
-    assert_eq!(kept(&journal), [true, false]);
+    assert_eq!(kept(&journal).await, [true, true]);
+    journal.remove(&[id("fork")]).await.unwrap();
+    assert_eq!(kept(&journal).await, [true, false]);
     assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
 }
 
@@ -668,7 +669,7 @@ async fn a_database_of_an_earlier_version_is_converted() {
         let error = JournalReader::open(&dir.0).unwrap_err().to_string();
         assert!(error.contains("start the host once"), "{error}");
         let journal = open(&dir, Durability::Strict);
-        let sessions = journal.list(&SessionQuery::default()).unwrap();
+        let sessions = journal.list(&SessionQuery::default()).await.unwrap();
         let states: Vec<_> =
             sessions.iter().map(|found| (found.id.as_str(), found.state)).collect();
         assert_eq!(states, [("old", SessionState::Idle), ("open", SessionState::Running)]);
@@ -676,9 +677,9 @@ async fn a_database_of_an_earlier_version_is_converted() {
         let session = log(&journal, "old", 2);
         session.append(vec![opened("y"), opened("z")], Urgency::Urgent, || ());
         session.wait_durable(Seq(4)).await.unwrap();
-        assert_eq!(texts(&journal, "old"), ["x", "x", "y", "z"]);
+        assert_eq!(texts(&journal, "old").await, ["x", "x", "y", "z"]);
         store_fork(&journal, "old", 3, "new").await.unwrap();
-        assert_eq!(texts(&journal, "new"), ["x", "x", "y", "fork of old at 3", "new-own"]);
+        assert_eq!(texts(&journal, "new").await, ["x", "x", "y", "fork of old at 3", "new-own"]);
         assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
     }
 }
@@ -700,15 +701,15 @@ async fn batches_of_a_session_are_stored_as_one_row() {
     other.append_at(2_000, first(), Urgency::Urgent, || ());
     session.wait_durable(Seq(9)).await.unwrap();
     other.wait_durable(Seq(1)).await.unwrap();
-    let times = |after| -> Vec<_> {
-        let entries = journal.read(&id("s1"), Seq(after)).unwrap();
+    let times = async |after| -> Vec<_> {
+        let entries = journal.read(&id("s1"), Seq(after)).await.unwrap();
         entries.iter().map(|entry| (entry.seq.0, entry.time)).collect()
     };
     let expected: Vec<(u64, u64)> =
         (1..).zip([1_000, 1_000, 1_000, 1_007, 1_007, 900, 900, 950, 950]).collect();
-    assert_eq!(times(0), expected);
-    assert_eq!(times(4), expected[4..]);
-    let found = journal.find(&id("s1")).unwrap().unwrap();
+    assert_eq!(times(0).await, expected);
+    assert_eq!(times(4).await, expected[4..]);
+    let found = journal.find(&id("s1")).await.unwrap().unwrap();
     assert_eq!((found.seq, found.touched), (Seq(9), 950));
     let connection = rusqlite::Connection::open(dir.0.join("journal.db")).unwrap();
     let rows = "SELECT count(*) FROM records WHERE session = 1";
@@ -717,10 +718,10 @@ async fn batches_of_a_session_are_stored_as_one_row() {
     assert!(rows < 5, "{rows}");
     // A fork of a part of a row.
     store_fork(&journal, "s1", 2, "fork").await.unwrap();
-    let fork = journal.read(&id("fork"), Seq(0)).unwrap();
-    assert_eq!(fork[..2], journal.read(&id("s1"), Seq(0)).unwrap()[..2]);
-    journal.remove(&[id("s1")]).unwrap();
-    assert_eq!(journal.read(&id("fork"), Seq(0)).unwrap(), fork);
+    let fork = journal.read(&id("fork"), Seq(0)).await.unwrap();
+    assert_eq!(fork[..2], journal.read(&id("s1"), Seq(0)).await.unwrap()[..2]);
+    journal.remove(&[id("s1")]).await.unwrap();
+    assert_eq!(journal.read(&id("fork"), Seq(0)).await.unwrap(), fork);
 }
 
 /// A fork in the same transaction as the records that it shares.
@@ -743,7 +744,7 @@ async fn a_fork_follows_records_that_wait() {
     let fork = log(&journal, "fork", 0);
     fork.import(entries);
     fork.wait_durable(Seq(4)).await.unwrap();
-    assert_eq!(texts(&journal, "fork"), ["x", "y", "z", "fork of origin at 3"]);
+    assert_eq!(texts(&journal, "fork").await, ["x", "y", "z", "fork of origin at 3"]);
     assert_eq!(origin.durable_seq(), Seq(3));
 }
 
@@ -777,7 +778,7 @@ fn a_batch_waits_for_an_urgent_one_of_its_session() {
     let work = queue.next_work(None);
     assert!(work.flush && sessions(&work) == ["d"]);
     // A task comes after all that was queued before it.
-    let (done, _answer) = sync_channel(1);
+    let (done, _answer) = oneshot::channel();
     queue.push_task(WriterTask::Erase, done).unwrap();
     queue.push(batch("e", true, hour));
     let work = queue.next_work(None);
@@ -838,18 +839,18 @@ async fn a_deletion_beside_a_long_read_is_finished_later_also_by_the_next_host()
         store_session(&journal, name, 20).await;
     }
     let reader = begin_read(&dir);
-    assert_eq!(journal.remove(&[id("first")]), Err(JournalError::NotErased));
-    assert_eq!((journal.count(), journal.find(&id("first"))), (Ok(2), Ok(None)));
+    assert_eq!(journal.remove(&[id("first")]).await, Err(JournalError::NotErased));
+    assert_eq!((journal.count().await, journal.find(&id("first")).await), (Ok(2), Ok(None)));
     // The writer does not wait for the reader.
     store_session(&journal, "fourth", 20).await;
-    assert_eq!(journal.remove(&[id("first")]), Err(JournalError::NotErased), "a repetition");
+    assert_eq!(journal.remove(&[id("first")]).await, Err(JournalError::NotErased), "a repetition");
     assert!(file_text(&dir).contains("first-1"), "the log has it");
     drop(reader);
     until("the writer has erased it", || !file_text(&dir).contains("first-")).await;
-    assert_eq!(journal.remove(&[id("first")]), Ok(()));
+    assert_eq!(journal.remove(&[id("first")]).await, Ok(()));
 
     let reader = begin_read(&dir);
-    assert_eq!(journal.remove(&[id("second")]), Err(JournalError::NotErased));
+    assert_eq!(journal.remove(&[id("second")]).await, Err(JournalError::NotErased));
     // The files as a kill would leave them.
     let killed = TestDir::new();
     std::fs::create_dir(&killed.0).unwrap();
@@ -860,7 +861,7 @@ async fn a_deletion_beside_a_long_read_is_finished_later_also_by_the_next_host()
     assert!(file_text(&killed).contains("second-1"));
     let journal = open(&killed, Durability::Strict);
     until("the next host has erased it", || !file_text(&killed).contains("second-")).await;
-    assert_eq!(texts(&journal, "third").len(), 20);
+    assert_eq!(texts(&journal, "third").await.len(), 20);
     assert_eq!(JournalReader::open(&killed.0).unwrap().check(), Ok(vec![]));
 }
 
@@ -881,9 +882,9 @@ async fn ids_are_erased_although_their_index_was_split() {
         last = Some(session);
     }
     last.unwrap().wait_durable(Seq(1)).await.unwrap();
-    until("all are stored", || journal.count() == Ok(1_000)).await;
+    until("all are stored", || journal.count().now_or_never() == Some(Ok(1_000))).await;
     for at in (0..1_000).step_by(100) {
-        journal.remove(&[id(&name(at))]).unwrap();
+        journal.remove(&[id(&name(at))]).await.unwrap();
         let text = file_text(&dir);
         assert!(!text.contains(&name(at)), "{at}");
         assert!(text.contains(&name(at + 1)), "{at}");
@@ -911,7 +912,7 @@ async fn copies_in_a_database_of_an_earlier_version_are_erased() {
     let is_noted =
         || journal.readers.run(|connection| Ok(database::are_copies_erased(connection)?)).unwrap();
     until("the search has ended", is_noted).await;
-    assert_eq!(texts(&journal, "kept").len(), 100);
+    assert_eq!(texts(&journal, "kept").await.len(), 100);
     assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
 }
 
@@ -928,26 +929,26 @@ async fn lists_with_the_newest_first_begin_after_a_session_that_is_gone() {
         session.append(vec![Record::SessionClosed], Urgency::Urgent, || ());
         session.wait_durable(Seq(3)).await.unwrap();
     }
-    let pages = |state: Option<SessionState>, order| {
+    let pages = async |state: Option<SessionState>, order| {
         let mut query = SessionQuery { state, order, limit: 1, ..SessionQuery::default() };
         let mut ids = Vec::new();
-        while let Some(found) = journal.list(&query).unwrap().pop() {
+        while let Some(found) = journal.list(&query).await.unwrap().pop() {
             ids.push(found.id.to_string());
             query.continue_after(&found);
         }
         ids
     };
     use SessionOrder::{Id, Newest};
-    assert_eq!(pages(None, Newest), ["b", "d", "a", "c"]);
-    assert_eq!(pages(Some(SessionState::Running), Newest), ["d", "a"]);
-    assert_eq!(pages(Some(SessionState::Running), Id), ["a", "d"]);
-    assert_eq!(pages(Some(SessionState::Idle), Newest), ["b", "c"]);
-    assert_eq!(pages(Some(SessionState::Idle), Id), ["b", "c"]);
+    assert_eq!(pages(None, Newest).await, ["b", "d", "a", "c"]);
+    assert_eq!(pages(Some(SessionState::Running), Newest).await, ["d", "a"]);
+    assert_eq!(pages(Some(SessionState::Running), Id).await, ["a", "d"]);
+    assert_eq!(pages(Some(SessionState::Idle), Newest).await, ["b", "c"]);
+    assert_eq!(pages(Some(SessionState::Idle), Id).await, ["b", "c"]);
     let mut query = SessionQuery { order: Newest, limit: 2, ..SessionQuery::default() };
-    let page = journal.list(&query).unwrap();
+    let page = journal.list(&query).await.unwrap();
     query.continue_after(&page[1]);
-    journal.remove(&[id("d")]).unwrap();
-    let next = journal.list(&query).unwrap();
+    journal.remove(&[id("d")]).await.unwrap();
+    let next = journal.list(&query).await.unwrap();
     assert_eq!(next.iter().map(|found| found.id.as_str()).collect::<Vec<_>>(), ["a", "c"]);
 }
 
@@ -1005,7 +1006,7 @@ async fn a_log_that_grew_beside_a_long_read_shrinks() {
         assert!(at < 10_000, "the log has {} bytes", log_bytes());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(journal.read(&id("s"), Seq(0)).unwrap().len() as u64, at - 1);
+    assert_eq!(journal.read(&id("s"), Seq(0)).await.unwrap().len() as u64, at - 1);
 }
 
 #[tokio::test]
@@ -1021,20 +1022,22 @@ async fn free_pages_are_given_back_while_the_host_runs() {
     let size = || std::fs::metadata(dir.0.join("journal.db")).unwrap().len();
     // The last one stays, whose pages are at the end.
     let ids: Vec<SessionId> = (0..99).map(|session| id(&format!("s{session}"))).collect();
-    journal.remove(&ids).unwrap();
+    journal.remove(&ids).await.unwrap();
     // A checkpoint makes the file shorter.
-    until("the file is small", || {
-        journal.run_on_writer(WriterTask::EraseCopies(Vec::new())).unwrap();
-        size() < 2 << 20
-    })
-    .await;
+    let shrinks = async {
+        while size() >= 2 << 20 {
+            journal.run_on_writer(WriterTask::EraseCopies(Vec::new())).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), shrinks).await.unwrap();
     assert_eq!(journal.failure(), None);
     store_session(&journal, "new", 20).await;
-    assert_eq!(journal.read(&id("s99"), Seq(0)).unwrap().len(), 2);
+    assert_eq!(journal.read(&id("s99"), Seq(0)).await.unwrap().len(), 2);
     assert_eq!(JournalReader::open(&dir.0).unwrap().check(), Ok(vec![]));
     drop(journal);
     let journal = open(&dir, Durability::Strict);
-    assert_eq!(texts(&journal, "new").len(), 20);
+    assert_eq!(texts(&journal, "new").await.len(), 20);
 }
 
 /// A database of an earlier version cannot give pages back. Its backup can.
@@ -1060,5 +1063,5 @@ async fn a_backup_of_an_earlier_database_can_give_pages_back() {
         assert!(layout(&connection).has_pointer_maps, "{dir}");
     }
     let journal = Arc::new(SqliteJournal::open(&restored, options(Durability::Strict)).unwrap());
-    assert_eq!(texts(&journal, "s").len(), 20);
+    assert_eq!(texts(&journal, "s").await.len(), 20);
 }

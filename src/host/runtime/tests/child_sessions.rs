@@ -82,7 +82,7 @@ pub(super) fn family(
 /// Returns all child sessions.
 fn children(host: &Host) -> Vec<SessionHandle> {
     let query = SessionQuery::default().with(|query| query.children = true);
-    let stored = host.inner.host_ref.shared.journal.list(&query).unwrap().into_iter();
+    let stored = stored(host.inner.host_ref.shared.journal.list(&query)).into_iter();
     stored.filter(|of| is_child_session(&of.id)).map(|of| host.session(&of.id)).collect()
 }
 
@@ -351,13 +351,13 @@ async fn a_session_is_deleted_after_its_children_also_if_their_deletion_is_in_pr
     let mut parent = spawn(async move { parent.delete().await });
     let first = async { futures::future::select(&mut again, &mut parent).await };
     assert!(timeout(Duration::from_millis(50), first).await.is_err(), "the child is there");
-    assert!(engine.find(session.id()).unwrap().is_some());
+    assert!(engine.find(session.id()).await.unwrap().is_some());
     engine.hold_removal(None);
     timeout(SOON, deletion).await.unwrap().unwrap().unwrap();
     let again = timeout(SOON, again).await.unwrap().unwrap();
     assert!(matches!(again, Err(HostError::NoSuchSession(_))), "{again:?}");
     timeout(SOON, parent).await.unwrap().unwrap().unwrap();
-    assert_eq!(engine.count().unwrap(), 0);
+    assert_eq!(engine.count().await.unwrap(), 0);
     nothing_left(&host).await;
 }
 
@@ -375,9 +375,9 @@ async fn a_deletion_that_a_crash_has_cut_off_is_finished_by_the_next_host() {
     is_dead.store(true, Ordering::SeqCst);
     assert!(matches!(session.delete().await, Err(HostError::Journal(_))));
     drop((run, session, first));
-    assert_eq!(journal.count().unwrap(), 3);
+    assert_eq!(journal.count().await.unwrap(), 3);
     let host = restart(setup, &journal).await;
-    until("all are deleted", || journal.count().unwrap() == 0).await;
+    until("all are deleted", || journal.count().now_or_never() == Some(Ok(0))).await;
     nothing_left(&host).await;
     assert_eq!(host.counts().sessions, 0);
 }
@@ -508,7 +508,7 @@ async fn a_stop_before_a_crash_leaves_no_orphan() {
     drop(session);
     crash(first).await;
     // The stop was stored, and its consequences were not.
-    let last = journal.read(&id, Seq(0)).unwrap().last().unwrap().seq;
+    let last = journal.read(&id, Seq(0)).await.unwrap().last().unwrap().seq;
     let log = crate::journal::SessionLog::new(id.clone(), Arc::clone(&journal) as _, last, |_| ());
     log.append(
         vec![Record::StopAsked { mode: StopMode::Now, authored_by: None }],

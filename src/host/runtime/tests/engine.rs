@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use super::stored;
+
 use crate::journal::{
-    AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, MemoryJournal,
-    SessionQuery, SessionSummary,
+    AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalFuture, JournalStatus,
+    MemoryJournal, SessionQuery, SessionSummary,
 };
 use callsheet_values::record::Seq;
 use callsheet_values::types::SessionId;
@@ -133,15 +135,15 @@ impl Engine {
 }
 
 /// Waits while a condition holds.
-fn wait_while(is_so: impl Fn() -> bool) {
+async fn wait_while(is_so: impl Fn() -> bool) {
     while is_so() {
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
     }
 }
 
 /// Returns all stored entries of a session.
 pub(super) fn entries(journal: &dyn Journal, session: &SessionId) -> Vec<JournalEntry> {
-    journal.read(session, Seq(0)).unwrap()
+    stored(journal.read(session, Seq(0)))
 }
 
 impl fmt::Debug for Engine {
@@ -157,58 +159,77 @@ impl Journal for Engine {
 
     fn flush(&self, _: &SessionId) {}
 
-    fn read_some(
-        &self,
-        session: &SessionId,
+    fn read_some<'a>(
+        &'a self,
+        session: &'a SessionId,
         after: Seq,
         limit: usize,
-    ) -> Result<Vec<JournalEntry>, JournalError> {
-        wait_while(|| self.held_reads.lock().as_ref() == Some(session));
-        self.inner.read_some(session, after, limit)
+    ) -> JournalFuture<'a, Vec<JournalEntry>> {
+        if self.held_reads.lock().is_none() {
+            return self.inner.read_some(session, after, limit);
+        }
+        Box::pin(async move {
+            wait_while(|| self.held_reads.lock().as_ref() == Some(session)).await;
+            self.inner.read_some(session, after, limit).await
+        })
     }
 
-    fn find(&self, session: &SessionId) -> Result<Option<SessionSummary>, JournalError> {
+    fn find<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Option<SessionSummary>> {
         self.inner.find(session)
     }
 
-    fn list(&self, listing: &SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
+    fn list<'a>(&'a self, listing: &'a SessionQuery) -> JournalFuture<'a, Vec<SessionSummary>> {
         let listed = self.inner.list(listing);
         self.lists.fetch_add(1, Ordering::SeqCst);
-        wait_while(|| self.holds_lists.load(Ordering::SeqCst));
-        listed
+        if !self.holds_lists.load(Ordering::SeqCst) {
+            return listed;
+        }
+        Box::pin(async {
+            wait_while(|| self.holds_lists.load(Ordering::SeqCst)).await;
+            listed.await
+        })
     }
 
-    fn count(&self) -> Result<usize, JournalError> {
+    fn count(&self) -> JournalFuture<'_, usize> {
         self.inner.count()
     }
 
-    fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
-        self.removals.fetch_add(1, Ordering::SeqCst);
-        if self.is_dead.load(Ordering::SeqCst) {
-            return Err(JournalError::Write("the host is dead".to_owned()));
-        }
-        wait_while(|| self.held.lock().as_ref().is_some_and(|held| sessions.contains(held)));
-        self.inner.remove(sessions)?;
-        match self.fails_late.swap(false, Ordering::SeqCst) {
-            true => Err(JournalError::Write("another program reads the database".to_owned())),
-            false => Ok(()),
-        }
+    fn remove<'a>(&'a self, sessions: &'a [SessionId]) -> JournalFuture<'a, ()> {
+        Box::pin(async move {
+            self.removals.fetch_add(1, Ordering::SeqCst);
+            if self.is_dead.load(Ordering::SeqCst) {
+                return Err(JournalError::Write("the host is dead".to_owned()));
+            }
+            let is_held = || self.held.lock().as_ref().is_some_and(|held| sessions.contains(held));
+            wait_while(is_held).await;
+            self.inner.remove(sessions).await?;
+            match self.fails_late.swap(false, Ordering::SeqCst) {
+                true => Err(JournalError::Write("another program reads the database".to_owned())),
+                false => Ok(()),
+            }
+        })
     }
 
-    fn put_document(&self, key: &str, text: &str) -> Result<(), JournalError> {
-        if self.fails_document.swap(false, Ordering::SeqCst) {
-            return Err(JournalError::Full);
-        }
-        self.documents.fetch_add(1, Ordering::SeqCst);
-        wait_while(|| self.holds_documents.load(Ordering::SeqCst));
-        self.inner.put_document(key, text)
+    fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()> {
+        Box::pin(async move {
+            if self.fails_document.swap(false, Ordering::SeqCst) {
+                return Err(JournalError::Full);
+            }
+            self.documents.fetch_add(1, Ordering::SeqCst);
+            wait_while(|| self.holds_documents.load(Ordering::SeqCst)).await;
+            self.inner.put_document(key, text).await
+        })
     }
 
-    fn remove_unused_documents(&self, prefix: &str, before: u64) -> Result<(), JournalError> {
+    fn remove_unused_documents<'a>(
+        &'a self,
+        prefix: &'a str,
+        before: u64,
+    ) -> JournalFuture<'a, ()> {
         self.inner.remove_unused_documents(prefix, before)
     }
 
-    fn document(&self, key: &str) -> Result<Option<String>, JournalError> {
+    fn document<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Option<String>> {
         self.inner.document(key)
     }
 

@@ -34,13 +34,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
 use crate::journal::export::ChildSessions;
-use crate::journal::{SessionQuery, open_run_id, verify, verify_children};
+use crate::journal::{JournalFuture, SessionQuery, open_run_id, verify, verify_children};
 use callsheet_tools::{ParsedSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use callsheet_values::config::{BaseUrl, JournalEngine, ModelConfig, ToolPattern};
 use callsheet_values::record::Seq;
@@ -161,17 +162,22 @@ async fn nothing_left(host: &Host) {
     replays::all(host);
 }
 
+/// Returns what a journal in memory has: it is there at once.
+pub(super) fn stored<T>(found: JournalFuture<'_, T>) -> T {
+    found.now_or_never().unwrap().unwrap()
+}
+
 /// Checks that the records of every session are valid and that no run is open.
 fn journals_are_whole(host: &Host) {
     let journal = &host.inner.host_ref.shared.journal;
     let all = SessionQuery::default().with(|query| query.children = true);
-    for stored in journal.list(&all).unwrap() {
-        let entries = journal.read(&stored.id, Seq(0)).unwrap();
-        let breaches = verify(&stored.id, &entries);
+    for session in stored(journal.list(&all)) {
+        let entries = stored(journal.read(&session.id, Seq(0)));
+        let breaches = verify(&session.id, &entries);
         assert!(breaches.is_empty(), "{breaches:#?} in {entries:#?}");
-        let read = |child: &SessionId| journal.read(child, Seq(0));
-        let children = ChildSessions::read(&stored.id, &entries, read);
-        let breaches = verify_children(&stored.id, &entries, &children);
+        let read = |child: &SessionId| journal.read(child, Seq(0)).now_or_never().unwrap();
+        let children = ChildSessions::read(&session.id, &entries, read);
+        let breaches = verify_children(&session.id, &entries, &children);
         assert!(breaches.is_empty(), "{breaches:#?} in {entries:#?} and {children:#?}");
         assert_eq!(open_run_id(&entries), None);
     }

@@ -391,14 +391,14 @@ impl World {
     /// Waits until no run is in progress.
     async fn until_idle(&self) {
         let (host, _, session) = self.host.as_ref().unwrap();
-        let is_open = || open_run_id(&self.journal.read(session.id(), Seq(0)).unwrap()).is_some();
+        let is_open = || open_run_id(&stored(self.journal.read(session.id(), Seq(0)))).is_some();
         let waited = timeout(3 * SOON, async {
             while session.state() == SessionState::Running || host.counts().runs > 0 || is_open() {
                 sleep(Duration::from_millis(1)).await;
             }
         });
         if waited.await.is_err() {
-            let entries = self.journal.read(session.id(), Seq(0)).unwrap();
+            let entries = self.journal.read(session.id(), Seq(0)).await.unwrap();
             let last = entries.iter().rev().take(12).rev().map(|entry| entry.body());
             let last = last.map(|body| body.chars().take(300).collect::<String>());
             panic!(

@@ -324,8 +324,8 @@ async fn disturb(
 fn check_use(journal: &MemoryJournal, seed: u64) -> usize {
     let all = SessionQuery::default().with(|query| query.children = true);
     let mut checked = 0;
-    for stored in journal.list(&all).unwrap() {
-        let entries = journal.read(&stored.id, Seq(0)).unwrap();
+    for listed in stored(journal.list(&all)) {
+        let entries = stored(journal.read(&listed.id, Seq(0)));
         let mut leases: BTreeMap<CallKey, AgentLease> = BTreeMap::new();
         for entry in &entries {
             if let Record::CallIntended { call, lease: Some(lease), .. } = &entry.record {
@@ -335,9 +335,9 @@ fn check_use(journal: &MemoryJournal, seed: u64) -> usize {
         for entry in &entries {
             let Record::CallEnded { call, outcome, notes, .. } = &entry.record else { continue };
             let (Some(child), None) = (&outcome.child, &notes.duplicate_of) else { continue };
-            let (lease, place) = (leases[&call.key], format!("seed {seed}: {}", stored.id));
+            let (lease, place) = (leases[&call.key], format!("seed {seed}: {}", listed.id));
             let ChildUse { session, tokens, calls, .. } = &**child;
-            let own = journal.read(session, Seq(0)).unwrap();
+            let own = stored(journal.read(session, Seq(0)));
             if own.is_empty() {
                 // It was deleted by itself.
                 continue;
@@ -443,11 +443,11 @@ async fn stops_and_deletions_of_many_parents_leave_nothing() {
 /// Checks that the call of each stored child session is stored.
 fn check_parents(journal: &MemoryJournal, seed: u64) {
     let all = SessionQuery::default().with(|query| query.children = true);
-    let ids = journal.list(&all).unwrap().into_iter().map(|stored| stored.id);
+    let ids = stored(journal.list(&all)).into_iter().map(|stored| stored.id);
     for child in ids.filter(is_child_session) {
-        let first = journal.read_some(&child, Seq(0), 1).unwrap().remove(0).record;
+        let first = stored(journal.read_some(&child, Seq(0), 1)).remove(0).record;
         let Record::SessionOpened { parent: Some(parent), .. } = first else { unreachable!() };
-        let is_stored = journal.read(&parent.session, Seq(0)).unwrap().iter().any(|entry| {
+        let is_stored = stored(journal.read(&parent.session, Seq(0))).iter().any(|entry| {
             matches!(&entry.record, Record::RunStarted { run_id, .. } if *run_id == parent.run)
         });
         assert!(is_stored, "seed {seed}: {child} is an orphan of {}", parent.session);
@@ -533,14 +533,14 @@ async fn hosts_that_end_leave_no_orphans() {
         while host.counts().runs > 0
             || world.ledger.lock().runs.values().any(|run| run.ended.is_none())
             // The host also finishes the deletions that dead hosts have begun.
-            || !crate::runtime::recovery::find_unfinished_sessions(&*world.journal).unwrap().1.is_empty()
+            || !find_unfinished_sessions(&*world.journal).await.unwrap().1.is_empty()
         {
             sleep(Duration::from_millis(1)).await;
         }
     });
     if ended.await.is_err() {
         for run in world.ledger.lock().runs.values().filter(|run| run.ended.is_none()) {
-            let entries = world.journal.read(&run.session, Seq(0)).unwrap();
+            let entries = stored(world.journal.read(&run.session, Seq(0)));
             let lines: Vec<_> = entries.iter().rev().take(40).map(JournalEntry::body).collect();
             let lines: Vec<_> =
                 lines.iter().rev().map(|l| l.chars().take(400).collect::<String>()).collect();

@@ -20,7 +20,7 @@ fn rules(
     move |agent, overrides, frozen| {
         let mut agent = Arc::clone(shared.catalog.agents.get(agent).ok_or("no such agent")?);
         if let Some(sha256) = frozen {
-            let text = shared.journal.document(&frozen_tools_key(sha256)).unwrap();
+            let text = stored(shared.journal.document(&frozen_tools_key(sha256)));
             let list = text.map(|text| serde_json::from_str(&text).unwrap());
             let list: FrozenList = list.unwrap_or_default();
             let limiters = &shared.catalog.tool_limiters;
@@ -39,8 +39,8 @@ fn replayed(host: &Host, entries: &[JournalEntry]) -> Result<Replayed, Box<Diffe
 pub(super) fn all(host: &Host) {
     let journal = &*host.inner.host_ref.shared.journal;
     let query = SessionQuery::default().with(|query| query.children = true);
-    for session in journal.list(&query).unwrap() {
-        let entries = journal.read(&session.id, Seq(0)).unwrap();
+    for session in stored(journal.list(&query)) {
+        let entries = stored(journal.read(&session.id, Seq(0)));
         if let Err(difference) = replayed(host, &entries) {
             let lines: Vec<_> = entries.iter().map(JournalEntry::body).collect();
             panic!("{difference}\nin\n{}", lines.join("\n"));

@@ -54,8 +54,8 @@ async fn a_failed_call_is_tried_again_as_the_same_call() {
     assert_eq!(results(&report)["flaky"], ("success", "worked"));
     assert_eq!(attempts.load(Ordering::SeqCst), 3);
     let shared = Arc::clone(&host.inner.host_ref.shared);
-    let stored = shared.journal.list(&SessionQuery::default()).unwrap();
-    let entries = shared.journal.read(&stored[0].id, Seq(0)).unwrap();
+    let stored = shared.journal.list(&SessionQuery::default()).await.unwrap();
+    let entries = shared.journal.read(&stored[0].id, Seq(0)).await.unwrap();
     let (mut keys, mut ends) = (Vec::new(), Vec::new());
     for entry in &entries {
         if let Record::CallIntended { idempotency_key, .. } = &entry.record {

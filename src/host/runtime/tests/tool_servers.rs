@@ -136,7 +136,7 @@ fn offered(provider: &Provider) -> Vec<Vec<String>> {
 }
 
 fn lists(host: &Host, session: &SessionHandle) -> Vec<Arc<str>> {
-    let entries = host.inner.host_ref.shared.journal.read(session.id(), Seq(0)).unwrap();
+    let entries = stored(host.inner.host_ref.shared.journal.read(session.id(), Seq(0)));
     let mut lists = Vec::new();
     for entry in entries {
         if let Record::ToolsFrozen { sha256 } = entry.record {
@@ -220,7 +220,7 @@ async fn a_server_that_is_down_at_the_first_run_offers_its_last_known_tools() {
     let lasting = session(&first).await;
     lasting.run("go").await.unwrap();
     let of_server = Arc::clone(&journal);
-    until("the list is stored", || of_server.document("server-files").unwrap().is_some()).await;
+    until("the list is stored", || stored(of_server.document("server-files")).is_some()).await;
     let id = lasting.id().to_string();
     first.shutdown().await;
 
@@ -248,7 +248,7 @@ async fn a_list_that_could_not_be_stored_is_stored_when_the_server_reports_it_ag
     let _host = start_on(setup, journal).await.unwrap();
     until("the list is not stored", || !engine.fails_document()).await;
     server.set(ServerState::Down("it died".to_owned()), &["read"]);
-    until("the list is stored", || engine.document("server-files").unwrap().is_some()).await;
+    until("the list is stored", || stored(engine.document("server-files")).is_some()).await;
 }
 
 #[tokio::test]
@@ -287,20 +287,23 @@ async fn a_list_is_deleted_with_the_last_session_that_uses_it() {
     let key = frozen_tools_key(&lists(&host, &one)[0]);
     // The unused lists of the last hour are kept.
     let is_kept = |before: u64| {
-        journal.remove_unused_documents(FROZEN_TOOLS, before).unwrap();
-        journal.document(&key).unwrap().is_some()
+        stored(journal.remove_unused_documents(FROZEN_TOOLS, before));
+        stored(journal.document(&key)).is_some()
     };
     let listed = Arc::clone(&journal);
-    until("the list is stored", || listed.document("server-files").unwrap().is_some()).await;
+    until("the list is stored", || stored(listed.document("server-files")).is_some()).await;
     assert!(is_kept(u64::MAX));
     one.delete().await.unwrap();
     assert!(is_kept(u64::MAX), "the fork uses it");
     assert_eq!(fork.run("again").await.unwrap().run_end, RunEnd::Answered);
     fork.delete().await.unwrap();
-    host.inner.host_ref.shared.catalog.tool_servers.remove_unused_lists().unwrap();
+    host.inner.host_ref.shared.catalog.tool_servers.remove_unused_lists().await.unwrap();
     assert!(is_kept(0), "it was stored just now");
     assert!(!is_kept(u64::MAX));
-    assert!(journal.document("server-files").unwrap().is_some(), "the last known list is kept");
+    assert!(
+        journal.document("server-files").await.unwrap().is_some(),
+        "the last known list is kept"
+    );
     nothing_left(&host).await;
 }
 
@@ -425,7 +428,7 @@ async fn watchers_are_told_of_changes_of_the_tools_that_their_agent_names() {
     let all = session(&host).await;
     let some = host.open_session(OpenSession::default().with_agent("some")).await.unwrap();
     let journal = Arc::clone(&host.inner.host_ref.shared.journal);
-    until("the list is stored", || journal.document("server-files").unwrap().is_some()).await;
+    until("the list is stored", || stored(journal.document("server-files")).is_some()).await;
     all.run("go").await.unwrap();
     let mut of_all = all.subscribe().await.unwrap();
     let mut of_some = some.subscribe().await.unwrap();

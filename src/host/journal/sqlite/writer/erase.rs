@@ -197,12 +197,11 @@ impl JournalWriter {
     /// Empties the log before the database is closed. If that fails, the log stays, and the next host erases.
     pub(super) fn end(&mut self) {
         self.catch_up.wait();
-        if self.broken.is_some() || !self.erasure.has_copies {
-            return;
-        }
-        let emptied = self.empty_wal();
-        if !matches!(emptied, Ok(false)) {
-            // SQLite would move it when it closes the database.
+        let is_whole = self.broken.is_none()
+            && database::forget_log(&self.database.connection).is_ok()
+            && (!self.erasure.has_copies || self.empty_wal() == Ok(false));
+        if !is_whole {
+            // SQLite would move the log when it closes the database.
             let keep_log = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
             let _ = self.database.connection.set_db_config(keep_log, true);
         }

@@ -1,4 +1,4 @@
-//! The threads that read the journal.
+//! A few threads for work that takes long: the reads of SQLite, and what is rebuilt from records.
 //!
 //! Their number is fixed, unlike that of the threads of [`tokio::task::spawn_blocking`]: an allocator keeps memory
 //! for each thread that has decoded large records.
@@ -9,79 +9,67 @@ use std::sync::{Arc, OnceLock};
 use std::{fmt, thread};
 
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::error::HostError;
-use super::task;
+/// Maximum number of works at the same time. Further ones wait.
+const THREADS: usize = 4;
 
-/// Maximum number of concurrent reads. Further ones wait.
-const READ_THREADS: usize = 4;
+type Work = Box<dyn FnOnce() + Send>;
 
-type Read = Box<dyn FnOnce() + Send>;
-
-/// Threads that run blocking reads in the order in which these arrive. They start with the first read, and end after
+/// Threads that do work in the order in which it arrives. They start with the first work, and end after
 /// the last one when this value is dropped.
 #[derive(Default)]
-pub(super) struct ReadThreads {
-    reads: OnceLock<Sender<Read>>,
+pub(crate) struct WorkerThreads {
+    works: OnceLock<Sender<Work>>,
 }
 
-impl ReadThreads {
-    /// Runs a read. It is skipped if this future is dropped before it begins, and else runs to its end.
-    ///
-    /// # Errors
-    /// If the read panics.
-    pub(super) async fn run<T: Send + 'static>(
+impl WorkerThreads {
+    /// Does some work. It is skipped if this future is dropped before it begins, and else done to its end. `None` if
+    /// it panics.
+    pub(crate) async fn run<T: Send + 'static>(
         &self,
-        read: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, HostError> {
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
         let (reply, result) = oneshot::channel();
-        let read: Read = Box::new(move || {
+        let work: Work = Box::new(move || {
             if !reply.is_closed() {
                 // The caller may have gone meanwhile.
-                let _ = reply.send(read());
+                let _ = reply.send(work());
             }
         });
-        if let Err(SendError(read)) = self.reads.get_or_init(start_threads).send(read) {
+        if let Err(SendError(work)) = self.works.get_or_init(start_threads).send(work) {
             // No thread could be started.
-            task::blocking(read).await?;
+            work();
         }
-        // The read has panicked.
-        result.await.map_err(|_| HostError::ShuttingDown)
+        result.await.ok()
     }
 }
 
-impl fmt::Debug for ReadThreads {
+impl fmt::Debug for WorkerThreads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadThreads").finish_non_exhaustive()
+        f.debug_struct("WorkerThreads").finish_non_exhaustive()
     }
 }
 
-fn start_threads() -> Sender<Read> {
+fn start_threads() -> Sender<Work> {
     let (sender, receiver) = mpsc::channel();
     let receiver = Arc::new(Mutex::new(receiver));
-    for _ in 0..READ_THREADS {
-        let (reads, runtime) = (Arc::clone(&receiver), Handle::current());
+    for _ in 0..THREADS {
+        let works = Arc::clone(&receiver);
         let thread = thread::Builder::new().name("callsheet-read".to_owned());
-        let run = move || {
-            // A journal of the embedding program may use its runtime.
-            let _context = runtime.enter();
-            run_reads(&reads);
-        };
-        if let Err(error) = thread.spawn(run) {
+        if let Err(error) = thread.spawn(move || run_works(&works)) {
             tracing::warn!(%error, "a thread for reads of the journal cannot be started");
         }
     }
     sender
 }
 
-fn run_reads(reads: &Mutex<Receiver<Read>>) {
+fn run_works(works: &Mutex<Receiver<Work>>) {
     loop {
-        let next = reads.lock().recv();
-        let Ok(read) = next else { return };
-        // A read that panics drops its reply, so that its caller gets an error.
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(read)) {
+        let next = works.lock().recv();
+        let Ok(work) = next else { return };
+        // Work that panics drops its reply, so that its caller is told.
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
             // To drop it may panic, too.
             std::mem::forget(payload);
         }
@@ -95,22 +83,22 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn reads_that_panic_leave_their_threads_alive() {
-        let threads = ReadThreads::default();
-        for _ in 0..2 * READ_THREADS {
+    async fn work_that_panics_leaves_their_threads_alive() {
+        let threads = WorkerThreads::default();
+        for _ in 0..2 * THREADS {
             let panicked = threads.run(|| std::panic::resume_unwind(Box::new(()))).await;
-            assert!(matches!(panicked, Err::<(), _>(HostError::ShuttingDown)));
+            assert_eq!(panicked, None::<()>);
         }
-        assert_eq!(threads.run(|| 1).await.unwrap(), 1);
+        assert_eq!(threads.run(|| 1).await, Some(1));
     }
 
     #[tokio::test]
     async fn threads_end_with_their_owner() {
-        let threads = ReadThreads::default();
+        let threads = WorkerThreads::default();
         // Each thread waits for all the others, so that one of them cannot run all of these reads.
-        let all = Arc::new(std::sync::Barrier::new(READ_THREADS));
+        let all = Arc::new(std::sync::Barrier::new(THREADS));
         let alive = Arc::new(());
-        let waiting = (0..READ_THREADS).map(|_| {
+        let waiting = (0..THREADS).map(|_| {
             let (all, alive) = (Arc::clone(&all), Arc::clone(&alive));
             threads.run(move || {
                 all.wait();
@@ -118,7 +106,7 @@ mod tests {
             })
         });
         futures::future::join_all(waiting).await;
-        assert_eq!(Arc::strong_count(&alive), 1 + READ_THREADS);
+        assert_eq!(Arc::strong_count(&alive), 1 + THREADS);
         drop(threads);
         while Arc::strong_count(&alive) > 1 {
             tokio::task::yield_now().await;
@@ -126,18 +114,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_read_can_use_the_runtime() {
-        let threads = ReadThreads::default();
-        let slept = threads.run(|| Handle::current().block_on(tokio::task::yield_now())).await;
-        assert!(slept.is_ok());
-    }
-
-    #[tokio::test]
-    async fn a_read_whose_caller_has_gone_is_skipped() {
-        let threads = ReadThreads::default();
-        let busy = Arc::new(std::sync::Barrier::new(READ_THREADS + 1));
+    async fn work_whose_caller_has_gone_is_skipped() {
+        let threads = WorkerThreads::default();
+        let busy = Arc::new(std::sync::Barrier::new(THREADS + 1));
         let has_run = Arc::new(AtomicBool::new(false));
-        let waiting: Vec<_> = (0..READ_THREADS)
+        let waiting: Vec<_> = (0..THREADS)
             .map(|_| {
                 let busy = Arc::clone(&busy);
                 Box::pin(threads.run(move || busy.wait()))
