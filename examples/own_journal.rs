@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use callsheet::journal::{
-    AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError, JournalFuture,
-    SessionQuery, SessionSummary,
+    AppendStatus, Batch, BatchRefusal, BatchStatus, Journal, JournalEntry, JournalError,
+    JournalFuture, SessionQuery, SessionSummary,
 };
 use callsheet::prelude::*;
 use callsheet::{Seq, SessionId};
@@ -66,11 +66,15 @@ impl FileJournal {
 async fn store(directory: &Path, mut batch: Batch) {
     let line = |entry: &Arc<JournalEntry>| format!("{} {}\n", entry.time, entry.body());
     let lines: String = batch.entries.iter().map(line).collect();
+    let file = directory.join(batch.session.as_str());
+    let opens = batch.entries.first().is_some_and(|first| first.seq == Seq(1));
     // After a failure, later records of the session would leave a gap.
     let stored = if batch.follows_failure() {
         Err(io::Error::other("an earlier batch of the session failed"))
+    } else if opens && fs::try_exists(&file).await.unwrap_or(false) {
+        return batch.report(BatchStatus::Refused(BatchRefusal::Exists));
     } else {
-        append(&directory.join(batch.session.as_str()), &lines).await
+        append(&file, &lines).await
     };
     batch.report(match stored {
         Ok(()) => BatchStatus::Durable,
@@ -81,6 +85,7 @@ async fn store(directory: &Path, mut batch: Batch) {
 async fn append(file: &Path, lines: &str) -> io::Result<()> {
     let mut file = File::options().create(true).append(true).open(file).await?;
     file.write_all(lines.as_bytes()).await?;
+    file.flush().await?;
     file.sync_data().await
 }
 
@@ -172,6 +177,7 @@ impl Journal for FileJournal {
         Box::pin(async move {
             let mut file = File::create(self.document_path(key)).await.map_err(write_error)?;
             file.write_all(text.as_bytes()).await.map_err(write_error)?;
+            file.flush().await.map_err(write_error)?;
             file.sync_data().await.map_err(write_error)
         })
     }

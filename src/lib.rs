@@ -168,8 +168,8 @@ pub mod journal {
     pub use callsheet_host::journal::*;
     #[doc(inline)]
     pub use callsheet_host::journal::{
-        AppendStatus, Batch, BatchStatus, Journal, JournalError, MemoryJournal, SessionQuery,
-        SessionSummary,
+        AppendStatus, Batch, BatchRefusal, BatchStatus, Journal, JournalError, MemoryJournal,
+        SessionQuery, SessionSummary,
     };
     /// [`Batch`] shows how an engine stores it.
     #[doc(inline)]

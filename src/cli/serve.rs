@@ -36,7 +36,7 @@ pub(super) struct ServeArgs {
     /// Continue the unfinished runs of a restored copy, which wait otherwise.
     #[arg(long)]
     go_on: bool,
-    /// Start although the journal's write-ahead log is missing, with its newest records.
+    /// Start although the journal's write-ahead log is missing, which may have had the newest records.
     #[arg(long)]
     accept_loss: bool,
     /// Format of log lines: text or json. With json, the start is also reported in log lines.

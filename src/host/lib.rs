@@ -6,7 +6,7 @@
 //! | `journal` | the append-only lists of records, in memory or in SQLite |
 //! | `telemetry` | events for watchers, metrics, logs and traces |
 //! | `error_response` | feature `server`: errors as answers over HTTP |
-//! | `worker_threads` | the threads that read, and that rebuild sessions from records |
+//! | `thread_pool` | the threads that read, and that rebuild sessions from records |
 //! | `builder` | a host in a program, by method calls |
 // The package `tests/doc_examples` runs the examples, which use the package `callsheet`.
 #![cfg(not(doctest))]
@@ -17,4 +17,4 @@ pub mod error_response;
 pub mod journal;
 pub mod runtime;
 pub mod telemetry;
-mod worker_threads;
+mod thread_pool;

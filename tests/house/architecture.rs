@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// The modules of packages with several floors, lowest first. A module uses only modules before it. That packages use
 /// only those below them is what `Cargo.toml` says.
-const ORDER: [&str; 15] = [
+const ORDER: [&str; 16] = [
     "values/types",
     "values/message",
     "values/config",
@@ -19,7 +19,7 @@ const ORDER: [&str; 15] = [
     "machines/context",
     "machines/turn",
     "machines/session",
-    "host/worker_threads",
+    "host/thread_pool",
     "host/journal",
     "host/telemetry",
     "host/runtime",

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use crate::client::{HttpConnection, HttpResponse, post};
 use crate::host_directory::{HostDirectory, id, until, within};
-use callsheet::journal::JournalReader;
+use callsheet::journal::{JournalReader, restore};
 use callsheet::record::{Record, Seq};
 use callsheet::runtime::OpenSession;
 use futures::StreamExt as _;
@@ -626,7 +626,11 @@ async fn a_journal_without_its_log_is_refused_until_the_loss_is_accepted() {
     host.child.wait().unwrap();
     copy_without_log(&dir, &after_kill);
     for copy in [&beside, &after_kill] {
-        // A refusal changes nothing.
+        // Readers, backups and refusals change nothing.
+        let reader = JournalReader::open(copy).unwrap_err().to_string();
+        assert!(reader.contains("its write-ahead log, journal.db-wal, is missing"), "{reader}");
+        let restored = restore(copy, &path("lost-log-restored")).unwrap_err().to_string();
+        assert!(restored.contains("its write-ahead log, journal.db-wal, is missing"), "{restored}");
         for _ in 0..2 {
             let message = refused(&command(copy, &["env"]).output().unwrap());
             assert!(

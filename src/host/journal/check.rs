@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::{
-    AppendStatus, Batch, BatchStatus, EngineLogState, Journal, JournalEntry, JournalError,
-    SessionOrder, SessionQuery,
+    AppendStatus, Batch, BatchRefusal, BatchStatus, EngineLogState, Journal, JournalEntry,
+    JournalError, SessionOrder, SessionQuery,
 };
 use callsheet_values::record::{Record, Seq, StopMode};
 use callsheet_values::types::{SessionId, SessionState};
@@ -53,8 +53,11 @@ pub async fn check_journal(open: impl AsyncFn() -> Arc<dyn Journal>) {
     }
     let [log, _] = &mut logs;
     log.append(&*journal, (0..100).map(|_| stop()).collect()).await;
+    let again = TestLog::new(&logs[0].session).try_append(&*journal, vec![opening()]).await;
+    let exists = Err(JournalError::Refused(BatchRefusal::Exists));
+    assert_eq!(again, exists, "a batch that opens a stored session is refused");
     check_contents(&*journal, &logs).await;
-    check_refusal_after_failure(&*journal).await;
+    check_nothing_follows_failure(&*journal).await;
 
     let listed = async |filter: &SessionQuery| -> Vec<SessionId> {
         let sessions = journal.list(filter).await.unwrap_or_else(|error| panic!("list: {error}"));
@@ -190,12 +193,8 @@ async fn check_contents(journal: &dyn Journal, logs: &[TestLog]) {
     }
 }
 
-/// Checks that nothing is stored after a failed batch, which would leave a gap. Skips an engine in memory,
-/// whose writes do not fail.
-async fn check_refusal_after_failure(journal: &dyn Journal) {
-    if !journal.is_lasting() {
-        return;
-    }
+/// Checks that nothing is stored after a batch that was not stored, which would leave a gap.
+async fn check_nothing_follows_failure(journal: &dyn Journal) {
     let failed = session("check-failed");
     let mut log = TestLog::new(&failed);
     let opening = Record::SessionOpened {
@@ -266,6 +265,9 @@ impl TestLog {
                 Ok(Some(BatchStatus::Written)) => {}
                 Ok(Some(BatchStatus::Durable)) => return Ok(()),
                 Ok(Some(BatchStatus::Failed(error))) => return Err(error),
+                Ok(Some(BatchStatus::Refused(refusal))) => {
+                    return Err(JournalError::Refused(refusal));
+                }
                 Ok(None) | Err(_) => panic!("no status of an urgent batch in {STATUS_WAIT_MAX:?}"),
             }
         }

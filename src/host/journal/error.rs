@@ -47,9 +47,9 @@ pub enum JournalError {
          uses the database; it is erased when that has ended"
     )]
     NotErased,
-    /// A fork cannot be stored, because the session whose records it shares was deleted meanwhile.
-    #[error("write the journal: session {0}, of which it is a fork, has been removed")]
-    OriginRemoved(SessionId),
+    /// The engine has refused records, and works. Later records of the same log are refused too.
+    #[error("write the journal: {0}")]
+    Refused(BatchRefusal),
     /// The journal cannot be read.
     #[error("read the journal: {0}")]
     Read(String),
@@ -62,6 +62,19 @@ pub enum JournalError {
     /// The journal is closed.
     #[error("write the journal: it is closed")]
     Closed,
+}
+
+/// The reason why an engine does not store a batch: a result, and no failure of the journal.
+///
+/// [`BatchStatus::Refused`](crate::journal::BatchStatus::Refused) has it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BatchRefusal {
+    /// The batch opens a session, and another one with its id is stored.
+    #[error("a session with this id is stored")]
+    Exists,
+    /// The batch opens a fork, and the session whose records it shares was deleted meanwhile.
+    #[error("session {0}, of which it is a fork, has been removed")]
+    OriginRemoved(SessionId),
 }
 
 impl JournalError {

@@ -196,7 +196,7 @@ impl SessionLog {
             engine_state: Arc::clone(&self.engine_state),
             urgent: urgency == Urgency::Urgent,
             on_status: Box::new(move |status| {
-                if !matches!(status, BatchStatus::Failed(_))
+                if !status.is_end_of_log()
                     && let Some(on_stored) = on_stored.take()
                 {
                     on_stored();
@@ -340,6 +340,7 @@ impl DurabilityTracker {
             BatchStatus::Written => {}
             BatchStatus::Durable => self.mark_durable(up_to),
             BatchStatus::Failed(error) => self.mark_failed(&error),
+            BatchStatus::Refused(refusal) => self.mark_failed(&JournalError::Refused(refusal)),
         }
     }
 

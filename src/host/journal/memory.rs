@@ -8,8 +8,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{
-    AppendStatus, Batch, Journal, JournalEntry, JournalFuture, SessionOrder, SessionQuery,
-    SessionSummary, unix_ms,
+    AppendStatus, Batch, BatchRefusal, BatchStatus, Journal, JournalEntry, JournalError,
+    JournalFuture, SessionOrder, SessionQuery, SessionSummary, unix_ms,
 };
 use callsheet_values::record::Seq;
 use callsheet_values::types::SessionId;
@@ -55,8 +55,19 @@ impl MemoryJournal {
 }
 
 impl Journal for MemoryJournal {
-    fn append(&self, batch: Batch) -> AppendStatus {
+    fn append(&self, mut batch: Batch) -> AppendStatus {
+        if batch.follows_failure() {
+            let reason = "an earlier batch of the session was not stored".to_owned();
+            batch.report(BatchStatus::Failed(JournalError::Write(reason)));
+            return AppendStatus::Queued;
+        }
         let mut sessions = self.sessions.lock();
+        let opens = batch.entries.first().is_some_and(|first| first.seq == Seq(1));
+        if opens && sessions.contains_key(&batch.session) {
+            drop(sessions);
+            batch.report(BatchStatus::Refused(BatchRefusal::Exists));
+            return AppendStatus::Queued;
+        }
         let named = batch.entries.iter().filter_map(|entry| entry.document_key());
         let mut named = named.map(|key| (batch.session.clone(), key)).peekable();
         if named.peek().is_some() {

@@ -46,7 +46,7 @@ pub use callsheet_values::record::Record;
 pub use callsheet_values::record::UnreadableRecord;
 pub use callsheet_values::transcript::{Breach, Invariant};
 pub use check::check_journal;
-pub use error::JournalError;
+pub use error::{BatchRefusal, JournalError};
 pub use log::{Appended, PendingRecord, SessionLog, Urgency};
 pub use memory::MemoryJournal;
 #[cfg(feature = "sqlite")]
@@ -63,14 +63,14 @@ use callsheet_values::types::{SessionId, SessionState, is_child_session};
 /// The future of a method of a [`Journal`]: boxed, because an engine is used as `dyn Journal`.
 pub type JournalFuture<'a, T> = BoxFuture<'a, Result<T, JournalError>>;
 
-/// A storage engine for records. No method blocks: what waits for a disk or a network returns a future. A future that
-/// is dropped may have taken effect, in whole or in part.
+/// A storage engine for records. A method that waits for a disk or a network returns a future. A future that is dropped
+/// may have taken effect, in whole or in part.
 ///
 /// One host at a time uses an engine: `Host::shutdown` frees it. The start of a second host in the same program
 /// waits a moment for one that was dropped, and fails if it runs on. That two engines, or two programs, do not write
 /// to the same database is for the engine to see to.
 ///
-/// `examples/own_journal.rs` is an engine in 200 lines. [`check_journal`]
+/// `examples/own_journal.rs` is an engine in 230 lines. [`check_journal`]
 /// tests an engine.
 ///
 /// [`Batch`] shows how an engine stores records.
@@ -79,7 +79,9 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// An engine that waits for a disk queues the batch and [reports](Batch::report) its status
     /// later, from a thread or a task of its own. If the queue is full, it reports the failure at once.
     ///
-    /// After a batch has failed, later batches of the session fail too: see [`Batch::follows_failure`].
+    /// A batch that opens a session whose id is stored is [refused](BatchStatus::Refused).
+    ///
+    /// After a batch was not stored, later batches of the session fail too: see [`Batch::follows_failure`].
     fn append(&self, batch: Batch) -> AppendStatus;
 
     /// Makes the appended batches of a session durable soon, including those that are not urgent: a caller waits for
@@ -153,7 +155,7 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// If it cannot be read.
     fn count(&self) -> JournalFuture<'_, usize>;
 
-    /// Deletes sessions. After this returns, no data of them is left on the disk, except records that their forks
+    /// Deletes sessions. When the future is ready, no data of them is left on the disk, except records that their forks
     /// share. Unknown sessions are ignored.
     ///
     /// # Errors
@@ -162,7 +164,7 @@ pub trait Journal: Send + Sync + fmt::Debug {
     fn remove<'a>(&'a self, sessions: &'a [SessionId]) -> JournalFuture<'a, ()>;
 
     /// Stores a text that belongs to no session, such as a list of tool definitions. A text that was stored
-    /// under the same key is replaced. It is durable when this returns. A key has at most 128 characters of
+    /// under the same key is replaced. It is durable when the future is ready. A key has at most 128 characters of
     /// a-z, A-Z, 0-9, `_` and `-`.
     ///
     /// # Errors
@@ -265,17 +267,19 @@ impl Batch {
         self.entries.first().is_some_and(|first| self.engine_state.has_failed(first.seq.0))
     }
 
-    /// Reports the status: `Written` at most once, then `Durable` or `Failed` once. After a failure, the
+    /// Reports the status: `Written` at most once, then one of the others. After a failure or a refusal, the
     /// later batches of the session [follow a failure](Self::follows_failure).
     pub fn report(&mut self, status: BatchStatus) {
-        if let (BatchStatus::Failed(_), Some(first)) = (&status, self.entries.first()) {
+        if status.is_end_of_log()
+            && let Some(first) = self.entries.first()
+        {
             self.engine_state.fail(first.seq.0);
         }
         (self.on_status)(status);
     }
 }
 
-/// Receives the status of a batch: `Written` at most once, then `Durable` or `Failed` once.
+/// Receives the status of a batch: `Written` at most once, then one of the others.
 pub type BatchCallback = Box<dyn FnMut(BatchStatus) + Send>;
 
 /// The status of a batch.
@@ -290,6 +294,37 @@ pub enum BatchStatus {
     Durable,
     /// The batch could not be stored. After a failed fsync it may be in the journal nevertheless.
     Failed(JournalError),
+    /// The engine works, and does not store the batch.
+    Refused(BatchRefusal),
+}
+
+impl BatchStatus {
+    /// Returns whether the batch is not stored, so that no later one of its log can be.
+    fn is_end_of_log(&self) -> bool {
+        match self {
+            Self::Written | Self::Durable => false,
+            Self::Failed(_) | Self::Refused(_) => true,
+        }
+    }
+}
+
+impl From<JournalError> for BatchStatus {
+    /// Returns the status of a batch that is not stored.
+    fn from(error: JournalError) -> Self {
+        match error {
+            JournalError::Refused(refusal) => Self::Refused(refusal),
+            error @ (JournalError::Locked { .. }
+            | JournalError::Open { .. }
+            | JournalError::Copy { .. }
+            | JournalError::Full
+            | JournalError::Write(_)
+            | JournalError::NotErased
+            | JournalError::Read(_)
+            | JournalError::Unreadable(_)
+            | JournalError::Overloaded
+            | JournalError::Closed) => Self::Failed(error),
+        }
+    }
 }
 
 /// The state that an engine keeps for one [`SessionLog`].

@@ -3,9 +3,11 @@
 //! ends soon; then it fails.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
@@ -125,7 +127,7 @@ impl Journal for ClaimedJournal {
         after: Seq,
         limit: usize,
     ) -> JournalFuture<'a, Vec<JournalEntry>> {
-        self.engine.read_some(session, after, limit)
+        contained(async move { self.engine.read_some(session, after, limit).await })
     }
 
     fn read<'a>(
@@ -133,15 +135,15 @@ impl Journal for ClaimedJournal {
         session: &'a SessionId,
         after: Seq,
     ) -> JournalFuture<'a, Vec<JournalEntry>> {
-        self.engine.read(session, after)
+        contained(async move { self.engine.read(session, after).await })
     }
 
     fn find<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Option<SessionSummary>> {
-        self.engine.find(session)
+        contained(async move { self.engine.find(session).await })
     }
 
     fn list<'a>(&'a self, listing: &'a SessionQuery) -> JournalFuture<'a, Vec<SessionSummary>> {
-        self.engine.list(listing)
+        contained(async move { self.engine.list(listing).await })
     }
 
     fn find_idle<'a>(
@@ -149,23 +151,23 @@ impl Journal for ClaimedJournal {
         touched_before: u64,
         after: Option<&'a SessionId>,
     ) -> JournalFuture<'a, IdleSessions> {
-        self.engine.find_idle(touched_before, after)
+        contained(async move { self.engine.find_idle(touched_before, after).await })
     }
 
     fn count(&self) -> JournalFuture<'_, usize> {
-        self.engine.count()
+        contained(async move { self.engine.count().await })
     }
 
     fn remove<'a>(&'a self, sessions: &'a [SessionId]) -> JournalFuture<'a, ()> {
-        self.engine.remove(sessions)
+        contained(async move { self.engine.remove(sessions).await })
     }
 
     fn put_document<'a>(&'a self, key: &'a str, text: &'a str) -> JournalFuture<'a, ()> {
-        self.engine.put_document(key, text)
+        contained(async move { self.engine.put_document(key, text).await })
     }
 
     fn document<'a>(&'a self, key: &'a str) -> JournalFuture<'a, Option<String>> {
-        self.engine.document(key)
+        contained(async move { self.engine.document(key).await })
     }
 
     fn remove_unused_documents<'a>(
@@ -173,7 +175,7 @@ impl Journal for ClaimedJournal {
         prefix: &'a str,
         stored_before: u64,
     ) -> JournalFuture<'a, ()> {
-        self.engine.remove_unused_documents(prefix, stored_before)
+        contained(async move { self.engine.remove_unused_documents(prefix, stored_before).await })
     }
 
     fn is_lasting(&self) -> bool {
@@ -197,4 +199,12 @@ impl Journal for ClaimedJournal {
             }
         })
     }
+}
+
+/// Returns an error if a future of an engine panics, as a thread would.
+fn contained<'a, T: 'a>(
+    future: impl Future<Output = Result<T, JournalError>> + Send + 'a,
+) -> JournalFuture<'a, T> {
+    let panicked = |_| Err(JournalError::Read("the storage engine has panicked".to_owned()));
+    Box::pin(AssertUnwindSafe(future).catch_unwind().map(move |done| done.unwrap_or_else(panicked)))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::journal::JournalError;
+use crate::journal::{BatchRefusal, JournalError};
 use callsheet_machines::context::InitialHistoryError;
 use callsheet_machines::session::SessionRefusal;
 use callsheet_machines::turn::ApprovalError;
@@ -219,7 +219,22 @@ fn missing_choice(asked: &str, offered: &str) -> String {
 impl From<JournalError> for HostError {
     /// A journal is closed only by the end of its host.
     fn from(error: JournalError) -> Self {
-        if error == JournalError::Closed { Self::ShuttingDown } else { Self::Journal(error) }
+        match error {
+            JournalError::Closed => Self::ShuttingDown,
+            JournalError::Refused(BatchRefusal::Exists) => Self::SessionExists,
+            JournalError::Refused(BatchRefusal::OriginRemoved(origin)) => {
+                Self::NoSuchSession(origin)
+            }
+            JournalError::Locked { .. }
+            | JournalError::Open { .. }
+            | JournalError::Copy { .. }
+            | JournalError::Full
+            | JournalError::Write(_)
+            | JournalError::NotErased
+            | JournalError::Read(_)
+            | JournalError::Unreadable(_)
+            | JournalError::Overloaded => Self::Journal(error),
+        }
     }
 }
 

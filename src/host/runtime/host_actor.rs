@@ -135,8 +135,12 @@ impl Actor for HostHandler {
         // A shutdown closes it after the last session has ended.
         if !host.host_ref.shared.is_shutting_down() {
             let journal = Arc::clone(&host.host_ref.shared.journal);
-            // In a task: a panic of the storage engine is ignored.
-            let _ = task::isolated(async move { journal.close().await }).await;
+            // A panic of the storage engine is ignored.
+            let _ = task::to_its_end(async move {
+                journal.close().await;
+                Ok(())
+            })
+            .await;
             host.host_ref.shared.metrics_claim.release();
         }
         Ok(())

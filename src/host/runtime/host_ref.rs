@@ -55,7 +55,7 @@ use super::task;
 use super::tool_servers::FrozenTools;
 use crate::journal::{Journal, JournalEntry, unix_ms};
 use crate::telemetry::Telemetry;
-use crate::worker_threads::WorkerThreads;
+use crate::thread_pool::ThreadPool;
 use callsheet_machines::session::{Session, StoredSession};
 use callsheet_values::config::OnShutdown;
 use callsheet_values::record::{EventProjector, Record, Seq};
@@ -66,7 +66,7 @@ use callsheet_values::types::{SessionId, SessionState};
 pub(super) const REQUEST_TRIES_MAX: u32 = 100;
 
 /// Maximum number of sessions whose records are in memory to be rebuilt at the same time.
-pub(super) const REBUILDS_MAX: usize = 16;
+pub(super) const REBUILDS_MAX: usize = 8;
 
 /// The parts of a host that its sessions share: the configuration, the journal, the limits and the index of sessions.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ pub(super) struct HostState {
     /// A permit for each call by hand.
     pub(super) calls_by_hand: Arc<Semaphore>,
     /// The threads that rebuild sessions and reports from records.
-    pub(super) threads: WorkerThreads,
+    pub(super) threads: ThreadPool,
     /// A permit for each session whose records are in memory to be rebuilt.
     pub(super) rebuilds: Arc<Semaphore>,
     pub(super) removals: Removals,
@@ -390,14 +390,19 @@ impl HostRef {
         id: &SessionId,
         rebuild: impl FnOnce(Vec<JournalEntry>) -> T + Send + 'static,
     ) -> Result<T, HostError> {
-        // The semaphore is never closed.
-        let permit = Arc::clone(&self.shared.rebuilds).acquire_owned().await;
-        let entries = self.shared.journal.read(id, Seq(0)).await?;
-        let rebuild = move || {
-            let _permit = permit;
-            rebuild(entries)
-        };
-        self.run_on_thread(rebuild).await
+        let (host_ref, id) = (self.clone(), id.clone());
+        // In a task: a future that is not polled would keep its permit.
+        let rebuilt = task::isolated(async move {
+            // The semaphore is never closed.
+            let permit = Arc::clone(&host_ref.shared.rebuilds).acquire_owned().await;
+            let entries = host_ref.shared.journal.read(&id, Seq(0)).await?;
+            let rebuild = move || {
+                let _permit = permit;
+                rebuild(entries)
+            };
+            host_ref.run_on_thread(rebuild).await
+        });
+        rebuilt.await.unwrap_or(Err(HostError::ShuttingDown))
     }
 
     /// Runs work that may take long.

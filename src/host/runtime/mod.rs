@@ -167,7 +167,7 @@ pub use stored_sessions::SessionCheck;
 
 use crate::journal::{Journal, JournalError, SessionQuery, SessionSummary};
 use crate::telemetry::{Metrics, MetricsOptions, RegisteredLiveHooks, Telemetry, Traces};
-use crate::worker_threads::WorkerThreads;
+use crate::thread_pool::ThreadPool;
 use agent::Agent;
 use agent_trees::AgentTrees;
 use approval_inbox::ApprovalInbox;
@@ -509,7 +509,7 @@ impl Host {
                 suspended,
             ),
             calls_by_hand: Arc::new(Semaphore::new(call_by_hand::CALLS_MAX)),
-            threads: WorkerThreads::default(),
+            threads: ThreadPool::default(),
             rebuilds: Arc::new(Semaphore::new(REBUILDS_MAX)),
             removals: Removals::default(),
             history: HistoryLimits::default(),
@@ -794,8 +794,12 @@ impl Host {
         }
         shared.crash_loop.end().await;
         let journal = Arc::clone(&shared.journal);
-        // Everything that is queued is stored by then. In a task: a panic of the storage engine is ignored.
-        let _ = task::isolated(async move { journal.close().await }).await;
+        // Everything that is queued is stored by then. A panic of the storage engine is ignored.
+        let _ = task::to_its_end(async move {
+            journal.close().await;
+            Ok(())
+        })
+        .await;
         shared.telemetry.traces().flush(END_MAX).await;
         shared.update_counts();
         shared.metrics_claim.release();

@@ -333,9 +333,6 @@ async fn fork_reserved(
     let awake_session = host_ref.wait_until_awake(waited).await?;
     if let Err(error) = awake_session.log.wait_durable(awake_session.log.last_seq()).await {
         host_ref.shared.index.uncount_new();
-        if let JournalError::OriginRemoved(origin) = error {
-            return Err(HostError::NoSuchSession(origin));
-        }
         return Err(error.into());
     }
     host_ref.shared.session_states.changed(&id, SessionState::Idle);

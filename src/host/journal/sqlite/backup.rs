@@ -58,6 +58,9 @@ pub fn restore(backup: &Path, data_dir: &Path) -> Result<(), JournalError> {
     if let Err(error) = fs::metadata(&source) {
         return Err(open_error(format!("{error}: name the directory of a backup")));
     }
+    if database::lacks_log(&source) {
+        return Err(open_error(errors::LOG_MISSING.to_owned()));
+    }
     data_directory::check_not_locked(backup)?;
     let target = TargetDirectory::create(data_dir)?;
     let partial_dir = data_dir.join(PARTIAL_RESTORE);
@@ -66,8 +69,7 @@ pub fn restore(backup: &Path, data_dir: &Path) -> Result<(), JournalError> {
         data_directory::create_if_missing(&partial_dir)?;
         copy_file(&source, &partial)?;
         let wal = data_directory::wal_path(&source);
-        let has_log = wal.exists();
-        if has_log {
+        if wal.exists() {
             copy_file(&wal, &data_directory::wal_path(&partial))?;
         }
         check_not_empty(&partial)?;
@@ -76,10 +78,7 @@ pub fn restore(backup: &Path, data_dir: &Path) -> Result<(), JournalError> {
         if !PageLayout::read(&copy)?.has_pointer_maps {
             copy.execute_batch("PRAGMA auto_vacuum = incremental; VACUUM")?;
         }
-        // Without its log, the copy of a file that a host used stays what it is: a host asks before it loses records.
-        if has_log {
-            database::forget_log(&copy)?;
-        }
+        database::forget_log(&copy)?;
         mark(copy)?;
         publish(&partial, &data_directory::database_path(data_dir))?;
         // A directory that is still there is ignored by a host.

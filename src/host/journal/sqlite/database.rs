@@ -114,6 +114,21 @@ pub(super) fn needs_log(connection: &Connection) -> rusqlite::Result<bool> {
         && connection.query_row(select, [LOG_IN_USE], |row| Ok(row.get::<_, i64>(0)? > 0))?)
 }
 
+/// Returns whether the database is whole only with a log that does not exist. Creates no log.
+pub(super) fn lacks_log(file: &Path) -> bool {
+    if data_directory::wal_path(file).exists() {
+        return false;
+    }
+    // The problem of a file that cannot be read is found when it is opened.
+    open_immutable(file).and_then(|connection| needs_log(&connection)).unwrap_or(false)
+}
+
+/// Sets whether the log stays when the last connection is closed. Otherwise SQLite moves it to the database, and
+/// removes it.
+pub(super) fn set_log_kept(connection: &Connection, is_kept: bool) -> rusqlite::Result<()> {
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, is_kept).map(drop)
+}
+
 /// Notes, in the database itself, that it is whole only with its log. If another connection reads the log, the note may
 /// stay there.
 pub(super) fn note_log(connection: &mut Connection) -> rusqlite::Result<()> {
@@ -175,8 +190,7 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     let mut connection = Connection::open_with_flags(file, flags).map_err(open_error)?;
     connection.busy_timeout(OPEN_TIMEOUT).map_err(open_error)?;
     // Closing must not checkpoint the log into a damaged database.
-    let keep_log = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
-    connection.set_db_config(keep_log, true).map_err(open_error)?;
+    set_log_kept(&connection, true).map_err(open_error)?;
     let kind = check_kind(&connection, file)?;
     check_size(&connection, file)?;
     if matches!(kind, DatabaseKind::Empty) {
@@ -214,7 +228,7 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
         change_tables(&mut connection, changes).map_err(open_error)?;
     }
     check_ends(&connection, file)?;
-    connection.set_db_config(keep_log, false).map_err(open_error)?;
+    set_log_kept(&connection, false).map_err(open_error)?;
     connection.busy_timeout(WRITE_WAIT_PERIOD).map_err(open_error)?;
     // From here on the writer syncs the log.
     connection.pragma_update(None, "synchronous", "normal").map_err(open_error)?;
@@ -229,7 +243,7 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
 pub(super) fn move_whole_log(file: &Path) -> rusqlite::Result<()> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(file, flags)?;
-    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    set_log_kept(&connection, true)?;
     connection.busy_timeout(READ_TIMEOUT)?;
     connection.pragma_update_and_check(None, "locking_mode", "exclusive", |_| Ok(()))?;
     connection.pragma_update(None, "synchronous", "full")?;
@@ -249,13 +263,18 @@ pub(super) fn open_reading(file: &Path) -> rusqlite::Result<Connection> {
         Err(Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
             if !data_directory::wal_path(file).exists() =>
         {
-            let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
-                | OpenFlags::SQLITE_OPEN_NO_MUTEX
-                | OpenFlags::SQLITE_OPEN_URI;
-            Connection::open_with_flags(immutable(file), flags)
+            open_immutable(file)
         }
         Ok(_) | Err(_) => opened,
     }
+}
+
+/// Opens a read-only connection to the database file alone.
+fn open_immutable(file: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX
+        | OpenFlags::SQLITE_OPEN_URI;
+    Connection::open_with_flags(immutable(file), flags)
 }
 
 fn open_reading_with_log(file: &Path) -> rusqlite::Result<Connection> {

@@ -8,9 +8,10 @@ use rusqlite::{Error, ErrorCode};
 use super::super::JournalError;
 
 /// The error of a database without the log that it had.
-pub(super) const LOG_MISSING: &str = "its write-ahead log, journal.db-wal, is missing, and with it the newest \
-    records: the file was copied while a host used it, or the log was removed. Bring the log back, or use a copy that \
-    `callsheet backup` has made. To start without these records: callsheet serve --accept-loss";
+pub(super) const LOG_MISSING: &str = "its write-ahead log, journal.db-wal, is missing. If the file was copied while a \
+    host used it, or the log was removed, the newest records are lost: bring the log back, or use a copy that \
+    `callsheet backup` has made. Nothing is lost if another program has opened the database since (sqlite3 moves \
+    the log) or copied it as a whole. To start: callsheet serve --accept-loss";
 
 /// Converts an error of a write.
 pub(super) fn write_error(error: &Error) -> JournalError {

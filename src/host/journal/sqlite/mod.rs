@@ -43,7 +43,7 @@ use super::{
     AppendStatus, Batch, IdleSessions, Journal, JournalEntry, JournalError, JournalFuture,
     JournalObserver, JournalStatus, SessionQuery, SessionSummary, state_after,
 };
-use crate::worker_threads::WorkerThreads;
+use crate::thread_pool::ThreadPool;
 use callsheet_values::config::Durability;
 use callsheet_values::record::{Record, Seq};
 use callsheet_values::types::SessionId;
@@ -66,7 +66,7 @@ const ERASE_PAUSES_MS: [u64; 6] = [0, 1, 2, 4, 8, 16];
 /// The error of the last write, until a write succeeds.
 type SharedFailure = Arc<Mutex<Option<JournalError>>>;
 
-/// Stores records in a SQLite database.
+/// Stores records in a SQLite database. Deletions and [`close`](Journal::close) need a Tokio runtime with time.
 ///
 /// ```no_run
 /// # #[cfg(all(feature = "rehearsal", feature = "testing"))]
@@ -85,7 +85,7 @@ type SharedFailure = Arc<Mutex<Option<JournalError>>>;
 pub struct SqliteJournal {
     queue: Arc<WriteQueue>,
     readers: Arc<ReadConnections>,
-    threads: WorkerThreads,
+    threads: ThreadPool,
     sessions: Arc<AtomicUsize>,
     /// The path of the database.
     path: PathBuf,
@@ -192,7 +192,13 @@ impl SqliteJournal {
         let open_error = |error: &rusqlite::Error| errors::open_error(&path, error);
         let reserve = Reserve::new(dir, reserve_bytes);
         let has_log = database::log_bytes(&path) > 0;
-        let lacks_log = !data_directory::wal_path(&path).exists();
+        if database::lacks_log(&path) {
+            if !accept_loss {
+                let reason = errors::LOG_MISSING.to_owned();
+                return Err(JournalError::Open { path: path.clone(), reason });
+            }
+            tracing::warn!("journal_log_missing: the newest records may be lost");
+        }
         let mut connection = match database::open(&path) {
             // The log needs some space.
             Err(error @ JournalError::Open { .. }) if data_directory::is_full(dir) => {
@@ -202,15 +208,13 @@ impl SqliteJournal {
             }
             opened => opened?,
         };
-        let needs_log = database::needs_log(&connection).map_err(|error| open_error(&error))?;
-        if needs_log && lacks_log {
-            if !accept_loss {
-                let reason = errors::LOG_MISSING.to_owned();
-                return Err(JournalError::Open { path: path.clone(), reason });
+        // Until the end of the writer, which removes the note.
+        database::set_log_kept(&connection, true).map_err(|error| open_error(&error))?;
+        let is_noted = database::needs_log(&connection).map_err(|error| open_error(&error))?;
+        if !is_noted && let Err(error) = database::note_log(&mut connection) {
+            if errors::is_failed_sync(&error) {
+                return Err(open_error(&error));
             }
-            tracing::warn!("journal_log_missing: the newest records may be lost");
-        }
-        if !needs_log && let Err(error) = database::note_log(&mut connection) {
             // A host with a full disk starts too.
             tracing::warn!(%error, "journal_log_not_noted");
         }
@@ -257,7 +261,7 @@ impl SqliteJournal {
             .spawn(move || writer.run())
             .map_err(io_error)?;
         let writer = Mutex::new(Some(thread));
-        let threads = WorkerThreads::default();
+        let threads = ThreadPool::default();
         Ok(Self { queue, readers, threads, sessions, path, opened, failure, writer })
     }
 

@@ -209,8 +209,22 @@ pub(super) fn find(
     Ok(statement.query_row([session.as_str()], session_summary).optional()?)
 }
 
+/// The number of sessions of a page, for the choice of how to find running ones.
+const USUAL_PAGE: i64 = 100;
+
+/// Returns whether so many sessions run that a page of them, in the order of the ids, is found sooner among all
+/// sessions than by sorting those that run. The number of all is an estimate.
+pub(super) fn are_many_running(connection: &Connection) -> rusqlite::Result<bool> {
+    let numbers =
+        "SELECT (SELECT count(*) FROM running), coalesce((SELECT max(number) FROM sessions), 0)";
+    let mut statement = connection.prepare_cached(numbers)?;
+    let (running, all): (i64, i64) =
+        statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    Ok(running > 0 && all / running * USUAL_PAGE <= running)
+}
+
 /// Returns the sessions of a page. Its cost depends on the page, not on the number of sessions: sessions are read in the
-/// order of the page, or, if the filter asks for running sessions, from the table of those.
+/// order of the page, or, if the filter asks for running sessions and few run, from the table of those.
 pub(super) fn list(
     connection: &Connection,
     listing: &SessionQuery,
@@ -236,15 +250,24 @@ pub(super) fn list(
         conditions.push_str(" AND s.id NOT GLOB ?");
         values.push(Value::Text(child_pattern()));
     }
-    let sessions = match listing.state {
-        Some(SessionState::Running) => "running u CROSS JOIN sessions s ON s.number = u.session",
-        Some(SessionState::Idle) => {
+    let all_running = "running u CROSS JOIN sessions s ON s.number = u.session";
+    let mut is_page_of_running = false;
+    let sessions = match (listing.state, listing.order) {
+        (Some(SessionState::Running), SessionOrder::Id) if are_many_running(connection)? => {
+            conditions.push_str(" AND s.number IN running");
+            "sessions s"
+        }
+        (Some(SessionState::Running), order) => {
+            is_page_of_running = order == SessionOrder::Id && listing.touched_before.is_none();
+            all_running
+        }
+        (Some(SessionState::Idle), _) => {
             conditions.push_str(" AND s.number NOT IN running");
             "sessions s"
         }
         // Only a host knows which sessions are awake. In a journal these are idle.
-        Some(SessionState::Waiting | SessionState::Hibernated) => return Ok(Vec::new()),
-        None => "sessions s",
+        (Some(SessionState::Waiting | SessionState::Hibernated), _) => return Ok(Vec::new()),
+        (None, _) => "sessions s",
     };
     if let Some(time) = listing.touched_before {
         conditions.push_str(" AND r.time < ?");
@@ -254,9 +277,19 @@ pub(super) fn list(
     if listing.limit > 0 {
         values.push(Value::Integer(i64::try_from(listing.limit).unwrap_or(i64::MAX)));
     }
-    let select = format!(
-        "SELECT {SESSION_COLUMNS} FROM {sessions} {LAST_RECORD} WHERE {conditions} ORDER BY {order} {limit}"
-    );
+    let select = if is_page_of_running {
+        // Only the last records of the page are read. A damaged session may have none.
+        let page = format!(
+            "SELECT s.number FROM {sessions} WHERE {conditions}
+             AND EXISTS (SELECT 1 FROM records WHERE session = s.number) ORDER BY {order} {limit}"
+        );
+        let sessions = format!("({page}) p CROSS JOIN sessions s ON s.number = p.number");
+        format!("SELECT {SESSION_COLUMNS} FROM {sessions} {LAST_RECORD} ORDER BY {order}")
+    } else {
+        format!(
+            "SELECT {SESSION_COLUMNS} FROM {sessions} {LAST_RECORD} WHERE {conditions} ORDER BY {order} {limit}"
+        )
+    };
     let mut statement = connection.prepare_cached(&select)?;
     let sessions = statement.query_map(params_from_iter(values), session_summary)?;
     Ok(sessions.collect::<rusqlite::Result<_>>()?)

@@ -332,7 +332,7 @@ impl QueuedBatch {
     /// Marks the batch as failed, so that later records of its session are not stored either. Returns the report.
     pub(super) fn failed(self, error: &JournalError) -> StatusReport {
         self.engine_state.fail(*self.seqs.start());
-        self.reached(BatchStatus::Failed(error.clone()))
+        self.reached(error.clone().into())
     }
 
     /// Returns the report of the batch's last status.

@@ -38,7 +38,7 @@ impl JournalReader {
     /// Opens the journal in a data directory.
     ///
     /// # Errors
-    /// If there is none, or it cannot be read.
+    /// If there is none, its write-ahead log is missing, or it cannot be read.
     pub fn open(dir: &Path) -> Result<Self, JournalError> {
         let file = data_directory::database_path(dir);
         let open_error = |reason: String| JournalError::Open { path: file.clone(), reason };
@@ -46,6 +46,9 @@ impl JournalReader {
             return Err(open_error(format!(
                 "{error}: name the data directory of a host that has run"
             )));
+        }
+        if database::lacks_log(&file) {
+            return Err(open_error(errors::LOG_MISSING.to_owned()));
         }
         let readers = ReadConnections::new(file.clone());
         let connection =

@@ -1,4 +1,4 @@
-use super::super::{GroupCommit, SessionLog, SessionOrder, Urgency};
+use super::super::{BatchRefusal, GroupCommit, SessionLog, SessionOrder, Urgency};
 use super::*;
 use callsheet_values::types::SessionState;
 use futures::FutureExt as _;
@@ -564,7 +564,8 @@ async fn a_fork_of_a_session_that_has_been_removed_is_refused() {
     let last = JournalEntry { seq: Seq(4), time: 7, displayed_bytes: 0, record };
     log.import(entries.into_iter().chain([last]).collect());
     let error = log.wait_durable(Seq(4)).await.unwrap_err();
-    assert_eq!(error, JournalError::OriginRemoved(id("origin")));
+    let refusal = BatchRefusal::OriginRemoved(id("origin"));
+    assert_eq!(error, JournalError::Refused(refusal));
     assert_eq!((journal.count().await, journal.failure()), (Ok(0), None));
 }
 
@@ -950,6 +951,62 @@ async fn lists_with_the_newest_first_begin_after_a_session_that_is_gone() {
     journal.remove(&[id("d")]).await.unwrap();
     let next = journal.list(&query).await.unwrap();
     assert_eq!(next.iter().map(|found| found.id.as_str()).collect::<Vec<_>>(), ["a", "c"]);
+}
+
+#[tokio::test]
+async fn a_start_that_fails_leaves_the_log_that_the_database_needs() {
+    let dir = TestDir::new();
+    drop(open(&dir, Durability::Strict));
+    let faults = DiskFaults { synced_file: Some(dir.0.join("missing")), ..DiskFaults::default() };
+    SqliteJournal::open_with_faults(&dir.0, options(Durability::Strict), faults).unwrap_err();
+    let journal = open(&dir, Durability::Strict);
+    store_session(&journal, "s", 1).await;
+}
+
+#[tokio::test]
+async fn a_deletion_whose_caller_goes_away_is_finished() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    store_session(&journal, "deleted", 3).await;
+    let ids = [id("deleted")];
+    let mut removal = journal.remove(&ids);
+    assert!(futures::poll!(&mut removal).is_pending());
+    drop(removal);
+    until("nothing is left of it", || !file_text(&dir).contains("deleted-")).await;
+    assert_eq!(journal.count().await, Ok(0));
+}
+
+#[tokio::test]
+async fn running_sessions_are_listed_in_order_whether_few_or_many_run() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    let names: Vec<String> = (0..160).map(|at| format!("s{:03}", at * 7 % 160)).collect();
+    let logs: Vec<_> = names.iter().map(|name| log(&journal, name, 0)).collect();
+    for log in &logs {
+        log.append(vec![opened("x")], Urgency::Urgent, || ());
+    }
+    let mut running: Vec<&str> = Vec::new();
+    for (are_many, end) in [(false, 5), (true, 150)] {
+        for at in running.len()..end {
+            logs[at].append(vec![Record::SessionClosed], Urgency::Urgent, || ());
+            logs[at].wait_durable(Seq(2)).await.unwrap();
+            running.push(&names[at]);
+        }
+        running.sort_unstable();
+        let found = journal.query(|connection| Ok(query::are_many_running(connection)?)).await;
+        assert_eq!(found, Ok(are_many));
+        let mut query = SessionQuery { limit: 7, ..SessionQuery::default() };
+        query.state = Some(SessionState::Running);
+        let mut listed = Vec::new();
+        loop {
+            let page = journal.list(&query).await.unwrap();
+            let Some(last) = page.last() else { break };
+            query.continue_after(last);
+            assert!(page.iter().all(|found| found.seq == Seq(2)));
+            listed.extend(page.into_iter().map(|found| found.id.to_string()));
+        }
+        assert_eq!(listed, running);
+    }
 }
 
 /// A lock of another program is waited for. What is appended meanwhile is kept in memory.

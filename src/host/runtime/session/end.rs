@@ -19,12 +19,12 @@ impl SessionActor {
     /// Ends the session because a record could not be stored. The state in memory may be ahead of
     /// the journal, so the next request reads the session from the journal again.
     pub(super) fn fail(&mut self, myself: &ActorRef<SessionMessage>, error: JournalError) {
-        // A client that deletes the origin of a fork meanwhile is no failure of the journal.
-        if !matches!(error, JournalError::OriginRemoved(_)) {
+        // A refusal is no failure of the journal.
+        if !matches!(error, JournalError::Refused(_)) {
             tracing::error!(session = %self.id, %error, "journal_failed");
             self.host_ref.shared.telemetry.metrics().journal().session_failed();
         }
-        let reason = HostError::Journal(error);
+        let reason = HostError::from(error);
         let durable = self.log.durable_seq();
         // The callers of runs whose ends were lost receive this failure, so the runs must not go on.
         let lost: Vec<_> = self.ended_runs.drain(..).filter(|(_, end)| *end > durable).collect();

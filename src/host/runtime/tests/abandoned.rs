@@ -9,7 +9,8 @@ use super::engine::{Engine, entries};
 use super::provider::{Reply, answer_with, text};
 use super::*;
 use crate::journal::{
-    AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError, MemoryJournal,
+    AppendStatus, Batch, BatchRefusal, BatchStatus, Journal, JournalEntry, JournalError,
+    MemoryJournal,
 };
 use crate::runtime::call_by_hand::CALLS_MAX;
 use crate::runtime::{ids, maintenance};
@@ -357,7 +358,7 @@ async fn a_fork_whose_origin_is_deleted_meanwhile_is_no_failure_of_the_journal()
             Some(from.clone())
         });
         let Some(origin) = origin else { return inner.append(batch) };
-        batch.report(BatchStatus::Failed(JournalError::OriginRemoved(origin)));
+        batch.report(BatchStatus::Refused(BatchRefusal::OriginRemoved(origin)));
         AppendStatus::Queued
     });
     let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), engine).await.unwrap();
@@ -366,12 +367,62 @@ async fn a_fork_whose_origin_is_deleted_meanwhile_is_no_failure_of_the_journal()
     assert!(matches!(forked, Err(HostError::NoSuchSession(id)) if id == *session.id()));
     until("the fork leaves memory", || host.counts().awake == 1).await;
     assert_eq!(host.counts().sessions, 1);
+    no_journal_failure_is_counted(&host);
+}
+
+fn no_journal_failure_is_counted(host: &Host) {
     #[cfg(feature = "prometheus")]
     {
         let page = host.metrics_page().unwrap();
         let failures = page.lines().find(|line| line.starts_with("callsheet_journal_failures"));
         assert!(failures.is_none_or(|failures| failures.ends_with(" 0")), "{failures:?}");
     }
+    let _ = host;
+}
+
+#[tokio::test]
+async fn reports_that_nobody_polls_do_not_keep_other_sessions_asleep() {
+    let provider = Provider::answering("fine").await;
+    let engine = Engine::new(|inner, batch| inner.append(batch));
+    let host = host_on(&provider, &engine).await;
+    let (read, other) = (session(&host).await, session(&host).await);
+    let run = read.run("go").await.unwrap().run_id;
+    other.hibernate();
+    until("it sleeps", || other.state() == SessionState::Hibernated).await;
+    engine.hold_reads(Some(read.id().clone()));
+    let host_ref = &host.inner.host_ref;
+    let mut reports: Vec<_> = (0..2 * host_ref::REBUILDS_MAX)
+        .map(|_| Box::pin(stored_sessions::read_finished_report(host_ref, read.id(), &run)))
+        .collect();
+    for report in &mut reports {
+        assert!(futures::poll!(report).is_pending());
+    }
+    engine.hold_reads(None);
+    assert_eq!(timeout(SOON, other.run("go")).await.unwrap().unwrap().text, "fine");
+    for report in reports {
+        assert_eq!(report.await.unwrap().unwrap().text, "fine");
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_another_writer_has_opened_meanwhile_exists() {
+    let provider = Provider::answering("fine").await;
+    let is_first = AtomicBool::new(true);
+    let engine = Engine::new(move |inner, batch: Batch| {
+        if is_first.swap(false, Ordering::SeqCst) {
+            let (id, entries) = (batch.session.clone(), batch.entries.clone());
+            inner.append(Batch::new(id, entries, Arc::default(), Box::new(|_| ())));
+        }
+        inner.append(batch)
+    });
+    let host = start_on(setup(&provider, ToolRegistry::new(), |_| ()), engine).await.unwrap();
+    let opened = host.open_session("taken").await;
+    assert_eq!(opened.err(), Some(HostError::SessionExists));
+    until("it leaves memory", || host.counts().awake == 0).await;
+    no_journal_failure_is_counted(&host);
+    // The stored one can be used.
+    let session = host.get_or_open_session("taken").await.unwrap();
+    assert_eq!(session.run("go").await.unwrap().text, "fine");
 }
 
 #[tokio::test]

@@ -11,7 +11,6 @@
 
 use std::time::Duration;
 
-use rusqlite::config::DbConfig;
 use tokio::time::Instant;
 
 use super::super::{database, errors, pages};
@@ -42,7 +41,8 @@ impl Erasure {
     pub(super) fn after_start(has_log: bool) -> Self {
         let now = Instant::now();
         Self {
-            has_copies: has_log,
+            // The note about the log may have left some.
+            has_copies: true,
             has_deleted: has_log,
             erase_at: has_log.then_some(now),
             delete_at: Some(now),
@@ -61,9 +61,21 @@ impl Erasure {
         self.has_deleted = true;
     }
 
-    /// Notes that the deletion of hidden sessions has failed.
-    pub(super) fn note_failed_deletion(&mut self) {
+    /// Notes that sessions are hidden. If their caller goes away, their deletion goes on by itself.
+    pub(super) fn note_hidden(&mut self) {
+        self.note_deletion();
+        self.go_on_later();
+    }
+
+    /// Lets the deletion of hidden sessions go on by itself, because it has failed or its caller may go away.
+    pub(super) fn go_on_later(&mut self) {
         self.delete_at = Some(Instant::now() + RETRY_PERIOD);
+    }
+
+    /// Notes that no hidden sessions are left. If no caller erases what the log has of them, the writer does.
+    pub(super) fn note_deleted(&mut self) {
+        self.delete_at = None;
+        self.erase_at = Some(Instant::now() + RETRY_PERIOD);
     }
 
     /// Returns the time of the next work.
@@ -83,10 +95,10 @@ impl JournalWriter {
         if self.erasure.delete_at.is_some() {
             match self.delete_part() {
                 Ok(true) => {}
-                Ok(false) => self.erasure.delete_at = None,
+                Ok(false) => self.erasure.note_deleted(),
                 Err(error) => {
                     tracing::error!(%error, "deletion_unfinished: it is tried again");
-                    self.erasure.note_failed_deletion();
+                    self.erasure.go_on_later();
                 }
             }
         } else if let Err(error) = self.erase() {
@@ -194,17 +206,16 @@ impl JournalWriter {
         found.map(|(_, copies)| copies.into_keys().collect()).unwrap_or_default()
     }
 
-    /// Empties the log before the database is closed. If that fails, the log stays, and the next host erases.
+    /// Empties the log before the database is closed, and notes that the database is whole without it. If that fails,
+    /// the log stays, and the next host erases.
     pub(super) fn end(&mut self) {
         self.catch_up.wait();
-        let is_whole = self.broken.is_none()
-            && database::forget_log(&self.database.connection).is_ok()
-            && (!self.erasure.has_copies || self.empty_wal() == Ok(false));
-        if !is_whole {
-            // SQLite would move the log when it closes the database.
-            let keep_log = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
-            let _ = self.database.connection.set_db_config(keep_log, true);
-        }
+        let is_noted =
+            self.broken.is_none() && database::forget_log(&self.database.connection).is_ok();
+        self.erasure.note_copies();
+        let is_whole = is_noted && self.empty_wal() == Ok(false);
+        // Without the log, a failure to keep it changes nothing.
+        let _ = database::set_log_kept(&self.database.connection, !is_whole);
     }
 }
 

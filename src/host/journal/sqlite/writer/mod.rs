@@ -16,7 +16,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior};
 use tokio::time::Instant;
 
-use super::super::{BatchStatus, GroupCommit, JournalError, JournalObserver};
+use super::super::{BatchRefusal, BatchStatus, GroupCommit, JournalError, JournalObserver};
 use super::SharedFailure;
 use super::data_directory::{self, DirectoryLock};
 use super::database;
@@ -330,7 +330,7 @@ impl JournalWriter {
         if group.batches > 0 {
             self.observer.stored(group);
         }
-        let (mut written, mut refused) = (Vec::new(), Vec::new());
+        let (mut written, mut not_stored) = (Vec::new(), Vec::new());
         for (mut batch, outcome) in batches.into_iter().zip(outcomes) {
             match outcome {
                 BatchOutcome::Stored { .. } => {
@@ -343,7 +343,7 @@ impl JournalWriter {
                     }
                     self.unsynced.push(batch);
                 }
-                BatchOutcome::Refused(error) => refused.push((batch, error)),
+                BatchOutcome::NotStored(error) => not_stored.push((batch, error)),
             }
         }
         self.reporter.report(written);
@@ -353,7 +353,7 @@ impl JournalWriter {
         if self.durability == Durability::Strict {
             self.sync();
         }
-        for (batch, error) in refused {
+        for (batch, error) in not_stored {
             self.fail(vec![batch], &error);
         }
     }
@@ -417,8 +417,8 @@ fn sync_parent(file: &Path) -> std::io::Result<()> {
 enum BatchOutcome {
     /// The batch is stored, and ends at this position. `new` is true if the batch created the session.
     Stored { position: LogPosition, new: bool },
-    /// The batch does not continue the stored records.
-    Refused(JournalError),
+    /// The batch does not continue the stored records, or opens a session that cannot be stored.
+    NotStored(JournalError),
 }
 
 /// The end of a session's log in the database.
@@ -530,9 +530,9 @@ fn insert_batch<'a>(
     batch: &'a QueuedBatch,
 ) -> rusqlite::Result<BatchOutcome> {
     let (id, first) = (&batch.session, *batch.seqs.start());
-    let refused = |reason: String| Ok(BatchOutcome::Refused(JournalError::Write(reason)));
+    let failed = |reason: String| Ok(BatchOutcome::NotStored(JournalError::Write(reason)));
     if batch.engine_state.has_failed(first) {
-        return refused(format!("a record of session {id} before {first} was not stored"));
+        return failed(format!("a record of session {id} before {first} was not stored"));
     }
     let position = *batch.engine_state.position.lock();
     let known = match position {
@@ -542,7 +542,10 @@ fn insert_batch<'a>(
     // The batch must continue the stored records, or open a session that is not stored.
     let number = match (known, &batch.opening) {
         (Some(number), _) if state.hidden.contains(&number) => {
-            return refused(format!("session {id} has been removed"));
+            return failed(format!("session {id} has been removed"));
+        }
+        (Some(_), Some(_)) if position.is_none() && first == 1 => {
+            return Ok(BatchOutcome::NotStored(JournalError::Refused(BatchRefusal::Exists)));
         }
         (Some(number), _) => {
             let position = position.filter(|position| position.epoch == state.epoch);
@@ -552,10 +555,10 @@ fn insert_batch<'a>(
                 (None, None) => last_seq(transaction, number)?,
             };
             let Some(last) = last else {
-                return refused(format!("session {id} has been removed"));
+                return failed(format!("session {id} has been removed"));
             };
             if last.checked_add(1) != Some(first) {
-                return refused(format!(
+                return failed(format!(
                     "record {first} of session {id} does not follow the last one, {last}"
                 ));
             }
@@ -564,10 +567,12 @@ fn insert_batch<'a>(
         (None, Some(opening)) if first == 1 => {
             match open_session(transaction, state, stored, batch, opening)? {
                 Ok(number) => number,
-                Err(error) => return Ok(BatchOutcome::Refused(error)),
+                Err(refusal) => {
+                    return Ok(BatchOutcome::NotStored(JournalError::Refused(refusal)));
+                }
             }
         }
-        (None, Some(_) | None) => return refused(format!("there is no session {id}")),
+        (None, Some(_) | None) => return failed(format!("there is no session {id}")),
     };
     let session = stored.entry(number).or_default();
     session.last = *batch.seqs.end();
@@ -593,11 +598,11 @@ fn open_session(
     stored: &BTreeMap<i64, SessionRows<'_>>,
     batch: &QueuedBatch,
     opening: &Opening,
-) -> rusqlite::Result<Result<i64, JournalError>> {
+) -> rusqlite::Result<Result<i64, BatchRefusal>> {
     let origin = match &opening.fork {
         None => None,
         Some((from, prefix)) => match origin(transaction, stored, from, *prefix)? {
-            None => return Ok(Err(JournalError::OriginRemoved(from.clone()))),
+            None => return Ok(Err(BatchRefusal::OriginRemoved(from.clone()))),
             origin => origin,
         },
     };

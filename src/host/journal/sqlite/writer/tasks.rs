@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rusqlite::Connection;
-use rusqlite::config::DbConfig;
 use tokio::time::Instant;
 
 use super::super::deletion;
@@ -59,15 +58,17 @@ impl JournalWriter {
             WriterTask::Hide(sessions) => {
                 let hidden = self.write_with_reserve(|database| database.hide(&sessions))?;
                 if hidden > 0 {
-                    self.erasure.note_deletion();
+                    self.erasure.note_hidden();
                 }
                 self.sessions.fetch_sub(hidden, Ordering::AcqRel);
                 self.sync_wal()?;
             }
             WriterTask::RemoveHidden => {
                 let more = self.delete_part();
-                if more.is_err() {
-                    self.erasure.note_failed_deletion();
+                match &more {
+                    Ok(true) => {}
+                    Ok(false) => self.erasure.note_deleted(),
+                    Err(_) => self.erasure.go_on_later(),
                 }
                 return more;
             }
@@ -256,11 +257,7 @@ impl JournalWriter {
         let readers = Arc::clone(&self.readers);
         readers.while_suspended(|| {
             let write_error = |error: rusqlite::Error| errors::write_error(&error);
-            let connection = &self.database.connection;
-            connection
-                .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
-                .and_then(|_| self.database.close())
-                .map_err(write_error)?;
+            self.database.close().map_err(write_error)?;
             let pages = self.pages_with_copies();
             let mut moved = database::move_whole_log(&self.file);
             if moved.as_ref().is_err_and(errors::may_lack_space) && self.release_reserve() {
@@ -271,6 +268,7 @@ impl JournalWriter {
                 .map_err(|error| JournalError::Write(error.to_string()))?;
             let connection = database::open(&self.file)?;
             let stored = query::count(&connection).map_err(|error| error.open_error(&self.file))?;
+            database::set_log_kept(&connection, true).map_err(write_error)?;
             self.database.connection = connection;
             let io_error = |error: std::io::Error| JournalError::Write(error.to_string());
             self.wal = File::open(&self.wal_path).map_err(io_error)?;

@@ -1,4 +1,4 @@
-//! A few threads for work that takes long: the reads of SQLite, and what is rebuilt from records.
+//! A small thread pool for jobs that take long: reads of SQLite, and rebuilding sessions from records.
 //!
 //! Their number is fixed, unlike that of the threads of [`tokio::task::spawn_blocking`]: an allocator keeps memory
 //! for each thread that has decoded large records.
@@ -11,65 +11,65 @@ use std::{fmt, thread};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-/// Maximum number of works at the same time. Further ones wait.
+/// Maximum number of jobs at the same time. Further ones wait.
 const THREADS: usize = 4;
 
-type Work = Box<dyn FnOnce() + Send>;
+type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads that do work in the order in which it arrives. They start with the first work, and end after
+/// Threads that run jobs in the order in which these arrive. They start with the first job, and end after
 /// the last one when this value is dropped.
 #[derive(Default)]
-pub(crate) struct WorkerThreads {
-    works: OnceLock<Sender<Work>>,
+pub(crate) struct ThreadPool {
+    jobs: OnceLock<Sender<Job>>,
 }
 
-impl WorkerThreads {
-    /// Does some work. It is skipped if this future is dropped before it begins, and else done to its end. `None` if
-    /// it panics.
+impl ThreadPool {
+    /// Runs a job. It is skipped if this future is dropped before it begins, and else runs to its end. Returns `None`
+    /// if it panics on a thread of the pool.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
-        work: impl FnOnce() -> T + Send + 'static,
+        job: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
         let (reply, result) = oneshot::channel();
-        let work: Work = Box::new(move || {
+        let job: Job = Box::new(move || {
             if !reply.is_closed() {
                 // The caller may have gone meanwhile.
-                let _ = reply.send(work());
+                let _ = reply.send(job());
             }
         });
-        if let Err(SendError(work)) = self.works.get_or_init(start_threads).send(work) {
-            // No thread could be started.
-            work();
+        if let Err(SendError(job)) = self.jobs.get_or_init(start_threads).send(job) {
+            // No thread could be started, so the caller waits.
+            job();
         }
         result.await.ok()
     }
 }
 
-impl fmt::Debug for WorkerThreads {
+impl fmt::Debug for ThreadPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkerThreads").finish_non_exhaustive()
+        f.debug_struct("ThreadPool").finish_non_exhaustive()
     }
 }
 
-fn start_threads() -> Sender<Work> {
+fn start_threads() -> Sender<Job> {
     let (sender, receiver) = mpsc::channel();
     let receiver = Arc::new(Mutex::new(receiver));
     for _ in 0..THREADS {
-        let works = Arc::clone(&receiver);
-        let thread = thread::Builder::new().name("callsheet-read".to_owned());
-        if let Err(error) = thread.spawn(move || run_works(&works)) {
-            tracing::warn!(%error, "a thread for reads of the journal cannot be started");
+        let jobs = Arc::clone(&receiver);
+        let thread = thread::Builder::new().name("callsheet-jobs".to_owned());
+        if let Err(error) = thread.spawn(move || run_jobs(&jobs)) {
+            tracing::warn!(%error, "a thread for reads and rebuilding cannot be started");
         }
     }
     sender
 }
 
-fn run_works(works: &Mutex<Receiver<Work>>) {
+fn run_jobs(jobs: &Mutex<Receiver<Job>>) {
     loop {
-        let next = works.lock().recv();
-        let Ok(work) = next else { return };
-        // Work that panics drops its reply, so that its caller is told.
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
+        let next = jobs.lock().recv();
+        let Ok(job) = next else { return };
+        // A job that panics drops its reply, so that its caller gets `None`.
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(job)) {
             // To drop it may panic, too.
             std::mem::forget(payload);
         }
@@ -83,8 +83,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn work_that_panics_leaves_their_threads_alive() {
-        let threads = WorkerThreads::default();
+    async fn jobs_that_panic_leave_their_threads_alive() {
+        let threads = ThreadPool::default();
         for _ in 0..2 * THREADS {
             let panicked = threads.run(|| std::panic::resume_unwind(Box::new(()))).await;
             assert_eq!(panicked, None::<()>);
@@ -94,8 +94,8 @@ mod tests {
 
     #[tokio::test]
     async fn threads_end_with_their_owner() {
-        let threads = WorkerThreads::default();
-        // Each thread waits for all the others, so that one of them cannot run all of these reads.
+        let threads = ThreadPool::default();
+        // Each thread waits for all the others, so that one of them cannot run all of these jobs.
         let all = Arc::new(std::sync::Barrier::new(THREADS));
         let alive = Arc::new(());
         let waiting = (0..THREADS).map(|_| {
@@ -114,8 +114,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_whose_caller_has_gone_is_skipped() {
-        let threads = WorkerThreads::default();
+    async fn a_job_whose_caller_has_gone_is_skipped() {
+        let threads = ThreadPool::default();
         let busy = Arc::new(std::sync::Barrier::new(THREADS + 1));
         let has_run = Arc::new(AtomicBool::new(false));
         let waiting: Vec<_> = (0..THREADS)
