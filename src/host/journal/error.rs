@@ -66,7 +66,7 @@ pub enum JournalError {
 
 /// The reason why an engine does not store a batch: a result, and no failure of the journal.
 ///
-/// [`BatchStatus::Refused`](crate::journal::BatchStatus::Refused) has it.
+/// [`Batch`](crate::journal::Batch) shows its use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchRefusal {
     /// The batch opens a session, and another one with its id is stored.

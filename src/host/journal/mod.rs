@@ -218,14 +218,19 @@ pub trait Journal: Send + Sync + fmt::Debug {
 /// Records of one session that are stored together. A host makes it.
 ///
 /// ```
-/// use callsheet::journal::{Batch, BatchStatus, JournalError};
+/// use callsheet::SessionId;
+/// use callsheet::journal::{Batch, BatchRefusal, BatchStatus, JournalError};
 ///
 /// /// Stores a batch, on the thread of the engine that writes.
-/// fn write(mut batch: Batch) {
+/// fn write(mut batch: Batch, is_stored: impl Fn(&SessionId) -> bool) {
 ///     let error = JournalError::Write("an earlier batch was not stored".to_owned());
 ///     // To store it would leave a gap between the records.
 ///     if batch.follows_failure() {
 ///         return batch.report(BatchStatus::Failed(error));
+///     }
+///     let opens = batch.entries.first().is_some_and(|first| first.seq.0 == 1);
+///     if opens && is_stored(&batch.session) {
+///         return batch.report(BatchStatus::Refused(BatchRefusal::Exists));
 ///     }
 ///     for entry in &batch.entries {
 ///         println!("INSERT {} {} {} {}", batch.session, entry.seq, entry.time, entry.body());

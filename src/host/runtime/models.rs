@@ -15,7 +15,7 @@ use super::set_aside_tools::SetAsideTools;
 use crate::journal::Journal;
 use crate::telemetry::{ModelMetrics, PrefixBreakMetrics, Telemetry};
 use callsheet_machines::turn::{ModelPlan, ModelPlans};
-use callsheet_values::config::{Config, ModelConfig};
+use callsheet_values::config::{Config, ModelConfig, displayed_model_name};
 use callsheet_values::types::{
     LearntReasoning, ModelOrigin, ProviderError, ReasoningRule, Secrets, SendReasoning, SessionId,
     Wire,
@@ -85,14 +85,15 @@ impl Model {
                 }
             };
             let metrics = (metrics, telemetry.metrics().prefix_breaks().clone());
-            let model = Self::new(name, model, service, secrets.clone(), limiter, metrics);
+            let names = (name.as_str(), displayed_model_name(&config.models, name).into());
+            let model = Self::new(names, model, service, secrets.clone(), limiter, metrics);
             Ok((name.clone(), Arc::new(model)))
         });
         models.collect()
     }
 
     fn new(
-        name: &str,
+        (name, displayed_name): (&str, Arc<str>),
         config: &ModelConfig,
         service: ModelService,
         secrets: Secrets,
@@ -106,6 +107,7 @@ impl Model {
             limiter,
             plan: ModelPlan {
                 origin: Arc::new(ModelOrigin { wire: config.wire, model: config.model.clone() }),
+                displayed_name,
                 streamed: config.stream,
                 max_attempts: config.max_attempts,
                 context_window: config.configured_context_window(),
@@ -142,7 +144,7 @@ impl Model {
         let metrics = (metrics, telemetry.metrics().prefix_breaks().clone());
         let (source, of) = (Arc::new(source), Arc::new(config.clone()));
         let service = ModelService::Source { source, config: of, lag_clock };
-        Self::new(name, &config, service, secrets, limiter, metrics)
+        Self::new((name, name.into()), &config, service, secrets, limiter, metrics)
     }
 
     /// Returns whether it has made a message with this origin.

@@ -14,8 +14,6 @@ use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
 use super::ids::{CALL_PREFIX, CALLER};
-#[cfg(feature = "sqlite")]
-use super::task::blocking;
 use crate::journal::{Journal, JournalError, MemoryJournal, SessionQuery, restored};
 #[cfg(feature = "sqlite")]
 use crate::journal::{SqliteJournal, SqliteOptions};
@@ -64,7 +62,8 @@ async fn open_sqlite(
     let until = Instant::now() + OTHER_HOST_WAIT_MAX;
     loop {
         let (dir, options) = (dir.clone(), options.clone());
-        match blocking(move || SqliteJournal::open(&dir, options)).await? {
+        let opened = tokio::task::spawn_blocking(move || SqliteJournal::open(&dir, options)).await;
+        match opened.map_err(|_| HostError::ShuttingDown)? {
             Ok(opened) => return Ok(Arc::new(opened)),
             Err(error) if !is_own_lock(&error) || Instant::now() >= until => {
                 return Err(error.into());

@@ -1,4 +1,4 @@
-//! The ways to spawn a task or to run blocking work.
+//! The ways to spawn a task.
 
 use std::future::Future;
 
@@ -49,11 +49,4 @@ pub(super) async fn to_its_end<T: Send + 'static>(
 #[expect(clippy::disallowed_methods, reason = "the task is short and ends by itself")]
 pub(super) fn detach(future: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(future);
-}
-
-/// Runs blocking work on a thread that may block.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, HostError> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| HostError::ShuttingDown)
 }

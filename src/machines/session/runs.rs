@@ -213,7 +213,8 @@ impl Session {
     ) -> Record {
         let RunSpec { run_id, input, overrides, trace, metadata, into, author } = run.clone();
         let metadata = metadata.over(&self.metadata);
-        let (model, execution) = (rules.models.first().origin.model.clone(), rules.execution);
+        let model = rules.models.first().displayed_name.to_string();
+        let execution = rules.execution;
         Record::RunStarted {
             run_id,
             input,

@@ -155,7 +155,7 @@ impl Turn {
     }
 
     pub(super) fn model_name(&self, plan: &AttemptPlan) -> String {
-        self.spec.rules.models.at(plan.model_index).origin.model.clone()
+        self.spec.rules.models.at(plan.model_index).displayed_name.to_string()
     }
 
     /// Ends the exchange with the model, if one is open: adds its usage, and publishes its duration unless it was

@@ -115,7 +115,8 @@ pub fn rules(execution: Execution) -> RunRules {
 /// Returns a plan of a model that streams.
 pub fn model(name: &str, max_attempts: u32) -> ModelPlan {
     let origin = Arc::new(ModelOrigin { wire: Wire::OpenaiChat, model: name.into() });
-    ModelPlan { origin, streamed: true, max_attempts, context_window: None }
+    let displayed_name = name.into();
+    ModelPlan { origin, displayed_name, streamed: true, max_attempts, context_window: None }
 }
 
 /// Returns the first turn of a run.

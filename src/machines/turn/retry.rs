@@ -123,12 +123,13 @@ impl RetryPolicy {
     }
 
     /// Continues in a resumed turn with the model that was requested last. The model has all its attempts
-    /// again, because the interruption was not its failure. Of several models with the same name
-    /// at their services, it is the first one: the record of an attempt has only this name.
+    /// again, because the interruption was not its failure. Records of earlier versions have only the name at its
+    /// service: of several models with the same, it is the first one.
     pub(super) fn resumed(mut self, attempts: u32, model: &str, empty_answers: u32) -> Self {
         (self.attempts, self.empty_answers) = (attempts, empty_answers);
-        let index = self.models.iter().position(|plan| plan.origin.model == model);
-        self.model_index = index.unwrap_or_default();
+        let displayed = self.models.iter().position(|plan| *plan.displayed_name == *model);
+        let of_service = || self.models.iter().position(|plan| plan.origin.model == model);
+        self.model_index = displayed.or_else(of_service).unwrap_or_default();
         self
     }
 

@@ -155,6 +155,8 @@ impl RunRules {
 pub struct ModelPlan {
     /// The wire format of the model and its name at its service.
     pub origin: Arc<ModelOrigin>,
+    /// The name in events and records: see [`displayed_model_name`](callsheet_values::config::displayed_model_name).
+    pub displayed_name: Arc<str>,
     /// True if streamed responses are requested.
     pub streamed: bool,
     /// The maximum number of attempts of a turn with this model. One with a smaller context may exceed it, and the

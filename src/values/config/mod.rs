@@ -148,6 +148,17 @@ pub struct Config {
     secrets: Secrets,
 }
 
+/// Returns the name of a configured model in events, records and logs: its name at its service. If several configured
+/// models have the same, the configured name follows in parentheses.
+#[must_use]
+pub fn displayed_model_name(models: &BTreeMap<String, ModelConfig>, name: &str) -> String {
+    let of_service = models.get(name).map_or(name, |model| model.model.as_str());
+    match models.values().filter(|model| model.model == of_service).count() {
+        0 | 1 => of_service.to_owned(),
+        _ => format!("{of_service} ({name})"),
+    }
+}
+
 impl Config {
     /// Returns whether an agent uses the offline rehearsal model and its address is not set yet. In that
     /// case the model must be started.

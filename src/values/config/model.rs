@@ -29,7 +29,8 @@ key_table! {
     pub struct ModelConfig(
         /// The base URL, without `/chat/completions`.
         base_url: BaseUrl => "URL; required",
-        /// The name of the model at its service.
+        /// The name of the model at its service. Events, records and logs call it so; if several configured models have
+        /// the same, the configured name follows: `gpt (backup)`.
         model: String => "text; required",
     ) {
         /// The wire format.

@@ -39,7 +39,7 @@ pub enum Event {
     RunStarted {
         /// The agent's name.
         agent: String,
-        /// The model's name at its service.
+        /// The model's name: see [`displayed_model_name`](crate::config::displayed_model_name).
         model: String,
         /// The execution mode of tool calls.
         execution: Execution,
@@ -125,7 +125,7 @@ pub enum Event {
     },
     /// Arguments arrived that belong to no call, or to another one. The attempt failed.
     ArgumentsLost {
-        /// The model's name at its service.
+        /// The model's name: see [`displayed_model_name`](crate::config::displayed_model_name).
         model: String,
         /// The error of the attempt.
         reason: String,
@@ -243,7 +243,7 @@ pub enum Event {
     },
     /// A model request ended.
     AttemptEnded {
-        /// The model's name at its service.
+        /// The model's name: see [`displayed_model_name`](crate::config::displayed_model_name).
         model: String,
         /// True if the answer was streamed.
         streamed: bool,
@@ -264,7 +264,7 @@ pub enum Event {
     AttemptStarted {
         /// The number of the attempt: from 2, or that of the current attempt if its received part is kept.
         attempt: u32,
-        /// The model's name at its service.
+        /// The model's name: see [`displayed_model_name`](crate::config::displayed_model_name).
         model: String,
         /// True if a streamed answer is requested.
         streamed: bool,
@@ -283,7 +283,7 @@ pub enum Event {
     AttemptVoided {
         /// The attempt that failed.
         attempt: u32,
-        /// The model's name at its service.
+        /// The model's name: see [`displayed_model_name`](crate::config::displayed_model_name).
         model: String,
         /// True if a streamed answer was requested.
         streamed: bool,
@@ -337,7 +337,7 @@ pub enum Event {
     ToolSetAside {
         /// The tool's name.
         tool_name: Arc<str>,
-        /// The model's name at its service.
+        /// The model's name: see [`displayed_model_name`](crate::config::displayed_model_name).
         model: String,
         /// The error of the service.
         reason: String,

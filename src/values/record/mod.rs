@@ -203,7 +203,7 @@ pub enum Record {
         /// The overrides of the run.
         #[serde(skip_serializing_if = "RunOverrides::is_none", default)]
         overrides: Arc<RunOverrides>,
-        /// The name of its first model at its service.
+        /// The name of its first model: see [`displayed_model_name`](crate::config::displayed_model_name).
         model: String,
         /// The execution mode of tool calls.
         execution: Execution,
@@ -229,7 +229,7 @@ pub enum Record {
         turn: u32,
         /// The turn's attempt, from 1.
         attempt: u32,
-        /// The model's name at its service.
+        /// The model's name: see [`displayed_model_name`](crate::config::displayed_model_name).
         model: String,
         /// True if a streamed answer was requested.
         streamed: bool,

@@ -17,18 +17,20 @@ const CHILD_DEPTH_MAX: usize = 32;
 /// The ids of children follow from the intents of calls, so that they are found without an index.
 ///
 /// ```
+/// use callsheet::journal::JournalReader;
 /// use callsheet::journal::export::{ChildSessions, text_with_children};
-/// use callsheet::journal::{Journal, MemoryJournal};
 /// use callsheet::types::{Seq, SessionId};
 ///
-/// let journal = MemoryJournal::new();
+/// # fn print() -> Result<(), Box<dyn std::error::Error>> {
+/// let journal = JournalReader::open("./callsheet-data".as_ref())?;
 /// let session = SessionId::parse("s1")?;
 /// let entries = journal.read(&session, Seq(0))?;
 /// let children = ChildSessions::read(&session, &entries, |child| journal.read(child, Seq(0)));
 /// for lines in text_with_children(&entries, &children) {
 ///     print!("{lines}");
 /// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone, Debug)]
 pub struct ChildSessions {

@@ -389,7 +389,7 @@ impl SessionActor {
             session: &self.id,
             run: id,
             agent: &agent.name,
-            model: &agent.rules.models.first().origin.model,
+            model: &agent.rules.models.first().displayed_name,
             given,
             began,
             elapsed,

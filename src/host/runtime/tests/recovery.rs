@@ -6,7 +6,7 @@ use super::provider::{Reply, answer_with, calls_to, text};
 use super::*;
 use crate::telemetry::FeedItem;
 use callsheet_values::event::Event;
-use callsheet_values::record::StopMode;
+use callsheet_values::record::{Record, StopMode};
 use callsheet_values::types::RunEnd;
 
 pub(super) const STREAM: usize = 0;
@@ -54,6 +54,15 @@ async fn check_death_while_the_model_is_silent(which: usize) {
 
 #[tokio::test]
 async fn a_turn_that_had_fallen_back_goes_on_with_that_model() {
+    check_fallback_after_a_death("backup-model", ["test-model", "backup-model", "backup-model"])
+        .await;
+    // Both services have a model of this name.
+    let displayed = ["test-model (test)", "test-model (backup)", "test-model (backup)"];
+    check_fallback_after_a_death("test-model", displayed).await;
+}
+
+/// Kills an actor while the fallback model answers. `requested` has the names of the models in the records.
+async fn check_fallback_after_a_death(name: &str, requested: [&str; 3]) {
     let main = Provider::new(|_, _| refused()).await;
     let backup = Provider::new(|n, _| match n {
         0 => Reply::Stall(vec![text("lost ")]),
@@ -62,7 +71,7 @@ async fn a_turn_that_had_fallen_back_goes_on_with_that_model() {
     .await;
     let host = host(&main, ToolRegistry::new(), |config| {
         let mut backup = model(&backup);
-        backup.model = "backup-model".into();
+        backup.model = name.to_owned();
         config.models.insert("backup".into(), backup);
         config.agents.get_mut("default").unwrap().fallback_models = vec!["backup".into()];
     })
@@ -74,7 +83,13 @@ async fn a_turn_that_had_fallen_back_goes_on_with_that_model() {
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "found"));
     assert_eq!((main.count(), backup.count()), (1, 2));
-    assert!(backup.requests().iter().all(|sent| sent["model"] == "backup-model"));
+    assert!(backup.requests().iter().all(|sent| sent["model"] == name));
+    let records = session.records(Seq(0)).await.unwrap();
+    let models = records.iter().filter_map(|entry| {
+        let Record::AttemptStarted { model, .. } = &entry.record else { return None };
+        Some(model.as_str())
+    });
+    assert_eq!(models.collect::<Vec<_>>(), requested);
     nothing_left(&host).await;
 }
 

@@ -38,6 +38,8 @@ pub(super) enum SpanParent {
 
 /// The attributes of a model's service.
 pub(super) struct ServiceAttributes {
+    /// The name of the model at the service.
+    pub(super) model: String,
     provider: &'static str,
     address: Option<String>,
     port: Option<i64>,
@@ -90,7 +92,7 @@ impl ServiceAttributes {
         let url = Url::parse(model.base_url.as_str()).ok();
         let address = url.as_ref().and_then(|url| url.host_str().map(str::to_owned));
         let port = url.and_then(|url| url.port_or_known_default()).map(i64::from);
-        Self { provider, address, port }
+        Self { model: model.model.clone(), provider, address, port }
     }
 
     pub(super) fn put_on(&self, attributes: &mut Vec<KeyValue>) {

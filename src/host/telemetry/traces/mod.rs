@@ -52,7 +52,7 @@ pub struct TracedRun<'a> {
     pub run: &'a RunId,
     /// The agent's name.
     pub agent: &'a str,
-    /// The name of its first model at its service.
+    /// The name of its first model in events.
     pub model: &'a str,
     /// The client's trace context.
     pub given: Option<TraceContext>,

@@ -21,7 +21,7 @@ use super::finished::{
 };
 use crate::journal::unix_ms;
 use crate::telemetry::Metrics;
-use callsheet_values::config::ModelConfig;
+use callsheet_values::config::{ModelConfig, displayed_model_name};
 use callsheet_values::event::{Event, PublishedEvent, RunStats};
 use callsheet_values::types::{
     ProviderError, ProviderErrorKind, RunEnd, RunError, RunId, RunTrace, SessionId, ToolResult,
@@ -40,7 +40,7 @@ const CAPTURE: &str = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT";
 pub(super) struct Spans {
     /// The run in progress of each session.
     runs: Mutex<HashMap<SessionId, TracedOpenRun>>,
-    /// Services by the names that they give their models. Of two models with the same name, the last one counts.
+    /// The services of models, by the names of these in events.
     services: HashMap<String, ServiceAttributes>,
     sampler: Box<dyn ShouldSample>,
     captures: bool,
@@ -77,8 +77,9 @@ impl Spans {
         models: &BTreeMap<String, ModelConfig>,
         metrics: &Metrics,
     ) -> Result<Self, String> {
-        let services =
-            models.values().map(|model| (model.model.clone(), ServiceAttributes::of(model)));
+        let services = models.iter().map(|(name, model)| {
+            (displayed_model_name(models, name), ServiceAttributes::of(model))
+        });
         let scope = InstrumentationScope::builder("callsheet");
         Ok(Self {
             runs: Mutex::default(),
@@ -232,10 +233,11 @@ impl Spans {
             error,
         } = event
         {
-            span.name = format!("chat {model}");
+            let of_service = self.model_at_service(model);
+            span.name = format!("chat {of_service}");
             span.start = (now - *duration).max(run.began);
             let attributes = &mut span.attributes;
-            attributes.push(text("gen_ai.request.model", model));
+            attributes.push(text("gen_ai.request.model", of_service));
             attributes.push(text("gen_ai.conversation.id", session.as_str()));
             self.put_service(attributes, model);
             attributes.push(count("gen_ai.usage.input_tokens", usage.input_tokens));
@@ -324,7 +326,7 @@ impl Spans {
             text("gen_ai.operation.name", "invoke_agent"),
             text("gen_ai.agent.name", &run.agent),
             text("gen_ai.conversation.id", session.as_str()),
-            text("gen_ai.request.model", &run.model),
+            text("gen_ai.request.model", self.model_at_service(&run.model)),
             count("gen_ai.usage.input_tokens", stats.usage.input_tokens),
             count("gen_ai.usage.output_tokens", stats.usage.output_tokens),
             text("callsheet.run_id", run.id.to_string()),
@@ -356,6 +358,11 @@ impl Spans {
             attributes,
             error,
         }
+    }
+
+    /// Returns the name of a model at its service.
+    fn model_at_service<'a>(&'a self, displayed: &'a str) -> &'a str {
+        self.services.get(displayed).map_or(displayed, |service| &service.model)
     }
 
     fn put_service(&self, attributes: &mut Vec<KeyValue>, model: &str) {

@@ -109,11 +109,11 @@ impl World {
                 "a model was requested too often"
             );
         }
-        let name = &scenario.spec.rules.models.at(plan.model_index).origin.model;
+        let name = scenario.spec.rules.models.at(plan.model_index).displayed_name.to_string();
         let recorded_name = self.log.iter().rev().find_map(|record| {
             if let Record::AttemptStarted { model, .. } = record { Some(model) } else { None }
         });
-        assert_eq!(recorded_name, Some(name), "the journal names another model");
+        assert_eq!(recorded_name, Some(&name), "the journal names another model");
     }
 
     /// Checks that a turn that providers failed has requested all models, and that it has used up their attempts if
