@@ -254,7 +254,8 @@ pub(super) fn list(
     let mut is_page_of_running = false;
     let sessions = match (listing.state, listing.order) {
         (Some(SessionState::Running), SessionOrder::Id) if are_many_running(connection)? => {
-            conditions.push_str(" AND s.number IN running");
+            // The unary plus keeps SQLite from looking each of them up and sorting.
+            conditions.push_str(" AND +s.number IN running");
             "sessions s"
         }
         (Some(SessionState::Running), order) => {
