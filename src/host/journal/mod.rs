@@ -316,18 +316,10 @@ impl BatchStatus {
 impl From<JournalError> for BatchStatus {
     /// Returns the status of a batch that is not stored.
     fn from(error: JournalError) -> Self {
-        match error {
-            JournalError::Refused(refusal) => Self::Refused(refusal),
-            error @ (JournalError::Locked { .. }
-            | JournalError::Open { .. }
-            | JournalError::Copy { .. }
-            | JournalError::Full
-            | JournalError::Write(_)
-            | JournalError::NotErased
-            | JournalError::Read(_)
-            | JournalError::Unreadable(_)
-            | JournalError::Overloaded
-            | JournalError::Closed) => Self::Failed(error),
+        if let JournalError::Refused(refusal) = error {
+            Self::Refused(refusal)
+        } else {
+            Self::Failed(error)
         }
     }
 }

@@ -219,21 +219,13 @@ fn missing_choice(asked: &str, offered: &str) -> String {
 impl From<JournalError> for HostError {
     /// A journal is closed only by the end of its host.
     fn from(error: JournalError) -> Self {
-        match error {
-            JournalError::Closed => Self::ShuttingDown,
-            JournalError::Refused(BatchRefusal::Exists) => Self::SessionExists,
-            JournalError::Refused(BatchRefusal::OriginRemoved(origin)) => {
-                Self::NoSuchSession(origin)
-            }
-            JournalError::Locked { .. }
-            | JournalError::Open { .. }
-            | JournalError::Copy { .. }
-            | JournalError::Full
-            | JournalError::Write(_)
-            | JournalError::NotErased
-            | JournalError::Read(_)
-            | JournalError::Unreadable(_)
-            | JournalError::Overloaded => Self::Journal(error),
+        if error == JournalError::Closed {
+            return Self::ShuttingDown;
+        }
+        let JournalError::Refused(refusal) = error else { return Self::Journal(error) };
+        match refusal {
+            BatchRefusal::Exists => Self::SessionExists,
+            BatchRefusal::OriginRemoved(origin) => Self::NoSuchSession(origin),
         }
     }
 }
