@@ -169,7 +169,7 @@ pub mod journal {
     #[doc(inline)]
     pub use callsheet_host::journal::{
         AppendStatus, Batch, BatchRefusal, BatchStatus, Journal, JournalError, MemoryJournal,
-        SessionQuery, SessionSummary,
+        Owner, Ownership, SessionQuery, SessionSummary,
     };
     /// [`Batch`] shows how an engine stores it.
     #[doc(inline)]

@@ -148,7 +148,9 @@ pub fn error_response(
         error.insert("reason".to_owned(), reason.into());
     }
     let mut response = with_default_headers((status, axum::Json(body)).into_response());
-    if status == StatusCode::TOO_MANY_REQUESTS || code == HostError::ShuttingDown.code() {
+    let is_of_next_host =
+        [HostError::ShuttingDown, HostError::SessionMoved].iter().any(|error| error.code() == code);
+    if status == StatusCode::TOO_MANY_REQUESTS || is_of_next_host {
         // The time until there is room, or the next host, is unknown, so the shortest wait is suggested.
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     }

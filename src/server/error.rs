@@ -145,7 +145,8 @@ fn remedy(error: &HostError) -> Option<&'static str> {
         | HostError::Journal(_)
         | HostError::Rebuild(_)
         | HostError::SessionClosed
-        | HostError::ShuttingDown => None,
+        | HostError::ShuttingDown
+        | HostError::SessionMoved => None,
     }
 }
 

@@ -7,10 +7,12 @@ use tokio::sync::mpsc;
 
 use super::{
     AppendStatus, Batch, BatchRefusal, BatchStatus, EngineLogState, Journal, JournalEntry,
-    JournalError, SessionOrder, SessionQuery,
+    JournalError, Owner, Ownership, SessionOrder, SessionQuery,
 };
 use callsheet_values::record::{Record, Seq, StopMode};
-use callsheet_values::types::{SessionId, SessionState};
+use callsheet_values::types::{
+    CallKey, Execution, Metadata, ParentCall, RootRun, RunId, SessionId, SessionState,
+};
 
 /// Time limit for the status of a batch.
 const STATUS_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -20,7 +22,8 @@ const STATUSES_MAX: usize = 3;
 
 /// Checks that a storage engine keeps the contract of [`Journal`]: order, durability, reading, listing
 /// and deletion. `open` opens the engine with an empty journal. If [`Journal::is_lasting`] is true, it is
-/// called again after the engine was closed, and must then return the same data.
+/// called again after the engine was closed, and must then return the same data. If several hosts use the engine
+/// ([`Journal::ownership`]), `open` is called again earlier, for a second and a third host.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -38,22 +41,14 @@ pub async fn check_journal(open: impl AsyncFn() -> Arc<dyn Journal>) {
     assert_eq!(journal.count().await, Ok(0), "the journal must be empty");
     let [a, b] = [session("check-a"), session("check-b")];
     let mut logs = [TestLog::new(&a), TestLog::new(&b)];
-    let opening = || Record::SessionOpened {
-        agent: "default".to_owned(),
-        messages: Vec::new(),
-        metadata: callsheet_values::types::Metadata::default(),
-        parent: None,
-        client_tools: None,
-    };
-    let stop = || Record::StopAsked { mode: StopMode::Now, authored_by: None };
     // The last id comes first, so that an engine that lists in the order of creation fails.
     for log in logs.iter_mut().rev() {
-        log.append(&*journal, vec![opening()]).await;
+        log.append(&*journal, vec![opening(None)]).await;
         log.append(&*journal, vec![stop(), stop()]).await;
     }
     let [log, _] = &mut logs;
     log.append(&*journal, (0..100).map(|_| stop()).collect()).await;
-    let again = TestLog::new(&logs[0].session).try_append(&*journal, vec![opening()]).await;
+    let again = TestLog::new(&logs[0].session).try_append(&*journal, vec![opening(None)]).await;
     let exists = Err(JournalError::Refused(BatchRefusal::Exists));
     assert_eq!(again, exists, "a batch that opens a stored session is refused");
     check_contents(&*journal, &logs).await;
@@ -97,6 +92,9 @@ pub async fn check_journal(open: impl AsyncFn() -> Arc<dyn Journal>) {
         );
     }
 
+    if journal.ownership().is_some() {
+        check_ownership(&*journal, &*open().await, &*open().await).await;
+    }
     let removes_documents = check_unused_documents(&*journal, &mut logs).await;
     let removed = journal.remove(&[b.clone(), session("unknown")]).await;
     removed.unwrap_or_else(|e| panic!("remove: {e}"));
@@ -155,9 +153,109 @@ async fn check_unused_documents(journal: &dyn Journal, logs: &mut [TestLog; 2]) 
     !has("tools-unused").await
 }
 
+/// Checks that a session has one owner among hosts that use the engine at the same time.
+async fn check_ownership(first: &dyn Journal, second: &dyn Journal, third: &dyn Journal) {
+    let [Some(one), Some(two)] = [first.ownership(), second.ownership()] else {
+        panic!("the engines of all hosts have an ownership");
+    };
+    let [root, child] = [session("check-root"), session("check-child")];
+    let started = || Record::RunStarted {
+        run_id: RunId("check-run".into()),
+        input: "x".into(),
+        overrides: Arc::default(),
+        model: String::new(),
+        execution: Execution::Sequential,
+        request: None,
+        trace: None,
+        metadata: Metadata::default(),
+        into: None,
+        authored_by: None,
+    };
+    let parent = Arc::new(ParentCall {
+        session: root.clone(),
+        run: RunId("check-run".into()),
+        key: CallKey { turn: 1, attempt: 1, index: 0 },
+        root: RootRun { session: root.clone(), run: RunId("check-run".into()), seq: Seq(2) },
+        agent_path: vec!["default".into(), "default".into()],
+        max_depth: 1,
+        max_children: 1,
+    });
+    let fenced = Err(JournalError::Refused(BatchRefusal::Fenced));
+    let owner = async |host: &dyn Ownership, session: &SessionId| {
+        let owner = host.take(session).await.unwrap_or_else(|error| panic!("take: {error}"));
+        owner == Owner::This
+    };
+    let give = async |host: &dyn Ownership, session: &SessionId| {
+        host.give(session).await.unwrap_or_else(|error| panic!("give: {error}"));
+    };
+    let [mut of_root, mut of_child] = [TestLog::new(&root), TestLog::new(&child)];
+    of_root.append(first, vec![opening(None)]).await;
+    of_child.append(first, vec![opening(Some(parent))]).await;
+    assert!(owner(one, &root).await, "a host owns what it has opened");
+    assert!(!owner(two, &root).await && !owner(two, &child).await, "a tree has one owner");
+    let mut stale = TestLog { entries: of_root.entries.clone(), ..TestLog::new(&root) };
+    let refused = stale.try_append(second, vec![stop()]).await;
+    assert_eq!(refused, fenced, "a batch of a host that does not own the session is fenced");
+    let refused = TestLog::new(&root).try_append(second, vec![opening(None)]).await;
+    let exists = Err(JournalError::Refused(BatchRefusal::Exists));
+    assert_eq!(refused, exists, "a session is opened once");
+    // The root was used twice: it was opened, and taken.
+    give(one, &root).await;
+    give(one, &root).await;
+    assert!(!owner(two, &root).await, "a host owns a tree while it uses a session of it");
+    give(one, &child).await;
+    assert!(owner(two, &child).await, "a tree that is not used can be taken");
+    let refused = of_root.try_append(first, vec![stop()]).await;
+    assert_eq!(refused, fenced, "the host that had the tree before is fenced");
+    let lost = tokio::time::timeout(STATUS_WAIT_MAX, one.lost()).await;
+    assert!(lost.is_ok(), "a host that is fenced is told");
+    let read = first.read(&root, Seq(1)).await;
+    assert_eq!(read, Ok(Vec::new()), "nothing of a fenced batch is stored");
+
+    // A tree with an open run is kept, until it is handed over.
+    let mut of_child = TestLog { entries: of_child.entries.clone(), ..TestLog::new(&child) };
+    of_child.append(second, vec![started()]).await;
+    give(two, &child).await;
+    assert!(!owner(one, &root).await, "a tree with an open run is not given up");
+    let abandoned = async |host: &dyn Ownership| {
+        host.take_abandoned(10).await.unwrap_or_else(|error| panic!("take_abandoned: {error}"))
+    };
+    assert_eq!(abandoned(one).await, [], "a tree whose owner lives is not abandoned");
+    assert!(owner(two, &child).await, "the owner takes it once more");
+    two.hand_over(&child).await.unwrap_or_else(|error| panic!("hand_over: {error}"));
+    assert_eq!(abandoned(one).await, [child.clone()], "another host goes on with the open run");
+    assert_eq!(abandoned(one).await, [], "it is taken once");
+    assert!(!owner(two, &root).await, "the other host owns it");
+
+    // A host that has ended owns nothing.
+    let mut of_third = TestLog::new(&session("check-third"));
+    of_third.append(third, vec![opening(None), started()]).await;
+    third.close().await;
+    assert_eq!(abandoned(one).await, [of_third.session.clone()], "a host that has closed is gone");
+    let removed = second.remove(&[root.clone()]).await;
+    assert!(removed.is_err(), "only the owner removes a session");
+    let all = [root, child, of_third.session];
+    first.remove(&all).await.unwrap_or_else(|error| panic!("remove: {error}"));
+    second.close().await;
+}
+
 async fn remove_unused(journal: &dyn Journal, stored_before: u64) {
     let removed = journal.remove_unused_documents("tools-", stored_before).await;
     removed.unwrap_or_else(|error| panic!("remove_unused_documents: {error}"));
+}
+
+fn opening(parent: Option<Arc<ParentCall>>) -> Record {
+    Record::SessionOpened {
+        agent: "default".to_owned(),
+        messages: Vec::new(),
+        metadata: Metadata::default(),
+        parent,
+        client_tools: None,
+    }
+}
+
+fn stop() -> Record {
+    Record::StopAsked { mode: StopMode::Now, authored_by: None }
 }
 
 fn session(id: &str) -> SessionId {
@@ -197,19 +295,11 @@ async fn check_contents(journal: &dyn Journal, logs: &[TestLog]) {
 async fn check_nothing_follows_failure(journal: &dyn Journal) {
     let failed = session("check-failed");
     let mut log = TestLog::new(&failed);
-    let opening = Record::SessionOpened {
-        agent: "default".to_owned(),
-        messages: Vec::new(),
-        metadata: callsheet_values::types::Metadata::default(),
-        parent: None,
-        client_tools: None,
-    };
-    log.append(journal, vec![opening]).await;
+    log.append(journal, vec![opening(None)]).await;
     log.engine_state.fail(2);
     // Record 2 counts as failed, so record 3 is refused. A copy of record 1 stands for record 2.
     log.entries.extend(log.entries.first().cloned());
-    let stop = Record::StopAsked { mode: StopMode::Now, authored_by: None };
-    let stored = log.try_append(journal, vec![stop]).await;
+    let stored = log.try_append(journal, vec![stop()]).await;
     assert!(stored.is_err(), "an engine reports a batch as failed if Batch::follows_failure");
     let read = journal.read(&failed, Seq(1)).await;
     assert_eq!(read, Ok(Vec::new()), "a refused batch is not stored");

@@ -75,6 +75,9 @@ pub enum BatchRefusal {
     /// The batch opens a fork, and the session whose records it shares was deleted meanwhile.
     #[error("session {0}, of which it is a fork, has been removed")]
     OriginRemoved(SessionId),
+    /// Another host has the session ([`Ownership`](crate::journal::Ownership)).
+    #[error("another host has the session")]
+    Fenced,
 }
 
 impl JournalError {

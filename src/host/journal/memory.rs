@@ -52,6 +52,13 @@ impl MemoryJournal {
     pub fn new() -> Self {
         Self::default()
     }
+
+    /// Returns the position of the last record of a session; 0 if it is not stored.
+    #[cfg(test)]
+    pub(super) fn last_seq(&self, session: &SessionId) -> Seq {
+        let sessions = self.sessions.lock();
+        sessions.get(session).and_then(|entries| entries.last()).map_or(Seq(0), |last| last.seq)
+    }
 }
 
 impl Journal for MemoryJournal {

@@ -15,7 +15,8 @@
 //! | damage (corruption: a corrupt or truncated file, a torn write, a record that cannot be read), integrity check, checksums | the file: `sqlite/database` (`check_beginning`, `check_size`, `check_ends`), `sqlite/errors`; the write-ahead log, which alone has checksums: `sqlite/writer` (`sync`); a record: `record::entry` (`JournalEntry::from_body`), `sqlite/query` (a missing one); records that contradict each other: `session::stored`; all of the journal: `sqlite/query` (`check`), `verify/`; the status 500: `server::error`; `docs/operations.md` describes it |
 //! | write-ahead log (WAL) of SQLite: when it is synced, checkpointed and emptied | `sqlite/writer`, `sqlite/writer/tasks`; `sqlite/writer/erase`, `sqlite/writer/catch_up` |
 //! | schema version of the database, conversion of an older one (migration) | `sqlite/database`; version of records: `record::entry` |
-//! | lock of the data directory: one host (split brain, two hosts; no leader election, fencing or lease), permissions of its files, a database that was removed | `sqlite/data_directory` |
+//! | lock of the data directory: one host, permissions of its files, a database that was removed | `sqlite/data_directory` |
+//! | several hosts with one engine: owners and fencing | `ownership`; the host: `runtime::ownership` |
 //! | deletion (secure delete, erasure): hiding, erasing, space on the disk | `sqlite/writer/tasks`, `sqlite/deletion`; `sqlite/writer/erase`, `sqlite/pages` |
 //! | garbage collection of documents that no session names | `sqlite/writer/tasks`; when: `runtime::maintenance`, `runtime::tool_servers` |
 //! | backup beside a running host, and its return to a data directory; the mark of a copy, whose runs wait | `sqlite/backup`; `restored` |
@@ -27,7 +28,10 @@ mod error;
 pub mod export;
 mod log;
 mod memory;
+mod ownership;
 pub(crate) mod restored;
+#[cfg(test)]
+pub(crate) mod shared;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod verify;
@@ -49,6 +53,7 @@ pub use check::check_journal;
 pub use error::{BatchRefusal, JournalError};
 pub use log::{Appended, PendingRecord, SessionLog, Urgency};
 pub use memory::MemoryJournal;
+pub use ownership::{OtherHost, Owner, Ownership};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{JournalReader, restore};
 #[cfg(feature = "sqlite")]
@@ -68,7 +73,7 @@ pub type JournalFuture<'a, T> = BoxFuture<'a, Result<T, JournalError>>;
 ///
 /// One host at a time uses an engine: `Host::shutdown` frees it. The start of a second host in the same program
 /// waits a moment for one that was dropped, and fails if it runs on. That two engines, or two programs, do not write
-/// to the same database is for the engine to see to.
+/// to the same database is for the engine to see to, or it says which host owns a session ([`Ownership`]).
 ///
 /// `examples/own_journal.rs` is an engine in 230 lines. [`check_journal`]
 /// tests an engine.
@@ -190,6 +195,12 @@ pub trait Journal: Send + Sync + fmt::Debug {
     ) -> JournalFuture<'a, ()> {
         let _ = (prefix, stored_before);
         Box::pin(ready(Ok(())))
+    }
+
+    /// Returns the ownership of sessions, if several hosts use the engine at the same time. `None`: this host owns all
+    /// sessions.
+    fn ownership(&self) -> Option<&dyn Ownership> {
+        None
     }
 
     /// Returns whether what is stored outlives the process. The runs of a host that shuts down go on at its next

@@ -12,7 +12,7 @@ use super::tool_servers::ToolServers;
 use crate::journal::SessionLog;
 use callsheet_machines::session::InputLimits;
 use callsheet_tools::ToolSource;
-use callsheet_values::config::{ConsoleConfig, DEFAULT_AGENT, OnShutdown};
+use callsheet_values::config::{ConsoleConfig, DEFAULT_AGENT, OnShutdown, Resume};
 use callsheet_values::types::Secrets;
 
 /// The configured parts of a host.
@@ -30,6 +30,7 @@ pub(super) struct Catalog {
     pub(super) queued_inputs_max: usize,
     pub(super) session_bytes_max: Option<u64>,
     pub(super) on_shutdown: OnShutdown,
+    pub(super) resume: Resume,
 }
 
 /// The sources of tools that are read at each run's start.

@@ -88,7 +88,7 @@ pub(super) struct AgentCallRunner {
 impl AgentCaller for AgentCallRunner {
     async fn call(&self, context: &ToolContext) -> Result<ToolOutput, ToolError> {
         let called = self.call_child(context).await;
-        if called.is_err() && self.host_ref.shared.suspends_runs() {
+        if called.is_err() && self.host_ref.shared.leaves_runs() {
             // The next host goes on with the call and its child.
             context.cancelled().await;
         }
@@ -111,7 +111,7 @@ impl AgentCallRunner {
                 return Err(ToolError::new("the call has no child session").permanent());
             };
             let child = SessionHandle::new(id, self.host_ref.clone());
-            if self.host_ref.shared.suspends_runs() {
+            if self.host_ref.shared.leaves_runs() {
                 return Err(ToolError::new(HostError::ShuttingDown.to_string()));
             }
             if self.start.is_cancelled || context.is_cancelled() {
@@ -121,9 +121,12 @@ impl AgentCallRunner {
             let is_new = self.open(&child).await?;
             let report = self.run_child(&child, &run, context).await;
             let run_did_not_start = self.child.lock().is_none();
-            // After a failure of the journal or at shutdown, the call may be started again and needs the child.
-            let may_start_again =
-                matches!(report, Err(HostError::Journal(_) | HostError::ShuttingDown));
+            // After a failure of the journal, at shutdown, or at another host, the call may be started again and needs the
+            // child.
+            let may_start_again = matches!(
+                report,
+                Err(HostError::Journal(_) | HostError::ShuttingDown | HostError::SessionMoved)
+            );
             // The outcome of a call names its child only if a run has started. The deletion of the parent would not
             // find this one.
             let is_unused = is_new && run_did_not_start && !may_start_again;
@@ -236,7 +239,7 @@ impl AgentCallRunner {
                 biased;
                 () = context.cancelled(), if !is_stopped => {
                     is_stopped = true;
-                    if self.host_ref.shared.suspends_runs() {
+                    if self.host_ref.shared.leaves_runs() {
                         return Err(HostError::ShuttingDown);
                     }
                     // If the child is gone, it has ended.

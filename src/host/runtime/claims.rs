@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::error::HostError;
 use crate::journal::{
     AppendStatus, Batch, BatchStatus, IdleSessions, Journal, JournalEntry, JournalError,
-    JournalFuture, JournalStatus, SessionQuery, SessionSummary,
+    JournalFuture, JournalStatus, Ownership, SessionQuery, SessionSummary,
 };
 use crate::telemetry::MetricsOptions;
 use callsheet_values::record::Seq;
@@ -176,6 +176,10 @@ impl Journal for ClaimedJournal {
         stored_before: u64,
     ) -> JournalFuture<'a, ()> {
         contained(async move { self.engine.remove_unused_documents(prefix, stored_before).await })
+    }
+
+    fn ownership(&self) -> Option<&dyn Ownership> {
+        self.engine.ownership()
     }
 
     fn is_lasting(&self) -> bool {

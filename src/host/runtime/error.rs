@@ -206,6 +206,9 @@ pub enum HostError {
     /// The host is shutting down.
     #[error("the host is shutting down")]
     ShuttingDown,
+    /// Another host has the session, and goes on with its run.
+    #[error("another host has the session: repeat the request")]
+    SessionMoved,
 }
 
 /// Returns what a run lacks that must call a tool.
@@ -226,6 +229,7 @@ impl From<JournalError> for HostError {
         match refusal {
             BatchRefusal::Exists => Self::SessionExists,
             BatchRefusal::OriginRemoved(origin) => Self::NoSuchSession(origin),
+            BatchRefusal::Fenced => Self::SessionMoved,
         }
     }
 }
@@ -235,6 +239,7 @@ impl From<SessionRefusal> for HostError {
         match refusal {
             SessionRefusal::Closed => Self::SessionClosed,
             SessionRefusal::ShuttingDown => Self::ShuttingDown,
+            SessionRefusal::Left => Self::SessionMoved,
             SessionRefusal::KeyReused => Self::KeyReused,
             SessionRefusal::Suspended => Self::Suspended,
             SessionRefusal::NotSuspended => Self::NotSuspended,
@@ -269,7 +274,7 @@ pub enum ErrorKind {
     Busy,
     /// The journal cannot be read or written.
     Journal,
-    /// The host shuts down.
+    /// The host shuts down, or another host has the session.
     Closed,
 }
 
@@ -335,7 +340,7 @@ impl HostError {
                 ErrorKind::Busy
             }
             Self::Journal(_) | Self::Rebuild(_) => ErrorKind::Journal,
-            Self::ShuttingDown => ErrorKind::Closed,
+            Self::ShuttingDown | Self::SessionMoved => ErrorKind::Closed,
         }
     }
 
@@ -345,7 +350,7 @@ impl HostError {
         if let Self::Journal(error) = self {
             return error.is_transient();
         }
-        *self == Self::RunInProgress || self.kind() == ErrorKind::Busy
+        matches!(self, Self::RunInProgress | Self::SessionMoved) || self.kind() == ErrorKind::Busy
     }
 
     /// Returns the error code for clients.
@@ -399,6 +404,7 @@ impl HostError {
             Self::UnknownEventId { .. } => "unknown_event_id",
             Self::SessionClosed => "session_closed",
             Self::ShuttingDown => "shutting_down",
+            Self::SessionMoved => "session_moved",
         }
     }
 }

@@ -13,6 +13,7 @@ use super::host_ref::{HostRef, HostState};
 use super::index::AwakeSession;
 use super::maintenance;
 use super::message::{HostMessage, ServerAudience, SessionMessage};
+use super::ownership;
 use super::server_connections::{RunToolServer, ToolServerActor};
 use super::session;
 use super::session_start::SessionStart;
@@ -37,8 +38,7 @@ pub(super) struct HostActor {
     /// The number of recent deaths by session, with the time of the last one.
     deaths: HashMap<SessionId, (u32, Instant)>,
     servers: HashMap<ActorId, (Arc<dyn ToolServer>, ServerAudience)>,
-    _maintenance: OwnedTask,
-    _lag: OwnedTask,
+    _tasks: Vec<OwnedTask>,
 }
 
 impl HostActor {
@@ -55,9 +55,15 @@ impl HostActor {
             }
         });
         let lag = OwnedTask::spawn(&Gauge::default(), measure_lag(Arc::clone(&host_ref.shared)));
+        let mut tasks = vec![maintenance, lag];
+        if host_ref.shared.journal.ownership().is_some() {
+            let lost = ownership::end_lost_sessions(Arc::clone(&host_ref.shared));
+            tasks.push(OwnedTask::spawn(&Gauge::default(), lost));
+            let taken = ownership::take_over(host_ref.clone());
+            tasks.push(OwnedTask::spawn(&Gauge::default(), taken));
+        }
         let (sessions, deaths, servers) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let (_maintenance, _lag) = (maintenance, lag);
-        Self { host_ref, sessions, deaths, servers, _maintenance, _lag }
+        Self { host_ref, sessions, deaths, servers, _tasks: tasks }
     }
 }
 

@@ -44,6 +44,7 @@ use super::index::{AwakeReceiver, AwakeSession, RequestedSession, SessionIndex};
 use super::maintenance_state::MaintenanceState;
 use super::message::{HostMessage, SessionMessage};
 use super::model::HostLagClock;
+use super::ownership::OwnedSession;
 use super::publish::Publisher;
 use super::removals::Removals;
 use super::sent_requests::SentRequests;
@@ -112,9 +113,21 @@ impl HostState {
         self.closing.load(Ordering::SeqCst)
     }
 
-    /// Returns whether the host shuts down and leaves its runs to the next host.
-    pub(super) fn suspends_runs(&self) -> bool {
-        self.catalog.on_shutdown == OnShutdown::Suspend && self.is_shutting_down()
+    /// Returns whether the host shuts down and leaves its runs to another host, or to the next one.
+    pub(super) fn leaves_runs(&self) -> bool {
+        self.catalog.on_shutdown.leaves_runs() && self.is_shutting_down()
+    }
+
+    /// Returns whether the host shuts down and another host goes on with its runs at once.
+    pub(super) fn hands_over_runs(&self) -> bool {
+        self.catalog.on_shutdown == OnShutdown::HandOver && self.is_shutting_down()
+    }
+
+    /// Forgets a session that another host has.
+    pub(super) fn forget(&self, id: &SessionId) {
+        self.approval_inbox.set(id, Vec::new());
+        self.maintenance.forget_failures(id, None);
+        self.index.forget(id);
     }
 
     /// Returns the error of a request to a session that is gone.
@@ -325,10 +338,12 @@ impl HostRef {
     pub(super) fn wake(&self, id: &SessionId) {
         let (host_ref, id) = (self.clone(), id.clone());
         task::detach(async move {
-            let sent = match host_ref.read_session(&id).await {
+            let sent = match host_ref.own_and_read(&id).await {
                 Ok(start) => host_ref.actor.cast(HostMessage::Begin(Box::new(start))),
                 Err(error) => {
-                    if !matches!(error, HostError::NoSuchSession(_)) {
+                    if error == HostError::SessionMoved {
+                        host_ref.shared.forget(&id);
+                    } else if !matches!(error, HostError::NoSuchSession(_)) {
                         tracing::error!(session = %id, %error, "session_not_woken");
                     }
                     host_ref.shared.index.fail_wake(&id, error);
@@ -350,7 +365,9 @@ impl HostRef {
         }
     }
 
-    async fn read_session(&self, id: &SessionId) -> Result<SessionStart, HostError> {
+    /// Takes a stored session, and reads it.
+    async fn own_and_read(&self, id: &SessionId) -> Result<SessionStart, HostError> {
+        let owned = OwnedSession::take(&self.shared, id).await?;
         let (shared, of) = (Arc::clone(&self.shared), id.clone());
         let (stored, projector) =
             self.rebuild(id, move |entries| rebuild_session(&shared, &of, &entries)).await??;
@@ -367,6 +384,7 @@ impl HostRef {
             id: id.clone(),
             agent,
             tools,
+            owned,
             origin: SessionOrigin::Stored(Box::new(stored)),
         })
     }

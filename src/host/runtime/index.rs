@@ -327,6 +327,20 @@ impl SessionIndex {
         sessions.suspended.remove(id);
     }
 
+    /// Notes sessions with an unfinished run that another host has left, and that it waits for a manual resume.
+    pub(super) fn note_unfinished(&self, ids: &[SessionId], waits: bool) {
+        let mut sessions = self.sessions.lock();
+        sessions.with_unfinished_run.extend(ids.iter().cloned());
+        sessions.suspended.extend(ids.iter().filter(|_| waits).cloned());
+    }
+
+    /// Forgets what is known of the runs of a session that another host has.
+    pub(super) fn forget(&self, id: &SessionId) {
+        let mut sessions = self.sessions.lock();
+        sessions.with_unfinished_run.remove(id);
+        sessions.suspended.remove(id);
+    }
+
     /// Returns whether the interrupted run of a session waits for a manual resume.
     pub(super) fn is_suspended(&self, id: &SessionId) -> bool {
         self.sessions.lock().suspended.contains(id)

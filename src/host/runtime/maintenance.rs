@@ -18,6 +18,7 @@ use super::agent_trees;
 use super::error::HostError;
 use super::host_ref::{HostRef, HostState};
 use super::message::SessionMessage;
+use super::ownership::OwnedSession;
 use super::recovery;
 use super::task;
 use crate::journal::{JournalError, SessionSummary, unix_ms};
@@ -117,6 +118,7 @@ fn wake_failed_runs(host_ref: &HostRef) {
                 HostError::NoSuchSession(_)
                     | HostError::Rebuild(_)
                     | HostError::AgentGone(_)
+                    | HostError::SessionMoved
                     | HostError::Journal(JournalError::Unreadable(_))
             );
             // Such a session would keep others from being woken.
@@ -176,7 +178,7 @@ async fn delete_idle(host_ref: HostRef, kept_ms: u64) {
 /// Deletes those of the next sessions after `after` that hibernate and were idle for `keep_idle`. A child session is
 /// kept until the run of its parent has ended. Returns their number, and the session after which to go on.
 pub(super) async fn delete_part(
-    shared: &HostState,
+    shared: &Arc<HostState>,
     kept_ms: u64,
     after: Option<&SessionId>,
 ) -> Result<(usize, Option<SessionId>), JournalError> {
@@ -190,8 +192,15 @@ pub(super) async fn delete_part(
         }
     }
     let reserved = shared.index.reserve_for_deletion(unneeded);
-    let mut old = Vec::new();
+    let (mut old, mut owned) = (Vec::new(), Vec::new());
     for id in reserved {
+        match OwnedSession::take(shared, &id).await {
+            Ok(of_session) => owned.push(of_session),
+            Err(_) => {
+                shared.index.release_slot(&id);
+                continue;
+            }
+        }
         let is_old =
             |stored: &SessionSummary| stored.state == SessionState::Idle && stored.touched < before;
         match shared.journal.find(&id).await {

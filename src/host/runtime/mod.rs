@@ -95,6 +95,7 @@ mod model_limiter;
 mod model_tokens;
 mod models;
 mod opening;
+mod ownership;
 mod publish;
 mod recovery;
 mod references;
@@ -443,9 +444,17 @@ impl Host {
             Some(engine) => Arc::new(ClaimedJournal::wait(engine).await?),
             None => open_journal(&config, journal_holder, accept_loss, &telemetry).await?,
         };
-        let on_shutdown = config.host.on_shutdown.unwrap_or(match journal.is_lasting() {
-            true => OnShutdown::Suspend,
-            false => OnShutdown::Interrupt,
+        let has_owners = journal.ownership().is_some();
+        if config.host.on_shutdown == Some(OnShutdown::HandOver) && !has_owners {
+            let problem = "host.on_shutdown: \"hand_over\" needs a journal that several hosts use: set \"suspend\"";
+            return Err(HostError::Config(problem.to_owned()));
+        }
+        let on_shutdown = config.host.on_shutdown.unwrap_or(if has_owners {
+            OnShutdown::HandOver
+        } else if journal.is_lasting() {
+            OnShutdown::Suspend
+        } else {
+            OnShutdown::Interrupt
         });
         log_tools_not_offered(&config, &registered);
         let models = Arc::new(Model::all(&config, &model_sources, &telemetry, &stalls, &secrets)?);
@@ -487,6 +496,7 @@ impl Host {
                 queued_inputs_max: config.host.max_queued_inputs,
                 session_bytes_max: config.host.max_session_bytes,
                 on_shutdown,
+                resume,
             },
             journal,
             telemetry,

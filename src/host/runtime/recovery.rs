@@ -14,7 +14,8 @@ use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
 use super::ids::{CALL_PREFIX, CALLER};
-use crate::journal::{Journal, JournalError, MemoryJournal, SessionQuery, restored};
+use super::ownership::TREES_MAX;
+use crate::journal::{Journal, JournalError, MemoryJournal, Ownership, SessionQuery, restored};
 #[cfg(feature = "sqlite")]
 use crate::journal::{SqliteJournal, SqliteOptions};
 use crate::telemetry::Telemetry;
@@ -94,10 +95,31 @@ async fn open_sqlite(
 }
 
 /// Returns the number of stored sessions, and the ids of the sessions with unfinished runs, queued inputs or an
-/// unfinished deletion, and of the sessions of calls by hand.
+/// unfinished deletion, and of the sessions of calls by hand. If several hosts use the journal, these are the sessions
+/// of the trees that no other living host owns, which this host takes.
 pub(super) async fn find_unfinished_sessions(
     journal: &dyn Journal,
 ) -> Result<(usize, Vec<SessionId>), JournalError> {
+    let mut found = match journal.ownership() {
+        Some(ownership) => take_all_abandoned(ownership).await?,
+        None => all_running(journal).await?,
+    };
+    found.extend(idle_calls(journal).await?);
+    Ok((journal.count().await?, found))
+}
+
+async fn take_all_abandoned(ownership: &dyn Ownership) -> Result<Vec<SessionId>, JournalError> {
+    let mut found = Vec::new();
+    loop {
+        let taken = ownership.take_abandoned(TREES_MAX).await?;
+        if taken.is_empty() {
+            return Ok(found);
+        }
+        found.extend(taken);
+    }
+}
+
+async fn all_running(journal: &dyn Journal) -> Result<Vec<SessionId>, JournalError> {
     let mut found = Vec::new();
     let mut listing = SessionQuery {
         state: Some(SessionState::Running),
@@ -110,8 +132,7 @@ pub(super) async fn find_unfinished_sessions(
         let is_last = page.len() < PAGE_LENGTH;
         found.extend(page.into_iter().map(|stored| stored.id));
         if is_last {
-            found.extend(idle_calls(journal).await?);
-            return Ok((journal.count().await?, found));
+            return Ok(found);
         }
         listing.after = found.last().cloned();
     }
@@ -198,8 +219,10 @@ async fn is_leftover(journal: &dyn Journal, id: &SessionId) -> bool {
 
 async fn close_all(host_ref: &HostRef, sessions: Vec<SessionId>) {
     for id in sessions {
-        if let Err(error) = SessionHandle::new(id.clone(), host_ref.clone()).close().await {
-            tracing::error!(session = %id, %error, "session_not_deleted");
+        match SessionHandle::new(id.clone(), host_ref.clone()).close().await {
+            // The other host deletes it.
+            Ok(()) | Err(HostError::SessionMoved) => {}
+            Err(error) => tracing::error!(session = %id, %error, "session_not_deleted"),
         }
     }
 }
@@ -225,7 +248,9 @@ pub(super) async fn recover(
     };
     let leftover = unfinished.iter().zip(&woken).filter(|(_, woken)| is_leftover(woken));
     let leftover: Vec<_> = leftover.map(|(id, _)| id.clone()).collect();
-    let failed = unfinished.len() - recovered - leftover.len();
+    let is_moved = |woken: &&Result<_, _>| matches!(woken, Err(HostError::SessionMoved));
+    let moved = woken.iter().filter(is_moved).count();
+    let failed = unfinished.len() - recovered - leftover.len() - moved;
     let took = began.elapsed();
     close_all(&host_ref, leftover).await;
     for id in orphans {

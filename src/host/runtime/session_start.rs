@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::agent::Agent;
+use super::ownership::OwnedSession;
 use super::publish::Publisher;
 use super::tool_servers::FrozenTools;
 use callsheet_machines::session::StoredSession;
@@ -20,6 +21,7 @@ pub(super) struct SessionStart {
     /// The session's frozen tools, if it has any. A new session has none yet.
     pub(super) tools: Option<Arc<FrozenTools>>,
     pub(super) origin: SessionOrigin,
+    pub(super) owned: OwnedSession,
     pub(super) publisher: Publisher,
 }
 

@@ -15,6 +15,7 @@ use super::handle::SessionHandle;
 use super::host_ref::HostRef;
 use super::ids::CALLER;
 use super::message::{HostMessage, ReportResult, SessionMessage};
+use super::ownership::OwnedSession;
 use super::publish::Publisher;
 use super::report::{CallReport, Messages, RunReport};
 use super::session_start::{SessionOrigin, SessionStart};
@@ -233,6 +234,13 @@ pub(super) async fn delete(
     may_have_children: bool,
 ) -> Result<(), HostError> {
     let (host_ref, id) = (&session.host_ref, session.id());
+    let _owned = match OwnedSession::take(&host_ref.shared, id).await {
+        Ok(owned) => owned,
+        Err(error) => {
+            host_ref.shared.end_deletion(id);
+            return Err(error);
+        }
+    };
     if may_have_children {
         // If they cannot be found, then the session cannot be deleted either.
         if let Err(error) = delete_children(host_ref, id).await {
@@ -380,6 +388,7 @@ async fn read_fork_start(
     let tools = host_ref.frozen_tools(&agent, &rebuilt.session).await?;
     Ok(SessionStart {
         publisher: Publisher::new(to.clone(), projector, host_ref.shared.telemetry.clone(), Seq(0)),
+        owned: OwnedSession::opened(&host_ref.shared, to),
         id: to.clone(),
         agent,
         tools,

@@ -28,6 +28,11 @@ impl JournalMetrics {
         self.failures.increment(1);
     }
 
+    /// Counts a session that another host has taken.
+    pub fn session_lost(&self) {
+        self.fenced_appends.increment(1);
+    }
+
     /// Sets the number of runs that are set aside.
     pub fn set_runs_quarantined(&self, runs: usize) {
         self.runs_quarantined.set(runs as f64);

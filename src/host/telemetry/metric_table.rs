@@ -385,6 +385,8 @@ metric_table! {
             "Maximum number of stored sessions: max_stored_sessions of the configuration. 0: no limit.";
         failures: Counter, Count, "callsheet_journal_failures_total",
             "Sessions that were unloaded because a record could not be stored.";
+        fenced_appends: Counter, Count, "callsheet_fenced_appends_total",
+            "Sessions in memory that this host has lost, because another host has them. Their last records were not stored.";
         runs_recovered: Counter, Count, "callsheet_runs_recovered_total",
             "Runs that were resumed after their host had ended.";
         runs_quarantined: Gauge, Count, "callsheet_runs_quarantined",

@@ -129,9 +129,23 @@ impl Session {
         }
     }
 
+    /// Leaves the session to another host, or to the next one: no end is recorded, and nothing else either. The other
+    /// host goes on from the stored records, as after a crash. The end of a host has four meanings for a session:
+    ///
+    /// - *Interrupt*: its run ends as interrupted ([`handle_shutdown`](Self::handle_shutdown)).
+    /// - *Suspend*: it leaves, also in mid-turn once the grace period is over, and the next host goes on.
+    /// - *Hand over*: the same, while another host lives, which goes on at once.
+    /// - *Lose*: it leaves at any time, because another host has it already. Records that were appended last may not be
+    ///   stored.
+    pub fn handle_left(&mut self) {
+        self.lifecycle = Lifecycle::Left;
+        self.outbox.clear();
+    }
+
     /// Handles the shutdown of the host. Queued runs do not start any more, and their callers are refused.
     ///
-    /// With [`OnShutdown::Suspend`] nothing else begins: the run stops before its next turn ([`is_held`](Self::is_held)).
+    /// If the run is left to another host ([`OnShutdown::leaves_runs`]), nothing else begins: it stops before its next turn
+    /// ([`is_held`](Self::is_held)).
     /// With [`OnShutdown::Interrupt`] the current run is interrupted after its turn; at once with `now`, or if the turn
     /// waits only for people.
     pub fn handle_shutdown(&mut self, on_shutdown: OnShutdown, now: bool) {
@@ -171,7 +185,7 @@ impl Session {
     pub fn is_held(&self) -> bool {
         let is_left = match self.run.as_deref() {
             Some(run) => run.is_held(self.shutdown),
-            None => self.shutdown == Some(OnShutdown::Suspend),
+            None => self.shutdown.is_some_and(OnShutdown::leaves_runs),
         };
         is_left && self.may_be_suspended()
     }
@@ -282,6 +296,7 @@ impl Session {
         match self.lifecycle {
             Lifecycle::New | Lifecycle::Open => Ok(()),
             Lifecycle::Closing | Lifecycle::Closed => Err(SessionRefusal::Closed),
+            Lifecycle::Left => Err(SessionRefusal::Left),
         }
     }
 

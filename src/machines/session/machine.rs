@@ -104,6 +104,8 @@ pub(super) enum Lifecycle {
     /// The session closes when its run has ended.
     Closing,
     Closed,
+    /// Another host goes on with the session from its records. Nothing is recorded here any more.
+    Left,
 }
 
 impl Session {
@@ -567,6 +569,8 @@ pub enum SessionRefusal {
     Closed,
     /// The host shuts down.
     ShuttingDown,
+    /// The session was left to another host.
+    Left,
     /// The idempotency key was used for a different request.
     KeyReused,
     /// The current run is suspended.

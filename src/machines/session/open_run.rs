@@ -242,9 +242,9 @@ impl OpenTurn {
 }
 
 impl OpenRun {
-    /// Returns true if the next host begins the next turn, because this one shuts down.
+    /// Returns true if another host begins the next turn, because this one shuts down.
     pub(super) fn is_held(&self, shutdown: Option<OnShutdown>) -> bool {
-        shutdown == Some(OnShutdown::Suspend)
+        shutdown.is_some_and(OnShutdown::leaves_runs)
             && self.cancel.is_none()
             && matches!(self.stage, RunStage::Ready(_))
     }

@@ -88,6 +88,10 @@ impl Session {
 
     /// Returns the next effect. After each `handle_*` it is called until it returns `None`.
     pub fn poll(&mut self, now: Duration, rules_of: RulesOf<'_>) -> Option<SessionEffect> {
+        if self.lifecycle == Lifecycle::Left {
+            self.outbox.clear();
+            return None;
+        }
         if self.outbox.is_empty() && !self.suspended {
             self.advance(now, rules_of);
         }
@@ -179,7 +183,7 @@ impl Session {
             Some(queued) => match self.shutdown {
                 None => self.record_run_start(&queued, None, rules_of),
                 Some(OnShutdown::Interrupt) => self.record_interrupted_run(&queued, rules_of),
-                Some(OnShutdown::Suspend) => {}
+                Some(OnShutdown::Suspend | OnShutdown::HandOver) => {}
             },
             None if self.lifecycle == Lifecycle::Closing => {
                 self.record(vec![Record::SessionClosed]);

@@ -42,7 +42,8 @@ key_table! {
         shutdown_grace: Duration = Duration::from_secs(10), Any;
         /// What a shutdown does with the runs that have not ended. With `suspend`, the next host goes on with them, as
         /// after a crash. With `interrupt`, they end as `interrupted`, except those that wait only for approvals or
-        /// results of clients. Default: `suspend` if the journal is in a file, else `interrupt`.
+        /// results of clients. With `hand_over`, which needs a journal that several hosts use, another host goes on with
+        /// them at once. Default: `hand_over` with such a journal, `suspend` if the journal lasts, else `interrupt`.
         on_shutdown: Option<OnShutdown> = None, Any;
         /// Maximum number of sessions in memory. Further ones are refused; idle ones leave memory early from 90 % on.
         /// `max_stored_sessions` limits those on the disk.
@@ -81,9 +82,25 @@ pub enum OnShutdown {
     Suspend,
     /// They end as `interrupted`, and queued inputs with them.
     Interrupt,
+    /// Another host that uses the same journal goes on with them at once, as after a crash.
+    HandOver,
 }
 
-named_values!(OnShutdown, [("suspend", Self::Suspend), ("interrupt", Self::Interrupt)]);
+named_values!(
+    OnShutdown,
+    [("suspend", Self::Suspend), ("interrupt", Self::Interrupt), ("hand_over", Self::HandOver)]
+);
+
+impl OnShutdown {
+    /// Returns whether runs go on at another host, or at the next one.
+    #[must_use]
+    pub fn leaves_runs(self) -> bool {
+        match self {
+            Self::Suspend | Self::HandOver => true,
+            Self::Interrupt => false,
+        }
+    }
+}
 
 impl HostConfig {
     /// Returns the file or the variable of the token.

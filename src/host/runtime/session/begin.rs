@@ -78,7 +78,7 @@ pub(in crate::runtime) fn spawn(
 impl SessionActor {
     pub(super) fn new(arguments: SessionArguments) -> Self {
         let SessionArguments { start, host_ref, log, activity } = arguments;
-        let SessionStart { id, agent, tools, origin, publisher } = start;
+        let SessionStart { id, agent, tools, origin, owned, publisher } = start;
         let awake = host_ref.shared.gauges.awake.increment();
         let (session, stored) = match origin {
             // The messages were checked when the session was requested.
@@ -126,6 +126,7 @@ impl SessionActor {
             activity,
             summary: AwaitedSummary::default(),
             _awake: awake,
+            _owned: owned,
         };
         state.activity.touched_ms.store(state.host_ref.shared.clock_ms(), Ordering::Relaxed);
         if let Some((_, entries)) = stored {

@@ -7,7 +7,7 @@ use ractor::ActorRef;
 
 use super::run::RunActors;
 use super::{SessionActor, unstored_outcomes};
-use crate::journal::JournalError;
+use crate::journal::{BatchRefusal, JournalError};
 use crate::runtime::error::HostError;
 use crate::runtime::handle::SessionHandle;
 use crate::runtime::message::SessionMessage;
@@ -16,26 +16,42 @@ use crate::runtime::task;
 use callsheet_values::types::SessionState;
 
 impl SessionActor {
-    /// Ends the session because a record could not be stored. The state in memory may be ahead of
-    /// the journal, so the next request reads the session from the journal again.
+    /// Ends the session because a record could not be stored, or because another host has the session. The state in
+    /// memory may be ahead of the journal, so the next request reads the session from the journal again.
     pub(super) fn fail(&mut self, myself: &ActorRef<SessionMessage>, error: JournalError) {
-        // A refusal is no failure of the journal.
-        if !matches!(error, JournalError::Refused(_)) {
+        let metrics = self.host_ref.shared.telemetry.metrics().journal();
+        let is_lost = error == JournalError::Refused(BatchRefusal::Fenced);
+        if is_lost {
+            tracing::info!(session = %self.id, "session_lost");
+            metrics.session_lost();
+        } else if !matches!(error, JournalError::Refused(_)) {
+            // A refusal is no failure of the journal.
             tracing::error!(session = %self.id, %error, "journal_failed");
-            self.host_ref.shared.telemetry.metrics().journal().session_failed();
+            metrics.session_failed();
         }
+        self.session.handle_left();
         let reason = HostError::from(error);
         let durable = self.log.durable_seq();
-        // The callers of runs whose ends were lost receive this failure, so the runs must not go on.
-        let lost: Vec<_> = self.ended_runs.drain(..).filter(|(_, end)| *end > durable).collect();
-        let has_lost_end = !lost.is_empty();
-        let maintenance = &self.host_ref.shared.maintenance;
-        maintenance.add_unrecorded_failures(&self.id, lost.into_iter().map(|(run, _)| run));
-        if let Some(run) = self.run.take() {
-            let entries = self.log.entries_since(run.seq_before_turn);
-            let outcomes = unstored_outcomes::known(&entries, durable);
-            maintenance.add_unrecorded_failures(&self.id, [run.id.clone()]);
-            maintenance.keep_outcomes(&run.id, outcomes);
+        // The callers of runs whose ends were lost receive this failure, so the runs must not go on here.
+        let lost_ends: Vec<_> =
+            self.ended_runs.drain(..).filter(|(_, end)| *end > durable).collect();
+        let has_lost_end = !lost_ends.is_empty();
+        let run = self.run.take();
+        if is_lost {
+            // The other host goes on with the run, so this one has nothing to record later.
+            self.host_ref.shared.forget(&self.id);
+        } else {
+            let maintenance = &self.host_ref.shared.maintenance;
+            let ids = lost_ends.into_iter().map(|(run, _)| run);
+            maintenance.add_unrecorded_failures(&self.id, ids);
+            if let Some(run) = &run {
+                let entries = self.log.entries_since(run.seq_before_turn);
+                let outcomes = unstored_outcomes::known(&entries, durable);
+                maintenance.add_unrecorded_failures(&self.id, [run.id.clone()]);
+                maintenance.keep_outcomes(&run.id, outcomes);
+            }
+        }
+        if let Some(run) = run {
             run.fail(reason.clone());
         }
         for actor in self.forget_actors().iter().flat_map(RunActors::cells) {
@@ -52,7 +68,7 @@ impl SessionActor {
         let has_open_run = has_lost_end || self.activity.has_open_run.load(Ordering::Acquire);
         let shared = &self.host_ref.shared;
         // The slot of a session that is being deleted is another one.
-        shared.index.remove_awake_if(&self.id, myself.get_id(), has_open_run, || {
+        shared.index.remove_awake_if(&self.id, myself.get_id(), has_open_run && !is_lost, || {
             // A request that wakes the session publishes the next state.
             let state = if has_open_run { SessionState::Running } else { SessionState::Hibernated };
             shared.publish_state(&self.id, state);

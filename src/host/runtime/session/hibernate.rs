@@ -78,8 +78,8 @@ impl SessionActor {
     /// With `on_shutdown = "interrupt"`, that is a run that waits only for people and none of whose calls runs. The run
     /// of a child session ends with the call that opened it, because that call runs.
     ///
-    /// With `"suspend"`, it is also a run between two turns, and each run once the grace period of the shutdown is over:
-    /// it is left as by a crash, but the outcomes that are known are stored first.
+    /// With `"suspend"` and `"hand_over"`, it is also a run between two turns, and each run once the grace period of the
+    /// shutdown is over: it is left as by a crash, but the outcomes that are known are stored first.
     pub(super) async fn leave_at_shutdown(
         &mut self,
         myself: &ActorRef<SessionMessage>,
@@ -88,9 +88,8 @@ impl SessionActor {
         if !self.host_ref.shared.is_shutting_down() {
             return false;
         }
-        let stops_turn = is_grace_over
-            && self.host_ref.shared.suspends_runs()
-            && self.session.may_be_suspended();
+        let stops_turn =
+            is_grace_over && self.host_ref.shared.leaves_runs() && self.session.may_be_suspended();
         if stops_turn {
             // Everything that has been reported so far is handled first.
             let _ = self.flush_turn().await;
@@ -116,6 +115,7 @@ impl SessionActor {
             leaves
         });
         if leaves {
+            self.session.handle_left();
             self.release_actors();
             if let Some(run) = self.run.take() {
                 run.fail(HostError::ShuttingDown);

@@ -40,6 +40,7 @@ use super::message::{
     AccumulatorMessage, DecisionReply, RunAccepted, RunScope, SessionMessage, TurnStart,
 };
 use super::model::ModelRequest;
+use super::ownership::OwnedSession;
 use super::publish::Publisher;
 use super::supervision::{ChildEnd, ReplyPort};
 use super::tool_servers::PerSessionConnection;
@@ -102,6 +103,7 @@ pub(super) struct SessionActor {
     summary: AwaitedSummary,
     /// Counts the session as awake.
     _awake: CountGuard,
+    _owned: OwnedSession,
 }
 
 /// The callers that wait for a session.

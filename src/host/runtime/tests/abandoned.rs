@@ -370,7 +370,7 @@ async fn a_fork_whose_origin_is_deleted_meanwhile_is_no_failure_of_the_journal()
     no_journal_failure_is_counted(&host);
 }
 
-fn no_journal_failure_is_counted(host: &Host) {
+pub(super) fn no_journal_failure_is_counted(host: &Host) {
     #[cfg(feature = "prometheus")]
     {
         let page = host.metrics_page().unwrap();

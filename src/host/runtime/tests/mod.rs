@@ -22,6 +22,7 @@ mod references;
 mod replays;
 mod retries;
 mod runs;
+mod several_hosts;
 mod sleep;
 mod stops;
 mod survival;

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::subscription::FeedItem;
-use crate::journal::JournalError;
+use crate::journal::{BatchRefusal, JournalError};
 use callsheet_values::event::PublishedEvent;
 use callsheet_values::types::RunId;
 
@@ -198,13 +198,17 @@ impl EventRing {
         RingReader { ring: Arc::clone(self), number, run, next, end, is_ended: false }
     }
 
-    /// Ends every subscription with an error, after its unread events.
+    /// Ends every subscription after its unread events: with [`FeedItem::Lagged`] if another host has the session, else
+    /// with the error.
     pub(super) fn fail(&self, error: &JournalError) {
         let mut wakers = Vec::new();
         let mut state = self.state.lock();
         let before = state.next;
         for entry in state.entries.drain(..).flatten() {
-            let reason = EndReason::Failed(error.clone());
+            let reason = match error {
+                JournalError::Refused(BatchRefusal::Fenced) => EndReason::Lagged,
+                error => EndReason::Failed(error.clone()),
+            };
             // It has no end yet, so this cannot fail.
             let _ = entry.end.set(ReaderEnd { reason, before });
             wakers.extend(entry.waker);

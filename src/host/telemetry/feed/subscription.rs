@@ -21,7 +21,8 @@ use callsheet_values::types::SessionId;
 pub enum FeedItem {
     /// The next event.
     Event(Arc<PublishedEvent>),
-    /// The subscriber was too slow and missed the next events. This is the last item.
+    /// The subscriber misses the next events, because it was too slow, or because another host has the session now. This
+    /// is the last item.
     Lagged,
     /// The session's journal failed, and the next events are not stored. This is the last item.
     Failed(JournalError),

@@ -42,7 +42,7 @@ pub(super) enum Action {
     Lose,
     /// The actors have died too often.
     Fail,
-    /// The host dies and keeps this many records.
+    /// The host dies, or loses the session to another one, and this many records are stored.
     Crash(usize),
     /// The session continues as a fork of itself.
     Fork,
@@ -76,6 +76,7 @@ impl World {
         let shutdowns = [
             Action::Shutdown(OnShutdown::Interrupt, false),
             Action::Shutdown(OnShutdown::Interrupt, true),
+            // A hand-over is the same for the machine.
             Action::Shutdown(OnShutdown::Suspend, false),
         ];
         // A host has one mode, and its grace period ends once.
@@ -86,7 +87,7 @@ impl World {
         if left.shutdowns > 0 {
             actions.extend(shutdowns.into_iter().filter(may_follow));
         }
-        if session.shutdown == Some(OnShutdown::Suspend) {
+        if session.shutdown.is_some_and(OnShutdown::leaves_runs) {
             actions.push(Action::Restart);
         }
         let mut may = |count: u32, some: &[Action]| {

@@ -1,18 +1,21 @@
 //! The invariants of every state.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
 
 use super::world::{World, entries, record_turn, request_key};
 use crate::context::{Variables, repair_pairing};
 use crate::session::machine::Lifecycle;
 use crate::session::{
-    OUTPUT_INVALID, OpenRun, OpenTurn, RunAdmission, RunSpec, RunStage, Session, SessionRefusal,
-    StoredSession, pending_approvals,
+    InputLimits, OUTPUT_INVALID, OpenRun, OpenTurn, RunAdmission, RunSpec, RunStage, Session,
+    SessionRefusal, StoredSession, pending_approvals,
 };
 use crate::turn::CancelReason;
+use callsheet_values::config::{OnShutdown, RunOverrides};
 use callsheet_values::message::Message;
 use callsheet_values::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
-use callsheet_values::types::{CallKey, RunEnd, RunId, Usage};
+use callsheet_values::types::{CallKey, RunEnd, RunError, RunId, Usage};
 
 impl World {
     pub(super) fn check(&self) {
@@ -24,6 +27,7 @@ impl World {
         self.check_stored();
         self.check_approvals();
         self.check_stops();
+        self.check_left();
         self.check_end();
     }
 
@@ -325,6 +329,37 @@ impl World {
         let first = first.filter(|_| is_open).unwrap_or(self.log.len());
         let expected = first as u64 + 1..self.log.len() as u64 + 1;
         assert!(stored.iter().map(|entry| entry.seq.0).eq(expected), "the records of the turn");
+    }
+
+    /// Checks that a session that is left in this state has no effect any more, whatever arrives, and refuses requests.
+    fn check_left(&self) {
+        if self.deleted {
+            return;
+        }
+        let mut left = self.session.clone();
+        left.handle_left();
+        let rules = self.rules();
+        let (now, limits) = (Duration::ZERO, InputLimits::inputs(self.inputs_max()));
+        let rules_of = |_: &RunOverrides| Arc::clone(&rules);
+        let error = RunError { code: String::new(), message: String::new(), transient: true };
+        let late: [&dyn Fn(&mut Session); 9] = [
+            &|session| session.handle_stop(StopMode::Now, None),
+            &|session| session.handle_remove_inputs(None),
+            &|session| session.handle_close(None),
+            &|session| session.handle_shutdown(OnShutdown::Interrupt, true),
+            &|session| session.handle_resting(now, true),
+            &|session| session.handle_turn_lost(now),
+            &|session| session.handle_run_failed(now, None, error.clone()),
+            &|session| _ = session.handle_wake(now, false),
+            &|session| _ = session.handle_tools_read("late".into()),
+        ];
+        for handle in late {
+            handle(&mut left);
+            assert_eq!(left.poll(now, &rules_of), None, "an effect of a session that was left");
+        }
+        let refused = Err(SessionRefusal::Left);
+        assert_eq!(left.handle_steer("late".into(), None, None, limits).map(drop), refused);
+        assert_eq!(left.admit_run(&"late".into(), None, true).map(drop), refused);
     }
 
     fn is_stop_ambiguous(&self) -> bool {

@@ -1,0 +1,91 @@
+//! The ownership of sessions by hosts that share a journal.
+
+use std::fmt;
+
+use futures::future::BoxFuture;
+
+use super::JournalFuture;
+use callsheet_values::types::SessionId;
+
+/// The ownership of sessions, of an engine that several hosts use at the same time. Each host has a [`Journal`] of its
+/// own, and all of them have the same records.
+///
+/// The unit is the *tree*: a session that a client has opened, and all its child sessions, which calls of agents open,
+/// have one owner. A fork is a tree of its own. A host owns a tree from the batch that opens it, or from
+/// [`take`](Self::take), until it has [given](Self::give) each session of the tree that it has opened or taken, until
+/// the journal is closed, or until it has [lost](Self::lost) the tree. Batches of another host are refused as
+/// [`Fenced`](super::BatchRefusal::Fenced) then, in the statement that would store them.
+///
+/// [`check_journal`](super::check_journal) tests it.
+///
+/// ```
+/// use callsheet::SessionId;
+/// use callsheet::journal::{Journal, JournalError, Owner};
+///
+/// /// Returns the host that has a session.
+/// async fn owner(journal: &dyn Journal, session: &SessionId) -> Result<String, JournalError> {
+///     let Some(ownership) = journal.ownership() else { return Ok("this host".to_owned()) };
+///     Ok(match ownership.take(session).await? {
+///         Owner::This => {
+///             ownership.give(session).await?;
+///             "this host".to_owned()
+///         }
+///         Owner::Other(other) => other.address.unwrap_or(other.id),
+///     })
+/// }
+/// ```
+///
+/// [`Journal`]: super::Journal
+pub trait Ownership: Send + Sync + fmt::Debug {
+    /// Takes the tree of a session, unless another host that lives owns it, and counts one more use of the session.
+    /// Returns the owner. A session that is not stored counts as taken.
+    ///
+    /// # Errors
+    /// If the owner cannot be read or changed.
+    fn take<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Owner>;
+
+    /// Ends one use of a session that this host has opened or taken. With the last use of the tree, and if no session of
+    /// the tree has a run that has not ended, no host owns it. Ignores other sessions.
+    ///
+    /// # Errors
+    /// If the owner cannot be changed. This host may stay the owner.
+    fn give<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, ()>;
+
+    /// Ends one use of a session, as [`give`](Self::give) does, because this host shuts down: with the last use, another
+    /// host can have the tree, also if a run has not ended.
+    ///
+    /// # Errors
+    /// If the owner cannot be changed. Another host takes the tree when the journal is closed.
+    fn hand_over<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, ()>;
+
+    /// Takes at most `limit` trees that no living host owns and in which there is something to do: a run that has not
+    /// ended, an input that waits, or a deletion that has to be finished. Returns the sessions of these trees with that.
+    /// Does not count uses. Returns none if there is nothing to take.
+    ///
+    /// # Errors
+    /// If they cannot be taken. Some may have been.
+    fn take_abandoned(&self, limit: usize) -> JournalFuture<'_, Vec<SessionId>>;
+
+    /// Waits until this host has lost trees, because another host has taken them, or because this host has not shown in
+    /// time that it lives. Returns the sessions of these trees that it has opened or taken. Never ends while it has lost
+    /// none.
+    fn lost(&self) -> BoxFuture<'_, Vec<SessionId>>;
+}
+
+/// The owner of a session. [`Ownership`] shows its use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// This host.
+    This,
+    /// Another host, which lives.
+    Other(OtherHost),
+}
+
+/// Another host with the same journal. [`Ownership`] shows its use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherHost {
+    /// Its id, which each start of a host has anew.
+    pub id: String,
+    /// The URL at which other hosts reach it, if it has one.
+    pub address: Option<String>,
+}
