@@ -137,6 +137,9 @@ fn requests_of(session: &SessionId, entries: &[JournalEntry]) -> Vec<AuditedRequ
                 }
                 (RequestDetails::Run { run_id: run_id.clone() }, authored_by)
             }
+            Record::RunReopened { run_id, authored_by } => {
+                (RequestDetails::Run { run_id: run_id.clone() }, authored_by)
+            }
             Record::Steered { authored_by, .. } => {
                 (RequestDetails::Steer { run_id: run.clone() }, authored_by)
             }

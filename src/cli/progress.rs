@@ -921,6 +921,7 @@ mod tests {
             model: "m".to_owned(),
             execution: Execution::Sequential,
             metadata: Metadata::default(),
+            reopened: false,
         };
         assert_eq!(progress.handle_event(Duration::ZERO, &run_started), None);
         progress

@@ -150,6 +150,8 @@ pub(super) async fn start(
 
 /// Answers a request that repeats an earlier one with the report of its run, when the run has ended.
 async fn repeated_report(state: &AppState, mut run: StartedRun) -> Result<Response, ApiError> {
+    // Until the record by which the run was reopened is stored, the journal has its earlier end.
+    run.wait_durable().await?;
     loop {
         let guard = state.reads.reports.lock().await;
         // A report can be large, and the client can repeat its request.

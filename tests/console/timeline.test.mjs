@@ -467,3 +467,25 @@ test("an input that starts leaves the queue, whether its event or its records co
     assert.deepEqual([timeline.queued.length, timeline.runs.size], [0, 0], name);
   }
 });
+
+test("a run that was interrupted and is reopened goes on, by records and by events", () => {
+  const started = { seq: 3, time: 1000, type: "run_started", run_id: "run_1", input: "go", model: "m", execution: "sequential" };
+  const ended = { seq: 4, time: 1100, type: "run_ended", run_id: "run_1", end: "interrupted", text: "It", error: null, stats: {} };
+  const reopened = { seq: 5, time: 1200, type: "run_reopened", run_id: "run_1" };
+  const again = { ...of(0, "stream_start", { model: "m", reopened: true }), run_id: "run_1" };
+  const ways = {
+    record: (timeline) => timeline.fold(reopened),
+    event: (timeline) => timeline.apply(again, "5.0"),
+    both: (timeline) => [timeline.apply(again, "5.0"), timeline.fold(reopened)],
+  };
+  for (const [name, reopen] of Object.entries(ways)) {
+    const timeline = new Timeline("s");
+    for (const record of [started, ended]) timeline.fold(record);
+    assert.equal(timeline.runs.get("run_1").end, "interrupted");
+    reopen(timeline);
+    assert.equal(timeline.runs.get("run_1").end, undefined, name);
+    assert.equal(timeline.run?.id, "run_1", name);
+    timeline.fold({ ...ended, seq: 6, end: "answered", text: "It is." });
+    assert.deepEqual([timeline.runs.size, timeline.runs.get("run_1").end], [1, "answered"], name);
+  }
+});

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use crate::client::{ended_runs, reproducible_lines};
+use crate::client::{ended_runs, post, reproducible_lines};
 use crate::host_directory::{HostDirectory, HostServer, decision, until, within};
 use axum::Router;
 use axum::response::{IntoResponse, Response};
 use callsheet::SessionState;
+use callsheet::journal::JournalEntry;
 use callsheet::record::Record;
 use callsheet::types::WaitPhase;
 use parking_lot::Mutex;
@@ -428,6 +429,110 @@ async fn a_shutdown_interrupts_running_and_queued_runs_if_that_is_configured() {
     assert!(is_idle(&after), "{after}");
     assert_eq!(inputs(&after), ["go", "then", "last"]);
     assert_eq!(served.run("s", "again").await["run_end"], "answered");
+    served.shutdown().await;
+    directory.verify();
+}
+
+/// Posts a run with an `Idempotency-Key`, and reads its events to their end.
+async fn watched(served: &HostServer, key: &str, body: &Value) -> Vec<Value> {
+    let headers = format!("accept: text/event-stream\r\nidempotency-key: {key}\r\n");
+    let answer = served.send(&post("/v1/sessions/s/runs", &headers, &body.to_string())).await;
+    answer.events().into_iter().map(|(_, data)| data).collect()
+}
+
+#[tokio::test]
+async fn a_key_lets_a_run_go_on_that_a_shutdown_has_interrupted() {
+    let directory = HostDirectory::new(hanging_script()).await;
+    let interrupt = "on_shutdown = \"interrupt\"\nshutdown_grace = \"0s\"";
+    let served = directory.start(interrupt, "").await;
+    served.open("s").await;
+    let (path, body) = ("/v1/sessions/s/runs", json!({"input": "go", "wait": true}));
+    let ask = served.post_keyed(path, "k", &body);
+    let stop = async {
+        directory.model.wait_for_gate("middle").await;
+        within(served.host.shutdown()).await;
+    };
+    let (report, ()) = tokio::join!(ask, stop);
+    let report = report.json();
+    assert_eq!((&report["run_end"], &report["text"]), (&json!("interrupted"), &json!("It ")));
+    let run = &report["run_id"];
+    served.shutdown().await;
+
+    let served = directory.start("", "").await;
+    assert!(is_idle(&served.snapshot("s").await), "it does not go on by itself");
+    let (one, two, events) = tokio::join!(
+        served.post_keyed(path, "k", &body),
+        served.post_keyed(path, "k", &body),
+        watched(&served, "k", &body)
+    );
+    let (one, two) = (one.json(), two.json());
+    assert_eq!(
+        (&one["run_end"], &one["text"], &one["run_id"]),
+        (&json!("answered"), &json!("It is done."), run)
+    );
+    assert_eq!(two, one, "both wait for the same end");
+    assert_eq!(one["turns"], 2);
+    assert_eq!(one["calls"].as_array().unwrap().len(), 1, "{one}");
+    let told: Vec<_> = [&events[0], events.last().unwrap()]
+        .iter()
+        .map(|event| (event["type"].clone(), event["run_id"].clone()))
+        .collect();
+    assert_eq!(told, [(json!("stream_start"), run.clone()), (json!("stream_end"), run.clone())]);
+    assert_eq!(
+        (&events[0]["reopened"], &events.last().unwrap()["run_end"]),
+        (&json!(true), &json!("answered"))
+    );
+    assert_eq!(directory.control.log(), ["start a", "end a"], "no effect is repeated");
+    assert_eq!(run_ends(&directory, "s"), ["interrupted", "answered"]);
+    let entries = directory.entries("s");
+    let reopened = |entry: &&JournalEntry| matches!(entry.record, Record::RunReopened { .. });
+    assert_eq!(entries.iter().filter(reopened).count(), 1);
+    let history = served.snapshot("s").await["history"].clone();
+    let said: Vec<_> =
+        history.as_array().unwrap().iter().map(|message| message["content"].clone()).collect();
+    assert_eq!(
+        said,
+        ["go", "Let me ", "done a", "It is done."],
+        "the answer was cut off and is made again"
+    );
+    let requests = directory.model.requests();
+    let sent = &requests.last().unwrap().body;
+    assert_eq!(sent["messages"].as_array().unwrap().last().unwrap()["role"], "tool", "{sent}");
+    let listed = served.get(path).await.json();
+    assert_eq!(
+        (listed["runs"].as_array().unwrap().len(), &listed["runs"][0]["run_end"]),
+        (1, &json!("answered"))
+    );
+    assert_eq!(served.post_keyed(path, "k", &body).await.json(), one);
+    let page = served.get("/metrics").await.body;
+    assert!(page.contains("callsheet_runs_total{run_end=\"answered\"} 1"), "{page}");
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn a_key_of_an_interrupted_run_that_is_not_the_last_one_finds_its_report() {
+    let directory = HostDirectory::new(hanging_script()).await;
+    let served = directory.start("on_shutdown = \"interrupt\"\nshutdown_grace = \"0s\"", "").await;
+    served.open("s").await;
+    let (path, body) = ("/v1/sessions/s/runs", json!({"input": "go"}));
+    let queued = json!({"input": "then", "queue": true});
+    let first = served.post_keyed(path, "k", &body).await.json();
+    directory.model.wait_for_gate("middle").await;
+    let second = served.post_keyed(path, "q", &queued).await.json();
+    served.shutdown().await;
+    assert_eq!(run_ends(&directory, "s"), ["interrupted", "interrupted"]);
+
+    let served = directory.start("", "").await;
+    let again = served.post_keyed(path, "k", &body).await.json();
+    assert_eq!(again["run_id"], first["run_id"]);
+    let events = watched(&served, "k", &body).await;
+    assert_eq!(events.last().unwrap()["run_end"], "interrupted");
+    // The queued run is the last one.
+    let again = served.post_keyed(path, "q", &queued).await.json();
+    assert_eq!(again["run_id"], second["run_id"]);
+    served.until_snapshot("s", is_idle).await;
+    assert_eq!(run_ends(&directory, "s"), ["interrupted", "interrupted", "answered"]);
     served.shutdown().await;
     directory.verify();
 }

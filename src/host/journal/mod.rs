@@ -622,8 +622,12 @@ pub fn state_after<'e>(
         // A fork has no queue.
         is_forked |= matches!(record, Record::SessionForked { .. });
         // A queued input keeps the session running, and so does a deletion that has to be finished.
-        let is_running = matches!(record, Record::RunStarted { .. } | Record::SessionClosed)
-            || (matches!(record, Record::RunEnded { waiting: 1.., .. }) && !is_forked);
+        let goes_on = matches!(
+            record,
+            Record::RunStarted { .. } | Record::RunReopened { .. } | Record::SessionClosed
+        );
+        let is_running =
+            goes_on || (matches!(record, Record::RunEnded { waiting: 1.., .. }) && !is_forked);
         if is_running {
             return Some(SessionState::Running);
         }

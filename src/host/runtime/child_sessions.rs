@@ -297,8 +297,7 @@ impl AgentCallRunner {
         let is_running = awake_session.activity.has_open_run.load(Ordering::Acquire);
         let end_event_pending = accepted.report_receiver.is_some() || is_running;
         let (session, log) = (child.clone(), Arc::clone(&awake_session.log));
-        let report =
-            stored_sessions::await_report(session, accepted.id, accepted.report_receiver, log);
+        let report = stored_sessions::await_report(session, accepted, log);
         let waits_for_people =
             awake_session.activity.waits_for_people.as_ref().map(watch::Sender::subscribe);
         Ok(StartedChild { report: Box::pin(report), end_event_pending, waits_for_people })

@@ -166,7 +166,8 @@ impl SessionHandle {
     }
 
     /// Starts a run with a user's input: see [`RunRequest`]. Idempotent: if the request's idempotency key was seen
-    /// before, returns the run that was started then.
+    /// before, returns the run that was started then. If the shutdown of an earlier host has interrupted that run, and
+    /// it is still the session's last one, it goes on.
     ///
     /// # Errors
     /// If the run asks for more than its agent may have, when the session has a run already (and
@@ -180,15 +181,14 @@ impl SessionHandle {
             .host_ref
             .with_awake(&self.id, |awake_session| awake_session.feed_access.subscribe_to(&new))
             .await?;
-        let (RunAccepted { id, seq, report_receiver: report }, accepted_by) =
-            self.request_run(&new, request).await?;
+        let (accepted, accepted_by) = self.request_run(&new, request).await?;
+        let (id, seq) = (accepted.id.clone(), accepted.seq);
         let events_are_complete = Arc::ptr_eq(&awake_session, &accepted_by) && id == new;
         if !events_are_complete {
             events = self.subscribe_to(&id).await?;
         }
         let log = Arc::clone(&accepted_by.log);
-        let report =
-            stored_sessions::await_report(self.clone(), id.clone(), report, Arc::clone(&log));
+        let report = stored_sessions::await_report(self.clone(), accepted, Arc::clone(&log));
         let report = Box::pin(report);
         let before = EventId { seq: Seq(seq.0.saturating_sub(1)), bytes: 0 };
         let (session, host_ref) = (self.clone(), self.host_ref.clone());
@@ -228,8 +228,7 @@ impl SessionHandle {
         // Boxed: this future is kept for as long as the run takes, and the request needs most of its size.
         let id = ids::run_id();
         let (accepted, accepted_by) = Box::pin(self.request_run(&id, request.into())).await?;
-        let RunAccepted { id, seq: _, report_receiver: report } = accepted;
-        stored_sessions::await_report(self.clone(), id, report, Arc::clone(&accepted_by.log)).await
+        stored_sessions::await_report(self.clone(), accepted, Arc::clone(&accepted_by.log)).await
     }
 
     /// Starts a run whose answer is a value of the type `T`, and waits for its end. The schema of `T` is the
@@ -964,7 +963,7 @@ impl<T: Into<Content>> From<T> for RunRequest {
 pub struct StartedRun {
     /// The run's id.
     pub run_id: RunId,
-    /// The position of its first record.
+    /// The position of its first record, or of the last one that has reopened it.
     pub seq: Seq,
     /// True if `events` start with the run's first event. False for a run that was requested before:
     /// [`SessionHandle::watch_run`] returns all of its events.

@@ -156,7 +156,7 @@ pub(super) enum SessionMessage {
 /// A run that was started or queued, or one that an earlier request started.
 pub(super) struct RunAccepted {
     pub(super) id: RunId,
-    /// The sequence number of its first record.
+    /// The sequence number of its first record, or of the last one that has reopened it.
     pub(super) seq: Seq,
     /// Receives the report. The sender is dropped without a report when the session dies. `None` for a run that an
     /// earlier request started.

@@ -128,6 +128,12 @@ fn add(runs: &mut Vec<ListedRun>, record: &Record, time: u64) {
                 run.error.clone_from(error);
             }
         }
+        Record::RunReopened { run_id, .. } => {
+            if let Some(run) = runs.iter_mut().rfind(|run| run.run_id == *run_id) {
+                run.state = RunState::Running;
+                (run.ended_at, run.run_end, run.error) = (None, None, None);
+            }
+        }
         Record::InputRemoved { run_id, .. } => runs.retain(|run| run.run_id != *run_id),
         // The queue stays with the session that was forked.
         Record::SessionForked { .. } => runs.retain(|run| run.state != RunState::Queued),

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
-use tokio::sync::oneshot;
 
 use super::agent_trees;
 use super::deletions::Deletion;
@@ -14,7 +13,7 @@ use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
 use super::ids::CALLER;
-use super::message::{HostMessage, ReportResult, SessionMessage};
+use super::message::{HostMessage, RunAccepted, SessionMessage};
 use super::ownership::OwnedSession;
 use super::publish::Publisher;
 use super::report::{CallReport, Messages, RunReport};
@@ -117,12 +116,15 @@ pub struct SessionCheck {
 /// started the run.
 pub(super) async fn await_report(
     session: SessionHandle,
-    run: RunId,
-    receiver: Option<oneshot::Receiver<ReportResult>>,
+    RunAccepted { id: run, seq, report_receiver: receiver }: RunAccepted,
     log: Arc<SessionLog>,
 ) -> Result<RunReport, HostError> {
-    // Boxed: this future is kept for as long as the run takes, and rarely reads the journal.
-    let Some(receiver) = receiver else { return Box::pin(report(session, run)).await };
+    let Some(receiver) = receiver else {
+        // Until the record by which the run was reopened is stored, the journal has its earlier end.
+        log.wait_durable(seq).await?;
+        // Boxed: this future is kept for as long as the run takes, and rarely reads the journal.
+        return Box::pin(report(session, run)).await;
+    };
     let (report, upto) =
         receiver.await.unwrap_or_else(|_| Err(session.host_ref.shared.unavailable_error()))?;
     log.wait_durable(upto).await?;

@@ -53,9 +53,13 @@ pub fn log(published: &PublishedEvent) {
             line!(info, published, "run_steered");
             line!(trace, published, input = &*input.text(), "run_input");
         }
-        Event::RunStarted { agent, model, execution, metadata } => {
+        Event::RunStarted { agent, model, execution, metadata, reopened } => {
             let metadata = metadata_json(metadata);
-            line!(info, published, agent, model, %execution, metadata, "run_started");
+            if *reopened {
+                line!(info, published, agent, model, %execution, metadata, "run_reopened");
+            } else {
+                line!(info, published, agent, model, %execution, metadata, "run_started");
+            }
         }
         Event::RunEnded { end, metadata, text, error, stats, .. } => {
             run_ended(published, *end, metadata, error.as_ref(), stats);

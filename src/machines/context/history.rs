@@ -191,6 +191,21 @@ impl History {
         self.advance_paired_len();
     }
 
+    /// Removes the last message if it is a response without calls.
+    pub fn drop_last_answer(&mut self) {
+        let is_answer = |message: &Arc<Message>| match &**message {
+            Message::Assistant(response) => response.calls.is_empty(),
+            Message::User { .. } | Message::Summary { .. } | Message::Tool { .. } => false,
+        };
+        if let Some((last, before)) = self.messages.split_last()
+            && is_answer(last)
+        {
+            self.messages = before.to_vec().into();
+            self.paired_len = self.paired_len.min(self.messages.len());
+            self.estimate = Estimate::default();
+        }
+    }
+
     /// Returns about the number of tokens of the messages. Estimates only messages that it has not estimated before.
     pub fn estimated_tokens(&mut self) -> u64 {
         self.estimated_parts().total()

@@ -49,6 +49,7 @@ pub fn pending_approvals<'a>(
             | Record::InputQueued { .. }
             | Record::InputRemoved { .. }
             | Record::RunStarted { .. }
+            | Record::RunReopened { .. }
             | Record::Instructed { .. }
             | Record::RunEnded { .. }
             | Record::Steered { .. }

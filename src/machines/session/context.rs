@@ -515,7 +515,9 @@ impl Session {
         if self.context.pending_summary.is_some() {
             return true;
         }
+        // A run that was interrupted may go on and then needs its messages.
         let unformatted = self.context.ended_run.as_mut().filter(|run| !run.is_formatted);
+        let unformatted = unformatted.filter(|_| self.interrupted.is_none());
         if let Some(run) = unformatted {
             run.is_formatted = true;
             let first = run.first_message;
@@ -588,13 +590,14 @@ impl Session {
         self.history.replace(messages.into(), tokens);
         self.apply_exclusion(change, &before);
         self.context.token_meter.handle_removal(estimated.saturating_sub(tokens.total()));
-        match (&mut self.run, &mut self.context.ended_run) {
-            (Some(run), _) => {
-                run.first_message = run_start;
-                run.is_compacted = true;
-            }
-            (None, Some(run)) => run.first_message = run_start,
-            (None, None) => {}
+        if self.run.is_none()
+            && let Some(run) = &mut self.context.ended_run
+        {
+            run.first_message = run_start;
+        }
+        if let Some(run) = self.run.as_mut().or(self.interrupted.as_mut()) {
+            run.first_message = run_start;
+            run.is_compacted = true;
         }
         self.context.prompt_change = Some(match change.kind() {
             CompactionKind::Excluded | CompactionKind::Included => PromptChange::Excluded,
@@ -608,6 +611,8 @@ impl Session {
                 if let Some(run) = &mut self.context.ended_run {
                     run.is_formatted = true;
                 }
+                // An earlier version formats a run that was interrupted. The model could not go on with its log.
+                self.interrupted = None;
             }
             Compaction::Summarised { .. } => self.context.failed_summaries = 0,
             Compaction::Cleared { .. }
@@ -636,6 +641,14 @@ impl Session {
         self.prune_exclusions();
         self.context.token_meter.handle_removal(estimated.saturating_sub(tokens.total()));
         self.context.prompt_change = Some(PromptChange::Excluded);
+    }
+
+    /// Leaves the last response out of later requests: it was cut off, and the request for it is sent again. The
+    /// records hold it.
+    pub(super) fn drop_cut_off_answer(&mut self) {
+        if !self.context.keeps_all_messages {
+            self.history.drop_last_answer();
+        }
     }
 
     /// Returns the state that records hold.

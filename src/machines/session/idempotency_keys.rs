@@ -27,7 +27,7 @@ pub struct IdempotencyKeys {
 pub struct SeenRequest {
     /// The SHA-256 of the request, in hex digits.
     pub digest: String,
-    /// The position of the input's record.
+    /// The position of the input's record, or of the last record that has reopened its run.
     pub seq: Seq,
     /// The effect of the request.
     pub effect: RequestEffect,
@@ -65,6 +65,22 @@ impl IdempotencyKeys {
         for seen in self.seen.values_mut() {
             if seen.effect == RequestEffect::Run(run.clone()) {
                 seen.effect = RequestEffect::Removed(run.clone());
+            }
+        }
+    }
+
+    /// Returns whether a request for this run is remembered.
+    pub(super) fn has_run(&self, run: &RunId) -> bool {
+        let is_of_run =
+            |seen: &SeenRequest| matches!(&seen.effect, RequestEffect::Run(id) if id == run);
+        self.seen.values().any(is_of_run)
+    }
+
+    /// Sets the position of the record from which on a repeated request follows this run.
+    pub(super) fn move_run(&mut self, run: &RunId, seq: Seq) {
+        for seen in self.seen.values_mut() {
+            if seen.effect == RequestEffect::Run(run.clone()) {
+                seen.seq = seq;
             }
         }
     }

@@ -68,6 +68,9 @@ pub struct Session {
     pub(super) queue: VecDeque<RunSpec>,
     pub(super) keys: IdempotencyKeys,
     pub(super) run: Option<Box<OpenRun>>,
+    /// The last run, as it can go on, if a shutdown has interrupted it and a repeated request may
+    /// [reopen](Self::handle_reopen) it.
+    pub(super) interrupted: Option<Box<OpenRun>>,
     pub(super) context: ContextState,
     /// The content that is left out of requests.
     pub(super) exclusions: Exclusions,
@@ -143,6 +146,7 @@ impl Session {
             queue: VecDeque::new(),
             keys: IdempotencyKeys::default(),
             run: None,
+            interrupted: None,
             context: ContextState::default(),
             exclusions: Exclusions::default(),
             references: ReferenceIndex::default(),
@@ -304,6 +308,7 @@ impl Session {
             Record::SessionForked { .. } => {
                 self.keys = IdempotencyKeys::default();
                 self.queue.clear();
+                self.interrupted = None;
                 self.opened_at = at.time;
                 if let Some(run) = &mut self.run {
                     run.stop(StopMode::Now);
@@ -362,7 +367,7 @@ impl Session {
                 self.open_run()?.instruct(*request)?;
                 self.history.instruct(text);
             }
-            Record::RunEnded { run_id, text, output, into, .. } => {
+            Record::RunEnded { run_id, end, text, output, into, .. } => {
                 let run = self.open_run()?;
                 if run.id != *run_id {
                     return Err(format!("run {} goes on, and it is the end of {run_id}", run.id));
@@ -371,12 +376,13 @@ impl Session {
                 if let Some(name) = into {
                     self.variables.apply(&answer_write(name, text, output.as_ref()));
                 }
-                self.run = None;
+                self.keep_interrupted(*end);
                 self.references.add_run_end(run_id, at.seq);
                 self.waits_for_tools = false;
                 self.history.end_run();
                 self.set_ended_run(run_id.clone(), first_message);
             }
+            Record::RunReopened { run_id, .. } => self.apply_reopening(at, run_id)?,
             Record::ToolsFrozen { sha256 } => {
                 self.frozen_tools = Some(Arc::clone(sha256));
                 self.context.prompt_change.get_or_insert(PromptChange::ToolsRefreshed);
@@ -477,6 +483,7 @@ impl Session {
     }
 
     fn apply_run_start(&mut self, at: RecordedAt, rules: SessionRunRules, input: RunSpec) {
+        self.interrupted = None;
         self.forget_failed_summaries();
         self.pre_turn_times = PreTurnTimes::default();
         // It may have waited in the queue.
@@ -487,6 +494,30 @@ impl Session {
         self.history.begin_run(input.input.clone());
         let run = OpenRun::start(input, at, rules, has_initial_calls, first_message);
         self.run = Some(Box::new(run));
+    }
+
+    /// Ends the current run. Keeps it if it was interrupted and a request can be repeated that reopens it.
+    fn keep_interrupted(&mut self, end: RunEnd) {
+        let Some(mut run) = self.run.take() else { return };
+        let is_kept = end == RunEnd::Interrupted && !run.is_asked_to_stop();
+        if is_kept && self.keys.has_run(&run.id) {
+            run.prepare_to_reopen();
+            self.interrupted = Some(run);
+        }
+    }
+
+    fn apply_reopening(&mut self, at: RecordedAt, id: &RunId) -> Result<(), String> {
+        let run = self.interrupted.take_if(|run| run.id == *id && self.run.is_none());
+        let mut run = run.ok_or_else(|| format!("run {id} cannot be reopened"))?;
+        run.resume(at.now);
+        self.keys.move_run(id, at.seq);
+        self.references.remove_run_end(id);
+        if run.has_cut_off_answer {
+            self.drop_cut_off_answer();
+        }
+        self.pre_turn_times = PreTurnTimes::default();
+        self.run = Some(run);
+        Ok(())
     }
 
     /// Applies a record of the turn `number`. The first such record begins the turn.
@@ -557,7 +588,15 @@ pub enum RunAdmission {
     Known {
         /// The run that it started or queued.
         run_id: RunId,
-        /// The record of its input.
+        /// The record of its input, or the last one that has reopened it.
+        seq: Seq,
+    },
+    /// The same request was accepted before, and its run was interrupted: it can be
+    /// [reopened](Session::handle_reopen).
+    Reopen {
+        /// The run.
+        run_id: RunId,
+        /// The record of its input, or the last one that has reopened it.
         seq: Seq,
     },
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 use super::run_machine::{FollowUp, RunMachine, RunNext};
 use crate::turn::{
     CancelReason, CommittedTurn, LimitHit, MAX_TOKENS_KEY, OutputRules, RUN_TIMEOUT_KEY, RunRules,
+    TurnEnd,
 };
 use callsheet_values::config::{Limits, OnShutdown, RunOverrides};
 use callsheet_values::event::RunStats;
-use callsheet_values::record::{Record, RequestKey, Seq, StopMode};
+use callsheet_values::record::{Record, RequestKey, ResponseMessage, Seq, StopMode};
 use callsheet_values::types::{
     Author, Content, Metadata, RequestKind, RunId, ToolChoice, TraceContext, Usage, VariableName,
     millis,
@@ -116,6 +117,10 @@ pub struct OpenRun {
     /// True if messages of the history were replaced during the run.
     pub is_compacted: bool,
     pub(super) stops_after_turn: bool,
+    /// A stop at once is recorded, perhaps after a shutdown had cancelled the turn.
+    stops_now: bool,
+    /// The last turn was cancelled while the answer arrived: its message has no calls, and nothing follows it.
+    pub(super) has_cut_off_answer: bool,
     /// The sums over committed turns. Turns and duration are set at the end of the run.
     pub(super) stats: RunStats,
     /// The time that the run has waited for people and for nothing else.
@@ -276,6 +281,8 @@ impl OpenRun {
             rules,
             is_compacted: false,
             stops_after_turn: false,
+            stops_now: false,
+            has_cut_off_answer: false,
             stats: RunStats::default(),
             people: Duration::ZERO,
             turns_duration: Duration::ZERO,
@@ -360,6 +367,7 @@ impl OpenRun {
     pub(super) fn stop(&mut self, mode: StopMode) {
         match mode {
             StopMode::Now => {
+                self.stops_now = true;
                 self.cancel.get_or_insert(CancelReason::Stop);
             }
             StopMode::AfterTurn => {
@@ -367,6 +375,20 @@ impl OpenRun {
                 self.machine.handle_stop_after_turn();
             }
         }
+    }
+
+    /// Returns whether a client has asked the run to stop.
+    pub(super) fn is_asked_to_stop(&self) -> bool {
+        self.stops_now || self.stops_after_turn
+    }
+
+    /// Lets the run, which was interrupted, go on with its next turn once it is [resumed](Self::resume). Time in which
+    /// a turn was lost is forgotten, as after a crash.
+    pub(super) fn prepare_to_reopen(&mut self) {
+        self.cancel = None;
+        self.people = self.stats.people;
+        self.stage = RunStage::Ready(self.machine.repeat_turn());
+        self.resume(Duration::ZERO);
     }
 
     /// Adds the usage of a request for a summary.
@@ -380,6 +402,11 @@ impl OpenRun {
         self.stats.add(turn.usage, turn.results.len(), &turn.times);
         self.people += turn.times.people;
         self.turns_duration += turn.times.total;
+        let is_answer =
+            |message: &Arc<ResponseMessage>| !message.is_blank() && message.calls.is_empty();
+        self.has_cut_off_answer = matches!(turn.end, TurnEnd::Cancelled(_))
+            && !steered
+            && turn.message.as_ref().is_some_and(is_answer);
         let mut follow_up = self.machine.handle_turn(turn, steered);
         if let RunNext::End { error: Some(error), .. } = &mut follow_up.next
             && turn.is_left_out()

@@ -42,7 +42,7 @@ pub struct PastRun {
     pub messages: MessageList,
 }
 
-/// Returns the run with this id if it has ended.
+/// Returns the run with this id if it has ended and was not reopened since.
 ///
 /// # Errors
 /// If a record up to its end contradicts the ones before it.
@@ -52,8 +52,16 @@ pub fn past_run(
     session_rules_of: SessionRulesOf<'_>,
 ) -> Result<Option<PastRun>, RebuildError> {
     let mut reader = SessionReader::new(session_rules_of).with_all_messages();
-    let mut calls = Vec::new();
+    let (mut calls, mut interrupted) = (Vec::new(), None);
     for entry in entries {
+        if let Record::RunReopened { .. } = &entry.record
+            && let Some(PastRun { calls: before, .. }) = interrupted.take()
+        {
+            calls = before;
+        }
+        if interrupted.is_some() && matches!(entry.record, Record::RunStarted { .. }) {
+            break;
+        }
         let run = reader.session().run().filter(|run| run.id == *id);
         let started = run.map(|run| (run.first_message, run.began));
         let first_message = started.map(|(first, _)| first);
@@ -67,7 +75,7 @@ pub fn past_run(
             Some(started),
         ) = (&entry.record, started)
         {
-            return Ok(Some(PastRun {
+            let run = PastRun {
                 id: id.clone(),
                 seq: entry.seq,
                 end: *end,
@@ -78,11 +86,15 @@ pub fn past_run(
                 error: error.clone(),
                 finish_reason: finish_reason.clone(),
                 stats: *stats,
-                calls,
+                calls: std::mem::take(&mut calls),
                 first_message: started.0,
                 messages: reader.session().history().messages().clone(),
-            }));
+            };
+            if run.end != RunEnd::Interrupted {
+                return Ok(Some(run));
+            }
+            interrupted = Some(run);
         }
     }
-    Ok(None)
+    Ok(interrupted)
 }

@@ -36,6 +36,10 @@ impl ReferenceIndex {
         self.run_ends.insert(run.clone(), seq);
     }
 
+    pub(super) fn remove_run_end(&mut self, run: &RunId) {
+        self.run_ends.remove(run);
+    }
+
     pub(super) fn has_run_end(&self, run: &RunId) -> bool {
         self.run_ends.contains_key(run)
     }

@@ -185,6 +185,13 @@ impl RunMachine {
         self.request_kind
     }
 
+    /// Returns the kind of the next request of a run that was interrupted. It takes the place of the last one, which
+    /// is counted already.
+    pub fn repeat_turn(&mut self) -> RequestKind {
+        // The last turn was that of initial calls.
+        if self.turns.used() == 0 { self.begin() } else { self.request_kind }
+    }
+
     /// Returns the kind of a turn of the calls that the session was opened with. The turn makes no
     /// request and does not count; [`begin`](Self::begin) counts the one after it.
     #[must_use]

@@ -14,7 +14,9 @@ use crate::turn::{InitialCallsStart, LimitHit, RunRules, TurnSpec};
 use callsheet_values::config::{OnShutdown, RunOverrides};
 use callsheet_values::event::RunStats;
 use callsheet_values::record::{Record, RequestKey};
-use callsheet_values::types::{Content, RequestKind, RunEnd, RunError, Usage, VariableName};
+use callsheet_values::types::{
+    Author, Content, RequestKind, RunEnd, RunError, RunId, Usage, VariableName,
+};
 
 /// Returns the rules of a run with these overrides.
 pub type RulesOf<'a> = &'a dyn Fn(&RunOverrides) -> Arc<RunRules>;
@@ -34,7 +36,12 @@ impl Session {
         if let Some(seen) = self.keys.find(request_key)? {
             return match &seen.effect {
                 RequestEffect::Run(run_id) => {
-                    Ok(RunAdmission::Known { run_id: run_id.clone(), seq: seen.seq })
+                    let (run_id, seq) = (run_id.clone(), seen.seq);
+                    Ok(if self.may_reopen(&run_id) {
+                        RunAdmission::Reopen { run_id, seq }
+                    } else {
+                        RunAdmission::Known { run_id, seq }
+                    })
                 }
                 RequestEffect::Removed(_) => Err(SessionRefusal::InputRemoved),
                 RequestEffect::Steered => Err(SessionRefusal::KeyReused),
@@ -84,6 +91,23 @@ impl Session {
         };
         self.record(vec![record]);
         Ok(())
+    }
+
+    /// Returns whether this run was interrupted and can go on: it is the last one, nothing follows it, and no client
+    /// has asked it to stop.
+    fn may_reopen(&self, run: &RunId) -> bool {
+        self.interrupted.as_ref().is_some_and(|interrupted| interrupted.id == *run)
+            && self.queue.is_empty()
+            && self.shutdown.is_none()
+    }
+
+    /// Reopens a run that [`admit_run`](Self::admit_run) has found interrupted. It goes on as after a crash between
+    /// two turns: the results of its calls stay, also those of calls that the shutdown has cancelled, and an answer
+    /// that was cut off is requested again.
+    pub fn handle_reopen(&mut self, run_id: RunId, author: Option<Author>) {
+        if self.may_reopen(&run_id) {
+            self.record(vec![Record::RunReopened { run_id, authored_by: author }]);
+        }
     }
 
     /// Returns the next effect. After each `handle_*` it is called until it returns `None`.

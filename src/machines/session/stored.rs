@@ -217,7 +217,9 @@ impl<'a> SessionReader<'a> {
             Record::RunEnded { .. } | Record::SessionForked { .. } | Record::SessionClosed => {
                 self.commit_kept_back(|_| true);
             }
-            Record::SessionOpened { .. } | Record::RunStarted { .. } => {}
+            Record::SessionOpened { .. }
+            | Record::RunStarted { .. }
+            | Record::RunReopened { .. } => {}
             Record::ToolsFrozen { .. } | Record::Compacted { .. } => {
                 self.commit_kept_back(is_ready)
             }

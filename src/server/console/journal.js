@@ -255,6 +255,7 @@ function briefly(record) {
     case "session_forked":
       return `from ${record.from} at ${record.at}`;
     case "input_removed":
+    case "run_reopened":
       return record.run_id;
     case "input_queued":
     case "run_started":

@@ -384,6 +384,13 @@ export class Timeline {
         this.onchange(run);
         break;
       }
+      case "run_reopened": {
+        const run = this.#run(record.run_id, seq);
+        this.#reopenRun(run);
+        this.recordRun = run;
+        this.onchange(run);
+        break;
+      }
       case "session_closed":
         this.isClosed = true;
         this.onchange(this, "closed");
@@ -663,6 +670,15 @@ export class Timeline {
     this.onchange(run, isNew ? "ended" : undefined);
   }
 
+  /** Lets a run go on that was interrupted. @param {Run} run */
+  #reopenRun(run) {
+    run.end = undefined;
+    run.endTime = undefined;
+    run.text = "";
+    run.stats = undefined;
+    this.run = run;
+  }
+
   /**
    * Applies an event of this session. Returns true if records should be read: something began or ended.
    * @param {any} event
@@ -695,7 +711,10 @@ export class Timeline {
     switch (event.type) {
       case "stream_start": {
         const run = this.#run(event.run_id, seq);
-        if (run.end !== undefined) return false;
+        if (run.end !== undefined) {
+          if (!event.reopened) return false;
+          this.#reopenRun(run);
+        }
         this.run = run;
         run.start ||= event.timestamp;
         run.model = event.model;

@@ -35,7 +35,7 @@ use crate::types::{
 /// One observable fact.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// A run started.
+    /// A run started, or goes on after it was interrupted.
     RunStarted {
         /// The agent's name.
         agent: String,
@@ -45,6 +45,8 @@ pub enum Event {
         execution: Execution,
         /// The client's pairs of strings.
         metadata: Metadata,
+        /// True if the run had ended as `interrupted` and goes on.
+        reopened: bool,
     },
     /// A user's input was queued behind the run in progress. Published for the run that it will
     /// start.

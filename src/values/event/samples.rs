@@ -190,6 +190,7 @@ pub fn every() -> Vec<Event> {
             model: "m".into(),
             execution: Execution::Parallel { max: 4 },
             metadata: crate::types::Metadata::default(),
+            reopened: false,
         },
         Event::InputQueued { input: "And later?".into(), waiting: 1 },
         Event::InputRemoved { waiting: 0 },

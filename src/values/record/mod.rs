@@ -469,6 +469,15 @@ pub enum Record {
         #[serde(skip_serializing_if = "is_zero", default)]
         waiting: u64,
     },
+    /// The session's last run, which the shutdown of an earlier host had interrupted, goes on: its request was
+    /// repeated with the same idempotency key. Its next turn follows; results that its calls have stay.
+    RunReopened {
+        /// The run.
+        run_id: RunId,
+        /// The author of the request.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        authored_by: Option<Author>,
+    },
     /// The tools that servers offer to the session were frozen, or read again on request. They stay the same
     /// until the next such record.
     ToolsFrozen {

@@ -19,7 +19,9 @@ pub struct EventProjector {
     /// The metadata of the run.
     metadata: Metadata,
     turn: u32,
-    parallel: bool,
+    /// The name of the first model of the run.
+    model: String,
+    execution: Execution,
     /// The last request to a model.
     request: LastRequest,
     /// The event that voids the text of a failed attempt. It is shown if no attempt follows.
@@ -45,7 +47,8 @@ impl EventProjector {
             run: RunId(String::new().into()),
             metadata: Metadata::default(),
             turn,
-            parallel: false,
+            model: String::new(),
+            execution: Execution::Sequential,
             request: LastRequest::default(),
             voided: None,
         }
@@ -95,11 +98,14 @@ impl EventProjector {
             }
             Record::RunStarted { run_id, model, execution, metadata, .. } => {
                 self.run = run_id.clone();
-                self.parallel = *execution != Execution::Sequential;
-                let (agent, model) = (self.agent.clone(), model.clone());
+                self.execution = *execution;
+                self.model.clone_from(model);
                 self.metadata.clone_from(metadata);
-                let metadata = metadata.clone();
-                Event::RunStarted { agent, model, execution: *execution, metadata }
+                self.run_started(false)
+            }
+            Record::RunReopened { run_id, authored_by: _ } => {
+                self.run = run_id.clone();
+                self.run_started(true)
             }
             Record::AttemptStarted {
                 turn,
@@ -167,7 +173,8 @@ impl EventProjector {
                     duration: *duration,
                     writes: writes.clone(),
                 };
-                let (result, parallel, early) = (Box::new(result), self.parallel, *early);
+                let parallel = self.execution != Execution::Sequential;
+                let (result, early) = (Box::new(result), *early);
                 Event::CallEnded { result, parallel, early }
             }
             Record::TurnCommitted { turn, end: _, summary } => {
@@ -226,6 +233,16 @@ impl EventProjector {
             | Record::ToolsFrozen { .. }
             | Record::SessionClosed => return None,
         })
+    }
+
+    fn run_started(&self, reopened: bool) -> Event {
+        Event::RunStarted {
+            agent: self.agent.clone(),
+            model: self.model.clone(),
+            execution: self.execution,
+            metadata: self.metadata.clone(),
+            reopened,
+        }
     }
 
     fn attempt_started(&self, attempt: u32, reason: &str, wait: Duration) -> Event {

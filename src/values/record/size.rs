@@ -58,6 +58,7 @@ impl JournalEntry {
             | Record::TurnCommitted { .. }
             | Record::StopAsked { .. }
             | Record::InputRemoved { .. }
+            | Record::RunReopened { .. }
             | Record::LimitReached { .. }
             | Record::ToolsFrozen { .. }
             | Record::SessionClosed => 0,

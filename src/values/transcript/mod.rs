@@ -159,8 +159,19 @@ pub struct RunTranscript<'a> {
     pub stops: Vec<StopRequest>,
     /// Limits that it reached. Summaries that failed between its end and the next run are among them.
     pub limits: Vec<ReachedLimit<'a>>,
+    /// The times that it went on after it was interrupted.
+    pub reopenings: Vec<RunReopening<'a>>,
     /// The end. `None` while it is open.
     pub end: Option<RecordedRunEnd<'a>>,
+}
+
+/// The record by which a run goes on after it was interrupted.
+#[derive(Clone, Copy, Debug)]
+pub struct RunReopening<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The end before it.
+    pub interrupted: RecordedRunEnd<'a>,
 }
 
 /// The start of a run.
@@ -302,6 +313,11 @@ impl<'a> RunTranscript<'a> {
     #[must_use]
     pub fn id(&self) -> Option<&'a RunId> {
         self.start.map(|start| start.id)
+    }
+
+    /// Returns its ends, in their order: those after which it was reopened, and the last one.
+    pub fn ends(&self) -> impl Iterator<Item = RecordedRunEnd<'a>> {
+        self.reopenings.iter().map(|reopening| reopening.interrupted).chain(self.end)
     }
 
     /// Returns the turns that were committed.

@@ -4,11 +4,11 @@ use super::{
     AttemptFailure, AttemptResponse, AttemptStart, AttemptTranscript, Breach, CallIntent,
     CallTranscript, Invariant, ReachedLimit, RecordLocation, RecordedApprovalRequest,
     RecordedCompaction, RecordedDecision, RecordedHooks, RecordedInput, RecordedInstruction,
-    RecordedOutcome, RecordedReport, RecordedRunEnd, RunStart, RunTranscript, SessionFork,
-    SessionOpening, SteeredInput, StopRequest, Transcript, TurnCommit, TurnTranscript,
+    RecordedOutcome, RecordedReport, RecordedRunEnd, RunReopening, RunStart, RunTranscript,
+    SessionFork, SessionOpening, SteeredInput, StopRequest, Transcript, TurnCommit, TurnTranscript,
 };
 use crate::record::{JournalEntry, Record};
-use crate::types::{COMPACT_AT, CallKey, RunId, millis};
+use crate::types::{COMPACT_AT, CallKey, RunEnd, RunId, millis};
 
 /// The longest time by which a clock may be set back, in milliseconds: a day.
 pub const CLOCK_SETBACK_MAX_MS: u64 = 24 * 60 * 60 * 1000;
@@ -216,6 +216,7 @@ impl<'a> Transcript<'a> {
                 let run_end = RecordedRunEnd { at, id, end, text, output, error, stats, waiting };
                 self.add_run_end(run_end);
             }
+            Record::RunReopened { run_id, authored_by: _ } => self.reopen_run(at, run_id),
             Record::ToolsFrozen { sha256 } => self.tool_lists.push((at, sha256)),
             Record::Compacted { change, upto, tokens_before, tokens_after, usage } => {
                 let (tokens_before, tokens_after) = (*tokens_before, *tokens_after);
@@ -268,6 +269,19 @@ impl<'a> Transcript<'a> {
             self.breach(end.at, Invariant::Run, message);
         } else if let Some(run) = self.runs.last_mut() {
             run.end = Some(end);
+        }
+    }
+
+    fn reopen_run(&mut self, at: RecordLocation, id: &RunId) {
+        let interrupted = |end: &RecordedRunEnd<'_>| end.id == id && end.end == RunEnd::Interrupted;
+        let last = self.runs.last_mut();
+        match last.and_then(|run| Some((run.end.take_if(|end| interrupted(end))?, run))) {
+            Some((interrupted, run)) => run.reopenings.push(RunReopening { at, interrupted }),
+            None => {
+                let message =
+                    format!("{id} is reopened, and is not the last run or not interrupted");
+                self.breach(at, Invariant::Run, message);
+            }
         }
     }
 

@@ -152,8 +152,11 @@ impl MarkdownLog<'_> {
                 (format!("{} of {}", hit.value, hit.maximum), note.unwrap_or_default());
             self.add(hit.at, format!("\n- Limit {limit} reached: {values}, {action}{note}\n"));
         }
-        if let Some(end) = &run.end {
-            self.add(end.at, run_end(end));
+        for end in run.ends() {
+            self.add(end.at, run_end(&end));
+        }
+        for reopening in &run.reopenings {
+            self.add(reopening.at, "\n- The run goes on.\n".to_owned());
         }
     }
 

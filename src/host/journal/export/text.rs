@@ -11,8 +11,8 @@ use crate::journal::JournalEntry;
 use callsheet_values::record::{Compaction, ExcludedMessage, ResponseMessage};
 use callsheet_values::transcript::{
     AttemptResponse, AttemptStart, AttemptTranscript, CallTranscript, RecordLocation,
-    RecordedCompaction, RecordedHooks, RecordedOutcome, RecordedRunEnd, RunTranscript, Transcript,
-    TurnTranscript,
+    RecordedCompaction, RecordedHooks, RecordedOutcome, RecordedRunEnd, RunReopening,
+    RunTranscript, Transcript, TurnTranscript,
 };
 use callsheet_values::types::{
     Content, HookDecision, Metadata, ParentCall, RunError, ToolCall, ToolOutcome, WriteSet,
@@ -205,8 +205,11 @@ impl TextLog {
             let note = hit.note.map(|note| format!("the model receives the note {}", brief(note)));
             self.add(hit.at, "limit", Vec::from_iter([head].into_iter().chain(note)));
         }
-        if let Some(end) = &run.end {
-            self.add(end.at, "run ended", run_end_lines(end));
+        for end in run.ends() {
+            self.add(end.at, "run ended", run_end_lines(&end));
+        }
+        for RunReopening { at, interrupted } in &run.reopenings {
+            self.add(*at, "reopened", vec![interrupted.id.to_string()]);
         }
     }
 

@@ -289,6 +289,65 @@ fn numbers_and_times_must_rise() {
 }
 
 #[test]
+fn only_the_last_run_is_reopened_and_only_if_it_was_interrupted() {
+    let zero =
+        json!({"input_tokens": 0, "output_tokens": 0, "cached_tokens": 0, "reasoning_tokens": 0});
+    let turn = |turn: u32, text: &str, end: Value| {
+        let ending = if end == "finished" { "well" } else { "cancelled" };
+        [
+            json!({"type": "attempt_started", "turn": turn, "attempt": 1, "model": "m", "streamed": true}),
+            json!({"type": "response_ended", "turn": turn, "attempt": 1, "ending": ending,
+                "message": {"text": text}, "finish_reason": null, "usage": zero}),
+            json!({"type": "turn_committed", "turn": turn, "end": end,
+                "summary": {"tool_names": [], "dropped_calls": 0, "finish_reason": null,
+                    "usage": zero, "parallel": false, "times": {}}}),
+        ]
+    };
+    let end = |run: &str, end: &str, text: &str, turns: u32| {
+        json!({"type": "run_ended", "run_id": run, "end": end, "text": text, "error": null,
+            "stats": {"turns": turns, "tool_calls": 0, "input_tokens": 0, "output_tokens": 0,
+                "duration_ms": 0, "model_ms": 0, "tools_ms": 0, "overhead_ms": 0,
+                "overlap_saved_ms": 0}})
+    };
+    let start = |run: &str| {
+        json!({"type": "run_started", "run_id": run, "input": "go", "model": "m",
+            "execution": "sequential", "request": {"key": run, "digest": "d"}})
+    };
+    let reopened = |run: &str| json!({"type": "run_reopened", "run_id": run});
+    let cut_off = || turn(1, "It", json!({"cancelled": "shutdown"}));
+    let interrupted = || {
+        let mut records =
+            vec![json!({"type": "session_opened", "agent": "default"}), start("run_1")];
+        records.extend(cut_off());
+        records.push(end("run_1", "interrupted", "It", 1));
+        records
+    };
+    let check = |more: Vec<Value>| {
+        let records = [interrupted(), more].concat();
+        breached(&entries_from_json(records))
+    };
+    let answered = |turns| {
+        let more = [vec![reopened("run_1")], turn(2, "It is noon.", json!("finished")).to_vec()];
+        [more.concat(), vec![end("run_1", "answered", "It is noon.", turns)]].concat()
+    };
+    assert_eq!(check(vec![]), []);
+    assert_eq!(check(vec![reopened("run_1")]), []);
+    assert_eq!(check(answered(1)), []);
+    assert_eq!(check(answered(2)), [Invariant::Sums], "the turn takes the place of the other");
+    assert_eq!(check(vec![reopened("run_2")]), [Invariant::Run]);
+    assert!(check([answered(1), vec![reopened("run_1")]].concat()).contains(&Invariant::Run));
+    let later = vec![start("run_2"), end("run_2", "interrupted", "", 0), reopened("run_1")];
+    assert!(check(later).contains(&Invariant::Run));
+    let again = vec![reopened("run_1"), reopened("run_1")];
+    assert!(check(again).contains(&Invariant::Run));
+    assert_eq!(
+        open_run_id(&entries_from_json([interrupted(), vec![reopened("run_1")]].concat()))
+            .map(|run| &*run.0),
+        Some("run_1")
+    );
+}
+
+#[test]
 fn a_record_after_the_end_is_a_breach() {
     let mut records = sample_records();
     records.push(Record::SessionClosed);

@@ -7,8 +7,8 @@ use super::Verifier;
 use callsheet_machines::session::{EMPTY_ANSWER, OUTPUT_INVALID};
 use callsheet_values::record::TurnEnd;
 use callsheet_values::transcript::{
-    Invariant, RecordLocation, RecordedInput, RecordedRunEnd, RunTranscript, TurnCommit,
-    TurnTranscript,
+    Invariant, RecordLocation, RecordedInput, RecordedRunEnd, RunReopening, RunTranscript,
+    TurnCommit, TurnTranscript,
 };
 use callsheet_values::types::{FinishKind, RunEnd, Usage};
 
@@ -39,7 +39,7 @@ impl<'a> Verifier<'_, 'a> {
                     format!("{id} starts with another input than it was queued with")
                 });
             }
-            if let Some(end) = run.end {
+            for end in run.ends() {
                 self.queue_until(end.at, &mut queue);
                 let waiting = queue.waiting.len() as u64;
                 self.require(waiting == end.waiting, end.at, Invariant::Run, || {
@@ -93,7 +93,7 @@ impl<'a> Verifier<'_, 'a> {
                 format!("{} ends, but {id} is open", end.id)
             });
         }
-        let last = run.committed().last();
+        let last = committed_until(run, end).last();
         let by_hook = last.is_some_and(|(_, last)| matches!(last.end, TurnEnd::RefusedByHook(_)));
         let needs_error = end.end == RunEnd::Failed || (end.end == RunEnd::Refused && by_hook);
         // Earlier versions recorded no error for a refusal of the model.
@@ -109,7 +109,9 @@ impl<'a> Verifier<'_, 'a> {
             format!("{} {what}", end.id)
         });
         if !end.is_given_up() {
-            if let Some(open) = run.turns.last().filter(|turn| turn.commit.is_none()) {
+            let open = run.turns.last().filter(|turn| turn.commit.is_none());
+            // The open turn of a run that was reopened follows its earlier ends.
+            if let Some(open) = open.filter(|_| run.end.is_some_and(|last| last.at == at)) {
                 self.require(false, at, Invariant::Run, || {
                     format!("{} ends before its turn {} is committed", end.id, open.number)
                 });
@@ -121,7 +123,7 @@ impl<'a> Verifier<'_, 'a> {
 
     /// Checks that the end of a run follows from the end of its last turn.
     fn check_end_of_last_turn(&mut self, run: &RunTranscript<'a>, end: &RecordedRunEnd<'a>) {
-        let Some((turn, commit)) = run.committed().last() else {
+        let Some((turn, commit)) = committed_until(run, end).last() else {
             // The run was queued when its host shut down.
             self.require(end.end == RunEnd::Interrupted, end.at, Invariant::Run, || {
                 format!("{} ends as {} without a turn", end.id, end.end.as_str())
@@ -164,13 +166,18 @@ impl<'a> Verifier<'_, 'a> {
     fn check_sums(&mut self, run: &RunTranscript<'a>, end: &RecordedRunEnd<'a>) {
         let (at, id, stats) = (end.at, end.id, end.stats);
         let (mut calls, mut usage) = (0, Usage::default());
-        for (turn, _) in run.committed() {
+        for (turn, _) in committed_until(run, end) {
             calls += u32::try_from(turn.kept_calls().len()).unwrap_or(u32::MAX);
             usage += turn.usage();
         }
         // Requests for summaries belong to the run in which they were made.
         let is_within = |of: RecordLocation| {
-            of.is_before(at) && run.start.is_none_or(|start| start.at.is_before(of))
+            let is_open = |reopening: &RunReopening<'_>| {
+                of.is_before(reopening.interrupted.at) || reopening.at.is_before(of)
+            };
+            of.is_before(at)
+                && run.start.is_none_or(|start| start.at.is_before(of))
+                && run.reopenings.iter().all(is_open)
         };
         let compactions = self.transcript.compactions.iter();
         for compaction in compactions.filter(|compaction| is_within(compaction.at)) {
@@ -179,7 +186,7 @@ impl<'a> Verifier<'_, 'a> {
         for reached in run.limits.iter().filter(|reached| is_within(reached.at)) {
             usage += reached.usage;
         }
-        let turns = self.counted_turns(run);
+        let turns = self.counted_turns(run, end);
         // A run that the session gave up also counts the turn that had begun or was about to begin.
         let allowed = turns..=turns + u32::from(end.is_given_up());
         self.require(allowed.contains(&stats.turns), at, Invariant::Sums, || {
@@ -200,10 +207,17 @@ impl<'a> Verifier<'_, 'a> {
     }
 
     /// Returns the number of committed turns that count in `max_turns`: all but a turn of initial
-    /// calls and the requests for a final answer.
-    fn counted_turns(&self, run: &RunTranscript<'a>) -> u32 {
+    /// calls, the requests for a final answer, and the turns that were interrupted before the run was reopened.
+    fn counted_turns(&self, run: &RunTranscript<'a>, end: &RecordedRunEnd<'a>) -> u32 {
         let (mut counted, mut previous) = (0, None);
-        for (turn, commit) in run.committed() {
+        for (turn, commit) in committed_until(run, end) {
+            let is_repeated = |reopening: &RunReopening<'_>| {
+                commit.at.is_before(reopening.at) && reopening.at.is_before(end.at)
+            };
+            if matches!(commit.end, TurnEnd::Cancelled(_)) && run.reopenings.iter().any(is_repeated)
+            {
+                continue;
+            }
             let is_initial = self.opens_with_calls && turn.number == 1;
             let is_final_answer = previous.is_some_and(|(previous, previous_commit)| {
                 requests_final_answer(run, previous, previous_commit, commit.at)
@@ -213,6 +227,15 @@ impl<'a> Verifier<'_, 'a> {
         }
         counted
     }
+}
+
+/// Returns the turns that were committed before an end of the run.
+fn committed_until<'r, 'a>(
+    run: &'r RunTranscript<'a>,
+    end: &RecordedRunEnd<'a>,
+) -> impl Iterator<Item = (&'r TurnTranscript<'a>, TurnCommit<'a>)> {
+    let at = end.at;
+    run.committed().filter(move |(_, commit)| commit.at.is_before(at))
 }
 
 /// Returns true if the turn that follows `turn` and is committed at `until` is a request for a

@@ -380,6 +380,10 @@ impl SessionActor {
             RunAdmission::Known { run_id, seq } => {
                 return Ok(RunAccepted { id: run_id, seq, report_receiver: None });
             }
+            RunAdmission::Reopen { run_id, seq } => {
+                let seq = self.reopen_run(myself, &run_id, run.author, extensions)?.unwrap_or(seq);
+                return Ok(RunAccepted { id: run_id, seq, report_receiver: None });
+            }
             RunAdmission::Start => true,
             RunAdmission::Queue => false,
         };
@@ -411,6 +415,24 @@ impl SessionActor {
         self.callers.runs.insert(id.clone(), RunCaller { report: Some(report), _counted: counted });
         let seq = self.perform_effects(myself).unwrap_or_else(|| self.log.last_seq());
         Ok(RunAccepted { id, seq, report_receiver: Some(receiver) })
+    }
+
+    /// Lets a run go on that an earlier host has interrupted. Returns the position of the record, or `None` if the run
+    /// is that of the call that opened this child session: it has ended with the call.
+    fn reopen_run(
+        &mut self,
+        myself: &ActorRef<SessionMessage>,
+        id: &RunId,
+        author: Option<Author>,
+        extensions: Extensions,
+    ) -> Result<Option<Seq>, HostError> {
+        if self.is_child_run(id) {
+            return Ok(None);
+        }
+        self.run_count_guard = Some(self.host_ref.shared.acquire_run_slot(false)?);
+        self.host_ref.shared.extensions.add_to_run(&self.id, id, extensions);
+        self.session.handle_reopen(id.clone(), author);
+        Ok(self.perform_effects(myself))
     }
 
     fn steer(
@@ -608,19 +630,8 @@ impl SessionActor {
             // No turn is resumed from this record.
             Record::SessionOpened { .. } => self.log.trim_recent(seq),
             Record::InputQueued { .. } => self.host_ref.shared.update_counts(),
-            Record::RunStarted { input, .. } if !ends => {
-                let Some(run) = self.session.run() else { return };
-                let (id, trace, began) = (run.id.clone(), run.trace.clone(), run.began);
-                self.agents.use_for(&run.overrides);
-                let elapsed = Duration::ZERO;
-                let trace = self.begin_trace(&id, trace, began, elapsed, Some(input));
-                let report = self.callers.runs.remove(&id).and_then(|caller| caller.report);
-                let extensions = self.host_ref.shared.extensions.for_run(&self.id, &id);
-                self.run = Some(Box::new(ActiveRun::new(id, trace, extensions, seq, report)));
-                self.activity.has_open_run.store(true, Ordering::Release);
-                self.host_ref.shared.session_states.changed(&self.id, SessionState::Running);
-                self.host_ref.shared.update_counts();
-            }
+            Record::RunStarted { input, .. } if !ends => self.run_recorded(seq, Some(input)),
+            Record::RunReopened { .. } => self.run_recorded(seq, None),
             // Begins the turn of the calls that the session was opened with. The accumulator records all others.
             Record::ResponseEnded { .. } => {
                 if let Some(run) = &mut self.run {
@@ -657,6 +668,21 @@ impl SessionActor {
             | Record::ToolsFrozen { .. }
             | Record::SessionClosed => {}
         }
+    }
+
+    /// Makes the actor's data of a run that has started, by the record at `seq`, or was reopened.
+    fn run_recorded(&mut self, seq: Seq, input: Option<&Content>) {
+        let Some(run) = self.session.run() else { return };
+        let (id, trace, began) = (run.id.clone(), run.trace.clone(), run.began);
+        let elapsed = run.elapsed(self.now());
+        self.agents.use_for(&run.overrides);
+        let trace = self.begin_trace(&id, trace, began, elapsed, input);
+        let report = self.callers.runs.remove(&id).and_then(|caller| caller.report);
+        let extensions = self.host_ref.shared.extensions.for_run(&self.id, &id);
+        self.run = Some(Box::new(ActiveRun::new(id, trace, extensions, seq, report)));
+        self.activity.has_open_run.store(true, Ordering::Release);
+        self.host_ref.shared.session_states.changed(&self.id, SessionState::Running);
+        self.host_ref.shared.update_counts();
     }
 
     /// Sends a turn to the accumulator.

@@ -3,7 +3,8 @@
 use super::engine::Engine;
 use super::provider::{Reply, answer_with, text};
 use super::*;
-use crate::journal::Journal;
+use crate::journal::{Journal, MemoryJournal};
+use callsheet_values::config::OnShutdown;
 use callsheet_values::record::StopMode;
 use callsheet_values::types::RunEnd;
 
@@ -187,6 +188,55 @@ async fn a_shutdown_cancels_calls_after_its_grace_period() {
     assert_eq!(report.run_end, RunEnd::Interrupted);
     assert_eq!(results(&report)["hang"].0, "cancelled");
     assert_eq!(host.counts(), HostCounts { sessions: 1, ..HostCounts::default() });
+}
+
+#[tokio::test]
+async fn a_run_that_a_shutdown_has_interrupted_goes_on_by_its_key() {
+    let provider = Provider::calling(&[("hang", "{}")]).await;
+    let journal = Arc::new(MemoryJournal::new());
+    let begin = async || {
+        let hang = tool(spec("hang"), |_| std::future::pending());
+        let setup = setup(&provider, registry([hang]), |config| {
+            config.host.on_shutdown = Some(OnShutdown::Interrupt);
+            config.host.shutdown_grace = Duration::from_millis(20);
+            let agent = config.agents.get_mut("default").unwrap();
+            agent.limits.cancel_grace = Duration::from_millis(20);
+        });
+        start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap()
+    };
+    let request = || RunRequest::from("go").with_idempotency_key("k");
+    let host = begin().await;
+    let session = host.open_session(named("one")).await.unwrap();
+    let run = session.start_run(request()).await.unwrap();
+    until("the tool runs", || host.counts().tools_running == 1).await;
+    timeout(SOON, host.shutdown()).await.unwrap();
+    let interrupted = run.report.await.unwrap();
+    assert_eq!(interrupted.run_end, RunEnd::Interrupted);
+    drop((session, host));
+
+    let host = begin().await;
+    let session = host.session(&SessionId::parse("one").unwrap());
+    assert_eq!(session.runs().await.unwrap()[0].run_end, Some(RunEnd::Interrupted));
+    let mut run = session.start_run(request()).await.unwrap();
+    let mut text = String::new();
+    while let Some(event) = run.next_event().await.unwrap() {
+        if let RunEvent::Text(part) = event {
+            text.push_str(&part);
+        }
+    }
+    assert_eq!((&*text, run.run_id == interrupted.run_id), ("done", true));
+    let report = run.report.await.unwrap();
+    assert_eq!((report.run_end, provider.count()), (RunEnd::Answered, 2));
+    assert_eq!(results(&report), results(&interrupted), "the outcome stays");
+    assert!(report.stats.output_tokens >= interrupted.stats.output_tokens);
+    assert_eq!(session.run(request()).await.unwrap().run_end, RunEnd::Answered);
+    assert_eq!(session.verify().await.unwrap().breaches, []);
+    assert_eq!(session.runs().await.unwrap().len(), 1);
+    // The key of an earlier run finds its report.
+    let other = || RunRequest::from("more").with_idempotency_key("l");
+    assert_eq!(session.run(other()).await.unwrap().run_end, RunEnd::Answered);
+    assert_eq!(session.run(request()).await.unwrap(), report);
+    nothing_left(&host).await;
 }
 
 #[tokio::test]

@@ -175,7 +175,8 @@ impl CatchUpState {
         self.recorded = id;
         let (run, turn, time) = (published.run.clone(), published.turn, published.timestamp_ms);
         let event = &published.event;
-        if matches!(event, Event::RunStarted { .. }) {
+        // The events of a run that was reopened need its first record.
+        if matches!(event, Event::RunStarted { reopened: false, .. }) {
             self.run_start = Some((id.seq, turn));
         }
         // Open calls belong to one attempt of one turn.

@@ -53,6 +53,8 @@ pub(super) enum Action {
     Shutdown(OnShutdown, bool),
     /// The next host goes on with the session.
     Restart,
+    /// The request of the last run, which was interrupted, arrives again.
+    Reopen,
     Close,
     /// The list of the servers' tools arrives.
     ReadTools,
@@ -87,8 +89,16 @@ impl World {
         if left.shutdowns > 0 {
             actions.extend(shutdowns.into_iter().filter(may_follow));
         }
-        if session.shutdown.is_some_and(OnShutdown::leaves_runs) {
-            actions.push(Action::Restart);
+        let is_idle = session.run.is_none() && session.queue.is_empty();
+        match session.shutdown {
+            Some(OnShutdown::Suspend | OnShutdown::HandOver) => actions.push(Action::Restart),
+            Some(OnShutdown::Interrupt) if is_idle && left.reopens > 0 => {
+                actions.push(Action::Restart);
+            }
+            Some(OnShutdown::Interrupt) | None => {}
+        }
+        if left.reopens > 0 && self.reopenable().is_some() {
+            actions.push(Action::Reopen);
         }
         let mut may = |count: u32, some: &[Action]| {
             if count > 0 {
@@ -161,10 +171,7 @@ impl World {
                 assert_eq!(resumed.is_ok(), self.session.is_suspended());
                 for (id, seq) in self.accepted.clone() {
                     let again = self.session.admit_run(&"x".into(), Some(&request_key(&id)), true);
-                    let known = RunAdmission::Known { run_id: id.clone(), seq };
-                    let is_removed = self.is_removed(&id);
-                    let expected =
-                        if is_removed { Err(SessionRefusal::InputRemoved) } else { Ok(known) };
+                    let expected = self.admission_again(&id, seq);
                     assert!(again == expected || again == Err(SessionRefusal::Closed));
                 }
                 assert_eq!(self.log.len(), log);
@@ -315,6 +322,15 @@ impl World {
                     "the next host has nothing to go on with"
                 );
             }
+            Action::Reopen => {
+                self.left.reopens -= 1;
+                let run = self.reopenable().unwrap();
+                self.session.handle_reopen(run.clone(), None);
+                self.has_slot = true;
+                self.reported.retain(|reported| *reported != run);
+                let seq = Seq(self.log.len() as u64 + 1);
+                self.accepted.iter_mut().filter(|(id, _)| *id == run).for_each(|it| it.1 = seq);
+            }
             Action::ReadTools => {
                 self.reads_tools = false;
                 let awaited = self.session.waits_for_tools();
@@ -421,12 +437,8 @@ impl World {
         let seq = self.log.len() as u64;
         // A request whose record was lost was not acknowledged.
         self.accepted.retain(|(_, of)| of.0 <= seq);
-        let is_over = |run: &RunId| {
-            self.log
-                .iter()
-                .any(|record| matches!(record, Record::RunEnded { run_id, .. } if run_id == run))
-        };
-        self.reported.retain(is_over);
+        let log = &self.log;
+        self.reported.retain(|run| World::is_over(log, run));
         self.refused.clear();
         self.batch_from = self.log.len();
     }
@@ -450,6 +462,10 @@ impl World {
                 writes: WriteSet([("x".into(), serde_json::json!(number).into())].into()),
             };
             records.push(crate::turn::call_ended_record(result, false, false));
+        }
+        if cancel == Some(CancelReason::Shutdown) && progress.records > 0 && !progress.has_response
+        {
+            records.push(response(number, "cut o", Vec::new()));
         }
         let end = cancel.map_or(TurnEnd::Finished, TurnEnd::Cancelled);
         records.push(committed(number, end));

@@ -8,13 +8,13 @@ use super::world::{World, entries, record_turn, request_key};
 use crate::context::{Variables, repair_pairing};
 use crate::session::machine::Lifecycle;
 use crate::session::{
-    InputLimits, OUTPUT_INVALID, OpenRun, OpenTurn, RunAdmission, RunSpec, RunStage, Session,
-    SessionRefusal, StoredSession, pending_approvals,
+    InputLimits, OUTPUT_INVALID, OpenRun, OpenTurn, RunSpec, RunStage, Session, SessionRefusal,
+    StoredSession, pending_approvals,
 };
 use crate::turn::CancelReason;
 use callsheet_values::config::{OnShutdown, RunOverrides};
 use callsheet_values::message::Message;
-use callsheet_values::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
+use callsheet_values::record::{JournalEntry, Record, RequestKey, Seq, StopMode, TurnEnd};
 use callsheet_values::types::{CallKey, RunEnd, RunError, RunId, Usage};
 
 impl World {
@@ -31,11 +31,11 @@ impl World {
         self.check_end();
     }
 
-    /// Checks that each run starts and ends once, one run at a time. The queue keeps its order, and each
+    /// Checks that each run starts once and ends once, or again after it was reopened, one run at a time. The queue keeps its order, and each
     /// queued run starts as it was requested. A run that was steered after its last turn is not
     /// answered, and one that a limit ends has a record of that limit.
     fn check_runs(&self) {
-        let (mut open, mut seen) = (None, BTreeSet::new());
+        let (mut open, mut interrupted, mut seen) = (None, None, BTreeSet::new());
         let (mut queued, mut closed) = (Vec::<&RunId>::new(), false);
         let (mut requests, mut committed, mut steered) = (BTreeMap::new(), 0, 0);
         let mut reached = Vec::<(&str, &str)>::new();
@@ -63,7 +63,16 @@ impl World {
                         assert!(queued.is_empty(), "run {run_id} overtakes the queue");
                     }
                     open = Some(run_id);
+                    interrupted = None;
                     reached.clear();
+                }
+                Record::RunReopened { run_id, .. } => {
+                    assert!(
+                        open.is_none() && queued.is_empty(),
+                        "run {run_id} is not the last one"
+                    );
+                    assert_eq!(interrupted.take(), Some(run_id), "the run was interrupted");
+                    open = Some(run_id);
                 }
                 Record::LimitReached { limit, action, .. } => reached.push((limit, action)),
                 Record::TurnCommitted { turn, .. } => committed = *turn,
@@ -72,6 +81,7 @@ impl World {
                 Record::Steered { follows_turn, .. } => steered = *follows_turn,
                 Record::RunEnded { run_id, end, waiting, error, .. } => {
                     assert_eq!(open.take(), Some(run_id), "another run ends");
+                    interrupted = (*end == RunEnd::Interrupted).then_some(run_id);
                     let is_invalid =
                         error.as_ref().is_some_and(|error| error.code == OUTPUT_INVALID);
                     let limits: &[_] = match end {
@@ -119,20 +129,18 @@ impl World {
         for (id, seq) in &self.accepted {
             let of_run = |record: &Record| {
                 matches!(record, Record::RunStarted { run_id, .. }
+                    | Record::RunReopened { run_id, .. }
                     | Record::InputQueued { run_id, .. } if run_id == id)
             };
             assert!(of_run(&self.log[seq.0 as usize - 1]), "run {id} has record {seq:?}");
             let again = self.session.admit_run(&"x".into(), Some(&request_key(id)), true);
-            let known = RunAdmission::Known { run_id: id.clone(), seq: *seq };
             let is_removed = self.is_removed(id);
-            let expected = if is_removed { Err(SessionRefusal::InputRemoved) } else { Ok(known) };
+            let expected = self.admission_again(id, *seq);
             assert!(again == expected || again == Err(SessionRefusal::Closed), "{again:?}");
             let other = RequestKey { digest: "other".into(), ..request_key(id) };
             let reused = self.session.admit_run(&"x".into(), Some(&other), true).unwrap_err();
             assert!(matches!(reused, SessionRefusal::KeyReused | SessionRefusal::Closed));
-            let is_over = self
-                .count(|record| matches!(record, Record::RunEnded { run_id, .. } if run_id == id));
-            let is_known = self.session.has_run(id) || is_over == 1;
+            let is_known = self.session.has_run(id) || Self::is_over(&self.log, id);
             assert!(!(is_removed && self.session.has_run(id)), "run {id} was taken back");
             assert!(is_known || is_removed || self.refused.contains(id), "run {id} is lost");
         }
@@ -158,6 +166,7 @@ impl World {
     /// and of its runs are those of the received turns and of the summaries.
     fn check_sums(&self) {
         let (mut all, mut of_run, mut calls) = (Usage::default(), Usage::default(), 0);
+        let mut is_open = false;
         for (record, seq) in self.log.iter().zip(1..) {
             match record {
                 Record::Steered { request, .. } => {
@@ -166,7 +175,9 @@ impl World {
                     let expected = is_known.then_some(Seq(seq));
                     assert_eq!(seen.map(|seen| seen.seq), expected, "a steered input");
                 }
-                Record::RunStarted { .. } => (of_run, calls) = (Usage::default(), 0),
+                Record::RunStarted { .. } => {
+                    (of_run, calls, is_open) = (Usage::default(), 0, true);
+                }
                 Record::TurnCommitted { turn, summary, .. } if self.has_received(*turn) => {
                     all += summary.usage;
                     of_run += summary.usage;
@@ -174,9 +185,13 @@ impl World {
                 }
                 Record::Compacted { usage, .. } | Record::LimitReached { usage, .. } => {
                     all += *usage;
-                    of_run += *usage;
+                    if is_open {
+                        of_run += *usage;
+                    }
                 }
+                Record::RunReopened { .. } => is_open = true,
                 Record::RunEnded { stats, .. } => {
+                    is_open = false;
                     let counted = (stats.input_tokens, stats.output_tokens);
                     assert_eq!(counted, (of_run.input_tokens, of_run.output_tokens));
                     assert_eq!(stats.tool_calls as usize, calls, "the calls of a run");
@@ -192,15 +207,26 @@ impl World {
     /// results are paired, and that the variables have the values of the last writes.
     fn check_context(&self) {
         let (mut responses, mut notes, mut variables) = (0, 0, Variables::default());
+        let (mut cut_off, mut steered) = (None, 0);
         for record in &self.log {
             match record {
-                Record::TurnCommitted { turn, .. } if self.has_received(*turn) => {
-                    responses += usize::from(self.progress(*turn).has_response);
+                Record::TurnCommitted { turn, end, .. } if self.has_received(*turn) => {
+                    let progress = self.progress(*turn);
+                    responses += usize::from(progress.has_response);
+                    let is_answer = progress.has_response && self.results(*turn).is_empty();
+                    let is_cut_off = is_answer && matches!(end, TurnEnd::Cancelled(_));
+                    cut_off = is_cut_off.then_some(*turn);
                     for result in self.results(*turn) {
                         let Record::CallEnded { writes, .. } = result else { continue };
                         variables.apply(writes);
                     }
                 }
+                // An answer that was cut off, and that nothing follows, is requested again.
+                Record::RunReopened { .. } => {
+                    responses -= usize::from(cut_off.take().is_some_and(|turn| turn != steered));
+                }
+                Record::Steered { follows_turn, .. } => steered = *follows_turn,
+                Record::RunStarted { .. } => cut_off = None,
                 Record::LimitReached { note, .. } => notes += usize::from(note.is_some()),
                 _ => {}
             }

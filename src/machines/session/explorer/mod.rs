@@ -148,6 +148,25 @@ fn shutdown_and_deletion() {
 }
 
 #[test]
+fn a_run_that_was_interrupted_is_reopened() {
+    let base =
+        Scenario { starts: 1, shutdowns: 1, reopens: 1, max_turns: 2, ..Scenario::default() };
+    let scenario = Scenario { steers: 1, crashes: 1, max_turns: 1, ..base };
+    explore("reopened, steering, a crash", &scenario);
+    let scenario =
+        Scenario { shutdowns: 2, reopens: 2, stops: 1, initial_call: true, max_turns: 1, ..base };
+    explore("reopened twice, a stop, initial calls", &scenario);
+    let scenario = Scenario { starts: 2, max_turns: 1, ..base };
+    explore("reopened, two inputs", &scenario);
+    let scenario = Scenario { max_turns: 1, forks: 1, closes: 1, ..base };
+    explore("reopened, a fork, deletion", &scenario);
+    let scenario = Scenario { unmet_schema: true, steers: 1, losses: 1, ..base };
+    explore("reopened, a typed answer, steering, a lost turn", &scenario);
+    let scenario = Scenario { window: 20, compactions: 1, hibernations: 1, servers: true, ..base };
+    explore("reopened, a small window, a request to compact, hibernation", &scenario);
+}
+
+#[test]
 fn tools_of_servers() {
     let base = Scenario { starts: 1, servers: true, max_turns: 1, ..Scenario::default() };
     let initial = Scenario { steers: 1, refreshes: 1, crashes: 1, initial_call: true, ..base };

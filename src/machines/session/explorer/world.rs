@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use crate::context::repair_pairing;
 use crate::session::{
-    RecordedAt, Session, SessionEffect, SessionRunRules, StoredSession, TurnBegin, TurnOrigin,
+    RecordedAt, RunAdmission, Session, SessionEffect, SessionRefusal, SessionRunRules,
+    StoredSession, TurnBegin, TurnOrigin,
 };
 use crate::turn::fixtures::{model, rules};
 use crate::turn::{CancelReason, CommittedTurn, ModelPlan, ModelPlans, OutputRules, RunRules};
 use callsheet_values::config::{ContextPolicy, HistoryForm, Limits, RunOverrides, Share};
-use callsheet_values::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
-use callsheet_values::types::{Execution, OutputMode, RunId, ToolCall};
+use callsheet_values::record::{JournalEntry, Record, RequestKey, Seq, StopMode, TurnEnd};
+use callsheet_values::types::{Execution, OutputMode, RunEnd, RunId, ToolCall};
 
 /// The budget of a run. No run uses half of it, unless its scenario has fewer tokens.
 const CALLS_MAX: u32 = 100;
@@ -32,6 +33,8 @@ pub(super) struct Scenario {
     pub(super) losses: u32,
     pub(super) failures: u32,
     pub(super) shutdowns: u32,
+    /// A run that a shutdown has interrupted may be reopened so many times.
+    pub(super) reopens: u32,
     pub(super) closes: u32,
     pub(super) forks: u32,
     /// Only one input may wait.
@@ -123,6 +126,7 @@ pub(super) fn record_turn(record: &Record) -> Option<u32> {
         | Record::InputQueued { .. }
         | Record::InputRemoved { .. }
         | Record::RunStarted { .. }
+        | Record::RunReopened { .. }
         | Record::Steered { .. }
         | Record::StopAsked { .. }
         | Record::LimitReached { .. }
@@ -303,6 +307,50 @@ impl World {
         self.log.iter().any(|r| matches!(r, Record::InputRemoved { run_id, .. } if run_id == run))
     }
 
+    /// Returns whether a run has ended, and was not reopened since.
+    pub(super) fn is_over(log: &[Record], run: &RunId) -> bool {
+        let last = log.iter().rfind(|record| {
+            matches!(record, Record::RunEnded { run_id, .. } | Record::RunReopened { run_id, .. }
+                if run_id == run)
+        });
+        matches!(last, Some(Record::RunEnded { .. }))
+    }
+
+    /// Returns the run that a repeated request reopens: the last one, if it was interrupted, nothing follows it and no
+    /// client has asked it to stop.
+    pub(super) fn reopenable(&self) -> Option<RunId> {
+        let is_idle = self.session.run.is_none() && self.session.queue.is_empty();
+        if !is_idle || self.session.shutdown.is_some() || self.is_closing() {
+            return None;
+        }
+        let started = self.log.iter().rposition(|r| matches!(r, Record::RunStarted { .. }))?;
+        let of_run = &self.log[started..];
+        let ends = of_run.iter().rev().find_map(|record| match record {
+            Record::RunEnded { run_id, end, .. } => Some((run_id.clone(), *end)),
+            _ => None,
+        });
+        let stops = of_run.iter().any(|record| matches!(record, Record::StopAsked { .. }));
+        let (run, end) = ends?;
+        let is_accepted = self.accepted.iter().any(|(id, _)| *id == run);
+        (end == RunEnd::Interrupted && !stops && is_accepted).then_some(run)
+    }
+
+    /// Returns how the repeated request of an accepted run is answered.
+    pub(super) fn admission_again(
+        &self,
+        run: &RunId,
+        seq: Seq,
+    ) -> Result<RunAdmission, SessionRefusal> {
+        let run_id = run.clone();
+        if self.is_removed(run) {
+            Err(SessionRefusal::InputRemoved)
+        } else if self.reopenable().as_ref() == Some(run) {
+            Ok(RunAdmission::Reopen { run_id, seq })
+        } else {
+            Ok(RunAdmission::Known { run_id, seq })
+        }
+    }
+
     /// Returns the recorded outcomes of a turn.
     pub(super) fn results(&self, number: u32) -> Vec<&Record> {
         let is_outcome = |record: &&Record| {
@@ -383,15 +431,21 @@ impl World {
         let stopped =
             of_run.contains(&Record::StopAsked { mode: StopMode::Now, authored_by: None });
         assert!(!stopped || cancel.is_some(), "a stopped run begins no turn");
-        let first = !of_run.iter().any(|record| matches!(record, Record::TurnCommitted { .. }));
+        // A turn that was interrupted before the run was reopened takes place again.
+        let is_commit = |record: &Record| match record {
+            Record::TurnCommitted { end, .. } => !matches!(end, TurnEnd::Cancelled(_)),
+            _ => false,
+        };
+        let first = !of_run.iter().any(is_commit);
         let stops = self.session.run.as_ref().is_some_and(|run| run.stops_after_turn);
         assert!(origin != TurnOrigin::New || first || !stops || self.is_crashed, "it stops");
         let is_out_of_turns = of_run.iter().any(|record| {
             matches!(record, Record::LimitReached { action, .. } if action == "final_answer")
         });
-        let mut steps = of_run.iter().rev().filter(|record| {
-            matches!(record, Record::Instructed { .. } | Record::TurnCommitted { .. })
-        });
+        let mut steps = of_run
+            .iter()
+            .rev()
+            .filter(|record| matches!(record, Record::Instructed { .. }) || is_commit(record));
         let is_instructed = matches!(steps.next(), Some(Record::Instructed { .. }));
         let drops_calls = spec.request_kind.drops_calls();
         assert_eq!(drops_calls, is_out_of_turns || is_instructed, "the request for a final answer");

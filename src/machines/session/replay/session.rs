@@ -102,6 +102,10 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
             Record::InputRemoved { run_id, authored_by } => {
                 self.session.handle_remove_input(run_id, authored_by.clone()).err()
             }
+            Record::RunReopened { run_id, authored_by } => {
+                self.session.handle_reopen(run_id.clone(), authored_by.clone());
+                None
+            }
             Record::StopAsked { mode, authored_by } => {
                 self.session.handle_stop(*mode, authored_by.clone());
                 None

@@ -24,8 +24,8 @@ use callsheet_values::config::{Limits, OnShutdown, RunOverrides};
 use callsheet_values::message::MessageList;
 use callsheet_values::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use callsheet_values::types::{
-    ApprovalVerdict, CallKey, Execution, FinishKind, OutputMode, RequestKind, RunError, RunId,
-    SessionId, ToolCall, ToolOutcome, ToolResult, Usage, VariablesUse, WriteSet,
+    ApprovalVerdict, CallKey, Execution, FinishKind, OutputMode, RequestKind, RunEnd, RunError,
+    RunId, SessionId, ToolCall, ToolOutcome, ToolResult, Usage, VariablesUse, WriteSet,
 };
 use callsheet_wire::Delta;
 use callsheet_wire::response::ExchangeEnd;
@@ -55,6 +55,8 @@ struct Script {
 struct Life {
     script: Script,
     session: Session,
+    /// The number of runs that the users ask for.
+    requests_max: usize,
     log: Vec<JournalEntry>,
     turn: Option<LiveTurn>,
     /// The list of the servers' tools was requested.
@@ -150,6 +152,7 @@ impl Life {
         Self {
             script,
             session,
+            requests_max: 2,
             log,
             turn: None,
             reads_tools: false,
@@ -180,6 +183,20 @@ impl Life {
         }
         assert!(self.session.run().is_none() && self.session.queue().len() == 0);
         self
+    }
+
+    /// Lives for so many steps, and then until its host has shut down. Returns the records if its last run was
+    /// interrupted.
+    fn interrupted_after(mut self, steps: usize, now: bool) -> Option<Vec<JournalEntry>> {
+        for _ in 0..steps {
+            let _ = self.perform() || self.request() || self.read_tools() || self.advance_turn();
+        }
+        self.session.run()?;
+        self.session.handle_shutdown(OnShutdown::Interrupt, now);
+        self.reads_tools = false;
+        let log = self.run().log;
+        let last = log.last().map(|entry| &entry.record);
+        matches!(last, Some(Record::RunEnded { end: RunEnd::Interrupted, .. })).then_some(log)
     }
 
     fn append(&mut self, record: Record) {
@@ -263,11 +280,17 @@ impl Life {
     /// Sends the requests that the users have not sent yet. Returns false if there are none.
     fn request(&mut self) -> bool {
         let before = self.log.len();
-        for (name, is_due) in [("first", true), ("second", self.session.turn() > 0)] {
+        let runs = [("first", true), ("second", self.session.turn() > 0)];
+        for (name, is_due) in runs.into_iter().take(self.requests_max) {
             let request = Some(RequestKey { key: name.into(), digest: "d".into() });
             let input = name.into();
             let admission = self.session.admit_run(&input, request.as_ref(), true).unwrap();
-            if !is_due || matches!(admission, RunAdmission::Known { .. }) {
+            if let RunAdmission::Reopen { run_id, .. } = &admission {
+                self.session.handle_reopen(run_id.clone(), None);
+                self.perform();
+            }
+            let is_new = matches!(admission, RunAdmission::Start | RunAdmission::Queue);
+            if !is_due || !is_new {
                 continue;
             }
             let (run_id, overrides) = (RunId(name.into()), Arc::default());
@@ -491,6 +514,49 @@ fn a_session_that_is_cut_after_any_record_ends_with_the_same_messages() {
         }
     }
     assert!(cuts > 200, "{cuts} prefixes");
+}
+
+#[test]
+fn a_run_that_is_interrupted_at_any_step_is_reopened_by_its_key() {
+    let script = Script::default();
+    let mut reopened = 0;
+    for script in [
+        script,
+        Script { is_parallel: true, initial_call: true, is_slow: true, ..script },
+        Script { max_turns: Some(2), servers: true, output: Some(OutputMode::Prompt), ..script },
+    ] {
+        let whole = Life::open(script).run();
+        for steps in (0..whole.log.len()).step_by(2) {
+            let life = Life { requests_max: 1, ..Life::open(script) };
+            let now = steps % 4 == 0;
+            let Some(log) = life.interrupted_after(steps, now) else { continue };
+            let name = format!("{script:?}, interrupted after {steps} steps, {now}");
+            let next = Life { requests_max: 1, ..Life::wake(script, &log) }.run();
+            let ends = |life: &Life| {
+                life.ended.iter().map(|run| (run.id.clone(), run.end)).collect::<Vec<_>>()
+            };
+            let expected = (whole.ended[0].id.clone(), whole.ended[0].end);
+            assert_eq!(ends(&next), std::slice::from_ref(&expected), "{name}");
+            let is_reopening =
+                |entry: &&JournalEntry| matches!(entry.record, Record::RunReopened { .. });
+            assert_eq!(next.log.iter().filter(is_reopening).count(), 1, "{name}");
+            check_past_runs(&next);
+            check_replay(&next, &name);
+            if steps % 8 == 0 {
+                for upto in log.len()..next.log.len() {
+                    let cut =
+                        Life { requests_max: 1, ..Life::wake(script, &next.log[..upto]) }.run();
+                    assert_eq!(
+                        ends(&cut),
+                        std::slice::from_ref(&expected),
+                        "{name}, cut after {upto}"
+                    );
+                }
+            }
+            reopened += 1;
+        }
+    }
+    assert!(reopened > 20, "{reopened} runs");
 }
 
 /// Forks a session behind the record `at`, and runs the fork to its end.

@@ -98,6 +98,7 @@ pub(super) fn timeless(record: &Record) -> Record {
         | Record::InputQueued { .. }
         | Record::InputRemoved { .. }
         | Record::RunStarted { .. }
+        | Record::RunReopened { .. }
         | Record::AttemptFailed { .. }
         | Record::CallReported { .. }
         | Record::HooksDecided { .. }

@@ -78,6 +78,7 @@ impl<'a> Recording<'a> {
             let inputs = steers.chain(run.stops.iter().map(|stop| stop.at));
             let summaries = run.limits.iter().filter(|limit| limit.limit == COMPACT_AT);
             let inputs = inputs.chain(summaries.map(|limit| limit.at));
+            let inputs = inputs.chain(run.reopenings.iter().map(|reopening| reopening.at));
             inputs.for_each(|at| set(at, RecordRole::Input));
             for attempt in run.turns.iter().flat_map(|turn| &turn.attempts) {
                 for (key, call) in &attempt.calls {
@@ -156,7 +157,7 @@ impl<'a> Recording<'a> {
 
     /// Returns the end of a run that is recorded at an index.
     pub fn run_end(&self, index: usize) -> Option<RecordedRunEnd<'a>> {
-        self.run(index)?.end.filter(|end| end.at.index == index)
+        self.run(index)?.ends().find(|end| end.at.index == index)
     }
 
     /// Returns the turn that is open at a record, or starts next in its run.

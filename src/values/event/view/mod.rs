@@ -45,9 +45,15 @@ impl PublishedEvent {
 
     pub(super) fn views(&self) -> EventViews {
         match &self.event {
-            Event::RunStarted { agent, model, execution, metadata } => self.single(
+            Event::RunStarted { agent, model, execution, metadata, reopened } => self.single(
                 "stream_start",
-                &StreamStartView { agent, model, execution: AsDisplay(*execution), metadata },
+                &StreamStartView {
+                    agent,
+                    model,
+                    execution: AsDisplay(*execution),
+                    metadata,
+                    reopened: *reopened,
+                },
                 agent.len() + model.len(),
             ),
             Event::RunWaiting { waiting_for, servers } => self.single(
@@ -320,6 +326,8 @@ struct StreamStartView<'a> {
     execution: AsDisplay<Execution>,
     #[serde(skip_serializing_if = "Metadata::is_empty")]
     metadata: &'a Metadata,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    reopened: bool,
 }
 
 #[derive(Serialize)]

@@ -70,6 +70,7 @@ impl TurnReplay<'_, '_> {
             | Record::InputQueued { .. }
             | Record::InputRemoved { .. }
             | Record::RunStarted { .. }
+            | Record::RunReopened { .. }
             | Record::Steered { .. }
             | Record::Instructed { .. }
             | Record::StopAsked { .. }
