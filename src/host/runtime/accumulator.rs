@@ -54,6 +54,8 @@ pub(super) struct AccumulatorSetup {
     pub(super) lag_clock: HostLagClock,
     /// The call that opened the session, if it is a child session.
     pub(super) parent: Option<Arc<ParentCall>>,
+    /// A shutdown leaves the runs of child sessions to the next host, too.
+    pub(super) suspends_children: bool,
 }
 
 /// The actor that owns the current turn of a run. Each turn has a new [`Turn`].
@@ -402,7 +404,10 @@ impl AccumulatorActor {
                 return self.reply_to_decision(reply, accepted, myself);
             }
             AccumulatorMessage::Flush { reply } => {
-                let is_resumable = self.current.as_ref().is_some_and(|it| it.turn.is_resumable());
+                let suspends_children = self.setup.suspends_children;
+                let current = self.current.as_ref();
+                let is_resumable =
+                    current.is_some_and(|it| it.turn.is_resumable(suspends_children));
                 // The caller may be gone.
                 let _ = reply.send(is_resumable);
                 return;
@@ -578,7 +583,7 @@ impl AccumulatorSetup {
             requested_approvals: current.requested_approvals,
             open_approvals: current.turn.pending_approvals().count(),
             waits_only_for_people: current.turn.waits_only_for_people(),
-            is_resumable: current.turn.is_resumable(),
+            is_resumable: current.turn.is_resumable(self.suspends_children),
         };
         if current.reported_wait.replace(report) != Some(report) {
             let PeopleWaitReport { waits_only_for_people, is_resumable, .. } = report;

@@ -93,7 +93,7 @@ impl AgentCall {
 }
 
 impl TurnCall {
-    fn agent_tool(&self) -> Option<&AgentToolConfig> {
+    pub(super) fn agent_tool(&self) -> Option<&AgentToolConfig> {
         self.tool.as_ref()?.agent.as_deref()
     }
 

@@ -286,10 +286,13 @@ impl Turn {
     }
 
     /// Returns whether the turn waits only for people, and none of its calls runs: if its host ends, the turn
-    /// continues from its records without a loss.
+    /// continues from its records without a loss. With `agents_may_run` the same holds for a turn of which only calls
+    /// of agents run, because the next host goes on with their children.
     #[must_use]
-    pub fn is_resumable(&self) -> bool {
-        self.waits_only_for_people() && !self.calls.iter().any(TurnCall::is_running)
+    pub fn is_resumable(&self, agents_may_run: bool) -> bool {
+        let may_run = |call: &TurnCall| agents_may_run && call.agent_tool().is_some();
+        let is_in_the_way = |call: &TurnCall| call.is_running() && !may_run(call);
+        self.waits_only_for_people() && !self.calls.iter().any(is_in_the_way)
     }
 
     /// Requests the approval to run a call.

@@ -78,8 +78,9 @@ impl SessionActor {
     /// With `on_shutdown = "interrupt"`, that is a run that waits only for people and none of whose calls runs. The run
     /// of a child session ends with the call that opened it, because that call runs.
     ///
-    /// With `"suspend"` and `"hand_over"`, it is also a run between two turns, and each run once the grace period of the
-    /// shutdown is over: it is left as by a crash, but the outcomes that are known are stored first.
+    /// With `"suspend"` and `"hand_over"`, it is also the run of a child session, a run of whose calls only those of agents
+    /// run, a run between two turns, and each run once the grace period of the shutdown is over: it is left as by a crash,
+    /// but the outcomes that are known are stored first.
     pub(super) async fn leave_at_shutdown(
         &mut self,
         myself: &ActorRef<SessionMessage>,
@@ -121,6 +122,10 @@ impl SessionActor {
                 run.fail(HostError::ShuttingDown);
             }
             self.fail_callers(&HostError::ShuttingDown);
+            if let Some(waits) = &self.activity.waits_for_people {
+                // Nothing happens here any more: the run of the call that opened this session may be left, too.
+                waits.send_replace(true);
+            }
             self.run_count_guard = None;
             self.stop_if_left(myself);
         }
@@ -149,6 +154,7 @@ impl SessionActor {
         let is_resumable = |run: &ActiveRun| {
             run.is_resumable && !run.is_turn_cancelled && run.recovering.is_none()
         };
-        self.run.as_deref().is_some_and(is_resumable) && !self.is_in_child_run()
+        let may_leave = !self.is_in_child_run() || self.host_ref.shared.leaves_runs();
+        self.run.as_deref().is_some_and(is_resumable) && may_leave
     }
 }

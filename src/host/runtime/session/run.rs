@@ -291,6 +291,7 @@ impl RunActors {
             gauges: gauges.clone(),
             lag_clock: host.lag_clock.clone(),
             parent: parent.cloned(),
+            suspends_children: host.catalog.on_shutdown.leaves_runs(),
         };
         let accumulator = spawn_linked(session, AccumulatorHandler, setup).ok()?;
         Some(Self { stream, accumulator, supervisor })
