@@ -11,7 +11,7 @@
 //! | --- | --- |
 //! | when a record is durable (`journal.durability`, strict or relaxed), and who is notified | `log`, `sqlite/writer` |
 //! | full disk, failed write, failed fsync: what fails, and when it is tried again | `sqlite/writer`, `sqlite/writer/tasks`, `sqlite/reserve`; the session: `runtime::session::end`; the status 503: `server::error` |
-//! | group commit; limits of the queue of the writer | `sqlite/queue` |
+//! | group commit; limits of the queue of the writer | `group_commit` |
 //! | damage (corruption: a corrupt or truncated file, a torn write, a record that cannot be read), integrity check, checksums | the file: `sqlite/database` (`check_beginning`, `check_size`, `check_ends`), `sqlite/errors`; the write-ahead log, which alone has checksums: `sqlite/writer` (`sync`); a record: `record::entry` (`JournalEntry::from_body`), `sqlite/query` (a missing one); records that contradict each other: `session::stored`; all of the journal: `sqlite/query` (`check`), `verify/`; the status 500: `server::error`; `docs/operations.md` describes it |
 //! | write-ahead log (WAL) of SQLite: when it is synced, checkpointed and emptied | `sqlite/writer`, `sqlite/writer/tasks`; `sqlite/writer/erase`, `sqlite/writer/catch_up` |
 //! | schema version of the database, conversion of an older one (migration) | `sqlite/database`; version of records: `record::entry` |
@@ -26,6 +26,8 @@
 mod check;
 mod error;
 pub mod export;
+#[cfg(feature = "sqlite")]
+mod group_commit;
 mod log;
 mod memory;
 mod ownership;
@@ -36,10 +38,11 @@ pub(crate) mod shared;
 mod sqlite;
 mod verify;
 
+use std::any::Any;
 use std::fmt;
 use std::future::ready;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures::future::BoxFuture;
@@ -336,16 +339,30 @@ impl From<JournalError> for BatchStatus {
 }
 
 /// The state that an engine keeps for one [`SessionLog`].
+///
+/// ```
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use callsheet::journal::EngineLogState;
+///
+/// let state = EngineLogState::default();
+/// state.of_engine::<AtomicU64>().unwrap().store(7, Ordering::Relaxed);
+/// assert_eq!(state.of_engine::<AtomicU64>().unwrap().load(Ordering::Relaxed), 7);
+/// ```
 #[derive(Debug, Default)]
 pub struct EngineLogState {
-    /// The position in the database, if it is known.
-    #[cfg(feature = "sqlite")]
-    position: parking_lot::Mutex<Option<sqlite::LogPosition>>,
+    /// The engine's own value, from its first use on.
+    of_engine: OnceLock<Box<dyn Any + Send + Sync>>,
     /// The first record that could not be stored, or 0. Later records would leave a gap.
     failed: AtomicU64,
 }
 
 impl EngineLogState {
+    /// Returns the engine's own value of the log, such as the position of its last record. The first call creates it.
+    /// Returns `None` if it was created with another type, which an engine never does.
+    pub fn of_engine<T: Any + Default + Send + Sync>(&self) -> Option<&T> {
+        self.of_engine.get_or_init(|| Box::<T>::default()).downcast_ref()
+    }
+
     /// Marks the records from this one on as not stored. An engine calls it for the first record of
     /// a batch that fails.
     pub fn fail(&self, from: u64) {

@@ -39,22 +39,22 @@ pub use backup::restore;
 pub use reader::JournalReader;
 
 use super::GroupCommit;
+use super::group_commit::Opening;
 use super::{
     AppendStatus, Batch, IdleSessions, Journal, JournalEntry, JournalError, JournalFuture,
     JournalObserver, JournalStatus, SessionQuery, SessionSummary, state_after,
 };
 use crate::thread_pool::ThreadPool;
 use callsheet_values::config::Durability;
-use callsheet_values::record::{Record, Seq};
+use callsheet_values::record::Seq;
 use callsheet_values::types::SessionId;
 
 use data_directory::OpenedDatabase;
 use pages::PageLayout;
 use query::QueryError;
-use queue::{Opening, QueuedBatch, StatusReporter, WriteQueue, WriterTask};
+use queue::{QueuedBatch, StatusReporter, WriteQueue, WriterTask};
 use read_connections::ReadConnections;
 use reserve::Reserve;
-pub(super) use writer::LogPosition;
 use writer::{JournalWriter, WriteConnection, WriterParts};
 
 /// Maximum number of sessions that one transaction deletes.
@@ -422,9 +422,8 @@ impl fmt::Debug for SqliteJournal {
 /// it has no entries.
 fn queued_batch(batch: Batch) -> Option<QueuedBatch> {
     let Batch { session, entries, engine_state, urgent, on_status } = batch;
-    let opening = opening(&entries);
-    let fork = opening.as_ref().and_then(|opening| opening.fork.as_ref());
-    let shared = fork.map_or(0, |(_, shared)| usize::try_from(*shared).unwrap_or(usize::MAX));
+    let opening = Opening::of(&entries);
+    let shared = opening.as_ref().map_or(0, Opening::shared_records);
     Some(QueuedBatch {
         state: state_after(entries.iter().map(Arc::as_ref)),
         seqs: entries.first()?.seq.0..=entries.last()?.seq.0,
@@ -438,25 +437,6 @@ fn queued_batch(batch: Batch) -> Option<QueuedBatch> {
         queued_at: Instant::now(),
         engine_state,
     })
-}
-
-/// Returns the opening of a session by its first batch. A fork begins with all the records that it shares,
-/// and the record of the fork.
-fn opening(entries: &[Arc<JournalEntry>]) -> Option<Opening> {
-    let first = entries.first()?;
-    let Record::SessionOpened { agent, metadata, .. } = &first.record else { return None };
-    let metadata = (!metadata.is_empty()).then(|| serde_json::to_string(metadata).ok()).flatten();
-    let last = entries.last()?;
-    let fork = if let Record::SessionForked { from, at } = &last.record
-        && first.seq.0 == 1
-        && at.0 + 1 == last.seq.0
-        && last.seq.0 == entries.len() as u64
-    {
-        Some((from.clone(), at.0))
-    } else {
-        None
-    };
-    Some(Opening { agent: agent.clone(), metadata, time: first.time, fork })
 }
 
 callsheet_values::impl_with!(SqliteOptions);

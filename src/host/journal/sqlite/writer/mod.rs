@@ -13,9 +13,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior};
 use tokio::time::Instant;
 
+use super::super::group_commit::Opening;
 use super::super::{BatchRefusal, BatchStatus, GroupCommit, JournalError, JournalObserver};
 use super::SharedFailure;
 use super::data_directory::{self, DirectoryLock};
@@ -24,7 +26,7 @@ use super::errors;
 use super::kill_point::KillPoint;
 use super::pages::PageLayout;
 use super::query;
-use super::queue::{Opening, QueuedBatch, StatusReport, StatusReporter, WriteQueue};
+use super::queue::{QueuedBatch, StatusReport, StatusReporter, WriteQueue};
 use super::read_connections::ReadConnections;
 use super::reserve::Reserve;
 use super::rows::{self, StoredRow};
@@ -317,7 +319,9 @@ impl JournalWriter {
         let mut group = GroupCommit { batches: 0, records: 0, took };
         for (batch, outcome) in batches.iter().zip(&outcomes) {
             if let BatchOutcome::Stored { position, new } = outcome {
-                *batch.engine_state.position.lock() = Some(*position);
+                if let Some(shared) = batch.engine_state.of_engine::<SharedPosition>() {
+                    *shared.lock() = Some(*position);
+                }
                 group.batches += 1;
                 group.records += batch.records();
                 self.sessions.fetch_add(usize::from(*new), Ordering::AcqRel);
@@ -421,9 +425,12 @@ enum BatchOutcome {
     NotStored(JournalError),
 }
 
+/// The end of a session's log in the database, if it is known: the engine's value of the log.
+type SharedPosition = Mutex<Option<LogPosition>>;
+
 /// The end of a session's log in the database.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::journal) struct LogPosition {
+struct LogPosition {
     /// The number of the session.
     number: i64,
     /// The sequence number of its last stored record.
@@ -534,7 +541,8 @@ fn insert_batch<'a>(
     if batch.engine_state.has_failed(first) {
         return failed(format!("a record of session {id} before {first} was not stored"));
     }
-    let position = *batch.engine_state.position.lock();
+    let position =
+        batch.engine_state.of_engine::<SharedPosition>().and_then(|shared| *shared.lock());
     let known = match position {
         Some(position) => Some(position.number),
         None => query::session_row(transaction, id)?.map(|row| row.number),
