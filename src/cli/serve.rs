@@ -251,6 +251,9 @@ fn banner(
         JournalEngine::Sqlite => {
             format!("  sessions are stored in {}", config.host.data_dir.display())
         }
+        JournalEngine::Postgres => {
+            format!("  sessions are stored in the database in {}", config.journal.url_env)
+        }
         JournalEngine::Memory => {
             "  sessions are in memory and are lost when this host stops".to_owned()
         }

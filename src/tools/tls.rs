@@ -58,6 +58,14 @@ fn build(settings: ClientBuilder, mut config: ClientConfig) -> Result<Client, Tl
     settings.tls_backend_preconfigured(config).build().map_err(|error| TlsClientError(error.into()))
 }
 
+/// Returns the TLS configuration with the machine's CA certificates, for a client of another protocol than HTTP.
+///
+/// # Errors
+/// If the machine has no certificates, or the process's provider supports no version of TLS.
+pub fn client_config() -> Result<Arc<ClientConfig>, rustls::Error> {
+    with_system_certificates()
+}
+
 /// Returns the configuration with the machine's CA certificates, which are read once for each provider, or again if
 /// there were none.
 fn with_system_certificates() -> Result<Arc<ClientConfig>, rustls::Error> {

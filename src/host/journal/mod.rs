@@ -26,11 +26,13 @@
 mod check;
 mod error;
 pub mod export;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod group_commit;
 mod log;
 mod memory;
 mod ownership;
+#[cfg(feature = "postgres")]
+mod postgres;
 pub(crate) mod restored;
 #[cfg(test)]
 pub(crate) mod shared;
@@ -57,6 +59,8 @@ pub use error::{BatchRefusal, JournalError};
 pub use log::{Appended, PendingRecord, SessionLog, Urgency};
 pub use memory::MemoryJournal;
 pub use ownership::{OtherHost, Owner, Ownership};
+#[cfg(feature = "postgres")]
+pub use postgres::{HostInfo, PostgresJournal, PostgresOptions, PostgresReader};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{JournalReader, restore};
 #[cfg(feature = "sqlite")]

@@ -16,15 +16,19 @@ use super::host_ref::HostRef;
 use super::ids::{CALL_PREFIX, CALLER};
 use super::ownership::TREES_MAX;
 use crate::journal::{Journal, JournalError, MemoryJournal, Ownership, SessionQuery, restored};
+#[cfg(feature = "postgres")]
+use crate::journal::{PostgresJournal, PostgresOptions};
 #[cfg(feature = "sqlite")]
 use crate::journal::{SqliteJournal, SqliteOptions};
 use crate::telemetry::Telemetry;
+#[cfg(feature = "postgres")]
+use callsheet_values::config::SecretSource;
 use callsheet_values::config::{Config, JournalEngine, Resume};
 use callsheet_values::record::{Record, Seq, StopMode};
 use callsheet_values::types::{SessionId, SessionState, is_child_session};
 
 /// Maximum number of batches that wait to be written.
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 const QUEUE_MAX: usize = 65_536;
 
 /// Maximum number of sessions of one page of the list.
@@ -40,7 +44,36 @@ pub(super) async fn open_journal(
     match config.journal.engine {
         JournalEngine::Memory => Ok(Arc::new(MemoryJournal::new())),
         JournalEngine::Sqlite => open_sqlite(config, holder, accept_loss, telemetry).await,
+        JournalEngine::Postgres => open_postgres(config, telemetry).await,
     }
+}
+
+#[cfg(feature = "postgres")]
+async fn open_postgres(
+    config: &Config,
+    telemetry: &Telemetry,
+) -> Result<Arc<dyn Journal>, HostError> {
+    let url = SecretSource::Variable(config.journal.url_env.clone()).read().map_err(|error| {
+        HostError::Config(format!(
+            "journal.url_env: {error}: set it to the URL of the database, like postgres://user:password@host:5432/database"
+        ))
+    })?;
+    let options = PostgresOptions::default().with(|options| {
+        options.durability = config.journal.durability;
+        options.observer = Arc::new(telemetry.metrics().journal().clone());
+        options.queue_max = QUEUE_MAX;
+        options.busy_timeout = config.journal.busy_timeout;
+        options.lease = config.journal.lease;
+        options.write_timeout = config.journal.write_timeout;
+    });
+    Ok(Arc::new(PostgresJournal::open(&url, options).await?))
+}
+
+#[cfg(not(feature = "postgres"))]
+async fn open_postgres(_: &Config, _: &Telemetry) -> Result<Arc<dyn Journal>, HostError> {
+    let problem = "journal.engine = \"postgres\": callsheet was built without its feature `postgres`; \
+                   build it with `--features postgres`, or set \"sqlite\"";
+    Err(HostError::Config(problem.to_owned()))
 }
 
 #[cfg(feature = "sqlite")]

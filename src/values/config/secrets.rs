@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use url::Url;
 
 use super::{
-    Config, HookKind, McpTransport, OAuthGrant, ProcessConfig, Proxy, SecretSource, ToolKind,
+    Config, HookKind, JournalEngine, McpTransport, OAuthGrant, ProcessConfig, Proxy, SecretSource,
+    ToolKind,
 };
 use crate::types::{Secrets, percent_decoded};
 
@@ -65,6 +66,10 @@ impl Config {
         }
         // One that cannot be read now is not a secret yet.
         found.values.extend(self.secret_sources().filter_map(|source| source.read().ok()));
+        if self.journal.engine == JournalEngine::Postgres {
+            let url = SecretSource::Variable(self.journal.url_env.clone()).read();
+            found.values.extend(url.iter().flat_map(|url| url_secrets(url)));
+        }
         found.values.extend(process_secrets(|name| std::env::var(name).ok()));
         let keys = self.models.values().filter_map(|model| model.api_key.as_ref());
         let tokens = self.host.token.iter().chain(self.tokens.iter().map(|token| &token.token));

@@ -1,0 +1,172 @@
+//! Whole hosts on the engine: runs, restarts, crashes.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+
+use callsheet::journal::{PostgresReader, SessionQuery, verify};
+use callsheet::record::Seq;
+use serde_json::{Value, json};
+
+use crate::client::{HttpConnection, HttpResponse, post};
+use crate::host_directory::{HostDirectory, HostServer};
+use crate::log::{id, open, within};
+use crate::server::{TestDatabase, database};
+
+fn call(tool: &str, id: &str) -> Value {
+    json!({"name": tool, "arguments": {"id": id}})
+}
+
+fn is_idle(snapshot: &Value) -> bool {
+    snapshot["state"] == "idle"
+}
+
+/// Starts a host with a journal in the database.
+async fn start(directory: &HostDirectory, database: &TestDatabase) -> HostServer {
+    let journal = open(&database.url()).await;
+    HostServer::start(directory.setup("", "").journal(journal)).await.unwrap()
+}
+
+/// Verifies the records of all sessions. Returns the number of sessions.
+async fn verify_all(database: &TestDatabase) -> usize {
+    let reader = PostgresReader::open(&database.url()).await.unwrap();
+    let query = SessionQuery::default().with(|query| query.children = true);
+    let sessions = reader.list(&query).await.unwrap();
+    for session in &sessions {
+        let entries = reader.read(&session.id, Seq(0)).await.unwrap();
+        let breaches = verify(&session.id, &entries);
+        assert!(breaches.is_empty(), "{}: {breaches:?}", session.id);
+    }
+    sessions.len()
+}
+
+#[tokio::test]
+async fn runs_go_on_after_a_restart_and_after_a_crash() {
+    let Some(database) = database().await else { return };
+    let script = json!({"responses": [
+        {"reasoning": ["Hm."], "text": ["Let me "], "calls": [call("writes", "a")]},
+        {"text": ["It ", "is lost."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
+        {"text": ["It is ", "done."]}]});
+    let directory = HostDirectory::new(script).await;
+    let served = start(&directory, &database).await;
+    served.open("s").await;
+    served.open("idle").await;
+    let again = served.post("/v1/sessions", json!({"id": "idle"})).await;
+    assert_eq!(again.status, 409, "{again:?}");
+    served.begin("s", json!({"input": "go"})).await;
+    directory.model.wait_for_gate("middle").await;
+    assert_eq!(directory.control.log(), ["start a", "end a"]);
+    let before = served.snapshot("idle").await;
+    served.crash().await;
+    let served = start(&directory, &database).await;
+    let after = served.until_snapshot("s", is_idle).await;
+    let text = after["history"].as_array().unwrap().last().unwrap()["content"].as_str().unwrap();
+    assert_eq!(text, "It is done.");
+    assert_eq!(directory.control.log(), ["start a", "end a"], "no effect is repeated");
+    assert_eq!(served.snapshot("idle").await, before);
+    served.shutdown().await;
+    let served = start(&directory, &database).await;
+    assert_eq!(served.snapshot("s").await, after);
+    assert_eq!(served.host.counts().sessions, 2);
+    assert_eq!(served.delete("/v1/sessions/idle").await.status, 204);
+    assert_eq!(served.get("/v1/sessions/idle").await.status, 404);
+    served.shutdown().await;
+    assert_eq!(verify_all(&database).await, 1);
+    assert_eq!(database.number("SELECT count(*) FROM running").await, 0);
+}
+
+#[tokio::test]
+async fn forks_and_pages_of_a_host() {
+    let Some(database) = database().await else { return };
+    let script = json!({"responses": [{"text": ["Hello."]}]});
+    let directory = HostDirectory::new(script).await;
+    let served = start(&directory, &database).await;
+    served.open("s").await;
+    served.run("s", "go").await;
+    let records = database.number("SELECT max(seq) FROM records").await;
+    let forked = served.post("/v1/sessions/s/fork", json!({"at": records, "id": "f"})).await;
+    assert!(forked.status < 300, "{forked:?}");
+    assert_eq!(served.snapshot("f").await["history"], served.snapshot("s").await["history"]);
+    let listed = served.get("/v1/sessions?order=newest&limit=1").await.json();
+    assert_eq!(listed["sessions"][0]["id"], "f", "{listed}");
+    served.shutdown().await;
+    assert_eq!(verify_all(&database).await, 2);
+}
+
+/// The real binary on a configured database.
+struct Binary {
+    child: Child,
+    addr: SocketAddr,
+}
+
+fn command(database: &TestDatabase, words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_callsheet"));
+    command.args(words).env("TEST_DATABASE_URL", database.url());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env_remove("CALLSHEET_LOG").env_remove("RUST_LOG").env_remove("CALLSHEET_TOKEN");
+    command
+}
+
+impl Binary {
+    fn start(database: &TestDatabase, directory: &HostDirectory) -> Self {
+        std::fs::create_dir_all(&directory.dir).unwrap();
+        let config = directory.dir.join("callsheet.toml");
+        let text = "[host]\nlisten = \"127.0.0.1:0\"\n[journal]\nengine = \"postgres\"\n\
+                    url_env = \"TEST_DATABASE_URL\"\nlease = \"2s\"\n";
+        std::fs::write(&config, text).unwrap();
+        let mut command = command(database, &["serve", "--config"]);
+        let mut child = command.arg(&config).stdout(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut before = String::new();
+        let first = lines.by_ref().map(Result::unwrap).find(|line| {
+            before.push_str(line);
+            line.contains("listening on")
+        });
+        let first = first.unwrap_or_else(|| panic!("the host does not start: {before}"));
+        assert!(!before.contains("postgres://callsheet:"), "{before}");
+        let addr = first.split("http://").nth(1).unwrap().split(' ').next().unwrap();
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { child, addr: addr.parse().unwrap() }
+    }
+
+    async fn send(&self, request: &str) -> HttpResponse {
+        let request = request.replacen("\r\n", "\r\nconnection: close\r\n", 1);
+        let mut reading = HttpConnection::open(self.addr, &request).await;
+        within(reading.read_rest()).await;
+        reading.response()
+    }
+}
+
+impl Drop for Binary {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test]
+async fn the_binary_is_killed_and_goes_on() {
+    let Some(database) = database().await else { return };
+    let directory = HostDirectory::new(json!({"responses": []})).await;
+    let binary = Binary::start(&database, &directory);
+    let opened = binary.send(&post("/v1/sessions", "", r#"{"id":"s"}"#)).await;
+    assert_eq!(opened.status, 201, "{opened:?}");
+    let run = json!({"input": "Hello.", "wait": true}).to_string();
+    let ran = binary.send(&post("/v1/sessions/s/runs", "", &run)).await;
+    assert_eq!(ran.status, 200, "{ran:?}");
+    drop(binary);
+    let began = tokio::time::Instant::now();
+    let binary = Binary::start(&database, &directory);
+    assert!(began.elapsed() < std::time::Duration::from_secs(10), "it waits for one lease");
+    let ready = binary.send("GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    assert_eq!(ready.status, 200, "{ready:?}");
+    let ran = binary.send(&post("/v1/sessions/s/runs", "", &run)).await;
+    assert_eq!(ran.status, 200, "{ran:?}");
+    drop(binary);
+    assert_eq!(verify_all(&database).await, 1);
+    let reader = PostgresReader::open(&database.url()).await.unwrap();
+    let entries = reader.read(&id("s"), Seq(0)).await.unwrap();
+    let starts = entries.iter().filter(|entry| entry.body().contains("run_started")).count();
+    assert_eq!(starts, 2);
+}

