@@ -1,5 +1,6 @@
 //! Measures what durability costs a run: the same two turns (four sequential calls, then the
-//! answer) with the memory engine, with SQLite, and with SQLite and `durability = "relaxed"`.
+//! answer) with the memory engine, with SQLite, and with SQLite and `durability = "relaxed"`. With the feature `postgres`
+//! and the URL of an empty database in `CALLSHEET_BENCH_DATABASE_URL`, also with PostgreSQL.
 //!
 //! Measures one session and 64 concurrent ones, with pure calls and with calls with effects, whose
 //! intents and outcomes must be durable before the run continues. Uses loopback HTTP with a server
@@ -145,6 +146,8 @@ impl World {
         let counter = Arc::new(Counter::default());
         let dir = kept.map(|_| BenchDir::new(&format!("{name}-{pure}")));
         let journal: Arc<dyn Journal> = match kept.zip(dir.as_ref()) {
+            #[cfg(feature = "postgres")]
+            Some(_) if name == POSTGRES => postgres(&counter).await.unwrap(),
             None => Arc::new(MemoryJournal::new()),
             Some((durability, dir)) => {
                 let observer = Arc::clone(&counter) as Arc<dyn JournalObserver>;
@@ -210,12 +213,34 @@ impl World {
     }
 }
 
-async fn compare(base_url: &str, pure: bool, count: usize) -> [[String; 8]; 3] {
-    let mut worlds = [
+/// The name of a host with the journal in PostgreSQL, and the variable with the URL of its database.
+#[cfg(feature = "postgres")]
+const POSTGRES: &str = "postgres";
+#[cfg(feature = "postgres")]
+const URL_VARIABLE: &str = "CALLSHEET_BENCH_DATABASE_URL";
+
+/// Opens the journal in the database, if the environment names one.
+#[cfg(feature = "postgres")]
+async fn postgres(counter: &Arc<Counter>) -> Option<Arc<dyn Journal>> {
+    use callsheet::journal::{PostgresJournal, PostgresOptions};
+    let url = std::env::var(URL_VARIABLE).ok()?;
+    let options = PostgresOptions::default().with(|options| {
+        options.observer = Arc::clone(counter) as Arc<dyn JournalObserver>;
+        options.queue_max = 65_536;
+    });
+    Some(Arc::new(PostgresJournal::open(&url, options).await.unwrap()))
+}
+
+async fn compare(base_url: &str, pure: bool, count: usize) -> Vec<[String; 8]> {
+    let mut worlds = vec![
         World::new("memory", None, base_url, pure).await,
         World::new("sqlite", Some(Durability::Strict), base_url, pure).await,
         World::new("sqlite, relaxed", Some(Durability::Relaxed), base_url, pure).await,
     ];
+    #[cfg(feature = "postgres")]
+    if std::env::var_os(URL_VARIABLE).is_some() {
+        worlds.push(World::new(POSTGRES, Some(Durability::Strict), base_url, pure).await);
+    }
     // The first round opens the connections to the provider.
     for world in &mut worlds {
         world.round(count).await;
@@ -232,7 +257,7 @@ async fn compare(base_url: &str, pure: bool, count: usize) -> [[String; 8]; 3] {
     }
     let calls = if pure { "pure" } else { "with effects" };
     let memory = worlds[0].sums();
-    worlds.map(|world| world.row(memory, calls, count))
+    worlds.iter().map(|world| world.row(memory, calls, count)).collect()
 }
 
 fn main() {

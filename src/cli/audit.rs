@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use super::error::CommandError;
 use super::output;
-use super::sessions::{OpenJournal, buffered_stdout, flush, write};
+use super::sessions::{buffered_stdout, flush, write};
+use super::stored_journal::StoredJournal;
 use callsheet_host::journal::{JournalEntry, export};
 use callsheet_host::runtime::{deletion_keys, deletions};
 use callsheet_values::record::{Record, Seq, StopMode};
@@ -66,9 +67,9 @@ impl RequestDetails {
 }
 
 /// Prints the accepted requests about all sessions, also deleted ones, the oldest first.
-pub(super) fn audit(journal: &OpenJournal, json: bool) -> Result<(), CommandError> {
+pub(super) fn audit(journal: &StoredJournal, json: bool) -> Result<(), CommandError> {
     let mut requests = Vec::new();
-    let documents = deletion_keys().map_while(|key| journal.reader.document(&key).transpose());
+    let documents = deletion_keys().map_while(|key| journal.document(&key).transpose());
     let documents: Vec<_> = documents.collect::<Result<_, _>>().map_err(CommandError::usage)?;
     let deleted = deletions(&documents);
     requests.extend(deleted.into_iter().map(|deletion| AuditedRequest {
@@ -79,7 +80,7 @@ pub(super) fn audit(journal: &OpenJournal, json: bool) -> Result<(), CommandErro
     }));
     for page in journal.pages(0, None, true) {
         for session in page.map_err(CommandError::usage)? {
-            match journal.reader.read(&session.id, Seq(0)) {
+            match journal.read(&session.id) {
                 Ok(entries) => requests.extend(requests_of(&session.id, &entries)),
                 Err(error) => output::error(&format!("session {}: {error}", session.id)),
             }

@@ -8,12 +8,18 @@ use tokio::time::Instant;
 
 use super::error::CommandError;
 use super::output::{self, format_count};
-use super::sessions::{JournalLocation, OpenJournal, database_bytes, verify_journal};
+use super::sessions::verify_journal;
+use super::stored_journal::{JournalLocation, StoredJournal, database_bytes};
 use callsheet_host::journal::{JournalError, JournalReader, restore};
 use callsheet_values::types::{SessionId, SessionState};
 
 /// Maximum number of sessions that are named after a restore.
 const NAMED_SESSIONS_MAX: usize = 20;
+
+/// The advice for a backup of a journal in PostgreSQL, and for its return.
+const PG_DUMP: &str =
+    "copy it with pg_dump, as in pg_dump --format=custom --file=callsheet.dump URL";
+const PG_RESTORE: &str = "restore a copy of pg_dump with pg_restore";
 
 /// Flags of `callsheet backup`.
 #[derive(Debug, clap::Args)]
@@ -38,8 +44,9 @@ pub(super) struct RestoreArgs {
 /// Copies the journal of a running or stopped host to a directory.
 pub(super) fn back_up(args: &BackupArgs) -> Result<ExitCode, CommandError> {
     let began = Instant::now();
-    let journal = args.location.open()?;
-    journal.reader.back_up(&args.dir).map_err(copy_error)?;
+    let dir = args.location.place()?.directory(PG_DUMP)?;
+    let journal = JournalReader::open(&dir).map_err(CommandError::usage)?;
+    journal.back_up(&args.dir).map_err(copy_error)?;
     let copy = JournalReader::open(&args.dir).map_err(CommandError::failed)?;
     let sessions = copy.count().map_err(CommandError::failed)?;
     print(&format!(
@@ -54,20 +61,19 @@ pub(super) fn back_up(args: &BackupArgs) -> Result<ExitCode, CommandError> {
 
 /// Copies a backup to a data directory, verifies the copy, and prints which sessions wait.
 pub(super) fn run_restore(args: &RestoreArgs) -> Result<ExitCode, CommandError> {
-    let dir = args.location.dir()?;
+    let dir = args.location.place()?.directory(PG_RESTORE)?;
     restore(&args.dir, &dir).map_err(copy_error)?;
-    let reader = JournalReader::open(&dir).map_err(CommandError::failed)?;
-    let journal = OpenJournal { reader, dir };
+    let journal = StoredJournal::in_directory(&dir).map_err(CommandError::failed)?;
     let status = verify_journal(&journal, None)?;
     if status != ExitCode::SUCCESS {
-        print(&format!("the copy stays in {}\n", journal.dir.display()))?;
+        print(&format!("the copy stays in {}\n", dir.display()))?;
     }
     print(&waiting_sessions(&journal)?)?;
     Ok(status)
 }
 
 /// Returns lines about the sessions whose runs or queued inputs wait.
-fn waiting_sessions(journal: &OpenJournal) -> Result<String, CommandError> {
+fn waiting_sessions(journal: &StoredJournal) -> Result<String, CommandError> {
     let (mut named, mut count) = (Vec::<SessionId>::new(), 0);
     for page in journal.pages(0, Some(SessionState::Running), false) {
         let page = page.map_err(CommandError::failed)?;
@@ -75,7 +81,7 @@ fn waiting_sessions(journal: &OpenJournal) -> Result<String, CommandError> {
         let missing = NAMED_SESSIONS_MAX - named.len();
         named.extend(page.into_iter().take(missing).map(|session| session.id));
     }
-    let dir = journal.dir.display();
+    let dir = journal.place();
     if count == 0 {
         return Ok(format!("{dir} is ready; no run waits\n"));
     }

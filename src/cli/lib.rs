@@ -49,6 +49,8 @@ mod health;
 mod images;
 mod import;
 pub mod load;
+#[cfg(feature = "postgres")]
+mod migrate;
 mod open_files;
 mod output;
 mod pin;
@@ -61,6 +63,7 @@ mod service_manager;
 mod sessions;
 mod setup;
 mod signals;
+mod stored_journal;
 mod tools;
 mod watch;
 
@@ -104,6 +107,9 @@ enum Command {
     Backup(backup::BackupArgs),
     /// Copies a backup to an empty data directory and verifies it. The runs of the copy wait.
     Restore(backup::RestoreArgs),
+    /// Creates the tables of a journal in PostgreSQL, or changes those of an earlier version.
+    #[cfg(feature = "postgres")]
+    Migrate(migrate::MigrateArgs),
     /// Lists, calls and pins the tools of an agent, and writes tools for an OpenAPI document.
     #[command(subcommand)]
     Tools(tools::ToolsCommand),
@@ -165,6 +171,8 @@ fn execute(cli: Cli) -> Result<ExitCode, CommandError> {
             Some(Command::Sessions(command)) => sessions::run(&command),
             Some(Command::Backup(args)) => backup::back_up(&args),
             Some(Command::Restore(args)) => backup::run_restore(&args),
+            #[cfg(feature = "postgres")]
+            Some(Command::Migrate(args)) => migrate::run(args).await,
             Some(Command::Tools(command)) => tools::run(command).await,
             Some(Command::Replay(args)) => replay::run(&args),
             Some(Command::Load(args)) => load_command::run(*args).await,
@@ -183,6 +191,8 @@ fn execute(cli: Cli) -> Result<ExitCode, CommandError> {
 fn runtime_builder(command: Option<&Command>) -> tokio::runtime::Builder {
     let threads = match command {
         Some(Command::Load(args)) => args.threads(),
+        #[cfg(feature = "postgres")]
+        Some(Command::Migrate(_)) => None,
         Some(
             Command::Serve(_)
             | Command::Health(_)

@@ -7,11 +7,11 @@ use super::error::CommandError;
 use super::output::{self, format_count};
 use super::sessions::unknown_session;
 use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
-use callsheet_host::journal::JournalReader;
+use super::stored_journal::JournalPlace;
 use callsheet_host::runtime::AgentRules;
 use callsheet_machines::session::{Replayed, replay};
 use callsheet_machines::turn::Difference;
-use callsheet_values::record::Seq;
+use callsheet_values::config::SecretSource;
 use callsheet_values::record::frozen_tools_key;
 use callsheet_values::types::{SessionId, sanitize_text};
 
@@ -23,6 +23,9 @@ pub(super) struct ReplayArgs {
     session: SessionId,
     #[arg(long, value_name = "DIR", help = DATA_DIR_HELP)]
     data_dir: Option<PathBuf>,
+    /// The environment variable with the URL of the PostgreSQL database that has the journal.
+    #[arg(long, value_name = "NAME", conflicts_with = "data_dir")]
+    database_url_env: Option<String>,
     #[command(flatten)]
     config: ConfigArgs,
 }
@@ -32,12 +35,16 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, CommandError> {
     let session = &args.session;
     let LoadedConfig { config, .. } = args.config.load()?;
     let tools = setup::tools(&config)?;
-    let dir = args.data_dir.as_ref().unwrap_or(&config.host.data_dir);
     let rules = AgentRules::new(&config, tools).map_err(CommandError::usage)?;
-    let journal = JournalReader::open(dir).map_err(CommandError::usage)?;
-    let entries = journal.read(session, Seq(0)).map_err(CommandError::failed)?;
+    let place = match (&args.database_url_env, &args.data_dir) {
+        (Some(name), _) => JournalPlace::Database(SecretSource::Variable(name.clone())),
+        (None, Some(dir)) => JournalPlace::Directory(dir.clone()),
+        (None, None) => JournalPlace::of(&config),
+    };
+    let journal = place.open()?;
+    let entries = journal.read(session).map_err(CommandError::failed)?;
     if entries.is_empty() {
-        return Err(unknown_session(dir, session));
+        return Err(unknown_session(&journal.place(), session));
     }
     let replayed = replay(&entries, |agent, overrides, frozen| {
         let read = |sha256: &str| journal.document(&frozen_tools_key(sha256));

@@ -9,6 +9,7 @@ use super::approval_prompts::ApprovalMode;
 use super::error::CommandError;
 use super::setup::{self, ConfigArgs, DATA_DIR_HELP, LoadedConfig};
 use super::signals::Signals;
+use super::stored_journal::JournalPlace;
 use super::watch::DisplayScope;
 use super::{images, output, screen, watch};
 use callsheet_host::journal::{JournalError, JournalReader};
@@ -285,6 +286,11 @@ fn find_stored_agent(config: &Config, id: &str) -> Result<Option<String>, Comman
         let message =
             "--session: the configuration's journal is in memory; set journal.engine = \"sqlite\"";
         return Err(CommandError::usage(message));
+    }
+    let place = JournalPlace::of(config);
+    if let JournalPlace::Database(_) = place {
+        let found = place.open()?.find(&id).map_err(CommandError::usage)?;
+        return Ok(found.map(|stored| stored.agent));
     }
     if !config.host.data_dir.exists() {
         return Ok(None);

@@ -1,7 +1,6 @@
 //! `callsheet sessions`: lists, shows and verifies the sessions of a journal. `audit` is in a module of its own.
 
 use std::io::{self, BufWriter, IsTerminal as _, Write};
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -10,13 +9,14 @@ use super::audit::audit;
 use super::error::CommandError;
 use super::output::{self, format_count};
 use super::screen::{ascii_signs, is_coloured, is_dumb, terminal_columns};
-use super::setup::{self, CONFIG_HELP, DATA_DIR_HELP};
+use super::setup;
+use super::stored_journal::{JournalLocation, StoredJournal};
 use callsheet_host::journal::export::{self, ChildSessions, TimelineStyle};
 use callsheet_host::journal::{
-    JournalError, JournalReader, SessionQuery, SessionSummary, open_run_id, state_after, unix_ms,
-    verify, verify_children,
+    JournalError, SessionQuery, SessionSummary, open_run_id, state_after, unix_ms, verify,
+    verify_children,
 };
-use callsheet_values::record::{Record, Seq};
+use callsheet_values::record::Record;
 use callsheet_values::types::{SessionId, SessionState, sanitize_text};
 
 /// Number of sessions that are read at once.
@@ -76,15 +76,6 @@ pub(super) enum SessionsCommand {
     },
 }
 
-/// Flags that locate the journal.
-#[derive(Debug, clap::Args)]
-pub(super) struct JournalLocation {
-    #[arg(long, value_name = "DIR", help = DATA_DIR_HELP)]
-    data_dir: Option<PathBuf>,
-    #[arg(long, value_name = "FILE", conflicts_with = "data_dir", help = CONFIG_HELP)]
-    config: Option<PathBuf>,
-}
-
 /// The output format of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum RecordFormat {
@@ -98,12 +89,6 @@ pub(super) enum RecordFormat {
     Markdown,
     /// The turns of each run on a time axis.
     Timeline,
-}
-
-/// An open journal and its directory.
-pub(super) struct OpenJournal {
-    pub(super) reader: JournalReader,
-    pub(super) dir: PathBuf,
 }
 
 /// Runs a subcommand.
@@ -125,27 +110,10 @@ pub(super) fn run(command: &SessionsCommand) -> Result<ExitCode, CommandError> {
     }
 }
 
-impl JournalLocation {
-    /// Returns the data directory.
-    pub(super) fn dir(&self) -> Result<PathBuf, CommandError> {
-        match &self.data_dir {
-            Some(dir) => Ok(dir.clone()),
-            None => Ok(setup::load_without_keys(self.config.as_deref())?.config.host.data_dir),
-        }
-    }
-
-    /// Opens the journal.
-    pub(super) fn open(&self) -> Result<OpenJournal, CommandError> {
-        let dir = self.dir()?;
-        let reader = JournalReader::open(&dir).map_err(CommandError::usage)?;
-        Ok(OpenJournal { reader, dir })
-    }
-}
-
-impl OpenJournal {
+impl StoredJournal {
     fn session(&self, id: &SessionId) -> Result<SessionSummary, CommandError> {
-        let found = self.reader.find(id).map_err(CommandError::usage)?;
-        found.ok_or_else(|| unknown_session(&self.dir, id))
+        let found = self.find(id).map_err(CommandError::usage)?;
+        found.ok_or_else(|| unknown_session(&self.place(), id))
     }
 
     /// Iterates over pages of sessions, up to `limit` sessions (0: all). Ends after an error.
@@ -170,7 +138,7 @@ impl OpenJournal {
                 query.touched_before = touched_before;
                 query.children = children;
             });
-            let page = self.reader.list(&listing);
+            let page = self.list(&listing);
             match &page {
                 Ok(page) => {
                     remaining -= page.len();
@@ -183,14 +151,14 @@ impl OpenJournal {
     }
 }
 
-/// Returns the error about a session that the data directory does not have.
-pub(super) fn unknown_session(dir: &Path, id: &SessionId) -> CommandError {
+/// Returns the error about a session that a journal does not have.
+pub(super) fn unknown_session(place: &str, id: &SessionId) -> CommandError {
     let hint = "callsheet sessions list lists them";
-    CommandError::usage(format!("{} has no session {id} ({hint})", dir.display()))
+    CommandError::usage(format!("{place} has no session {id} ({hint})"))
 }
 
 fn list(
-    journal: &OpenJournal,
+    journal: &StoredJournal,
     (limit, state, children): (usize, Option<SessionState>, bool),
     json: bool,
 ) -> Result<(), CommandError> {
@@ -226,17 +194,17 @@ fn list(
         count += page.len();
     }
     if !json {
-        let bytes = database_bytes(journal.reader.file());
-        let (sessions, dir) = (format_count(count as u64, "session"), journal.dir.display());
-        write(&mut stdout, &format!("{sessions}; the journal in {dir} has {bytes} bytes\n"))?;
+        let (bytes, place) = (journal.bytes(), journal.place());
+        let sessions = format_count(count as u64, "session");
+        write(&mut stdout, &format!("{sessions}; the journal in {place} has {bytes} bytes\n"))?;
     }
     flush(stdout)
 }
 
-fn show(journal: &OpenJournal, id: &SessionId, format: RecordFormat) -> Result<(), CommandError> {
+fn show(journal: &StoredJournal, id: &SessionId, format: RecordFormat) -> Result<(), CommandError> {
     journal.session(id)?;
-    let entries = journal.reader.read(id, Seq(0)).map_err(CommandError::usage)?;
-    let children = || ChildSessions::read(id, &entries, |child| journal.reader.read(child, Seq(0)));
+    let entries = journal.read(id).map_err(CommandError::usage)?;
+    let children = || ChildSessions::read(id, &entries, |child| journal.read(child));
     let mut stdout = buffered_stdout();
     match format {
         RecordFormat::Text => {
@@ -287,7 +255,7 @@ struct VerifySummary {
 
 /// Verifies a session, or the database and all sessions, and prints the problems and a summary.
 pub(super) fn verify_journal(
-    journal: &OpenJournal,
+    journal: &StoredJournal,
     id: Option<&SessionId>,
 ) -> Result<ExitCode, CommandError> {
     let mut stdout = buffered_stdout();
@@ -298,10 +266,9 @@ pub(super) fn verify_journal(
             verify_session(journal, &session, &mut summary, &mut stdout)?;
         }
         None => {
-            let findings = journal.reader.check().unwrap_or_else(|error| vec![error.to_string()]);
+            let findings = journal.check().unwrap_or_else(|error| vec![error.to_string()]);
             for finding in findings {
-                let file = journal.reader.file().display();
-                let line = format!("the database {file}: {finding}: {RESTORE_HINT}");
+                let line = format!("{finding}: {RESTORE_HINT}");
                 report_problem(&mut summary, &mut stdout, &line)?;
             }
             for page in journal.pages(0, None, true) {
@@ -333,18 +300,18 @@ pub(super) fn verify_journal(
 
 /// Verifies one session. Only one session and the children of its calls are in memory at a time.
 fn verify_session(
-    journal: &OpenJournal,
+    journal: &StoredJournal,
     session: &SessionSummary,
     summary: &mut VerifySummary,
     output: &mut impl Write,
 ) -> Result<(), CommandError> {
     summary.sessions += 1;
     let id = &session.id;
-    let entries = match journal.reader.read(id, Seq(0)) {
+    let entries = match journal.read(id) {
         Ok(entries) => entries,
         Err(error) => return report_problem(summary, output, &format!("session {id}: {error}")),
     };
-    if entries.is_empty() && journal.reader.find(id).map_err(CommandError::usage)?.is_none() {
+    if entries.is_empty() && journal.find(id).map_err(CommandError::usage)?.is_none() {
         // A running host has deleted it since the sessions were listed.
         summary.sessions -= 1;
         return Ok(());
@@ -369,7 +336,7 @@ fn verify_session(
     }
     let mut children = ChildSessions::new(id);
     for child in ChildSessions::ids(id, &entries) {
-        let records = journal.reader.read(&child, Seq(0)).map_err(|error| error.to_string());
+        let records = journal.read(&child).map_err(|error| error.to_string());
         children.add(child, records);
     }
     let of_children = verify_children(id, &entries, &children);
@@ -399,14 +366,6 @@ pub(super) fn write(output: &mut impl Write, text: &str) -> Result<(), CommandEr
 
 pub(super) fn flush(mut output: impl Write) -> Result<(), CommandError> {
     output.flush().map_err(|error| output::write_error(&error))
-}
-
-/// Returns the size of the database with its write-ahead log, in bytes.
-pub(super) fn database_bytes(file: &Path) -> u64 {
-    let mut log = file.as_os_str().to_owned();
-    log.push("-wal");
-    let size = |path: &Path| std::fs::metadata(path).map_or(0, |found| found.len());
-    size(file) + size(Path::new(&log))
 }
 
 /// Returns a parser of the states of stored sessions. Help and errors list them.

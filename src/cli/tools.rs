@@ -15,8 +15,8 @@ use super::output::{self, format_count};
 use super::run::choose_agent;
 use super::setup::{self, CONFIG_HELP};
 use super::signals::Signals;
+use super::stored_journal::{JournalPlace, StoredJournal};
 use super::watch::{self, DisplayScope};
-use callsheet_host::journal::JournalReader;
 use callsheet_host::runtime::model::{ModelReply, ModelRequest};
 use callsheet_host::runtime::{
     CALLER, Host, OpenSession, model_that_calls, restore_startups, startup_keys, stored_refusals,
@@ -163,10 +163,10 @@ async fn list(
     Ok(listed)
 }
 
-/// Opens the journal of the data directory. `None` if there is none.
-fn stored_journal(config: &Config) -> Option<JournalReader> {
-    let is_stored = config.journal.engine == JournalEngine::Sqlite;
-    is_stored.then(|| JournalReader::open(&config.host.data_dir).ok()).flatten()
+/// Opens the configured journal. `None` if there is none.
+fn stored_journal(config: &Config) -> Option<StoredJournal> {
+    let is_stored = config.journal.engine != JournalEngine::Memory;
+    is_stored.then(|| JournalPlace::of(config).open().ok()).flatten()
 }
 
 /// Returns the tools that the models of an agent refuse, as the data directory remembers them, by name.

@@ -170,3 +170,46 @@ async fn the_binary_is_killed_and_goes_on() {
     let starts = entries.iter().filter(|entry| entry.body().contains("run_started")).count();
     assert_eq!(starts, 2);
 }
+
+/// Runs a command that reads the database. Returns its exit status and what it has printed.
+fn output(database: &TestDatabase, words: &[&str]) -> (bool, String) {
+    let output = command(database, words).output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(text).unwrap())
+}
+
+#[tokio::test]
+async fn commands_read_a_database() {
+    let Some(database) = database().await else { return };
+    let of_database = ["--database-url-env", "TEST_DATABASE_URL"];
+    let run = |words: &[&str]| output(&database, &[words, &of_database].concat());
+    let empty = run(&["sessions", "list"]);
+    assert!(!empty.0 && empty.1.contains("the database has no sessions"), "{empty:?}");
+    assert_eq!(
+        run(&["migrate"]),
+        (true, "the tables have version 1 now, and had version 0\n".to_owned())
+    );
+    assert_eq!(run(&["migrate"]), (true, "the tables have version 1 already\n".to_owned()));
+    let directory = HostDirectory::new(json!({"responses": []})).await;
+    let binary = Binary::start(&database, &directory);
+    binary.send(&post("/v1/sessions", "", r#"{"id":"s"}"#)).await;
+    let body = json!({"input": "Hello.", "wait": true}).to_string();
+    assert_eq!(binary.send(&post("/v1/sessions/s/runs", "", &body)).await.status, 200);
+    for (words, expect) in [
+        (&["sessions", "list"][..], "1 session; the journal in postgres://callsheet@127.0.0.1"),
+        (&["sessions", "show", "s"], "Hello."),
+        (&["sessions", "verify"], "nothing is broken"),
+        (&["sessions", "audit", "--json"], "\"session_id\":\"s\""),
+        (&["replay", "s"], "no difference"),
+    ] {
+        let (succeeds, text) = run(words);
+        assert!(succeeds && text.contains(expect), "{words:?}: {text}");
+    }
+    let (succeeds, text) = run(&["sessions", "show", "x"]);
+    assert!(!succeeds && text.contains("has no session x"), "{text}");
+    let (succeeds, text) = run(&["backup", "never-written"]);
+    assert!(!succeeds && text.contains("pg_dump"), "{text}");
+    let words = ["sessions", "list", "--database-url-env", "CALLSHEET_NOT_SET"];
+    let (succeeds, text) = output(&database, &words);
+    assert!(!succeeds && text.contains("CALLSHEET_NOT_SET is not set"), "{text}");
+}

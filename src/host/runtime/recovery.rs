@@ -66,7 +66,7 @@ async fn open_postgres(
         options.lease = config.journal.lease;
         options.write_timeout = config.journal.write_timeout;
     });
-    Ok(Arc::new(PostgresJournal::open(&url, options).await?))
+    Ok(Arc::new(Box::pin(PostgresJournal::open(&url, options)).await?))
 }
 
 #[cfg(not(feature = "postgres"))]

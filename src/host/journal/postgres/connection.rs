@@ -118,7 +118,7 @@ impl Database {
             connection.client.batch_execute(&settings(purpose)).await?;
             Ok(connection)
         };
-        let connected = tokio::time::timeout(limit, connecting).await;
+        let connected = tokio::time::timeout(limit, Box::pin(connecting)).await;
         connected.map_err(|_| ConnectError::TimedOut(limit))?.map_err(ConnectError::Postgres)
     }
 }

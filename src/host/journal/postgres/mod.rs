@@ -153,6 +153,18 @@ impl Default for PostgresOptions {
     }
 }
 
+/// The versions of the tables before and after a change. 0: there were none.
+///
+/// [`PostgresJournal::migrate`] returns them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SchemaVersions {
+    /// The version before.
+    pub before: i32,
+    /// The version after.
+    pub after: i32,
+}
+
 /// Ignores every transaction.
 #[derive(Debug)]
 struct NoObserver;
@@ -209,6 +221,19 @@ impl PostgresJournal {
         let writer = JournalWriter::new(parts, writing);
         let task = Handle::current().spawn(shared.clone().run(writer, write_timeout));
         Ok(Self { shared, writer: Mutex::new(Some(task)) })
+    }
+
+    /// Creates the tables of a database, or changes those of an earlier version, as [`open`](Self::open) does. Starts no
+    /// host.
+    ///
+    /// # Errors
+    /// If the URL is wrong, the server cannot be reached, the role must not create tables, or the tables are those of
+    /// another program or of a later version.
+    pub async fn migrate(url: &str) -> Result<SchemaVersions, JournalError> {
+        let database = Database::parse(url)?;
+        let mut connection = database.open(Purpose::Other).await?;
+        let before = schema::migrate(&mut connection, &database).await?;
+        Ok(SchemaVersions { before, after: schema::VERSION })
     }
 
     /// Returns the id of this host in the database: another one at each start.

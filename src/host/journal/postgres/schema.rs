@@ -22,7 +22,7 @@ use super::connection::{Connection, Database};
 use super::errors;
 
 /// The version of the tables that this program writes.
-const VERSION: i32 = 1;
+pub(super) const VERSION: i32 = 1;
 
 /// The program, in the table of versions.
 const PROGRAM: &str = "callsheet";

@@ -200,18 +200,22 @@ impl Statements {
     pub(super) async fn prepare(connection: &Connection, limit: Duration) -> Result<Self, Failure> {
         // All of them are on their way at the same time.
         let prepare = |sql| connection.prepare(limit, sql);
-        let (append, append_and_change, open, hide, find, find_origin, take, give, look, flush) = tokio::try_join!(
-            prepare(APPEND),
-            prepare(APPEND_AND_CHANGE),
-            prepare(OPEN),
-            prepare(HIDE),
-            prepare(FIND),
-            prepare(FIND_ORIGIN),
-            prepare(TAKE),
-            prepare(GIVE),
-            prepare(LOOK),
-            prepare(FLUSH)
-        )?;
+        let (append, append_and_change, open, hide, find, find_origin, take, give, look, flush) =
+            Box::pin(async {
+                tokio::try_join!(
+                    prepare(APPEND),
+                    prepare(APPEND_AND_CHANGE),
+                    prepare(OPEN),
+                    prepare(HIDE),
+                    prepare(FIND),
+                    prepare(FIND_ORIGIN),
+                    prepare(TAKE),
+                    prepare(GIVE),
+                    prepare(LOOK),
+                    prepare(FLUSH)
+                )
+            })
+            .await?;
         Ok(Self {
             append,
             append_and_change,

@@ -1,5 +1,6 @@
 use super::super::{BatchRefusal, GroupCommit, SessionLog, SessionOrder, Urgency};
 use super::*;
+use callsheet_values::record::Record;
 use callsheet_values::types::SessionState;
 use futures::FutureExt as _;
 use std::sync::atomic::AtomicU32;

@@ -13,6 +13,9 @@ use super::append::concerns_one_batch;
 use super::{JournalWriter, Unsettled};
 use callsheet_values::types::{SessionId, SessionState, is_child_session};
 
+/// Maximum number of sessions that one statement opens. The statement compares each with each.
+const OPENED_MAX: usize = 128;
+
 /// A session that is to be opened, and the place of its tree.
 struct NewSession {
     batch: QueuedBatch,
@@ -100,9 +103,14 @@ enum Opened {
 }
 
 impl JournalWriter {
-    /// Opens sessions, all in one statement if the database refuses none of them.
-    pub(super) async fn open(&mut self, batches: Vec<QueuedBatch>) -> Result<(), Unsettled> {
-        let mut groups = VecDeque::from([batches]);
+    /// Opens sessions, many in one statement if the database refuses none of them.
+    pub(super) async fn open(&mut self, mut batches: Vec<QueuedBatch>) -> Result<(), Unsettled> {
+        let mut groups = VecDeque::new();
+        while batches.len() > OPENED_MAX {
+            let rest = batches.split_off(OPENED_MAX);
+            groups.push_back(std::mem::replace(&mut batches, rest));
+        }
+        groups.push_back(batches);
         while let Some(group) = groups.pop_front() {
             let mut sessions = match self.prepare(group).await {
                 Ok(sessions) => sessions,
