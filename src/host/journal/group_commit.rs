@@ -14,7 +14,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{BatchCallback, BatchStatus, JournalEntry, JournalError};
+use super::{BatchCallback, BatchStatus, GroupCommit, JournalEntry, JournalError, JournalObserver};
 use callsheet_values::record::Record;
 use callsheet_values::types::SessionId;
 
@@ -303,6 +303,14 @@ impl Opening {
     pub(super) fn shared_records(&self) -> usize {
         self.fork.as_ref().map_or(0, |(_, shared)| usize::try_from(*shared).unwrap_or(usize::MAX))
     }
+}
+
+/// Ignores every transaction: the observer of an engine by default.
+#[derive(Debug)]
+pub(super) struct NoObserver;
+
+impl JournalObserver for NoObserver {
+    fn stored(&self, _: GroupCommit) {}
 }
 
 /// The callback of a batch. It may be called twice: when the batch is written and when it is durable.

@@ -10,7 +10,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Config, Row, RowStream, Statement};
 
 use super::super::JournalError;
-use super::errors::{self, Failure};
+use super::errors::{self, StatementFailure};
 use super::tls::DatabaseTls;
 
 /// Time limit of a connection to one address. With several addresses each has it.
@@ -88,25 +88,31 @@ impl Database {
     }
 
     /// Connects, and sets what a connection of this purpose needs.
-    pub(super) async fn connect(&self, purpose: Purpose) -> Result<Connection, Failure> {
+    pub(super) async fn connect(
+        &self,
+        purpose: Purpose,
+    ) -> Result<DatabaseConnection, StatementFailure> {
         self.try_connect(purpose).await.map_err(|error| match error {
-            ConnectError::TimedOut(limit) => Failure::timed_out(limit),
-            ConnectError::Postgres(error) => Failure::from(error),
+            DatabaseConnectError::TimedOut(limit) => StatementFailure::timed_out(limit),
+            DatabaseConnectError::Postgres(error) => StatementFailure::from(error),
         })
     }
 
     /// Connects, and describes a failure as one of opening the journal.
-    pub(super) async fn open(&self, purpose: Purpose) -> Result<Connection, JournalError> {
+    pub(super) async fn open(&self, purpose: Purpose) -> Result<DatabaseConnection, JournalError> {
         self.try_connect(purpose).await.map_err(|error| match error {
-            ConnectError::TimedOut(limit) => {
+            DatabaseConnectError::TimedOut(limit) => {
                 let reason = format!("the server has not answered within {limit:?}: check the URL");
                 errors::opening(&self.name, reason)
             }
-            ConnectError::Postgres(error) => errors::open_error(&self.name, &error),
+            DatabaseConnectError::Postgres(error) => errors::open_error(&self.name, &error),
         })
     }
 
-    async fn try_connect(&self, purpose: Purpose) -> Result<Connection, ConnectError> {
+    async fn try_connect(
+        &self,
+        purpose: Purpose,
+    ) -> Result<DatabaseConnection, DatabaseConnectError> {
         let addresses = self.config.get_hosts().len().max(self.config.get_hostaddrs().len());
         let limit = CONNECT_TIME_MAX * u32::try_from(addresses + 1).unwrap_or(u32::MAX);
         let connecting = async {
@@ -114,16 +120,18 @@ impl Database {
             // The client reports its end.
             let driver =
                 tokio::runtime::Handle::current().spawn(async move { drop(connection.await) });
-            let connection = Connection { client, driver };
+            let connection = DatabaseConnection { client, driver };
             connection.client.batch_execute(&settings(purpose)).await?;
             Ok(connection)
         };
         let connected = tokio::time::timeout(limit, Box::pin(connecting)).await;
-        connected.map_err(|_| ConnectError::TimedOut(limit))?.map_err(ConnectError::Postgres)
+        connected
+            .map_err(|_| DatabaseConnectError::TimedOut(limit))?
+            .map_err(DatabaseConnectError::Postgres)
     }
 }
 
-enum ConnectError {
+enum DatabaseConnectError {
     TimedOut(Duration),
     Postgres(tokio_postgres::Error),
 }
@@ -147,19 +155,19 @@ fn settings(purpose: Purpose) -> String {
 }
 
 /// A connection. Dropping it ends it at once.
-pub(super) struct Connection {
+pub(super) struct DatabaseConnection {
     client: Client,
     driver: JoinHandle<()>,
 }
 
-impl Connection {
+impl DatabaseConnection {
     /// Executes a statement once, and returns its rows.
     pub(super) async fn query(
         &self,
         limit: Duration,
         sql: &str,
         parameters: &[Parameter<'_>],
-    ) -> Result<Vec<Row>, Failure> {
+    ) -> Result<Vec<Row>, StatementFailure> {
         within(limit, self.client.query_typed(sql, parameters)).await
     }
 
@@ -169,7 +177,7 @@ impl Connection {
         limit: Duration,
         sql: &str,
         parameters: &[Parameter<'_>],
-    ) -> Result<RowStream, Failure> {
+    ) -> Result<RowStream, StatementFailure> {
         let parameters = parameters.iter().map(|(value, kind)| (*value, kind.clone()));
         within(limit, self.client.query_typed_raw(sql, parameters.collect::<Vec<_>>())).await
     }
@@ -180,11 +188,15 @@ impl Connection {
         limit: Duration,
         statement: &Statement,
         parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, Failure> {
+    ) -> Result<Vec<Row>, StatementFailure> {
         within(limit, self.client.query(statement, parameters)).await
     }
 
-    pub(super) async fn prepare(&self, limit: Duration, sql: &str) -> Result<Statement, Failure> {
+    pub(super) async fn prepare(
+        &self,
+        limit: Duration,
+        sql: &str,
+    ) -> Result<Statement, StatementFailure> {
         within(limit, self.client.prepare(sql)).await
     }
 
@@ -199,15 +211,17 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for DatabaseConnection {
     fn drop(&mut self) {
         self.driver.abort();
     }
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for DatabaseConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("is_closed", &self.is_closed()).finish_non_exhaustive()
+        f.debug_struct("DatabaseConnection")
+            .field("is_closed", &self.is_closed())
+            .finish_non_exhaustive()
     }
 }
 
@@ -215,9 +229,9 @@ impl fmt::Debug for Connection {
 async fn within<T>(
     limit: Duration,
     statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
-) -> Result<T, Failure> {
+) -> Result<T, StatementFailure> {
     let answered = tokio::time::timeout(limit, statement).await;
-    Ok(answered.map_err(|_| Failure::timed_out(limit))??)
+    Ok(answered.map_err(|_| StatementFailure::timed_out(limit))??)
 }
 
 fn name(config: &Config, database: &str) -> String {
@@ -264,7 +278,7 @@ mod tests {
             ("postgres://app:geheim@db.example", "names no database"),
             ("postgres://app:geheim@db.example/", "names no database"),
             ("postgres:///callsheet", "names no host"),
-            ("postgres://app:geh?eim@db.example/callsheet", "cannot be parsed"),
+            ("postgres://app:geheim@db.example/callsheet?geheim=1", "cannot be parsed"),
             ("postgres://app:geheim@db.example:port/callsheet", "cannot be parsed"),
             ("geheim", "cannot be parsed"),
             ("postgres://app@db/x?sslrootcert=ca.pem", "SSL_CERT_FILE"),

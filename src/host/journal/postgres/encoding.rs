@@ -21,12 +21,12 @@ const BATCH_BYTES: usize = 1_024;
 /// Consecutive records of a session in stored form.
 #[derive(Debug, Default)]
 pub(super) struct StoredRecords {
-    rows: Vec<StoredRecord>,
+    rows: Vec<RecordRow>,
     bodies: Vec<u8>,
 }
 
 #[derive(Debug)]
-struct StoredRecord {
+struct RecordRow {
     seq: i64,
     time: i64,
     body: Range<usize>,
@@ -42,7 +42,7 @@ impl StoredRecords {
             compress_from(&mut records.bodies, begin);
             let body = begin..records.bodies.len();
             let (seq, time) = (signed(entry.seq.0), signed(entry.time));
-            records.rows.push(StoredRecord { seq, time, body });
+            records.rows.push(RecordRow { seq, time, body });
         }
         records
     }

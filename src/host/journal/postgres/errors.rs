@@ -11,14 +11,14 @@ use super::super::JournalError;
 
 /// The failure of a statement.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Failure {
-    pub(super) kind: FailureKind,
+pub(super) struct StatementFailure {
+    pub(super) kind: StatementFailureKind,
     pub(super) reason: String,
 }
 
 /// The meaning of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FailureKind {
+pub(super) enum StatementFailureKind {
     /// The connection is lost, or cannot be used any more. The statement may have been executed, or be executed later.
     Lost,
     /// The statement was not executed, and is tried again: a deadlock, a serialization failure, a time limit.
@@ -35,9 +35,9 @@ pub(super) enum FailureKind {
     Value,
 }
 
-impl Failure {
+impl StatementFailure {
     pub(super) fn lost(reason: impl Into<String>) -> Self {
-        Self { kind: FailureKind::Lost, reason: reason.into() }
+        Self { kind: StatementFailureKind::Lost, reason: reason.into() }
     }
 
     /// Returns the failure of a statement that the host has given up after this time.
@@ -47,13 +47,13 @@ impl Failure {
 
     pub(super) fn write_error(&self) -> JournalError {
         match self.kind {
-            FailureKind::Full => JournalError::Full,
-            FailureKind::Lost
-            | FailureKind::Again
-            | FailureKind::Exhausted
-            | FailureKind::Conflict
-            | FailureKind::Refused
-            | FailureKind::Value => JournalError::Write(self.reason.clone()),
+            StatementFailureKind::Full => JournalError::Full,
+            StatementFailureKind::Lost
+            | StatementFailureKind::Again
+            | StatementFailureKind::Exhausted
+            | StatementFailureKind::Conflict
+            | StatementFailureKind::Refused
+            | StatementFailureKind::Value => JournalError::Write(self.reason.clone()),
         }
     }
 
@@ -62,33 +62,35 @@ impl Failure {
     }
 }
 
-impl From<tokio_postgres::Error> for Failure {
+impl From<tokio_postgres::Error> for StatementFailure {
     fn from(error: tokio_postgres::Error) -> Self {
         Self { kind: kind(&error), reason: text(&error) }
     }
 }
 
-fn kind(error: &tokio_postgres::Error) -> FailureKind {
+fn kind(error: &tokio_postgres::Error) -> StatementFailureKind {
     let Some(code) = error.code() else {
         // The other errors without a code are those of the connection.
         let is_value = error.to_string().starts_with("error serializing");
-        return if is_value { FailureKind::Value } else { FailureKind::Lost };
+        return if is_value { StatementFailureKind::Value } else { StatementFailureKind::Lost };
     };
     let conflict = SqlState::UNIQUE_VIOLATION.code();
     match code.code() {
-        "40001" | "40P01" | "55P03" | "57014" => FailureKind::Again,
-        "53100" => FailureKind::Full,
-        code if code == conflict => FailureKind::Conflict,
+        "40001" | "40P01" | "55P03" | "57014" => StatementFailureKind::Again,
+        "53100" => StatementFailureKind::Full,
+        code if code == conflict => StatementFailureKind::Conflict,
         // The server ends, starts or has become a standby, or the statement was prepared on another connection.
-        "25006" | "26000" | "0A000" => FailureKind::Lost,
-        code if ["08", "57", "25"].iter().any(|class| code.starts_with(class)) => FailureKind::Lost,
+        "25006" | "26000" | "0A000" => StatementFailureKind::Lost,
+        code if ["08", "57", "25"].iter().any(|class| code.starts_with(class)) => {
+            StatementFailureKind::Lost
+        }
         code if ["53", "58", "XX"].iter().any(|class| code.starts_with(class)) => {
-            FailureKind::Exhausted
+            StatementFailureKind::Exhausted
         }
         code if ["42", "3F", "28", "3D"].iter().any(|class| code.starts_with(class)) => {
-            FailureKind::Refused
+            StatementFailureKind::Refused
         }
-        _ => FailureKind::Value,
+        _ => StatementFailureKind::Value,
     }
 }
 

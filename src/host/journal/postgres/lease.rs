@@ -13,9 +13,9 @@ use tokio::time::Instant;
 use tokio_postgres::types::Type;
 
 use super::super::{JournalError, unix_ms};
-use super::connection::{Connection, Database, Purpose};
+use super::connection::{Database, DatabaseConnection, Purpose};
 use super::encoding::signed;
-use super::errors::{self, Failure};
+use super::errors::{self, StatementFailure};
 use super::schema;
 use super::trees::OwnedTrees;
 
@@ -73,7 +73,7 @@ struct Conflict {
 }
 
 async fn try_register(
-    connection: &mut Connection,
+    connection: &mut DatabaseConnection,
     terms: &LeaseTerms,
 ) -> Result<Result<String, Conflict>, tokio_postgres::Error> {
     let transaction = connection.client().transaction().await?;
@@ -122,7 +122,7 @@ impl Lease {
     /// # Errors
     /// If that host renews its lease, or the database cannot be written.
     pub(super) async fn begin(
-        connection: &mut Connection,
+        connection: &mut DatabaseConnection,
         database: &Database,
         terms: LeaseTerms,
     ) -> Result<Self, JournalError> {
@@ -230,11 +230,11 @@ impl Lease {
 
     async fn renew(
         &self,
-        connection: &mut Option<Connection>,
+        connection: &mut Option<DatabaseConnection>,
         database: &Database,
         trees: &OwnedTrees,
         limit: Duration,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), StatementFailure> {
         let open = match connection.take().filter(|open| !open.is_closed()) {
             Some(open) => open,
             None => database.connect(Purpose::Other).await?,
@@ -261,7 +261,7 @@ impl Lease {
         Ok(())
     }
 
-    fn note(&self, renewed: Result<(), Failure>) {
+    fn note(&self, renewed: Result<(), StatementFailure>) {
         let failure = renewed.err().map(|failure| failure.write_error());
         let before = std::mem::replace(&mut *self.failure.lock(), failure.clone());
         match (before, failure) {
@@ -277,7 +277,7 @@ impl Lease {
             let connection = database.connect(Purpose::Other).await?;
             connection.query(limit, RETURN, &[(&self.id, Type::TEXT)]).await
         };
-        if let Err(Failure { reason, .. }) = ended.await {
+        if let Err(StatementFailure { reason, .. }) = ended.await {
             tracing::warn!(reason, "lease_not_ended: other hosts wait for its end");
         }
     }

@@ -47,21 +47,22 @@ use tokio::time::Instant;
 pub use ownership::{HostInfo, Owner};
 pub use reader::PostgresReader;
 
+use super::group_commit::NoObserver;
 use super::{
-    AppendStatus, Batch, GroupCommit, IdleSessions, Journal, JournalEntry, JournalError,
-    JournalFuture, JournalObserver, JournalStatus, SessionQuery, SessionSummary, unix_ms,
+    AppendStatus, Batch, IdleSessions, Journal, JournalEntry, JournalError, JournalFuture,
+    JournalObserver, JournalStatus, SessionQuery, SessionSummary, unix_ms,
 };
 use callsheet_values::config::Durability;
 use callsheet_values::record::Seq;
 use callsheet_values::types::SessionId;
 
-use connection::{Connection, Database, Purpose};
+use connection::{Database, DatabaseConnection, Purpose};
 use counters::EngineCounters;
 use lease::{Lease, LeaseTerms};
 use pool::ConnectionPool;
-use queue::{QueuedBatch, WriteQueue, WriterTask};
+use queue::{BatchQueue, TreeBatch, TreeTask};
 use trees::OwnedTrees;
-use writer::{JournalWriter, SharedFailure, WriteConnection, WriterParts};
+use writer::{DatabaseWriter, DatabaseWriterParts, PreparedConnection, SharedWriteFailure};
 
 /// Maximum number of sessions that one statement hides.
 const SESSIONS_PER_REMOVAL_MAX: usize = 64;
@@ -101,12 +102,12 @@ pub struct PostgresJournal {
 struct Shared {
     database: Arc<Database>,
     pool: ConnectionPool,
-    queue: Arc<WriteQueue>,
+    queue: Arc<BatchQueue>,
     trees: Arc<OwnedTrees>,
     counters: Arc<EngineCounters>,
     lease: Arc<Lease>,
     /// The error of the last write of the writer, until a write succeeds.
-    failure: SharedFailure,
+    failure: SharedWriteFailure,
 }
 
 /// The options of a [`PostgresJournal`].
@@ -165,14 +166,6 @@ pub struct SchemaVersions {
     pub after: i32,
 }
 
-/// Ignores every transaction.
-#[derive(Debug)]
-struct NoObserver;
-
-impl JournalObserver for NoObserver {
-    fn stored(&self, _: GroupCommit) {}
-}
-
 impl PostgresJournal {
     /// Opens the journal in a database, and creates its tables if there are none. Needs a Tokio runtime, in which the
     /// engine's tasks run.
@@ -192,17 +185,17 @@ impl PostgresJournal {
         };
         log_server(&connection, &database, migrated_from).await?;
         let writing = database.open(writer::purpose(durability)).await?;
-        let writing = WriteConnection::new(writing, START_LIMIT).await.map_err(|failure| {
+        let writing = PreparedConnection::new(writing, START_LIMIT).await.map_err(|failure| {
             let reason = format!("its tables are not those of this version: {}", failure.reason);
             errors::opening(database.name(), reason)
         })?;
         let lease = Lease::begin(&mut connection, &database, terms).await?;
         drop(connection);
         let lease = Arc::new(lease);
-        let (queue, trees) = (Arc::new(WriteQueue::new(options.queue_max)), Arc::default());
+        let (queue, trees) = (Arc::new(BatchQueue::new(options.queue_max)), Arc::default());
         let counters = Arc::new(EngineCounters::default());
-        let failure = SharedFailure::default();
-        let parts = WriterParts {
+        let failure = SharedWriteFailure::default();
+        let parts = DatabaseWriterParts {
             database: Arc::clone(&database),
             host: lease.id().to_owned(),
             queue: Arc::clone(&queue),
@@ -218,7 +211,7 @@ impl PostgresJournal {
         let shared = Shared { database, pool, queue, trees, counters, lease, failure };
         let shared = Arc::new(shared);
         shared.count().await?;
-        let writer = JournalWriter::new(parts, writing);
+        let writer = DatabaseWriter::new(parts, writing);
         let task = Handle::current().spawn(shared.clone().run(writer, write_timeout));
         Ok(Self { shared, writer: Mutex::new(Some(task)) })
     }
@@ -258,7 +251,7 @@ impl PostgresJournal {
 
 impl Shared {
     /// Runs the writer, with the task that renews the lease, until the journal is closed.
-    async fn run(self: Arc<Self>, writer: JournalWriter, limit: Duration) {
+    async fn run(self: Arc<Self>, writer: DatabaseWriter, limit: Duration) {
         let (database, trees) = (Arc::clone(&self.database), Arc::clone(&self.trees));
         let beats = Arc::clone(&self.lease).keep(database, trees, limit);
         let cleans = async {
@@ -290,7 +283,7 @@ impl Shared {
         let mut numbers = Vec::new();
         for group in sessions.chunks(SESSIONS_PER_REMOVAL_MAX) {
             let (done, hidden) = oneshot::channel();
-            self.queue.push_task(WriterTask::Hide(group.to_vec(), done))?;
+            self.queue.push_task(TreeTask::Hide(group.to_vec(), done))?;
             numbers.extend(hidden.await.unwrap_or(Err(JournalError::Closed))?);
         }
         if numbers.is_empty() {
@@ -302,7 +295,7 @@ impl Shared {
 
 impl Journal for PostgresJournal {
     fn append(&self, batch: Batch) -> AppendStatus {
-        let Some(batch) = QueuedBatch::of(batch) else { return AppendStatus::Durable };
+        let Some(batch) = TreeBatch::of(batch) else { return AppendStatus::Durable };
         self.shared.queue.push(batch);
         AppendStatus::Queued
     }
@@ -418,11 +411,12 @@ impl fmt::Debug for PostgresJournal {
 
 /// Logs which server was found, and warns about what would break the journal.
 async fn log_server(
-    connection: &Connection,
+    connection: &DatabaseConnection,
     database: &Database,
     migrated_from: i32,
 ) -> Result<(), JournalError> {
-    let open_error = |failure: errors::Failure| errors::opening(database.name(), failure.reason);
+    let open_error =
+        |failure: errors::StatementFailure| errors::opening(database.name(), failure.reason);
     let asks = "SELECT current_setting('server_version'), current_setting('fsync'), current_schema()::text,
         pg_backend_pid(), (extract(epoch FROM clock_timestamp()) * 1000)::bigint";
     let before = unix_ms();

@@ -7,7 +7,7 @@ use tokio_postgres::types::{ToSql, Type};
 use super::super::{JournalError, JournalFuture};
 use super::PostgresJournal;
 use super::encoding::unsigned;
-use super::queue::WriterTask;
+use super::queue::TreeTask;
 use super::statements;
 use callsheet_values::types::SessionId;
 use tokio::sync::oneshot;
@@ -174,7 +174,7 @@ impl PostgresJournal {
 
     async fn give_to(&self, roots: &[SessionId], to: Option<String>) -> Result<(), JournalError> {
         let (done, given) = oneshot::channel();
-        self.shared.queue.push_task(WriterTask::Give(roots.to_vec(), to, done))?;
+        self.shared.queue.push_task(TreeTask::Give(roots.to_vec(), to, done))?;
         given.await.unwrap_or(Err(JournalError::Closed))
     }
 

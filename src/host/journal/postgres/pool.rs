@@ -9,8 +9,8 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_postgres::Row;
 
-use super::connection::{Connection, Database, Parameter, Purpose};
-use super::errors::{Failure, FailureKind};
+use super::connection::{Database, DatabaseConnection, Parameter, Purpose};
+use super::errors::{StatementFailure, StatementFailureKind};
 
 /// Maximum number of statements at the same time. Further ones wait.
 const CONNECTIONS_MAX: usize = 4;
@@ -28,7 +28,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 pub(super) struct ConnectionPool {
     database: Arc<Database>,
     permits: Semaphore,
-    idle: Mutex<Vec<Connection>>,
+    idle: Mutex<Vec<DatabaseConnection>>,
 }
 
 impl ConnectionPool {
@@ -42,7 +42,7 @@ impl ConnectionPool {
         &self,
         sql: &str,
         parameters: &[Parameter<'_>],
-    ) -> Result<Vec<Row>, Failure> {
+    ) -> Result<Vec<Row>, StatementFailure> {
         self.fold(sql, parameters, Vec::new, |mut rows, row| {
             rows.push(row);
             Ok(rows)
@@ -58,7 +58,7 @@ impl ConnectionPool {
         parameters: &[Parameter<'_>],
         start: impl Fn() -> T,
         add: impl Fn(T, Row) -> Result<T, E>,
-    ) -> Result<Result<T, E>, Failure> {
+    ) -> Result<Result<T, E>, StatementFailure> {
         // The semaphore is never closed.
         let _permit = self.permits.acquire().await;
         let began = Instant::now();
@@ -86,7 +86,7 @@ impl ConnectionPool {
         }
     }
 
-    fn idle_connection(&self) -> Option<Connection> {
+    fn idle_connection(&self) -> Option<DatabaseConnection> {
         let mut idle = self.idle.lock();
         while let Some(connection) = idle.pop() {
             if !connection.is_closed() {
@@ -103,18 +103,18 @@ impl ConnectionPool {
 }
 
 async fn fold_rows<T, E>(
-    connection: &Connection,
+    connection: &DatabaseConnection,
     sql: &str,
     parameters: &[Parameter<'_>],
     start: T,
     add: impl Fn(T, Row) -> Result<T, E>,
-) -> Result<Result<T, E>, Failure> {
+) -> Result<Result<T, E>, StatementFailure> {
     let rows = connection.stream(TIME_MAX, sql, parameters).await?;
     let mut rows = std::pin::pin!(rows);
     let mut folded = start;
     loop {
         let next = tokio::time::timeout(TIME_MAX, rows.try_next()).await;
-        let Some(row) = next.map_err(|_| Failure::timed_out(TIME_MAX))?? else {
+        let Some(row) = next.map_err(|_| StatementFailure::timed_out(TIME_MAX))?? else {
             return Ok(Ok(folded));
         };
         folded = match add(folded, row) {
@@ -124,13 +124,13 @@ async fn fold_rows<T, E>(
     }
 }
 
-fn is_tried_again(kind: FailureKind) -> bool {
+fn is_tried_again(kind: StatementFailureKind) -> bool {
     match kind {
-        FailureKind::Lost | FailureKind::Again => true,
-        FailureKind::Exhausted
-        | FailureKind::Full
-        | FailureKind::Conflict
-        | FailureKind::Refused
-        | FailureKind::Value => false,
+        StatementFailureKind::Lost | StatementFailureKind::Again => true,
+        StatementFailureKind::Exhausted
+        | StatementFailureKind::Full
+        | StatementFailureKind::Conflict
+        | StatementFailureKind::Refused
+        | StatementFailureKind::Value => false,
     }
 }

@@ -16,7 +16,7 @@ use callsheet_values::record::Record;
 use callsheet_values::types::{SessionId, SessionState};
 
 /// A queued batch, with its records in stored form.
-pub(super) struct QueuedBatch {
+pub(super) struct TreeBatch {
     pub(super) session: SessionId,
     /// Set if the batch opens a session.
     pub(super) opening: Option<Opening>,
@@ -47,7 +47,7 @@ pub(super) struct QueuedBatch {
 
 /// The end of a session's log in the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LogPosition {
+pub(super) struct TreePosition {
     /// The number of the session.
     pub(super) number: i64,
     /// The number of the root of its tree, and the epoch of the tree in which this host owns it.
@@ -58,9 +58,9 @@ pub(super) struct LogPosition {
 }
 
 /// The position of a log, if it is known: the engine's value of the log.
-type SharedPosition = Mutex<Option<LogPosition>>;
+type SharedTreePosition = Mutex<Option<TreePosition>>;
 
-impl QueuedBatch {
+impl TreeBatch {
     /// Converts a batch to its stored form, on the thread that appends. Returns `None` if it has no entries.
     pub(super) fn of(batch: Batch) -> Option<Self> {
         let Batch { session, entries, engine_state, urgent, on_status } = batch;
@@ -97,12 +97,12 @@ impl QueuedBatch {
         })
     }
 
-    pub(super) fn position(&self) -> Option<LogPosition> {
-        self.engine_state.of_engine::<SharedPosition>().and_then(|shared| *shared.lock())
+    pub(super) fn position(&self) -> Option<TreePosition> {
+        self.engine_state.of_engine::<SharedTreePosition>().and_then(|shared| *shared.lock())
     }
 
-    pub(super) fn set_position(&self, position: Option<LogPosition>) {
-        if let Some(shared) = self.engine_state.of_engine::<SharedPosition>() {
+    pub(super) fn set_position(&self, position: Option<TreePosition>) {
+        if let Some(shared) = self.engine_state.of_engine::<SharedTreePosition>() {
             *shared.lock() = position;
         }
     }
@@ -134,7 +134,7 @@ impl QueuedBatch {
     }
 }
 
-impl GroupedBatch for QueuedBatch {
+impl GroupedBatch for TreeBatch {
     fn session(&self) -> &SessionId {
         &self.session
     }
@@ -157,28 +157,28 @@ impl GroupedBatch for QueuedBatch {
 }
 
 /// A task of the writer besides storing batches. It follows the batches that were queued before.
-pub(super) enum WriterTask {
+pub(super) enum TreeTask {
     /// Hides sessions: they do not exist any more. The answer has their numbers.
     Hide(Vec<SessionId>, oneshot::Sender<Result<Vec<i64>, JournalError>>),
     /// Gives the trees of root sessions away: to the host with this id, or to nobody.
     Give(Vec<SessionId>, Option<String>, oneshot::Sender<Result<(), JournalError>>),
 }
 
-pub(super) type WriterWork = GroupedWork<QueuedBatch, WriterTask>;
+pub(super) type BatchWork = GroupedWork<TreeBatch, TreeTask>;
 
 /// The queue of the writer, in order.
-pub(super) struct WriteQueue {
-    state: Mutex<GroupQueue<QueuedBatch, WriterTask>>,
+pub(super) struct BatchQueue {
+    state: Mutex<GroupQueue<TreeBatch, TreeTask>>,
     ready: Notify,
 }
 
-impl WriteQueue {
+impl BatchQueue {
     pub(super) fn new(batches_max: usize) -> Self {
         Self { state: Mutex::new(GroupQueue::new(batches_max)), ready: Notify::new() }
     }
 
     /// Queues a batch, or reports at once that it failed.
-    pub(super) fn push(&self, batch: QueuedBatch) {
+    pub(super) fn push(&self, batch: TreeBatch) {
         let mut state = self.state.lock();
         if let Some(error) = state.refusal() {
             drop(state);
@@ -191,7 +191,7 @@ impl WriteQueue {
         }
     }
 
-    pub(super) fn push_task(&self, task: WriterTask) -> Result<(), JournalError> {
+    pub(super) fn push_task(&self, task: TreeTask) -> Result<(), JournalError> {
         self.state.lock().push_task(task)?;
         self.ready.notify_one();
         Ok(())
@@ -222,7 +222,7 @@ impl WriteQueue {
     }
 
     /// Waits until there is work, or until a time.
-    pub(super) async fn next_work(&self, until: Option<Instant>) -> WriterWork {
+    pub(super) async fn next_work(&self, until: Option<Instant>) -> BatchWork {
         loop {
             let wake = {
                 let state = self.state.lock();

@@ -18,7 +18,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::super::JournalError;
-use super::connection::{Connection, Database};
+use super::connection::{Database, DatabaseConnection};
 use super::errors;
 
 /// The version of the tables that this program writes.
@@ -66,7 +66,7 @@ pub(super) const LOCK: i64 = 0x63_616c_6c73_6865;
 /// # Errors
 /// If the tables are those of another program or of a later version, or the role must not create them.
 pub(super) async fn migrate(
-    connection: &mut Connection,
+    connection: &mut DatabaseConnection,
     database: &Database,
 ) -> Result<i32, JournalError> {
     let name = database.name();
@@ -75,9 +75,9 @@ pub(super) async fn migrate(
     let locks = "SELECT pg_advisory_xact_lock($1)";
     transaction.query_typed(locks, &[(&LOCK, Type::INT8)]).await.map_err(open_error)?;
     let found = transaction.query_typed(FOUND, &[]).await.map_err(open_error)?;
-    let stored = Found::of(&found);
+    let stored = FoundTables::of(&found);
     let before = match stored {
-        Found::Nothing => {
+        FoundTables::Nothing => {
             let create = format!(
                 "CREATE TABLE callsheet_schema (program text NOT NULL, version int NOT NULL);
                  INSERT INTO callsheet_schema VALUES ('{PROGRAM}', 0)"
@@ -85,8 +85,8 @@ pub(super) async fn migrate(
             transaction.batch_execute(&create).await.map_err(open_error)?;
             0
         }
-        Found::OtherTables => return Err(errors::opening(name, OTHER_TABLES.to_owned())),
-        Found::Schema => {
+        FoundTables::OtherTables => return Err(errors::opening(name, OTHER_TABLES.to_owned())),
+        FoundTables::Schema => {
             let select = "SELECT program, version FROM callsheet_schema";
             let rows = transaction.query_typed(select, &[]).await.map_err(open_error)?;
             check_version(&rows).map_err(|reason| errors::opening(name, reason))?
@@ -109,20 +109,20 @@ pub(super) async fn migrate(
 /// # Errors
 /// If there are none, or they are those of another program or of a later version.
 pub(super) async fn check(
-    connection: &mut Connection,
+    connection: &mut DatabaseConnection,
     database: &Database,
 ) -> Result<(), JournalError> {
     let name = database.name();
     let open_error = |error: tokio_postgres::Error| errors::open_error(name, &error);
     let client = connection.client();
     let found = client.query_typed(FOUND, &[]).await.map_err(open_error)?;
-    match Found::of(&found) {
-        Found::Nothing => {
+    match FoundTables::of(&found) {
+        FoundTables::Nothing => {
             let reason = "the database has no sessions: start a host on it once".to_owned();
             Err(errors::opening(name, reason))
         }
-        Found::OtherTables => Err(errors::opening(name, OTHER_TABLES.to_owned())),
-        Found::Schema => {
+        FoundTables::OtherTables => Err(errors::opening(name, OTHER_TABLES.to_owned())),
+        FoundTables::Schema => {
             let select = "SELECT program, version FROM callsheet_schema";
             let rows = client.query_typed(select, &[]).await.map_err(open_error)?;
             check_version(&rows).map_err(|reason| errors::opening(name, reason)).map(drop)
@@ -139,13 +139,13 @@ const FOUND: &str = "SELECT to_regclass('callsheet_schema') IS NOT NULL,
     OR to_regclass('documents') IS NOT NULL";
 
 /// The tables that a database has.
-enum Found {
+enum FoundTables {
     Nothing,
     OtherTables,
     Schema,
 }
 
-impl Found {
+impl FoundTables {
     fn of(rows: &[Row]) -> Self {
         let found = rows.first().map_or((false, false), |row| (row.get(0), row.get(1)));
         match found {

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use tokio_postgres::Statement;
 
-use super::connection::Connection;
-use super::errors::Failure;
+use super::connection::DatabaseConnection;
+use super::errors::StatementFailure;
 
 /// Begins a fenced statement. `t` has the places of the trees that this host owns. Parameters: the roots and epochs of
 /// the trees, and the host.
@@ -197,7 +197,10 @@ pub(super) struct Statements {
 }
 
 impl Statements {
-    pub(super) async fn prepare(connection: &Connection, limit: Duration) -> Result<Self, Failure> {
+    pub(super) async fn prepare(
+        connection: &DatabaseConnection,
+        limit: Duration,
+    ) -> Result<Self, StatementFailure> {
         // All of them are on their way at the same time.
         let prepare = |sql| connection.prepare(limit, sql);
         let (append, append_and_change, open, hide, find, find_origin, take, give, look, flush) =

@@ -35,22 +35,22 @@ impl DatabaseTls {
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for DatabaseTls {
     type Stream = DatabaseStream<S>;
-    type TlsConnect = ServerTls;
+    type TlsConnect = ServerConnector;
     type Error = io::Error;
 
-    fn make_tls_connect(&mut self, domain: &str) -> io::Result<ServerTls> {
+    fn make_tls_connect(&mut self, domain: &str) -> io::Result<ServerConnector> {
         let name = ServerName::try_from(domain.to_owned()).map_err(io::Error::other)?;
-        Ok(ServerTls { config: self.0.clone(), name })
+        Ok(ServerConnector { config: self.0.clone(), name })
     }
 }
 
 /// Begins TLS with one server.
-pub(super) struct ServerTls {
+pub(super) struct ServerConnector {
     config: Option<Arc<ClientConfig>>,
     name: ServerName<'static>,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for ServerTls {
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for ServerConnector {
     type Stream = DatabaseStream<S>;
     type Error = io::Error;
     type Future = BoxFuture<'static, io::Result<DatabaseStream<S>>>;

@@ -38,8 +38,7 @@ use tokio::time::Instant;
 pub use backup::restore;
 pub use reader::JournalReader;
 
-use super::GroupCommit;
-use super::group_commit::Opening;
+use super::group_commit::{NoObserver, Opening};
 use super::{
     AppendStatus, Batch, IdleSessions, Journal, JournalEntry, JournalError, JournalFuture,
     JournalObserver, JournalStatus, SessionQuery, SessionSummary, state_after,
@@ -151,14 +150,6 @@ struct DiskFaults {
     pages_max: Option<u32>,
     /// The file that is opened and synced instead of the write-ahead log.
     synced_file: Option<PathBuf>,
-}
-
-/// Ignores every transaction.
-#[derive(Debug)]
-struct NoObserver;
-
-impl JournalObserver for NoObserver {
-    fn stored(&self, _: GroupCommit) {}
 }
 
 impl SqliteJournal {

@@ -5,14 +5,14 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use tokio::time::Instant;
 
 use super::super::super::{BatchRefusal, JournalError};
-use super::super::errors::{Failure, FailureKind};
-use super::super::queue::{LogPosition, QueuedBatch};
-use super::{FoundSession, JournalWriter, Unsettled};
+use super::super::errors::{StatementFailure, StatementFailureKind};
+use super::super::queue::{TreeBatch, TreePosition};
+use super::{DatabaseWriter, FoundSession, Unsettled};
 use callsheet_values::types::{SessionId, SessionState};
 
 /// The columns of the statement: the trees, the records, and what these change.
 #[derive(Default)]
-struct Columns<'a> {
+struct AppendColumns<'a> {
     /// The place of each tree and epoch among the roots and epochs, from 1 on.
     places: HashMap<(i64, i64), i64>,
     roots: Vec<i64>,
@@ -33,8 +33,8 @@ struct RecordColumns<'a> {
     bodies: Vec<&'a [u8]>,
 }
 
-impl<'a> Columns<'a> {
-    fn of(batches: &'a [(QueuedBatch, LogPosition)]) -> Self {
+impl<'a> AppendColumns<'a> {
+    fn of(batches: &'a [(TreeBatch, TreePosition)]) -> Self {
         let mut columns = Self::default();
         // The last change of each session counts.
         let mut changes = HashMap::new();
@@ -89,9 +89,9 @@ impl<'a> Columns<'a> {
     }
 }
 
-impl JournalWriter {
+impl DatabaseWriter {
     /// Stores batches of stored sessions, all in one statement if the database refuses none of them.
-    pub(super) async fn append(&mut self, batches: Vec<QueuedBatch>) -> Result<(), Unsettled> {
+    pub(super) async fn append(&mut self, batches: Vec<TreeBatch>) -> Result<(), Unsettled> {
         let unknown = batches.iter().filter(|batch| batch.position().is_none());
         let unknown: HashSet<&SessionId> = unknown.map(|batch| &batch.session).collect();
         let found = if unknown.is_empty() {
@@ -118,7 +118,7 @@ impl JournalWriter {
                             owned.contains(&(position.root, position.epoch))
                         });
                     self.settle_stored(stored, began.elapsed());
-                    for (batch, LogPosition { root, epoch, .. }) in fenced {
+                    for (batch, TreePosition { root, epoch, .. }) in fenced {
                         self.parts.trees.lose(root, epoch);
                         batch.refuse(BatchRefusal::Fenced);
                     }
@@ -139,7 +139,7 @@ impl JournalWriter {
                     }
                 }
                 Err(failure) => {
-                    let is_unknown = failure.kind == FailureKind::Lost;
+                    let is_unknown = failure.kind == StatementFailureKind::Lost;
                     let unsettled = group.into_iter().map(|(mut batch, _)| {
                         if is_unknown {
                             batch.note_sent();
@@ -157,11 +157,11 @@ impl JournalWriter {
     /// late.
     async fn settle_conflict(
         &mut self,
-        mut refused: Vec<QueuedBatch>,
-        failure: &Failure,
+        mut refused: Vec<TreeBatch>,
+        failure: &StatementFailure,
     ) -> Result<(), Unsettled> {
-        if failure.kind == FailureKind::Conflict {
-            refused.iter_mut().for_each(QueuedBatch::note_sent);
+        if failure.kind == StatementFailureKind::Conflict {
+            refused.iter_mut().for_each(TreeBatch::note_sent);
             if let Err(failure) = self.settle_unknown(&mut refused).await {
                 return Err((failure, refused));
             }
@@ -173,9 +173,9 @@ impl JournalWriter {
     /// Returns the batches that continue the stored records, each with its position after it. Fails the others.
     fn check_appends(
         &self,
-        batches: Vec<QueuedBatch>,
+        batches: Vec<TreeBatch>,
         found: &HashMap<SessionId, FoundSession>,
-    ) -> Vec<(QueuedBatch, LogPosition)> {
+    ) -> Vec<(TreeBatch, TreePosition)> {
         let mut lasts = HashMap::new();
         let mut checked = Vec::with_capacity(batches.len());
         for batch in batches {
@@ -192,10 +192,10 @@ impl JournalWriter {
 
     fn check_append(
         &self,
-        batch: &QueuedBatch,
+        batch: &TreeBatch,
         found: &HashMap<SessionId, FoundSession>,
         lasts: &HashMap<i64, u64>,
-    ) -> Result<LogPosition, JournalError> {
+    ) -> Result<TreePosition, JournalError> {
         let (id, first) = (&batch.session, *batch.seqs.start());
         if batch.follows_failure() {
             let reason = format!("a record of session {id} before {first} was not stored");
@@ -212,7 +212,7 @@ impl JournalWriter {
                 let epoch = epoch.filter(|_| session.last < first);
                 let epoch = epoch.ok_or(JournalError::Refused(BatchRefusal::Fenced))?;
                 let FoundSession { number, root, last } = *session;
-                LogPosition { number, root, epoch, last }
+                TreePosition { number, root, epoch, last }
             }
         };
         if self.hidden.contains(&position.number) {
@@ -224,18 +224,18 @@ impl JournalWriter {
                 format!("record {first} of session {id} does not follow the last one, {last}");
             return Err(JournalError::Write(reason));
         }
-        Ok(LogPosition { last: *batch.seqs.end(), ..position })
+        Ok(TreePosition { last: *batch.seqs.end(), ..position })
     }
 
     /// Sends the statement that stores these batches. Returns the trees that this host owns.
     async fn send_appends(
         &self,
-        batches: &[(QueuedBatch, LogPosition)],
-    ) -> Result<HashSet<(i64, i64)>, Failure> {
-        let columns = Columns::of(batches);
+        batches: &[(TreeBatch, TreePosition)],
+    ) -> Result<HashSet<(i64, i64)>, StatementFailure> {
+        let columns = AppendColumns::of(batches);
         let (open, limit) = self.statement(columns.bytes)?;
         let (connection, statements) = (&open.connection, &open.statements);
-        let Columns { roots, epochs, records, begun, ended, used, .. } = &columns;
+        let AppendColumns { roots, epochs, records, begun, ended, used, .. } = &columns;
         let RecordColumns { places, sessions, seqs, times, bodies } = records;
         let host = &self.parts.host;
         let rows = if columns.is_plain() {
@@ -256,13 +256,13 @@ impl JournalWriter {
 }
 
 /// Returns true if the database refuses a value, so that the other batches of the statement may be stored.
-pub(super) fn concerns_one_batch(kind: FailureKind) -> bool {
+pub(super) fn concerns_one_batch(kind: StatementFailureKind) -> bool {
     match kind {
-        FailureKind::Conflict | FailureKind::Value => true,
-        FailureKind::Lost
-        | FailureKind::Again
-        | FailureKind::Exhausted
-        | FailureKind::Full
-        | FailureKind::Refused => false,
+        StatementFailureKind::Conflict | StatementFailureKind::Value => true,
+        StatementFailureKind::Lost
+        | StatementFailureKind::Again
+        | StatementFailureKind::Exhausted
+        | StatementFailureKind::Full
+        | StatementFailureKind::Refused => false,
     }
 }

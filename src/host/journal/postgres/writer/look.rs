@@ -1,13 +1,13 @@
 //! Finds out whether a statement was executed whose answer was lost.
 
 use super::super::encoding::signed;
-use super::super::errors::Failure;
-use super::super::queue::{LogPosition, QueuedBatch};
-use super::JournalWriter;
+use super::super::errors::StatementFailure;
+use super::super::queue::{TreeBatch, TreePosition};
+use super::DatabaseWriter;
 use std::time::Duration;
 
 /// The stored records of a batch's session.
-struct Found {
+struct FoundRecords {
     number: i64,
     root: i64,
     /// The epoch of the tree, if this host owns it.
@@ -16,15 +16,15 @@ struct Found {
     records: Vec<(i64, i64, Vec<u8>)>,
 }
 
-impl JournalWriter {
+impl DatabaseWriter {
     /// Reports those batches of unknown fate that are stored, and removes them. The others count as never sent.
     ///
     /// A batch is stored if all its records are, byte for byte: a statement is executed as a whole. If the server executes
     /// it later, the same records cannot be stored twice, because their keys are equal.
     pub(super) async fn settle_unknown(
         &mut self,
-        pending: &mut Vec<QueuedBatch>,
-    ) -> Result<(), Failure> {
+        pending: &mut Vec<TreeBatch>,
+    ) -> Result<(), StatementFailure> {
         if !pending.iter().any(|batch| batch.is_fate_unknown) {
             return Ok(());
         }
@@ -55,7 +55,10 @@ impl JournalWriter {
         Ok(())
     }
 
-    async fn look(&self, pending: &[QueuedBatch]) -> Result<Vec<Option<Found>>, Failure> {
+    async fn look(
+        &self,
+        pending: &[TreeBatch],
+    ) -> Result<Vec<Option<FoundRecords>>, StatementFailure> {
         let ids: Vec<&str> = pending.iter().map(|batch| batch.session.as_str()).collect();
         let (mut firsts, mut lasts) = (Vec::new(), Vec::new());
         for batch in pending {
@@ -69,11 +72,11 @@ impl JournalWriter {
         let host = &self.parts.host;
         let look = &open.statements.look;
         let rows = open.connection.execute(limit, look, &[host, &ids, &firsts, &lasts]).await?;
-        let mut found: Vec<Option<Found>> = pending.iter().map(|_| None).collect();
+        let mut found: Vec<Option<FoundRecords>> = pending.iter().map(|_| None).collect();
         for row in rows {
             let place = usize::try_from(row.get::<_, i64>(0) - 1).unwrap_or(usize::MAX);
             let Some(slot) = found.get_mut(place) else { continue };
-            let found = slot.get_or_insert_with(|| Found {
+            let found = slot.get_or_insert_with(|| FoundRecords {
                 number: row.get(1),
                 root: row.get(2),
                 epoch: row.get::<_, bool>(4).then(|| row.get(3)),
@@ -87,9 +90,9 @@ impl JournalWriter {
     }
 }
 
-impl Found {
+impl FoundRecords {
     /// Returns the position after a batch, if its records are stored.
-    fn position_of(&self, batch: &QueuedBatch) -> Option<LogPosition> {
+    fn position_of(&self, batch: &TreeBatch) -> Option<TreePosition> {
         let stored = self.records.iter().map(|(seq, time, body)| (*seq, *time, body.as_slice()));
         if !stored.eq(batch.records.iter()) {
             return None;
@@ -99,16 +102,16 @@ impl Found {
         // that of its tree.
         let known = batch.position().map(|position| position.epoch);
         let epoch = known.or(self.epoch).unwrap_or(1);
-        Some(LogPosition { number, root, epoch, last: *batch.seqs.end() })
+        Some(TreePosition { number, root, epoch, last: *batch.seqs.end() })
     }
 }
 
 /// Lets the log of a batch that is not stored end before it.
-fn rewind(batch: &QueuedBatch) {
+fn rewind(batch: &TreeBatch) {
     let first = *batch.seqs.start();
     let position = batch.position().filter(|position| position.last >= first);
     if let Some(position) = position {
-        let before = LogPosition { last: first - 1, ..position };
+        let before = TreePosition { last: first - 1, ..position };
         batch.set_position((first > 1).then_some(before));
     }
 }

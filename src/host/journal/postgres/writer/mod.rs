@@ -20,11 +20,11 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::super::{BatchStatus, GroupCommit, JournalError, JournalObserver};
-use super::connection::{Connection, Database, Purpose};
+use super::connection::{Database, DatabaseConnection, Purpose};
 use super::counters::EngineCounters;
 use super::encoding::unsigned;
-use super::errors::{Failure, FailureKind};
-use super::queue::{LogPosition, QueuedBatch, WriteQueue};
+use super::errors::{StatementFailure, StatementFailureKind};
+use super::queue::{BatchQueue, TreeBatch, TreePosition};
 use super::statements::Statements;
 use super::trees::OwnedTrees;
 use callsheet_values::config::Durability;
@@ -45,43 +45,46 @@ const SILENT_ATTEMPTS: u32 = 3;
 const TIME_PER_MEBIBYTE: Duration = Duration::from_secs(1);
 
 /// The error of the last write, until a write succeeds.
-pub(super) type SharedFailure = Arc<Mutex<Option<JournalError>>>;
+pub(super) type SharedWriteFailure = Arc<Mutex<Option<JournalError>>>;
 
 /// The connection of the writer.
-pub(super) struct WriteConnection {
-    connection: Connection,
+pub(super) struct PreparedConnection {
+    connection: DatabaseConnection,
     statements: Statements,
 }
 
-impl WriteConnection {
-    pub(super) async fn new(connection: Connection, limit: Duration) -> Result<Self, Failure> {
+impl PreparedConnection {
+    pub(super) async fn new(
+        connection: DatabaseConnection,
+        limit: Duration,
+    ) -> Result<Self, StatementFailure> {
         let statements = Statements::prepare(&connection, limit).await?;
         Ok(Self { connection, statements })
     }
 }
 
 /// The parts of a writer.
-pub(super) struct WriterParts {
+pub(super) struct DatabaseWriterParts {
     pub(super) database: Arc<Database>,
     /// The id of this host in the database.
     pub(super) host: String,
-    pub(super) queue: Arc<WriteQueue>,
+    pub(super) queue: Arc<BatchQueue>,
     pub(super) trees: Arc<OwnedTrees>,
     pub(super) counters: Arc<EngineCounters>,
     pub(super) observer: Arc<dyn JournalObserver>,
     pub(super) durability: Durability,
     pub(super) busy_timeout: Duration,
     pub(super) write_timeout: Duration,
-    pub(super) failure: SharedFailure,
+    pub(super) failure: SharedWriteFailure,
 }
 
 /// Stores the batches of the queue.
-pub(super) struct JournalWriter {
-    parts: WriterParts,
+pub(super) struct DatabaseWriter {
+    parts: DatabaseWriterParts,
     /// `None` after the connection was lost.
-    connection: Option<WriteConnection>,
+    connection: Option<PreparedConnection>,
     /// The batches that are committed but not flushed, with [`Durability::Relaxed`].
-    unflushed: Vec<QueuedBatch>,
+    unflushed: Vec<TreeBatch>,
     flush_at: Option<Instant>,
     /// The numbers of the sessions that were hidden. Their logs may still append.
     hidden: HashSet<i64>,
@@ -93,9 +96,9 @@ pub(super) struct JournalWriter {
 }
 
 /// Fails the queued batches when the writer ends for any reason.
-struct AbandonOnDrop(Arc<WriteQueue>);
+struct FailOnDrop(Arc<BatchQueue>);
 
-impl Drop for AbandonOnDrop {
+impl Drop for FailOnDrop {
     fn drop(&mut self) {
         self.0.abandon();
     }
@@ -109,10 +112,10 @@ struct FoundSession {
 }
 
 /// A part of a round that has failed, with the batches that are not settled.
-type Unsettled = (Failure, Vec<QueuedBatch>);
+type Unsettled = (StatementFailure, Vec<TreeBatch>);
 
-impl JournalWriter {
-    pub(super) fn new(parts: WriterParts, connection: WriteConnection) -> Self {
+impl DatabaseWriter {
+    pub(super) fn new(parts: DatabaseWriterParts, connection: PreparedConnection) -> Self {
         Self {
             parts,
             connection: Some(connection),
@@ -127,7 +130,7 @@ impl JournalWriter {
 
     /// Runs until the queue is closed and empty.
     pub(super) async fn run(mut self) {
-        let _abandons = AbandonOnDrop(Arc::clone(&self.parts.queue));
+        let _abandons = FailOnDrop(Arc::clone(&self.parts.queue));
         loop {
             let until = self.flush_at.into_iter().chain(self.retry_at).min();
             let mut work = self.parts.queue.next_work(until).await;
@@ -153,7 +156,7 @@ impl JournalWriter {
     }
 
     /// Stores batches, and tries again until each of them is stored, refused, or older than `busy_timeout`.
-    async fn store(&mut self, batches: Vec<QueuedBatch>) {
+    async fn store(&mut self, batches: Vec<TreeBatch>) {
         let mut pending = batches;
         while !pending.is_empty() {
             match self.store_round(&mut pending).await {
@@ -164,7 +167,7 @@ impl JournalWriter {
     }
 
     /// Stores as many of these batches as one round can store, and leaves the others.
-    async fn store_round(&mut self, pending: &mut Vec<QueuedBatch>) -> Result<(), Failure> {
+    async fn store_round(&mut self, pending: &mut Vec<TreeBatch>) -> Result<(), StatementFailure> {
         self.connect().await?;
         self.settle_unknown(pending).await?;
         let Round { opens, appends, forks, later } = Round::plan(std::mem::take(pending));
@@ -189,7 +192,7 @@ impl JournalWriter {
     }
 
     /// Connects, unless there is a connection.
-    async fn connect(&mut self) -> Result<&WriteConnection, Failure> {
+    async fn connect(&mut self) -> Result<&PreparedConnection, StatementFailure> {
         let open = self.connection.take().filter(|open| !open.connection.is_closed());
         let open = match open {
             Some(open) => open,
@@ -197,16 +200,17 @@ impl JournalWriter {
                 let purpose = purpose(self.parts.durability);
                 let connected = self.parts.database.connect(purpose).await;
                 // Rights and passwords may be changed back.
-                let connected = connected.map_err(|failure| Failure::lost(failure.reason));
-                WriteConnection::new(connected?, self.parts.write_timeout).await?
+                let connected = connected.map_err(|failure| StatementFailure::lost(failure.reason));
+                PreparedConnection::new(connected?, self.parts.write_timeout).await?
             }
         };
         Ok(self.connection.insert(open))
     }
 
     /// Returns the connection, with the time limit of a statement that has this number of bytes.
-    fn statement(&self, bytes: usize) -> Result<(&WriteConnection, Duration), Failure> {
-        let open = self.connection.as_ref().ok_or_else(|| Failure::lost("not connected"))?;
+    fn statement(&self, bytes: usize) -> Result<(&PreparedConnection, Duration), StatementFailure> {
+        let open =
+            self.connection.as_ref().ok_or_else(|| StatementFailure::lost("not connected"))?;
         let mebibytes = u32::try_from(bytes >> 20).unwrap_or(u32::MAX);
         Ok((open, self.parts.write_timeout + TIME_PER_MEBIBYTE.saturating_mul(mebibytes)))
     }
@@ -215,7 +219,7 @@ impl JournalWriter {
     async fn find(
         &self,
         sessions: &[&SessionId],
-    ) -> Result<HashMap<SessionId, FoundSession>, Failure> {
+    ) -> Result<HashMap<SessionId, FoundSession>, StatementFailure> {
         let ids: Vec<&str> = sessions.iter().map(|id| id.as_str()).collect();
         let (open, limit) = self.statement(0)?;
         let (host, trees) = (&self.parts.host, &self.parts.trees);
@@ -255,7 +259,7 @@ impl JournalWriter {
     }
 
     /// Notes that batches are stored, and reports them.
-    fn settle_stored(&mut self, stored: Vec<(QueuedBatch, LogPosition)>, took: Duration) {
+    fn settle_stored(&mut self, stored: Vec<(TreeBatch, TreePosition)>, took: Duration) {
         if stored.is_empty() {
             return;
         }
@@ -292,22 +296,24 @@ impl JournalWriter {
                     self.flush_at = None;
                     self.note_success();
                 }
-                Err(failure) => self.recover_and_store(&Failure::lost(failure.reason)).await,
+                Err(failure) => {
+                    self.recover_and_store(&StatementFailure::lost(failure.reason)).await
+                }
             }
         }
     }
 
     /// Makes all earlier commits durable.
-    async fn commit_to_disk(&mut self) -> Result<(), Failure> {
+    async fn commit_to_disk(&mut self) -> Result<(), StatementFailure> {
         self.connect().await?;
         let (open, limit) = self.statement(0)?;
         open.connection.execute(limit, &open.statements.flush, &[]).await.map(drop)
     }
 
     /// Prepares the next attempt after a failure. Fails the batches that have waited for too long.
-    async fn recover(&mut self, failure: &Failure, pending: &mut Vec<QueuedBatch>) {
+    async fn recover(&mut self, failure: &StatementFailure, pending: &mut Vec<TreeBatch>) {
         self.attempts += 1;
-        if failure.kind == FailureKind::Lost {
+        if failure.kind == StatementFailureKind::Lost {
             self.connection = None;
             // The server may have lost them, if it has crashed.
             for batch in &mut self.unflushed {
@@ -318,13 +324,13 @@ impl JournalWriter {
             pending.sort_by_key(|batch| batch.order);
         }
         let error = failure.write_error();
-        let is_refused = failure.kind == FailureKind::Refused;
+        let is_refused = failure.kind == StatementFailureKind::Refused;
         if is_refused || self.attempts > SILENT_ATTEMPTS {
             self.set_failure(Some(error.clone()));
         }
         let now = Instant::now();
         let busy_timeout = self.parts.busy_timeout;
-        let is_over = |batch: &mut QueuedBatch| is_refused || now - batch.queued_at >= busy_timeout;
+        let is_over = |batch: &mut TreeBatch| is_refused || now - batch.queued_at >= busy_timeout;
         for batch in pending.extract_if(.., is_over) {
             batch.fail(error.clone());
         }
@@ -335,7 +341,7 @@ impl JournalWriter {
     }
 
     /// Prepares the next attempt after a failure, and stores again what the server may have lost.
-    async fn recover_and_store(&mut self, failure: &Failure) {
+    async fn recover_and_store(&mut self, failure: &StatementFailure) {
         let mut pending = Vec::new();
         self.recover(failure, &mut pending).await;
         self.store(pending).await;
@@ -380,16 +386,16 @@ enum Part {
 /// The batches of a round, by the statement that stores them.
 #[derive(Default)]
 struct Round {
-    opens: Vec<QueuedBatch>,
-    appends: Vec<QueuedBatch>,
-    forks: Vec<QueuedBatch>,
+    opens: Vec<TreeBatch>,
+    appends: Vec<TreeBatch>,
+    forks: Vec<TreeBatch>,
     /// Those that must wait for this round.
-    later: Vec<QueuedBatch>,
+    later: Vec<TreeBatch>,
 }
 
 impl Round {
     /// Plans a round of batches in order.
-    fn plan(batches: Vec<QueuedBatch>) -> Self {
+    fn plan(batches: Vec<TreeBatch>) -> Self {
         let mut round = Self::default();
         let (mut opened, mut forked, mut deferred) =
             (HashSet::new(), HashSet::new(), HashSet::new());

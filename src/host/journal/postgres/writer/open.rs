@@ -7,10 +7,10 @@ use tokio_postgres::types::ToSql;
 
 use super::super::super::{BatchRefusal, JournalError};
 use super::super::encoding::{signed, unsigned};
-use super::super::errors::{Failure, FailureKind};
-use super::super::queue::{LogPosition, QueuedBatch};
+use super::super::errors::{StatementFailure, StatementFailureKind};
+use super::super::queue::{TreeBatch, TreePosition};
 use super::append::concerns_one_batch;
-use super::{JournalWriter, Unsettled};
+use super::{DatabaseWriter, Unsettled};
 use callsheet_values::types::{SessionId, SessionState, is_child_session};
 
 /// Maximum number of sessions that one statement opens. The statement compares each with each.
@@ -18,7 +18,7 @@ const OPENED_MAX: usize = 128;
 
 /// A session that is to be opened, and the place of its tree.
 struct NewSession {
-    batch: QueuedBatch,
+    batch: TreeBatch,
     /// The root and the epoch of the tree of a child session. `None`: it is the root of a new tree.
     tree: Option<(i64, i64)>,
     /// The sessions of a fork.
@@ -38,7 +38,7 @@ struct Origin {
 
 /// The columns of the statement.
 #[derive(Default)]
-struct Columns<'a> {
+struct OpenColumns<'a> {
     ids: Vec<&'a str>,
     agents: Vec<&'a str>,
     opened: Vec<i64>,
@@ -60,7 +60,7 @@ struct Columns<'a> {
     bytes: usize,
 }
 
-impl<'a> Columns<'a> {
+impl<'a> OpenColumns<'a> {
     fn of(sessions: &'a [NewSession]) -> Self {
         let mut columns = Self::default();
         for (place, new) in (1..).zip(sessions) {
@@ -102,9 +102,9 @@ enum Opened {
     Exists,
 }
 
-impl JournalWriter {
+impl DatabaseWriter {
     /// Opens sessions, many in one statement if the database refuses none of them.
-    pub(super) async fn open(&mut self, mut batches: Vec<QueuedBatch>) -> Result<(), Unsettled> {
+    pub(super) async fn open(&mut self, mut batches: Vec<TreeBatch>) -> Result<(), Unsettled> {
         let mut groups = VecDeque::new();
         while batches.len() > OPENED_MAX {
             let rest = batches.split_off(OPENED_MAX);
@@ -147,7 +147,7 @@ impl JournalWriter {
                     }
                 }
                 Err(failure) => {
-                    let is_unknown = failure.kind == FailureKind::Lost;
+                    let is_unknown = failure.kind == StatementFailureKind::Lost;
                     let unsettled = sessions.into_iter().map(|mut new| {
                         if is_unknown {
                             new.batch.note_sent();
@@ -162,7 +162,7 @@ impl JournalWriter {
     }
 
     /// Finds the trees of child sessions and the origins of forks. Reports the batches that cannot be stored.
-    async fn prepare(&mut self, batches: Vec<QueuedBatch>) -> Result<Vec<NewSession>, Unsettled> {
+    async fn prepare(&mut self, batches: Vec<TreeBatch>) -> Result<Vec<NewSession>, Unsettled> {
         let parents: Vec<&SessionId> = batches.iter().filter_map(|it| it.parent.as_ref()).collect();
         let parents =
             if parents.is_empty() { Ok(HashMap::new()) } else { self.find(&parents).await };
@@ -211,7 +211,11 @@ impl JournalWriter {
     }
 
     /// Finds the sessions with the records that a fork shares. `None` if there is no such record.
-    async fn origin(&self, from: &SessionId, prefix: u64) -> Result<Option<Origin>, Failure> {
+    async fn origin(
+        &self,
+        from: &SessionId,
+        prefix: u64,
+    ) -> Result<Option<Origin>, StatementFailure> {
         let (open, limit) = self.statement(0)?;
         let find = &open.statements.find_origin;
         let rows = open.connection.execute(limit, find, &[&from.as_str(), &signed(prefix)]).await?;
@@ -223,8 +227,11 @@ impl JournalWriter {
 
     /// Sends the statement that opens these sessions. Returns what it has done with each place, from 1 on. Those are missing
     /// whose tree is not this host's, or whose origin was removed.
-    async fn send_opens(&self, sessions: &[NewSession]) -> Result<HashMap<i64, Opened>, Failure> {
-        let columns = Columns::of(sessions);
+    async fn send_opens(
+        &self,
+        sessions: &[NewSession],
+    ) -> Result<HashMap<i64, Opened>, StatementFailure> {
+        let columns = OpenColumns::of(sessions);
         let (open, limit) = self.statement(columns.bytes)?;
         let parameters: [&(dyn ToSql + Sync); 19] = [
             &self.parts.host,
@@ -263,13 +270,13 @@ impl JournalWriter {
         sessions: Vec<NewSession>,
         opened: &HashMap<i64, Opened>,
         began: Instant,
-    ) -> Vec<QueuedBatch> {
+    ) -> Vec<TreeBatch> {
         let (mut stored, mut existing) = (Vec::with_capacity(sessions.len()), Vec::new());
         for (place, NewSession { mut batch, tree, .. }) in (1..).zip(sessions) {
             match (opened.get(&place), tree) {
                 (Some(Opened::Stored(number, root)), _) => {
                     let epoch = tree.map_or(1, |(_, epoch)| epoch);
-                    let position = LogPosition {
+                    let position = TreePosition {
                         number: *number,
                         root: *root,
                         epoch,
@@ -298,7 +305,7 @@ impl JournalWriter {
     }
 
     /// Notes a session that this host has opened.
-    pub(super) fn note_opened(&self, batch: &QueuedBatch, position: LogPosition) {
+    pub(super) fn note_opened(&self, batch: &TreeBatch, position: TreePosition) {
         self.parts.counters.note_opened();
         if position.root == position.number {
             self.parts.trees.insert(position.number, position.epoch, batch.session.clone());

@@ -5,33 +5,33 @@ use std::collections::HashMap;
 use tokio::time::Instant;
 
 use super::super::super::{BatchRefusal, JournalError};
-use super::super::errors::{Failure, FailureKind};
-use super::super::queue::WriterTask;
-use super::JournalWriter;
+use super::super::errors::{StatementFailure, StatementFailureKind};
+use super::super::queue::TreeTask;
+use super::DatabaseWriter;
 use callsheet_values::config::Durability;
 use callsheet_values::types::SessionId;
 
 /// The end of a task that is not tried again.
 enum TaskError {
-    Failure(Failure),
+    StatementFailure(StatementFailure),
     Refused(JournalError),
 }
 
-impl From<Failure> for TaskError {
-    fn from(failure: Failure) -> Self {
-        Self::Failure(failure)
+impl From<StatementFailure> for TaskError {
+    fn from(failure: StatementFailure) -> Self {
+        Self::StatementFailure(failure)
     }
 }
 
-impl JournalWriter {
-    pub(super) async fn perform(&mut self, task: WriterTask) {
+impl DatabaseWriter {
+    pub(super) async fn perform(&mut self, task: TreeTask) {
         // The receivers may have been dropped.
         match task {
-            WriterTask::Hide(sessions, done) => {
+            TreeTask::Hide(sessions, done) => {
                 let hidden = self.hide(&sessions).await;
                 let _ = done.send(hidden);
             }
-            WriterTask::Give(roots, to, done) => {
+            TreeTask::Give(roots, to, done) => {
                 let given = self.give(&roots, to.as_deref()).await;
                 let _ = done.send(given);
             }
@@ -48,7 +48,9 @@ impl JournalWriter {
                     return Ok(numbers);
                 }
                 Err(TaskError::Refused(error)) => return Err(error),
-                Err(TaskError::Failure(failure)) => self.retry_task(&failure, began).await?,
+                Err(TaskError::StatementFailure(failure)) => {
+                    self.retry_task(&failure, began).await?
+                }
             }
         }
     }
@@ -109,7 +111,11 @@ impl JournalWriter {
         }
     }
 
-    async fn try_give(&mut self, sessions: &[SessionId], to: Option<&str>) -> Result<(), Failure> {
+    async fn try_give(
+        &mut self,
+        sessions: &[SessionId],
+        to: Option<&str>,
+    ) -> Result<(), StatementFailure> {
         self.connect().await?;
         let trees = self.parts.trees.of_roots(sessions);
         let (roots, epochs): (Vec<i64>, Vec<i64>) = trees.iter().copied().unzip();
@@ -124,12 +130,19 @@ impl JournalWriter {
     }
 
     /// Prepares the next attempt of a task, or returns the error if there is none.
-    async fn retry_task(&mut self, failure: &Failure, began: Instant) -> Result<(), JournalError> {
+    async fn retry_task(
+        &mut self,
+        failure: &StatementFailure,
+        began: Instant,
+    ) -> Result<(), JournalError> {
         let is_final = match failure.kind {
-            FailureKind::Conflict | FailureKind::Refused | FailureKind::Value => true,
-            FailureKind::Lost | FailureKind::Again | FailureKind::Exhausted | FailureKind::Full => {
-                false
-            }
+            StatementFailureKind::Conflict
+            | StatementFailureKind::Refused
+            | StatementFailureKind::Value => true,
+            StatementFailureKind::Lost
+            | StatementFailureKind::Again
+            | StatementFailureKind::Exhausted
+            | StatementFailureKind::Full => false,
         };
         self.recover_and_store(failure).await;
         if is_final || began.elapsed() >= self.parts.busy_timeout {
