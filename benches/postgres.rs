@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use callsheet::config::Durability;
 use callsheet::journal::{
-    Journal, PostgresJournal, PostgresOptions, SessionLog, SessionQuery, Urgency,
+    Journal, Ownership as _, PostgresJournal, PostgresOptions, SessionLog, SessionQuery, Urgency,
 };
 use callsheet::record::{Record, Seq};
 use callsheet::types::SessionId;
@@ -172,7 +172,14 @@ async fn pages(count: u64) -> Vec<[String; 3]> {
     let took = format!("{:.1} ms", began.elapsed().as_secs_f64() * 1e3);
     rows.push(["idle ones".to_owned(), took.clone(), took]);
     let began = Instant::now();
-    let orphaned = journal.take_orphaned().await.unwrap().len();
+    let mut orphaned = 0;
+    loop {
+        let taken = journal.take_abandoned(500).await.unwrap().len();
+        if taken == 0 {
+            break;
+        }
+        orphaned += taken;
+    }
     let took = format!("{:.0} ms", began.elapsed().as_secs_f64() * 1e3);
     rows.push([format!("takeover of {orphaned}"), took.clone(), took]);
     journal.close().await;

@@ -13,8 +13,8 @@ use callsheet::types::{Metadata, SessionState};
 use callsheet::{SessionOrder, testing};
 
 use crate::log::{
-    id, log, open, open_with, opened, opened_with, seqs, stop, store, store_fork, store_session,
-    until, within,
+    id, log, open, open_at, open_with, opened, opened_with, seqs, stop, store, store_fork,
+    store_session, until, within,
 };
 use crate::server::{TestDatabase, database, own_database};
 
@@ -28,6 +28,17 @@ async fn it_keeps_the_contract_of_an_engine() {
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn several_of_it_keep_the_contract_of_owners() {
+    let Some(database) = database().await else { return };
+    let (url, number) = (database.url(), AtomicU32::new(0));
+    testing::check_journal(async || {
+        let number = number.fetch_add(1, Ordering::Relaxed);
+        open_at(&url, &format!("http://h{number}:1")).await as Arc<dyn Journal>
+    })
+    .await;
 }
 
 #[tokio::test]

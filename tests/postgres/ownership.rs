@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use callsheet::journal::{
-    BatchRefusal, Journal, JournalEntry, JournalError, Owner, PostgresJournal,
+    BatchRefusal, Journal, JournalEntry, JournalError, OtherHost, Owner, Ownership as _,
+    PostgresJournal,
 };
 use callsheet::record::{Record, Seq};
 use callsheet::types::Metadata;
@@ -31,24 +32,23 @@ async fn appends_of_a_host_that_has_lost_a_tree_store_nothing() {
     let Some(database) = database().await else { return };
     let [a, b] = two_hosts(&database).await;
     let stale = store_session(&a, "s", 2).await;
-    let other = store_session(&a, "other", 1).await;
-    assert_eq!(a.take(&id("s")).await, Ok(Owner::This));
-    let taken =
-        Owner::Other { host: a.host_id().to_owned(), address: Some("http://a:1".to_owned()) };
-    assert_eq!(b.take(&id("s")).await, Ok(taken.clone()));
-    assert_eq!(b.owner(&id("s")).await, Ok(taken));
-    assert_eq!(b.take(&id("unknown")).await, Ok(Owner::Nobody));
+    let untouched = store_session(&a, "other", 1).await;
+    let other = OtherHost { id: a.host_id().to_owned(), address: Some("http://a:1".to_owned()) };
+    assert_eq!(b.take(&id("s")).await, Ok(Owner::Other(other.clone())));
+    assert_eq!(b.owner(&id("s")).await, Ok(Some(Owner::Other(other))));
+    assert_eq!(a.owner(&id("s")).await, Ok(Some(Owner::This)));
+    assert_eq!(b.owner(&id("unknown")).await, Ok(None));
     // The first host appends to what it has given away.
-    a.give(&[id("s")]).await.unwrap();
-    assert_eq!(a.owner(&id("s")).await, Ok(Owner::Nobody));
+    a.give(&id("s")).await.unwrap();
+    assert_eq!(a.owner(&id("s")).await, Ok(None));
     assert_eq!(b.take(&id("s")).await, Ok(Owner::This));
     assert_eq!(store(&stale, vec![stop()]).await, Err(FENCED));
     assert_eq!(store(&stale, vec![stop()]).await.unwrap_err(), FENCED, "nor later ones");
     store(&log(&b, "s", 2), vec![stop()]).await.unwrap();
-    store(&other, vec![stop()]).await.unwrap();
+    store(&untouched, vec![stop()]).await.unwrap();
     assert_eq!(seqs(&a, "s").await, [1, 2, 3]);
     // A log of an older reading is fenced too, when the tree comes back.
-    b.give(&[id("s")]).await.unwrap();
+    b.give(&id("s")).await.unwrap();
     assert_eq!(store(&log(&a, "s", 2), vec![stop()]).await, Err(FENCED));
     store(&log(&a, "s", 3), vec![stop()]).await.unwrap();
     assert_eq!((a.failure(), b.failure()), (None, None), "the journals work");
@@ -88,7 +88,11 @@ async fn a_tree_has_one_owner() {
     store(&grandchild, vec![record("sub_00000000000000000000000000000001")]).await.unwrap();
     let fork = store_fork(&b, "fork", "sub_00000000000000000000000000000001", 1).await.unwrap();
     store(&fork, vec![stop()]).await.unwrap();
-    a.give(&[id("root")]).await.unwrap();
+    for number in 1..=2 {
+        a.give(&id(&format!("sub_{number:032}"))).await.unwrap();
+    }
+    assert!(matches!(b.take(&id("root")).await, Ok(Owner::Other(_))), "the root is in use");
+    a.give(&id("root")).await.unwrap();
     assert_eq!(b.take(&id("sub_00000000000000000000000000000002")).await, Ok(Owner::This));
     for child in [&child, &grandchild] {
         assert_eq!(store(child, vec![stop()]).await, Err(FENCED));
@@ -104,7 +108,10 @@ async fn a_tree_has_one_owner() {
     store(&late, vec![record("root")]).await.unwrap();
     let removed = a.remove(&[id("root")]).await;
     assert_eq!(removed, Err(FENCED), "the owner deletes");
-    b.hand_over(&[id("root")], a.host_id()).await.unwrap();
+    for number in 2..=3 {
+        b.hand_over(&id(&format!("sub_{number:032}"))).await.unwrap();
+    }
+    assert_eq!(a.take(&id("root")).await, Ok(Owner::This));
     assert_eq!(store(&late, vec![stop()]).await, Err(FENCED));
     assert_eq!(a.take(&id("sub_00000000000000000000000000000003")).await, Ok(Owner::This));
     store(&log(&a, "sub_00000000000000000000000000000003", 1), vec![stop()]).await.unwrap();
@@ -137,18 +144,29 @@ async fn unfinished_sessions_of_a_dead_host_are_shared_by_the_others() {
         within(log.wait_durable(log.last_seq())).await.unwrap();
     }
     let [a, b] = two_hosts(&database).await;
-    assert_eq!(a.take_orphaned().await, Ok(Vec::new()), "its lease runs");
+    assert_eq!(a.take_abandoned(500).await, Ok(Vec::new()), "its lease runs");
     proxy.set(Mode::Freeze);
     let lost = within(dead.lost()).await;
     assert_eq!(lost.len(), 1_200, "it gives up by itself");
-    assert_eq!(a.take_orphaned().await.unwrap().len(), 0, "before its lease is over");
+    assert_eq!(a.take_abandoned(500).await.unwrap().len(), 0, "before its lease is over");
     until("its lease is over", async || a.hosts().await.unwrap().len() == 2).await;
-    let (of_a, of_b) = tokio::join!(a.take_orphaned(), b.take_orphaned());
-    let (of_a, of_b) = (of_a.unwrap(), of_b.unwrap());
+    let take_all = async |journal: &PostgresJournal| {
+        let mut taken = Vec::new();
+        loop {
+            let part = journal.take_abandoned(100).await.unwrap();
+            if part.is_empty() {
+                return taken;
+            }
+            taken.extend(part);
+        }
+    };
+    let (mut of_a, of_b) = tokio::join!(take_all(&a), take_all(&b));
+    // Those that the other one was taking.
+    of_a.extend(take_all(&a).await);
     let mut taken: Vec<String> = of_a.iter().chain(&of_b).map(ToString::to_string).collect();
     taken.sort();
     assert_eq!(taken, unfinished, "each once");
-    assert_eq!(a.take_orphaned().await, Ok(Vec::new()));
+    assert_eq!(a.take_abandoned(500).await, Ok(Vec::new()));
     for (journal, ids) in [(&a, &of_a), (&b, &of_b)] {
         if let Some(taken) = ids.first() {
             store(&log(journal, taken.as_str(), 2), vec![stop()]).await.unwrap();
@@ -192,7 +210,7 @@ async fn a_takeover_waits_for_an_append_that_is_under_way() {
     let Some(database) = database().await else { return };
     let [a, b] = two_hosts(&database).await;
     store_session(&a, "s", 1).await;
-    a.give(&[id("s")]).await.unwrap();
+    a.give(&id("s")).await.unwrap();
     // A statement of the last owner that has not ended.
     let (client, connection) = tokio_postgres::connect(&database.url(), NoTls).await.unwrap();
     let driver = tokio::task::spawn(connection);
@@ -251,7 +269,7 @@ async fn only_its_own_and_free_sessions_are_found_as_idle() {
     store_session(&a, "of-a", 1).await;
     store_session(&b, "of-b", 1).await;
     store_session(&b, "free", 1).await;
-    b.give(&[id("free")]).await.unwrap();
+    b.give(&id("free")).await.unwrap();
     let found = a.find_idle(u64::MAX, None).await.unwrap();
     assert_eq!(found.ids, [id("free"), id("of-a")]);
     a.close().await;
@@ -268,7 +286,7 @@ async fn a_relaxed_host_hands_over_what_it_has_flushed() {
     let a = open_with(&database.url(), relaxed).await;
     let session = store_session(&a, "s", 1).await;
     session.append(vec![stop()], callsheet::journal::Urgency::Urgent, || ());
-    a.give(&[id("s")]).await.unwrap();
+    a.give(&id("s")).await.unwrap();
     until("it is durable", async || session.durable_seq() == Seq(2)).await;
     a.close().await;
 }

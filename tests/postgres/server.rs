@@ -98,7 +98,7 @@ impl Server {
         if geteuid().is_root() {
             std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
         }
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let settings = settings.iter().map(|setting| (*setting).to_owned()).collect();
         let server = Self { dir, bin, port, settings, process: Mutex::default() };
         let mut initdb = server.command("initdb");
@@ -205,6 +205,19 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop(Signal::INT);
         let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Returns a port that no other server of this program has.
+fn free_port() -> u16 {
+    static USED: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+    let mut used = USED.lock();
+    loop {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        if !used.contains(&port) {
+            used.push(port);
+            return port;
+        }
     }
 }
 

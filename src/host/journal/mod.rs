@@ -60,9 +60,7 @@ pub use log::{Appended, PendingRecord, SessionLog, Urgency};
 pub use memory::MemoryJournal;
 pub use ownership::{OtherHost, Owner, Ownership};
 #[cfg(feature = "postgres")]
-pub use postgres::{
-    HostInfo, PostgresJournal, PostgresOptions, PostgresReader, SchemaVersions,
-};
+pub use postgres::{HostInfo, PostgresJournal, PostgresOptions, PostgresReader, SchemaVersions};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{JournalReader, restore};
 #[cfg(feature = "sqlite")]

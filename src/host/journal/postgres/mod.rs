@@ -44,13 +44,13 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-pub use ownership::{HostInfo, Owner};
+pub use ownership::HostInfo;
 pub use reader::PostgresReader;
 
 use super::group_commit::NoObserver;
 use super::{
     AppendStatus, Batch, IdleSessions, Journal, JournalEntry, JournalError, JournalFuture,
-    JournalObserver, JournalStatus, SessionQuery, SessionSummary, unix_ms,
+    JournalObserver, JournalStatus, Ownership, SessionQuery, SessionSummary, unix_ms,
 };
 use callsheet_values::config::Durability;
 use callsheet_values::record::Seq;
@@ -108,6 +108,8 @@ struct Shared {
     lease: Arc<Lease>,
     /// The error of the last write of the writer, until a write succeeds.
     failure: SharedWriteFailure,
+    /// True if several hosts use the database.
+    is_shared: bool,
 }
 
 /// The options of a [`PostgresJournal`].
@@ -178,6 +180,9 @@ impl PostgresJournal {
         let mut connection = database.open(Purpose::Other).await?;
         let migrated_from = schema::migrate(&mut connection, &database).await?;
         let PostgresOptions { durability, lease, write_timeout, .. } = options;
+        // A host that is alone owns everything.
+        let is_shared = options.advertise.is_some();
+        let trees = Arc::new(OwnedTrees::new(is_shared));
         let terms = LeaseTerms {
             address: options.advertise,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -192,7 +197,7 @@ impl PostgresJournal {
         let lease = Lease::begin(&mut connection, &database, terms).await?;
         drop(connection);
         let lease = Arc::new(lease);
-        let (queue, trees) = (Arc::new(BatchQueue::new(options.queue_max)), Arc::default());
+        let queue = Arc::new(BatchQueue::new(options.queue_max));
         let counters = Arc::new(EngineCounters::default());
         let failure = SharedWriteFailure::default();
         let parts = DatabaseWriterParts {
@@ -208,7 +213,7 @@ impl PostgresJournal {
             failure: Arc::clone(&failure),
         };
         let pool = ConnectionPool::new(Arc::clone(&database));
-        let shared = Shared { database, pool, queue, trees, counters, lease, failure };
+        let shared = Shared { database, pool, queue, trees, counters, lease, failure, is_shared };
         let shared = Arc::new(shared);
         shared.count().await?;
         let writer = DatabaseWriter::new(parts, writing);
@@ -330,6 +335,13 @@ impl Journal for PostgresJournal {
     }
 
     fn count(&self) -> JournalFuture<'_, usize> {
+        if self.shared.is_shared {
+            // Other hosts open and remove sessions, too. A host asks at its start.
+            return Box::pin(async {
+                self.shared.count().await?;
+                Ok(self.shared.counters.sessions())
+            });
+        }
         let (shared, now) = (&self.shared, Instant::now());
         if now.checked_sub(COUNT_AGE_MAX).is_some_and(|since| shared.counters.begins_count(since)) {
             let shared = Arc::clone(shared);
@@ -367,6 +379,10 @@ impl Journal for PostgresJournal {
     ) -> JournalFuture<'a, ()> {
         let stored_before = self.shared.lease.database_time(stored_before);
         Box::pin(deletion::delete_unused_documents(&self.shared.pool, prefix, stored_before))
+    }
+
+    fn ownership(&self) -> Option<&dyn Ownership> {
+        self.shared.is_shared.then_some(self)
     }
 
     fn status(&self) -> JournalStatus {

@@ -2,33 +2,18 @@
 
 use std::time::Duration;
 
+use futures::future::BoxFuture;
+use tokio::sync::oneshot;
 use tokio_postgres::types::{ToSql, Type};
 
+use super::super::ownership::{OtherHost, Owner, Ownership};
 use super::super::{JournalError, JournalFuture};
 use super::PostgresJournal;
-use super::encoding::unsigned;
+use super::encoding::{signed, unsigned};
 use super::queue::TreeTask;
 use super::statements;
+use super::trees::GivenTree;
 use callsheet_values::types::SessionId;
-use tokio::sync::oneshot;
-
-/// The owner of a session's tree.
-///
-/// [`PostgresJournal::take`] returns it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Owner {
-    /// This host.
-    This,
-    /// Another host, whose lease runs.
-    Other {
-        /// The id of the host.
-        host: String,
-        /// The address at which it is reached, if it has one.
-        address: Option<String>,
-    },
-    /// No host, or one whose lease is over; or the session is not stored.
-    Nobody,
-}
 
 /// A host of a database whose lease runs.
 ///
@@ -53,31 +38,24 @@ pub struct HostInfo {
 /// Number of attempts to take a tree that other hosts take or give away at the same time.
 const TAKE_TRIES: usize = 8;
 
-/// Number of trees that are taken together.
-const GROUP_TREES: usize = 500;
-
 /// The tree of a session, and its owner.
 const OWNER: &str = "
-    SELECT s.root, coalesce(q.id, s.id), t.owner::text, t.epoch, h.id IS NOT NULL, h.address
-    FROM sessions s JOIN trees t ON t.root = s.root LEFT JOIN sessions q ON q.number = s.root
+    SELECT s.root, t.owner::text, t.epoch, h.id IS NOT NULL, h.address
+    FROM sessions s JOIN trees t ON t.root = s.root
     LEFT JOIN hosts h ON h.id = t.owner AND h.lease_end > now() WHERE s.id = $1";
 
-/// Takes trees of no host or of dead ones in which a run has not ended, in the order of their roots after `$2`. Trees
-/// that another host takes now are left to it. The last row has the last root of those that were seen.
-const TAKE_ORPHANED: &str = "
+/// Takes at most `$2` trees of no host or of dead ones in which a run has not ended. Trees that another host takes now are
+/// left to it.
+const TAKE_ABANDONED: &str = "
     WITH seen AS MATERIALIZED (
         SELECT DISTINCT t.root, t.epoch FROM running u JOIN trees t ON t.root = u.root
-        WHERE u.root > $2 AND t.owner IS DISTINCT FROM $1::text::uuid
-        AND NOT EXISTS (SELECT 1 FROM hosts h WHERE h.id = t.owner AND h.lease_end > now())
-        ORDER BY t.root LIMIT $3)
+        WHERE t.owner IS DISTINCT FROM $1::text::uuid
+        AND NOT EXISTS (SELECT 1 FROM hosts h WHERE h.id = t.owner AND h.lease_end > now()))
     , locked AS MATERIALIZED (
         SELECT t.root, t.epoch FROM seen JOIN trees t ON t.root = seen.root AND t.epoch = seen.epoch
-        ORDER BY t.root FOR NO KEY UPDATE OF t SKIP LOCKED)
-    , taken AS (
-        UPDATE trees SET owner = $1::text::uuid, epoch = trees.epoch + 1 FROM locked
-        WHERE trees.root = locked.root AND trees.epoch = locked.epoch RETURNING trees.root, trees.epoch)
-    SELECT taken.root, taken.epoch, q.id FROM taken LEFT JOIN sessions q ON q.number = taken.root
-    UNION ALL SELECT max(root), NULL, NULL FROM seen";
+        ORDER BY t.root LIMIT $2 FOR NO KEY UPDATE OF t SKIP LOCKED)
+    UPDATE trees SET owner = $1::text::uuid, epoch = trees.epoch + 1 FROM locked
+    WHERE trees.root = locked.root AND trees.epoch = locked.epoch RETURNING trees.root, trees.epoch";
 
 /// The unfinished sessions of trees.
 const UNFINISHED: &str = "SELECT id FROM running WHERE root = ANY ($1) ORDER BY id";
@@ -89,43 +67,29 @@ const HOSTS: &str = "
 /// A session's tree in the database.
 struct StoredTree {
     root: i64,
-    root_id: String,
     epoch: i64,
-    owner: Owner,
+    /// `None`: no host, or one whose lease is over.
+    owner: Option<Owner>,
 }
 
-impl PostgresJournal {
-    /// Takes the tree of a session for this host, unless another host owns it whose lease runs.
-    ///
-    /// ```no_run
-    /// use callsheet::journal::{JournalError, Owner, PostgresJournal, PostgresOptions};
-    /// use callsheet::SessionId;
-    ///
-    /// # async fn take(session: &SessionId) -> Result<(), JournalError> {
-    /// let url = "postgres://callsheet@10.0.0.9/callsheet";
-    /// let journal = PostgresJournal::open(url, PostgresOptions::default()).await?;
-    /// if let Owner::Other { host, address } = journal.take(session).await? {
-    ///     println!("{host} at {address:?} owns it");
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// If the database cannot be read or written.
-    pub fn take<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Owner> {
+impl Ownership for PostgresJournal {
+    fn take<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Owner> {
         Box::pin(async move {
+            let trees = &self.shared.trees;
+            if trees.use_again(session) {
+                return Ok(Owner::This);
+            }
             for _ in 0..TAKE_TRIES {
-                let Some(tree) = self.stored_tree(session).await? else { return Ok(Owner::Nobody) };
-                let trees = &self.shared.trees;
-                let is_known =
-                    trees.is_owned(tree.root) && trees.epoch(tree.root) == Some(tree.epoch);
-                match tree.owner {
-                    Owner::This if is_known => return Ok(Owner::This),
-                    Owner::Other { .. } => return Ok(tree.owner),
-                    // After a lost lease, or a lost answer, with a new epoch: what is still on its way is fenced.
-                    Owner::This | Owner::Nobody => {}
+                let Some(tree) = self.stored_tree(session).await? else { return Ok(Owner::This) };
+                if let Some(Owner::Other(other)) = tree.owner {
+                    return Ok(Owner::Other(other));
                 }
+                if tree.owner == Some(Owner::This) && trees.is_owned(tree.root, tree.epoch) {
+                    trees.note_use(tree.root, session);
+                    return Ok(Owner::This);
+                }
+                // Also its own tree after a lost lease, or a lost answer, gets a new epoch: what is still on its way
+                // is fenced.
                 let (roots, epochs) = (vec![tree.root], vec![tree.epoch]);
                 let parameters: [(&(dyn ToSql + Sync), Type); 3] = [
                     (&self.host_id(), Type::TEXT),
@@ -135,9 +99,8 @@ impl PostgresJournal {
                 let taken = self.shared.pool.query(statements::TAKE, &parameters).await;
                 let taken = taken.map_err(|failure| failure.write_error())?;
                 if let Some(row) = taken.first() {
-                    if let Ok(root_id) = SessionId::parse(&tree.root_id) {
-                        trees.insert(tree.root, row.get(1), root_id);
-                    }
+                    trees.insert(tree.root, row.get(1));
+                    trees.note_use(tree.root, session);
                     return Ok(Owner::This);
                 }
             }
@@ -145,75 +108,71 @@ impl PostgresJournal {
         })
     }
 
-    /// Returns the owner of a session's tree.
+    fn give<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, ()> {
+        Box::pin(self.end_use(session, false))
+    }
+
+    fn hand_over<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, ()> {
+        Box::pin(self.end_use(session, true))
+    }
+
+    fn take_abandoned(&self, limit: usize) -> JournalFuture<'_, Vec<SessionId>> {
+        Box::pin(async move {
+            let (pool, trees) = (&self.shared.pool, &self.shared.trees);
+            let limit = signed(limit as u64);
+            let parameters: [(&(dyn ToSql + Sync), Type); 2] =
+                [(&self.host_id(), Type::TEXT), (&limit, Type::INT8)];
+            let rows = pool.query(TAKE_ABANDONED, &parameters).await;
+            let rows = rows.map_err(|failure| failure.write_error())?;
+            if rows.is_empty() {
+                return Ok(Vec::new());
+            }
+            rows.iter().for_each(|row| trees.insert(row.get(0), row.get(1)));
+            let roots: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+            let unfinished = pool.query(UNFINISHED, &[(&roots, Type::INT8_ARRAY)]).await;
+            let unfinished = unfinished.map_err(|failure| failure.read_error())?;
+            let ids = unfinished.iter().map(|row| SessionId::parse(row.get::<_, &str>(0)));
+            Ok(ids.filter_map(Result::ok).collect())
+        })
+    }
+
+    fn lost(&self) -> BoxFuture<'_, Vec<SessionId>> {
+        Box::pin(self.shared.trees.lost())
+    }
+}
+
+impl PostgresJournal {
+    /// Returns the owner of a session's tree, without a change of it. `None` if no host owns it whose lease runs, or the
+    /// session is not stored.
+    ///
+    /// ```no_run
+    /// use callsheet::SessionId;
+    /// use callsheet::journal::{JournalError, PostgresJournal, PostgresOptions};
+    ///
+    /// # async fn show(session: &SessionId) -> Result<(), JournalError> {
+    /// let url = "postgres://callsheet@10.0.0.9/callsheet";
+    /// let journal = PostgresJournal::open(url, PostgresOptions::default()).await?;
+    /// println!("{:?}, {:?}", journal.owner(session).await?, journal.hosts().await?);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// If the database cannot be read.
-    pub fn owner<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Owner> {
-        Box::pin(async move {
-            let tree = self.stored_tree(session).await?;
-            Ok(tree.map_or(Owner::Nobody, |tree| tree.owner))
-        })
+    pub fn owner<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Option<Owner>> {
+        Box::pin(async move { Ok(self.stored_tree(session).await?.and_then(|tree| tree.owner)) })
     }
 
-    /// Gives the trees of these root sessions away: no host owns them then. What was appended before is stored first.
-    ///
-    /// # Errors
-    /// If the database cannot be written.
-    pub fn give<'a>(&'a self, roots: &'a [SessionId]) -> JournalFuture<'a, ()> {
-        Box::pin(self.give_to(roots, None))
-    }
-
-    /// Gives the trees of these root sessions to another host. What was appended before is stored first.
-    ///
-    /// # Errors
-    /// If the database cannot be written.
-    pub fn hand_over<'a>(&'a self, roots: &'a [SessionId], host: &'a str) -> JournalFuture<'a, ()> {
-        Box::pin(self.give_to(roots, Some(host.to_owned())))
-    }
-
-    async fn give_to(&self, roots: &[SessionId], to: Option<String>) -> Result<(), JournalError> {
+    /// Ends a use of a session. With the last one of its tree, the writer gives the tree away, after what was appended
+    /// before.
+    async fn end_use(&self, session: &SessionId, with_runs: bool) -> Result<(), JournalError> {
+        let trees = &self.shared.trees;
+        let Some(root) = trees.end_use(session) else { return Ok(()) };
         let (done, given) = oneshot::channel();
-        self.shared.queue.push_task(TreeTask::Give(roots.to_vec(), to, done))?;
+        if trees.push_given(GivenTree { root, with_runs, done }) {
+            self.shared.queue.push_task(TreeTask::Give)?;
+        }
         given.await.unwrap_or(Err(JournalError::Closed))
-    }
-
-    /// Takes the trees in which a run has not ended, and which no host owns whose lease runs. Returns their unfinished
-    /// sessions. Several hosts that do so at the same time share the trees.
-    ///
-    /// # Errors
-    /// If the database cannot be read or written. Some trees may have been taken.
-    pub fn take_orphaned(&self) -> JournalFuture<'_, Vec<SessionId>> {
-        Box::pin(async move {
-            let (pool, trees) = (&self.shared.pool, &self.shared.trees);
-            let (mut taken, mut after) = (Vec::new(), 0_i64);
-            loop {
-                let group = i64::try_from(GROUP_TREES).unwrap_or(i64::MAX);
-                let parameters: [(&(dyn ToSql + Sync), Type); 3] =
-                    [(&self.host_id(), Type::TEXT), (&after, Type::INT8), (&group, Type::INT8)];
-                let rows = pool.query(TAKE_ORPHANED, &parameters).await;
-                let rows = rows.map_err(|failure| failure.write_error())?;
-                let Some(last) = rows.iter().find(|row| row.get::<_, Option<i64>>(1).is_none())
-                else {
-                    return Ok(taken);
-                };
-                let Some(last) = last.get::<_, Option<i64>>(0) else { return Ok(taken) };
-                after = last;
-                let mut roots: Vec<i64> = Vec::new();
-                for row in &rows {
-                    let (root, epoch): (i64, Option<i64>) = (row.get(0), row.get(1));
-                    let id = row.get::<_, Option<&str>>(2).and_then(|id| SessionId::parse(id).ok());
-                    if let (Some(epoch), Some(id)) = (epoch, id) {
-                        trees.insert(root, epoch, id);
-                        roots.push(root);
-                    }
-                }
-                let unfinished = pool.query(UNFINISHED, &[(&roots, Type::INT8_ARRAY)]).await;
-                let unfinished = unfinished.map_err(|failure| failure.read_error())?;
-                let ids = unfinished.iter().map(|row| SessionId::parse(row.get::<_, &str>(0)));
-                taken.extend(ids.filter_map(Result::ok));
-            }
-        })
     }
 
     /// Returns the hosts whose leases run, the one that started first before the others.
@@ -236,23 +195,17 @@ impl PostgresJournal {
         })
     }
 
-    /// Waits until this host has lost trees, because another host has taken them, or because its lease was not renewed in
-    /// time. Returns their root sessions.
-    pub async fn lost(&self) -> Vec<SessionId> {
-        self.shared.trees.lost().await
-    }
-
     async fn stored_tree(&self, session: &SessionId) -> Result<Option<StoredTree>, JournalError> {
         let rows = self.shared.pool.query(OWNER, &[(&session.as_str(), Type::TEXT)]).await;
         let rows = rows.map_err(|failure| failure.read_error())?;
         Ok(rows.first().map(|row| {
-            let host: Option<String> = row.get(2);
+            let (host, epoch): (Option<String>, i64) = (row.get(1), row.get(2));
             let owner = match host {
-                Some(host) if host == self.host_id() => Owner::This,
-                Some(host) if row.get(4) => Owner::Other { host, address: row.get(5) },
-                Some(_) | None => Owner::Nobody,
+                Some(host) if host == self.host_id() => Some(Owner::This),
+                Some(id) if row.get(3) => Some(Owner::Other(OtherHost { id, address: row.get(4) })),
+                Some(_) | None => None,
             };
-            StoredTree { root: row.get(0), root_id: row.get(1), epoch: row.get(3), owner }
+            StoredTree { root: row.get(0), epoch, owner }
         }))
     }
 }

@@ -160,8 +160,8 @@ impl GroupedBatch for TreeBatch {
 pub(super) enum TreeTask {
     /// Hides sessions: they do not exist any more. The answer has their numbers.
     Hide(Vec<SessionId>, oneshot::Sender<Result<Vec<i64>, JournalError>>),
-    /// Gives the trees of root sessions away: to the host with this id, or to nobody.
-    Give(Vec<SessionId>, Option<String>, oneshot::Sender<Result<(), JournalError>>),
+    /// Gives the trees away that [wait for it](super::trees::OwnedTrees::push_given).
+    Give,
 }
 
 pub(super) type BatchWork = GroupedWork<TreeBatch, TreeTask>;

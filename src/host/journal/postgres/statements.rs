@@ -132,15 +132,14 @@ const HIDE: &str = fenced!(
     SELECT 0, k FROM t UNION ALL SELECT 1, number FROM h"
 );
 
-/// Finds sessions by their ids: the id, number, root, last record, id of the root, owner, epoch, and whether the owner is
-/// another host whose lease is not over.
+/// Finds sessions by their ids: the id, number, root, last record, owner, epoch, and whether the owner is another host whose
+/// lease is not over.
 const FIND: &str = "
     SELECT s.id, s.number, s.root,
-        (SELECT seq FROM records WHERE session = s.number ORDER BY seq DESC LIMIT 1),
-        coalesce(q.id, s.id), t.owner::text, t.epoch,
+        (SELECT seq FROM records WHERE session = s.number ORDER BY seq DESC LIMIT 1), t.owner::text, t.epoch,
         t.owner <> $2::text::uuid AND EXISTS (SELECT 1 FROM hosts h WHERE h.id = t.owner AND h.lease_end > now())
     FROM unnest($1::text[]) AS w(id) JOIN sessions s ON s.id = w.id
-    JOIN trees t ON t.root = s.root LEFT JOIN sessions q ON q.number = s.root";
+    JOIN trees t ON t.root = s.root";
 
 /// Finds the session with the record `$2` of the session `$1` in its own rows: the number of each session from that one on
 /// down to this, and its last record.
@@ -160,19 +159,21 @@ pub(super) const TAKE: &str = "
     WHERE trees.root = w.root AND trees.epoch = w.epoch
     RETURNING trees.root, trees.epoch";
 
-/// Gives trees away. Parameters: the host, the roots, the epochs, and the new owner, if there is one.
+/// Gives trees away: no host owns them. Parameters: the host, the roots, the epochs, and whether each is given although a
+/// session of it has a run that has not ended. Returns the roots of those that were.
 const GIVE: &str = "
-    UPDATE trees SET owner = $4::text::uuid, epoch = CASE WHEN $4 IS NULL THEN trees.epoch ELSE trees.epoch + 1 END
-    FROM unnest($2::bigint[], $3::bigint[]) AS w(root, epoch)
-    WHERE trees.root = w.root AND trees.epoch = w.epoch AND trees.owner = $1::text::uuid";
+    UPDATE trees SET owner = NULL FROM unnest($2::bigint[], $3::bigint[], $4::boolean[]) AS w(root, epoch, with_runs)
+    WHERE trees.root = w.root AND trees.epoch = w.epoch AND trees.owner = $1::text::uuid
+    AND (w.with_runs OR NOT EXISTS (SELECT 1 FROM running WHERE running.root = w.root))
+    RETURNING trees.root";
 
 /// Finds what is stored of batches. Parameters: the host; the ids of their sessions, and their first and last records.
 /// Returns the place of each batch whose session is stored, the session's number and root, the tree's epoch, whether this
 /// host owns it, and each record.
 const LOOK: &str = "
-    SELECT w.k, s.number, s.root, t.epoch, t.owner IS NOT DISTINCT FROM $1::text::uuid, q.id, r.seq, r.time, r.body
+    SELECT w.k, s.number, s.root, t.epoch, t.owner IS NOT DISTINCT FROM $1::text::uuid, r.seq, r.time, r.body
     FROM unnest($2::text[], $3::bigint[], $4::bigint[]) WITH ORDINALITY AS w(id, first, last, k)
-    JOIN sessions s ON s.id = w.id JOIN trees t ON t.root = s.root LEFT JOIN sessions q ON q.number = s.root
+    JOIN sessions s ON s.id = w.id JOIN trees t ON t.root = s.root
     LEFT JOIN records r ON r.session = s.number AND r.seq BETWEEN w.first AND w.last
     ORDER BY w.k, r.seq";
 

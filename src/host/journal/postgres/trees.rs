@@ -1,41 +1,138 @@
-//! The trees that this host owns, as far as it knows. The database decides: each statement that stores has the epoch of
-//! its tree as a condition.
+//! The trees that this host owns, as far as it knows, and its uses of their sessions. The database decides: each statement
+//! that stores has the epoch of its tree as a condition.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
+use super::super::JournalError;
 use callsheet_values::types::SessionId;
 
 /// The trees of one host.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct OwnedTrees {
     state: Mutex<TreesState>,
     lost: Notify,
+    /// True if several hosts use the database, so that this one counts its uses of sessions.
+    counts_uses: bool,
 }
 
 #[derive(Debug, Default)]
 struct TreesState {
     /// The owned trees by the numbers of their roots.
     owned: HashMap<i64, OwnedTree>,
-    /// The roots that were lost and are not reported yet.
+    /// The roots of the sessions in use.
+    roots: HashMap<SessionId, i64>,
+    /// The sessions of lost trees that are not reported yet.
     lost: Vec<SessionId>,
+    /// The trees that wait to be given away.
+    to_give: Vec<GivenTree>,
 }
 
-#[derive(Clone, Debug)]
+/// A tree without uses, which is to be given away.
+#[derive(Debug)]
+pub(super) struct GivenTree {
+    pub(super) root: i64,
+    /// True if it is given away also if a run of it has not ended.
+    pub(super) with_runs: bool,
+    pub(super) done: oneshot::Sender<Result<(), JournalError>>,
+}
+
+#[derive(Clone, Debug, Default)]
 struct OwnedTree {
-    root: SessionId,
     epoch: i64,
     /// True since the host's lease was not renewed in time. The tree is taken again before it is used, with a new epoch.
     is_lost: bool,
+    /// The uses of its sessions.
+    uses: HashMap<SessionId, usize>,
 }
 
 impl OwnedTrees {
+    pub(super) fn new(counts_uses: bool) -> Self {
+        Self { state: Mutex::default(), lost: Notify::new(), counts_uses }
+    }
+
     /// Notes that this host owns a tree.
-    pub(super) fn insert(&self, number: i64, epoch: i64, root: SessionId) {
-        let tree = OwnedTree { root, epoch, is_lost: false };
-        self.state.lock().owned.insert(number, tree);
+    pub(super) fn insert(&self, number: i64, epoch: i64) {
+        let mut state = self.state.lock();
+        let tree = state.owned.entry(number).or_default();
+        (tree.epoch, tree.is_lost) = (epoch, false);
+    }
+
+    /// Counts a use of a session of an owned tree.
+    pub(super) fn note_use(&self, number: i64, session: &SessionId) {
+        if !self.counts_uses {
+            return;
+        }
+        let mut state = self.state.lock();
+        if let Some(tree) = state.owned.get_mut(&number) {
+            *tree.uses.entry(session.clone()).or_default() += 1;
+            state.roots.insert(session.clone(), number);
+        }
+    }
+
+    /// Counts one more use of a session that is in use. Returns false if it is not.
+    pub(super) fn use_again(&self, session: &SessionId) -> bool {
+        let mut state = self.state.lock();
+        let TreesState { owned, roots, .. } = &mut *state;
+        let tree = roots.get(session).and_then(|number| owned.get_mut(number));
+        let uses = tree.and_then(|tree| tree.uses.get_mut(session));
+        uses.map(|uses| *uses += 1).is_some()
+    }
+
+    /// Lets a tree wait to be given away. Returns true if it is the first one that waits: the writer needs a task.
+    pub(super) fn push_given(&self, tree: GivenTree) -> bool {
+        let mut state = self.state.lock();
+        state.to_give.push(tree);
+        state.to_give.len() == 1
+    }
+
+    /// Returns the trees that wait to be given away.
+    pub(super) fn take_given(&self) -> Vec<GivenTree> {
+        std::mem::take(&mut self.state.lock().to_give)
+    }
+
+    /// Ends a use of a session. Returns the root if no session of the tree is in use any more.
+    pub(super) fn end_use(&self, session: &SessionId) -> Option<i64> {
+        let mut state = self.state.lock();
+        let number = *state.roots.get(session)?;
+        let tree = state.owned.get_mut(&number)?;
+        let uses = tree.uses.get_mut(session)?;
+        *uses -= 1;
+        if *uses > 0 {
+            return None;
+        }
+        tree.uses.remove(session);
+        let is_unused = tree.uses.is_empty();
+        state.roots.remove(session);
+        is_unused.then_some(number)
+    }
+
+    /// Forgets the uses of sessions that were removed.
+    pub(super) fn forget_uses<'a>(&self, sessions: impl IntoIterator<Item = &'a SessionId>) {
+        let mut state = self.state.lock();
+        for session in sessions {
+            if let Some(number) = state.roots.remove(session)
+                && let Some(tree) = state.owned.get_mut(&number)
+            {
+                tree.uses.remove(session);
+            }
+        }
+    }
+
+    /// Forgets a tree that is not in use, to give it away, and returns its epoch.
+    pub(super) fn remove_unused(&self, number: i64) -> Option<i64> {
+        let mut state = self.state.lock();
+        let epoch = state.owned.get(&number).filter(|tree| tree.uses.is_empty())?.epoch;
+        state.owned.remove(&number);
+        Some(epoch)
+    }
+
+    /// Notes that a tree was not given away, unless it was taken again meanwhile.
+    pub(super) fn restore(&self, number: i64, epoch: i64) {
+        let tree = OwnedTree { epoch, ..OwnedTree::default() };
+        self.state.lock().owned.entry(number).or_insert(tree);
     }
 
     /// Returns the epoch of a tree, also while the lease of this host is not renewed: nobody may have taken the tree.
@@ -43,43 +140,51 @@ impl OwnedTrees {
         self.state.lock().owned.get(&number).map(|tree| tree.epoch)
     }
 
-    /// Returns true if this host owns a tree and its lease was renewed in time since it took it.
-    pub(super) fn is_owned(&self, number: i64) -> bool {
-        self.state.lock().owned.get(&number).is_some_and(|tree| !tree.is_lost)
+    /// Returns true if this host owns a tree with this epoch and its lease was renewed in time since it took it.
+    pub(super) fn is_owned(&self, number: i64, epoch: i64) -> bool {
+        let state = self.state.lock();
+        state.owned.get(&number).is_some_and(|tree| tree.epoch == epoch && !tree.is_lost)
     }
 
-    /// Forgets a tree that was given away or deleted.
+    /// Forgets a tree that was deleted.
     pub(super) fn remove(&self, number: i64, epoch: i64) {
         let mut state = self.state.lock();
         if state.owned.get(&number).is_some_and(|tree| tree.epoch == epoch) {
-            state.owned.remove(&number);
+            state.remove(number);
         }
     }
 
-    /// Notes that another host owns a tree: it is not this host's with this epoch any more.
-    pub(super) fn lose(&self, number: i64, epoch: i64) {
+    /// Notes that another host owns a tree, so that this one's is over, if it has this epoch. The `session` has found that
+    /// out.
+    pub(super) fn lose(&self, number: i64, epoch: i64, session: &SessionId) {
         let mut state = self.state.lock();
-        if state.owned.get(&number).is_some_and(|tree| tree.epoch == epoch)
-            && let Some(tree) = state.owned.remove(&number)
-            && !tree.is_lost
-        {
-            state.lost.push(tree.root);
-            drop(state);
-            self.lost.notify_one();
+        let mut lost = if state.owned.get(&number).is_some_and(|tree| tree.epoch == epoch) {
+            state.remove(number)
+        } else {
+            Vec::new()
+        };
+        if !lost.contains(session) {
+            lost.push(session.clone());
         }
+        state.lost.append(&mut lost);
+        drop(state);
+        self.lost.notify_one();
     }
 
     /// Notes that the lease of this host was not renewed in time, so that other hosts may take all its trees. Returns
-    /// their number.
+    /// the number of those that it has lost by that.
     pub(super) fn lose_all(&self) -> usize {
         let mut state = self.state.lock();
-        let TreesState { owned, lost } = &mut *state;
-        let before = lost.len();
+        let TreesState { owned, roots, lost, .. } = &mut *state;
+        let mut count = 0;
         for tree in owned.values_mut().filter(|tree| !tree.is_lost) {
             tree.is_lost = true;
-            lost.push(tree.root.clone());
+            count += 1;
+            for (session, _) in tree.uses.drain() {
+                roots.remove(&session);
+                lost.push(session);
+            }
         }
-        let count = lost.len() - before;
         drop(state);
         if count > 0 {
             self.lost.notify_one();
@@ -87,7 +192,7 @@ impl OwnedTrees {
         count
     }
 
-    /// Waits until trees are lost, and returns their root sessions.
+    /// Waits until trees are lost, and returns their sessions that were in use.
     pub(super) async fn lost(&self) -> Vec<SessionId> {
         loop {
             let notified = self.lost.notified();
@@ -99,16 +204,19 @@ impl OwnedTrees {
         }
     }
 
-    /// Returns the numbers and epochs of those of these root sessions whose trees this host owns.
-    pub(super) fn of_roots(&self, roots: &[SessionId]) -> Vec<(i64, i64)> {
-        let roots: HashSet<&SessionId> = roots.iter().collect();
-        let state = self.state.lock();
-        let owned = state.owned.iter().filter(|(_, tree)| roots.contains(&tree.root));
-        owned.map(|(number, tree)| (*number, tree.epoch)).collect()
-    }
-
     /// Returns the number of owned trees.
     pub(super) fn len(&self) -> usize {
         self.state.lock().owned.len()
+    }
+}
+
+impl TreesState {
+    /// Forgets a tree, and returns its sessions that were in use.
+    fn remove(&mut self, number: i64) -> Vec<SessionId> {
+        let uses = self.owned.remove(&number).map(|tree| tree.uses).unwrap_or_default();
+        for session in uses.keys() {
+            self.roots.remove(session);
+        }
+        uses.into_keys().collect()
     }
 }

@@ -119,7 +119,7 @@ impl DatabaseWriter {
                         });
                     self.settle_stored(stored, began.elapsed());
                     for (batch, TreePosition { root, epoch, .. }) in fenced {
-                        self.parts.trees.lose(root, epoch);
+                        self.parts.trees.lose(root, epoch, &batch.session);
                         batch.refuse(BatchRefusal::Fenced);
                     }
                 }

@@ -82,8 +82,8 @@ impl DatabaseWriter {
                 epoch: row.get::<_, bool>(4).then(|| row.get(3)),
                 records: Vec::new(),
             });
-            if let Some(seq) = row.get(6) {
-                found.records.push((seq, row.get(7), row.get(8)));
+            if let Some(seq) = row.get(5) {
+                found.records.push((seq, row.get(6), row.get(7)));
             }
         }
         Ok(found)

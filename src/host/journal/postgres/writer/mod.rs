@@ -227,32 +227,29 @@ impl DatabaseWriter {
         let (mut found, mut free) = (HashMap::new(), HashMap::new());
         for row in &rows {
             let (id, number, root): (&str, i64, i64) = (row.get(0), row.get(1), row.get(2));
-            let (root_id, owner): (&str, Option<&str>) = (row.get(4), row.get(5));
-            let (epoch, is_others): (i64, Option<bool>) = (row.get(6), row.get(7));
-            let [Ok(id), Ok(root_id)] = [id, root_id].map(SessionId::parse) else { continue };
+            let owner: Option<&str> = row.get(4);
+            let (epoch, is_others): (i64, Option<bool>) = (row.get(5), row.get(6));
+            let Ok(id) = SessionId::parse(id) else { continue };
             let known = trees.epoch(root);
             if owner == Some(host.as_str()) {
                 if known != Some(epoch) {
-                    trees.insert(root, epoch, root_id);
+                    trees.insert(root, epoch);
                 }
             } else {
-                known.into_iter().for_each(|known| trees.lose(root, known));
+                known.into_iter().for_each(|known| trees.lose(root, known, &id));
                 if is_others != Some(true) {
-                    free.insert(root, (epoch, root_id));
+                    free.insert(root, epoch);
                 }
             }
             let last = unsigned(row.get::<_, Option<i64>>(3).unwrap_or(0));
             found.insert(id, FoundSession { number, root, last });
         }
         if !free.is_empty() {
-            let (roots, epochs): (Vec<i64>, Vec<i64>) =
-                free.iter().map(|(root, (epoch, _))| (*root, *epoch)).unzip();
+            let (roots, epochs): (Vec<i64>, Vec<i64>) = free.into_iter().unzip();
             let take = &open.statements.take;
             let taken = open.connection.execute(limit, take, &[host, &roots, &epochs]).await?;
             for row in &taken {
-                if let Some((_, root_id)) = free.remove(&row.get(0)) {
-                    trees.insert(row.get(0), row.get(1), root_id);
-                }
+                trees.insert(row.get(0), row.get(1));
             }
         }
         Ok(found)

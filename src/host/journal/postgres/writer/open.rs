@@ -290,7 +290,7 @@ impl DatabaseWriter {
                     existing.push(batch);
                 }
                 (None, Some((root, epoch))) => {
-                    self.parts.trees.lose(root, epoch);
+                    self.parts.trees.lose(root, epoch, &batch.session);
                     batch.refuse(BatchRefusal::Fenced);
                 }
                 (None, None) => {
@@ -308,7 +308,8 @@ impl DatabaseWriter {
     pub(super) fn note_opened(&self, batch: &TreeBatch, position: TreePosition) {
         self.parts.counters.note_opened();
         if position.root == position.number {
-            self.parts.trees.insert(position.number, position.epoch, batch.session.clone());
+            self.parts.trees.insert(position.number, position.epoch);
         }
+        self.parts.trees.note_use(position.root, &batch.session);
     }
 }

@@ -1,12 +1,13 @@
 //! The tasks of the writer: hides sessions, and gives trees away.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tokio::time::Instant;
 
 use super::super::super::{BatchRefusal, JournalError};
 use super::super::errors::{StatementFailure, StatementFailureKind};
 use super::super::queue::TreeTask;
+use super::super::trees::GivenTree;
 use super::DatabaseWriter;
 use callsheet_values::config::Durability;
 use callsheet_values::types::SessionId;
@@ -31,10 +32,7 @@ impl DatabaseWriter {
                 let hidden = self.hide(&sessions).await;
                 let _ = done.send(hidden);
             }
-            TreeTask::Give(roots, to, done) => {
-                let given = self.give(&roots, to.as_deref()).await;
-                let _ = done.send(given);
-            }
+            TreeTask::Give => self.give().await,
         }
     }
 
@@ -86,6 +84,7 @@ impl DatabaseWriter {
         let owned = of_kind(0).count();
         let hidden: Vec<i64> = of_kind(1).map(|row| row.get(1)).collect();
         self.parts.counters.note_removed(hidden.len());
+        self.parts.trees.forget_uses(sessions);
         if self.parts.durability == Durability::Relaxed {
             self.commit_to_disk().await?;
         }
@@ -95,38 +94,63 @@ impl DatabaseWriter {
         Ok(hidden)
     }
 
-    /// Gives the trees of root sessions to another host, or to nobody.
-    async fn give(&mut self, roots: &[SessionId], to: Option<&str>) -> Result<(), JournalError> {
+    /// Gives the trees away that wait for it and are not in use.
+    async fn give(&mut self) {
         let began = Instant::now();
-        // What was stored before must not be lost after the new owner has read it.
+        let waiting = self.parts.trees.take_given();
+        // What was stored before must not be lost after the next owner has read it.
         self.flush().await;
-        loop {
-            match self.try_give(roots, to).await {
-                Ok(()) => {
+        // A use that begins from now on takes the tree again, with a new epoch.
+        let unused = |tree: &GivenTree| {
+            let epoch = self.parts.trees.remove_unused(tree.root)?;
+            Some((tree.root, epoch, tree.with_runs))
+        };
+        let trees: Vec<(i64, i64, bool)> = waiting.iter().filter_map(unused).collect();
+        let given = loop {
+            match self.try_give(&trees).await {
+                Ok(given) => {
                     self.note_success();
-                    return Ok(());
+                    break Ok(given);
                 }
-                Err(failure) => self.retry_task(&failure, began).await?,
+                Err(failure) => {
+                    if let Err(error) = self.retry_task(&failure, began).await {
+                        break Err(error);
+                    }
+                }
             }
+        };
+        for (root, epoch, _) in &trees {
+            if !given.as_ref().is_ok_and(|given| given.contains(root)) {
+                self.parts.trees.restore(*root, *epoch);
+            }
+        }
+        let result = given.map(drop);
+        for tree in waiting {
+            let _ = tree.done.send(result.clone());
         }
     }
 
+    /// Returns the roots of the trees that were given away.
     async fn try_give(
         &mut self,
-        sessions: &[SessionId],
-        to: Option<&str>,
-    ) -> Result<(), StatementFailure> {
+        trees: &[(i64, i64, bool)],
+    ) -> Result<HashSet<i64>, StatementFailure> {
+        if trees.is_empty() {
+            return Ok(HashSet::new());
+        }
         self.connect().await?;
-        let trees = self.parts.trees.of_roots(sessions);
-        let (roots, epochs): (Vec<i64>, Vec<i64>) = trees.iter().copied().unzip();
         let (open, limit) = self.statement(0)?;
-        let give = &open.statements.give;
-        open.connection.execute(limit, give, &[&self.parts.host, &roots, &epochs, &to]).await?;
+        let (host, give) = (&self.parts.host, &open.statements.give);
+        let roots: Vec<i64> = trees.iter().map(|(root, _, _)| *root).collect();
+        let epochs: Vec<i64> = trees.iter().map(|(_, epoch, _)| *epoch).collect();
+        let with_runs: Vec<bool> = trees.iter().map(|(_, _, with_runs)| *with_runs).collect();
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
+            [host, &roots, &epochs, &with_runs];
+        let rows = open.connection.execute(limit, give, &parameters).await?;
         if self.parts.durability == Durability::Relaxed {
             self.commit_to_disk().await?;
         }
-        trees.iter().for_each(|(root, epoch)| self.parts.trees.remove(*root, *epoch));
-        Ok(())
+        Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
     /// Prepares the next attempt of a task, or returns the error if there is none.
