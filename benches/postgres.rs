@@ -103,7 +103,7 @@ async fn store_rates(durability: Durability) -> Vec<[String; 4]> {
     let journal = open(durability).await;
     let logs = (0..SESSIONS).map(|at| {
         let engine = Arc::clone(&journal) as Arc<dyn Journal>;
-        let id = SessionId::parse(format!("rate-{durability:?}-{at}")).unwrap();
+        let id = SessionId::parse(&format!("rate-{durability:?}-{at}")).unwrap();
         Arc::new(SessionLog::new(id, engine, Seq(0), |_| ()))
     });
     let logs: Vec<_> = logs.collect();
@@ -153,7 +153,7 @@ async fn pages(count: u64) -> Vec<[String; 3]> {
             let mut query = SessionQuery::default();
             (query.order, query.state, query.limit) = (order, state, 100);
             query.after_number = Some(count - depth * (count / 41));
-            query.after = SessionId::parse(format!("page-{:02x}", depth * 6)).ok();
+            query.after = SessionId::parse(&format!("page-{:02x}", depth * 6)).ok();
             let began = Instant::now();
             let page = journal.list(&query).await.unwrap();
             times.push(began.elapsed());
