@@ -223,7 +223,8 @@ async fn check_ownership(first: &dyn Journal, second: &dyn Journal, third: &dyn 
     assert_eq!(abandoned(one).await, [], "a tree whose owner lives is not abandoned");
     assert!(owner(two, &child).await, "the owner takes it once more");
     two.hand_over(&child).await.unwrap_or_else(|error| panic!("hand_over: {error}"));
-    assert_eq!(abandoned(one).await, [child.clone()], "another host goes on with the open run");
+    let taken = abandoned(one).await;
+    assert!(taken.iter().eq([&child]), "another host goes on with the open run: {taken:?}");
     assert_eq!(abandoned(one).await, [], "it is taken once");
     assert!(!owner(two, &root).await, "the other host owns it");
 
@@ -232,7 +233,7 @@ async fn check_ownership(first: &dyn Journal, second: &dyn Journal, third: &dyn 
     of_third.append(third, vec![opening(None), started()]).await;
     third.close().await;
     assert_eq!(abandoned(one).await, [of_third.session.clone()], "a host that has closed is gone");
-    let removed = second.remove(&[root.clone()]).await;
+    let removed = second.remove(std::slice::from_ref(&root)).await;
     assert!(removed.is_err(), "only the owner removes a session");
     let all = [root, child, of_third.session];
     first.remove(&all).await.unwrap_or_else(|error| panic!("remove: {error}"));

@@ -130,9 +130,10 @@ impl Journal for SharedJournal {
         let mut owners = self.store.owners.lock();
         let Some(first) = batch.entries.first().cloned() else { return AppendStatus::Durable };
         if first.seq == Seq(1) && !owners.roots.contains_key(&batch.session) {
-            let root = match &first.record {
-                Record::SessionOpened { parent: Some(parent), .. } => owners.root(&parent.session),
-                _ => None,
+            let root = if let Record::SessionOpened { parent: Some(parent), .. } = &first.record {
+                owners.root(&parent.session)
+            } else {
+                None
             };
             let is_forked =
                 batch.entries.iter().any(|e| matches!(e.record, Record::SessionForked { .. }));

@@ -51,9 +51,9 @@ async fn go_on(host: &Host, taken: &[SessionId]) {
 /// Returns the ends of the runs of a session.
 async fn ends(session: &SessionHandle) -> Vec<RunEnd> {
     let records = session.records(Seq(0)).await.unwrap();
-    let ends = records.iter().filter_map(|entry| match &entry.record {
-        Record::RunEnded { end, .. } => Some(*end),
-        _ => None,
+    let ends = records.iter().filter_map(|entry| {
+        let Record::RunEnded { end, .. } = &entry.record else { return None };
+        Some(*end)
     });
     ends.collect()
 }

@@ -205,10 +205,8 @@ impl EventRing {
         let mut state = self.state.lock();
         let before = state.next;
         for entry in state.entries.drain(..).flatten() {
-            let reason = match error {
-                JournalError::Refused(BatchRefusal::Fenced) => EndReason::Lagged,
-                error => EndReason::Failed(error.clone()),
-            };
+            let is_lost = *error == JournalError::Refused(BatchRefusal::Fenced);
+            let reason = if is_lost { EndReason::Lagged } else { EndReason::Failed(error.clone()) };
             // It has no end yet, so this cannot fail.
             let _ = entry.end.set(ReaderEnd { reason, before });
             wakers.extend(entry.waker);

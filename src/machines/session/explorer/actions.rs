@@ -438,7 +438,7 @@ impl World {
         // A request whose record was lost was not acknowledged.
         self.accepted.retain(|(_, of)| of.0 <= seq);
         let log = &self.log;
-        self.reported.retain(|run| World::is_over(log, run));
+        self.reported.retain(|run| Self::is_over(log, run));
         self.refused.clear();
         self.batch_from = self.log.len();
     }
