@@ -195,6 +195,13 @@ impl<B: GroupedBatch, T> GroupQueue<B, T> {
         Some(GATHER_TIME_PER_BATCH.saturating_mul(batches).min(GATHER_TIME_MAX))
     }
 
+    /// Returns true if as many batches are queued as the last transaction had: those that wait for its end have sent the
+    /// next ones.
+    #[cfg(feature = "postgres")]
+    pub(super) fn has_last_group(&self) -> bool {
+        self.batches >= self.last_group
+    }
+
     /// Returns true if the next transaction waits for no more batches: it has all that fit, or a task, a fork or the
     /// close of the queue follows.
     pub(super) fn is_full(&self) -> bool {

@@ -50,7 +50,8 @@ const TAKE_ABANDONED: &str = "
     WITH seen AS MATERIALIZED (
         SELECT DISTINCT t.root, t.epoch FROM running u JOIN trees t ON t.root = u.root
         WHERE t.owner IS DISTINCT FROM $1::text::uuid
-        AND NOT EXISTS (SELECT 1 FROM hosts h WHERE h.id = t.owner AND h.lease_end > now()))
+        AND NOT EXISTS (SELECT 1 FROM hosts h WHERE h.id = t.owner AND h.lease_end > now())
+        ORDER BY t.root LIMIT $2 * 4)
     , locked AS MATERIALIZED (
         SELECT t.root, t.epoch FROM seen JOIN trees t ON t.root = seen.root AND t.epoch = seen.epoch
         ORDER BY t.root LIMIT $2 FOR NO KEY UPDATE OF t SKIP LOCKED)

@@ -184,7 +184,8 @@ impl BatchQueue {
             drop(state);
             return batch.fail(error);
         }
-        let wake = state.push(batch);
+        let had_last_group = state.has_last_group();
+        let wake = state.push(batch) || (!had_last_group && state.has_last_group());
         drop(state);
         if wake {
             self.ready.notify_one();
@@ -239,7 +240,12 @@ impl BatchQueue {
         let gather_time = self.state.lock().gather_time();
         if let Some(time) = gather_time {
             let until = Instant::now() + time;
-            while !self.state.lock().is_full() && Instant::now() < until {
+            // A statement costs the less for each batch the more it has, but a wait for nothing costs more.
+            let is_gathered = || {
+                let state = self.state.lock();
+                state.is_full() || state.has_last_group()
+            };
+            while !is_gathered() && Instant::now() < until {
                 self.wait(Some(until)).await;
             }
         }
