@@ -1,5 +1,4 @@
 //! The engine by itself: what it stores, reads, lists and deletes.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,6 +1,11 @@
 //! Servers that crash, connections that are cut, answers that are lost: nothing that was acknowledged is lost, nothing is
 //! stored twice, and the engine goes on by itself.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test fails by panicking, and its tasks end with it"
+)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,9 @@
 //! PostgreSQL servers that the tests start, each in a directory and on a port of its own.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test fails by panicking, and its tasks end with it"
+)]
 
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
@@ -191,11 +195,9 @@ impl Server {
         let messages = client.simple_query(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
         drop(client);
         let _ = driver.await;
-        let text = |message| match message {
-            tokio_postgres::SimpleQueryMessage::Row(row) => {
-                Some(row.get(0).unwrap_or_default().to_owned())
-            }
-            _ => None,
+        let text = |message| {
+            let tokio_postgres::SimpleQueryMessage::Row(row) = message else { return None };
+            Some(row.get(0).unwrap_or_default().to_owned())
         };
         messages.into_iter().filter_map(text).collect()
     }
