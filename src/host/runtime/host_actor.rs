@@ -13,11 +13,11 @@ use super::host_ref::{HostRef, HostState};
 use super::index::AwakeSession;
 use super::maintenance;
 use super::message::{HostMessage, ServerAudience, SessionMessage};
-use super::ownership;
 use super::server_connections::{RunToolServer, ToolServerActor};
 use super::session;
 use super::session_start::SessionStart;
 use super::supervision::{self, ChildEnd, EndCause};
+use super::takeover;
 use super::task::{self, OwnedTask};
 use callsheet_tools::{ServerObservation, ServerObserver, ToolServer};
 use callsheet_values::types::{SessionId, SessionState};
@@ -57,9 +57,9 @@ impl HostActor {
         let lag = OwnedTask::spawn(&Gauge::default(), measure_lag(Arc::clone(&host_ref.shared)));
         let mut tasks = vec![maintenance, lag];
         if host_ref.shared.journal.ownership().is_some() {
-            let lost = ownership::end_lost_sessions(Arc::clone(&host_ref.shared));
+            let lost = takeover::end_lost_sessions(Arc::clone(&host_ref.shared));
             tasks.push(OwnedTask::spawn(&Gauge::default(), lost));
-            let taken = ownership::take_over(host_ref.clone());
+            let taken = takeover::take_over(host_ref.clone());
             tasks.push(OwnedTask::spawn(&Gauge::default(), taken));
         }
         let (sessions, deaths, servers) = (HashMap::new(), HashMap::new(), HashMap::new());

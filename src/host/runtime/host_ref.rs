@@ -44,7 +44,7 @@ use super::index::{AwakeReceiver, AwakeSession, RequestedSession, SessionIndex};
 use super::maintenance_state::MaintenanceState;
 use super::message::{HostMessage, SessionMessage};
 use super::model::HostLagClock;
-use super::ownership::OwnedSession;
+use super::ownership::SessionOwner;
 use super::publish::Publisher;
 use super::removals::Removals;
 use super::sent_requests::SentRequests;
@@ -58,7 +58,6 @@ use crate::journal::{Journal, JournalEntry, unix_ms};
 use crate::telemetry::Telemetry;
 use crate::thread_pool::ThreadPool;
 use callsheet_machines::session::{Session, StoredSession};
-use callsheet_values::config::OnShutdown;
 use callsheet_values::record::{EventProjector, Record, Seq};
 use callsheet_values::types::{SessionId, SessionState};
 
@@ -74,6 +73,7 @@ pub(super) const REBUILDS_MAX: usize = 8;
 pub(super) struct HostState {
     pub(super) catalog: Catalog,
     pub(super) journal: Arc<dyn Journal>,
+    pub(super) owner: SessionOwner,
     pub(super) telemetry: Telemetry,
     pub(super) metrics_claim: MetricsClaim,
     pub(super) lag_clock: HostLagClock,
@@ -116,11 +116,6 @@ impl HostState {
     /// Returns whether the host shuts down and leaves its runs to another host, or to the next one.
     pub(super) fn leaves_runs(&self) -> bool {
         self.catalog.on_shutdown.leaves_runs() && self.is_shutting_down()
-    }
-
-    /// Returns whether the host shuts down and another host goes on with its runs at once.
-    pub(super) fn hands_over_runs(&self) -> bool {
-        self.catalog.on_shutdown == OnShutdown::HandOver && self.is_shutting_down()
     }
 
     /// Forgets a session that another host has.
@@ -367,7 +362,7 @@ impl HostRef {
 
     /// Takes a stored session, and reads it.
     async fn own_and_read(&self, id: &SessionId) -> Result<SessionStart, HostError> {
-        let owned = OwnedSession::take(&self.shared, id).await?;
+        let owned = self.shared.owner.take(id).await?;
         let (shared, of) = (Arc::clone(&self.shared), id.clone());
         let (stored, projector) =
             self.rebuild(id, move |entries| rebuild_session(&shared, &of, &entries)).await??;

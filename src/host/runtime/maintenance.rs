@@ -18,7 +18,6 @@ use super::agent_trees;
 use super::error::HostError;
 use super::host_ref::{HostRef, HostState};
 use super::message::SessionMessage;
-use super::ownership::OwnedSession;
 use super::recovery;
 use super::task;
 use crate::journal::{JournalError, SessionSummary, unix_ms};
@@ -178,7 +177,7 @@ async fn delete_idle(host_ref: HostRef, kept_ms: u64) {
 /// Deletes those of the next sessions after `after` that hibernate and were idle for `keep_idle`. A child session is
 /// kept until the run of its parent has ended. Returns their number, and the session after which to go on.
 pub(super) async fn delete_part(
-    shared: &Arc<HostState>,
+    shared: &HostState,
     kept_ms: u64,
     after: Option<&SessionId>,
 ) -> Result<(usize, Option<SessionId>), JournalError> {
@@ -194,7 +193,7 @@ pub(super) async fn delete_part(
     let reserved = shared.index.reserve_for_deletion(unneeded);
     let (mut old, mut owned) = (Vec::new(), Vec::new());
     for id in reserved {
-        match OwnedSession::take(shared, &id).await {
+        match shared.owner.take(&id).await {
             Ok(of_session) => owned.push(of_session),
             Err(_) => {
                 shared.index.release_slot(&id);

@@ -116,6 +116,7 @@ mod stored_sessions;
 mod stream;
 mod supervision;
 mod supervisor;
+mod takeover;
 mod task;
 
 callsheet_values::impl_with!(OpenSession, RunRequest);
@@ -192,6 +193,7 @@ use message::SessionMessage;
 use model::HostLagClock;
 use models::Model;
 pub use models::ModelSources;
+use ownership::SessionOwner;
 use recovery::{
     find_unfinished_sessions, open_journal, read_suspended, recover, resume_of_journal,
 };
@@ -498,6 +500,7 @@ impl Host {
                 on_shutdown,
                 resume,
             },
+            owner: SessionOwner::new(&journal),
             journal,
             telemetry,
             metrics_claim,
@@ -782,6 +785,9 @@ impl Host {
         let HostInner { host_ref, shutdown_grace, cancel_grace, .. } = &*self.inner;
         let shared = &host_ref.shared;
         shared.closing.store(true, Ordering::SeqCst);
+        if shared.catalog.on_shutdown == OnShutdown::HandOver {
+            shared.owner.hand_over();
+        }
         self.interrupt(false);
         if timeout(*shutdown_grace, shared.gauges.wait_until_no_runs()).await.is_err() {
             self.interrupt(true);

@@ -9,7 +9,6 @@ use super::handle::SessionHandle;
 use super::host_ref::HostRef;
 use super::ids;
 use super::message::HostMessage;
-use super::ownership::OwnedSession;
 use super::publish::Publisher;
 use super::session_start::{SessionOrigin, SessionStart};
 use super::task;
@@ -79,7 +78,7 @@ async fn open_reserved(
             host_ref.shared.telemetry.clone(),
             Seq(0),
         ),
-        owned: OwnedSession::opened(&host_ref.shared, &id),
+        owned: host_ref.shared.owner.opened(&id),
         id: id.clone(),
         agent,
         tools: None,

@@ -14,7 +14,6 @@ use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
 use super::ids::{CALL_PREFIX, CALLER};
-use super::ownership::TREES_MAX;
 use crate::journal::{Journal, JournalError, MemoryJournal, Ownership, SessionQuery, restored};
 #[cfg(feature = "postgres")]
 use crate::journal::{PostgresJournal, PostgresOptions};
@@ -30,6 +29,9 @@ use callsheet_values::types::{SessionId, SessionState, is_child_session};
 /// Maximum number of batches that wait to be written.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 const QUEUE_MAX: usize = 65_536;
+
+/// Maximum number of trees that are taken together.
+pub(super) const TREES_MAX: usize = 500;
 
 /// Maximum number of sessions of one page of the list.
 const PAGE_LENGTH: usize = 1000;

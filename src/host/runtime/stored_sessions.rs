@@ -14,7 +14,6 @@ use super::handle::SessionHandle;
 use super::host_ref::HostRef;
 use super::ids::CALLER;
 use super::message::{HostMessage, RunAccepted, SessionMessage};
-use super::ownership::OwnedSession;
 use super::publish::Publisher;
 use super::report::{CallReport, Messages, RunReport};
 use super::session_start::{SessionOrigin, SessionStart};
@@ -236,7 +235,7 @@ pub(super) async fn delete(
     may_have_children: bool,
 ) -> Result<(), HostError> {
     let (host_ref, id) = (&session.host_ref, session.id());
-    let _owned = match OwnedSession::take(&host_ref.shared, id).await {
+    let _owned = match host_ref.shared.owner.take(id).await {
         Ok(owned) => owned,
         Err(error) => {
             host_ref.shared.end_deletion(id);
@@ -390,7 +389,7 @@ async fn read_fork_start(
     let tools = host_ref.frozen_tools(&agent, &rebuilt.session).await?;
     Ok(SessionStart {
         publisher: Publisher::new(to.clone(), projector, host_ref.shared.telemetry.clone(), Seq(0)),
-        owned: OwnedSession::opened(&host_ref.shared, to),
+        owned: host_ref.shared.owner.opened(to),
         id: to.clone(),
         agent,
         tools,
