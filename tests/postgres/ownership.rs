@@ -186,6 +186,30 @@ async fn unfinished_sessions_of_a_dead_host_are_shared_by_the_others() {
 }
 
 #[tokio::test]
+async fn a_host_that_comes_back_goes_on_with_what_no_other_has_taken() {
+    let Some(database) = database().await else { return };
+    let proxy = Proxy::start(database.server.port).await;
+    let host = open_with(&database.url_at(proxy.port), |options| {
+        options.advertise = Some("http://a:1".to_owned());
+        options.lease = Duration::from_secs(2);
+    })
+    .await;
+    let stale = store_session(&host, "s", 1).await;
+    // A session that is closed and not deleted counts as unfinished.
+    store(&stale, vec![Record::SessionClosed]).await.unwrap();
+    proxy.set(Mode::Freeze);
+    assert_eq!(within(host.lost()).await, [id("s")]);
+    proxy.set(Mode::Pass);
+    let taken = async || host.take_abandoned(10).await.unwrap_or_default() == [id("s")];
+    until("it takes the tree again", taken).await;
+    assert_eq!(store(&stale, vec![stop()]).await, Err(FENCED), "with a new epoch");
+    assert_eq!(host.take(&id("s")).await, Ok(Owner::This));
+    store(&log(&host, "s", 2), vec![stop()]).await.unwrap();
+    assert_eq!(host.take_abandoned(10).await, Ok(Vec::new()), "once");
+    host.close().await;
+}
+
+#[tokio::test]
 async fn hosts_are_listed_until_they_end() {
     let Some(database) = database().await else { return };
     let [a, b] = two_hosts(&database).await;

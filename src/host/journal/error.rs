@@ -53,6 +53,9 @@ pub enum JournalError {
     /// The journal cannot be read.
     #[error("read the journal: {0}")]
     Read(String),
+    /// The journal cannot be read now, because its database cannot be reached. The engine connects again by itself.
+    #[error("read the journal: {0}")]
+    Unavailable(String),
     /// A record cannot be read.
     #[error(transparent)]
     Unreadable(#[from] UnreadableRecord),
@@ -84,6 +87,6 @@ impl JournalError {
     /// Returns whether a retry may succeed.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Full | Self::Overloaded | Self::Write(_))
+        matches!(self, Self::Full | Self::Overloaded | Self::Write(_) | Self::Unavailable(_))
     }
 }

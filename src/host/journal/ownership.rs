@@ -58,7 +58,8 @@ pub trait Ownership: Send + Sync + fmt::Debug {
     /// If the owner cannot be changed. Another host takes the tree when the journal is closed.
     fn hand_over<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, ()>;
 
-    /// Takes at most `limit` trees that no living host owns and in which there is something to do: a run that has not
+    /// Takes at most `limit` trees that no living host owns, or that this host has [lost](Self::lost) and no other one has
+    /// taken, and in which there is something to do: a run that has not
     /// ended, an input that waits, or a deletion that has to be finished. Returns the sessions of these trees with that.
     /// Does not count uses. Returns none if there is nothing to take.
     ///

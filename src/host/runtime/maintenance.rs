@@ -23,8 +23,9 @@ use super::task;
 use crate::journal::{JournalError, SessionSummary, unix_ms};
 use callsheet_values::types::{SessionId, SessionState};
 
-/// The time until the next try to wake a session with an expired approval, if the journal could not be read.
-const EXPIRY_RETRY_MS: u64 = 5000;
+/// The time until the next try to wake a session with an expired approval or an unfinished run, if the journal could not
+/// be read.
+pub(super) const WAKE_RETRY_MS: u64 = 5000;
 
 /// The time for which the actors of a session's last run are kept, so that the next input of a
 /// conversation can use them.
@@ -89,7 +90,7 @@ fn wake_expired(host_ref: &HostRef) {
                 woken => matches!(woken, Err(HostError::Full(_))),
             };
             if is_passing {
-                host_ref.shared.maintenance.add_expiry(unix_ms() + EXPIRY_RETRY_MS, id);
+                host_ref.shared.maintenance.add_expiry(unix_ms() + WAKE_RETRY_MS, id);
             }
         });
     }

@@ -14,7 +14,10 @@ use super::error::HostError;
 use super::handle::SessionHandle;
 use super::host_ref::HostRef;
 use super::ids::{CALL_PREFIX, CALLER};
-use crate::journal::{Journal, JournalError, MemoryJournal, Ownership, SessionQuery, restored};
+use super::maintenance::WAKE_RETRY_MS;
+use crate::journal::{
+    Journal, JournalError, MemoryJournal, Ownership, SessionQuery, restored, unix_ms,
+};
 #[cfg(feature = "postgres")]
 use crate::journal::{PostgresJournal, PostgresOptions};
 #[cfg(feature = "sqlite")]
@@ -262,7 +265,7 @@ async fn close_all(host_ref: &HostRef, sessions: Vec<SessionId>) {
     }
 }
 
-/// Wakes the sessions with unfinished runs, which then continue, and deletes those whose deletion is unfinished and
+/// Wakes the sessions with unfinished runs, which then continue, later if the journal cannot be reached now, and deletes those whose deletion is unfinished and
 /// those of calls by hand. Stops the runs of child sessions whose parents have no unfinished run.
 ///
 /// The `suspects` are held. They go on afterwards, one after the other.
@@ -281,6 +284,12 @@ pub(super) async fn recover(
         matches!(woken, Err(HostError::NoSuchSession(_)))
             || matches!(woken, Err(HostError::AgentGone(agent)) if agent == CALLER)
     };
+    for (id, woken) in unfinished.iter().zip(&woken) {
+        if matches!(woken, Err(HostError::Journal(error)) if error.is_transient()) {
+            // The database may be back soon.
+            host_ref.shared.maintenance.add_expiry(unix_ms() + WAKE_RETRY_MS, id.clone());
+        }
+    }
     let leftover = unfinished.iter().zip(&woken).filter(|(_, woken)| is_leftover(woken));
     let leftover: Vec<_> = leftover.map(|(id, _)| id.clone()).collect();
     let is_moved = |woken: &&Result<_, _>| matches!(woken, Err(HostError::SessionMoved));

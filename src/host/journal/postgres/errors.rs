@@ -58,7 +58,15 @@ impl StatementFailure {
     }
 
     pub(super) fn read_error(&self) -> JournalError {
-        JournalError::Read(self.reason.clone())
+        match self.kind {
+            StatementFailureKind::Lost
+            | StatementFailureKind::Again
+            | StatementFailureKind::Exhausted
+            | StatementFailureKind::Full => JournalError::Unavailable(self.reason.clone()),
+            StatementFailureKind::Conflict
+            | StatementFailureKind::Refused
+            | StatementFailureKind::Value => JournalError::Read(self.reason.clone()),
+        }
     }
 }
 

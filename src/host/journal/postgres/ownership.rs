@@ -44,13 +44,13 @@ const OWNER: &str = "
     FROM sessions s JOIN trees t ON t.root = s.root
     LEFT JOIN hosts h ON h.id = t.owner AND h.lease_end > now() WHERE s.id = $1";
 
-/// Takes at most `$2` trees of no host or of dead ones in which a run has not ended. Trees that another host takes now are
-/// left to it.
+/// Takes at most `$2` trees of no host, of dead ones, or of this one if it has lost them (`$3`), in which a run has not
+/// ended. Trees that another host takes now are left to it.
 const TAKE_ABANDONED: &str = "
     WITH seen AS MATERIALIZED (
         SELECT DISTINCT t.root, t.epoch FROM running u JOIN trees t ON t.root = u.root
-        WHERE t.owner IS DISTINCT FROM $1::text::uuid
-        AND NOT EXISTS (SELECT 1 FROM hosts h WHERE h.id = t.owner AND h.lease_end > now())
+        WHERE (t.owner = $1::text::uuid AND t.root = ANY ($3::bigint[])) OR (t.owner IS DISTINCT FROM $1::text::uuid
+            AND NOT EXISTS (SELECT 1 FROM hosts h WHERE h.id = t.owner AND h.lease_end > now()))
         ORDER BY t.root LIMIT $2 * 4)
     , locked AS MATERIALIZED (
         SELECT t.root, t.epoch FROM seen JOIN trees t ON t.root = seen.root AND t.epoch = seen.epoch
@@ -120,9 +120,9 @@ impl Ownership for PostgresJournal {
     fn take_abandoned(&self, limit: usize) -> JournalFuture<'_, Vec<SessionId>> {
         Box::pin(async move {
             let (pool, trees) = (&self.shared.pool, &self.shared.trees);
-            let limit = signed(limit as u64);
-            let parameters: [(&(dyn ToSql + Sync), Type); 2] =
-                [(&self.host_id(), Type::TEXT), (&limit, Type::INT8)];
+            let (limit, lost) = (signed(limit as u64), trees.lost_roots());
+            let parameters: [(&(dyn ToSql + Sync), Type); 3] =
+                [(&self.host_id(), Type::TEXT), (&limit, Type::INT8), (&lost, Type::INT8_ARRAY)];
             let rows = pool.query(TAKE_ABANDONED, &parameters).await;
             let rows = rows.map_err(|failure| failure.write_error())?;
             if rows.is_empty() {

@@ -192,6 +192,13 @@ impl OwnedTrees {
         count
     }
 
+    /// Returns the roots of the trees that were lost with the lease.
+    pub(super) fn lost_roots(&self) -> Vec<i64> {
+        let state = self.state.lock();
+        let lost = state.owned.iter().filter(|(_, tree)| tree.is_lost);
+        lost.map(|(number, _)| *number).collect()
+    }
+
     /// Waits until trees are lost, and returns their sessions that were in use.
     pub(super) async fn lost(&self) -> Vec<SessionId> {
         loop {

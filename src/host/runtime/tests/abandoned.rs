@@ -198,6 +198,37 @@ async fn a_run_that_fails_because_of_the_journal_keeps_the_outcomes_that_are_kno
 }
 
 #[tokio::test]
+async fn an_unfinished_run_that_cannot_be_read_at_the_start_goes_on_later() {
+    let provider = Provider::new(|n, _| match n {
+        0 => Reply::Stall(vec![text("It ")]),
+        _ => Reply::Sse(answer_with("fine")),
+    })
+    .await;
+    let (inner, setup) =
+        (Arc::new(MemoryJournal::new()), || setup(&provider, ToolRegistry::new(), |_| ()));
+    let id = interrupted_run(&provider, setup(), &inner).await;
+    let engine = Engine::on(inner, |inner, batch| inner.append(batch));
+    engine.fail_reads(true);
+    let host = start_on(setup(), Arc::clone(&engine) as Arc<dyn Journal>).await.unwrap();
+    until("it was tried", || !host.shared().maintenance.remove_expired(u64::MAX).is_empty()).await;
+    let error = host.session(&id).snapshot().await.unwrap_err();
+    assert!(matches!(&error, HostError::Journal(JournalError::Unavailable(_))), "{error:?}");
+    assert!(error.is_transient());
+    host.shared().maintenance.add_expiry(0, id);
+    maintenance::run(&host.inner.host_ref);
+    engine.fail_reads(false);
+    timeout(SOON, async {
+        while provider.count() < 2 {
+            maintenance::run(&host.inner.host_ref);
+            sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await
+    .unwrap();
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
 async fn a_run_whose_start_was_lost_is_forgotten() {
     let provider = Provider::answering("fine").await;
     let fails = Arc::new(AtomicBool::new(true));

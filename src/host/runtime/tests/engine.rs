@@ -28,6 +28,8 @@ pub(super) struct Engine {
     held: Mutex<Option<SessionId>>,
     /// Reads of this session wait.
     held_reads: Mutex<Option<SessionId>>,
+    /// While it is set, sessions cannot be read.
+    is_unavailable: AtomicBool,
     /// While it is set, a list waits after it was made.
     holds_lists: AtomicBool,
     /// While it is set, documents wait before they are stored.
@@ -61,6 +63,7 @@ impl Engine {
             is_dead: Arc::default(),
             held: Mutex::default(),
             held_reads: Mutex::default(),
+            is_unavailable: AtomicBool::new(false),
             holds_lists: AtomicBool::new(false),
             holds_documents: AtomicBool::new(false),
             fails_late: AtomicBool::new(false),
@@ -101,6 +104,11 @@ impl Engine {
     /// Lets reads of a session wait, or of none.
     pub(super) fn hold_reads(&self, session: Option<SessionId>) {
         *self.held_reads.lock() = session;
+    }
+
+    /// Lets reads of sessions fail, as those of a database that cannot be reached, or no longer.
+    pub(super) fn fail_reads(&self, fail: bool) {
+        self.is_unavailable.store(fail, Ordering::SeqCst);
     }
 
     /// Lets lists wait after they were made, or no longer.
@@ -165,6 +173,10 @@ impl Journal for Engine {
         after: Seq,
         limit: usize,
     ) -> JournalFuture<'a, Vec<JournalEntry>> {
+        if self.is_unavailable.load(Ordering::SeqCst) {
+            let error = JournalError::Unavailable("the server is starting".to_owned());
+            return Box::pin(std::future::ready(Err(error)));
+        }
         if self.held_reads.lock().is_none() {
             return self.inner.read_some(session, after, limit);
         }
