@@ -337,7 +337,7 @@ fn errors_of_the_journal_section() {
     check(
         "[journal]\nengine = 'sqlite3'\ndurability = 1\nresume = 'always'\nkeep_idle = 'x'\n",
         &[
-            "2: journal.engine: must be \"sqlite\" or \"memory\", not \"sqlite3\"",
+            "2: journal.engine: must be \"sqlite\", \"memory\" or \"postgres\", not \"sqlite3\"",
             "3: journal.durability: must be \"strict\" or \"relaxed\", not 1",
             "4: journal.resume: must be \"auto\" or \"manual\", not \"always\"",
             "5: journal.keep_idle: must be a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not \"x\"",

@@ -204,7 +204,7 @@ async fn batches_wait_while_the_database_is_away() {
     assert_eq!(sessions[1].durable_seq(), Seq(0));
     assert_eq!(sessions[1].failure(), None, "they wait");
     let read = journal.read(&id("s0"), Seq(0)).await;
-    assert!(matches!(read, Err(JournalError::Read(_))), "{read:?}");
+    assert!(matches!(read, Err(JournalError::Unavailable(_))), "{read:?}");
     database.server.run().await;
     for log in &sessions {
         within(log.wait_durable(log.last_seq())).await.unwrap();

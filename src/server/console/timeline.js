@@ -673,7 +673,7 @@ export class Timeline {
   /** Lets a run go on that was interrupted. @param {Run} run */
   #reopenRun(run) {
     run.end = undefined;
-    run.endTime = undefined;
+    run.endTime = 0;
     run.text = "";
     run.stats = undefined;
     this.run = run;
