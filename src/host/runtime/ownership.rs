@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::error::HostError;
 use super::task;
-use crate::journal::{Journal, Owner};
+use crate::journal::{Journal, JournalError, Owner};
 use callsheet_values::types::SessionId;
 
 /// This host as the owner of sessions.
@@ -59,8 +59,10 @@ impl Drop for OwnedSession {
                 true => ownership.hand_over(&id).await,
                 false => ownership.give(&id).await,
             };
-            if let Err(error) = given {
-                tracing::warn!(session = %id, %error, "session_not_given");
+            match given {
+                // A journal that is closed has given up everything.
+                Ok(()) | Err(JournalError::Closed) => {}
+                Err(error) => tracing::warn!(session = %id, %error, "session_not_given"),
             }
         });
     }

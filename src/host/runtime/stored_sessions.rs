@@ -238,6 +238,9 @@ pub(super) async fn delete(
     let _owned = match host_ref.shared.owner.take(id).await {
         Ok(owned) => owned,
         Err(error) => {
+            if matches!(error, HostError::Journal(_)) {
+                host_ref.shared.maintenance.add_failed_deletion(id.clone());
+            }
             host_ref.shared.end_deletion(id);
             return Err(error);
         }

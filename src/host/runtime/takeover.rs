@@ -1,5 +1,5 @@
-//! What other hosts with the same journal do: they take sessions that this host loses, and leave runs with which it goes
-//! on.
+//! Two tasks of a host that shares its journal with others. One ends the sessions that another host has taken. The other
+//! takes the sessions of hosts that have ended, and continues their runs.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What the errors of the database mean for a statement, and their texts. No text has the password.
+//! Classifies the errors of the database by their effect on a statement, and formats their texts, without the password.
 
 use std::error::Error as _;
 use std::fmt::Write as _;

@@ -45,7 +45,7 @@ const MIGRATIONS: [&str; 1] = ["
     CREATE INDEX sessions_forks ON sessions (origin) WHERE origin IS NOT NULL;
     CREATE INDEX sessions_removed ON sessions (number) WHERE removed = 1;
     CREATE TABLE running (
-        session bigint PRIMARY KEY, id text COLLATE \"C\" NOT NULL, root bigint NOT NULL, wake_at bigint);
+        session bigint PRIMARY KEY, id text COLLATE \"C\" NOT NULL, root bigint NOT NULL);
     CREATE INDEX running_by_id ON running (id);
     CREATE INDEX running_by_root ON running (root);
     CREATE TABLE touched (session bigint PRIMARY KEY, time bigint NOT NULL);

@@ -135,7 +135,8 @@ impl OwnedTrees {
         self.state.lock().owned.entry(number).or_insert(tree);
     }
 
-    /// Returns the epoch of a tree, also while the lease of this host is not renewed: nobody may have taken the tree.
+    /// Returns the epoch of a tree, also after the lease was not renewed in time: if no other host has taken the tree, this
+    /// host can still store records of it.
     pub(super) fn epoch(&self, number: i64) -> Option<i64> {
         self.state.lock().owned.get(&number).map(|tree| tree.epoch)
     }

@@ -149,7 +149,7 @@ async fn a_session_has_one_owner() {
     let fork = two.fork(&elsewhere, Seq(1), Some("f".to_owned())).await.unwrap();
     assert_eq!(fork.run("go").await.unwrap().text, "fine");
     assert_eq!(one.session(fork.id()).run("go").await.unwrap_err(), HostError::SessionMoved);
-    // What has left memory can be taken.
+    // Another host can take a session that has left memory.
     session.hibernate();
     until("it is asleep", || one.counts().awake == 0).await;
     let runs = async || elsewhere.run("go").await.is_ok();

@@ -94,7 +94,7 @@ impl<'a> OpenColumns<'a> {
     }
 }
 
-/// What the database has done with a new session.
+/// The result of opening a session.
 #[derive(Clone, Copy, Debug)]
 enum Opened {
     /// It has this number and this root.

@@ -98,7 +98,7 @@ impl DatabaseWriter {
     async fn give(&mut self) {
         let began = Instant::now();
         let waiting = self.parts.trees.take_given();
-        // What was stored before must not be lost after the next owner has read it.
+        // The next owner reads the records that are stored so far. A crash of the server must not lose them.
         self.flush().await;
         // A use that begins from now on takes the tree again, with a new epoch.
         let unused = |tree: &GivenTree| {
