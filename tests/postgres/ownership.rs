@@ -210,6 +210,46 @@ async fn a_host_that_comes_back_goes_on_with_what_no_other_has_taken() {
 }
 
 #[tokio::test]
+async fn a_tree_that_was_taken_without_an_answer_is_not_forgotten() {
+    let Some(database) = database().await else { return };
+    let proxy = Proxy::start(database.server.port).await;
+    let dead = open_at(&database.url(), "http://dead:1").await;
+    let stale = store_session(&dead, "s", 1).await;
+    store(&stale, vec![Record::SessionClosed]).await.unwrap();
+    dead.close().await;
+    let host = open_at(&database.url_at(proxy.port), "http://a:1").await;
+    // The tree can be read, and not be taken.
+    let (client, connection) = tokio_postgres::connect(&database.url(), NoTls).await.unwrap();
+    let driver = tokio::task::spawn(connection);
+    client.batch_execute("BEGIN; LOCK TABLE trees IN SHARE MODE").await.unwrap();
+    let mut take = host.take_abandoned(10);
+    let early = tokio::time::timeout(Duration::from_millis(300), &mut take).await;
+    assert!(early.is_err(), "it waits");
+    let lost = proxy.lost_answers();
+    proxy.set(Mode::LoseAnswers);
+    client.batch_execute("COMMIT").await.unwrap();
+    let answer = async {
+        until("an answer is lost", async || proxy.lost_answers() > lost).await;
+        until("the tree is taken", async || {
+            database.number("SELECT max(epoch) FROM trees").await > 1
+        })
+        .await;
+        proxy.set(Mode::Pass);
+    };
+    let (taken, ()) = tokio::join!(take, answer);
+    let mut taken = taken.unwrap();
+    while taken.is_empty() {
+        taken = within(host.take_abandoned(10)).await.unwrap();
+    }
+    assert_eq!(taken, [id("s")], "it is found");
+    store(&log(&host, "s", 2), vec![stop()]).await.unwrap();
+    assert_eq!(host.take_abandoned(10).await, Ok(Vec::new()), "once");
+    drop(client);
+    let _ = driver.await;
+    host.close().await;
+}
+
+#[tokio::test]
 async fn hosts_are_listed_until_they_end() {
     let Some(database) = database().await else { return };
     let [a, b] = two_hosts(&database).await;

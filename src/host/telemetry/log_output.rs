@@ -302,7 +302,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn lines_that_a_server_causes_are_few_and_short() {
-        for format in [LogFormat::Text, LogFormat::Json] {
+        for (format, dropped) in
+            [(LogFormat::Text, "lines=995"), (LogFormat::Json, "\"lines\":995")]
+        {
             let logged = Logged::default();
             let output = logged.clone();
             let lines =
@@ -323,7 +325,7 @@ mod tests {
             assert_eq!(count("unexpected"), 10, "{logged}");
             assert_eq!(count("mcp_log_line_too_long"), 5);
             assert_eq!(count("mcp_log_lines_dropped"), 2);
-            assert_eq!(count("995"), 2, "{logged}");
+            assert_eq!(count(dropped), 2, "{logged}");
             assert_eq!(count("another"), 20);
             assert!(logged.len() < 10_000);
             if format == LogFormat::Json {

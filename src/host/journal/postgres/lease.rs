@@ -218,9 +218,14 @@ impl Lease {
         }
     }
 
+    /// Returns true if other hosts may soon take this host's trees, or may already.
+    pub(super) fn is_over(&self) -> bool {
+        self.time_left().is_zero()
+    }
+
     /// Gives up all trees if the lease was not renewed in time.
     fn lose_if_over(&self, trees: &OwnedTrees) {
-        if self.time_left().is_zero() {
+        if self.is_over() {
             let lost = trees.lose_all();
             if lost > 0 {
                 tracing::warn!(lost, age = ?self.age(), "lease_over: other hosts may take the sessions");

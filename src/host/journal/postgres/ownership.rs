@@ -44,19 +44,25 @@ const OWNER: &str = "
     FROM sessions s JOIN trees t ON t.root = s.root
     LEFT JOIN hosts h ON h.id = t.owner AND h.lease_end > now() WHERE s.id = $1";
 
-/// Takes at most `$2` trees of no host, of dead ones, or of this one if it has lost them (`$3`), in which a run has not
-/// ended. Trees that another host takes now are left to it.
-const TAKE_ABANDONED: &str = "
-    WITH seen AS MATERIALIZED (
-        SELECT DISTINCT t.root, t.epoch FROM running u JOIN trees t ON t.root = u.root
-        WHERE (t.owner = $1::text::uuid AND t.root = ANY ($3::bigint[])) OR (t.owner IS DISTINCT FROM $1::text::uuid
-            AND NOT EXISTS (SELECT 1 FROM hosts h WHERE h.id = t.owner AND h.lease_end > now()))
-        ORDER BY t.root LIMIT $2 * 4)
-    , locked AS MATERIALIZED (
-        SELECT t.root, t.epoch FROM seen JOIN trees t ON t.root = seen.root AND t.epoch = seen.epoch
-        ORDER BY t.root LIMIT $2 FOR NO KEY UPDATE OF t SKIP LOCKED)
+/// The trees of no host, of dead ones, or of this one (`$1`) if it may not know them (`$2`), in which a run has not ended:
+/// their roots and epochs. At most `$3`.
+const ABANDONED: &str = "
+    SELECT DISTINCT t.root, t.epoch FROM running u JOIN trees t ON t.root = u.root
+    WHERE (t.owner = $1::text::uuid AND t.root = ANY ($2::bigint[])) OR (t.owner IS DISTINCT FROM $1::text::uuid
+        AND NOT EXISTS (SELECT 1 FROM hosts h WHERE h.id = t.owner AND h.lease_end > now()))
+    ORDER BY t.root LIMIT $3";
+
+/// Takes at most `$4` of the trees with these roots and epochs. Trees that another host takes now are left to it.
+const TAKE_SOME: &str = "
+    WITH locked AS MATERIALIZED (
+        SELECT t.root FROM unnest($2::bigint[], $3::bigint[]) AS w(root, epoch)
+        JOIN trees t ON t.root = w.root AND t.epoch = w.epoch
+        ORDER BY t.root LIMIT $4 FOR NO KEY UPDATE OF t SKIP LOCKED)
     UPDATE trees SET owner = $1::text::uuid, epoch = trees.epoch + 1 FROM locked
-    WHERE trees.root = locked.root AND trees.epoch = locked.epoch RETURNING trees.root, trees.epoch";
+    WHERE trees.root = locked.root RETURNING trees.root, trees.epoch";
+
+/// More trees are looked at than are taken, because other hosts take some of them at the same time.
+const CANDIDATES_PER_TREE: usize = 4;
 
 /// The unfinished sessions of trees.
 const UNFINISHED: &str = "SELECT id FROM running WHERE root = ANY ($1) ORDER BY id";
@@ -89,6 +95,11 @@ impl Ownership for PostgresJournal {
                     trees.note_use(tree.root, session);
                     return Ok(Owner::This);
                 }
+                if self.shared.lease.is_over() {
+                    let reason = "the lease of this host is over: it is renewed as soon as the database answers";
+                    return Err(JournalError::Unavailable(reason.to_owned()));
+                }
+                trees.note_unsure(&[tree.root]);
                 // Also its own tree after a lost lease, or a lost answer, gets a new epoch: what is still on its way
                 // is fenced.
                 let (roots, epochs) = (vec![tree.root], vec![tree.epoch]);
@@ -98,7 +109,10 @@ impl Ownership for PostgresJournal {
                     (&epochs, Type::INT8_ARRAY),
                 ];
                 let taken = self.shared.pool.query(statements::TAKE, &parameters).await;
-                let taken = taken.map_err(|failure| failure.write_error())?;
+                let taken = taken.map_err(|failure| {
+                    trees.note_unsure(&roots);
+                    failure.write_error()
+                })?;
                 if let Some(row) = taken.first() {
                     trees.insert(tree.root, row.get(1));
                     trees.note_use(tree.root, session);
@@ -120,10 +134,35 @@ impl Ownership for PostgresJournal {
     fn take_abandoned(&self, limit: usize) -> JournalFuture<'_, Vec<SessionId>> {
         Box::pin(async move {
             let (pool, trees) = (&self.shared.pool, &self.shared.trees);
-            let (limit, lost) = (signed(limit as u64), trees.lost_roots());
-            let parameters: [(&(dyn ToSql + Sync), Type); 3] =
-                [(&self.host_id(), Type::TEXT), (&limit, Type::INT8), (&lost, Type::INT8_ARRAY)];
-            let rows = pool.query(TAKE_ABANDONED, &parameters).await;
+            // A host that the others may count as dead would lose again what it takes.
+            if self.shared.lease.is_over() {
+                return Ok(Vec::new());
+            }
+            let candidates_max = limit.saturating_mul(CANDIDATES_PER_TREE);
+            let unknown = trees.unknown_roots();
+            let parameters: [(&(dyn ToSql + Sync), Type); 3] = [
+                (&self.host_id(), Type::TEXT),
+                (&unknown, Type::INT8_ARRAY),
+                (&signed(candidates_max as u64), Type::INT8),
+            ];
+            let candidates = pool.query(ABANDONED, &parameters).await;
+            let candidates = candidates.map_err(|failure| failure.read_error())?;
+            let (roots, epochs): (Vec<i64>, Vec<i64>) =
+                candidates.iter().map(|row| (row.get::<_, i64>(0), row.get::<_, i64>(1))).unzip();
+            if roots.len() < candidates_max {
+                trees.forget_unsure(&unknown);
+            }
+            if roots.is_empty() {
+                return Ok(Vec::new());
+            }
+            trees.note_unsure(&roots);
+            let parameters: [(&(dyn ToSql + Sync), Type); 4] = [
+                (&self.host_id(), Type::TEXT),
+                (&roots, Type::INT8_ARRAY),
+                (&epochs, Type::INT8_ARRAY),
+                (&signed(limit as u64), Type::INT8),
+            ];
+            let rows = pool.query(TAKE_SOME, &parameters).await;
             let rows = rows.map_err(|failure| failure.write_error())?;
             if rows.is_empty() {
                 return Ok(Vec::new());

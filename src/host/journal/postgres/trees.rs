@@ -1,7 +1,7 @@
 //! The trees that this host owns, as far as it knows, and its uses of their sessions. The database decides: each statement
 //! that stores has the epoch of its tree as a condition.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
@@ -28,6 +28,9 @@ struct TreesState {
     lost: Vec<SessionId>,
     /// The trees that wait to be given away.
     to_give: Vec<GivenTree>,
+    /// The roots of trees that this host may own without knowing their epochs, because a statement that takes them has
+    /// not been answered.
+    unsure: BTreeSet<i64>,
 }
 
 /// A tree without uses, which is to be given away.
@@ -56,8 +59,25 @@ impl OwnedTrees {
     /// Notes that this host owns a tree.
     pub(super) fn insert(&self, number: i64, epoch: i64) {
         let mut state = self.state.lock();
+        state.unsure.remove(&number);
         let tree = state.owned.entry(number).or_default();
-        (tree.epoch, tree.is_lost) = (epoch, false);
+        // An answer can come after that of a later statement.
+        if epoch >= tree.epoch {
+            (tree.epoch, tree.is_lost) = (epoch, false);
+        }
+    }
+
+    /// Notes trees that a statement is about to take.
+    pub(super) fn note_unsure(&self, roots: &[i64]) {
+        self.state.lock().unsure.extend(roots);
+    }
+
+    /// Forgets trees that a statement was about to take, because they have another owner, or nothing to do.
+    pub(super) fn forget_unsure(&self, roots: &[i64]) {
+        let mut state = self.state.lock();
+        for root in roots {
+            state.unsure.remove(root);
+        }
     }
 
     /// Counts a use of a session of an owned tree.
@@ -193,11 +213,12 @@ impl OwnedTrees {
         count
     }
 
-    /// Returns the roots of the trees that were lost with the lease.
-    pub(super) fn lost_roots(&self) -> Vec<i64> {
+    /// Returns the roots of the trees that the database may still count as this host's, although it has lost them with
+    /// its lease, or does not know that it has taken them.
+    pub(super) fn unknown_roots(&self) -> Vec<i64> {
         let state = self.state.lock();
         let lost = state.owned.iter().filter(|(_, tree)| tree.is_lost);
-        lost.map(|(number, _)| *number).collect()
+        lost.map(|(number, _)| *number).chain(state.unsure.iter().copied()).collect()
     }
 
     /// Waits until trees are lost, and returns their sessions that were in use.
