@@ -139,6 +139,10 @@ async fn start(
     let listener = TcpListener::bind(requested_addr).await.map_err(|error| {
         CommandError::usage(format!("listen on {requested_addr}: {}", listen_error(&error)))
     })?;
+    if let Some(advertise) = &mut config.host.advertise {
+        let port = listener.local_addr().map_err(CommandError::failed)?.port();
+        advertise.set_unset_port(port);
+    }
     // The handlers are installed before the start is announced, because a reader of the announcement may send
     // a signal at once.
     let mut signals = Signals::of_service().map_err(CommandError::failed)?;
@@ -146,6 +150,10 @@ async fn start(
     let options = ServerOptions::from(&*config).with(|options| {
         options.max_connections = open_files::raise_open_file_limit(options.max_connections);
         options.tls = tls;
+        if options.peer_token.is_some() {
+            // Requests wait for the host that goes on with their sessions.
+            options.close_timeout = options.close_timeout.max(config.host.shutdown_grace);
+        }
     });
     let mut builder = Host::builder()
         .config(config.clone())

@@ -427,7 +427,7 @@ impl HostBuilder {
         }
         let kept = start_rehearsal(&mut config).await?;
         let setup = HostSetup::new(config, tools);
-        Host::start(HostSetup {
+        let setup = HostSetup {
             tool_sources,
             model_sources,
             journal,
@@ -438,8 +438,8 @@ impl HostBuilder {
             live_hooks,
             kept,
             ..setup
-        })
-        .await
+        };
+        Box::pin(Host::start(setup)).await
     }
 }
 

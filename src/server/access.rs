@@ -3,15 +3,18 @@
 //! [`Guard`](super::Guard) finds the token of a request and adds its [`Caller`]. The routes check the caller's scope
 //! (`routes`), and the extractor of a path's session (`extract`) checks its agents.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Request};
+use axum::http::HeaderValue;
 use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::Response;
 use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 
 use super::error::ApiError;
@@ -141,6 +144,15 @@ fn read_again(
     }
 }
 
+/// A caller, as one host tells it another one.
+#[derive(Debug, Serialize, Deserialize)]
+struct ToldCaller<'a> {
+    name: Cow<'a, str>,
+    scope: Vec<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agents: Option<Vec<String>>,
+}
+
 /// The caller of a request, as its token tells. Without a named token it may do everything, and has no name.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Caller(Option<Arc<TokenConfig>>);
@@ -180,6 +192,26 @@ impl Caller {
     /// Returns whether the caller may reach the sessions of only some agents.
     pub(super) fn is_limited(&self) -> bool {
         self.agents().is_some()
+    }
+
+    /// Returns the caller as one host tells it another one, if its token has a name.
+    pub(super) fn to_header(&self) -> Option<HeaderValue> {
+        let token = self.0.as_ref()?;
+        let scope: Vec<&str> = token.scope.iter().map(|scope| scope.as_str()).collect();
+        let told = ToldCaller {
+            name: token.name.as_str().into(),
+            scope: scope.into_iter().map(Into::into).collect(),
+            agents: token.agents.clone(),
+        };
+        HeaderValue::try_from(serde_json::to_string(&told).ok()?).ok()
+    }
+
+    /// Returns the caller that another host tells.
+    pub(super) fn from_header(value: &HeaderValue) -> Option<Self> {
+        let ToldCaller { name, scope, agents } = serde_json::from_slice(value.as_bytes()).ok()?;
+        let scope: Option<Vec<_>> = scope.iter().map(|name| TokenScope::named(name)).collect();
+        let token = TokenConfig::of_peer(name.into_owned(), scope?, agents);
+        Some(Self(Some(Arc::new(token))))
     }
 
     fn agents(&self) -> Option<&[String]> {

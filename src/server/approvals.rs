@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State, rejection::PathRejection};
+use axum::http::{HeaderMap, Uri};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -12,6 +13,7 @@ use serde_json::{Value, json};
 use super::access::Caller;
 use super::error::ApiError;
 use super::extract::{FilterQuery, JsonBody, PathSession, page_length};
+use super::peers;
 use super::state::AppState;
 use callsheet_host::runtime::{
     ApprovalPosition, ApprovalQuery, HostError, OpenApproval, PendingApproval,
@@ -116,11 +118,13 @@ impl<'a> ListedApproval<'a> {
     }
 }
 
-/// Returns a page of the approvals and questions that wait in all sessions, the oldest first. Its `next` is the value of
-/// `after` for the next page; null on the last page.
+/// Returns a page of the approvals and questions that wait in all sessions of all hosts, the oldest first. Its `next` is
+/// the value of `after` for the next page; null on the last page.
 pub(super) async fn list(
     State(state): State<AppState>,
     caller: Caller,
+    uri: Uri,
+    headers: HeaderMap,
     FilterQuery(query, metadata): FilterQuery<ListApprovalsQuery>,
 ) -> Result<Response, ApiError> {
     let ListApprovalsQuery { agent, after, limit, full } = query;
@@ -134,14 +138,35 @@ pub(super) async fn list(
         query.after = after;
         query.limit = limit + 1;
     });
+    let asked = caller.clone();
     let is_shown =
-        move |open: &OpenApproval| caller.reaches_path(open.agent_path.iter().map(|name| &**name));
+        move |open: &OpenApproval| asked.reaches_path(open.agent_path.iter().map(|name| &**name));
     let open = state.host.open_approvals(query, is_shown).await?;
-    let next = open.get(limit).and_then(|_| open.get(limit - 1)?.position());
-    let listed = open.iter().take(limit).map(|open| ListedApproval::new(open, full));
-    let listed: Vec<_> = listed.collect();
-    let next = next.map(|position| position.to_string());
+    let own = open.iter().map(|open| {
+        let listed = serde_json::to_value(ListedApproval::new(open, full)).unwrap_or_default();
+        (open.position(), listed)
+    });
+    let mut all: Vec<_> = own.collect();
+    let pages = peers::pages(&state, &caller, &uri, &headers).await;
+    let mut has_more = false;
+    for page in pages {
+        has_more |= !page["next"].is_null();
+        let listed = page["approvals"].as_array().cloned().unwrap_or_default();
+        all.extend(listed.into_iter().map(|listed| (position(&listed), listed)));
+    }
+    all.sort_by(|(a, _), (b, _)| a.cmp(b));
+    has_more |= all.len() > limit;
+    all.truncate(limit);
+    let last = all.last().and_then(|(position, _)| position.as_ref()).filter(|_| has_more);
+    let next = last.map(ToString::to_string);
+    let listed: Vec<Value> = all.into_iter().map(|(_, listed)| listed).collect();
     state.answer_limiter.json(&json!({"approvals": listed, "next": next}))
+}
+
+/// Returns the position of an approval in the list of another host.
+fn position(listed: &Value) -> Option<ApprovalPosition> {
+    let (session, call) = (listed["session_id"].as_str()?, listed["tool_id"].as_str()?);
+    format!("{}-{session}-{call}", listed["since"].as_u64()?).parse().ok()
 }
 
 pub(super) async fn decide(

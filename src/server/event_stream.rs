@@ -132,6 +132,7 @@ fn of_host_event(event: HostEvent) -> StreamItem {
         HostEvent::Failed(session, error) => {
             return StreamItem::Public(journal_failed(&error, Some(&session)));
         }
+        HostEvent::OfPeer(text) => return StreamItem::Text(text),
     };
     let mut json = fields;
     json["type"] = kind.into();
@@ -143,6 +144,8 @@ enum StreamItem {
     Feed(FeedItem),
     /// An event of the stream itself.
     Public(PublicEvent),
+    /// An event of another host.
+    Text(String),
     /// The last item, if the session was closed and its host does not shut down.
     SessionClosed,
 }
@@ -301,6 +304,10 @@ impl SseEncoder {
             }
             StreamItem::Public(event) => {
                 append_event(text, event.kind, &event.json);
+                false
+            }
+            StreamItem::Text(event) => {
+                text.push_str(event);
                 false
             }
             StreamItem::SessionClosed => {

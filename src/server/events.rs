@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use futures::StreamExt as _;
+use futures::StreamExt;
 use serde::Deserialize;
 
 use super::access::Caller;
@@ -14,7 +14,7 @@ use super::error::ApiError;
 use super::event_stream::EventStream;
 use super::extract::{PathSession, StrictQuery};
 use super::state::{AppState, WATCHED_SESSIONS_MAX};
-use callsheet_host::runtime::HostError;
+use callsheet_host::runtime::{HOST_HEADER, HostError};
 use callsheet_values::event::EventId;
 use callsheet_values::types::{SessionId, excerpt};
 
@@ -62,6 +62,7 @@ pub(super) struct WatchManyQuery {
 pub(super) async fn watch_many(
     State(state): State<AppState>,
     caller: Caller,
+    headers: HeaderMap,
     StrictQuery(query): StrictQuery<WatchManyQuery>,
 ) -> Result<Response, ApiError> {
     let (sessions, all_states) = watched(&query.sessions, query.after.as_deref())?;
@@ -77,7 +78,11 @@ pub(super) async fn watch_many(
         );
         ApiError::retry_later(StatusCode::SERVICE_UNAVAILABLE, "too_many_watched_sessions", message)
     })?;
-    let events = state.host.watch_sessions(sessions, all_states).await;
+    // Another host joins the streams of all hosts.
+    let events = match headers.contains_key(HOST_HEADER) {
+        true => state.host.watch_own_sessions(sessions, all_states).await.map(StreamExt::boxed),
+        false => state.host.watch_sessions(sessions, all_states).await.map(StreamExt::boxed),
+    };
     let events = events.map_err(|(session, error)| {
         // Of the errors that occur here, only this one names the session.
         let is_named = matches!(error, HostError::NoSuchSession(_));

@@ -22,7 +22,8 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::access::Caller;
 use super::error::ApiError;
-use super::state::{AppState, BODIES_BYTES_MAX};
+use super::peers::IsReceived;
+use super::state::{ApiState, AppState, BODIES_BYTES_MAX};
 use callsheet_host::runtime::SessionHandle;
 use callsheet_values::record::RequestKey;
 use callsheet_values::types::{Metadata, SessionId, excerpt};
@@ -121,13 +122,16 @@ impl<T: DeserializeOwned> FromRequest<AppState> for ResultBody<T> {
 }
 
 /// A body that was received. It holds its share of the memory for bodies.
-struct ReceivedBody {
-    bytes: Bytes,
+pub(super) struct ReceivedBody {
+    pub(super) bytes: Bytes,
     _share: Option<OwnedSemaphorePermit>,
 }
 
 /// Reads a body within the server's limits of size, time and memory.
-async fn read_in_time(request: Request, state: &AppState) -> Result<ReceivedBody, ApiError> {
+pub(super) async fn read_in_time(
+    request: Request,
+    state: &ApiState,
+) -> Result<ReceivedBody, ApiError> {
     let (bytes_max, timeout) = (state.options.body_bytes_max, state.options.body_timeout);
     // Known if there is no body, or if its length was sent.
     let length = request.body().size_hint().exact();
@@ -135,8 +139,11 @@ async fn read_in_time(request: Request, state: &AppState) -> Result<ReceivedBody
     if length.is_some_and(|length| length > bytes_max) {
         return Err(too_large(bytes_max));
     }
-    let share =
-        tokio::time::timeout(timeout, acquire_body_bytes(length.unwrap_or(bytes_max), state));
+    let needed = match request.extensions().get::<IsReceived>() {
+        Some(IsReceived) => 0,
+        None => length.unwrap_or(bytes_max),
+    };
+    let share = tokio::time::timeout(timeout, acquire_body_bytes(needed, state));
     let share = share.await.map_err(|_| {
         let message = "too many large bodies are being received: try again later";
         ApiError::retry_later(StatusCode::SERVICE_UNAVAILABLE, "too_many_large_bodies", message)
@@ -149,7 +156,7 @@ async fn read_in_time(request: Request, state: &AppState) -> Result<ReceivedBody
 }
 
 /// Waits until there is memory for a body of this length. A small body needs no share.
-async fn acquire_body_bytes(length: usize, state: &AppState) -> Option<OwnedSemaphorePermit> {
+async fn acquire_body_bytes(length: usize, state: &ApiState) -> Option<OwnedSemaphorePermit> {
     let length = u32::try_from(length.min(BODIES_BYTES_MAX)).unwrap_or(u32::MAX);
     let share = Arc::clone(&state.body_bytes).acquire_many_owned(length);
     // The semaphore is never closed.

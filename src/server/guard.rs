@@ -13,9 +13,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::extract::ConnectInfo;
-use axum::http::{HeaderMap, Method, Request, Uri, header, uri::Authority};
+use axum::http::{HeaderMap, Method, Request, StatusCode, Uri, header, uri::Authority};
 use axum::response::{IntoResponse, Response};
 use futures::future::Either;
+use subtle::ConstantTimeEq as _;
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -23,6 +24,7 @@ use super::access::{AcceptedToken, AccessTokens, Caller};
 use super::error::ApiError;
 use super::listener::ConnectionAddresses;
 use super::state::ServerOptions;
+use callsheet_host::runtime::{CALLER_HEADER, HOST_HEADER};
 use callsheet_values::config::{ApiKey, TokenConfig};
 
 /// A layer (`tower_layer::Layer`) that refuses requests of foreign web pages, and requests without a
@@ -54,6 +56,7 @@ use callsheet_values::config::{ApiKey, TokenConfig};
 pub struct Guard {
     hosts: Vec<String>,
     tokens: AccessTokens,
+    peer_token: Option<ApiKey>,
     public_paths: Vec<String>,
 }
 
@@ -86,6 +89,13 @@ impl Guard {
         self.access_token(token.into())
     }
 
+    /// Accepts requests of other hosts with the same journal, which carry this token. Such a request may do what the token
+    /// of the client may do whose request the other host passes on, and is not checked for its `Host` and its `Origin`.
+    #[must_use]
+    pub fn peer_token(self, token: ApiKey) -> Self {
+        Self { peer_token: Some(token), ..self }
+    }
+
     fn access_token(self, token: AcceptedToken) -> Self {
         Self { tokens: self.tokens.with(token), ..self }
     }
@@ -112,10 +122,33 @@ impl Guard {
         headers: &HeaderMap,
         local: Option<SocketAddr>,
     ) -> Result<Caller, ApiError> {
+        if headers.contains_key(HOST_HEADER) {
+            return self.check_peer(headers);
+        }
         let host = self.check_host(uri, headers, local)?;
         self.check_origin(headers, &host, local)?;
         check_site(method, uri, headers)?;
         self.check_token(uri.path(), headers)
+    }
+
+    /// Returns the client whose request another host passes on.
+    fn check_peer(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
+        let Some(token) = &self.peer_token else {
+            let message = format!("{HOST_HEADER}: this host accepts no requests of other hosts");
+            return Err(ApiError::forbidden("no_peers", message));
+        };
+        let sent = bearer(headers).unwrap_or_default();
+        if !bool::from(sent.ct_eq(token.reveal().as_bytes())) {
+            let message = "the peer token is another one: set the same CALLSHEET_PEER_TOKEN for all hosts of a database";
+            return Err(ApiError::new(StatusCode::UNAUTHORIZED, "wrong_peer_token", message));
+        }
+        match headers.get(CALLER_HEADER) {
+            None => Ok(Caller::default()),
+            Some(value) => Caller::from_header(value).ok_or_else(|| {
+                let message = format!("{CALLER_HEADER}: not a caller that this version knows");
+                ApiError::bad_request("invalid_request", message)
+            }),
+        }
     }
 
     /// Returns the host that the request names, if it is a name of this host.
@@ -212,21 +245,23 @@ impl Guard {
         if self.public_paths.iter().any(is_public) {
             return Ok(Caller::default());
         }
-        let mut values = headers.get_all(header::AUTHORIZATION).iter();
-        let bearer = match (values.next(), values.next()) {
-            (Some(value), None) => value.as_bytes().split_at_checked(7),
-            (None, _) | (Some(_), Some(_)) => None,
-        };
-        let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
-        let caller = bearer.and_then(|(_, credentials)| self.tokens.caller(credentials));
+        let caller = bearer(headers).and_then(|credentials| self.tokens.caller(credentials));
         caller.ok_or_else(ApiError::unauthorized)
     }
 }
 
+/// Returns the credentials of a request that has one bearer token.
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let (Some(value), None) = (values.next(), values.next()) else { return None };
+    let (scheme, credentials) = value.as_bytes().split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then_some(credentials)
+}
+
 impl From<&ServerOptions> for Guard {
     fn from(options: &ServerOptions) -> Self {
-        let tokens = AccessTokens::from(options);
-        Self { tokens, ..Self::new().hosts(&options.allowed_hosts) }
+        let (tokens, peer_token) = (AccessTokens::from(options), options.peer_token.clone());
+        Self { tokens, peer_token, ..Self::new().hosts(&options.allowed_hosts) }
     }
 }
 

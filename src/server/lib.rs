@@ -32,7 +32,8 @@
 //! | `records.rs` | `/v1/sessions/{id}/`: `records`, `verify`, `turns/{turn}/request` |
 //! | `refusals.rs` | counts and logs refused requests: 401, 403, 429 |
 //! | `vitals.rs` | `/v1/ui/vitals` |
-//! | `operations.rs` | liveness (`/healthz`), readiness (`/readyz`), `/metrics`, `/v1/host/models` |
+//! | `peers.rs` | several hosts: passes requests on to the host that has the session |
+//! | `operations.rs` | liveness (`/healthz`), readiness (`/readyz`), `/metrics`, `/v1/host/models`, `/v1/hosts` |
 //! | `start_page.rs` | the start page, `page.html` |
 //! | `console.rs` | the files of the console |
 // The package `tests/doc_examples` runs the examples, which use the package `callsheet`.
@@ -51,6 +52,7 @@ mod guard;
 mod listener;
 mod mount;
 mod operations;
+mod peers;
 mod records;
 mod refusals;
 mod results;

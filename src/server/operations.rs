@@ -13,8 +13,10 @@ use super::access::Caller;
 use super::answer_limiter;
 use super::error::ApiError;
 use super::state::AppState;
+use callsheet_host::journal::HostInfo;
 use callsheet_host::runtime::ModelStatus;
 use callsheet_host::telemetry::Telemetry;
+use callsheet_values::types::millis;
 
 pub(super) async fn healthz() -> impl IntoResponse {
     Json(json!({"status": "ok"}))
@@ -45,6 +47,10 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, Ap
         }
         return Ok(Json(body).into_response());
     }
+    if state.host.peers().is_some() {
+        let message = "the host shuts down: the others have its sessions";
+        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message));
+    }
     let message = "the host does not accept runs: it is shutting down";
     Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message))
 }
@@ -61,6 +67,19 @@ pub(super) async fn agents(
     });
     let agents: Vec<Value> = agents.collect();
     state.answer_limiter.json(&json!({"agents": agents}))
+}
+
+/// Returns the hosts with the same journal that live.
+pub(super) async fn hosts(State(state): State<AppState>) -> Result<Response, ApiError> {
+    let hosts = state.host.hosts().await?.into_iter().map(|host| {
+        let HostInfo { id, address, version, sessions, beat_age, is_this, .. } = host;
+        json!({
+            "id": id, "address": address, "version": version, "sessions": sessions,
+            "heartbeat_age_ms": millis(beat_age), "this": is_this,
+        })
+    });
+    let hosts: Vec<Value> = hosts.collect();
+    state.answer_limiter.json(&json!({"hosts": hosts}))
 }
 
 /// Returns the configuration, the state and the failures of the models.

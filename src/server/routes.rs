@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::OriginalUri;
 use axum::http::Method;
-use axum::middleware::{from_extractor, from_fn, map_response};
+use axum::middleware::{from_extractor, from_fn, from_fn_with_state, map_response};
 use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post};
 use tokio_util::sync::CancellationToken;
@@ -14,10 +14,10 @@ use super::access::{Caller, require_scope};
 use super::error::ApiError;
 use super::extract::NoQuery;
 use super::mount::MountPath;
-use super::operations::{agents, healthz, metrics, models, readyz};
+use super::operations::{agents, healthz, hosts, metrics, models, readyz};
 use super::state::{ApiState, AppState, ServerOptions};
 use super::{
-    approvals, console, events, records, results, runs, sessions, start_page, tools, vitals,
+    approvals, console, events, peers, records, results, runs, sessions, start_page, tools, vitals,
 };
 use callsheet_host::error_response::with_default_headers;
 use callsheet_host::runtime::Host;
@@ -84,12 +84,12 @@ impl ServerOptions {
     /// # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
     /// ```
     pub fn router<S: Clone + Send + Sync + 'static>(&self, host: &Host) -> Router<S> {
-        let state = ApiState::new(host, self, &CancellationToken::new(), false);
+        let state = Arc::new(ApiState::new(host, self, &CancellationToken::new(), false));
         client_routes(&state)
             // A fallback would be lost in a router that is nested twice, and would collide with the
             // fallback of an application.
             .route("/v1/{*path}", any(unknown_path))
-            .with_state(Arc::new(state))
+            .with_state(state)
     }
 }
 
@@ -109,23 +109,31 @@ impl ServerOptions {
 /// ```
 pub fn operations<S: Clone + Send + Sync + 'static>(host: &Host) -> Router<S> {
     let state = ApiState::new(host, &ServerOptions::default(), &CancellationToken::new(), false);
-    with_routes(operations_routes()).with_state(Arc::new(state))
+    let state = Arc::new(state);
+    with_routes(&state, operations_routes()).with_state(state)
 }
 
 /// Returns all routes, for [`serve`](super::serve).
 pub(super) fn server_router(state: ApiState) -> Router {
+    let state = Arc::new(state);
     client_routes(&state)
-        .merge(with_routes(operations_routes()))
+        .merge(with_routes(&state, operations_routes()))
         .fallback(unknown_path)
-        .with_state(Arc::new(state))
+        .with_state(state)
 }
 
 /// Returns the routes of clients: the API, and the console if it is enabled.
-fn client_routes(state: &ApiState) -> Router<AppState> {
+fn client_routes(state: &AppState) -> Router<AppState> {
     // Clients can answer approvals, so approvals wait for an answer and are not rejected at once.
     state.host.note_approvals_are_read();
-    let routes = with_routes(api_routes());
-    if state.host.console().enabled { routes.merge(with_routes(console_routes())) } else { routes }
+    let mut routes = with_routes(state, api_routes());
+    if state.host.peers().is_some() {
+        routes = routes.layer(from_fn_with_state(Arc::clone(state), peers::answer_peer));
+    }
+    match state.host.console().enabled {
+        true => routes.merge(with_routes(state, console_routes())),
+        false => routes,
+    }
 }
 
 fn api_routes() -> Vec<Route> {
@@ -171,6 +179,7 @@ fn api_routes() -> Vec<Route> {
         ("GET", "/v1/tools", READ, get(tools::list)),
         ("POST", "/v1/tools/{name}/call", ADMIN, post(tools::call)),
         ("GET", "/v1/agents", READ, without_query(get(agents))),
+        ("GET", "/v1/hosts", READ, without_query(get(hosts))),
         ("GET", "/v1/host/models", READ, without_query(get(models))),
         ("POST", "/v1/ui/vitals", READ, post(vitals::report)),
     ]
@@ -205,16 +214,30 @@ pub(super) fn public_paths() -> Vec<String> {
     public.map(|(_, path, ..)| path.replace("{*file}", "*")).collect()
 }
 
-fn with_routes(routes: Vec<Route>) -> Router<AppState> {
-    let router = routes.into_iter().fold(Router::new(), |router, (_, path, access, handler)| {
-        let handler = match access {
-            Some(scope) => handler.route_layer(from_fn(move |caller: Caller, request, next| {
-                require_scope(scope, caller, request, next)
-            })),
-            None => handler,
-        };
-        router.route(path, handler)
-    });
+fn with_routes(state: &AppState, routes: Vec<Route>) -> Router<AppState> {
+    let has_peers = state.host.peers().is_some();
+    let router =
+        routes.into_iter().fold(Router::new(), |router, (method, path, access, handler)| {
+            let handler = match (method, path) {
+                _ if !has_peers => handler,
+                ("POST", "/v1/sessions") => {
+                    handler.route_layer(from_fn_with_state(Arc::clone(state), peers::to_living))
+                }
+                _ if peers::is_for_owner(method, path) => {
+                    handler.route_layer(from_fn_with_state(Arc::clone(state), peers::to_owner))
+                }
+                _ => handler,
+            };
+            let handler = match access {
+                Some(scope) => {
+                    handler.route_layer(from_fn(move |caller: Caller, request, next| {
+                        require_scope(scope, caller, request, next)
+                    }))
+                }
+                None => handler,
+            };
+            router.route(path, handler)
+        });
     let router = router.method_not_allowed_fallback(unknown_method);
     router.layer(map_response(async |response: Response| with_default_headers(response)))
 }

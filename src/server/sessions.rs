@@ -12,6 +12,7 @@ use super::access::Caller;
 use super::error::ApiError;
 use super::extract::{FilterQuery, JsonBody, PathSession, StrictQuery, page_length};
 use super::mount::MountPath;
+use super::peers;
 use super::session_page::SessionPage;
 use super::state::AppState;
 use callsheet_host::journal::{JournalError, SessionOrder, SessionQuery, SessionSummary};
@@ -226,11 +227,20 @@ pub(super) async fn delete_many(
         }
         let sessions: Vec<_> = selected.map(handle).collect();
         let deletions = futures::stream::iter(sessions);
-        let deletions =
-            deletions.map(|session: SessionHandle| async move { session.delete().await });
+        let deletions = deletions.map(|session: SessionHandle| {
+            let (state, caller) = (&state, &caller);
+            async move {
+                match session.delete().await {
+                    Err(HostError::SessionMoved) => {
+                        peers::delete(state, caller, session.id()).await.map(Ok)
+                    }
+                    deleted => Ok(deleted),
+                }
+            }
+        });
         let mut deletions = deletions.buffer_unordered(DELETIONS_MAX);
         while let Some(deleted) = deletions.next().await {
-            match deleted {
+            match deleted? {
                 // The journal erases the rest by itself.
                 Ok(()) | Err(HostError::Journal(JournalError::NotErased)) => count += 1,
                 // Another request has deleted it.

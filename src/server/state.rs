@@ -33,6 +33,8 @@ pub struct ServerOptions {
     pub token_file: Option<PathBuf>,
     /// Further tokens that requests may carry, each with a name and with what such requests may do.
     pub tokens: Vec<TokenConfig>,
+    /// The token that requests of other hosts with the same journal carry.
+    pub peer_token: Option<ApiKey>,
     /// The certificate with which the server speaks TLS. `None`: it speaks plain HTTP.
     pub tls: Option<ServerTls>,
     /// Time without an event after which an event stream sends a comment.
@@ -67,6 +69,7 @@ impl Default for ServerOptions {
             token: None,
             token_file: None,
             tokens: Vec::new(),
+            peer_token: None,
             tls: None,
             max_connections: host.max_connections,
             header_read_timeout: host.header_read_timeout,
@@ -88,6 +91,7 @@ impl From<&Config> for ServerOptions {
             token: host.token.clone(),
             token_file: host.token_file.clone(),
             tokens: config.tokens.clone(),
+            peer_token: host.peer_token.clone(),
             max_connections: host.max_connections,
             header_read_timeout: host.header_read_timeout,
             write_timeout: host.write_timeout,

@@ -29,7 +29,7 @@ async fn start(directory: &HostDirectory, database: &TestDatabase) -> HostServer
 }
 
 /// Verifies the records of all sessions. Returns the number of sessions.
-async fn verify_all(database: &TestDatabase) -> usize {
+pub(crate) async fn verify_all(database: &TestDatabase) -> usize {
     let reader = PostgresReader::open(&database.url()).await.unwrap();
     let query = SessionQuery::default().with(|query| query.children = true);
     let sessions = reader.list(&query).await.unwrap();

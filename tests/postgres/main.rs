@@ -18,4 +18,5 @@ mod log;
 mod ownership;
 mod proxy;
 mod server;
+mod several_hosts;
 mod start;

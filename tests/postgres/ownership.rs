@@ -35,12 +35,14 @@ async fn appends_of_a_host_that_has_lost_a_tree_store_nothing() {
     let untouched = store_session(&a, "other", 1).await;
     let other = OtherHost { id: a.host_id().to_owned(), address: Some("http://a:1".to_owned()) };
     assert_eq!(b.take(&id("s")).await, Ok(Owner::Other(other.clone())));
-    assert_eq!(b.owner(&id("s")).await, Ok(Some(Owner::Other(other))));
-    assert_eq!(a.owner(&id("s")).await, Ok(Some(Owner::This)));
-    assert_eq!(b.owner(&id("unknown")).await, Ok(None));
+    assert_eq!(
+        b.owners(&[id("unknown"), id("s")]).await,
+        Ok(vec![None, Some(Owner::Other(other))])
+    );
+    assert_eq!(a.owners(&[id("s"), id("s")]).await, Ok(vec![Some(Owner::This); 2]));
     // The first host appends to what it has given away.
     a.give(&id("s")).await.unwrap();
-    assert_eq!(a.owner(&id("s")).await, Ok(None));
+    assert_eq!(a.owners(&[id("s")]).await, Ok(vec![None]));
     assert_eq!(b.take(&id("s")).await, Ok(Owner::This));
     assert_eq!(store(&stale, vec![stop()]).await, Err(FENCED));
     assert_eq!(store(&stale, vec![stop()]).await.unwrap_err(), FENCED, "nor later ones");

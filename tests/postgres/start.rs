@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use callsheet::journal::{Journal, PostgresReader};
+use callsheet::journal::{Journal, Ownership as _, PostgresReader};
 
 use crate::log::{id, open, open_at, seqs, store_session, try_open_with, within};
 use crate::server::{GUARDED_USER, PASSWORD, TestDatabase, database};

@@ -60,6 +60,16 @@ impl HostDirectory {
 
     /// Makes the setup of a host: `host` are lines of `[host]`, `rest` are other sections.
     pub(crate) fn setup(&self, host: &str, rest: &str) -> HostBuilder {
+        self.setup_with(host, rest, |_| ())
+    }
+
+    /// Makes the setup of a host, with changes of its configuration.
+    pub(crate) fn setup_with(
+        &self,
+        host: &str,
+        rest: &str,
+        change: impl FnOnce(&mut Config),
+    ) -> HostBuilder {
         let dir = self.dir.display();
         let text = format!("[host]\ndata_dir = \"{dir}\"\n{host}\n{rest}");
         let mut config = Config::parse(&text, "test.toml", &|_| None).unwrap();
@@ -71,6 +81,7 @@ impl HostDirectory {
         for agent in config.agents.values_mut() {
             agent.tools = tools.iter().map(|(name, _)| ToolPattern::new(name)).collect();
         }
+        change(&mut config);
         Host::builder().config(config).tools(tools)
     }
 
@@ -144,9 +155,18 @@ pub(crate) struct HostServer {
 
 impl HostServer {
     pub(crate) async fn start(setup: HostBuilder) -> Result<Self, HostError> {
-        let host = within(setup.start()).await?;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let server = server::serve(listener, host.clone(), ServerOptions::default()).unwrap();
+        Self::start_at(listener, setup, ServerOptions::default()).await
+    }
+
+    /// Starts a host that listens here.
+    pub(crate) async fn start_at(
+        listener: TcpListener,
+        setup: HostBuilder,
+        options: ServerOptions,
+    ) -> Result<Self, HostError> {
+        let host = within(setup.start()).await?;
+        let server = server::serve(listener, host.clone(), options).unwrap();
         Ok(Self { host, server })
     }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::{
-    AppendStatus, Batch, BatchRefusal, BatchStatus, EngineLogState, Journal, JournalEntry,
-    JournalError, Owner, Ownership, SessionOrder, SessionQuery,
+    AppendStatus, Batch, BatchRefusal, BatchStatus, EngineLogState, HostInfo, Journal,
+    JournalEntry, JournalError, Owner, Ownership, SessionOrder, SessionQuery,
 };
 use callsheet_values::record::{Record, Seq, StopMode};
 use callsheet_values::types::{
@@ -193,6 +193,26 @@ async fn check_ownership(first: &dyn Journal, second: &dyn Journal, third: &dyn 
     of_child.append(first, vec![opening(Some(parent))]).await;
     assert!(owner(one, &root).await, "a host owns what it has opened");
     assert!(!owner(two, &root).await && !owner(two, &child).await, "a tree has one owner");
+    let unknown_and_child = [session("check-unknown"), child.clone()];
+    let owners = async |host: &dyn Ownership| {
+        let owners = host.owners(&unknown_and_child).await;
+        owners.unwrap_or_else(|error| panic!("owners: {error}"))
+    };
+    let hosts = async |host: &dyn Ownership| {
+        host.hosts().await.unwrap_or_else(|error| panic!("hosts: {error}"))
+    };
+    assert_eq!(owners(one).await, [None, Some(Owner::This)], "the owner is known");
+    let living = hosts(two).await;
+    assert_eq!(living.len(), 3, "all hosts that live are listed");
+    assert_eq!(living.iter().filter(|host| host.is_this).count(), 1, "this host is among them");
+    let of_two = owners(two).await;
+    assert_eq!(of_two.first(), Some(&None), "a session that is not stored has no owner");
+    let Some(Some(Owner::Other(other))) = of_two.get(1) else {
+        panic!("another host knows the owner: {of_two:?}")
+    };
+    let is_owner = |host: &HostInfo| host.id == other.id && !host.is_this;
+    assert!(living.iter().any(is_owner), "the owner is one of the hosts");
+    assert_eq!(other.id, one.host_id(), "a host knows its id");
     let mut stale = TestLog { entries: of_root.entries.clone(), ..TestLog::new(&root) };
     let refused = stale.try_append(second, vec![stop()]).await;
     assert_eq!(refused, fenced, "a batch of a host that does not own the session is fenced");
@@ -204,6 +224,7 @@ async fn check_ownership(first: &dyn Journal, second: &dyn Journal, third: &dyn 
     give(one, &root).await;
     assert!(!owner(two, &root).await, "a host owns a tree while it uses a session of it");
     give(one, &child).await;
+    assert_eq!(owners(one).await, [None, None], "a tree that was given has no owner");
     assert!(owner(two, &child).await, "a tree that is not used can be taken");
     let refused = of_root.try_append(first, vec![stop()]).await;
     assert_eq!(refused, fenced, "the host that had the tree before is fenced");
@@ -233,6 +254,7 @@ async fn check_ownership(first: &dyn Journal, second: &dyn Journal, third: &dyn 
     of_third.append(third, vec![opening(None), started()]).await;
     third.close().await;
     assert_eq!(abandoned(one).await, [of_third.session.clone()], "a host that has closed is gone");
+    assert_eq!(hosts(one).await.len(), 2, "only hosts that live are listed");
     let removed = second.remove(std::slice::from_ref(&root)).await;
     assert!(removed.is_err(), "only the owner removes a session");
     let all = [root, child, of_third.session];

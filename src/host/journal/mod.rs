@@ -58,9 +58,9 @@ pub use check::check_journal;
 pub use error::{BatchRefusal, JournalError};
 pub use log::{Appended, PendingRecord, SessionLog, Urgency};
 pub use memory::MemoryJournal;
-pub use ownership::{OtherHost, Owner, Ownership};
+pub use ownership::{HostInfo, OtherHost, Owner, Ownership};
 #[cfg(feature = "postgres")]
-pub use postgres::{HostInfo, PostgresJournal, PostgresOptions, PostgresReader, SchemaVersions};
+pub use postgres::{PostgresJournal, PostgresOptions, PostgresReader, SchemaVersions};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{JournalReader, restore};
 #[cfg(feature = "sqlite")]
@@ -434,6 +434,9 @@ pub struct SessionSummary {
     /// not set it.
     #[serde(skip_serializing_if = "is_zero")]
     pub approvals_open: usize,
+    /// The address of the host that has it, if several hosts have the same journal. Engines do not set it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
 }
 
 pub(crate) fn is_zero(number: &usize) -> bool {
@@ -446,8 +449,18 @@ impl SessionSummary {
     pub fn new(id: SessionId, agent: impl Into<String>) -> Self {
         let (state, seq) = (SessionState::Idle, Seq(0));
         let metadata = Metadata::default();
-        let (agent, approvals_open) = (agent.into(), 0);
-        Self { id, agent, state, seq, opened: 0, touched: 0, number: 0, metadata, approvals_open }
+        Self {
+            id,
+            agent: agent.into(),
+            state,
+            seq,
+            opened: 0,
+            touched: 0,
+            number: 0,
+            metadata,
+            approvals_open: 0,
+            host: None,
+        }
     }
 
     /// Derives it from all stored entries of a session. `None` if they do not begin with the
@@ -466,6 +479,7 @@ impl SessionSummary {
             touched: last.time,
             number: first.time,
             approvals_open: 0,
+            host: None,
         })
     }
 }

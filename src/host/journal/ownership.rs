@@ -1,6 +1,7 @@
 //! The ownership of sessions by hosts that share a journal.
 
 use std::fmt;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 
@@ -37,6 +38,9 @@ use callsheet_values::types::SessionId;
 ///
 /// [`Journal`]: super::Journal
 pub trait Ownership: Send + Sync + fmt::Debug {
+    /// Returns the id of this host, by which the others know it.
+    fn host_id(&self) -> &str;
+
     /// Takes the tree of a session, unless another host that lives owns it, and counts one more use of the session.
     /// Returns the owner. A session that is not stored counts as taken.
     ///
@@ -67,6 +71,19 @@ pub trait Ownership: Send + Sync + fmt::Debug {
     /// If they cannot be taken. Some may have been.
     fn take_abandoned(&self, limit: usize) -> JournalFuture<'_, Vec<SessionId>>;
 
+    /// Returns the owners of sessions, in their order, and changes nothing. `None`: no host that lives owns the session, or
+    /// it is not stored.
+    ///
+    /// # Errors
+    /// If the owners cannot be read.
+    fn owners<'a>(&'a self, sessions: &'a [SessionId]) -> JournalFuture<'a, Vec<Option<Owner>>>;
+
+    /// Returns the hosts that live, this one among them, the one that started first before the others.
+    ///
+    /// # Errors
+    /// If the hosts cannot be read.
+    fn hosts(&self) -> JournalFuture<'_, Vec<HostInfo>>;
+
     /// Waits until this host has lost trees, because another host has taken them, or because this host has not shown in
     /// time that it lives. Returns the sessions of these trees that it has opened or taken. Never ends while it has lost
     /// none.
@@ -89,4 +106,39 @@ pub struct OtherHost {
     pub id: String,
     /// The URL at which other hosts reach it, if it has one.
     pub address: Option<String>,
+}
+
+/// A host that lives, and has the same journal as others.
+///
+/// [`Ownership::hosts`] returns them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostInfo {
+    /// Its id: another one at each start.
+    pub id: String,
+    /// The URL at which other hosts reach it.
+    pub address: Option<String>,
+    /// Its version of Callsheet.
+    pub version: String,
+    /// Number of trees of sessions that it owns, as it last said.
+    pub sessions: u64,
+    /// The time since its last heartbeat.
+    pub beat_age: Duration,
+    /// True if it is this host.
+    pub is_this: bool,
+}
+
+impl HostInfo {
+    /// Returns a host that lives alone, with what only it knows.
+    #[must_use]
+    pub fn this(id: &str) -> Self {
+        Self {
+            id: id.to_owned(),
+            address: None,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            sessions: 0,
+            beat_age: Duration::ZERO,
+            is_this: true,
+        }
+    }
 }

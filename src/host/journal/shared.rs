@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::{
-    AppendStatus, Batch, BatchRefusal, BatchStatus, Journal, JournalEntry, JournalError,
+    AppendStatus, Batch, BatchRefusal, BatchStatus, HostInfo, Journal, JournalEntry, JournalError,
     JournalFuture, MemoryJournal, OtherHost, Owner, Ownership, SessionQuery, SessionSummary,
 };
 use callsheet_values::record::{Record, Seq};
@@ -21,6 +21,7 @@ type BeforeAppend = Box<dyn Fn(&SharedJournal, u64) + Send + Sync>;
 /// The engine of one host.
 pub(crate) struct SharedJournal {
     host: u64,
+    id: String,
     store: Arc<Store>,
     batches: AtomicU64,
     before_append: BeforeAppend,
@@ -81,7 +82,13 @@ impl SharedJournal {
         let host = owners.hosts;
         owners.alive.insert(host);
         let (store, before_append) = (Arc::clone(store), Box::new(before_append));
-        Arc::new(Self { host, store, batches: AtomicU64::new(0), before_append })
+        Arc::new(Self {
+            host,
+            id: host.to_string(),
+            store,
+            batches: AtomicU64::new(0),
+            before_append,
+        })
     }
 
     /// Lets the lease of this host end, of which it knows nothing.
@@ -215,6 +222,10 @@ impl Journal for SharedJournal {
 }
 
 impl Ownership for SharedJournal {
+    fn host_id(&self) -> &str {
+        &self.id
+    }
+
     fn take<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Owner> {
         Box::pin(async move {
             let mut owners = self.store.owners.lock();
@@ -267,6 +278,26 @@ impl Ownership for SharedJournal {
             }
             Ok(taken)
         })
+    }
+
+    fn owners<'a>(&'a self, sessions: &'a [SessionId]) -> JournalFuture<'a, Vec<Option<Owner>>> {
+        let owners = self.store.owners.lock();
+        let owner = |session| match owners.living_owner(&owners.root(session)?)? {
+            host if host == self.host => Some(Owner::This),
+            host => Some(Owner::Other(OtherHost { id: host.to_string(), address: None })),
+        };
+        let found = sessions.iter().map(owner).collect();
+        Box::pin(std::future::ready(Ok(found)))
+    }
+
+    fn hosts(&self) -> JournalFuture<'_, Vec<HostInfo>> {
+        let owners = self.store.owners.lock();
+        let host = |host: &u64| HostInfo {
+            is_this: *host == self.host,
+            ..HostInfo::this(&host.to_string())
+        };
+        let hosts = owners.alive.iter().map(host).collect();
+        Box::pin(std::future::ready(Ok(hosts)))
     }
 
     fn lost(&self) -> BoxFuture<'_, Vec<SessionId>> {

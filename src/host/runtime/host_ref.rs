@@ -45,6 +45,7 @@ use super::maintenance_state::MaintenanceState;
 use super::message::{HostMessage, SessionMessage};
 use super::model::HostLagClock;
 use super::ownership::SessionOwner;
+use super::peers::Peers;
 use super::publish::Publisher;
 use super::removals::Removals;
 use super::sent_requests::SentRequests;
@@ -71,6 +72,11 @@ pub(super) const REBUILDS_MAX: usize = 8;
 /// The parts of a host that its sessions share: the configuration, the journal, the limits and the index of sessions.
 #[derive(Debug)]
 pub(super) struct HostState {
+    /// The id of a host that has its journal for itself.
+    pub(super) host_id: String,
+    /// The URL at which other hosts reach this one.
+    pub(super) advertise: Option<String>,
+    pub(super) peers: Option<Peers>,
     pub(super) catalog: Catalog,
     pub(super) journal: Arc<dyn Journal>,
     pub(super) owner: SessionOwner,

@@ -9,7 +9,7 @@ use super::approval_inbox::{ApprovalQuery, OpenApproval};
 use super::error::HostError;
 use super::host_ref::{HostRef, HostState};
 use super::index::AwakeSession;
-use crate::journal::{JournalError, SessionOrder, SessionQuery, SessionSummary};
+use crate::journal::{JournalError, Owner, SessionOrder, SessionQuery, SessionSummary};
 use callsheet_values::types::{SessionId, SessionState};
 
 /// Minimum number of sessions of one read of which some are left out, because a small limit would need many reads.
@@ -22,7 +22,30 @@ pub(super) async fn sessions(
     host_ref: &HostRef,
     query: SessionQuery,
 ) -> Result<Vec<SessionSummary>, HostError> {
-    Ok(matching(&host_ref.shared, query).await?)
+    let mut found = matching(&host_ref.shared, query).await?;
+    add_hosts(&host_ref.shared, &mut found).await?;
+    Ok(found)
+}
+
+/// Adds the hosts that have sessions, if several hosts have the same journal. What another host has is in its memory.
+async fn add_hosts(shared: &HostState, found: &mut [SessionSummary]) -> Result<(), JournalError> {
+    let Some(ownership) = shared.journal.ownership().filter(|_| !found.is_empty()) else {
+        return Ok(());
+    };
+    let ids: Vec<SessionId> = found.iter().map(|session| session.id.clone()).collect();
+    for (session, owner) in found.iter_mut().zip(ownership.owners(&ids).await?) {
+        match owner {
+            Some(Owner::This) => session.host.clone_from(&shared.advertise),
+            Some(Owner::Other(other)) => {
+                if session.state == SessionState::Hibernated {
+                    session.state = SessionState::Idle;
+                }
+                session.host = other.address;
+            }
+            None => {}
+        }
+    }
+    Ok(())
 }
 
 async fn matching(

@@ -96,6 +96,8 @@ mod model_tokens;
 mod models;
 mod opening;
 mod ownership;
+mod peer_events;
+mod peers;
 mod publish;
 mod recovery;
 mod references;
@@ -150,6 +152,9 @@ pub use handle::{RunRequest, SessionHandle, StartedRun};
 pub use host_events::HostEvent;
 pub use ids::CALLER;
 pub use model_limiter::{ModelReport, ModelStatus};
+pub use peers::{
+    CALLER_HEADER, HOST_HEADER, PeerError, PeerRequest, Peers, REFUSAL_HEADER, SessionPlace,
+};
 pub use references::StoredResult;
 pub use report::{
     CallReport, CompactionReport, ContextPartReport, ContextReport, RunFailed, RunReport, TypedRun,
@@ -486,6 +491,9 @@ impl Host {
             Resume::Auto => held.all(),
         };
         let shared = Arc::new(HostState {
+            host_id: ids::run_id().0.replace("run_", "host_"),
+            advertise: config.host.advertise.as_ref().map(|url| url.as_str().to_owned()),
+            peers: Peers::new(&config, &journal)?,
             catalog: Catalog {
                 agents,
                 models,
@@ -784,6 +792,8 @@ impl Host {
     pub async fn shutdown(&self) {
         let HostInner { host_ref, shutdown_grace, cancel_grace, .. } = &*self.inner;
         let shared = &host_ref.shared;
+        // They are needed when the journal is closed.
+        self.other_hosts().await;
         shared.closing.store(true, Ordering::SeqCst);
         if shared.catalog.on_shutdown == OnShutdown::HandOver {
             shared.owner.hand_over();

@@ -70,6 +70,7 @@ async fn open_postgres(
         options.busy_timeout = config.journal.busy_timeout;
         options.lease = config.journal.lease;
         options.write_timeout = config.journal.write_timeout;
+        options.advertise = config.host.advertise.as_ref().map(|url| url.as_str().to_owned());
     });
     Ok(Arc::new(Box::pin(PostgresJournal::open(&url, options)).await?))
 }

@@ -387,6 +387,8 @@ metric_table! {
             "Sessions that were unloaded because a record could not be stored.";
         fenced_appends: Counter, Count, "callsheet_fenced_appends_total",
             "Sessions in memory that this host has lost, because another host has them. Their last records were not stored.";
+        proxied_requests: Counter, Count, "callsheet_proxied_requests_total",
+            "Requests that this host has passed on to another host, each attempt.";
         runs_recovered: Counter, Count, "callsheet_runs_recovered_total",
             "Runs that were resumed after their host had ended.";
         runs_quarantined: Gauge, Count, "callsheet_runs_quarantined",

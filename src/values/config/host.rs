@@ -1,17 +1,23 @@
 //! The configuration of the host: `[host]`.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::key_table::{Value, key_table, named_values};
-use super::model::ApiKey;
+use super::model::{ApiKey, BaseUrl};
 
 /// Minimum number of characters of a token that protects an address which is not loopback. A shorter one can be guessed.
 pub const TOKEN_CHARS_MIN: usize = 16;
 
 /// The default of [`HostConfig::token_env`].
 pub const TOKEN_ENV: &str = "CALLSHEET_TOKEN";
+
+/// The default of [`HostConfig::peer_token_env`].
+const PEER_TOKEN_ENV: &str = "CALLSHEET_PEER_TOKEN";
+
+/// Ends of host names that no public network resolves.
+const PRIVATE_DOMAINS: [&str; 5] = [".internal", ".local", ".lan", ".home.arpa", ".svc"];
 
 key_table! {
     /// The configuration of the host: address, access and limits. A limit that is `None` does not apply.
@@ -38,6 +44,17 @@ key_table! {
         /// The token that requests must have. `None` means that they need none, unless there are named tokens
         /// ([`TokenConfig`](super::TokenConfig)). It may do everything.
         token: Option<ApiKey> = None;
+        /// The URL at which the other hosts of the database reach this one (`journal.engine = "postgres"`). The port 0 stands
+        /// for that of `listen`. Without this key the host uses the database alone.
+        advertise: Option<BaseUrl> = None => "URL";
+        /// With `advertise`: the environment variable that holds the token of all hosts of the database, with at least 16
+        /// characters. They pass requests to each other with it.
+        peer_token_env: String = PEER_TOKEN_ENV.to_owned(), Filled;
+        /// The token of all hosts of the database. Its requests may do what the token of their client may do.
+        peer_token: Option<ApiKey> = None;
+        /// Accepts an `advertise` that is neither `https` nor in a private network: requests, answers and the peer token
+        /// cross the network in plain text.
+        allow_plaintext_peers: bool = false, Any;
         /// The time that running turns have to finish at shutdown.
         shutdown_grace: Duration = Duration::from_secs(10), Any;
         /// What a shutdown does with the runs that have not ended. With `suspend`, the next host goes on with them, as
@@ -103,12 +120,50 @@ impl OnShutdown {
 }
 
 impl HostConfig {
+    /// Checks that requests to an address among hosts are encrypted, or cross a private network only, or that the
+    /// configuration allows others.
+    ///
+    /// # Errors
+    /// If that is not so.
+    pub fn check_advertise(&self) -> Result<(), String> {
+        let Some(address) = self.advertise.as_ref().filter(|_| !self.allow_plaintext_peers) else {
+            return Ok(());
+        };
+        if address.is_https() || address.host().is_some_and(|host| is_private(&host)) {
+            return Ok(());
+        }
+        Err(format!(
+            "{:?} is neither https nor in a private network: use https, or set allow_plaintext_peers = true if nobody \
+             else can read that network",
+            address.as_str()
+        ))
+    }
+
     /// Returns the file or the variable of the token.
     #[must_use]
     pub fn token_place(&self) -> String {
         match &self.token_file {
             Some(file) => file.display().to_string(),
             None => self.token_env.clone(),
+        }
+    }
+}
+
+/// Returns whether a name or an address is that of a private network.
+fn is_private(host: &str) -> bool {
+    match host.trim_matches(['[', ']']).parse() {
+        Ok(IpAddr::V4(address)) => {
+            address.is_private() || address.is_loopback() || address.is_link_local()
+        }
+        Ok(IpAddr::V6(address)) => {
+            address.is_loopback()
+                || address.is_unique_local()
+                || address.is_unicast_link_local()
+                || address.to_ipv4_mapped().is_some_and(|v4| is_private(&v4.to_string()))
+        }
+        Err(_) => {
+            let name = host.trim_end_matches('.').to_ascii_lowercase();
+            !name.contains('.') || PRIVATE_DOMAINS.iter().any(|domain| name.ends_with(domain))
         }
     }
 }
@@ -140,5 +195,50 @@ pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
         None => text.parse().map_err(|_| {
             format!("must be an address with a port such as \"127.0.0.1:7700\", not {text:?}")
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_reach_each_other_by_tls_or_in_a_private_network() {
+        let check = |address: &str, allowed| {
+            let advertise = Some(BaseUrl::parse(address).expect("a URL"));
+            let host =
+                HostConfig { advertise, allow_plaintext_peers: allowed, ..HostConfig::default() };
+            host.check_advertise()
+        };
+        for accepted in [
+            "http://10.0.0.5:7700",
+            "http://172.31.0.1",
+            "http://192.168.1.1/agents",
+            "http://127.0.0.1:7700",
+            "http://[::1]:1",
+            "http://[fd00::1]:1",
+            "http://[::ffff:10.0.0.1]:1",
+            "http://host-1:7700",
+            "http://LOCALHOST:7700",
+            "http://a.b.svc:7700",
+            "http://pod-0.hosts.default.svc.cluster.local:7700",
+            "http://ip-10-0-0-1.ec2.internal.:7700",
+            "https://agents.example.com",
+        ] {
+            assert_eq!(check(accepted, false), Ok(()), "{accepted}");
+        }
+        for refused in [
+            "http://agents.example.com",
+            "http://8.8.8.8:7700",
+            "http://172.32.0.1",
+            "http://100.64.0.1",
+            "http://[2001:db8::1]:7700",
+            "http://[::ffff:8.8.8.8]:1",
+            "http://local.example.com",
+        ] {
+            let error = check(refused, false).expect_err(refused);
+            assert!(error.contains("is neither https nor in a private network"), "{error}");
+            assert_eq!(check(refused, true), Ok(()), "{refused}");
+        }
     }
 }

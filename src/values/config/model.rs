@@ -254,13 +254,33 @@ impl BaseUrl {
         &self.0
     }
 
+    /// Sets the port, if it is 0.
+    pub fn set_unset_port(&mut self, port: u16) {
+        if let Ok(mut url) = url::Url::parse(&self.0)
+            && url.port() == Some(0)
+            && url.set_port(Some(port)).is_ok()
+        {
+            url.as_str().trim_end_matches('/').clone_into(&mut self.0);
+        }
+    }
+
+    /// Returns whether requests to it are encrypted.
+    #[must_use]
+    pub fn is_https(&self) -> bool {
+        self.0.starts_with("https:")
+    }
+
+    /// Returns the name or the address of its host. An IPv6 address is in brackets.
+    pub(super) fn host(&self) -> Option<String> {
+        url::Url::parse(&self.0).ok()?.host_str().map(ToOwned::to_owned)
+    }
+
     /// Returns whether the service is known to accept the member `prompt_cache_key`, or is on this machine.
     pub fn accepts_cache_key(&self) -> bool {
-        let url = url::Url::parse(&self.0).ok();
-        let Some(host) = url.as_ref().and_then(url::Url::host_str) else { return false };
+        let Some(host) = self.host() else { return false };
         let is_known = |known: &&str| match known.strip_prefix('.') {
             Some(domain) => host.strip_suffix(domain).is_some_and(|name| name.ends_with('.')),
-            None => host == *known,
+            None => host == **known,
         };
         let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
         host == "localhost"

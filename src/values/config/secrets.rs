@@ -72,7 +72,8 @@ impl Config {
         }
         found.values.extend(process_secrets(|name| std::env::var(name).ok()));
         let keys = self.models.values().filter_map(|model| model.api_key.as_ref());
-        let tokens = self.host.token.iter().chain(self.tokens.iter().map(|token| &token.token));
+        let of_host = self.host.token.iter().chain(&self.host.peer_token);
+        let tokens = of_host.chain(self.tokens.iter().map(|token| &token.token));
         found.values.extend(keys.chain(tokens).map(|key| key.reveal().to_owned()));
         let headers = self.models.values().flat_map(|model| &model.headers);
         let headers =

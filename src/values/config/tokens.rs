@@ -63,6 +63,12 @@ impl TokenScope {
         ("admin", Self::Admin),
     ];
 
+    /// Returns the scope with this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::NAMES.into_iter().find(|(own, _)| *own == name).map(|(_, scope)| scope)
+    }
+
     /// Returns the name of the scope.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -78,6 +84,17 @@ impl TokenConfig {
         scope: impl IntoIterator<Item = TokenScope>,
     ) -> Self {
         Self::with_defaults(name.into(), token, scope.into_iter().collect())
+    }
+
+    /// Creates what another host says about the token of a client whose request it passes on. Such a token has no secret of
+    /// its own here.
+    #[must_use]
+    pub fn of_peer(
+        name: String,
+        scope: impl IntoIterator<Item = TokenScope>,
+        agents: Option<Vec<String>>,
+    ) -> Self {
+        Self { agents, ..Self::new(name, ApiKey::unset(), scope) }
     }
 
     /// Limits the token to the sessions of these agents, and the child sessions below them.

@@ -44,7 +44,6 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-pub use ownership::HostInfo;
 pub use reader::PostgresReader;
 
 use super::group_commit::NoObserver;
@@ -232,12 +231,6 @@ impl PostgresJournal {
         let mut connection = database.open(Purpose::Other).await?;
         let before = schema::migrate(&mut connection, &database).await?;
         Ok(SchemaVersions { before, after: schema::VERSION })
-    }
-
-    /// Returns the id of this host in the database: another one at each start.
-    #[must_use]
-    pub fn host_id(&self) -> &str {
-        self.shared.lease.id()
     }
 
     /// Returns the time since the last heartbeat that succeeded.

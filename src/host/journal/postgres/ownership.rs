@@ -6,7 +6,7 @@ use futures::future::BoxFuture;
 use tokio::sync::oneshot;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::super::ownership::{OtherHost, Owner, Ownership};
+use super::super::ownership::{HostInfo, OtherHost, Owner, Ownership};
 use super::super::{JournalError, JournalFuture};
 use super::PostgresJournal;
 use super::encoding::{signed, unsigned};
@@ -15,34 +15,15 @@ use super::statements;
 use super::trees::GivenTree;
 use callsheet_values::types::SessionId;
 
-/// A host of a database whose lease runs.
-///
-/// [`PostgresJournal::hosts`] returns them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct HostInfo {
-    /// Its id: another one at each start.
-    pub id: String,
-    /// The address at which other hosts reach it.
-    pub address: Option<String>,
-    /// Its version of Callsheet.
-    pub version: String,
-    /// Number of trees that it owns.
-    pub sessions: u64,
-    /// The time since its last heartbeat.
-    pub beat_age: Duration,
-    /// True if it is this host.
-    pub is_this: bool,
-}
-
 /// Number of attempts to take a tree that other hosts take or give away at the same time.
 const TAKE_TRIES: usize = 8;
 
-/// The tree of a session, and its owner.
-const OWNER: &str = "
-    SELECT s.root, t.owner::text, t.epoch, h.id IS NOT NULL, h.address
-    FROM sessions s JOIN trees t ON t.root = s.root
-    LEFT JOIN hosts h ON h.id = t.owner AND h.lease_end > now() WHERE s.id = $1";
+/// The trees of sessions, and their owners.
+const OWNERS: &str = "
+    SELECT w.k, s.root, t.owner::text, t.epoch, h.id IS NOT NULL, h.address
+    FROM unnest($1::text[]) WITH ORDINALITY AS w(id, k)
+    JOIN sessions s ON s.id = w.id JOIN trees t ON t.root = s.root
+    LEFT JOIN hosts h ON h.id = t.owner AND h.lease_end > now()";
 
 /// The trees of no host, of dead ones, or of this one (`$1`) if it may not know them (`$2`), in which a run has not ended:
 /// their roots and epochs. At most `$3`.
@@ -80,6 +61,10 @@ struct StoredTree {
 }
 
 impl Ownership for PostgresJournal {
+    fn host_id(&self) -> &str {
+        self.shared.lease.id()
+    }
+
     fn take<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Owner> {
         Box::pin(async move {
             let trees = &self.shared.trees;
@@ -87,7 +72,8 @@ impl Ownership for PostgresJournal {
                 return Ok(Owner::This);
             }
             for _ in 0..TAKE_TRIES {
-                let Some(tree) = self.stored_tree(session).await? else { return Ok(Owner::This) };
+                let tree = self.stored_trees(std::slice::from_ref(session)).await?.pop().flatten();
+                let Some(tree) = tree else { return Ok(Owner::This) };
                 if let Some(Owner::Other(other)) = tree.owner {
                     return Ok(Owner::Other(other));
                 }
@@ -176,50 +162,14 @@ impl Ownership for PostgresJournal {
         })
     }
 
-    fn lost(&self) -> BoxFuture<'_, Vec<SessionId>> {
-        Box::pin(self.shared.trees.lost())
-    }
-}
-
-impl PostgresJournal {
-    /// Returns the owner of a session's tree, without a change of it. `None` if no host owns it whose lease runs, or the
-    /// session is not stored.
-    ///
-    /// ```no_run
-    /// use callsheet::SessionId;
-    /// use callsheet::journal::{JournalError, PostgresJournal, PostgresOptions};
-    ///
-    /// # async fn show(session: &SessionId) -> Result<(), JournalError> {
-    /// let url = "postgres://callsheet@10.0.0.9/callsheet";
-    /// let journal = PostgresJournal::open(url, PostgresOptions::default()).await?;
-    /// println!("{:?}, {:?}", journal.owner(session).await?, journal.hosts().await?);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// If the database cannot be read.
-    pub fn owner<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Option<Owner>> {
-        Box::pin(async move { Ok(self.stored_tree(session).await?.and_then(|tree| tree.owner)) })
+    fn owners<'a>(&'a self, sessions: &'a [SessionId]) -> JournalFuture<'a, Vec<Option<Owner>>> {
+        Box::pin(async move {
+            let trees = self.stored_trees(sessions).await?;
+            Ok(trees.into_iter().map(|tree| tree.and_then(|tree| tree.owner)).collect())
+        })
     }
 
-    /// Ends a use of a session. With the last one of its tree, the writer gives the tree away, after what was appended
-    /// before.
-    async fn end_use(&self, session: &SessionId, with_runs: bool) -> Result<(), JournalError> {
-        let trees = &self.shared.trees;
-        let Some(root) = trees.end_use(session) else { return Ok(()) };
-        let (done, given) = oneshot::channel();
-        if trees.push_given(GivenTree { root, with_runs, done }) {
-            self.shared.queue.push_task(TreeTask::Give)?;
-        }
-        given.await.unwrap_or(Err(JournalError::Closed))
-    }
-
-    /// Returns the hosts whose leases run, the one that started first before the others.
-    ///
-    /// # Errors
-    /// If the database cannot be read.
-    pub fn hosts(&self) -> JournalFuture<'_, Vec<HostInfo>> {
+    fn hosts(&self) -> JournalFuture<'_, Vec<HostInfo>> {
         Box::pin(async move {
             let rows = self.shared.pool.query(HOSTS, &[]).await;
             let rows = rows.map_err(|failure| failure.read_error())?;
@@ -235,17 +185,45 @@ impl PostgresJournal {
         })
     }
 
-    async fn stored_tree(&self, session: &SessionId) -> Result<Option<StoredTree>, JournalError> {
-        let rows = self.shared.pool.query(OWNER, &[(&session.as_str(), Type::TEXT)]).await;
+    fn lost(&self) -> BoxFuture<'_, Vec<SessionId>> {
+        Box::pin(self.shared.trees.lost())
+    }
+}
+
+impl PostgresJournal {
+    /// Ends a use of a session. With the last one of its tree, the writer gives the tree away, after what was appended
+    /// before.
+    async fn end_use(&self, session: &SessionId, with_runs: bool) -> Result<(), JournalError> {
+        let trees = &self.shared.trees;
+        let Some(root) = trees.end_use(session) else { return Ok(()) };
+        let (done, given) = oneshot::channel();
+        if trees.push_given(GivenTree { root, with_runs, done }) {
+            self.shared.queue.push_task(TreeTask::Give)?;
+        }
+        given.await.unwrap_or(Err(JournalError::Closed))
+    }
+
+    /// Returns the trees of sessions, in their order.
+    async fn stored_trees(
+        &self,
+        sessions: &[SessionId],
+    ) -> Result<Vec<Option<StoredTree>>, JournalError> {
+        let ids: Vec<&str> = sessions.iter().map(SessionId::as_str).collect();
+        let rows = self.shared.pool.query(OWNERS, &[(&ids, Type::TEXT_ARRAY)]).await;
         let rows = rows.map_err(|failure| failure.read_error())?;
-        Ok(rows.first().map(|row| {
-            let (host, epoch): (Option<String>, i64) = (row.get(1), row.get(2));
+        let mut trees: Vec<_> = sessions.iter().map(|_| None).collect();
+        for row in &rows {
+            let (host, epoch): (Option<String>, i64) = (row.get(2), row.get(3));
             let owner = match host {
                 Some(host) if host == self.host_id() => Some(Owner::This),
-                Some(id) if row.get(3) => Some(Owner::Other(OtherHost { id, address: row.get(4) })),
+                Some(id) if row.get(4) => Some(Owner::Other(OtherHost { id, address: row.get(5) })),
                 Some(_) | None => None,
             };
-            StoredTree { root: row.get(0), epoch, owner }
-        }))
+            let at = usize::try_from(row.get::<_, i64>(0)).ok().and_then(|k| k.checked_sub(1));
+            if let Some(tree) = at.and_then(|at| trees.get_mut(at)) {
+                *tree = Some(StoredTree { root: row.get(1), epoch, owner });
+            }
+        }
+        Ok(trees)
     }
 }

@@ -362,6 +362,7 @@ fn session_summary(row: &Row<'_>) -> rusqlite::Result<SessionSummary> {
         number: row.get(7)?,
         metadata: metadata(row.get(0)?),
         approvals_open: 0,
+        host: None,
     })
 }
 

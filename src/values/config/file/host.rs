@@ -5,7 +5,7 @@ use toml::de::DeValue;
 use super::source::Section;
 use super::values::{self, Parsed};
 use crate::config::key_table::KeyTable as _;
-use crate::config::{ApiKey, HostConfig, SecretSource};
+use crate::config::{ApiKey, BaseUrl, HostConfig, SecretSource, TOKEN_CHARS_MIN};
 
 impl HostConfig {
     pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
@@ -16,8 +16,12 @@ impl HostConfig {
             section.forbid("token_file", "token_env and token_file exclude each other");
         }
         host.token_file = section.path("token_file");
+        host.advertise = section.read("advertise", |value| {
+            BaseUrl::parse(&values::string(value)?).map_err(|error| error.to_string())
+        });
         let is_named = section.has("token_env") && !section.is_wrong("token_env");
         section.report_unknown_keys();
+        host.read_peer_token(section, env);
         if let Some(file) = &host.token_file {
             match SecretSource::File(file.clone()).read_token() {
                 Ok(token) => host.token = Some(token),
@@ -30,6 +34,32 @@ impl HostConfig {
             }
         }
         host
+    }
+
+    /// Reads the token of the hosts, if others reach this one.
+    fn read_peer_token(&mut self, section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) {
+        if self.advertise.is_none() {
+            return;
+        }
+        if let Err(message) = self.check_advertise() {
+            section.add_error("advertise", message);
+        }
+        match ApiKey::from_env(&self.peer_token_env, env) {
+            Ok(token) if token.reveal().len() >= TOKEN_CHARS_MIN => self.peer_token = Some(token),
+            Ok(_) => {
+                let message = format!(
+                    "the environment variable {} has less than {TOKEN_CHARS_MIN} characters: use a longer token, the \
+                     same for all hosts of the database",
+                    self.peer_token_env
+                );
+                section.add_error("peer_token_env", message);
+            }
+            Err(error) => {
+                let message =
+                    format!("{error}: set it to a token that all hosts of the database have");
+                section.add_error("peer_token_env", message);
+            }
+        }
     }
 
     /// Checks that a token that was meant to be set can be used, so that the host never accepts

@@ -19,8 +19,8 @@ use super::error::KeyLocations;
 use super::key_table::KeyTable as _;
 use super::{
     AgentConfig, BaseUrl, Config, ConfigErrors, ConsoleConfig, DEFAULT_AGENT, FAST_PATH_ENV,
-    HookConfig, HostConfig, JournalConfig, MULTI_TOOL_CALLS_ENV, McpConfig, McpLimits, ModelConfig,
-    REHEARSAL, STREAM_ENV, TlsConfig, TokenConfig, ToolOverride,
+    HookConfig, HostConfig, JournalConfig, JournalEngine, MULTI_TOOL_CALLS_ENV, McpConfig,
+    McpLimits, ModelConfig, REHEARSAL, STREAM_ENV, TlsConfig, TokenConfig, ToolOverride,
 };
 use crate::types::Secrets;
 use source::ConfigSource;
@@ -156,6 +156,11 @@ impl Config {
         };
         if !is_token_wrong && let Err(message) = config.check_listen() {
             host_table.add_error("listen", message);
+        }
+        if config.host.advertise.is_some() && config.journal.engine != JournalEngine::Postgres {
+            let message = "needs journal.engine = \"postgres\": other hosts reach this one for the sessions of a database \
+                           that they share";
+            host_table.add_error("advertise", message.to_owned());
         }
         config.key_locations = source.into_result()?;
         if let Some(on) = multi_tool_calls {

@@ -1,0 +1,115 @@
+//! Event streams of other hosts, which `GET /v1/events` of those hosts sends.
+
+use std::time::Duration;
+
+use futures::stream::{self, BoxStream};
+use futures::{Stream, StreamExt as _};
+use serde::Deserialize;
+
+use super::peers::{PeerRequest, Peers};
+use super::session_states::SessionStateChange;
+use crate::journal::OtherHost;
+use callsheet_values::event::EventId;
+use callsheet_values::types::SessionId;
+
+/// Time limit for the beginning of a stream.
+const START_MAX: Duration = Duration::from_secs(2);
+
+/// A stream that is silent for so long is dead. Hosts send a comment every 15 s.
+const SILENCE_MAX: Duration = Duration::from_secs(45);
+
+/// The end of an event in a stream of a host.
+const EVENT_END: &[u8] = b"\n\n";
+
+/// An item of a stream of another host.
+#[derive(Debug)]
+pub(super) enum PeerItem {
+    /// An event of a session, or of a child session below it, as it stands in the stream.
+    Event { of: Vec<SessionId>, id: Option<EventId>, text: String },
+    /// The new state of a session.
+    State(SessionStateChange),
+    /// The events of the session cannot be read. This is the last item about it.
+    Failed { session: SessionId, text: String },
+}
+
+/// The members of an event that say what it is about.
+#[derive(Deserialize)]
+struct EventHead {
+    session_id: Option<SessionId>,
+    parent_session_id: Option<SessionId>,
+    state: Option<String>,
+    timestamp: Option<u64>,
+}
+
+impl Peers {
+    /// Opens a stream of another host: of the states of its sessions, or of the events of some of them after positions.
+    /// `None` if the other host does not answer, or refuses it.
+    pub(super) async fn watch(
+        &self,
+        host: &OtherHost,
+        sessions: &[(SessionId, EventId)],
+    ) -> Option<BoxStream<'static, PeerItem>> {
+        let path = match sessions {
+            [] => "/v1/events?sessions=*".to_owned(),
+            sessions => {
+                let ids: Vec<&str> = sessions.iter().map(|(id, _)| id.as_str()).collect();
+                let after = sessions.iter().map(|(id, after)| format!("{id}:{after}"));
+                let after: Vec<String> = after.collect();
+                format!("/v1/events?sessions={}&after={}", ids.join(","), after.join(","))
+            }
+        };
+        let answer = tokio::time::timeout(START_MAX, self.send(host, PeerRequest::get(path)));
+        let answer = answer.await.ok()?.ok().filter(|answer| answer.status().is_success())?;
+        let chunks = answer.bytes_stream().map(|chunk| chunk.ok());
+        Some(items(chunks).boxed())
+    }
+}
+
+/// Returns the items of a stream. It ends with the stream, or when nothing comes any more.
+fn items<B: AsRef<[u8]>>(
+    chunks: impl Stream<Item = Option<B>> + Send + 'static,
+) -> impl Stream<Item = PeerItem> + Send {
+    let state = (Box::pin(chunks), Vec::new());
+    let groups = stream::unfold(state, async |(mut chunks, mut bytes)| {
+        let next = tokio::time::timeout(SILENCE_MAX, chunks.next()).await;
+        let chunk = next.ok()???;
+        bytes.extend_from_slice(chunk.as_ref());
+        let end = memchr::memmem::rfind(&bytes, EVENT_END).map_or(0, |at| at + EVENT_END.len());
+        let whole: Vec<u8> = bytes.drain(..end).collect();
+        let whole = String::from_utf8(whole).unwrap_or_default();
+        let found: Vec<PeerItem> = whole.split_inclusive("\n\n").filter_map(item).collect();
+        Some((stream::iter(found), (chunks, bytes)))
+    });
+    groups.flatten()
+}
+
+/// Parses an event. `None` for comments.
+fn item(text: &str) -> Option<PeerItem> {
+    let (mut kind, mut id, mut data) = ("", None, "");
+    for line in text.lines() {
+        match line.split_once(": ") {
+            Some(("event", value)) => kind = value,
+            Some(("id", value)) => id = value.parse().ok(),
+            Some(("data", value)) => data = value,
+            Some(_) | None => {}
+        }
+    }
+    let head: EventHead = serde_json::from_str(data).ok()?;
+    match kind {
+        "session_state" => {
+            // "closed" is no state: the session was deleted.
+            let state = head.state.and_then(|name| serde_json::from_value(name.into()).ok());
+            let (session, time) = (head.session_id?, head.timestamp.unwrap_or(0));
+            Some(PeerItem::State(SessionStateChange { session, state, agent: None, time }))
+        }
+        // The stream ends with it: its sessions go on elsewhere.
+        "resync" => None,
+        "error" if head.timestamp.is_none() => {
+            Some(PeerItem::Failed { session: head.session_id?, text: text.to_owned() })
+        }
+        _ => {
+            let of = [head.session_id, head.parent_session_id].into_iter().flatten().collect();
+            Some(PeerItem::Event { of, id, text: text.to_owned() })
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! Several hosts with one journal: any of them takes any request, and passes it on to the one that has the session.
+//!
+//! A request takes one hop at most: the other host answers it, or says that it has not got the session either. Then the
+//! owner is looked up again, until the session has one. A request whose answer is lost is repeated if it has an
+//! `Idempotency-Key`, which inputs without one get here, or if it can be repeated anyway.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, request::Parts};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use futures::StreamExt as _;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::access::Caller;
+use super::error::{ApiError, ErrorCode};
+use super::extract::{PathParameters, ReceivedBody, read_in_time};
+use super::state::{ApiState, AppState};
+use callsheet_host::journal::OtherHost;
+use callsheet_host::runtime::{
+    CALLER_HEADER, HOST_HEADER, Host, HostError, PeerRequest, Peers, REFUSAL_HEADER, SessionPlace,
+};
+use callsheet_values::types::{SessionId, TRACEPARENT, TRACESTATE};
+
+/// The key that makes a request one that can be repeated.
+const KEY_HEADER: &str = "idempotency-key";
+
+/// The headers of a client that are passed on.
+const PASSED_ON: [&str; 6] =
+    ["accept", "content-type", KEY_HEADER, "last-event-id", TRACEPARENT, TRACESTATE];
+
+/// The headers of an answer that concern a connection, or hosts only.
+const NOT_PASSED_BACK: [&str; 6] =
+    ["connection", "date", "keep-alive", "transfer-encoding", HOST_HEADER, REFUSAL_HEADER];
+
+/// The routes about a session that every host answers from the journal.
+const ANSWERED_ANYWHERE: [(&str, &str); 3] = [
+    ("GET", "/v1/sessions/{id}/records"),
+    ("POST", "/v1/sessions/{id}/verify"),
+    ("POST", "/v1/sessions/{id}/fork"),
+];
+
+/// The first and the longest pause before the owner is looked up again.
+const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
+
+/// The interval at which it is checked that the host which has not answered yet still has the session, and the number of
+/// checks by which it has not.
+const OWNER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const OWNER_CHECKS: u32 = 3;
+
+/// Time limit for the page of another host.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// An event stream of another host is dead if it is silent for this many keep-alive intervals.
+const KEEP_ALIVES_MISSED: u32 = 3;
+
+/// Returns whether the owner of the session answers a route.
+pub(super) fn is_for_owner(method: &str, path: &str) -> bool {
+    path.starts_with("/v1/sessions/{id}") && !ANSWERED_ANYWHERE.contains(&(method, path))
+}
+
+/// Checks that a request of another host is for this one, and says in its answer who answers it.
+pub(super) async fn answer_peer(
+    State(state): State<AppState>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let Some(target) = request.headers().get(HOST_HEADER) else { return next.run(request).await };
+    let own = state.host.id();
+    let mut answer = match target == own {
+        true => next.run(request).await,
+        false => {
+            let message = format!("this is the host {own}");
+            ApiError::new(StatusCode::MISDIRECTED_REQUEST, "wrong_host", message).into_response()
+        }
+    };
+    let refusal = answer.extensions().get().map(|ErrorCode(code)| HeaderValue::from_static(code));
+    let headers = answer.headers_mut();
+    headers.extend(
+        HeaderValue::try_from(own).ok().map(|own| (HeaderName::from_static(HOST_HEADER), own)),
+    );
+    headers.extend(refusal.map(|code| (HeaderName::from_static(REFUSAL_HEADER), code)));
+    answer
+}
+
+/// Lets the host answer that has the session of the path.
+pub(super) async fn to_owner(
+    State(state): State<AppState>,
+    parameters: PathParameters,
+    caller: Caller,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    // A text that is not an id cannot name a session.
+    match parameters.get("id").and_then(|id| SessionId::parse(id).ok()) {
+        Some(id) => answer(&state, Subject::Session(id), &caller, request, next).await,
+        None => Ok(next.run(request).await),
+    }
+}
+
+/// Lets another host answer while this one shuts down.
+pub(super) async fn to_living(
+    State(state): State<AppState>,
+    caller: Caller,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    answer(&state, Subject::New, &caller, request, next).await
+}
+
+/// Returns the pages with which the other hosts answer the same request about what they have. A host that does not answer
+/// is left out: its sessions are soon those of another one.
+pub(super) async fn pages(
+    state: &ApiState,
+    caller: &Caller,
+    uri: &Uri,
+    headers: &HeaderMap,
+) -> Vec<Value> {
+    let Some(peers) = state.host.peers().filter(|_| !headers.contains_key(HOST_HEADER)) else {
+        return Vec::new();
+    };
+    let others = state.host.other_hosts().await;
+    let asked = others.iter().map(async |other| {
+        let path = uri.path_and_query().map_or("/", |path| path.as_str());
+        let mut request = PeerRequest::get(path.to_owned());
+        request.headers.extend(caller_header(caller));
+        let answer = peers.send(other, request).await.ok()?;
+        answer.json().await.ok()
+    });
+    let asked = asked.map(|page| tokio::time::timeout(PAGE_TIMEOUT, page));
+    let pages = futures::future::join_all(asked).await;
+    pages.into_iter().filter_map(|page| page.ok().flatten()).collect()
+}
+
+/// Deletes a session that another host has.
+pub(super) async fn delete(
+    state: &ApiState,
+    caller: &Caller,
+    session: &SessionId,
+) -> Result<(), ApiError> {
+    let mut request = PeerRequest::get(format!("/v1/sessions/{session}"));
+    request.method = Method::DELETE;
+    request.headers.extend(caller_header(caller));
+    let moved = || ApiError::from(HostError::SessionMoved);
+    let SessionPlace::At(other) = state.host.session_place(session, 0).await else {
+        return Err(moved());
+    };
+    let peers = state.host.peers().ok_or_else(moved)?;
+    let answer = peers.send(&other, request).await.map_err(|_| moved())?;
+    // Another request may have deleted it.
+    match answer.status().is_success() || answer.status() == StatusCode::NOT_FOUND {
+        true => Ok(()),
+        false => Err(moved()),
+    }
+}
+
+fn caller_header(caller: &Caller) -> Option<(HeaderName, HeaderValue)> {
+    Some((HeaderName::from_static(CALLER_HEADER), caller.to_header()?))
+}
+
+/// What a request is about.
+enum Subject {
+    Session(SessionId),
+    /// A new session.
+    New,
+}
+
+impl Subject {
+    async fn place(&self, host: &Host, attempt: usize) -> SessionPlace {
+        match self {
+            Self::Session(id) => host.session_place(id, attempt).await,
+            Self::New => host.place_of_new(attempt).await,
+        }
+    }
+
+    /// Waits until a host that has not answered has lost the session.
+    async fn lost_by(&self, state: &ApiState, peers: &Peers, host: &OtherHost) {
+        let Self::Session(id) = self else { return tokio::time::sleep(peers.patience()).await };
+        let mut checks = 0;
+        while checks < OWNER_CHECKS {
+            tokio::time::sleep(OWNER_CHECK_INTERVAL).await;
+            let has_session = match state.host.session_place(id, 0).await {
+                SessionPlace::At(other) => other.id == host.id,
+                SessionPlace::Here => false,
+            };
+            checks = if has_session { 0 } else { checks + 1 };
+        }
+    }
+}
+
+async fn answer(
+    state: &AppState,
+    subject: Subject,
+    caller: &Caller,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    // One hop at most.
+    let is_passed_on = request.headers().contains_key(HOST_HEADER);
+    let Some(peers) = state.host.peers().filter(|_| !is_passed_on) else {
+        return Ok(next.run(request).await);
+    };
+    let request = KeptRequest::read(state, request).await?;
+    let until = Instant::now() + peers.patience();
+    let (mut attempt, [mut pause, pause_max]) = (0, PAUSES);
+    loop {
+        let tried = match subject.place(&state.host, attempt).await {
+            SessionPlace::Here => {
+                let answer = next.clone().run(request.to_request()).await;
+                let code = answer.extensions().get().map(|ErrorCode(code)| *code);
+                // The last host that shuts down has nobody to ask.
+                let is_left = code.is_some_and(is_of_other_host)
+                    && (state.host.is_ready() || !state.host.other_hosts().await.is_empty());
+                if is_left { Tried::Again(answer) } else { Tried::Answered(answer) }
+            }
+            SessionPlace::At(other) => {
+                state.host.telemetry().metrics().journal().request_passed_on();
+                let sent = peers.send(&other, request.to_peer(caller));
+                tokio::select! {
+                    sent = sent => match sent {
+                        Ok(answer) => passed_back(state, &other, answer),
+                        Err(error) => request.unanswered(error.to_string(), error.was_sent()),
+                    },
+                    () = subject.lost_by(state, peers, &other) => {
+                        let reason = format!("the host {} has lost the session before it answered", other.id);
+                        request.unanswered(reason, true)
+                    }
+                }
+            }
+        };
+        match tried {
+            Tried::Answered(answer) => return Ok(answer),
+            Tried::Again(answer) if Instant::now() >= until => return Ok(answer),
+            Tried::Again(_) => {}
+        }
+        tokio::time::sleep(pause).await;
+        (attempt, pause) = (attempt + 1, pause_max.min(pause * 2));
+    }
+}
+
+/// Returns whether an error says that another host has the session.
+fn is_of_other_host(code: &str) -> bool {
+    let errors = [HostError::SessionMoved, HostError::ShuttingDown];
+    errors.iter().any(|error| error.code() == code)
+}
+
+/// The result of an attempt.
+enum Tried {
+    Answered(Response),
+    /// The owner is looked up again. The answer is for a client that has waited for too long.
+    Again(Response),
+}
+
+/// Returns the answer of another host as that of this one.
+fn passed_back(state: &ApiState, from: &OtherHost, answer: reqwest::Response) -> Tried {
+    let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
+    let status = answer.status();
+    if header(HOST_HEADER) != Some(&from.id) || status == StatusCode::MISDIRECTED_REQUEST {
+        let address = from.address.as_deref().unwrap_or_default();
+        let message = format!(
+            "at {address}, the address of the session's host, something else answers (status {}): check host.advertise \
+             of that host, and that all hosts have the same peer token",
+            status.as_u16()
+        );
+        tracing::warn!(address, status = status.as_u16(), host = from.id, "peer_not_reached");
+        return Tried::Again(
+            ApiError::new(StatusCode::BAD_GATEWAY, "peer_not_reached", message).into_response(),
+        );
+    }
+    let is_left = header(REFUSAL_HEADER).is_some_and(is_of_other_host);
+    let is_stream =
+        header("content-type").is_some_and(|kind| kind.starts_with("text/event-stream"));
+    let mut headers = answer.headers().clone();
+    for name in NOT_PASSED_BACK {
+        headers.remove(name);
+    }
+    let body = match is_stream {
+        true => events(state, answer),
+        false => Body::from_stream(answer.bytes_stream()),
+    };
+    let mut response = Response::new(body);
+    (*response.status_mut(), *response.headers_mut()) = (status, headers);
+    if is_left { Tried::Again(response) } else { Tried::Answered(response) }
+}
+
+/// Returns an event stream of another host, which ends when this server shuts down, or the other host is silent.
+fn events(state: &ApiState, answer: reqwest::Response) -> Body {
+    let silence_max = state.options.keep_alive * KEEP_ALIVES_MISSED;
+    let closing = state.closing.clone();
+    let chunks =
+        futures::stream::unfold(answer.bytes_stream().boxed(), move |mut chunks| async move {
+            let chunk = tokio::time::timeout(silence_max, chunks.next()).await.ok()??;
+            Some((chunk, chunks))
+        });
+    Body::from_stream(chunks.take_until(closing.cancelled_owned()))
+}
+
+/// A request that is kept until it is answered, to be sent again.
+struct KeptRequest {
+    parts: Parts,
+    body: ReceivedBody,
+}
+
+impl KeptRequest {
+    async fn read(state: &ApiState, request: Request) -> Result<Self, ApiError> {
+        let (mut parts, body) = request.into_parts();
+        let body = read_in_time(Request::new(body), state).await?;
+        let takes_key = parts.uri.path().ends_with("/runs") || parts.uri.path().ends_with("/steer");
+        if parts.method == Method::POST && takes_key && !parts.headers.contains_key(KEY_HEADER) {
+            // Made of visible characters, so this cannot fail.
+            let key = HeaderValue::try_from(state.host.request_key()).ok();
+            parts.headers.extend(key.map(|key| (HeaderName::from_static(KEY_HEADER), key)));
+        }
+        Ok(Self { parts, body })
+    }
+
+    fn to_request(&self) -> Request {
+        let mut request =
+            Request::from_parts(self.parts.clone(), Body::from(self.body.bytes.clone()));
+        request.extensions_mut().insert(IsReceived);
+        request
+    }
+
+    fn to_peer(&self, caller: &Caller) -> PeerRequest {
+        let mut headers = HeaderMap::new();
+        for name in PASSED_ON {
+            let values = self.parts.headers.get_all(name).iter().cloned();
+            headers.extend(values.map(|value| (HeaderName::from_static(name), value)));
+        }
+        headers.extend(caller_header(caller));
+        let path = self.parts.uri.path_and_query().map_or("/", |path| path.as_str());
+        PeerRequest {
+            method: self.parts.method.clone(),
+            path: path.to_owned(),
+            headers,
+            body: self.body.bytes.clone(),
+        }
+    }
+
+    /// Returns what follows if another host has not answered.
+    fn unanswered(&self, reason: String, was_sent: bool) -> Tried {
+        if !was_sent || self.can_be_repeated() {
+            let message = format!("{reason}; another host will have its sessions soon");
+            let error =
+                ApiError::retry_later(StatusCode::SERVICE_UNAVAILABLE, "host_unreachable", message);
+            return Tried::Again(error.into_response());
+        }
+        let message = format!("{reason}: look at the session before you send the request again");
+        Tried::Answered(
+            ApiError::new(StatusCode::BAD_GATEWAY, "answer_lost", message).into_response(),
+        )
+    }
+
+    /// Returns whether the request, sent twice, does what it does when it is sent once, and gets the same answer.
+    fn can_be_repeated(&self) -> bool {
+        let Parts { method, uri, headers, .. } = &self.parts;
+        let is_decision = |part| uri.path().contains(part);
+        method.is_safe()
+            || *method == Method::DELETE
+            || headers.contains_key(KEY_HEADER)
+            || is_decision("/approvals/")
+            || is_decision("/results/")
+    }
+}
+
+/// A request whose body was received, and has its share of the memory for bodies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IsReceived;
