@@ -121,9 +121,13 @@ fn one(item: StreamItem) -> BoxStream<'static, StreamItem> {
 fn of_host_event(event: HostEvent) -> StreamItem {
     let (kind, fields) = match event {
         HostEvent::Published(published) => return StreamItem::Feed(FeedItem::Event(published)),
-        HostEvent::State(SessionStateChange { session, state, time, agent: _ }) => {
+        HostEvent::State(SessionStateChange { session, state, time, agent }) => {
             let state = state.map_or("closed", SessionState::as_str);
-            ("session_state", json!({"session_id": session, "timestamp": time, "state": state}))
+            let mut fields = json!({"session_id": session, "timestamp": time, "state": state});
+            if let Some(agent) = agent {
+                fields["agent"] = agent.into();
+            }
+            ("session_state", fields)
         }
         HostEvent::Lagged(session, last) => {
             ("resync", json!({"session_id": session, "id": last.to_string()}))

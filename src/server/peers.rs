@@ -46,6 +46,9 @@ const ANSWERED_ANYWHERE: [(&str, &str); 3] = [
 /// The first and the longest pause before the owner is looked up again.
 const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
 
+/// An attempt that has taken this long was worked on.
+const WORK_MIN: Duration = Duration::from_secs(1);
+
 /// The interval at which it is checked that the host which has not answered yet still has the session, and the number of
 /// checks by which it has not.
 const OWNER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -204,9 +207,10 @@ async fn answer(
         return Ok(next.run(request).await);
     };
     let request = KeptRequest::read(state, request).await?;
-    let until = Instant::now() + peers.patience();
+    let mut until = Instant::now() + peers.patience();
     let (mut attempt, [mut pause, pause_max]) = (0, PAUSES);
     loop {
+        let began = Instant::now();
         let tried = match subject.place(&state.host, attempt).await {
             SessionPlace::Here => {
                 let answer = next.clone().run(request.to_request()).await;
@@ -217,7 +221,7 @@ async fn answer(
                 if is_left { Tried::Again(answer) } else { Tried::Answered(answer) }
             }
             SessionPlace::At(other) => {
-                state.host.telemetry().metrics().journal().request_passed_on();
+                state.host.telemetry().metrics().sharing().request_passed_on();
                 let sent = peers.send(&other, request.to_peer(caller));
                 tokio::select! {
                     sent = sent => match sent {
@@ -233,6 +237,10 @@ async fn answer(
         };
         match tried {
             Tried::Answered(answer) => return Ok(answer),
+            // The other host has worked on the request, and has ended meanwhile.
+            Tried::Again(_) if began.elapsed() >= WORK_MIN => {
+                until = Instant::now() + peers.patience()
+            }
             Tried::Again(answer) if Instant::now() >= until => return Ok(answer),
             Tried::Again(_) => {}
         }
@@ -308,8 +316,7 @@ impl KeptRequest {
     async fn read(state: &ApiState, request: Request) -> Result<Self, ApiError> {
         let (mut parts, body) = request.into_parts();
         let body = read_in_time(Request::new(body), state).await?;
-        let takes_key = parts.uri.path().ends_with("/runs") || parts.uri.path().ends_with("/steer");
-        if parts.method == Method::POST && takes_key && !parts.headers.contains_key(KEY_HEADER) {
+        if takes_key(&parts) && !parts.headers.contains_key(KEY_HEADER) {
             // Made of visible characters, so this cannot fail.
             let key = HeaderValue::try_from(state.host.request_key()).ok();
             parts.headers.extend(key.map(|key| (HeaderName::from_static(KEY_HEADER), key)));
@@ -357,13 +364,17 @@ impl KeptRequest {
     /// Returns whether the request, sent twice, does what it does when it is sent once, and gets the same answer.
     fn can_be_repeated(&self) -> bool {
         let Parts { method, uri, headers, .. } = &self.parts;
-        let is_decision = |part| uri.path().contains(part);
         method.is_safe()
             || *method == Method::DELETE
-            || headers.contains_key(KEY_HEADER)
-            || is_decision("/approvals/")
-            || is_decision("/results/")
+            || (takes_key(&self.parts) && headers.contains_key(KEY_HEADER))
+            || uri.path().contains("/approvals/")
     }
+}
+
+/// Returns whether a request can have an `Idempotency-Key`.
+fn takes_key(request: &Parts) -> bool {
+    let path = request.uri.path();
+    request.method == Method::POST && (path.ends_with("/runs") || path.ends_with("/steer"))
 }
 
 /// A request whose body was received, and has its share of the memory for bodies.

@@ -220,7 +220,7 @@ fn with_routes(state: &AppState, routes: Vec<Route>) -> Router<AppState> {
         routes.into_iter().fold(Router::new(), |router, (method, path, access, handler)| {
             let handler = match (method, path) {
                 _ if !has_peers => handler,
-                ("POST", "/v1/sessions") => {
+                ("POST", "/v1/sessions" | "/v1/sessions/{id}/fork" | "/v1/tools/{name}/call") => {
                     handler.route_layer(from_fn_with_state(Arc::clone(state), peers::to_living))
                 }
                 _ if peers::is_for_owner(method, path) => {

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use callsheet::journal::{PostgresReader, SessionQuery, verify};
 use callsheet::record::Seq;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::client::{HttpConnection, HttpResponse, post};
@@ -95,25 +96,51 @@ async fn forks_and_pages_of_a_host() {
 }
 
 /// The real binary on a configured database.
-struct Binary {
+pub(crate) struct Binary {
     child: Child,
-    addr: SocketAddr,
+    pub(crate) addr: SocketAddr,
 }
 
 fn command(database: &TestDatabase, words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_callsheet"));
     command.args(words).env("TEST_DATABASE_URL", database.url());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("CALLSHEET_PEER_TOKEN", "peer-token-of-the-tests");
     command.env_remove("CALLSHEET_LOG").env_remove("RUST_LOG").env_remove("CALLSHEET_TOKEN");
     command
 }
 
 impl Binary {
     fn start(database: &TestDatabase, directory: &HostDirectory) -> Self {
-        std::fs::create_dir_all(&directory.dir).unwrap();
-        let config = directory.dir.join("callsheet.toml");
         let text = "[host]\nlisten = \"127.0.0.1:0\"\n[journal]\nengine = \"postgres\"\n\
                     url_env = \"TEST_DATABASE_URL\"\nlease = \"2s\"\n";
+        Self::configured(database, directory, text)
+    }
+
+    /// Starts it with a configuration, beside what runs.
+    pub(crate) async fn start_with(
+        database: &TestDatabase,
+        directory: &HostDirectory,
+        config: &str,
+    ) -> Self {
+        tokio::task::block_in_place(|| Self::configured(database, directory, config))
+    }
+
+    /// Sends a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// Waits until it has ended well.
+    pub(crate) async fn wait(&mut self) {
+        let ended = tokio::task::block_in_place(|| self.child.wait().unwrap());
+        assert!(ended.success(), "{ended}");
+    }
+
+    fn configured(database: &TestDatabase, directory: &HostDirectory, text: &str) -> Self {
+        std::fs::create_dir_all(&directory.dir).unwrap();
+        let config = directory.dir.join("callsheet.toml");
         std::fs::write(&config, text).unwrap();
         let mut command = command(database, &["serve", "--config"]);
         let mut child = command.arg(&config).stdout(Stdio::null()).spawn().unwrap();

@@ -1,6 +1,17 @@
 //! The journal in PostgreSQL, against a real server that the tests start. Without PostgreSQL they are skipped, except in
 //! CI.
 
+#[path = "../kill/effects.rs"]
+#[expect(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "these tests use a part; a test fails by panicking"
+)]
+mod effects;
+#[path = "../kill/rng.rs"]
+#[expect(dead_code, reason = "these tests use a part")]
+mod rng;
+
 #[path = "../support/client.rs"]
 #[expect(dead_code, reason = "these tests use a part")]
 mod client;
@@ -11,6 +22,7 @@ mod host_directory;
 #[expect(dead_code, reason = "these tests use a part")]
 mod support;
 
+mod chaos;
 mod engine;
 mod faults;
 mod hosts;

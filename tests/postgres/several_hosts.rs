@@ -250,7 +250,7 @@ async fn watch(host: &HostServer, query: &str) -> HttpConnection {
 }
 
 /// Returns the events of a session that have an id, each with its id and its text. The pieces of a text are joined.
-fn texts(events: &[StreamEvent], session: &str) -> Vec<(String, String)> {
+pub(crate) fn texts(events: &[StreamEvent], session: &str) -> Vec<(String, String)> {
     let mut texts: Vec<(String, String)> = Vec::new();
     for event in events.iter().filter(|event| event.data["session_id"] == session) {
         let Some(id) = event.id.clone() else { continue };

@@ -252,9 +252,22 @@ async fn check_ownership(first: &dyn Journal, second: &dyn Journal, third: &dyn 
     // A host that has ended owns nothing.
     let mut of_third = TestLog::new(&session("check-third"));
     of_third.append(third, vec![opening(None), started()]).await;
+    let third_id = third.ownership().map(|third| third.host_id().to_owned()).unwrap_or_default();
     third.close().await;
     assert_eq!(abandoned(one).await, [of_third.session.clone()], "a host that has closed is gone");
     assert_eq!(hosts(one).await.len(), 2, "only hosts that live are listed");
+    let dead = one.dead_hosts().await.unwrap_or_else(|error| panic!("dead_hosts: {error}"));
+    assert!(!dead.contains(&third_id), "a host that has closed its journal is not dead");
+    let replace = async |host: &dyn Ownership, before, text| {
+        let replaced = host.replace_document("check-replaced", before, text).await;
+        replaced.unwrap_or_else(|error| panic!("replace_document: {error}"))
+    };
+    assert!(replace(one, None, "a").await, "a document that is not stored is stored");
+    assert!(!replace(two, None, "b").await, "one that is stored is kept");
+    assert!(!replace(two, Some("b"), "c").await, "one with another text is kept");
+    assert!(replace(two, Some("a"), "d").await, "one with the given text is replaced");
+    let stored = first.document("check-replaced").await;
+    assert_eq!(stored, Ok(Some("d".to_owned())), "the last text is stored");
     let removed = second.remove(std::slice::from_ref(&root)).await;
     assert!(removed.is_err(), "only the owner removes a session");
     let all = [root, child, of_third.session];

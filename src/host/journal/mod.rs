@@ -612,6 +612,14 @@ pub struct JournalStatus {
     pub log_bytes: Option<u64>,
     /// Free bytes of the file system of the journal, if the engine has one.
     pub disk_free_bytes: Option<u64>,
+    /// Number of trees that this host owns, if several hosts use the engine.
+    pub owned: Option<usize>,
+    /// The time since the last heartbeat that succeeded, if the engine has a lease.
+    pub heartbeat_age: Option<std::time::Duration>,
+    /// Number of batches whose answer was lost, and which were then found to be stored.
+    pub unknown_stored: u64,
+    /// Number of batches whose answer was lost, and which were then found not to be stored.
+    pub unknown_lost: u64,
 }
 
 /// Receives measurements of an engine, for metrics.

@@ -84,6 +84,24 @@ pub trait Ownership: Send + Sync + fmt::Debug {
     /// If the hosts cannot be read.
     fn hosts(&self) -> JournalFuture<'_, Vec<HostInfo>>;
 
+    /// Returns the ids of hosts that have ended without closing their journal, at least those of the last hour.
+    ///
+    /// # Errors
+    /// If the hosts cannot be read.
+    fn dead_hosts(&self) -> JournalFuture<'_, Vec<String>>;
+
+    /// Stores a [document](super::Journal::put_document) if it still has the text `before`; `None`: if it is not stored. Returns
+    /// whether it was.
+    ///
+    /// # Errors
+    /// If it cannot be stored. It may have been.
+    fn replace_document<'a>(
+        &'a self,
+        key: &'a str,
+        before: Option<&'a str>,
+        text: &'a str,
+    ) -> JournalFuture<'a, bool>;
+
     /// Waits until this host has lost trees, because another host has taken them, or because this host has not shown in
     /// time that it lives. Returns the sessions of these trees that it has opened or taken. Never ends while it has lost
     /// none.

@@ -33,12 +33,14 @@ pub(crate) struct Store {
     records: MemoryJournal,
     owners: Mutex<Owners>,
     has_lost: Notify,
+    replaces: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct Owners {
     hosts: u64,
     alive: BTreeSet<u64>,
+    closed: BTreeSet<u64>,
     /// The owners of trees, by their roots.
     trees: BTreeMap<SessionId, u64>,
     roots: BTreeMap<SessionId, SessionId>,
@@ -94,6 +96,17 @@ impl SharedJournal {
     /// Lets the lease of this host end, of which it knows nothing.
     pub(crate) fn end_lease(&self) {
         self.store.owners.lock().alive.remove(&self.host);
+    }
+
+    /// Lets this host notice that it has lost all its trees, because its lease was not renewed.
+    pub(crate) fn lose_all(&self) {
+        let mut owners = self.store.owners.lock();
+        let trees = owners.trees.iter().filter(|(_, owner)| **owner == self.host);
+        let trees: Vec<_> = trees.map(|(root, _)| (self.host, root.clone())).collect();
+        owners.trees.retain(|_, owner| *owner != self.host);
+        owners.lost.extend(trees);
+        drop(owners);
+        self.store.has_lost.notify_waiters();
     }
 
     /// Ends one use of a session. `leaves` also gives up a tree in which a run has not ended.
@@ -217,7 +230,10 @@ impl Journal for SharedJournal {
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        Box::pin(async { self.end_lease() })
+        Box::pin(async {
+            self.end_lease();
+            self.store.owners.lock().closed.insert(self.host);
+        })
     }
 }
 
@@ -298,6 +314,29 @@ impl Ownership for SharedJournal {
         };
         let hosts = owners.alive.iter().map(host).collect();
         Box::pin(std::future::ready(Ok(hosts)))
+    }
+
+    fn dead_hosts(&self) -> JournalFuture<'_, Vec<String>> {
+        let owners = self.store.owners.lock();
+        let is_dead = |host: &u64| !owners.alive.contains(host) && !owners.closed.contains(host);
+        let dead = (1..=owners.hosts).filter(is_dead).map(|host| host.to_string()).collect();
+        Box::pin(std::future::ready(Ok(dead)))
+    }
+
+    fn replace_document<'a>(
+        &'a self,
+        key: &'a str,
+        before: Option<&'a str>,
+        text: &'a str,
+    ) -> JournalFuture<'a, bool> {
+        Box::pin(async move {
+            let _replaces = self.store.replaces.lock().await;
+            let is_same = self.document(key).await?.as_deref() == before;
+            if is_same {
+                self.put_document(key, text).await?;
+            }
+            Ok(is_same)
+        })
     }
 
     fn lost(&self) -> BoxFuture<'_, Vec<SessionId>> {

@@ -4,9 +4,13 @@
 //! second one on, a run that has made no progress during the last life of a host is a *suspect*: suspects go on one
 //! after the other, each alone until it makes progress. The one that was alone when the host ended again is
 //! *quarantined*: it goes on only by a request that resumes it.
+//!
+//! Hosts that share the journal count their crashes together: each host that has ended without closing its journal counts
+//! once, for [`STABLE_AFTER`]. A suspect is alone among the suspects of all hosts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -19,7 +23,7 @@ use super::task;
 use crate::journal::{Journal, JournalEntry, JournalError, SessionSummary, restored, unix_ms};
 use callsheet_machines::session::pending_approvals;
 use callsheet_values::record::{Record, Seq};
-use callsheet_values::types::{SessionId, SessionState, is_child_session};
+use callsheet_values::types::{SessionId, SessionState, is_child_session, millis};
 
 /// The key of the document with the [`HostLives`].
 const DOCUMENT: &str = "host_lives";
@@ -32,6 +36,12 @@ const STABLE_AFTER: Duration = Duration::from_secs(10 * 60);
 
 /// The longest time for which a suspect is alone. A run that waits for a slow model may need longer.
 const ALONE_MAX: Duration = Duration::from_secs(30);
+
+/// The interval at which a host looks whether it is the turn of its suspect.
+const TURN_PAUSE: Duration = Duration::from_secs(1);
+
+/// Number of attempts to change what hosts that share the journal know.
+const UPDATE_TRIES: usize = 20;
 
 /// The interval at which the progress of a suspect is looked for.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(20);
@@ -50,6 +60,13 @@ struct HostLives {
     crashes: u32,
     /// The suspect that goes on alone.
     alone: Option<SessionId>,
+    /// Of hosts that share the journal: the one at which it goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    alone_at: Option<String>,
+    /// Of hosts that share the journal: those that have crashed, with the time at which another one noticed. Unix time in
+    /// milliseconds.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    crashed: BTreeMap<String, u64>,
     /// The sessions whose runs are set aside.
     quarantined: BTreeSet<SessionId>,
 }
@@ -58,8 +75,9 @@ struct HostLives {
 #[derive(Debug)]
 pub(super) struct CrashLoop {
     journal: Arc<dyn Journal>,
-    /// The start of the host before this one: Unix time in milliseconds.
-    last_started: u64,
+    /// The start of the host before this one, or the crash before the last one of hosts that share the journal: Unix time
+    /// in milliseconds.
+    last_started: AtomicU64,
     lives: Mutex<HostLives>,
     /// Held while the document is stored, so that an older text never replaces a newer one.
     storing: tokio::sync::Mutex<()>,
@@ -78,6 +96,27 @@ impl HostLives {
         (self.started, self.is_running) = (now, true);
     }
 
+    /// Counts the crashes of hosts that share the journal. Returns the time of the crash before the last one.
+    fn note_dead(&mut self, dead: &[String], now: u64) -> u64 {
+        let since = now.saturating_sub(millis(STABLE_AFTER));
+        self.crashed.retain(|_, time| *time > since);
+        let known = self.crashed.len();
+        for host in dead {
+            self.crashed.entry(host.clone()).or_insert(now);
+        }
+        let mut times: Vec<u64> = self.crashed.values().copied().collect();
+        times.sort_unstable();
+        self.crashes = u32::try_from(times.len()).unwrap_or(u32::MAX);
+        if self.alone_at.as_ref().is_some_and(|host| dead.contains(host)) {
+            self.alone_at = None;
+            let alone = self.alone.take();
+            self.quarantined.extend(alone.filter(|_| self.crashes > CRASHES_MAX));
+        }
+        let last =
+            if self.crashed.len() > known { now } else { times.last().copied().unwrap_or(0) };
+        times.iter().rev().find(|time| **time < last).copied().unwrap_or(0)
+    }
+
     /// Forgets the crashes: the host shuts down, or has lived for long enough.
     fn end_loop(&mut self) {
         (self.crashes, self.alone) = (0, None);
@@ -90,7 +129,11 @@ impl CrashLoop {
         let stored = journal.document(DOCUMENT).await?;
         let stored = stored.and_then(|text| serde_json::from_str::<HostLives>(&text).ok());
         let mut lives = stored.unwrap_or_default();
-        let last_started = lives.started;
+        let last_started = AtomicU64::new(lives.started);
+        if journal.ownership().is_some() {
+            let (lives, storing) = (Mutex::new(lives), Default::default());
+            return Ok(Self { journal, last_started, lives, storing });
+        }
         // The hosts of the original say nothing of those of a copy.
         if restored::is_waiting_copy(&*journal).await? {
             lives.end_loop();
@@ -113,7 +156,13 @@ impl CrashLoop {
     }
 
     /// Changes what is known, and stores it, also if this future is dropped.
-    async fn update(self: &Arc<Self>, change: impl FnOnce(&mut HostLives)) {
+    async fn update(self: &Arc<Self>, mut change: impl FnMut(&mut HostLives)) {
+        if self.journal.ownership().is_some() {
+            if let Err(error) = self.update_shared(change).await {
+                tracing::warn!(%error, "host_lives_not_stored");
+            }
+            return;
+        }
         change(&mut self.lives.lock());
         let of_host = Arc::clone(self);
         let stored = async move {
@@ -124,8 +173,77 @@ impl CrashLoop {
         let _ = task::to_its_end(stored).await;
     }
 
+    /// Changes what all hosts that share the journal know.
+    async fn update_shared(
+        &self,
+        mut change: impl FnMut(&mut HostLives),
+    ) -> Result<(), JournalError> {
+        let Some(ownership) = self.journal.ownership() else { return Ok(()) };
+        for _ in 0..UPDATE_TRIES {
+            let before = self.journal.document(DOCUMENT).await?;
+            let lives = before.as_deref().and_then(|text| serde_json::from_str(text).ok());
+            let mut lives: HostLives = lives.unwrap_or_default();
+            change(&mut lives);
+            let text = serde_json::to_string(&lives).unwrap_or_default();
+            let is_stored = before.as_ref() == Some(&text)
+                || ownership.replace_document(DOCUMENT, before.as_deref(), &text).await?;
+            if is_stored {
+                *self.lives.lock() = lives;
+                return Ok(());
+            }
+        }
+        Err(JournalError::Write(
+            "other hosts change the document host_lives again and again".to_owned(),
+        ))
+    }
+
+    /// Counts the hosts that share the journal and have crashed.
+    async fn note_crashes(&self) -> Result<(), JournalError> {
+        let Some(ownership) = self.journal.ownership() else { return Ok(()) };
+        let dead = ownership.dead_hosts().await?;
+        let mut before_last = 0;
+        self.update_shared(|lives| before_last = lives.note_dead(&dead, unix_ms())).await?;
+        self.last_started.store(before_last, Ordering::Release);
+        Ok(())
+    }
+
+    /// Waits until no suspect goes on alone at another host, and notes that this one does here. Returns false if the host
+    /// shuts down.
+    async fn begin_alone(self: &Arc<Self>, host_ref: &HostRef, session: &SessionId) -> bool {
+        loop {
+            let living = match self.journal.ownership() {
+                None => None,
+                Some(ownership) => {
+                    let hosts = ownership.hosts().await.unwrap_or_default();
+                    Some((ownership.host_id(), hosts))
+                }
+            };
+            let mut is_alone = false;
+            self.update(|lives| {
+                is_alone = match (&living, &lives.alone_at) {
+                    (Some((own, hosts)), Some(at)) => {
+                        at == own || !hosts.iter().any(|host| host.id == *at)
+                    }
+                    (Some(_) | None, _) => true,
+                };
+                if is_alone {
+                    lives.alone = Some(session.clone());
+                    lives.alone_at = living.as_ref().map(|(own, _)| (*own).to_owned());
+                }
+            })
+            .await;
+            if is_alone || !host_ref.is_ready() {
+                return is_alone;
+            }
+            tokio::time::sleep(TURN_PAUSE).await;
+        }
+    }
+
     /// Notes that the host shuts down.
     pub(super) async fn end(self: &Arc<Self>) {
+        if self.journal.ownership().is_some() {
+            return;
+        }
         self.update(|lives| {
             lives.end_loop();
             lives.is_running = false;
@@ -135,7 +253,8 @@ impl CrashLoop {
 
     /// Returns whether crashes are counted although the host has lived for [`STABLE_AFTER`].
     pub(super) fn is_over(&self, lived: Duration) -> bool {
-        lived >= STABLE_AFTER && self.lives.lock().crashes > 0
+        // Crashes of hosts that share the journal count for this time each.
+        self.journal.ownership().is_none() && lived >= STABLE_AFTER && self.lives.lock().crashes > 0
     }
 
     /// Notes that the host has lived for [`STABLE_AFTER`].
@@ -155,15 +274,20 @@ impl CrashLoop {
 
     /// Notes that a run that was set aside goes on or ends, or that its session is deleted.
     pub(super) async fn release(self: &Arc<Self>, session: &SessionId) {
-        let forget = |lives: &mut HostLives| {
+        self.update(|lives| {
             lives.quarantined.remove(session);
-        };
-        self.update(forget).await;
+        })
+        .await;
     }
 
     /// Returns the sessions that do not go on by themselves: those whose runs are set aside, and suspects, which
     /// [`continue_suspects`] lets go on.
     pub(super) async fn held(&self, unfinished: &[SessionId]) -> Held {
+        if !unfinished.is_empty()
+            && let Err(error) = self.note_crashes().await
+        {
+            tracing::warn!(%error, "crashes_not_counted");
+        }
         let lives = self.lives.lock().clone();
         let is_quarantined = |id: &&SessionId| lives.quarantined.contains(*id);
         let quarantined: BTreeSet<_> = unfinished.iter().filter(is_quarantined).cloned().collect();
@@ -192,8 +316,8 @@ impl CrashLoop {
         let last = self.journal.read(session, Seq(before)).await?;
         // A run that waits for a person does nothing when it goes on.
         let waits = !pending_approvals(&last).is_empty();
-        let since =
-            |entry: &JournalEntry| entry.time >= self.last_started && is_progress(&entry.record);
+        let last_started = self.last_started.load(Ordering::Acquire);
+        let since = |entry: &JournalEntry| entry.time >= last_started && is_progress(&entry.record);
         Ok(!waits && !last.iter().any(since))
     }
 }
@@ -237,12 +361,15 @@ pub(super) async fn continue_suspects(host_ref: &HostRef, suspects: BTreeSet<Ses
         }
         let crash_loop = &host_ref.shared.crash_loop;
         tracing::warn!(session = %id, "run_continues_alone: the host has ended twice without a shutdown");
-        crash_loop.update(|lives| lives.alone = Some(id.clone())).await;
+        if !crash_loop.begin_alone(host_ref, &id).await {
+            return;
+        }
         if let Err(error) = continue_alone(host_ref, &id).await {
             tracing::warn!(session = %id, %error, "run_not_continued");
         }
     }
-    host_ref.shared.crash_loop.update(|lives| lives.alone = None).await;
+    let crash_loop = &host_ref.shared.crash_loop;
+    crash_loop.update(|lives| (lives.alone, lives.alone_at) = (None, None)).await;
 }
 
 /// Lets the run of a session go on, and waits until it makes progress, ends, leaves memory, or its time is over.
@@ -309,6 +436,27 @@ mod tests {
         assert_eq!(lives.alone, None);
         lives.begin(3);
         assert_eq!(lives.quarantined.len(), 1, "nothing was alone");
+    }
+
+    #[test]
+    fn hosts_that_share_a_journal_count_each_dead_host_once_for_a_while() {
+        let mut lives = HostLives::default();
+        let hosts = |names: &[&str]| -> Vec<String> { names.iter().map(|n| (*n).into()).collect() };
+        assert_eq!(lives.note_dead(&hosts(&["a"]), 1_000), 0);
+        assert_eq!(lives.note_dead(&hosts(&["a"]), 2_000), 0);
+        assert_eq!(lives.crashes, 1);
+        assert_eq!(lives.note_dead(&hosts(&["a", "b"]), 3_000), 1_000);
+        assert_eq!(lives.crashes, 2);
+        (lives.alone, lives.alone_at) = (Some(id("s")), Some("c".to_owned()));
+        assert_eq!(lives.note_dead(&hosts(&["a", "b"]), 4_000), 1_000);
+        assert!(lives.quarantined.is_empty());
+        assert_eq!(lives.note_dead(&hosts(&["a", "b", "c"]), 5_000), 3_000);
+        assert_eq!(lives.quarantined, BTreeSet::from([id("s")]));
+        assert_eq!((&lives.alone, &lives.alone_at), (&None, &None));
+        // Later, the same dead hosts are new ones, and older than a loop.
+        let later = 5_000 + millis(STABLE_AFTER);
+        lives.note_dead(&hosts(&[]), later);
+        assert_eq!(lives.crashes, 0);
     }
 
     #[tokio::test]

@@ -87,20 +87,44 @@ impl DeletionList {
 async fn store(
     journal: &dyn Journal,
     mut page: DeletionPage,
-    added: Vec<Deletion>,
+    mut added: Vec<Deletion>,
 ) -> Result<DeletionPage, JournalError> {
-    let mut added = added.into_iter().peekable();
-    while added.peek().is_some() {
-        if page.deletions.len() >= PAGE_LENGTH {
+    while !added.is_empty() {
+        let (is_full, before) = (page.deletions.len() >= PAGE_LENGTH, page.text());
+        let is_new = is_full || page.deletions.is_empty();
+        if is_full {
             page = DeletionPage { number: page.number + 1, deletions: Vec::new() };
         }
-        let room = PAGE_LENGTH - page.deletions.len();
-        page.deletions.extend(added.by_ref().take(room));
-        // Cannot fail: all its keys are texts.
-        let text = serde_json::to_string(&page).unwrap_or_default();
-        journal.put_document(&key(page.number % PAGES_MAX), &text).await?;
+        let key = key(page.number % PAGES_MAX);
+        let rest = added.split_off(added.len().min(PAGE_LENGTH - page.deletions.len()));
+        page.deletions.extend(added.iter().cloned());
+        let is_stored = match journal.ownership() {
+            None => journal.put_document(&key, &page.text()).await.map(|()| true)?,
+            Some(ownership) => {
+                let old = if is_new { journal.document(&key).await? } else { Some(before) };
+                let begun = pages(old.as_slice()).pop();
+                let is_begun = is_new && begun.is_some_and(|begun| begun.number == page.number);
+                let text = page.text();
+                !is_begun && ownership.replace_document(&key, old.as_deref(), &text).await?
+            }
+        };
+        if is_stored {
+            added = rest;
+        } else {
+            // Another host has added to the list.
+            page = read_pages(journal).await?.pop().unwrap_or_default();
+            added.retain(|deletion| !page.deletions.contains(deletion));
+            added.extend(rest);
+        }
     }
     Ok(page)
+}
+
+impl DeletionPage {
+    fn text(&self) -> String {
+        // Cannot fail: all its keys are texts.
+        serde_json::to_string(self).unwrap_or_default()
+    }
 }
 
 fn key(document: u64) -> String {
@@ -141,6 +165,33 @@ pub fn deletions(documents: &[String]) -> Vec<Deletion> {
 mod tests {
     use super::*;
     use crate::journal::MemoryJournal;
+
+    #[tokio::test]
+    async fn hosts_that_share_the_journal_add_to_one_list() {
+        let store = Arc::default();
+        let id = SessionId::parse("s").unwrap();
+        let hosts: Vec<_> = (0..3_u64)
+            .map(|host| {
+                let journal: Arc<dyn Journal> = crate::journal::shared::SharedJournal::new(&store);
+                (host, journal, DeletionList::default())
+            })
+            .collect();
+        let add = hosts.iter().map(async |(host, journal, list)| {
+            for at in 0..90 {
+                let deletion = Deletion::new(id.clone(), None, host * 1_000 + at, None);
+                list.add(journal, deletion).await;
+                tokio::task::yield_now().await;
+            }
+        });
+        futures::future::join_all(add).await;
+        let pages = read_pages(&*hosts[0].1).await.unwrap();
+        let mut times: Vec<u64> =
+            pages.iter().flat_map(|page| &page.deletions).map(|deletion| deletion.time).collect();
+        times.sort_unstable();
+        let expected = (0..3).flat_map(|host| (0..90).map(move |at| host * 1_000 + at));
+        assert_eq!(times, expected.collect::<Vec<_>>());
+        assert_eq!(pages.len(), 3);
+    }
 
     #[tokio::test]
     async fn the_newest_deletions_are_kept() {

@@ -61,6 +61,8 @@ impl HostActor {
             tasks.push(OwnedTask::spawn(&Gauge::default(), lost));
             let taken = takeover::take_over(host_ref.clone());
             tasks.push(OwnedTask::spawn(&Gauge::default(), taken));
+            let counts = takeover::count(Arc::clone(&host_ref.shared));
+            tasks.push(OwnedTask::spawn(&Gauge::default(), counts));
         }
         let (sessions, deaths, servers) = (HashMap::new(), HashMap::new(), HashMap::new());
         Self { host_ref, sessions, deaths, servers, _tasks: tasks }

@@ -59,6 +59,7 @@ use crate::journal::{Journal, JournalEntry, unix_ms};
 use crate::telemetry::Telemetry;
 use crate::thread_pool::ThreadPool;
 use callsheet_machines::session::{Session, StoredSession};
+use callsheet_values::config::Resume;
 use callsheet_values::record::{EventProjector, Record, Seq};
 use callsheet_values::types::{SessionId, SessionState};
 
@@ -131,9 +132,14 @@ impl HostState {
         self.index.forget(id);
     }
 
-    /// Returns the error of a request to a session that is gone.
+    /// Returns the error of a request to a session that is gone. If several hosts have the journal, a request to the one
+    /// that has the session tells whether it still exists.
     pub(super) fn unavailable_error(&self) -> HostError {
-        if self.is_shutting_down() { HostError::ShuttingDown } else { HostError::SessionClosed }
+        match self.journal.ownership() {
+            _ if self.is_shutting_down() => HostError::ShuttingDown,
+            Some(_) => HostError::SessionMoved,
+            None => HostError::SessionClosed,
+        }
     }
 
     /// Counts one more run until the guard is dropped, unless `max_concurrent_runs` is reached or the host shuts
@@ -246,7 +252,7 @@ impl HostState {
         metrics.host().set_watcher_queue(self.index.longest_watcher_queue());
         metrics.host().update();
         metrics.journal().set_runs_quarantined(self.crash_loop.quarantined().len());
-        metrics.journal().set_status(self.journal.status());
+        metrics.set_journal_status(self.journal.status());
     }
 }
 
@@ -344,6 +350,8 @@ impl HostRef {
                 Err(error) => {
                     if error == HostError::SessionMoved {
                         host_ref.shared.forget(&id);
+                    } else if matches!(&error, HostError::Journal(error) if error.is_transient()) {
+                        tracing::warn!(session = %id, %error, "session_not_woken");
                     } else if !matches!(error, HostError::NoSuchSession(_)) {
                         tracing::error!(session = %id, %error, "session_not_woken");
                     }
@@ -372,6 +380,7 @@ impl HostRef {
         let (shared, of) = (Arc::clone(&self.shared), id.clone());
         let (stored, projector) =
             self.rebuild(id, move |entries| rebuild_session(&shared, &of, &entries)).await??;
+        self.note_taken_run(id, &stored.session).await;
         let agent = self.shared.catalog.agents.get(&stored.agent).cloned();
         let agent = agent.ok_or_else(|| HostError::AgentGone(stored.agent.clone()))?;
         let tools = self.frozen_tools(&agent, &stored.session).await?;
@@ -388,6 +397,21 @@ impl HostRef {
             owned,
             origin: SessionOrigin::Stored(Box::new(stored)),
         })
+    }
+
+    /// Notes the unfinished run of a session that a request has taken from a host that has ended: it goes on by the same
+    /// rules as one that was taken without a request.
+    async fn note_taken_run(&self, id: &SessionId, session: &Session) {
+        let shared = &self.shared;
+        let is_taken = shared.journal.ownership().is_some()
+            && session.run().is_some()
+            && !shared.index.is_unfinished(id);
+        if is_taken {
+            let taken = std::slice::from_ref(id);
+            let waits = shared.catalog.resume == Resume::Manual
+                || shared.crash_loop.held(taken).await.quarantined.contains(id);
+            shared.index.note_unfinished(taken, waits);
+        }
     }
 
     /// Returns the tools of servers that a stored session has frozen.

@@ -226,7 +226,9 @@ impl SessionIndex {
         if sessions.slots.len() >= self.limits.awake {
             return Err(HostError::Full("session"));
         }
-        let more = |count| self.limits.stored.is_none_or(|max| count < max).then_some(count + 1);
+        let more = |count: usize| {
+            self.limits.stored.is_none_or(|max| count < max).then(|| count.saturating_add(1))
+        };
         let counted = self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
         counted.map_err(|_| HostError::StoreFull)?;
         Ok(sessions.insert_reserved(id))
@@ -234,7 +236,18 @@ impl SessionIndex {
 
     /// Stops counting a new session that could not be opened.
     pub(super) fn uncount_new(&self) {
-        self.count.fetch_sub(1, Ordering::SeqCst);
+        self.uncount();
+    }
+
+    fn uncount(&self) {
+        // Another host may have opened the session after they were counted.
+        let less = |count: usize| Some(count.saturating_sub(1));
+        let _ = self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    }
+
+    /// Sets the number of stored sessions, to which other hosts have added.
+    pub(super) fn set_count(&self, count: usize) {
+        self.count.store(count, Ordering::SeqCst);
     }
 
     /// Reserves slots for the deletion of those sessions that have no slot. Returns their ids.
@@ -321,7 +334,7 @@ impl SessionIndex {
 
     /// Forgets a session whose records are deleted, except for its slot.
     pub(super) fn note_deleted(&self, id: &SessionId) {
-        self.count.fetch_sub(1, Ordering::SeqCst);
+        self.uncount();
         let mut sessions = self.sessions.lock();
         sessions.with_unfinished_run.remove(id);
         sessions.suspended.remove(id);
@@ -339,6 +352,11 @@ impl SessionIndex {
         let mut sessions = self.sessions.lock();
         sessions.with_unfinished_run.remove(id);
         sessions.suspended.remove(id);
+    }
+
+    /// Returns whether a session is known to have an unfinished run.
+    pub(super) fn is_unfinished(&self, id: &SessionId) -> bool {
+        self.sessions.lock().with_unfinished_run.contains(id)
     }
 
     /// Returns whether the interrupted run of a session waits for a manual resume.

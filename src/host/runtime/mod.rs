@@ -173,7 +173,9 @@ pub use snapshot::{CurrentRun, PendingApproval, PendingClientCall, QueuedInput, 
 pub use stored_sessions::SessionCheck;
 
 use crate::journal::{Journal, JournalError, SessionQuery, SessionSummary};
-use crate::telemetry::{Metrics, MetricsOptions, RegisteredLiveHooks, Telemetry, Traces};
+use crate::telemetry::{
+    Metrics, MetricsOptions, RegisteredLiveHooks, TakeoverReason, Telemetry, Traces,
+};
 use crate::thread_pool::ThreadPool;
 use agent::Agent;
 use agent_trees::AgentTrees;
@@ -486,6 +488,9 @@ impl Host {
         let resume =
             resume_of_journal(&*journal, config.journal.resume, go_on, &unfinished).await?;
         let held = crash_loop.held(&unfinished).await;
+        if journal.ownership().is_some() {
+            telemetry.metrics().taken_over(TakeoverReason::Start, unfinished.len());
+        }
         let suspended = match resume {
             Resume::Manual => unfinished.iter().cloned().collect(),
             Resume::Auto => held.all(),

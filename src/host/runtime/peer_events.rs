@@ -39,6 +39,8 @@ struct EventHead {
     parent_session_id: Option<SessionId>,
     state: Option<String>,
     timestamp: Option<u64>,
+    /// Of a session that was deleted.
+    agent: Option<String>,
 }
 
 impl Peers {
@@ -100,7 +102,7 @@ fn item(text: &str) -> Option<PeerItem> {
             // "closed" is no state: the session was deleted.
             let state = head.state.and_then(|name| serde_json::from_value(name.into()).ok());
             let (session, time) = (head.session_id?, head.timestamp.unwrap_or(0));
-            Some(PeerItem::State(SessionStateChange { session, state, agent: None, time }))
+            Some(PeerItem::State(SessionStateChange { session, state, agent: head.agent, time }))
         }
         // The stream ends with it: its sessions go on elsewhere.
         "resync" => None,

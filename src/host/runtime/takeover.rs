@@ -1,7 +1,6 @@
-//! Two tasks of a host that shares its journal with others. One ends the sessions that another host has taken. The other
-//! takes the sessions of hosts that have ended, and continues their runs.
+//! Tasks of a host that shares its journal with others: one ends the sessions that another host has taken, one takes the
+//! sessions of hosts that have ended, and continues their runs, and one counts what all hosts have stored.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +9,19 @@ use tokio::time::Instant;
 use super::host_ref::{HostRef, HostState};
 use super::message::SessionMessage;
 use super::recovery::{self, TREES_MAX};
+use super::task;
 use crate::journal::{BatchRefusal, JournalError};
+use crate::telemetry::TakeoverReason;
 use callsheet_values::config::Resume;
 
 /// The interval at which trees are looked for that no living host owns.
 const TAKEOVER_PAUSE: Duration = Duration::from_secs(1);
+
+/// The interval at which hosts are counted.
+const HOSTS_PAUSE: Duration = Duration::from_secs(5);
+
+/// The interval at which stored sessions are counted.
+const COUNT_PAUSE: Duration = Duration::from_secs(60);
 
 /// Ends the sessions that this host loses, for as long as it lives.
 pub(super) async fn end_lost_sessions(host: Arc<HostState>) {
@@ -35,26 +42,52 @@ pub(super) async fn end_lost_sessions(host: Arc<HostState>) {
 
 /// Goes on with the runs of hosts that have ended, for as long as this host lives.
 pub(super) async fn take_over(host_ref: HostRef) {
-    while let Some(ownership) = host_ref.shared.journal.ownership() {
+    let shared = &host_ref.shared;
+    while let Some(ownership) = shared.journal.ownership() {
         tokio::time::sleep(TAKEOVER_PAUSE).await;
-        if host_ref.shared.is_shutting_down() {
+        if shared.is_shutting_down() {
             return;
         }
         let began = Instant::now();
-        match ownership.take_abandoned(TREES_MAX).await {
-            Ok(unfinished) if unfinished.is_empty() => {}
-            Ok(unfinished) => {
-                let waits = host_ref.shared.catalog.resume == Resume::Manual;
-                host_ref.shared.index.note_unfinished(&unfinished, waits);
-                match host_ref.shared.catalog.resume {
-                    Resume::Manual => recovery::read_suspended(host_ref.clone(), unfinished).await,
-                    Resume::Auto => {
-                        let suspects = BTreeSet::new();
-                        recovery::recover(host_ref.clone(), unfinished, suspects, began).await;
-                    }
-                }
+        let unfinished = match ownership.take_abandoned(TREES_MAX).await {
+            Ok(unfinished) if unfinished.is_empty() => continue,
+            Ok(unfinished) => unfinished,
+            Err(error) => {
+                tracing::warn!(%error, "trees_not_taken");
+                continue;
             }
-            Err(error) => tracing::warn!(%error, "trees_not_taken"),
+        };
+        shared.telemetry.metrics().taken_over(TakeoverReason::HostEnded, unfinished.len());
+        let held = shared.crash_loop.held(&unfinished).await;
+        if shared.catalog.resume == Resume::Manual {
+            shared.index.note_unfinished(&unfinished, true);
+            recovery::read_suspended(host_ref.clone(), unfinished).await;
+            continue;
+        }
+        shared.index.note_unfinished(&unfinished, false);
+        shared.index.note_unfinished(&held.all().into_iter().collect::<Vec<_>>(), true);
+        let recovered = recovery::recover(host_ref.clone(), unfinished, held.suspects, began);
+        // Suspects go on one after the other, and must not hold others up.
+        task::detach(recovered);
+    }
+}
+
+/// Counts the hosts, and now and then the sessions that all of them have opened and removed, for as long as this host
+/// lives.
+pub(super) async fn count(host: Arc<HostState>) {
+    let mut counted = Instant::now();
+    while let Some(ownership) = host.journal.ownership() {
+        if let Ok(hosts) = ownership.hosts().await {
+            host.telemetry.metrics().sharing().set_hosts(hosts.len());
+        }
+        tokio::time::sleep(HOSTS_PAUSE).await;
+        if counted.elapsed() < COUNT_PAUSE {
+            continue;
+        }
+        counted = Instant::now();
+        match host.journal.count().await {
+            Ok(count) => host.index.set_count(count),
+            Err(error) => tracing::warn!(%error, "sessions_not_counted"),
         }
     }
 }

@@ -28,16 +28,6 @@ impl JournalMetrics {
         self.failures.increment(1);
     }
 
-    /// Counts a session that another host has taken.
-    pub fn session_lost(&self) {
-        self.fenced_appends.increment(1);
-    }
-
-    /// Counts a request that was passed on to another host.
-    pub fn request_passed_on(&self) {
-        self.proxied_requests.increment(1);
-    }
-
     /// Sets the number of runs that are set aside.
     pub fn set_runs_quarantined(&self, runs: usize) {
         self.runs_quarantined.set(runs as f64);

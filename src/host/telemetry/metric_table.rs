@@ -385,16 +385,26 @@ metric_table! {
             "Maximum number of stored sessions: max_stored_sessions of the configuration. 0: no limit.";
         failures: Counter, Count, "callsheet_journal_failures_total",
             "Sessions that were unloaded because a record could not be stored.";
-        fenced_appends: Counter, Count, "callsheet_fenced_appends_total",
-            "Sessions in memory that this host has lost, because another host has them. Their last records were not stored.";
-        proxied_requests: Counter, Count, "callsheet_proxied_requests_total",
-            "Requests that this host has passed on to another host, each attempt.";
         runs_recovered: Counter, Count, "callsheet_runs_recovered_total",
             "Runs that were resumed after their host had ended.";
         runs_quarantined: Gauge, Count, "callsheet_runs_quarantined",
             "Runs that are set aside, because the host ended each time they went on.";
         recovery_time: Gauge, Seconds, "callsheet_recovery_seconds",
             "Time from the start of the host until every unfinished run was resumed.";
+    }
+
+    /// The metrics of a host that shares its journal with others. Cloning shares them.
+    struct SharingMetrics [] {
+        hosts: Gauge, Count, "callsheet_hosts",
+            "Hosts with the same journal that live, as this host knows. 0 if it does not share its journal.";
+        sessions_owned: Gauge, Count, "callsheet_sessions_owned",
+            "Sessions, without child sessions, that this host has, if it shares its journal.";
+        heartbeat_age: Gauge, Seconds, "callsheet_heartbeat_age_seconds",
+            "Time since the last renewal of the host's lease that succeeded, with a journal in PostgreSQL.";
+        fenced_appends: Counter, Count, "callsheet_fenced_appends_total",
+            "Sessions in memory that this host has lost, because another host has them. Their last records were not stored.";
+        proxied_requests: Counter, Count, "callsheet_proxied_requests_total",
+            "Requests that this host has passed on to another host, each attempt.";
     }
 
     /// The metrics of the host process.
@@ -508,6 +518,10 @@ metric_table! {
             "Tokens of the first request of each turn, by part: tools, system, user (inputs), assistant (responses), results, summary. Estimated, and corrected by the service's counts.";
         CONTEXT_TOKENS_SAVED: Counter, Count, ["kind"], "callsheet_context_tokens_saved_total",
             "Tokens that changes of contexts saved in the next request, by estimate: cleared, formatted or summarised.";
+        TAKEOVERS: Counter, Count, ["reason"], "callsheet_takeovers_total",
+            "Sessions with unfinished runs that this host has taken because no living host had them, by reason: `start` of this host, or `host_ended`.";
+        UNKNOWN_COMMITS: Counter, Count, ["fate"], "callsheet_journal_unknown_commits_total",
+            "Batches of records of which the database's answer was lost, by what was found then: `stored` or `lost`. Lost ones are stored again.";
         PREFIX_BREAKS: Counter, Count, ["reason"], "callsheet_prompt_prefix_breaks_total",
             "Requests whose tools, system text and messages did not begin with those of the session's request before, by reason. A value above 0 of `unexplained` is a bug of the host.";
         CONTEXT_OVERFLOWS: Counter, Count, ["model"], "callsheet_context_overflows_total",

@@ -11,9 +11,11 @@ use super::labelled_handles::{
 };
 use super::metric_table::{
     self as table, ConsoleMetrics, HostMetrics, JournalMetrics, MetricHandle, RunMetrics,
-    SharedRecorder,
+    SharedRecorder, SharingMetrics,
 };
 use super::models::ModelMetrics;
+use super::sharing::TakeoverReason;
+use crate::journal::JournalStatus;
 use callsheet_machines::turn::BreakerState;
 use callsheet_values::config::Limits;
 use callsheet_values::event::{
@@ -42,6 +44,9 @@ pub struct Metrics {
     pub(super) recorder: SharedRecorder,
     pub(super) runs: RunMetrics,
     journal: JournalMetrics,
+    sharing: SharingMetrics,
+    takeovers: PerValue<TakeoverReason>,
+    unknown_commits: [Counter; 2],
     host: HostMetrics,
     console: ConsoleMetrics,
 
@@ -106,6 +111,16 @@ impl Metrics {
         Self {
             runs: RunMetrics::register(&recorder, &[]),
             journal: JournalMetrics::register(&recorder, &[]),
+            sharing: SharingMetrics::register(&recorder, &[]),
+            takeovers: PerValue::new(
+                &recorder,
+                table::TAKEOVERS,
+                "reason",
+                &TakeoverReason::ALL,
+                TakeoverReason::as_str,
+            ),
+            unknown_commits: ["stored", "lost"]
+                .map(|fate| table::UNKNOWN_COMMITS.series(&recorder, &[("fate", fate)])),
             host: HostMetrics::register(&recorder, &[]),
             console: ConsoleMetrics::register(&recorder, &[]),
             sessions: SessionState::ALL.into_iter().map(session_count).collect(),
@@ -296,6 +311,26 @@ impl Metrics {
     #[must_use]
     pub fn journal(&self) -> &JournalMetrics {
         &self.journal
+    }
+
+    /// Sets what the engine of the journal reports.
+    pub fn set_journal_status(&self, status: JournalStatus) {
+        self.journal.set_status(status);
+        self.sharing.set_status(status.owned, status.heartbeat_age);
+        let [stored, lost] = &self.unknown_commits;
+        stored.absolute(status.unknown_stored);
+        lost.absolute(status.unknown_lost);
+    }
+
+    /// Counts sessions with unfinished runs that this host has taken.
+    pub fn taken_over(&self, reason: TakeoverReason, sessions: usize) {
+        self.takeovers.add(reason, sessions as u64);
+    }
+
+    /// Returns the metrics of a host that shares its journal.
+    #[must_use]
+    pub fn sharing(&self) -> &SharingMetrics {
+        &self.sharing
     }
 
     /// Returns the metrics of the host process.

@@ -36,6 +36,7 @@ mod metrics_options;
 mod models;
 #[cfg(feature = "prometheus")]
 mod prometheus_page;
+mod sharing;
 mod traces;
 
 pub use feed::{
@@ -49,4 +50,5 @@ pub use metric_table::{HostMetrics, SharedRecorder, histogram_bounds};
 pub use metrics::{Metrics, PrefixBreakMetrics};
 pub use metrics_options::MetricsOptions;
 pub use models::{GaugeGuard, ModelMetrics};
+pub use sharing::TakeoverReason;
 pub use traces::{TracedRun, Traces};

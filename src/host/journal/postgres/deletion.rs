@@ -79,6 +79,28 @@ pub(super) async fn delete_unused_documents(
     Ok(())
 }
 
+/// Stores a text under a key that has another one, or none.
+pub(super) async fn replace_document(
+    pool: &ConnectionPool,
+    key: &str,
+    before: Option<&str>,
+    text: &str,
+) -> Result<bool, JournalError> {
+    let replace = "
+        WITH replaced AS (
+            UPDATE documents SET text = $2, stored = (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+            WHERE key = $1 AND text = $3 RETURNING key)
+        , added AS (
+            INSERT INTO documents (key, text, stored)
+            SELECT $1, $2, (extract(epoch FROM clock_timestamp()) * 1000)::bigint WHERE $3::text IS NULL
+            ON CONFLICT (key) DO NOTHING RETURNING key)
+        SELECT key FROM replaced UNION ALL SELECT key FROM added";
+    let parameters: [(&(dyn ToSql + Sync), Type); 3] =
+        [(&key, Type::TEXT), (&text, Type::TEXT), (&before, Type::TEXT)];
+    let rows = pool.query(replace, &parameters).await.map_err(|failure| failure.write_error())?;
+    Ok(!rows.is_empty())
+}
+
 /// Stores a document, with the time of the database's clock.
 pub(super) async fn put_document(
     pool: &ConnectionPool,

@@ -143,8 +143,8 @@ impl Lease {
                 now + conflict.lease_left + START_PAUSE
             });
             if now >= until {
-                let advice = "stop it, or use another database (hosts of programs share one if each has its own \
-                              PostgresOptions::advertise)";
+                let advice = "stop it, use another database, or give each host an address of its own, at which the \
+                              others reach it ([host] advertise, PostgresOptions::advertise)";
                 let reason = format!("{} uses the database: {advice}", conflict.name);
                 return Err(errors::opening(database.name(), reason));
             }

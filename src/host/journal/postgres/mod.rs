@@ -232,19 +232,6 @@ impl PostgresJournal {
         let before = schema::migrate(&mut connection, &database).await?;
         Ok(SchemaVersions { before, after: schema::VERSION })
     }
-
-    /// Returns the time since the last heartbeat that succeeded.
-    #[must_use]
-    pub fn heartbeat_age(&self) -> Duration {
-        self.shared.lease.age()
-    }
-
-    /// Returns the numbers of batches whose statement's answer was lost, and which were then found to be stored, and not
-    /// to be.
-    #[must_use]
-    pub fn unknown_commits(&self) -> (u64, u64) {
-        self.shared.counters.fates()
-    }
 }
 
 impl Shared {
@@ -379,11 +366,15 @@ impl Journal for PostgresJournal {
     }
 
     fn status(&self) -> JournalStatus {
+        let (unknown_stored, unknown_lost) = self.shared.counters.fates();
         JournalStatus {
             queued: self.shared.queue.len(),
             bytes: self.shared.counters.bytes(),
-            log_bytes: None,
-            disk_free_bytes: None,
+            owned: self.shared.is_shared.then(|| self.shared.trees.len()),
+            heartbeat_age: Some(self.shared.lease.age()),
+            unknown_stored,
+            unknown_lost,
+            ..JournalStatus::default()
         }
     }
 

@@ -9,6 +9,7 @@ use tokio_postgres::types::{ToSql, Type};
 use super::super::ownership::{HostInfo, OtherHost, Owner, Ownership};
 use super::super::{JournalError, JournalFuture};
 use super::PostgresJournal;
+use super::deletion;
 use super::encoding::{signed, unsigned};
 use super::queue::TreeTask;
 use super::statements;
@@ -138,7 +139,8 @@ impl Ownership for PostgresJournal {
             if roots.len() < candidates_max {
                 trees.forget_unsure(&unknown);
             }
-            if roots.is_empty() {
+            // The answer may have come late.
+            if roots.is_empty() || self.shared.lease.is_over() {
                 return Ok(Vec::new());
             }
             trees.note_unsure(&roots);
@@ -183,6 +185,25 @@ impl Ownership for PostgresJournal {
             });
             Ok(hosts.collect())
         })
+    }
+
+    fn dead_hosts(&self) -> JournalFuture<'_, Vec<String>> {
+        Box::pin(async move {
+            // A host that ends deletes its row.
+            let dead = "SELECT id::text FROM hosts WHERE lease_end < now()";
+            let rows = self.shared.pool.query(dead, &[]).await;
+            let rows = rows.map_err(|failure| failure.read_error())?;
+            Ok(rows.iter().map(|row| row.get(0)).collect())
+        })
+    }
+
+    fn replace_document<'a>(
+        &'a self,
+        key: &'a str,
+        before: Option<&'a str>,
+        text: &'a str,
+    ) -> JournalFuture<'a, bool> {
+        Box::pin(deletion::replace_document(&self.shared.pool, key, before, text))
     }
 
     fn lost(&self) -> BoxFuture<'_, Vec<SessionId>> {

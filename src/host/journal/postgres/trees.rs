@@ -56,6 +56,11 @@ impl OwnedTrees {
         Self { state: Mutex::default(), lost: Notify::new(), counts_uses }
     }
 
+    /// Returns whether several hosts use the database.
+    pub(super) fn are_shared(&self) -> bool {
+        self.counts_uses
+    }
+
     /// Notes that this host owns a tree.
     pub(super) fn insert(&self, number: i64, epoch: i64) {
         let mut state = self.state.lock();
@@ -175,14 +180,14 @@ impl OwnedTrees {
         }
     }
 
-    /// Notes that another host owns a tree, so that this one's is over, if it has this epoch. The `session` has found that
-    /// out.
+    /// Notes that the ownership of a tree with this epoch is over. The `session` has found that out. Ignores an earlier
+    /// ownership than the present one: a batch of it may have waited for long.
     pub(super) fn lose(&self, number: i64, epoch: i64, session: &SessionId) {
         let mut state = self.state.lock();
-        let mut lost = if state.owned.get(&number).is_some_and(|tree| tree.epoch == epoch) {
-            state.remove(number)
-        } else {
-            Vec::new()
+        let mut lost = match state.owned.get(&number).map(|tree| tree.epoch) {
+            Some(present) if present > epoch => return,
+            Some(_) => state.remove(number),
+            None => Vec::new(),
         };
         if !lost.contains(session) {
             lost.push(session.clone());
@@ -247,5 +252,33 @@ impl TreesState {
             self.roots.remove(session);
         }
         uses.into_keys().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_late_batch_of_an_earlier_ownership_does_not_end_the_present_one() {
+        let (trees, session) = (OwnedTrees::new(true), SessionId::parse("s").unwrap());
+        trees.insert(1, 3);
+        trees.note_use(1, &session);
+        assert_eq!(trees.lose_all(), 1);
+        assert_eq!(trees.lost().now_or_never(), Some(vec![session.clone()]));
+        assert_eq!(trees.unknown_roots(), [1]);
+        trees.insert(1, 5);
+        trees.note_use(1, &session);
+        // The answer to an earlier statement.
+        trees.insert(1, 4);
+        assert!(trees.is_owned(1, 5));
+        trees.lose(1, 3, &session);
+        assert_eq!(trees.lost().now_or_never(), None);
+        assert!(trees.is_owned(1, 5) && trees.use_again(&session));
+        trees.lose(1, 5, &session);
+        assert_eq!(trees.lost().now_or_never(), Some(vec![session.clone()]));
+        assert!(!trees.is_owned(1, 5) && !trees.use_again(&session));
     }
 }

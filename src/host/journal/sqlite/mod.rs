@@ -372,6 +372,7 @@ impl Journal for SqliteJournal {
             bytes: database::bytes(&self.path),
             log_bytes: Some(database::log_bytes(&self.path)),
             disk_free_bytes: self.path.parent().and_then(data_directory::free_bytes),
+            ..JournalStatus::default()
         }
     }
 

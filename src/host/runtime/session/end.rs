@@ -23,7 +23,9 @@ impl SessionActor {
         let is_lost = error == JournalError::Refused(BatchRefusal::Fenced);
         if is_lost {
             tracing::info!(session = %self.id, "session_lost");
-            metrics.session_lost();
+            self.host_ref.shared.telemetry.metrics().sharing().session_lost();
+            // The journal has refused nothing, if the host has lost the session by its lease.
+            self.publisher.feed_access().handle_journal(Err(error.clone()));
         } else if !matches!(error, JournalError::Refused(_)) {
             // A refusal is no failure of the journal.
             tracing::error!(session = %self.id, %error, "journal_failed");

@@ -27,6 +27,7 @@ use super::run::{ActiveRun, RunActors, RunCaller};
 use crate::runtime::error::HostError;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage};
 use crate::runtime::supervision::call;
+use callsheet_values::config::OnShutdown;
 use callsheet_values::types::SessionState;
 
 impl SessionActor {
@@ -80,7 +81,7 @@ impl SessionActor {
     ///
     /// With `"suspend"` and `"hand_over"`, it is also the run of a child session, a run of whose calls only those of agents
     /// run, a run between two turns, and each run once the grace period of the shutdown is over: it is left as by a crash,
-    /// but the outcomes that are known are stored first.
+    /// but the outcomes that are known are stored first. With `"hand_over"`, it is also an idle session.
     pub(super) async fn leave_at_shutdown(
         &mut self,
         myself: &ActorRef<SessionMessage>,
@@ -89,13 +90,17 @@ impl SessionActor {
         if !self.host_ref.shared.is_shutting_down() {
             return false;
         }
+        // Another host can have an idle session at once.
+        let is_idle = self.host_ref.shared.catalog.on_shutdown == OnShutdown::HandOver
+            && self.run.is_none()
+            && self.session.run().is_none();
         let stops_turn =
             is_grace_over && self.host_ref.shared.leaves_runs() && self.session.may_be_suspended();
         if stops_turn {
             // Everything that has been reported so far is handled first.
             let _ = self.flush_turn().await;
             self.log.close();
-        } else {
+        } else if !is_idle {
             let has_resumable_turn = self.has_resumable_run() && self.flush_turn().await;
             if !has_resumable_turn && !self.session.is_held() {
                 return false;
@@ -106,11 +111,11 @@ impl SessionActor {
             return false;
         }
         // A call whose approval was stored meanwhile may have started.
-        if !stops_turn && !self.session.is_held() && !self.flush_turn().await {
+        if !stops_turn && !is_idle && !self.session.is_held() && !self.flush_turn().await {
             return false;
         }
         let index = &self.host_ref.shared.index;
-        let leaves = index.remove_awake_if(&self.id, myself.get_id(), true, || {
+        let leaves = index.remove_awake_if(&self.id, myself.get_id(), !is_idle, || {
             let leaves = self.log.close_if_durable();
             self.activity.leaving.store(leaves, Ordering::Release);
             leaves

@@ -15,7 +15,7 @@ use crate::journal::Ownership;
 use crate::journal::shared::{SharedJournal, Store};
 use crate::telemetry::FeedItem;
 use callsheet_values::config::OnShutdown;
-use callsheet_values::record::Record;
+use callsheet_values::record::{Record, RequestKey, StopMode};
 use callsheet_values::types::{RunEnd, is_child_session};
 
 /// Returns a provider that calls a tool until the request has a result.
@@ -223,4 +223,93 @@ async fn only_a_journal_of_several_hosts_hands_runs_over() {
     });
     let error = Host::start(setup).await.unwrap_err().to_string();
     assert!(error.contains("\"hand_over\" needs a journal that several hosts use"), "{error}");
+}
+
+#[tokio::test]
+async fn a_session_that_is_lost_with_the_lease_ends_its_streams_and_goes_on() {
+    let (store, starts) = (Arc::new(Store::default()), Arc::new(AtomicUsize::new(0)));
+    let provider = calling("wait").await;
+    let journal = SharedJournal::new(&store);
+    let tools = registry([tool(spec("wait"), {
+        let starts = Arc::clone(&starts);
+        move |_| {
+            let is_first = starts.fetch_add(1, Ordering::SeqCst) == 0;
+            async move {
+                if is_first {
+                    std::future::pending::<()>().await;
+                }
+                Ok("done".into())
+            }
+        }
+    })]);
+    let host = on(setup(&provider, tools, |_| ()), &journal).await;
+    let session = session(&host).await;
+    let mut events = session.subscribe().await.unwrap();
+    let request = || {
+        RunRequest::default().with(|run| {
+            run.input = "go".into();
+            run.request_key = Some(RequestKey::new("key", "go"));
+        })
+    };
+    let first = session.start_run(request()).await.unwrap();
+    until("the tool runs", || starts.load(Ordering::SeqCst) == 1).await;
+    let repeated = session.start_run(request()).await.unwrap();
+    assert_eq!(repeated.run_id, first.run_id);
+    journal.lose_all();
+    let report = timeout(SOON, first.report).await.unwrap();
+    assert_eq!(report.map(drop), Err(HostError::SessionMoved));
+    let mut last = None;
+    while let Some(item) = timeout(SOON, events.next()).await.unwrap() {
+        last = Some(item);
+    }
+    assert!(matches!(last, Some(FeedItem::Lagged)), "resync: {last:?}");
+    // No other host has it, so the one that waits lets it go on here.
+    let report = timeout(SOON, repeated.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Answered);
+    host.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_run_that_takes_one_host_after_the_other_down_is_set_aside() {
+    let (store, starts) = (Arc::new(Store::default()), Arc::new(AtomicUsize::new(0)));
+    let provider = calling("wait").await;
+    let start = async || {
+        let journal = SharedJournal::new(&store);
+        let starts = Arc::clone(&starts);
+        let tools = registry([tool(spec("wait"), move |_| {
+            starts.fetch_add(1, Ordering::SeqCst);
+            std::future::pending()
+        })]);
+        (on(setup(&provider, tools, |_| ()), &journal).await, journal)
+    };
+    let is_started = async |count: usize| {
+        until("the tool runs", || starts.load(Ordering::SeqCst) == count).await;
+    };
+    let (host, journal) = start().await;
+    let session = session(&host).await;
+    let id = session.id().clone();
+    let _run = session.start_run("go").await.unwrap();
+    is_started(1).await;
+    // A host that starts beside it counts no crash.
+    let (beside, _) = start().await;
+    assert_eq!(beside.quarantined_sessions(), []);
+    beside.shutdown().await;
+    let mut last = (host, journal);
+    for count in 2..=3 {
+        last.1.end_lease();
+        let next = start().await;
+        is_started(count).await;
+        last = next;
+    }
+    // At the third host it has gone on alone.
+    last.1.end_lease();
+    let (host, _journal) = start().await;
+    assert_eq!(host.quarantined_sessions(), std::slice::from_ref(&id));
+    sleep(Duration::from_millis(50)).await;
+    assert_eq!(starts.load(Ordering::SeqCst), 3, "it does not go on by itself");
+    assert_eq!(host.session(&id).resume().await.map(drop), Ok(()));
+    is_started(4).await;
+    assert_eq!(host.quarantined_sessions(), []);
+    host.session(&id).stop(StopMode::Now).await.unwrap();
+    host.shutdown().await;
 }

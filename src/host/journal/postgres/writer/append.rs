@@ -201,7 +201,14 @@ impl DatabaseWriter {
             let reason = format!("a record of session {id} before {first} was not stored");
             return Err(JournalError::Write(reason));
         }
+        let fenced = JournalError::Refused(BatchRefusal::Fenced);
         let position = match batch.position() {
+            // A batch that has waited while the tree was lost, and taken again.
+            Some(TreePosition { root, epoch, .. })
+                if self.parts.trees.epoch(root).is_some_and(|present| present > epoch) =>
+            {
+                return Err(fenced);
+            }
             Some(position) => position,
             None => {
                 let Some(session) = found.get(id) else {
@@ -210,7 +217,7 @@ impl DatabaseWriter {
                 let epoch = self.parts.trees.epoch(session.root);
                 // The other host has appended since the session was read.
                 let epoch = epoch.filter(|_| session.last < first);
-                let epoch = epoch.ok_or(JournalError::Refused(BatchRefusal::Fenced))?;
+                let Some(epoch) = epoch else { return Err(fenced) };
                 let FoundSession { number, root, last } = *session;
                 TreePosition { number, root, epoch, last }
             }
@@ -220,6 +227,10 @@ impl DatabaseWriter {
         }
         let last = lasts.get(&position.number).copied().unwrap_or(position.last);
         if last.checked_add(1) != Some(first) {
+            // The session was read before the tree was lost, and taken again.
+            if self.parts.trees.are_shared() {
+                return Err(fenced);
+            }
             let reason =
                 format!("record {first} of session {id} does not follow the last one, {last}");
             return Err(JournalError::Write(reason));
