@@ -154,7 +154,7 @@ async fn watcher(world: &World, session: &str, mut rng: SeededRng) -> Vec<Stream
 async fn every_acknowledged_record_is_there_once_and_no_effect_twice() {
     let Some(database) = own_database(&[]).await else { return };
     let setting = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let seconds = setting("CALLSHEET_CHAOS_SECONDS").unwrap_or(15);
+    let seconds = setting("CALLSHEET_CHAOS_SECONDS").unwrap_or(8);
     let seed = setting("CALLSHEET_CHAOS_SEED").unwrap_or(17);
     let mut rng = SeededRng::new(seed);
     let directory = HostDirectory::new(json!({"responses": [

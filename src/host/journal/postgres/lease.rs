@@ -28,6 +28,10 @@ const MARGIN_MAX: Duration = Duration::from_secs(2);
 /// The longest pause before the host looks at its clock again: a suspended machine goes on at any time.
 const CHECK_PERIOD: Duration = Duration::from_millis(500);
 
+/// The longest wait of a request for the renewal of a lease that is over.
+const RENEWAL_WAIT_MAX: Duration = Duration::from_secs(5);
+const RENEWAL_POLL: Duration = Duration::from_millis(20);
+
 /// The pause before a start looks again for a host that uses the database.
 const START_PAUSE: Duration = Duration::from_millis(200);
 
@@ -221,6 +225,18 @@ impl Lease {
     /// Returns true if other hosts may soon take this host's trees, or may already.
     pub(super) fn is_over(&self) -> bool {
         self.time_left().is_zero()
+    }
+
+    /// Waits for a while until the lease is renewed, if it is over. Returns whether it runs.
+    pub(super) async fn wait_renewed(&self) -> bool {
+        let until = Instant::now() + RENEWAL_WAIT_MAX;
+        while self.is_over() {
+            if Instant::now() >= until {
+                return false;
+            }
+            tokio::time::sleep(RENEWAL_POLL).await;
+        }
+        true
     }
 
     /// Gives up all trees if the lease was not renewed in time.

@@ -82,7 +82,7 @@ impl Ownership for PostgresJournal {
                     trees.note_use(tree.root, session);
                     return Ok(Owner::This);
                 }
-                if self.shared.lease.is_over() {
+                if !self.shared.lease.wait_renewed().await {
                     let reason = "the lease of this host is over: it is renewed as soon as the database answers";
                     return Err(JournalError::Unavailable(reason.to_owned()));
                 }
