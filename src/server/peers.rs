@@ -218,7 +218,7 @@ async fn answer(
                 // The last host that shuts down has nobody to ask.
                 let is_left = code.is_some_and(is_of_other_host)
                     && (state.host.is_ready() || !state.host.other_hosts().await.is_empty());
-                if is_left { Tried::Again(answer) } else { Tried::Answered(answer) }
+                if is_left { Tried::AgainAfterWork(answer) } else { Tried::Answered(answer) }
             }
             SessionPlace::At(other) => {
                 state.host.telemetry().metrics().sharing().request_passed_on();
@@ -237,12 +237,13 @@ async fn answer(
         };
         match tried {
             Tried::Answered(answer) => return Ok(answer),
-            // The other host has worked on the request, and has ended meanwhile.
-            Tried::Again(_) if began.elapsed() >= WORK_MIN => {
-                until = Instant::now() + peers.patience()
+            Tried::AgainAfterWork(_) if began.elapsed() >= WORK_MIN => {
+                until = Instant::now() + peers.patience();
             }
-            Tried::Again(answer) if Instant::now() >= until => return Ok(answer),
-            Tried::Again(_) => {}
+            Tried::Again(answer) | Tried::AgainAfterWork(answer) if Instant::now() >= until => {
+                return Ok(answer);
+            }
+            Tried::Again(_) | Tried::AgainAfterWork(_) => {}
         }
         tokio::time::sleep(pause).await;
         (attempt, pause) = (attempt + 1, pause_max.min(pause * 2));
@@ -260,6 +261,8 @@ enum Tried {
     Answered(Response),
     /// The owner is looked up again. The answer is for a client that has waited for too long.
     Again(Response),
+    /// The same, because the other host has ended while it worked on the request.
+    AgainAfterWork(Response),
 }
 
 /// Returns the answer of another host as that of this one.
@@ -291,7 +294,7 @@ fn passed_back(state: &ApiState, from: &OtherHost, answer: reqwest::Response) ->
     };
     let mut response = Response::new(body);
     (*response.status_mut(), *response.headers_mut()) = (status, headers);
-    if is_left { Tried::Again(response) } else { Tried::Answered(response) }
+    if is_left { Tried::AgainAfterWork(response) } else { Tried::Answered(response) }
 }
 
 /// Returns an event stream of another host, which ends when this server shuts down, or the other host is silent.
@@ -353,7 +356,10 @@ impl KeptRequest {
             let message = format!("{reason}; another host will have its sessions soon");
             let error =
                 ApiError::retry_later(StatusCode::SERVICE_UNAVAILABLE, "host_unreachable", message);
-            return Tried::Again(error.into_response());
+            return match was_sent {
+                true => Tried::AgainAfterWork(error.into_response()),
+                false => Tried::Again(error.into_response()),
+            };
         }
         let message = format!("{reason}: look at the session before you send the request again");
         Tried::Answered(

@@ -10,8 +10,18 @@ use callsheet::telemetry::metric_table::{ALL, Metric, MetricKind};
 use serde_json::Value;
 
 /// The known functions of PromQL. An unknown one fails the test.
-const FUNCTIONS: &[&str] =
-    &["absent", "histogram_quantile", "increase", "max", "min", "predict_linear", "rate", "sum"];
+const FUNCTIONS: &[&str] = &[
+    "absent",
+    "histogram_quantile",
+    "increase",
+    "max",
+    "max_over_time",
+    "min",
+    "min_over_time",
+    "predict_linear",
+    "rate",
+    "sum",
+];
 
 /// Operators that are words.
 const OPERATORS: &[&str] = &["or"];

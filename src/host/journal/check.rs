@@ -256,7 +256,8 @@ async fn check_ownership(first: &dyn Journal, second: &dyn Journal, third: &dyn 
     third.close().await;
     assert_eq!(abandoned(one).await, [of_third.session.clone()], "a host that has closed is gone");
     assert_eq!(hosts(one).await.len(), 2, "only hosts that live are listed");
-    let dead = one.dead_hosts().await.unwrap_or_else(|error| panic!("dead_hosts: {error}"));
+    let dead =
+        one.dead_hosts(STATUS_WAIT_MAX).await.unwrap_or_else(|error| panic!("dead_hosts: {error}"));
     assert!(!dead.contains(&third_id), "a host that has closed its journal is not dead");
     let replace = async |host: &dyn Ownership, before, text| {
         let replaced = host.replace_document("check-replaced", before, text).await;

@@ -84,11 +84,11 @@ pub trait Ownership: Send + Sync + fmt::Debug {
     /// If the hosts cannot be read.
     fn hosts(&self) -> JournalFuture<'_, Vec<HostInfo>>;
 
-    /// Returns the ids of hosts that have ended without closing their journal, at least those of the last hour.
+    /// Returns the ids of hosts that have ended within this time without closing their journal.
     ///
     /// # Errors
     /// If the hosts cannot be read.
-    fn dead_hosts(&self) -> JournalFuture<'_, Vec<String>>;
+    fn dead_hosts(&self, within: Duration) -> JournalFuture<'_, Vec<String>>;
 
     /// Stores a [document](super::Journal::put_document) if it still has the text `before`; `None`: if it is not stored. Returns
     /// whether it was.

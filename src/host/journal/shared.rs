@@ -316,7 +316,7 @@ impl Ownership for SharedJournal {
         Box::pin(std::future::ready(Ok(hosts)))
     }
 
-    fn dead_hosts(&self) -> JournalFuture<'_, Vec<String>> {
+    fn dead_hosts(&self, _: std::time::Duration) -> JournalFuture<'_, Vec<String>> {
         let owners = self.store.owners.lock();
         let is_dead = |host: &u64| !owners.alive.contains(host) && !owners.closed.contains(host);
         let dead = (1..=owners.hosts).filter(is_dead).map(|host| host.to_string()).collect();

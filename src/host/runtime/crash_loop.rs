@@ -197,10 +197,17 @@ impl CrashLoop {
         ))
     }
 
+    /// Reads again what hosts that share the journal know.
+    pub(super) async fn read_again(&self) {
+        if let Err(error) = self.update_shared(|_| ()).await {
+            tracing::warn!(%error, "host_lives_not_read");
+        }
+    }
+
     /// Counts the hosts that share the journal and have crashed.
     async fn note_crashes(&self) -> Result<(), JournalError> {
         let Some(ownership) = self.journal.ownership() else { return Ok(()) };
-        let dead = ownership.dead_hosts().await?;
+        let dead = ownership.dead_hosts(STABLE_AFTER).await?;
         let mut before_last = 0;
         self.update_shared(|lives| before_last = lives.note_dead(&dead, unix_ms())).await?;
         self.last_started.store(before_last, Ordering::Release);
@@ -453,7 +460,7 @@ mod tests {
         assert_eq!(lives.note_dead(&hosts(&["a", "b", "c"]), 5_000), 3_000);
         assert_eq!(lives.quarantined, BTreeSet::from([id("s")]));
         assert_eq!((&lives.alone, &lives.alone_at), (&None, &None));
-        // Later, the same dead hosts are new ones, and older than a loop.
+        // They are no loop with later ones.
         let later = 5_000 + millis(STABLE_AFTER);
         lives.note_dead(&hosts(&[]), later);
         assert_eq!(lives.crashes, 0);

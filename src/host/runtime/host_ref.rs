@@ -237,7 +237,9 @@ impl HostState {
         let running = open.saturating_sub(waiting_awake);
         let sleeping = sleeping_runs.saturating_sub(waiting.saturating_sub(waiting_awake));
         metrics.set_runs_open(running, waiting, sleeping);
-        let hibernated = self.index.count().saturating_sub(awake + sleeping_runs);
+        // The sum over hosts that share the journal is the number of sessions that a host has.
+        let stored = self.journal.status().owned.unwrap_or_else(|| self.index.count());
+        let hibernated = stored.saturating_sub(awake + sleeping_runs);
         metrics.set_session_count(SessionState::Running, running + sleeping);
         metrics.set_session_count(SessionState::Waiting, waiting);
         metrics.set_session_count(SessionState::Idle, awake.saturating_sub(open));

@@ -80,6 +80,8 @@ pub(super) async fn count(host: Arc<HostState>) {
         if let Ok(hosts) = ownership.hosts().await {
             host.telemetry.metrics().sharing().set_hosts(hosts.len());
         }
+        // Another host may have set a run aside.
+        host.crash_loop.read_again().await;
         tokio::time::sleep(HOSTS_PAUSE).await;
         if counted.elapsed() < COUNT_PAUSE {
             continue;

@@ -14,7 +14,7 @@ use super::encoding::{signed, unsigned};
 use super::queue::TreeTask;
 use super::statements;
 use super::trees::GivenTree;
-use callsheet_values::types::SessionId;
+use callsheet_values::types::{SessionId, millis};
 
 /// Number of attempts to take a tree that other hosts take or give away at the same time.
 const TAKE_TRIES: usize = 8;
@@ -187,11 +187,13 @@ impl Ownership for PostgresJournal {
         })
     }
 
-    fn dead_hosts(&self) -> JournalFuture<'_, Vec<String>> {
+    fn dead_hosts(&self, within: Duration) -> JournalFuture<'_, Vec<String>> {
         Box::pin(async move {
             // A host that ends deletes its row.
-            let dead = "SELECT id::text FROM hosts WHERE lease_end < now()";
-            let rows = self.shared.pool.query(dead, &[]).await;
+            let dead = "SELECT id::text FROM hosts
+                WHERE lease_end BETWEEN now() - $1 * interval '1 millisecond' AND now()";
+            let within_ms = signed(millis(within));
+            let rows = self.shared.pool.query(dead, &[(&within_ms, Type::INT8)]).await;
             let rows = rows.map_err(|failure| failure.read_error())?;
             Ok(rows.iter().map(|row| row.get(0)).collect())
         })

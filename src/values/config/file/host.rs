@@ -89,3 +89,37 @@ fn allowed_host(value: &DeValue<'_>) -> Parsed<String> {
         Err(format!("must be a name or \"name:port\" without scheme or path, not {text:?}"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    #[test]
+    fn a_host_that_others_reach_needs_a_database_and_a_token_of_all_hosts() {
+        let parse = |text: &str, token: Option<&str>| {
+            let token = token.map(ToOwned::to_owned);
+            let env = |name: &str| token.clone().filter(|_| name == "CALLSHEET_PEER_TOKEN");
+            Config::parse(text, "c.toml", &env).map_err(|errors| errors.to_string())
+        };
+        let postgres = "\n[journal]\nengine = \"postgres\"\n";
+        let private = "[host]\nadvertise = \"http://10.0.0.5:7700/\"";
+        let token = Some("a-token-of-all-hosts");
+        let config = parse(&format!("{private}{postgres}"), token).expect("a configuration");
+        assert_eq!(config.host.advertise.expect("an address").as_str(), "http://10.0.0.5:7700");
+        assert_eq!(config.host.peer_token.expect("a token").reveal(), "a-token-of-all-hosts");
+        for (text, token, expected) in [
+            (private.to_owned(), token, "host.advertise: needs journal.engine = \"postgres\""),
+            (format!("{private}{postgres}"), None, "CALLSHEET_PEER_TOKEN is not set"),
+            (format!("{private}{postgres}"), Some("short"), "has less than 16 characters"),
+            (
+                format!("[host]\nadvertise = \"http://8.8.8.8\"{postgres}"),
+                token,
+                "is neither https nor in a private network",
+            ),
+            (format!("[host]\nadvertise = \"10.0.0.5\"{postgres}"), token, "host.advertise: "),
+        ] {
+            let error = parse(&text, token).expect_err(expected);
+            assert!(error.contains(expected) && error.starts_with("c.toml:"), "{error}");
+        }
+    }
+}
