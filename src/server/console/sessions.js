@@ -5,11 +5,14 @@ import { ask, beforePaint, button, el, fault, fill, setText, toast } from "./dom
 import { live } from "./live.js";
 import { ago, count, counted, excerpt } from "./text.js";
 
-/** @typedef {{id: string, agent: string, state: string, seq: number, opened: number, touched: number, now?: string}} Summary */
+/** @typedef {{id: string, agent: string, state: string, seq: number, opened: number, touched: number, host?: string, now?: string}} Summary */
 
 const PAGE = 500;
 const SHOWN = 200;
 const STATES = ["running", "waiting", "idle", "hibernated"];
+
+/** @type {Record<string, string>} */
+const HEADS = { Host: "host", Records: "number" };
 
 /** @param {string} state */
 const hasRun = (state) => state === "running" || state === "waiting";
@@ -234,8 +237,8 @@ export class SessionsView extends HTMLElement {
               el(
                 "tr",
                 {},
-                ...["State", "Session", "Agent", "Records", "Last activity"].map((text) =>
-                  el("th", { scope: "col", text, class: text === "Records" ? "number" : undefined }),
+                ...["State", "Session", "Agent", "Host", "Records", "Last activity"].map((text) =>
+                  el("th", { scope: "col", text, class: HEADS[text] }),
                 ),
                 el("th", { scope: "col" }, el("span", { class: "hidden", text: "Delete" })),
               ),
@@ -308,7 +311,8 @@ export class SessionsView extends HTMLElement {
         (!this.state || session.state === this.state) &&
         (!wanted ||
           session.id.toLowerCase().includes(wanted) ||
-          session.agent.toLowerCase().includes(wanted)),
+          session.agent.toLowerCase().includes(wanted) ||
+          session.host?.toLowerCase().includes(wanted)),
     );
   }
 
@@ -323,6 +327,8 @@ export class SessionsView extends HTMLElement {
     const shown = all.slice(0, this.shown);
     this.more.hidden = all.length <= this.shown && !sessionList.next;
     this.drawStates();
+    // A host that has its journal for itself has no other.
+    this.classList.toggle("one-host", !all.some(({ host }) => host));
     const wanted = this.search.value.trim();
     this.empty.hidden = all.length > 0;
     if (!this.empty.hidden) {
@@ -398,6 +404,7 @@ export class SessionsView extends HTMLElement {
       el("td", {}, el("span", { class: "state" })),
       el("th", { scope: "row" }, link, el("span", { class: "now" })),
       el("td", { class: "agent" }),
+      el("td", { class: "host" }),
       el("td", { class: "number seq" }),
       el("td", { class: "when" }),
       el(
@@ -422,6 +429,7 @@ export class SessionsView extends HTMLElement {
     row.querySelector("a")?.setAttribute("aria-current", session.id === this.current ? "true" : "false");
     set(".now", hasRun(session.state) ? (session.now ?? "") : "");
     set(".agent", excerpt(session.agent, 60));
+    set("td.host", (session.host ?? "").replace(/^https?:\/\//u, ""));
     set(".seq", session.seq ? count(session.seq) : "");
     set(".when", ago(session.touched));
   }
