@@ -49,9 +49,10 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(
 /// An attempt that has taken this long was worked on.
 const WORK_MIN: Duration = Duration::from_secs(1);
 
-/// The interval at which it is checked that the host which has not answered yet still has the session, and the number of
-/// checks by which it has not.
+/// The interval at which it is checked that the host which has not answered yet still has the session. If it has not, its
+/// answer may be on its way, so that is checked again.
 const OWNER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const OWNER_CHECK_AGAIN: Duration = Duration::from_millis(200);
 const OWNER_CHECKS: u32 = 3;
 
 /// Time limit for the page of another host.
@@ -184,7 +185,8 @@ impl Subject {
         let Self::Session(id) = self else { return tokio::time::sleep(peers.patience()).await };
         let mut checks = 0;
         while checks < OWNER_CHECKS {
-            tokio::time::sleep(OWNER_CHECK_INTERVAL).await;
+            let pause = if checks == 0 { OWNER_CHECK_INTERVAL } else { OWNER_CHECK_AGAIN };
+            tokio::time::sleep(pause).await;
             let has_session = match state.host.session_place(id, 0).await {
                 SessionPlace::At(other) => other.id == host.id,
                 SessionPlace::Here => false,

@@ -4,6 +4,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use callsheet::journal::{PostgresReader, SessionQuery, verify};
 use callsheet::record::Seq;
@@ -104,6 +105,9 @@ pub(crate) struct Binary {
 fn command(database: &TestDatabase, words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_callsheet"));
     command.args(words).env("TEST_DATABASE_URL", database.url());
+    // A schema with a clock that is ten minutes fast comes first.
+    let fast = format!("{}?options=-csearch_path%3Dfast,public,pg_catalog", database.url());
+    command.env("FAST_DATABASE_URL", fast);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env("CALLSHEET_PEER_TOKEN", "peer-token-of-the-tests");
     command.env_remove("CALLSHEET_LOG").env_remove("RUST_LOG").env_remove("CALLSHEET_TOKEN");
@@ -124,6 +128,24 @@ impl Binary {
         config: &str,
     ) -> Self {
         tokio::task::block_in_place(|| Self::configured(database, directory, config))
+    }
+
+    /// Starts it, and kills it soon.
+    pub(crate) async fn kill_in_start(
+        database: &TestDatabase,
+        directory: &HostDirectory,
+        config: &str,
+        after: Duration,
+    ) {
+        std::fs::create_dir_all(&directory.dir).unwrap();
+        let file = directory.dir.join("killed.toml");
+        std::fs::write(&file, config).unwrap();
+        let mut command = command(database, &["serve", "--config"]);
+        let quiet = command.arg(&file).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = quiet.spawn().unwrap();
+        tokio::time::sleep(after).await;
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     /// Sends a signal.
@@ -157,7 +179,7 @@ impl Binary {
         Self { child, addr: addr.parse().unwrap() }
     }
 
-    async fn send(&self, request: &str) -> HttpResponse {
+    pub(crate) async fn send(&self, request: &str) -> HttpResponse {
         let request = request.replacen("\r\n", "\r\nconnection: close\r\n", 1);
         let mut reading = HttpConnection::open(self.addr, &request).await;
         within(reading.read_rest()).await;

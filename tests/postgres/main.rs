@@ -29,6 +29,7 @@ mod hosts;
 mod log;
 mod ownership;
 mod proxy;
+mod reported;
 mod server;
 mod several_hosts;
 mod start;

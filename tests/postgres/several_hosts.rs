@@ -10,13 +10,14 @@ use tokio::net::TcpListener;
 
 use crate::client::{HttpConnection, HttpResponse, StreamEvent, post};
 use crate::host_directory::{HostDirectory, HostServer, decision};
+use crate::hosts::Binary;
 use crate::log::{open_with, until, within};
 use crate::server::{TestDatabase, database};
 
 const PEER_TOKEN: &str = "peer-token-of-the-tests";
 
 /// Starts a host that the others can reach, with a configuration for all of them.
-async fn start(directory: &HostDirectory, database: &TestDatabase) -> HostServer {
+pub(crate) async fn start(directory: &HostDirectory, database: &TestDatabase) -> HostServer {
     start_with(directory, database, |_| ()).await
 }
 
@@ -25,10 +26,18 @@ async fn start_with(
     database: &TestDatabase,
     change: impl FnOnce(&mut Config),
 ) -> HostServer {
+    start_at(directory, &database.url(), change).await
+}
+
+/// Starts a host on the database at a URL.
+pub(crate) async fn start_at(
+    directory: &HostDirectory,
+    url: &str,
+    change: impl FnOnce(&mut Config),
+) -> HostServer {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
-    let journal =
-        open_with(&database.url(), |options| options.advertise = Some(address.clone())).await;
+    let journal = open_with(url, |options| options.advertise = Some(address.clone())).await;
     let mut options = ServerOptions::default();
     let setup = directory.setup_with("", "", |config| {
         config.host.advertise = Some(BaseUrl::parse(&address).unwrap());
@@ -42,7 +51,7 @@ async fn start_with(
     HostServer::start_at(listener, setup.journal(journal), options).await.unwrap()
 }
 
-fn call(tool: &str, id: &str) -> Value {
+pub(crate) fn call(tool: &str, id: &str) -> Value {
     json!({"name": tool, "arguments": {"id": id}})
 }
 
@@ -51,7 +60,7 @@ async fn send(host: &HostServer, method: &str, path: &str, headers: &str) -> Htt
     host.send(&format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n")).await
 }
 
-async fn shut_down(hosts: impl IntoIterator<Item = HostServer>) {
+pub(crate) async fn shut_down(hosts: impl IntoIterator<Item = HostServer>) {
     for host in hosts {
         host.shutdown().await;
     }
@@ -239,6 +248,36 @@ async fn requests_between_hosts_are_checked() {
     let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains(&a.addr().to_string()) && message.contains("peer token"), "{message}");
     shut_down([a, b, c]).await;
+}
+
+/// Hosts whose clocks differ have the clock of their database. For the second one, that is ten minutes fast.
+#[tokio::test(flavor = "multi_thread")]
+async fn hosts_have_the_clock_of_their_database() {
+    let Some(database) = database().await else { return };
+    let directory = HostDirectory::new(json!({"responses": []})).await;
+    let config = |variable: &str| {
+        format!(
+            "[host]\nlisten = \"127.0.0.1:0\"\nadvertise = \"http://127.0.0.1:0\"\n\
+             [journal]\nengine = \"postgres\"\nurl_env = \"{variable}\"\nlease = \"2s\"\n"
+        )
+    };
+    let usual = Binary::start_with(&database, &directory, &config("TEST_DATABASE_URL")).await;
+    database
+        .sql(
+            "CREATE SCHEMA fast; CREATE FUNCTION fast.clock_timestamp() RETURNS timestamptz LANGUAGE sql
+             AS $$ SELECT pg_catalog.clock_timestamp() + interval '10 minutes' $$",
+        )
+        .await;
+    let fast = Binary::start_with(&database, &directory, &config("FAST_DATABASE_URL")).await;
+    let now = database.number("SELECT (extract(epoch FROM now()) * 1000)::bigint").await;
+    for (host, id) in [(&usual, "usual"), (&fast, "fast")] {
+        let opened = host.send(&post("/v1/sessions", "", &json!({"id": id}).to_string())).await;
+        assert_eq!(opened.status, 201, "{opened:?}");
+    }
+    let opened = database.sql("SELECT opened FROM sessions ORDER BY number").await;
+    let ahead: Vec<i64> = opened.iter().map(|text| text.parse::<i64>().unwrap() - now).collect();
+    assert!((0..10_000).contains(&ahead[0]), "{ahead:?}");
+    assert!((600_000..610_000).contains(&ahead[1]), "{ahead:?}");
 }
 
 /// Opens the stream of several sessions.

@@ -43,7 +43,7 @@ mod verify;
 use std::any::Any;
 use std::fmt;
 use std::future::ready;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -345,7 +345,7 @@ impl From<JournalError> for BatchStatus {
 /// The state that an engine keeps for one [`SessionLog`].
 ///
 /// ```
-/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 /// use callsheet::journal::EngineLogState;
 ///
 /// let state = EngineLogState::default();
@@ -678,9 +678,18 @@ pub fn state_after<'e>(
     })
 }
 
-/// Returns the Unix time in milliseconds.
+/// The clock of the database that hosts share, less this machine's, in milliseconds. 0 without such a database.
+static CLOCK_OFFSET_MS: AtomicI64 = AtomicI64::new(0);
+
+/// Returns the Unix time in milliseconds. Hosts that share a database have its clock, so that a time which one of them has
+/// recorded, such as that of an approval, means the same to the others.
 #[must_use]
 pub fn unix_ms() -> u64 {
+    machine_unix_ms().saturating_add_signed(CLOCK_OFFSET_MS.load(Ordering::Relaxed))
+}
+
+/// Returns the Unix time in milliseconds by the clock of this machine.
+fn machine_unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     callsheet_values::types::millis(since)
 }

@@ -45,7 +45,8 @@ pub trait Ownership: Send + Sync + fmt::Debug {
     /// Returns the owner. A session that is not stored counts as taken.
     ///
     /// # Errors
-    /// If the owner cannot be read or changed.
+    /// If the owner cannot be read or changed. [`Fenced`](super::BatchRefusal::Fenced): this host has not shown in time that
+    /// it lives, so that another one may have the session.
     fn take<'a>(&'a self, session: &'a SessionId) -> JournalFuture<'a, Owner>;
 
     /// Ends one use of a session that this host has opened or taken. With the last use of the tree, and if no session of

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_postgres::types::Type;
 
-use super::super::{JournalError, unix_ms};
+use super::super::{CLOCK_OFFSET_MS, JournalError, machine_unix_ms};
 use super::connection::{Database, DatabaseConnection, Purpose};
 use super::encoding::signed;
 use super::errors::{self, StatementFailure};
@@ -28,8 +28,11 @@ const MARGIN_MAX: Duration = Duration::from_secs(2);
 /// The longest pause before the host looks at its clock again: a suspended machine goes on at any time.
 const CHECK_PERIOD: Duration = Duration::from_millis(500);
 
+/// A host that shares the database keeps its difference to the database's clock until it has changed by more than this.
+const CLOCK_CHANGE_MIN_MS: u64 = 500;
+
 /// The longest wait of a request for the renewal of a lease that is over.
-const RENEWAL_WAIT_MAX: Duration = Duration::from_secs(5);
+const RENEWAL_WAIT_MAX: Duration = Duration::from_millis(500);
 const RENEWAL_POLL: Duration = Duration::from_millis(20);
 
 /// The pause before a start looks again for a host that uses the database.
@@ -167,9 +170,21 @@ impl Lease {
         &self.id
     }
 
-    /// Returns a time of this host's clock as one of the database's clock.
+    /// Returns a time of [`unix_ms`](super::super::unix_ms) as one of the database's clock.
     pub(super) fn database_time(&self, unix_ms: u64) -> u64 {
-        unix_ms.saturating_add_signed(self.clock_offset_ms.load(Ordering::Relaxed))
+        let used = CLOCK_OFFSET_MS.load(Ordering::Relaxed);
+        unix_ms.saturating_add_signed(self.clock_offset_ms.load(Ordering::Relaxed) - used)
+    }
+
+    /// Notes the time of the database's clock at a time of this machine's.
+    pub(super) fn note_clock(&self, database_ms: i64, machine_ms: i64) {
+        let offset = database_ms.saturating_sub(machine_ms);
+        self.clock_offset_ms.store(offset, Ordering::Relaxed);
+        let used = CLOCK_OFFSET_MS.load(Ordering::Relaxed);
+        // Otherwise times would go back again and again, by as much as statements take.
+        if self.terms.address.is_some() && used.abs_diff(offset) > CLOCK_CHANGE_MIN_MS {
+            CLOCK_OFFSET_MS.store(offset, Ordering::Relaxed);
+        }
     }
 
     /// Returns the error of the last renewal.
@@ -260,7 +275,7 @@ impl Lease {
             Some(open) => open,
             None => database.connect(Purpose::Other).await?,
         };
-        let (began, began_ms) = (boot_time(), unix_ms());
+        let (began, began_ms) = (boot_time(), machine_unix_ms());
         let sessions = signed(trees.len() as u64);
         let length = lease_ms(self.terms.length);
         let parameters = [
@@ -273,8 +288,7 @@ impl Lease {
         let rows = open.query(limit, RENEW, &parameters).await?;
         let database_ms = rows.first().map_or(0, |row| row.get::<_, i64>(0));
         // In the middle of the request.
-        let own_ms = signed(began_ms / 2 + unix_ms() / 2);
-        self.clock_offset_ms.store(database_ms.saturating_sub(own_ms), Ordering::Relaxed);
+        self.note_clock(database_ms, signed(began_ms / 2 + machine_unix_ms() / 2));
         // A lease that was over is not renewed for the trees of then.
         self.lose_if_over(trees);
         *self.renewed.lock() = began;

@@ -49,7 +49,7 @@ pub use reader::PostgresReader;
 use super::group_commit::NoObserver;
 use super::{
     AppendStatus, Batch, IdleSessions, Journal, JournalEntry, JournalError, JournalFuture,
-    JournalObserver, JournalStatus, Ownership, SessionQuery, SessionSummary, unix_ms,
+    JournalObserver, JournalStatus, Ownership, SessionQuery, SessionSummary, machine_unix_ms,
 };
 use callsheet_values::config::Durability;
 use callsheet_values::record::Seq;
@@ -187,7 +187,7 @@ impl PostgresJournal {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             length: lease,
         };
-        log_server(&connection, &database, migrated_from).await?;
+        let clock = log_server(&connection, &database, migrated_from).await?;
         let writing = database.open(writer::purpose(durability)).await?;
         let writing = PreparedConnection::new(writing, START_LIMIT).await.map_err(|failure| {
             let reason = format!("its tables are not those of this version: {}", failure.reason);
@@ -195,6 +195,7 @@ impl PostgresJournal {
         })?;
         let lease = Lease::begin(&mut connection, &database, terms).await?;
         drop(connection);
+        lease.note_clock(clock.0, clock.1);
         let lease = Arc::new(lease);
         let queue = Arc::new(BatchQueue::new(options.queue_max));
         let counters = Arc::new(EngineCounters::default());
@@ -409,22 +410,25 @@ impl fmt::Debug for PostgresJournal {
     }
 }
 
-/// Logs which server was found, and warns about what would break the journal.
+/// Logs which server was found, and warns about what would break the journal. Returns the time of the database's clock and
+/// of this machine's: Unix time in milliseconds.
 async fn log_server(
     connection: &DatabaseConnection,
     database: &Database,
     migrated_from: i32,
-) -> Result<(), JournalError> {
+) -> Result<(i64, i64), JournalError> {
     let open_error =
         |failure: errors::StatementFailure| errors::opening(database.name(), failure.reason);
     let asks = "SELECT current_setting('server_version'), current_setting('fsync'), current_schema()::text,
         pg_backend_pid(), (extract(epoch FROM clock_timestamp()) * 1000)::bigint";
-    let before = unix_ms();
+    let before = machine_unix_ms();
     let rows = connection.query(START_LIMIT, asks, &[]).await.map_err(open_error)?;
-    let after = unix_ms();
+    let after = machine_unix_ms();
     let again = "SELECT pg_backend_pid()";
     let again = connection.query(START_LIMIT, again, &[]).await.map_err(open_error)?;
-    let (Some(row), Some(again)) = (rows.first(), again.first()) else { return Ok(()) };
+    let (Some(row), Some(again)) = (rows.first(), again.first()) else {
+        return Ok((encoding::signed(after), encoding::signed(after)));
+    };
     let (server, fsync): (&str, &str) = (row.get(0), row.get(1));
     let schema: Option<&str> = row.get(2);
     tracing::info!(server, database = database.name(), schema, migrated_from, "journal_opened");
@@ -444,7 +448,7 @@ async fn log_server(
             "clocks_differ: the clock of the database is far off this one"
         );
     }
-    Ok(())
+    Ok((row.get(4), encoding::signed(before / 2 + after / 2)))
 }
 
 callsheet_values::impl_with!(PostgresOptions);

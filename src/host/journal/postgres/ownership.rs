@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::super::ownership::{HostInfo, OtherHost, Owner, Ownership};
-use super::super::{JournalError, JournalFuture};
+use super::super::{BatchRefusal, JournalError, JournalFuture};
 use super::PostgresJournal;
 use super::deletion;
 use super::encoding::{signed, unsigned};
@@ -82,9 +82,9 @@ impl Ownership for PostgresJournal {
                     trees.note_use(tree.root, session);
                     return Ok(Owner::This);
                 }
+                // Another host may have the tree by now, or soon.
                 if !self.shared.lease.wait_renewed().await {
-                    let reason = "the lease of this host is over: it is renewed as soon as the database answers";
-                    return Err(JournalError::Unavailable(reason.to_owned()));
+                    return Err(JournalError::Refused(BatchRefusal::Fenced));
                 }
                 trees.note_unsure(&[tree.root]);
                 // Also its own tree after a lost lease, or a lost answer, gets a new epoch: what is still on its way
