@@ -1,6 +1,7 @@
 //! Several hosts on one database: any of them takes any request.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use callsheet::config::{ApiKey, BaseUrl, Config, TokenConfig, TokenScope};
@@ -35,11 +36,20 @@ pub(crate) async fn start_at(
     url: &str,
     change: impl FnOnce(&mut Config),
 ) -> HostServer {
+    start_configured(directory, url, "", change).await
+}
+
+async fn start_configured(
+    directory: &HostDirectory,
+    url: &str,
+    sections: &str,
+    change: impl FnOnce(&mut Config),
+) -> HostServer {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     let journal = open_with(url, |options| options.advertise = Some(address.clone())).await;
     let mut options = ServerOptions::default();
-    let setup = directory.setup_with("", "", |config| {
+    let setup = directory.setup_with("", sections, |config| {
         config.host.advertise = Some(BaseUrl::parse(&address).unwrap());
         config.host.peer_token = Some(ApiKey::new(PEER_TOKEN).unwrap());
         config.journal.lease = Duration::from_secs(2);
@@ -365,38 +375,59 @@ async fn one_stream_has_the_sessions_of_all_hosts() {
     shut_down([b]).await;
 }
 
-/// Sessions and runs of many clients, which ask hosts in turn, while each host ends and another one begins.
+/// An agent that calls another agent, and a tool whose calls wait for a person.
+const AGENTS: &str = "
+    [agents.default]
+    model = \"rehearsal\"
+    [agents.helper]
+    model = \"rehearsal\"
+    system = \"You are the helper.\"
+    [tools.ask_helper]
+    kind = \"agent\"
+    agent = \"helper\"
+    description = \"Asks the helper.\"";
+
+/// Clients start runs at all hosts in turn, with sub-agents and approvals, while each host ends and another one begins.
 #[tokio::test]
 async fn a_rolling_restart_fails_no_request() {
     let Some(database) = database().await else { return };
-    let response = json!({"text": ["It ", "is ", "done."], "chunk_delay_ms": 30, "repeat": true});
-    let script = json!({"responses": [response]});
+    let of_helper = "You are the helper.";
+    let script = json!({"responses": [
+        {"when": {"contains": of_helper, "turns": 0}, "calls": [call("quick", "h")],
+         "chunk_delay_ms": 5, "repeat": true},
+        {"when": {"contains": of_helper}, "text": ["I ", "helped."], "chunk_delay_ms": 10, "repeat": true},
+        {"when": {"turns": 0}, "repeat": true, "chunk_delay_ms": 5, "calls": [
+            {"name": "ask_helper", "arguments": {"input": "Help."}}, call("writes", "w")]},
+        {"text": ["It ", "is ", "done."], "chunk_delay_ms": 20, "repeat": true}]});
     let directory = HostDirectory::new(script).await;
-    let mut hosts = Vec::new();
-    for _ in 0..3 {
-        hosts.push(start(&directory, &database).await);
-    }
+    let start = async || start_agents(&directory, &database).await;
+    let mut hosts = vec![start().await, start().await, start().await];
     let addresses =
         parking_lot::RwLock::new(hosts.iter().map(HostServer::addr).collect::<Vec<_>>());
-    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let address = |at: usize| {
+        let all = addresses.read();
+        all[at % all.len()]
+    };
+    let send = async |address, request: String| {
+        let mut reading = HttpConnection::open(address, &request).await;
+        within(reading.read_rest()).await;
+        reading.response()
+    };
+    let is_over = AtomicBool::new(false);
     let client = async |number: usize| {
         let (session, mut runs) = (format!("s{number}"), 0);
         let mut opened = false;
-        while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
-            let address = {
-                let all = addresses.read();
-                all[(number + runs) % all.len()]
-            };
+        while !is_over.load(Ordering::Relaxed) {
             let (path, body) = match opened {
                 false => ("/v1/sessions".to_owned(), json!({"id": session})),
-                true => {
-                    (format!("/v1/sessions/{session}/runs"), json!({"input": "go", "wait": true}))
-                }
+                true => (
+                    format!("/v1/sessions/{session}/runs"),
+                    json!({"input": "go", "wait": true, "approval": "writes"}),
+                ),
             };
-            let request = post(&path, "connection: close\r\n", &body.to_string());
-            let mut reading = HttpConnection::open(address, &request).await;
-            within(reading.read_rest()).await;
-            let answer = reading.response();
+            let address = address(number + runs);
+            let answer =
+                send(address, post(&path, "connection: close\r\n", &body.to_string())).await;
             assert!(answer.status < 300, "{path} at {address}: {answer:?}");
             if opened {
                 assert_eq!(answer.json()["run_end"], "answered", "{answer:?}");
@@ -406,11 +437,31 @@ async fn a_rolling_restart_fails_no_request() {
         }
         runs
     };
+    let people = async {
+        let (mut at, mut decided) = (0, 0);
+        while !is_done(&is_over, &database).await {
+            at += 1;
+            let list = "GET /v1/approvals HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+            let listed = send(address(at), list.to_owned()).await.json();
+            for open in listed["approvals"].as_array().unwrap() {
+                let (tool_id, answer) = decision(open, "approve");
+                let session = open["session_id"].as_str().unwrap();
+                let path = format!("/v1/sessions/{session}/approvals/{tool_id}");
+                let request = post(&path, "connection: close\r\n", &answer.to_string());
+                let answer = send(address(at + 1), request).await;
+                // Another list may have had it, too.
+                assert!([200, 404].contains(&answer.status), "{answer:?}");
+                decided += usize::from(answer.status == 200);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        decided
+    };
     let restarts = async {
         for _ in 0..3 {
             tokio::time::sleep(Duration::from_millis(500)).await;
             let old = hosts.remove(0);
-            let new = start(&directory, &database).await;
+            let new = start().await;
             // As a load balancer does: the new one first, and then no more connections to the old one.
             {
                 let mut all = addresses.write();
@@ -420,15 +471,29 @@ async fn a_rolling_restart_fails_no_request() {
             hosts.push(new);
             old.shutdown().await;
         }
-        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        is_over.store(true, Ordering::Relaxed);
     };
-    let clients = futures::future::join_all((0..12).map(client));
-    let (runs, ()) = tokio::join!(clients, restarts);
-    let ended = database.number(
-        "SELECT count(*) FROM records WHERE convert_from(body, 'UTF8') LIKE '%\"run_ended\"%'",
-    );
-    let (runs, ended) = (runs.iter().sum::<usize>(), ended.await);
-    assert!(runs > 20 && usize::try_from(ended) == Ok(runs), "{runs} {ended}");
+    let clients = futures::future::join_all((0..8).map(client));
+    let (runs, decided, ()) = tokio::join!(clients, people, restarts);
+    let runs = runs.iter().sum::<usize>();
+    let count = async |text: &str| {
+        let condition = format!("convert_from(body, 'UTF8') LIKE '%{text}%'");
+        database.number(&format!("SELECT count(*) FROM records WHERE {condition}")).await
+    };
+    let ended = count("\"run_ended\"").await;
+    // Each run and that of its helper.
+    assert!(runs > 10 && usize::try_from(ended) == Ok(2 * runs), "{runs} {ended}");
+    assert!(decided >= runs, "{decided} {runs}");
+    assert_eq!(count("interrupted").await, 0);
     shut_down(hosts).await;
-    assert_eq!(crate::hosts::verify_all(&database).await, 12);
+    assert_eq!(crate::hosts::verify_all(&database).await, 8 + runs);
+}
+
+async fn start_agents(directory: &HostDirectory, database: &TestDatabase) -> HostServer {
+    start_configured(directory, &database.url(), AGENTS, |_| ()).await
+}
+
+/// Returns whether the clients have ended, and no run is open any more.
+async fn is_done(is_over: &AtomicBool, database: &TestDatabase) -> bool {
+    is_over.load(Ordering::Relaxed) && database.number("SELECT count(*) FROM running").await == 0
 }
