@@ -42,6 +42,7 @@
 mod approval_prompts;
 mod audit;
 mod backup;
+mod copy;
 pub mod decode;
 mod error;
 mod form_prompt;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::audit::audit;
+use super::copy::{self, CopyArgs};
 use super::error::CommandError;
 use super::output::{self, format_count};
 use super::screen::{ascii_signs, is_coloured, is_dumb, terminal_columns};
@@ -66,6 +67,8 @@ pub(super) enum SessionsCommand {
         #[command(flatten)]
         location: JournalLocation,
     },
+    /// Copies all sessions from one journal to another: from a data directory to a PostgreSQL database, or back.
+    Copy(CopyArgs),
     /// Lists who requested what and when, in all sessions and of deleted ones, without contents.
     Audit {
         #[command(flatten)]
@@ -103,6 +106,7 @@ pub(super) fn run(command: &SessionsCommand) -> Result<ExitCode, CommandError> {
             Ok(ExitCode::SUCCESS)
         }
         SessionsCommand::Verify { id, location } => verify_journal(&location.open()?, id.as_ref()),
+        SessionsCommand::Copy(args) => copy::run(args),
         SessionsCommand::Audit { location, json } => {
             audit(&location.open()?, *json)?;
             Ok(ExitCode::SUCCESS)

@@ -99,9 +99,8 @@ pub(super) enum StoredJournal {
     Database(PostgresReader),
 }
 
-/// Waits for a read of a database on this thread. Commands run on a runtime with several threads.
-#[cfg(feature = "postgres")]
-fn wait<T>(read: impl Future<Output = T>) -> T {
+/// Waits for a journal on this thread. Commands run on a runtime with several threads.
+pub(super) fn wait<T>(read: impl Future<Output = T>) -> T {
     tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(read))
 }
 
@@ -117,9 +116,7 @@ impl StoredJournal {
 
     #[cfg(not(feature = "postgres"))]
     fn in_database(_: &str) -> Result<Self, CommandError> {
-        Err(CommandError::usage(
-            "callsheet was built without its feature `postgres`: build it with `--features postgres`",
-        ))
+        Err(no_databases())
     }
 
     pub(super) fn find(&self, id: &SessionId) -> Result<Option<SessionSummary>, JournalError> {
@@ -185,6 +182,14 @@ impl StoredJournal {
             Self::Database(reader) => wait(reader.bytes()).unwrap_or(0),
         }
     }
+}
+
+/// Returns the error of a command for a journal in a database.
+#[cfg(not(feature = "postgres"))]
+pub(super) fn no_databases() -> CommandError {
+    CommandError::usage(
+        "callsheet was built without its feature `postgres`: build it with `--features postgres`",
+    )
 }
 
 /// Returns the size of a database file with its write-ahead log, in bytes.

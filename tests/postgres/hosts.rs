@@ -262,3 +262,77 @@ async fn commands_read_a_database() {
     let (succeeds, text) = output(&database, &words);
     assert!(!succeeds && text.contains("CALLSHEET_NOT_SET is not set"), "{text}");
 }
+
+#[tokio::test]
+async fn sessions_are_copied_to_a_database_and_back() {
+    let Some(database) = database().await else { return };
+    let script = json!({"responses": [
+        {"when": {"last_user": "wait"}, "text": ["It ", "waits."], "repeat": true,
+         "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
+        {"when": {"turns": 0}, "calls": [call("writes", "a")], "repeat": true},
+        {"text": ["Done."], "repeat": true}]});
+    let directory = HostDirectory::new(script).await;
+    let served = directory.start("", "").await;
+    for session in ["s", "gone", "open"] {
+        served.open(session).await;
+    }
+    served.run("s", "go").await;
+    let last = directory.entries("s").len();
+    for (at, id) in [(last, "f"), (3, "g")] {
+        let forked = served.post("/v1/sessions/s/fork", json!({"at": at, "id": id})).await;
+        assert_eq!(forked.status, 201, "{forked:?}");
+    }
+    served.run("g", "more").await;
+    assert_eq!(served.delete("/v1/sessions/gone").await.status, 204);
+    served.begin("open", json!({"input": "wait"})).await;
+    directory.model.wait_for_gate("middle").await;
+    served.crash().await;
+    let from = directory.dir.to_str().unwrap();
+    let run = |words: &[&str]| output(&database, words);
+    let to_database = ["sessions", "copy", "--from", from, "--to-url-env", "TEST_DATABASE_URL"];
+    let copied = run(&to_database);
+    assert!(copied.0 && copied.1.starts_with("copied 4 sessions\n"), "{copied:?}");
+    assert!(copied.1.contains("the run of 1 session has not ended"), "{copied:?}");
+    let again = run(&to_database);
+    assert!(again.0 && again.1.starts_with("copied 0 sessions; 4 were there already"), "{again:?}");
+    let reader = PostgresReader::open(&database.url()).await.unwrap();
+    let listed = reader.list(&SessionQuery::default()).await.unwrap();
+    assert_eq!(listed.len(), 4);
+    for session in &listed {
+        let entries = reader.read(&session.id, Seq(0)).await.unwrap();
+        assert_eq!(entries, directory.entries(session.id.as_str()), "{}", session.id);
+    }
+    let shared = "SELECT count(*) FROM sessions WHERE origin IS NOT NULL";
+    assert_eq!(database.number(shared).await, 2, "forks share their first records");
+    // A host on the copy waits with the run, because another one may have the original.
+    let on_copy = start(&directory, &database).await;
+    assert_eq!(on_copy.snapshot("open").await["current_run"]["suspended"], true);
+    on_copy.crash().await;
+    let audit = run(&["sessions", "audit", "--database-url-env", "TEST_DATABASE_URL"]);
+    assert!(audit.0 && audit.1.contains("gone"), "{audit:?}");
+    let back = directory.dir.join("back");
+    let back = back.to_str().unwrap();
+    let copied = run(&["sessions", "copy", "--from-url-env", "TEST_DATABASE_URL", "--to", back]);
+    assert!(copied.0 && copied.1.starts_with("copied 4 sessions\n"), "{copied:?}");
+    for session in &listed {
+        let entries = reader.read(&session.id, Seq(0)).await.unwrap();
+        let copy = crate::host_directory::entries(std::path::Path::new(back), session.id.as_str());
+        assert_eq!(copy, entries, "{}", session.id);
+    }
+    // Another session with an id of a copied one.
+    let other = HostDirectory::new(json!({"responses": [{"text": ["Hello."]}]})).await;
+    let served = other.start("", "").await;
+    served.open("s").await;
+    served.shutdown().await;
+    let refused = run(&[
+        "sessions",
+        "copy",
+        "--from",
+        other.dir.to_str().unwrap(),
+        "--to-url-env",
+        "TEST_DATABASE_URL",
+    ]);
+    assert!(!refused.0 && refused.1.contains("it has another session s"), "{refused:?}");
+    let missing = run(&["sessions", "copy", "--from", from]);
+    assert!(!missing.0 && missing.1.contains("--to"), "{missing:?}");
+}

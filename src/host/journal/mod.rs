@@ -20,10 +20,12 @@
 //! | deletion (secure delete, erasure): hiding, erasing, space on the disk | `sqlite/writer/tasks`, `sqlite/deletion`; `sqlite/writer/erase`, `sqlite/pages` |
 //! | garbage collection of documents that no session names | `sqlite/writer/tasks`; when: `runtime::maintenance`, `runtime::tool_servers` |
 //! | backup beside a running host, and its return to a data directory; the mark of a copy, whose runs wait | `sqlite/backup`; `restored` |
+//! | copy of sessions from one engine to another | `copy` |
 //! | fork: records that it shares with its origin, and when they are deleted | `sqlite/database` (the tables), `sqlite/deletion`; a fork of a fork: `origin` of `sqlite/writer` |
 //! | invariants of the records of a session | `verify/` |
 
 mod check;
+mod copy;
 mod error;
 pub mod export;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -55,6 +57,7 @@ pub use callsheet_values::record::Record;
 pub use callsheet_values::record::UnreadableRecord;
 pub use callsheet_values::transcript::{Breach, Invariant};
 pub use check::check_journal;
+pub use copy::{copy_session, mark_as_copy};
 pub use error::{BatchRefusal, JournalError};
 pub use log::{Appended, PendingRecord, SessionLog, Urgency};
 pub use memory::MemoryJournal;

@@ -11,7 +11,6 @@ const WAITS: &str = "waits";
 const GOES_ON: &str = "goes_on";
 
 /// The document that marks a copy whose runs wait: its key and its text.
-#[cfg(feature = "sqlite")]
 pub(super) const MARK: (&str, &str) = (DOCUMENT, WAITS);
 
 /// Returns whether the journal is a restored copy whose runs wait.
