@@ -312,3 +312,34 @@ async fn all_records_of_a_transcript_are_read_back() {
     assert!(read.into_iter().map(|entry| entry.record).eq(records));
     within(journal.close()).await;
 }
+
+/// The server dies, and its standby is promoted. A commit has waited for the standby, so nothing is lost.
+#[tokio::test]
+async fn the_standby_is_used_when_the_server_has_died() {
+    let Some(database) = own_database(&[]).await else { return };
+    let standby = database.server.standby().await;
+    let wait = "ALTER SYSTEM SET synchronous_standby_names = '*'";
+    database.sql(wait).await;
+    database.sql("SELECT pg_reload_conf()").await;
+    // A standby cannot be written, so the journal does not use it although it comes first.
+    let url = format!(
+        "postgres://{}@127.0.0.1:{},127.0.0.1:{}/{}",
+        crate::server::USER,
+        standby.port,
+        database.server.port,
+        database.name
+    );
+    let journal = open_with(&url, |options| options.durability = Durability::Strict).await;
+    let log = store_session(&journal, "s", 20).await;
+    database.server.stop(Signal::KILL);
+    log.append(vec![stop()], Urgency::Urgent, || ());
+    let promoted = standby.sql("postgres", "SELECT pg_promote()").await;
+    assert_eq!(promoted, ["t"]);
+    within(log.wait_durable(log.last_seq())).await.unwrap();
+    let stored = journal.read_some(&id("s"), Seq(0), usize::MAX).await.unwrap();
+    assert_eq!(
+        stored.iter().map(|entry| entry.seq.0).collect::<Vec<_>>(),
+        (1..=21).collect::<Vec<_>>()
+    );
+    within(journal.close()).await;
+}

@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const NOBODY: u32 = 65534;
 
 /// The user of the tests in the database, and one with a password.
-const USER: &str = "callsheet";
+pub(crate) const USER: &str = "callsheet";
 pub(crate) const GUARDED_USER: &str = "guarded";
 pub(crate) const PASSWORD: &str = "open-sesame-17";
 
@@ -171,6 +171,24 @@ impl Server {
                 }
             }
         }
+    }
+
+    /// Starts a server that follows this one, which is started again for that. It can be read, and be promoted.
+    pub(crate) async fn standby(&self) -> Self {
+        self.stop(Signal::INT);
+        let dir = self.dir.with_extension("standby");
+        let _ = std::fs::remove_dir_all(&dir);
+        let copied = Command::new("cp").arg("-a").arg(&self.dir).arg(&dir).status().unwrap();
+        assert!(copied.success(), "{copied}");
+        let (bin, settings) = (self.bin.clone(), self.settings.clone());
+        let standby = Self { dir, bin, port: free_port(), settings, process: Mutex::default() };
+        std::fs::write(standby.data().join("standby.signal"), "").unwrap();
+        let conninfo =
+            format!("primary_conninfo = 'host=127.0.0.1 port={} user={USER}'\n", self.port);
+        std::fs::write(standby.data().join("postgresql.auto.conf"), conninfo).unwrap();
+        self.run().await;
+        standby.run().await;
+        standby
     }
 
     /// Ends the server with a signal: `INT` is a fast shutdown, `KILL` a crash.
