@@ -4,6 +4,7 @@
 //! owner is looked up again, until the session has one. A request whose answer is lost is repeated if it has an
 //! `Idempotency-Key`, which inputs without one get here, or if it can be repeated anyway.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -113,6 +114,25 @@ pub(super) async fn to_living(
     next: Next,
 ) -> Result<Response, ApiError> {
     answer(&state, Subject::New, &caller, request, next).await
+}
+
+/// Returns the number of open approvals of each session that another host has, with those of its sub-agents.
+pub(super) async fn open_approvals(
+    state: &ApiState,
+    caller: &Caller,
+    headers: &HeaderMap,
+) -> HashMap<String, usize> {
+    let path = Uri::from_static("/v1/approvals?limit=1000");
+    let mut counts = HashMap::new();
+    for page in pages(state, caller, &path, headers).await {
+        for open in page["approvals"].as_array().into_iter().flatten() {
+            let [session, root] = ["session_id", "root_session_id"].map(|name| open[name].as_str());
+            for id in session.into_iter().chain(root.filter(|root| Some(*root) != session)) {
+                *counts.entry(id.to_owned()).or_default() += 1;
+            }
+        }
+    }
+    counts
 }
 
 /// Returns the pages with which the other hosts answer the same request about what they have. A host that does not answer

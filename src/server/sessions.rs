@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt as _;
 use serde::Deserialize;
@@ -82,6 +82,7 @@ pub(super) struct ListSessionsQuery {
 pub(super) async fn list(
     State(shared): State<AppState>,
     caller: Caller,
+    headers: HeaderMap,
     StrictQuery(query): StrictQuery<ListSessionsQuery>,
 ) -> Result<Response, ApiError> {
     let ListSessionsQuery { state, order, limit, after, children } = query;
@@ -97,6 +98,7 @@ pub(super) async fn list(
         })?;
     }
     let _guard = if limit >= LONG_LENGTH { Some(shared.reads.lists.lock().await) } else { None };
+    let elsewhere = peers::open_approvals(&shared, &caller, &headers).await;
     let mut answer = shared.answer_limiter.writer();
     answer.append("{\"sessions\":[")?;
     let (mut count, mut has_more, mut next) = (0, true, None);
@@ -107,8 +109,14 @@ pub(super) async fn list(
         query.limit = part + 1;
         let sessions = shared.host.sessions(query.clone()).await?;
         has_more = sessions.len() > part;
-        for session in sessions.into_iter().take(part) {
+        for mut session in sessions.into_iter().take(part) {
             query.continue_after(&session);
+            if let Some(count) = elsewhere.get(session.id.as_str()) {
+                session.approvals_open = *count;
+                if session.state == SessionState::Running {
+                    session.state = SessionState::Waiting;
+                }
+            }
             if !caller.reaches_summary(&shared.host, &session).await? {
                 continue;
             }

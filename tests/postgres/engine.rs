@@ -445,3 +445,33 @@ async fn a_full_queue_fails_batches_at_once() {
     assert!(failures.load(Ordering::Relaxed) > 0);
     within(journal.close()).await;
 }
+
+#[tokio::test]
+async fn a_record_costs_little_of_the_log() {
+    let Some(database) = own_database(&[]).await else { return };
+    let journal = open(&database.url()).await;
+    let log = store_session(&journal, "s", 1).await;
+    let record = || Record::Steered {
+        input: "x".repeat(900).into(),
+        follows_turn: 1,
+        request: None,
+        authored_by: None,
+    };
+    let position =
+        async || database.number("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").await;
+    // Pages that are changed for the first time after a checkpoint are logged whole.
+    store(&log, vec![record()]).await.unwrap();
+    let before = position().await;
+    let sessions = "SELECT pg_relation_size('sessions')";
+    let size = database.number(sessions).await;
+    for _ in 0..500 {
+        store(&log, vec![record()]).await.unwrap();
+    }
+    let (after, last) = (position().await, log.last_seq().0);
+    let stored = database.number("SELECT sum(length(body)) FROM records WHERE seq > 2").await;
+    let (of_log, of_body) = ((after - before) / 500, stored / 500);
+    assert!((900..1_100).contains(&of_body), "{of_body} {last}");
+    assert!(of_log <= 1_500, "{of_log} bytes of the log for {of_body}");
+    assert_eq!(database.number(sessions).await, size, "the table of sessions does not grow");
+    within(journal.close()).await;
+}

@@ -65,6 +65,15 @@ pub(crate) async fn own_database(settings: &[&str]) -> Option<TestDatabase> {
     Some(server.create_database().await)
 }
 
+/// Lets only the user of the servers read a file.
+pub(crate) fn give_to_server(file: &Path) {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    if geteuid().is_root() {
+        std::os::unix::fs::chown(file, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+}
+
 impl TestDatabase {
     pub(crate) fn url(&self) -> String {
         self.url_at(self.server.port)

@@ -216,6 +216,10 @@ async fn lists_have_what_all_hosts_have() {
             .collect();
         let [a, b] = [&a, &b].map(|host| format!("http://{}", host.addr()));
         assert_eq!(hosts, [a.clone(), b, a]);
+        for session in listed["sessions"].as_array().unwrap() {
+            assert_eq!(session["state"], "waiting", "{session}");
+            assert_eq!(session["approvals_open"], 1, "{session}");
+        }
     }
     let deleted = b.delete("/v1/sessions?metadata.customer=y").await;
     assert_eq!(deleted.json()["count"], 2, "{deleted:?}");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use callsheet::journal::{Journal, Ownership as _, PostgresReader};
 
 use crate::log::{id, open, open_at, seqs, store_session, try_open_with, within};
-use crate::server::{GUARDED_USER, PASSWORD, TestDatabase, database};
+use crate::server::{GUARDED_USER, PASSWORD, TestDatabase, database, own_database};
 
 async fn start_error(url: &str) -> String {
     try_open_with(url, |_| ()).await.unwrap_err().to_string()
@@ -139,4 +139,42 @@ async fn a_reader_reads_beside_a_host() {
     assert!(reader.bytes().await.unwrap() > 0);
     assert_eq!(seqs(&journal, "s").await, [1, 2, 3]);
     journal.close().await;
+}
+
+#[tokio::test]
+async fn the_certificate_of_the_server_is_verified() {
+    let directory = std::env::temp_dir().join(format!("callsheet-tls-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let [cert, key] =
+        [("cert.pem", made.cert.pem()), ("key.pem", made.signing_key.serialize_pem())].map(
+            |(name, text)| {
+                let file = directory.join(name);
+                std::fs::write(&file, text).unwrap();
+                crate::server::give_to_server(&file);
+                file
+            },
+        );
+    let settings = [
+        "ssl=on".to_owned(),
+        format!("ssl_cert_file={}", cert.display()),
+        format!("ssl_key_file={}", key.display()),
+    ];
+    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+    let Some(database) = own_database(&settings).await else { return };
+    let migrate = |trusts: bool| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_callsheet"));
+        command.args(["migrate", "--database-url-env", "TEST_DATABASE_URL"]);
+        command.env("TEST_DATABASE_URL", format!("{}?sslmode=require", database.url()));
+        command.env_remove("SSL_CERT_FILE");
+        if trusts {
+            command.env("SSL_CERT_FILE", &cert);
+        }
+        let output = command.output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (succeeds, text) = migrate(false);
+    assert!(!succeeds && text.contains("the server's certificate is not trusted"), "{text}");
+    assert!(migrate(true).0);
+    std::fs::remove_dir_all(&directory).unwrap();
 }
