@@ -57,7 +57,7 @@ const OWNER_CHECK_AGAIN: Duration = Duration::from_millis(200);
 const OWNER_CHECKS: u32 = 3;
 
 /// Time limit for the page of another host.
-const PAGE_TIMEOUT: Duration = Duration::from_secs(2);
+const PAGE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An event stream of another host is dead if it is silent for this many keep-alive intervals.
 const KEEP_ALIVES_MISSED: u32 = 3;

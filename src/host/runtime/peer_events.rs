@@ -99,8 +99,11 @@ fn item(text: &str) -> Option<PeerItem> {
     let head: EventHead = serde_json::from_str(data).ok()?;
     match kind {
         "session_state" => {
-            // "closed" is no state: the session was deleted.
-            let state = head.state.and_then(|name| serde_json::from_value(name.into()).ok());
+            // "closed" is no state: the session was deleted. One of a later version is left out.
+            let state = match head.state.as_deref() {
+                Some("closed") => None,
+                name => Some(serde_json::from_value(name.into()).ok()?),
+            };
             let (session, time) = (head.session_id?, head.timestamp.unwrap_or(0));
             Some(PeerItem::State(SessionStateChange { session, state, agent: head.agent, time }))
         }
@@ -112,6 +115,51 @@ fn item(text: &str) -> Option<PeerItem> {
         _ => {
             let of = [head.session_id, head.parent_session_id].into_iter().flatten().collect();
             Some(PeerItem::Event { of, id, text: text.to_owned() })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn events_are_read_wherever_the_pieces_begin_and_end() {
+        let text = "event: run_start\nid: 2.0\ndata: {\"session_id\":\"s\",\"timestamp\":1}\n\n\
+                    : alive\n\n\
+                    event: turn_end\ndata: {\"session_id\":\"sub_1\",\"parent_session_id\":\"s\",\"timestamp\":2}\n\n\
+                    event: session_state\ndata: {\"session_id\":\"a\",\"timestamp\":3,\"state\":\"running\"}\n\n\
+                    event: session_state\ndata: {\"session_id\":\"a\",\"timestamp\":4,\"state\":\"dancing\"}\n\n\
+                    event: session_state\ndata: {\"session_id\":\"a\",\"timestamp\":5,\"state\":\"closed\",\"agent\":\"x\"}\n\n\
+                    event: error\ndata: {\"session_id\":\"s\",\"code\":\"journal_failed\"}\n\n\
+                    event: resync\ndata: {\"session_id\":\"s\",\"id\":\"2.0\"}\n\n";
+        for size in [1, 2, 7, 64, text.len()] {
+            let chunks: Vec<_> =
+                text.as_bytes().chunks(size).map(|chunk| Some(chunk.to_vec())).collect();
+            let found: Vec<_> = items(stream::iter(chunks)).collect().await;
+            let shown = found.iter().map(|item| match item {
+                PeerItem::Event { of, id, text } => {
+                    assert!(text.starts_with("event: ") && text.ends_with("\n\n"), "{text:?}");
+                    let of: Vec<&str> = of.iter().map(SessionId::as_str).collect();
+                    format!("event of {} at {id:?}", of.join(" "))
+                }
+                PeerItem::State(change) => {
+                    format!("state {:?} of {} {:?}", change.state, change.session, change.agent)
+                }
+                PeerItem::Failed { session, .. } => format!("failed {session}"),
+            });
+            let at = Some("2.0".parse::<EventId>().unwrap());
+            assert_eq!(
+                shown.collect::<Vec<_>>(),
+                [
+                    format!("event of s at {at:?}"),
+                    "event of sub_1 s at None".to_owned(),
+                    "state Some(Running) of a None".to_owned(),
+                    "state None of a Some(\"x\")".to_owned(),
+                    "failed s".to_owned(),
+                ],
+                "{size}"
+            );
         }
     }
 }
