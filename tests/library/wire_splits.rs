@@ -288,6 +288,9 @@ fn read(wire: Wire, framing: Framing, body: &[u8], cuts: &[Index]) -> ResponseAs
 proptest! {
     #[test]
     fn a_split_response_is_assembled_correctly(answer in answer(), splitting in splitting()) {
+        // Pieces that could be snapshots of the whole text count as such.
+        let is_snapshot = |pair: &[String]| pair[0].len() >= 8 && pair[1].starts_with(&pair[0]);
+        prop_assume!(!answer.texts.windows(2).any(is_snapshot));
         for (_, wire) in Wire::NAMES {
             let events = streamed(wire, &answer, splitting.piece_chars);
             let whole = [plain(wire, &answer)];
