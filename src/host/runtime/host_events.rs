@@ -104,6 +104,7 @@ impl Host {
             states,
             all_states,
             sources: SelectAll::new(),
+            own_sources: 0,
             history_permits: Arc::new(Semaphore::new(HISTORIES_MAX)),
             positions: HashMap::new(),
             asleep: HashSet::new(),
@@ -138,8 +139,11 @@ struct HostEvents {
     host_ref: HostRef,
     states: Receiver<StateMessage>,
     all_states: bool,
-    /// The events of the sessions that are in memory, or whose stored events are being read.
+    /// The events of the sessions that are in memory, or whose stored events are being read, and the streams of other
+    /// hosts.
     sources: SelectAll<BoxStream<'static, SourceItem>>,
+    /// Number of the sources that are not streams of other hosts.
+    own_sources: usize,
     /// One permit for each session whose stored events are being read.
     history_permits: Arc<Semaphore>,
     /// The position after the last event of each session. A session that was deleted or has failed has none.
@@ -260,6 +264,7 @@ impl HostEvents {
         let (of_items, of_end) = (session.clone(), session.clone());
         let items = events.map(move |item| SourceItem::Feed(of_items.clone(), item));
         let end = futures::stream::iter([SourceItem::End(of_end, read_to)]);
+        self.own_sources += 1;
         self.sources.push(items.chain(end).boxed());
     }
 
@@ -269,19 +274,19 @@ impl HostEvents {
                 return Some(event);
             }
             let is_done = self.has_ended || (self.positions.is_empty() && !self.all_states);
-            if is_done && self.sources.is_empty() {
+            if is_done && self.own_sources == 0 {
                 return None;
             }
             tokio::select! {
                 biased;
                 message = self.states.recv(), if !self.has_ended => self.handle_message(message).await,
+                () = next_tick(&mut self.peers), if !self.has_ended => self.look_for_hosts().await,
                 // The last source may end without an item.
                 next = self.sources.next(), if !self.sources.is_empty() => {
                     if let Some(item) = next {
                         self.handle_item(item).await;
                     }
                 }
-                () = next_tick(&mut self.peers), if !self.has_ended => self.look_for_hosts().await,
             }
         }
     }
@@ -323,6 +328,9 @@ impl HostEvents {
     }
 
     async fn handle_item(&mut self, item: SourceItem) {
+        if matches!(item, SourceItem::End(..)) {
+            self.own_sources -= 1;
+        }
         match item {
             SourceItem::Feed(session, FeedItem::Event(event)) => {
                 // Stored events are read page by page. After a deletion, a page may have events of a new
