@@ -127,6 +127,18 @@ pub(super) struct ReceivedBody {
     _share: Option<OwnedSemaphorePermit>,
 }
 
+impl ReceivedBody {
+    /// Gives the part of the share back that only a longer body would need.
+    pub(super) fn with_share_of_length(mut self) -> Self {
+        if self.bytes.len() <= SMALL_BODY_BYTES as usize {
+            self._share = None;
+        } else if let Some(share) = &mut self._share {
+            drop(share.split(share.num_permits().saturating_sub(self.bytes.len())));
+        }
+        self
+    }
+}
+
 /// Reads a body within the server's limits of size, time and memory.
 pub(super) async fn read_in_time(
     request: Request,

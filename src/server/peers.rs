@@ -22,7 +22,7 @@ use super::extract::{PathParameters, ReceivedBody, read_in_time};
 use super::state::{ApiState, AppState};
 use callsheet_host::journal::OtherHost;
 use callsheet_host::runtime::{
-    CALLER_HEADER, HOST_HEADER, Host, HostError, PeerRequest, Peers, REFUSAL_HEADER, SessionPlace,
+    CALLER_HEADER, HOST_HEADER, Host, HostError, PeerRequest, REFUSAL_HEADER, SessionPlace,
 };
 use callsheet_values::types::{SessionId, TRACEPARENT, TRACESTATE};
 
@@ -50,11 +50,8 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(
 /// An attempt that has taken this long was worked on.
 const WORK_MIN: Duration = Duration::from_secs(1);
 
-/// The interval at which it is checked that the host which has not answered yet still has the session. If it has not, its
-/// answer may be on its way, so that is checked again.
-const OWNER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-const OWNER_CHECK_AGAIN: Duration = Duration::from_millis(200);
-const OWNER_CHECKS: u32 = 3;
+/// The interval at which it is checked that the host which has not answered yet lives.
+const LIFE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time limit for the page of another host.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -199,19 +196,15 @@ impl Subject {
             Self::New => host.place_of_new(attempt).await,
         }
     }
+}
 
-    /// Waits until a host that has not answered has lost the session.
-    async fn lost_by(&self, state: &ApiState, peers: &Peers, host: &OtherHost) {
-        let Self::Session(id) = self else { return tokio::time::sleep(peers.patience()).await };
-        let mut checks = 0;
-        while checks < OWNER_CHECKS {
-            let pause = if checks == 0 { OWNER_CHECK_INTERVAL } else { OWNER_CHECK_AGAIN };
-            tokio::time::sleep(pause).await;
-            let has_session = match state.host.session_place(id, 0).await {
-                SessionPlace::At(other) => other.id == host.id,
-                SessionPlace::Here => false,
-            };
-            checks = if has_session { 0 } else { checks + 1 };
+/// Waits until a host that has not answered is dead: its lease is over. One that lives says by itself that it has lost
+/// the session.
+async fn dead(state: &ApiState, host: &OtherHost) {
+    loop {
+        tokio::time::sleep(LIFE_CHECK_INTERVAL).await;
+        if !state.host.is_living(host).await {
+            return;
         }
     }
 }
@@ -239,6 +232,7 @@ async fn answer(
                 let code = answer.extensions().get().map(|ErrorCode(code)| *code);
                 // The last host that shuts down has nobody to ask.
                 let is_left = code.is_some_and(is_of_other_host)
+                    && !request.is_call_by_hand()
                     && (state.host.is_ready() || !state.host.other_hosts().await.is_empty());
                 if is_left { Tried::AgainAfterWork(answer) } else { Tried::Answered(answer) }
             }
@@ -247,11 +241,17 @@ async fn answer(
                 let sent = peers.send(&other, request.to_peer(caller));
                 tokio::select! {
                     sent = sent => match sent {
-                        Ok(answer) => passed_back(state, &other, answer),
+                        Ok(answer) => match passed_back(state, &other, answer) {
+                            // The tool may have run.
+                            Tried::AgainAfterWork(answer) if request.is_call_by_hand() => {
+                                Tried::Answered(answer)
+                            }
+                            tried @ (Tried::Answered(_) | Tried::Again(_) | Tried::AgainAfterWork(_)) => tried,
+                        },
                         Err(error) => request.unanswered(error.to_string(), error.was_sent()),
                     },
-                    () = subject.lost_by(state, peers, &other) => {
-                        let reason = format!("the host {} has lost the session before it answered", other.id);
+                    () = dead(state, &other) => {
+                        let reason = format!("the host {} is dead, and has not answered", other.id);
                         request.unanswered(reason, true)
                     }
                 }
@@ -340,7 +340,7 @@ struct KeptRequest {
 impl KeptRequest {
     async fn read(state: &ApiState, request: Request) -> Result<Self, ApiError> {
         let (mut parts, body) = request.into_parts();
-        let body = read_in_time(Request::new(body), state).await?;
+        let body = read_in_time(Request::new(body), state).await?.with_share_of_length();
         if takes_key(&parts) && !parts.headers.contains_key(KEY_HEADER) {
             // Made of visible characters, so this cannot fail.
             let key = HeaderValue::try_from(state.host.request_key()).ok();
@@ -370,6 +370,10 @@ impl KeptRequest {
             headers,
             body: self.body.bytes.clone(),
         }
+    }
+
+    fn is_call_by_hand(&self) -> bool {
+        self.parts.uri.path().ends_with("/call")
     }
 
     /// Returns what follows if another host has not answered.

@@ -252,6 +252,25 @@ async fn a_tree_that_was_taken_without_an_answer_is_not_forgotten() {
 }
 
 #[tokio::test]
+async fn a_tree_that_is_taken_for_a_child_goes_on_whole() {
+    let Some(database) = database().await else { return };
+    let [a, b] = two_hosts(&database).await;
+    let root = store_session(&a, "root", 1).await;
+    store(&root, vec![Record::SessionClosed]).await.unwrap();
+    let name = "sub_00000000000000000000000000000001";
+    let child = log(&a, name, 0);
+    store(&child, vec![opened_with("x", Metadata::default(), Some("root"))]).await.unwrap();
+    for session in [name, "root"] {
+        a.hand_over(&id(session)).await.unwrap();
+    }
+    assert_eq!(b.take(&id(name)).await, Ok(Owner::This));
+    assert_eq!(b.take_abandoned(10).await, Ok(vec![id("root")]), "nobody has asked for it");
+    assert_eq!(b.take_abandoned(10).await, Ok(Vec::new()), "once");
+    a.close().await;
+    b.close().await;
+}
+
+#[tokio::test]
 async fn hosts_are_listed_until_they_end() {
     let Some(database) = database().await else { return };
     let [a, b] = two_hosts(&database).await;

@@ -378,7 +378,11 @@ async fn one_stream_has_the_sessions_of_all_hosts() {
     let c = start(&directory, &database).await;
     assert_eq!(c.delete("/v1/sessions/s2").await.status, 204);
     within(events.read_rest()).await;
-    assert_eq!(events.text().matches("\"state\":\"closed\"").count(), 2, "it ends with the last one");
+    assert_eq!(
+        events.text().matches("\"state\":\"closed\"").count(),
+        2,
+        "it ends with the last one"
+    );
     c.shutdown().await;
     drop(all);
     shut_down([b]).await;

@@ -16,8 +16,15 @@ const BATCH_BYTES: usize = 4 << 20;
 /// of the original may continue them too.
 ///
 /// # Errors
-/// If the mark cannot be stored.
+/// If the journal has sessions and is no copy yet, or the mark cannot be stored.
 pub async fn mark_as_copy(journal: &dyn Journal) -> Result<(), JournalError> {
+    if restored::is_waiting_copy(journal).await? {
+        return Ok(());
+    }
+    if journal.count().await? > 0 {
+        let reason = "it has sessions, and is no copy that was cut off: copy to an empty journal";
+        return Err(JournalError::Write(reason.to_owned()));
+    }
     let (key, text) = restored::MARK;
     journal.put_document(key, text).await
 }

@@ -81,6 +81,8 @@ pub(super) struct CrashLoop {
     lives: Mutex<HostLives>,
     /// Held while the document is stored, so that an older text never replaces a newer one.
     storing: tokio::sync::Mutex<()>,
+    /// Held while suspects of this host go on.
+    turn: tokio::sync::Mutex<()>,
 }
 
 impl HostLives {
@@ -131,8 +133,9 @@ impl CrashLoop {
         let mut lives = stored.unwrap_or_default();
         let last_started = AtomicU64::new(lives.started);
         if journal.ownership().is_some() {
-            let (lives, storing) = (Mutex::new(lives), Default::default());
-            return Ok(Self { journal, last_started, lives, storing });
+            let (lives, storing, turn) =
+                (Mutex::new(lives), Default::default(), Default::default());
+            return Ok(Self { journal, last_started, lives, storing, turn });
         }
         // The hosts of the original say nothing of those of a copy.
         if restored::is_waiting_copy(&*journal).await? {
@@ -140,8 +143,13 @@ impl CrashLoop {
             lives.is_running = false;
         }
         lives.begin(unix_ms());
-        let of_host =
-            Self { journal, last_started, lives: Mutex::new(lives), storing: Default::default() };
+        let of_host = Self {
+            journal,
+            last_started,
+            lives: Mutex::new(lives),
+            storing: Default::default(),
+            turn: Default::default(),
+        };
         of_host.store_or_log().await;
         Ok(of_host)
     }
@@ -218,6 +226,10 @@ impl CrashLoop {
     /// shuts down.
     async fn begin_alone(self: &Arc<Self>, host_ref: &HostRef, session: &SessionId) -> bool {
         loop {
+            // A suspect that was alone at a host that is dead by now is set aside first.
+            if let Err(error) = self.note_crashes().await {
+                tracing::warn!(%error, "crashes_not_counted");
+            }
             let living = match self.journal.ownership() {
                 None => None,
                 Some(ownership) => {
@@ -362,6 +374,7 @@ pub(super) async fn continue_suspects(host_ref: &HostRef, suspects: BTreeSet<Ses
     if suspects.is_empty() {
         return;
     }
+    let _turn = host_ref.shared.crash_loop.turn.lock().await;
     for id in suspects.into_iter().filter(|id| !is_child_session(id)) {
         if !host_ref.is_ready() {
             return;

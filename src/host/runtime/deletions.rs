@@ -103,7 +103,7 @@ async fn store(
             Some(ownership) => {
                 let old = if is_new { journal.document(&key).await? } else { Some(before) };
                 let begun = pages(old.as_slice()).pop();
-                let is_begun = is_new && begun.is_some_and(|begun| begun.number == page.number);
+                let is_begun = is_new && begun.is_some_and(|begun| begun.number >= page.number);
                 let text = page.text();
                 !is_begun && ownership.replace_document(&key, old.as_deref(), &text).await?
             }

@@ -17,7 +17,7 @@ use futures::{Stream, StreamExt as _};
 use tokio::sync::Semaphore;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::time::{Interval, MissedTickBehavior};
+use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use super::Host;
 use super::error::HostError;
@@ -36,6 +36,9 @@ const HISTORIES_MAX: usize = 8;
 
 /// The interval at which new hosts with the same journal are looked for.
 const HOSTS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The time after which a host that has not answered is asked again. Nothing else of the stream is read meanwhile.
+const SILENT_PAUSE: Duration = Duration::from_secs(30);
 
 /// Maximum number of streams of other hosts that one stream joins.
 const PEER_STREAMS_MAX: usize = 64;
@@ -180,6 +183,8 @@ struct PeerStreams {
     opened: u64,
     /// The stream in which the events of each session are that another host has.
     sessions: HashMap<SessionId, u64>,
+    /// The hosts that have not answered, by their ids, with the time of that.
+    silent: HashMap<String, Instant>,
     /// True if a session may be elsewhere, and its owner is to be looked up again.
     looks_again: bool,
     /// The next time at which hosts are looked for.
@@ -190,13 +195,15 @@ impl PeerStreams {
     fn new() -> Self {
         let mut ticks = tokio::time::interval(HOSTS_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (open, sessions) = (HashMap::new(), HashMap::new());
-        Self { open, opened: 0, sessions, looks_again: false, ticks }
+        let (open, sessions, silent) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { open, opened: 0, sessions, silent, looks_again: false, ticks }
     }
 
-    /// Returns whether the states of a host's sessions are read.
+    /// Returns whether the states of a host's sessions are read, or the host has not answered lately.
     fn is_linked(&self, host: &OtherHost) -> bool {
-        self.open.values().any(|(open, sessions)| open.id == host.id && sessions.is_empty())
+        let is_silent = self.silent.get(&host.id).is_some_and(|at| at.elapsed() < SILENT_PAUSE);
+        let mut open = self.open.values();
+        is_silent || open.any(|(open, sessions)| open.id == host.id && sessions.is_empty())
     }
 
     /// Returns the host that has a session, as far as this stream knows.
@@ -280,13 +287,13 @@ impl HostEvents {
             tokio::select! {
                 biased;
                 message = self.states.recv(), if !self.has_ended => self.handle_message(message).await,
-                () = next_tick(&mut self.peers), if !self.has_ended => self.look_for_hosts().await,
                 // The last source may end without an item.
                 next = self.sources.next(), if !self.sources.is_empty() => {
                     if let Some(item) = next {
                         self.handle_item(item).await;
                     }
                 }
+                () = next_tick(&mut self.peers), if !self.has_ended => self.look_for_hosts().await,
             }
         }
     }
@@ -446,11 +453,20 @@ impl HostEvents {
         let (Some(streams), Some(peers)) = (&self.peers, &shared.peers) else { return false };
         let mut others = peers.hosts(HOSTS_INTERVAL).await;
         others.retain(|host| !streams.is_linked(host));
+        let links = others.iter().map(|host| peers.watch(host, &[]));
+        let links = futures::future::join_all(links).await;
         let mut is_new = false;
-        for host in others {
-            if let Some(items) = peers.watch(&host, &[]).await {
-                self.push_peer(&host, Vec::new(), items);
-                is_new = true;
+        for (host, items) in others.into_iter().zip(links) {
+            match items {
+                Some(items) => {
+                    self.push_peer(&host, Vec::new(), items);
+                    is_new = true;
+                }
+                None => {
+                    if let Some(peers) = &mut self.peers {
+                        peers.silent.insert(host.id, Instant::now());
+                    }
+                }
             }
         }
         is_new

@@ -34,6 +34,12 @@ pub const REFUSAL_HEADER: &str = "callsheet-refusal";
 /// Time limit for the connection to another host.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The age of what this host knows of the others when it waits for one of them.
+const LIFE_AGE_MAX: Duration = Duration::from_millis(900);
+
+/// Servers close idle connections after 10 s.
+const POOL_IDLE_MAX: Duration = Duration::from_secs(5);
+
 /// The time after the end of a dead host's lease in which another one has its sessions.
 const TAKEOVER_TIME: Duration = Duration::from_secs(5);
 
@@ -110,6 +116,7 @@ impl Peers {
             .redirect(Policy::none())
             .no_proxy()
             .connect_timeout(CONNECT_TIMEOUT)
+            .pool_idle_timeout(POOL_IDLE_MAX)
             .tcp_keepalive(CONNECT_TIMEOUT);
         let invalid = |error: &dyn std::error::Error| {
             HostError::Config(format!("host.peer_token_env: {error}"))
@@ -223,6 +230,12 @@ impl Host {
             Some(peers) => peers.hosts(Duration::ZERO).await,
             None => Vec::new(),
         }
+    }
+
+    /// Returns whether another host lives, as this one knew within the last second.
+    pub async fn is_living(&self, host: &OtherHost) -> bool {
+        let Some(peers) = self.peers() else { return false };
+        peers.hosts(LIFE_AGE_MAX).await.iter().any(|other| other.id == host.id)
     }
 
     /// Returns the host that answers a request about a session: the one that has it, or this one. While this host shuts

@@ -103,6 +103,14 @@ impl Ownership for PostgresJournal {
                 if let Some(row) = taken.first() {
                     trees.insert(tree.root, row.get(1));
                     trees.note_use(tree.root, session);
+                    // The rest of the tree goes on, too.
+                    match self.unfinished(&[tree.root]).await {
+                        Ok(mut unfinished) => {
+                            unfinished.retain(|other| other != session);
+                            trees.note_found(unfinished);
+                        }
+                        Err(_) => trees.note_unsure(&[tree.root]),
+                    }
                     return Ok(Owner::This);
                 }
             }
@@ -124,6 +132,10 @@ impl Ownership for PostgresJournal {
             // A host that the others may count as dead would lose again what it takes.
             if self.shared.lease.is_over() {
                 return Ok(Vec::new());
+            }
+            let found = trees.take_found();
+            if !found.is_empty() {
+                return Ok(found);
             }
             let candidates_max = limit.saturating_mul(CANDIDATES_PER_TREE);
             let unknown = trees.unknown_roots();
@@ -157,10 +169,9 @@ impl Ownership for PostgresJournal {
             }
             rows.iter().for_each(|row| trees.insert(row.get(0), row.get(1)));
             let roots: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
-            let unfinished = pool.query(UNFINISHED, &[(&roots, Type::INT8_ARRAY)]).await;
-            let unfinished = unfinished.map_err(|failure| failure.read_error())?;
-            let ids = unfinished.iter().map(|row| SessionId::parse(row.get::<_, &str>(0)));
-            Ok(ids.filter_map(Result::ok).collect())
+            let unfinished = self.unfinished(&roots).await;
+            // They are taken once more then.
+            unfinished.inspect_err(|_| trees.note_unsure(&roots))
         })
     }
 
@@ -214,6 +225,13 @@ impl Ownership for PostgresJournal {
 }
 
 impl PostgresJournal {
+    /// Returns the unfinished sessions of trees.
+    async fn unfinished(&self, roots: &[i64]) -> Result<Vec<SessionId>, JournalError> {
+        let rows = self.shared.pool.query(UNFINISHED, &[(&roots, Type::INT8_ARRAY)]).await;
+        let rows = rows.map_err(|failure| failure.read_error())?;
+        Ok(rows.iter().filter_map(|row| SessionId::parse(row.get::<_, &str>(0)).ok()).collect())
+    }
+
     /// Ends a use of a session. With the last one of its tree, the writer gives the tree away, after what was appended
     /// before.
     async fn end_use(&self, session: &SessionId, with_runs: bool) -> Result<(), JournalError> {

@@ -31,6 +31,8 @@ struct TreesState {
     /// The roots of trees that this host may own without knowing their epochs, because a statement that takes them has
     /// not been answered.
     unsure: BTreeSet<i64>,
+    /// Unfinished sessions of trees that were taken for another session of theirs.
+    found: Vec<SessionId>,
 }
 
 /// A tree without uses, which is to be given away.
@@ -70,6 +72,16 @@ impl OwnedTrees {
         if epoch >= tree.epoch {
             (tree.epoch, tree.is_lost) = (epoch, false);
         }
+    }
+
+    /// Notes unfinished sessions of a tree that was taken for another one.
+    pub(super) fn note_found(&self, sessions: Vec<SessionId>) {
+        self.state.lock().found.extend(sessions);
+    }
+
+    /// Returns the sessions that were [found](Self::note_found).
+    pub(super) fn take_found(&self) -> Vec<SessionId> {
+        std::mem::take(&mut self.state.lock().found)
     }
 
     /// Notes trees that a statement is about to take.
