@@ -182,7 +182,7 @@ fn caller_header(caller: &Caller) -> Option<(HeaderName, HeaderValue)> {
     Some((HeaderName::from_static(CALLER_HEADER), caller.to_header()?))
 }
 
-/// What a request is about.
+/// The session that a request concerns, which decides which host answers it.
 enum Subject {
     Session(SessionId),
     /// A new session.
@@ -200,7 +200,7 @@ impl Subject {
 
 /// Waits until a host that has not answered is dead: its lease is over. One that lives says by itself that it has lost
 /// the session.
-async fn dead(state: &ApiState, host: &OtherHost) {
+async fn wait_until_dead(state: &ApiState, host: &OtherHost) {
     loop {
         tokio::time::sleep(LIFE_CHECK_INTERVAL).await;
         if !state.host.is_living(host).await {
@@ -230,7 +230,7 @@ async fn answer(
             SessionPlace::Here => {
                 let answer = next.clone().run(request.to_request()).await;
                 let code = answer.extensions().get().map(|ErrorCode(code)| *code);
-                // The last host that shuts down has nobody to ask.
+                // While this host shuts down, another try helps only if another host lives.
                 let is_left = code.is_some_and(is_of_other_host)
                     && !request.is_call_by_hand()
                     && (state.host.is_ready() || !state.host.other_hosts().await.is_empty());
@@ -250,7 +250,7 @@ async fn answer(
                         },
                         Err(error) => request.unanswered(error.to_string(), error.was_sent()),
                     },
-                    () = dead(state, &other) => {
+                    () = wait_until_dead(state, &other) => {
                         let reason = format!("the host {} is dead, and has not answered", other.id);
                         request.unanswered(reason, true)
                     }

@@ -38,8 +38,8 @@ const QUIET: Duration = Duration::from_secs(5);
 
 const CLIENTS: usize = 6;
 
-/// What the clients see.
-struct World {
+/// The hosts as the clients reach them, and the state of the test that all clients share.
+struct ClientState {
     addresses: RwLock<Vec<SocketAddr>>,
     http: reqwest::Client,
     is_over: AtomicBool,
@@ -47,7 +47,7 @@ struct World {
     longest_wait: AtomicU64,
 }
 
-impl World {
+impl ClientState {
     fn address(&self, rng: &mut SeededRng) -> SocketAddr {
         let addresses = self.addresses.read();
         addresses[usize::try_from(rng.below(addresses.len() as u64)).unwrap()]
@@ -90,18 +90,22 @@ impl World {
 }
 
 /// Runs of one client in its session. Returns the ids of the runs by their keys.
-async fn client(world: &World, number: usize, mut rng: SeededRng) -> BTreeMap<String, String> {
+async fn client(
+    shared: &ClientState,
+    number: usize,
+    mut rng: SeededRng,
+) -> BTreeMap<String, String> {
     let session = format!("s{number}");
-    world.post(&mut rng, "/v1/sessions", None, &json!({"id": session})).await;
+    shared.post(&mut rng, "/v1/sessions", None, &json!({"id": session})).await;
     let mut runs = BTreeMap::new();
-    while !world.is_over.load(Ordering::Relaxed) {
+    while !shared.is_over.load(Ordering::Relaxed) {
         let key = format!("key-{number}-{}", runs.len());
         let body = json!({"input": "go", "wait": true});
         let path = format!("/v1/sessions/{session}/runs");
         let began = Instant::now();
-        let report = world.post(&mut rng, &path, Some(&key), &body).await;
+        let report = shared.post(&mut rng, &path, Some(&key), &body).await;
         let took = u64::try_from(began.elapsed().as_millis()).unwrap();
-        world.longest_wait.fetch_max(took, Ordering::Relaxed);
+        shared.longest_wait.fetch_max(took, Ordering::Relaxed);
         assert_eq!(report["run_end"], "answered", "{report}");
         runs.insert(key, report["run_id"].as_str().unwrap().to_owned());
     }
@@ -110,13 +114,13 @@ async fn client(world: &World, number: usize, mut rng: SeededRng) -> BTreeMap<St
 
 /// Watches a session, and connects again anywhere with the id of the last event, until nothing has come for a while after
 /// the last run.
-async fn watcher(world: &World, session: &str, mut rng: SeededRng) -> Vec<StreamEvent> {
+async fn watcher(shared: &ClientState, session: &str, mut rng: SeededRng) -> Vec<StreamEvent> {
     let mut all: Vec<StreamEvent> = Vec::new();
     // Also the end of the faults.
     let mut last_news = Instant::now();
     let mut was_over = false;
     let mut has_news = |last: &mut Instant| {
-        let is_over = world.is_over.load(Ordering::Relaxed);
+        let is_over = shared.is_over.load(Ordering::Relaxed);
         if is_over && !std::mem::replace(&mut was_over, is_over) {
             *last = Instant::now();
         }
@@ -124,8 +128,8 @@ async fn watcher(world: &World, session: &str, mut rng: SeededRng) -> Vec<Stream
     };
     while has_news(&mut last_news) {
         let after = all.iter().rev().find_map(|event| event.id.clone()).unwrap_or("0".to_owned());
-        let url = format!("http://{}/v1/sessions/{session}/events", world.address(&mut rng));
-        let asked = world.http.get(&url).header("last-event-id", after).send();
+        let url = format!("http://{}/v1/sessions/{session}/events", shared.address(&mut rng));
+        let asked = shared.http.get(&url).header("last-event-id", after).send();
         let asked = tokio::time::timeout(QUIET, asked).await;
         if let Ok(Ok(mut answer)) = asked
             && answer.status().is_success()
@@ -177,7 +181,7 @@ async fn every_acknowledged_record_is_there_once_and_no_effect_twice() {
     );
     let start = async || Binary::start_with(&database, &directory, &config).await;
     let mut hosts = [start().await, start().await, start().await];
-    let world = World {
+    let shared = ClientState {
         addresses: RwLock::new(hosts.iter().map(|host| host.addr).collect()),
         http: callsheet_tools::tls::client(reqwest::Client::builder().no_proxy().timeout(RUN_MAX))
             .unwrap(),
@@ -193,7 +197,7 @@ async fn every_acknowledged_record_is_there_once_and_no_effect_twice() {
             let at = usize::try_from(rng.below(hosts.len() as u64)).unwrap();
             let fault = rng.below(4);
             let renew = |old: SocketAddr, new: SocketAddr| {
-                let mut addresses = world.addresses.write();
+                let mut addresses = shared.addresses.write();
                 addresses.retain(|address| *address != old);
                 addresses.push(new);
             };
@@ -228,16 +232,16 @@ async fn every_acknowledged_record_is_there_once_and_no_effect_twice() {
                 }
             }
         }
-        world.is_over.store(true, Ordering::Relaxed);
+        shared.is_over.store(true, Ordering::Relaxed);
     };
     let clients = rngs.iter().take(CLIENTS).enumerate();
-    let clients = clients.map(|(number, rng)| client(&world, number, rng.clone()));
+    let clients = clients.map(|(number, rng)| client(&shared, number, rng.clone()));
     let clients = futures::future::join_all(clients);
-    let watched = watcher(&world, "s0", rngs[CLIENTS].clone());
+    let watched = watcher(&shared, "s0", rngs[CLIENTS].clone());
     let (runs, watched, ()) = tokio::join!(clients, watched, faults);
     let count: usize = runs.iter().map(BTreeMap::len).sum();
     let done = done.into_inner();
-    let longest = world.longest_wait.load(Ordering::Relaxed);
+    let longest = shared.longest_wait.load(Ordering::Relaxed);
     eprintln!("seed {seed}: {count} runs, faults {done:?}, longest run {longest} ms");
     assert!(count > CLIENTS, "{count}");
 
@@ -274,7 +278,7 @@ async fn every_acknowledged_record_is_there_once_and_no_effect_twice() {
     }
     assert!(succeeded <= keys.len(), "a call that has succeeded has had its effect");
     // A client that watched has seen what is stored.
-    let all = world.http.get(format!("http://{}/v1/sessions/s0/events?after=0", hosts[0].addr));
+    let all = shared.http.get(format!("http://{}/v1/sessions/s0/events?after=0", hosts[0].addr));
     let mut answer = all.send().await.unwrap();
     let mut text = String::new();
     while let Ok(Ok(Some(chunk))) =

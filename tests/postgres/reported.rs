@@ -1,4 +1,4 @@
-//! What users of other systems have reported about several workers with one database, as tests by name.
+//! Faults that users of other systems have reported, where several workers use one database: a test for each.
 //!
 //! | report | test |
 //! | --- | --- |
@@ -77,7 +77,7 @@ async fn a_run_is_taken_over_once() {
     a.begin("s", json!({"input": "go"})).await;
     directory.model.wait_for_gate("middle").await;
     a.crash().await;
-    // Nobody asks for it, and nobody is started.
+    // No request asks for the session, and no host is started.
     until("it has ended", async || ended(&database, "s").await == 1).await;
     let hosts = [b.host.counts(), c.host.counts()];
     assert_eq!(hosts.iter().filter(|counts| counts.awake == 1).count(), 1, "{hosts:?}");

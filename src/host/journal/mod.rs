@@ -348,7 +348,7 @@ impl From<JournalError> for BatchStatus {
 /// The state that an engine keeps for one [`SessionLog`].
 ///
 /// ```
-/// use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+/// use std::sync::atomic::{AtomicU64, Ordering};
 /// use callsheet::journal::EngineLogState;
 ///
 /// let state = EngineLogState::default();

@@ -258,6 +258,17 @@ impl CrashLoop {
         }
     }
 
+    /// Notes that no suspect goes on alone at this host any more.
+    async fn end_alone(self: &Arc<Self>) {
+        let own = self.journal.ownership().map(|ownership| ownership.host_id().to_owned());
+        self.update(|lives| {
+            if lives.alone_at == own {
+                (lives.alone, lives.alone_at) = (None, None);
+            }
+        })
+        .await;
+    }
+
     /// Notes that the host shuts down.
     pub(super) async fn end(self: &Arc<Self>) {
         if self.journal.ownership().is_some() {
@@ -388,8 +399,7 @@ pub(super) async fn continue_suspects(host_ref: &HostRef, suspects: BTreeSet<Ses
             tracing::warn!(session = %id, %error, "run_not_continued");
         }
     }
-    let crash_loop = &host_ref.shared.crash_loop;
-    crash_loop.update(|lives| (lives.alone, lives.alone_at) = (None, None)).await;
+    host_ref.shared.crash_loop.end_alone().await;
 }
 
 /// Lets the run of a session go on, and waits until it makes progress, ends, leaves memory, or its time is over.

@@ -425,7 +425,7 @@ impl HostEvents {
         let Some(peers) = &mut self.peers else { return };
         let Some((_, sessions)) = peers.open.remove(&stream) else { return };
         if sessions.is_empty() && self.all_states {
-            // What the host has said last may be lost.
+            // The last changes of states at the host that has ended may not have arrived.
             self.ready.push_back(HostEvent::StatesLagged);
         }
         for session in sessions {
@@ -476,7 +476,7 @@ impl HostEvents {
     async fn look_for_hosts(&mut self) {
         let is_new = self.link_hosts().await;
         if is_new && self.all_states {
-            // What it has said before is unknown.
+            // Changes of states at the new host before the link began are missing.
             self.ready.push_back(HostEvent::StatesLagged);
         }
         let looks_again =

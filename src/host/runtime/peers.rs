@@ -43,7 +43,7 @@ const POOL_IDLE_MAX: Duration = Duration::from_secs(5);
 /// The time after the end of a dead host's lease in which another one has its sessions.
 const TAKEOVER_TIME: Duration = Duration::from_secs(5);
 
-/// How this host reaches the others.
+/// The client for requests to the other hosts with the same journal.
 #[derive(Debug)]
 pub struct Peers {
     client: reqwest::Client,

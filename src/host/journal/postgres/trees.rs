@@ -15,7 +15,7 @@ pub(super) struct OwnedTrees {
     state: Mutex<TreesState>,
     lost: Notify,
     /// True if several hosts use the database, so that this one counts its uses of sessions.
-    counts_uses: bool,
+    are_shared: bool,
 }
 
 #[derive(Debug, Default)]
@@ -54,13 +54,13 @@ struct OwnedTree {
 }
 
 impl OwnedTrees {
-    pub(super) fn new(counts_uses: bool) -> Self {
-        Self { state: Mutex::default(), lost: Notify::new(), counts_uses }
+    pub(super) fn new(are_shared: bool) -> Self {
+        Self { state: Mutex::default(), lost: Notify::new(), are_shared }
     }
 
     /// Returns whether several hosts use the database.
     pub(super) fn are_shared(&self) -> bool {
-        self.counts_uses
+        self.are_shared
     }
 
     /// Notes that this host owns a tree.
@@ -99,7 +99,7 @@ impl OwnedTrees {
 
     /// Counts a use of a session of an owned tree.
     pub(super) fn note_use(&self, number: i64, session: &SessionId) {
-        if !self.counts_uses {
+        if !self.are_shared {
             return;
         }
         let mut state = self.state.lock();
